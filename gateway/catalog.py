@@ -1,0 +1,127 @@
+"""What is known of models: limits and prices, from files on disk, never from the network.
+
+The order, first that says something wins, fact by fact: the route in gateway.yaml, config/models.yaml, the table inside
+litellm's wheel. The wheel is found without importing litellm, which would cost seconds and ask the network.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from gateway.config import Facts, PriceRow
+from gateway.core.pricing import Price, price_from_table, price_per_million
+from gateway.core.routing import ModelFacts, Route
+
+LITELLM_FILE: Final = "model_prices_and_context_window_backup.json"
+_CACHE_SIZE: Final = 4096
+#: prices are decimal fractions and must not pass through a double
+_ENTRY_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
+#: our provider name -> the prefix the table uses, where it differs
+_TABLE_PREFIX: Final = {"ollama": "ollama_chat"}
+
+
+class Catalog:
+    """Looks up models; one entry is decoded when it is first asked for."""
+
+    def __init__(
+        self, own: Mapping[str, Facts], table: Mapping[str, msgspec.Raw], table_name: str = LITELLM_FILE
+    ) -> None:
+        self._own = own
+        self._table = table
+        self._table_name = table_name
+        self._known: dict[Route, ModelFacts] = {}
+
+    def facts(self, route: Route) -> ModelFacts:
+        """Everything known of the model behind a route; fields stay None where nothing is."""
+        found = self._known.get(route)
+        if found is None:
+            if len(self._known) >= _CACHE_SIZE:  # model names are the clients' to choose
+                self._known.clear()
+            found = self._known[route] = self._look_up(route)
+        return found
+
+    def names(self) -> Iterable[str]:
+        """Every model name in the tables."""
+        return dict.fromkeys((*self._own, *(name for name in self._table if name != "sample_spec")))
+
+    def _look_up(self, route: Route) -> ModelFacts:
+        layers: list[tuple[str, ModelFacts]] = []
+        if route.rule is not None:
+            layers.append((f"models: match {route.rule.match}", route.rule.facts))
+        for name in (f"{route.provider}/{route.model}", route.model):
+            own = self._own.get(name)
+            layers += [("models.yaml", facts_of(own))] if own is not None else []
+        layers += [(self._table_name, facts) for facts in self._from_table(route)]
+        return _merge(layers)
+
+    def _from_table(self, route: Route) -> list[ModelFacts]:
+        prefix = _TABLE_PREFIX.get(route.provider, route.provider)
+        for name in (f"{prefix}/{route.model}", route.model):
+            raw = self._table.get(name)
+            entry = _decode_entry(raw) if raw is not None else None
+            if entry is not None:
+                # A bare name may stand for the same model at another provider: its limits hold, its price does not.
+                owned = name != route.model or entry.get("litellm_provider") == prefix
+                return [_table_facts(entry, priced=owned)]
+        return []
+
+
+def load_litellm_table() -> dict[str, msgspec.Raw]:
+    """The table of litellm as raw entries; empty where litellm is not installed."""
+    spec = importlib.util.find_spec("litellm")
+    if spec is None or spec.origin is None:
+        return {}
+    try:
+        content = (Path(spec.origin).parent / LITELLM_FILE).read_bytes()
+        return msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+def facts_of(row: Facts) -> ModelFacts:
+    """A configured row as core reads it."""
+    return ModelFacts(row.window, row.output, row.tokenizer, _price(row.price))
+
+
+def _price(row: PriceRow | None) -> Price | None:
+    if row is None:
+        return None
+    return price_per_million(input=row.input, output=row.output, cache_read=row.cache_read, cache_write=row.cache_write)
+
+
+def _decode_entry(raw: msgspec.Raw) -> dict[str, Any] | None:
+    try:
+        value = _ENTRY_DECODER.decode(raw)
+    except msgspec.DecodeError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _table_facts(entry: Mapping[str, Any], *, priced: bool) -> ModelFacts:
+    return ModelFacts(
+        window=_limit(entry.get("max_input_tokens")) or _limit(entry.get("max_tokens")),
+        output=_limit(entry.get("max_output_tokens")),
+        price=price_from_table(entry) if priced else None,
+    )
+
+
+def _limit(value: object) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _merge(layers: list[tuple[str, ModelFacts]]) -> ModelFacts:
+    chosen: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for source, facts in layers:
+        for name in ("window", "output", "tokenizer", "price"):
+            value = getattr(facts, name)
+            if value is not None and name not in chosen:
+                chosen[name] = value
+                sources[name] = source
+    return ModelFacts(**chosen, sources=sources)

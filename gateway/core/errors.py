@@ -1,0 +1,169 @@
+"""Every failure the gateway can name: whose fault it is, its HTTP status, its code, and whether a retry helps.
+
+An adapter that meets a foreign exception translates it into one of these, once. How an error is written on the wire
+is the dialect's business (`Dialect.error`); this module only holds the facts.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class GatewayError(Exception):
+    """Base of the family. `message` is for a stranger: what, the number, the limit, the remedy."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    openai_type: ClassVar[str] = "api_error"
+    anthropic_type: ClassVar[str] = "api_error"
+    retry: ClassVar[bool] = False
+    #: seconds a client should wait before the next try; sent as `Retry-After`
+    retry_after: ClassVar[int | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InternalError(GatewayError):
+    """A bug of ours; the message says nothing of it, the log does."""
+
+
+class RequestFault(GatewayError):
+    """The caller has to change something."""
+
+    status = 400
+    code = "invalid_request"
+    openai_type = "invalid_request_error"
+    anthropic_type = "invalid_request_error"
+
+
+class InvalidRequest(RequestFault):
+    """The body or a header is not what the API takes."""
+
+
+class SessionRequired(RequestFault):
+    """`sessions.on_missing` is `require` and the call names no session."""
+
+    code = "session_required"
+
+
+class Unauthenticated(RequestFault):
+    """The client key is missing or unknown."""
+
+    status = 401
+    code = "invalid_api_key"
+    openai_type = "authentication_error"
+    anthropic_type = "authentication_error"
+
+
+class Forbidden(RequestFault):
+    """The caller is known, but may not do this."""
+
+    status = 403
+    code = "forbidden"
+    openai_type = "permission_error"
+    anthropic_type = "permission_error"
+
+
+class UnknownModel(RequestFault):
+    """No route and no default provider for this model, or the client key may not use it."""
+
+    status = 404
+    code = "model_not_found"
+    anthropic_type = "not_found_error"
+
+
+class NotFound(RequestFault):
+    """No such path, session or call."""
+
+    status = 404
+    code = "not_found"
+    anthropic_type = "not_found_error"
+
+
+class MethodNotAllowed(RequestFault):
+    """The path exists, but not for this method."""
+
+    status = 405
+    code = "method_not_allowed"
+
+
+class RequestTimeout(RequestFault):
+    """The caller stopped sending its body; the connection is closed."""
+
+    # Not 408: SDKs send a call again on 408, and a body that stalled once is no reason to.
+    code = "body_timeout"
+
+
+class PayloadTooLarge(RequestFault):
+    """The body is over `server.max_body_mb`, as sent or once unpacked."""
+
+    status = 413
+    code = "request_too_large"
+    anthropic_type = "request_too_large"
+
+
+class UpstreamFault(GatewayError):
+    """The provider could not be reached or did not speak HTTP."""
+
+    status = 502
+    code = "upstream_unreachable"
+    retry = True
+
+
+class UpstreamUnreachable(UpstreamFault):
+    """Refused, reset or not resolvable, before an answer had begun."""
+
+
+class UpstreamProtocolError(UpstreamFault):
+    """The provider's answer is not valid HTTP, or broke off."""
+
+    code = "upstream_protocol_error"
+
+
+class UpstreamTimeout(UpstreamFault):
+    """The provider was silent for longer than `timeout_s` allows."""
+
+    status = 504
+    code = "upstream_timeout"
+    anthropic_type = "timeout_error"
+
+
+class GatewayFault(GatewayError):
+    """The gateway itself cannot serve right now."""
+
+    status = 503
+    retry = True
+    retry_after = 1
+
+
+class StoreUnavailable(GatewayFault):
+    """The store did not answer in time."""
+
+    code = "store_unavailable"
+
+
+class Overloaded(GatewayFault):
+    """`server.max_concurrency` calls are already under way."""
+
+    code = "overloaded"
+    openai_type = "overloaded_error"
+    anthropic_type = "overloaded_error"
+
+
+class ShuttingDown(GatewayFault):
+    """The gateway is stopping."""
+
+    code = "shutting_down"
+    openai_type = "overloaded_error"
+    anthropic_type = "overloaded_error"
+
+
+class ConfigError(Exception):
+    """The configuration is wrong. One line per problem, each beginning with its key path. Never raised at run time."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems

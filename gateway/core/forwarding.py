@@ -1,0 +1,156 @@
+"""Which headers travel, and with whose credential. Names are lower-case bytes, as ASGI and HTTP/2 have them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from gateway.core.errors import Unauthenticated
+from gateway.core.ports import Headers
+
+AuthStyle = Literal["bearer", "x-api-key", "api-key", "none"]
+
+CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key"})
+_HOP_BY_HOP: Final = frozenset(
+    {
+        b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization",
+        b"te", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings",
+    }
+)  # fmt: skip
+#: of the caller and not the provider's business, or written anew by the client that sends the request on
+_PRIVATE: Final = frozenset(
+    {
+        b"host", b"cookie", b"origin", b"referer", b"content-length", b"accept-encoding", b"expect",
+        b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip",
+    }
+)  # fmt: skip
+#: spoken between client and gateway
+_OURS: Final = frozenset(
+    {
+        b"x-session-id", b"x-parent-session-id", b"x-session-budget-tokens", b"x-session-budget-usd",
+        b"x-context-budget", b"x-context-trim", b"x-response-mode", b"x-request-id",
+    }
+)  # fmt: skip
+_NOT_SENT: Final = _HOP_BY_HOP | _PRIVATE | _OURS
+_NOT_RETURNED: Final = _HOP_BY_HOP | {b"content-length", b"set-cookie", b"set-cookie2", b"alt-svc"}
+_UNSENDABLE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_AUTH_HEADER: Final[Mapping[AuthStyle, bytes]] = {
+    "bearer": b"authorization",
+    "x-api-key": b"x-api-key",
+    "api-key": b"api-key",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """What is needed to address one provider. `key` empty: the caller's own credential is forwarded."""
+
+    name: str
+    base_url: str
+    auth: AuthStyle = "bearer"
+    key: str = field(default="", repr=False)
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    key_prefixes: tuple[str, ...] = ()
+
+    def url(self, path: str, query: str) -> str:
+        """The absolute address of a path relative to `/v1/`, both already encoded."""
+        return f"{self.base_url}/{path}?{query}" if query else f"{self.base_url}/{path}"
+
+
+def request_headers(
+    headers: Sequence[tuple[bytes, bytes]], provider: Provider, *, client_key_header: bytes | None, unpacked: bool
+) -> Headers:
+    """The headers to send to a provider.
+
+    Args:
+        headers: as the client sent them.
+        provider: who gets them.
+        client_key_header: the header that held the gateway's own client key; never forwarded.
+        unpacked: the body was packed and is sent unpacked.
+    """
+    dropped = _named_by_connection(headers)
+    held = bool(provider.key) or provider.auth == "none"
+    sent: Headers = []
+    present: set[bytes] = set()
+    for name, value in headers:
+        if name in _NOT_SENT or name in dropped or (unpacked and name == b"content-encoding"):
+            continue
+        if name in CREDENTIALS and (held or name == client_key_header):
+            continue
+        sent.append((name, value))
+        present.add(name)
+    if provider.key:
+        sent.append(_credential(provider))
+    sent += [pair for pair in provider.headers if pair[0] not in present]
+    # What comes packed would have to be unpacked to be metered; bandwidth to a provider is cheaper than that.
+    sent.append((b"accept-encoding", b"identity"))
+    return sent
+
+
+def _credential(provider: Provider) -> tuple[bytes, bytes]:
+    value = provider.key.encode("latin-1", "replace")
+    return _AUTH_HEADER[provider.auth], b"Bearer " + value if provider.auth == "bearer" else value
+
+
+def check_credential(headers: Sequence[tuple[bytes, bytes]], provider: Provider, others: Iterable[Provider]) -> None:
+    """Refuse to hand a caller's credential to a provider that it plainly does not belong to.
+
+    Providers mark their keys by how they begin; the longest known beginning decides. A credential that no provider
+    claims is forwarded.
+
+    Raises:
+        Unauthenticated: it belongs to another provider.
+    """
+    if provider.key or provider.auth == "none":
+        return
+    for name, value in headers:
+        if name not in CREDENTIALS:
+            continue
+        text = value.decode("latin-1").removeprefix("Bearer ").strip()
+        owner = _owner(text, others)
+        if owner is not None and owner != provider.name and not text.startswith(provider.key_prefixes or ("\0",)):
+            raise Unauthenticated(
+                f'The credential sent looks like one of "{owner}", but this model is served by "{provider.name}". '
+                f'Send a credential of "{provider.name}", or give the gateway one: providers.{provider.name}.key.'
+            )
+
+
+def _owner(credential: str, providers: Iterable[Provider]) -> str | None:
+    claims = [
+        (len(prefix), provider.name)
+        for provider in providers
+        for prefix in provider.key_prefixes
+        if credential.startswith(prefix)
+    ]
+    return max(claims)[1] if claims else None
+
+
+def response_headers(headers: Sequence[tuple[bytes, bytes]], *, unpacked: bool) -> Headers:
+    """The provider's headers that its client may see. `unpacked`: content-encoding no longer holds."""
+    dropped = _named_by_connection(headers)
+    returned: Headers = []
+    for name, value in headers:
+        lower = name.lower()
+        if lower in _NOT_RETURNED or lower in dropped or (unpacked and lower == b"content-encoding"):
+            continue
+        if _UNSENDABLE.search(value):
+            continue
+        # Ours goes under that name; the provider's is what its support asks for.
+        returned.append((b"x-upstream-request-id" if lower == b"x-request-id" else lower, value))
+    return returned
+
+
+def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
+    """The first value of a header; empty where it is absent."""
+    return next((value for key, value in headers if key.lower() == name), b"")
+
+
+def _named_by_connection(headers: Sequence[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """A header that `Connection` names is hop-by-hop too (RFC 9110, section 7.6.1)."""
+    for name, value in headers:
+        if name.lower() == b"connection":
+            tokens = frozenset(token.strip().lower() for token in value.split(b","))
+            return tokens - {b"keep-alive", b"close"}
+    return frozenset()

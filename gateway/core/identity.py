@@ -1,0 +1,126 @@
+"""Which session a call belongs to: the first valid id that the client gives, in a fixed order, else a derived one.
+
+A derived id is a hash over what stays the same through a conversation and differs between conversations: client key,
+model family, system text, and the whole first user item. Never a prefix of it: some clients open every session with
+the same instructions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+_VALID: Final = re.compile(r"[A-Za-z0-9._:-]{1,255}\Z")
+
+#: Headers of other gateways and of clients that name their session by themselves, in order.
+KNOWN_HEADERS: Final = (
+    "x-litellm-session-id",
+    "helicone-session-id",
+    "x-portkey-trace-id",
+    "x-bf-session-id",
+    "agent-session-id",
+    "x-claude-code-session-id",
+    "session-id",
+    "session_id",
+    "x-opencode-session",
+    "x-session-affinity",
+    "x-openwebui-chat-id",
+)
+_NOT_SESSIONS: Final = frozenset({"x-parent-session-id"})
+_ANTHROPIC_USER: Final = re.compile(r"_session_([A-Za-z0-9._:-]+)\Z")
+#: `gpt-4o-2024-08-06`, `claude-sonnet-4-5-20250929`, `…-latest`, `…@20250929`: one family under several dates
+_MODEL_DATE: Final = re.compile(r"(?:[-@](?:\d{8}|\d{4}-\d{2}-\d{2}|latest|preview))+\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionName:
+    """An id as the client sees it, and whether it was guessed."""
+
+    id: str
+    derived: bool = False
+
+
+def is_valid(session_id: str) -> bool:
+    """1-255 characters of `A-Z a-z 0-9 . _ : -`."""
+    return _VALID.match(session_id) is not None
+
+
+def from_headers(headers: Mapping[str, str], id_headers: Sequence[str]) -> str | None:
+    """The first valid id among the headers (names in lower case)."""
+    for name in (*id_headers, *KNOWN_HEADERS):
+        value = headers.get(name)
+        if value is not None and is_valid(value):
+            return value
+    for name, value in headers.items():
+        if name.endswith("-session-id") and name.startswith("x-") and name not in _NOT_SESSIONS and is_valid(value):
+            return value
+    return None
+
+
+def from_body(fields: Mapping[str, Any]) -> str | None:
+    """The first valid id among the body's own fields (decoded: metadata, session_id, conversation, prompt_cache_key)."""
+    metadata = fields.get("metadata")
+    conversation = fields.get("conversation")
+    candidates = (
+        metadata.get("session_id") if isinstance(metadata, dict) else None,
+        fields.get("session_id"),
+        conversation.get("id") if isinstance(conversation, dict) else conversation,
+        fields.get("prompt_cache_key"),
+        _anthropic_user_id(metadata.get("user_id")) if isinstance(metadata, dict) else None,
+    )
+    return next((value for value in candidates if isinstance(value, str) and is_valid(value)), None)
+
+
+#: the top-level fields that `from_body` looks at
+BODY_FIELDS: Final = ("metadata", "session_id", "conversation", "prompt_cache_key")
+
+
+def _anthropic_user_id(user_id: object) -> str | None:
+    """Claude Code writes `user_…_account_…_session_UUID`, later versions a JSON text with `session_id`."""
+    if not isinstance(user_id, str):
+        return None
+    if user_id.startswith("{"):
+        try:
+            value = json.loads(user_id).get("session_id")
+        except (ValueError, AttributeError, RecursionError):
+            return None
+        return value if isinstance(value, str) else None
+    match = _ANTHROPIC_USER.search(user_id)
+    return match[1] if match else None
+
+
+def derive(namespace: str, model: str | None, opening: Sequence[str]) -> str:
+    """An id for a call that names no session; `opening` holds the system texts and the first user item."""
+    digest = hashlib.sha256()
+    for part in (namespace, model_family(model or ""), *opening):
+        raw = part.encode("utf-8", "surrogatepass")
+        digest.update(b"%d:" % len(raw))
+        digest.update(raw)
+    return f"auto-{digest.hexdigest()[:24]}"
+
+
+def model_family(model: str) -> str:
+    """The model's name without provider and date."""
+    return _MODEL_DATE.sub("", model.rpartition("/")[2])
+
+
+def text_of(content: object) -> str:
+    """The part of an item's content that identifies it: its text; other parts as canonical JSON.
+
+    `cache_control` is left out: clients move it from turn to turn.
+    """
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "\n".join(text_of(part) for part in content)
+    if isinstance(content, dict):
+        text = content.get("text")
+        if isinstance(text, str):
+            return text
+        kept = {name: value for name, value in content.items() if name != "cache_control"}
+        return json.dumps(kept, sort_keys=True, ensure_ascii=True)
+    return json.dumps(content)

@@ -1,0 +1,186 @@
+"""The Protocols behind which the outside world stands, and the values they exchange.
+
+Adapters satisfy them structurally; each adapter file proves it to the type checker with one assignment. Several workers
+may share one store, so nothing here may be answered from a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from gateway.core.usage import Charge, Totals
+
+Headers = list[tuple[bytes, bytes]]
+
+#: How a call ended. `client_left` and `upstream_broken` calls are charged for what was delivered.
+Outcome = str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKey:
+    """A session's identity in the store: ids are the client's to choose, so they live under their client key's name."""
+
+    namespace: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """A session as the store knows it. Times are seconds since the epoch, for display only."""
+
+    key: SessionKey
+    created_at: float
+    last_call_at: float
+    totals: Totals
+    derived: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """One call, all an observer or a person may need; no prompt or answer text, no credential.
+
+    `call_id` is ours and unique; `request_id` may be the client's and may repeat. Durations are seconds.
+    """
+
+    call_id: str
+    request_id: str
+    session: SessionKey | None
+    derived_session: bool
+    started_at: float
+    dialect: str
+    operation: str
+    provider: str
+    model: str
+    response_model: str | None
+    stream: bool
+    status: int
+    outcome: Outcome
+    error_code: str | None
+    finish_reason: str | None
+    tools: tuple[str, ...]
+    charge: Charge | None
+    overhead_s: float
+    first_byte_s: float | None
+    duration_s: float
+    request_bytes: int
+    response_bytes: int
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of a list, newest first; `cursor` continues it, None at the end."""
+
+    sessions: Sequence[SessionView]
+    cursor: str | None
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Sessions, their totals and their call records."""
+
+    async def settle(self, record: CallRecord) -> Totals:
+        """Write `record` and add its charge to its session, in one step, once per `call_id`; the totals after it.
+
+        A record without a session or without a charge is only written. Durable against the end of this process when
+        it returns.
+
+        Raises:
+            StoreUnavailable: nothing was written, or it is not known whether.
+        """
+        ...
+
+    async def totals(self, session: SessionKey) -> Totals:
+        """The session's totals now; zero for an unknown one."""
+        ...
+
+    async def session(self, session: SessionKey) -> SessionView | None:
+        """The session, or None."""
+        ...
+
+    async def sessions(self, namespace: str | None, limit: int, cursor: str | None, sort: str) -> Page:
+        """Sessions of one namespace (None: of all), `sort` one of `recent`, `tokens`."""
+        ...
+
+    async def calls(self, session: SessionKey, limit: int) -> Sequence[CallRecord]:
+        """A session's newest records, newest first."""
+        ...
+
+    async def call(self, namespace: str | None, request_id: str) -> CallRecord | None:
+        """The newest record with this request id or call id."""
+        ...
+
+    async def reset(self, session: SessionKey) -> bool:
+        """Set the totals to zero; False where there is no such session."""
+        ...
+
+    async def delete(self, session: SessionKey) -> bool:
+        """Forget the session and its calls; False where there is no such session."""
+        ...
+
+    async def expire(self, before: float) -> int:
+        """Forget sessions whose last call lies before this time, and older call records; how many sessions."""
+        ...
+
+    async def ping(self) -> None:
+        """Return if the store can be read and written, else raise StoreUnavailable."""
+        ...
+
+    async def aclose(self) -> None:
+        """Release what the store holds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One request to a provider. `url` is absolute and already encoded."""
+
+    method: str
+    url: str
+    headers: Headers
+    body: bytes
+
+
+class UpstreamReply(Protocol):
+    """A provider's answer of which the head has arrived. Its bytes come as the provider framed them, still encoded."""
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        ...
+
+    @property
+    def headers(self) -> Sequence[tuple[bytes, bytes]]:
+        """As received; names in the case the provider wrote them."""
+        ...
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it comes. Raises UpstreamTimeout or UpstreamProtocolError where it breaks off."""
+        ...
+
+
+class Upstream(Protocol):
+    """The way to one provider."""
+
+    def send(self, request: Outgoing) -> AbstractAsyncContextManager[UpstreamReply]:
+        """Send; the body of the `with` reads the answer, leaving it gives the connection back.
+
+        Raises:
+            UpstreamUnreachable, UpstreamTimeout, UpstreamProtocolError: before the head of an answer was there.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class Observer(Protocol):
+    """Reads call records, changes nothing, must not block."""
+
+    def record(self, call: CallRecord, totals: Totals | None) -> None:
+        """Called once per call, after it was settled. `totals`: the session's, None for a call without one."""
+        ...

@@ -1,0 +1,157 @@
+"""What a call costs: a price per token times the parts of its usage, in Decimal, in USD.
+
+Prices differ by more than the model: a long context, a service tier, cached, audio or reasoning tokens. A `Price` holds
+what a table says of them; `cost` picks. Table keys are those of litellm's `model_prices_and_context_window` file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal, InvalidOperation
+from typing import Final
+
+from gateway.core.usage import Usage
+
+_ABOVE: Final = re.compile(
+    r"^(input|output|cache_read_input|cache_creation_input)_(?:token_cost|cost_per_token)_above_(\d+)k_tokens$"
+)
+_MILLION: Final = Decimal(1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """USD per token. None: the table does not say, and the fallback named beside it holds."""
+
+    input: Decimal
+    output: Decimal
+    cache_read: Decimal | None = None  # else input
+    cache_write: Decimal | None = None  # else input
+    audio_input: Decimal | None = None  # else input
+    audio_output: Decimal | None = None  # else output
+    reasoning: Decimal | None = None  # else output
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The prices of one model: its standard rates, those of other service tiers, and those of long contexts."""
+
+    rates: Rates
+    tiers: Mapping[str, Rates]
+    #: (input tokens above which the rates hold, rates), ascending
+    above: tuple[tuple[int, Rates], ...] = ()
+
+    def rates_for(self, usage: Usage, tier: str | None) -> Rates:
+        """The rates that hold for a call of this size in this service tier."""
+        if tier is not None and tier in self.tiers:
+            return self.tiers[tier]
+        rates = self.rates
+        for threshold, long_rates in self.above:
+            if usage.input_tokens > threshold:
+                rates = long_rates
+        return rates
+
+
+def cost(usage: Usage, price: Price, tier: str | None = None) -> Decimal:
+    """USD for one call.
+
+    Cached, audio and reasoning tokens are parts of their side; each is taken out of it and priced on its own. Parts that
+    exceed their side (Azure reports cached tokens beyond the prompt) are cut to it. Tokens in `total_tokens` that
+    stand on neither side are reasoning tokens billed as output (xAI).
+    """
+    rates = price.rates_for(usage, tier)
+    read = min(usage.cache_read_tokens, usage.input_tokens)
+    write = min(usage.cache_write_tokens, usage.input_tokens - read)
+    audio_in = min(usage.audio_input_tokens, usage.input_tokens - read - write)
+    plain_in = usage.input_tokens - read - write - audio_in
+    unlisted = max(0, usage.total_tokens - usage.input_tokens - usage.output_tokens)
+    out = usage.output_tokens + unlisted
+    audio_out = min(usage.audio_output_tokens, out)
+    reasoning = min(usage.reasoning_tokens, out - audio_out)
+    return (
+        plain_in * rates.input
+        + read * _or(rates.cache_read, rates.input)
+        + write * _or(rates.cache_write, rates.input)
+        + audio_in * _or(rates.audio_input, rates.input)
+        + (out - audio_out - reasoning) * rates.output
+        + audio_out * _or(rates.audio_output, rates.output)
+        + reasoning * _or(rates.reasoning, rates.output)
+    )
+
+
+def price_per_million(
+    *,
+    input: Decimal,  # noqa: A002
+    output: Decimal,
+    cache_read: Decimal | None = None,
+    cache_write: Decimal | None = None,  # noqa: A002
+) -> Price:
+    """A price as people write it: USD per million tokens."""
+
+    def scaled(value: Decimal | None) -> Decimal | None:
+        return None if value is None else value / _MILLION
+
+    return Price(Rates(input / _MILLION, output / _MILLION, scaled(cache_read), scaled(cache_write)), tiers={})
+
+
+def price_from_table(entry: Mapping[str, object]) -> Price | None:
+    """The price in one entry of litellm's table; None where it has no price per token."""
+    rates = _rates(entry, "")
+    if rates is None:
+        return None
+    tiers = {
+        tier: found for tier in ("flex", "priority", "batches") if (found := _rates(entry, f"_{tier}")) is not None
+    }
+    return Price(rates, tiers, _above(entry, rates))
+
+
+def _rates(entry: Mapping[str, object], suffix: str) -> Rates | None:
+    def get(name: str) -> Decimal | None:
+        return _decimal(entry.get(name + suffix))
+
+    plain_in, plain_out = get("input_cost_per_token"), get("output_cost_per_token")
+    if plain_in is None or (plain_out is None and suffix):
+        return None
+    return Rates(
+        plain_in,
+        plain_out or Decimal(0),
+        get("cache_read_input_token_cost"),
+        get("cache_creation_input_token_cost"),
+        get("input_cost_per_audio_token"),
+        get("output_cost_per_audio_token"),
+        get("output_cost_per_reasoning_token"),
+    )
+
+
+_ABOVE_FIELDS: Final = {
+    "input": "input",
+    "output": "output",
+    "cache_read_input": "cache_read",
+    "cache_creation_input": "cache_write",
+}
+
+
+def _above(entry: Mapping[str, object], base: Rates) -> tuple[tuple[int, Rates], ...]:
+    found: dict[int, Rates] = {}
+    for name, raw in entry.items():
+        match = _ABOVE.match(name)
+        value = _decimal(raw) if match else None
+        if match and value is not None:
+            threshold = int(match[2]) * 1000
+            found[threshold] = replace(found.get(threshold, base), **{_ABOVE_FIELDS[match[1]]: value})
+    return tuple(sorted(found.items(), key=lambda item: item[0]))
+
+
+def _decimal(value: object) -> Decimal | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
+        return None
+    try:
+        number = Decimal(str(value))
+    except InvalidOperation:
+        return None
+    return number if number.is_finite() and number >= 0 else None
+
+
+def _or(value: Decimal | None, fallback: Decimal) -> Decimal:
+    return fallback if value is None else value

@@ -1,0 +1,92 @@
+"""Usage: the tokens of a call, and how they add up to a session's totals.
+
+The words are OpenTelemetry's: `input_tokens` and `output_tokens` are the whole; cached and reasoning tokens are parts of
+them, never additions. `total_tokens` is the provider's own figure where it gives one: some bill more than the sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Literal
+
+#: Where a call's usage came from. `mixed`: the provider reported one side, the other is our estimate.
+UsageSource = Literal["provider", "estimated", "mixed"]
+
+#: Largest count a JSON number holds exactly; nothing a provider says passes it.
+MAX_TOKENS = 2**53
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one call. All counts are >= 0; `total_tokens` >= input + output."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    total_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    audio_input_tokens: int = 0
+    audio_output_tokens: int = 0
+
+    @classmethod
+    def of(cls, input_tokens: int, output_tokens: int) -> Usage:
+        """Usage of which only the two sides are known."""
+        return cls(input_tokens, output_tokens, input_tokens + output_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What one call adds to its session. `cost_usd` is None where a price is unknown."""
+
+    usage: Usage
+    source: UsageSource
+    cost_usd: Decimal | None = None
+
+    @property
+    def estimated_tokens(self) -> int:
+        """Tokens of this charge that rest, wholly or in part, on an estimate."""
+        return 0 if self.source == "provider" else self.usage.total_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """A session's sums. `unpriced_calls` > 0 means `cost_usd` is not the whole cost."""
+
+    calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    total_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    estimated_tokens: int = 0
+    estimated_calls: int = 0
+    unpriced_calls: int = 0
+    cost_usd: Decimal = Decimal(0)
+
+    def add(self, charge: Charge) -> Totals:
+        """The totals after `charge`."""
+        usage = charge.usage
+        return replace(
+            self,
+            calls=self.calls + 1,
+            input_tokens=self.input_tokens + usage.input_tokens,
+            output_tokens=self.output_tokens + usage.output_tokens,
+            total_tokens=self.total_tokens + usage.total_tokens,
+            cache_read_tokens=self.cache_read_tokens + usage.cache_read_tokens,
+            cache_write_tokens=self.cache_write_tokens + usage.cache_write_tokens,
+            reasoning_tokens=self.reasoning_tokens + usage.reasoning_tokens,
+            estimated_tokens=self.estimated_tokens + charge.estimated_tokens,
+            estimated_calls=self.estimated_calls + (charge.source != "provider"),
+            unpriced_calls=self.unpriced_calls + (charge.cost_usd is None),
+            cost_usd=self.cost_usd + (charge.cost_usd or 0),
+        )
+
+    @property
+    def source(self) -> UsageSource:
+        """How the totals are graded: all reported, all estimated, or some of each."""
+        if not self.estimated_calls:
+            return "provider"
+        return "estimated" if self.estimated_calls == self.calls else "mixed"

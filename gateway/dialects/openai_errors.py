@@ -1,0 +1,20 @@
+"""The error body of the OpenAI APIs, shared by every dialect of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gateway.core.errors import GatewayError
+
+
+def body(fault: GatewayError, details: Mapping[str, object] | None = None) -> bytes:
+    """`{"error": {"message", "type", "param", "code"}}`, as the official SDKs read it."""
+    error: dict[str, object] = {
+        "message": fault.message,
+        "type": fault.openai_type,
+        "param": fault.param,
+        "code": fault.code,
+    }
+    return msgspec.json.encode({"error": {**error, **(details or {})}})

@@ -1,0 +1,173 @@
+"""What a provider says a call used, wherever and however it says it.
+
+The rules, each from recorded answers: the last word counts, field by field; null never erases; a running total on
+every chunk is not added up; details are parts of their parent; `total_tokens` is the provider's own; zero is zero and
+absent is absent. Values that are no count (text, booleans, negatives, NaN) read as absent, huge ones are cut to 2^53.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.core.usage import MAX_TOKENS, Usage, UsageSource
+
+_NESTED: Final = (
+    "prompt_tokens_details",
+    "completion_tokens_details",
+    "input_tokens_details",
+    "output_tokens_details",
+)
+#: name on the wire -> our name, inside the details of the input side and of the output side
+_CACHE_READ: Final = ("prompt_tokens_details.cached_tokens", "input_tokens_details.cached_tokens",
+                      "cache_read_input_tokens", "prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens")  # fmt: skip
+_CACHE_WRITE: Final = ("prompt_tokens_details.cache_write_tokens", "input_tokens_details.cache_write_tokens",
+                       "cache_creation_input_tokens")  # fmt: skip
+_REASONING: Final = ("completion_tokens_details.reasoning_tokens", "output_tokens_details.reasoning_tokens",
+                     "output_tokens_details.thinking_tokens", "reasoning_tokens")  # fmt: skip
+_AUDIO_IN: Final = ("prompt_tokens_details.audio_tokens", "input_tokens_details.audio_tokens")
+_AUDIO_OUT: Final = ("completion_tokens_details.audio_tokens", "output_tokens_details.audio_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A provider's figures. A side is None where nothing was said of it."""
+
+    input_tokens: int | None
+    output_tokens: int | None
+    total_tokens: int | None
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    audio_input_tokens: int = 0
+    audio_output_tokens: int = 0
+
+    def complete(self, estimated_input: int, estimated_output: int) -> tuple[Usage, UsageSource]:
+        """The usage to charge: what was reported, and the estimate for a side of which nothing was."""
+        source: UsageSource = (
+            "provider" if self.input_tokens is not None and self.output_tokens is not None else "mixed"
+        )
+        tokens_in = estimated_input if self.input_tokens is None else self.input_tokens
+        tokens_out = estimated_output if self.output_tokens is None else self.output_tokens
+        usage = Usage(
+            tokens_in,
+            tokens_out,
+            # A total below its parts is no total; hosts that leave it out or at zero are seen.
+            max(self.total_tokens or 0, tokens_in + tokens_out),
+            self.cache_read_tokens,
+            self.cache_write_tokens,
+            self.reasoning_tokens,
+            self.audio_input_tokens,
+            self.audio_output_tokens,
+        )
+        return usage, source
+
+
+class UsageReader:
+    """Collects the usage objects of one answer; a stream may carry many."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self) -> None:
+        self._fields: dict[str, int] = {}
+
+    def add(self, usage: object, *, input_side_only: bool = False) -> None:
+        """Take one usage object as it stood on the wire; anything else is ignored.
+
+        `input_side_only`: an Anthropic `message_start` states the input; its `output_tokens` is a placeholder.
+        """
+        if not isinstance(usage, Mapping):
+            return
+        iterations = usage.get("iterations")
+        if isinstance(iterations, list) and iterations:
+            self._fields.update(_sum_of_passes(iterations))
+            return
+        fields = _counts(usage)
+        if input_side_only:
+            fields.pop("output_tokens", None)
+        self._fields.update(fields)
+
+    def reported(self) -> Reported | None:
+        """All that was said, or None where nothing was."""
+        fields = self._fields
+        output_tokens = _first(fields, ("completion_tokens", "output_tokens"))
+        total = fields.get("total_tokens")
+        read = _first(fields, _CACHE_READ) or 0
+        write = _first(fields, _CACHE_WRITE) or 0
+        input_tokens = _input_side(fields, read, write, output_tokens, total)
+        if input_tokens is None and output_tokens is None and total is not None:
+            input_tokens, output_tokens = total, 0
+        elif output_tokens is None and input_tokens is not None and total is not None:
+            # Embeddings: the prompt and a total, nothing comes out.
+            output_tokens = max(0, total - input_tokens)
+        if input_tokens is None and output_tokens is None:
+            return None
+        return Reported(
+            input_tokens,
+            output_tokens,
+            total,
+            read,
+            write,
+            _first(fields, _REASONING) or 0,
+            _first(fields, _AUDIO_IN) or 0,
+            _first(fields, _AUDIO_OUT) or 0,
+        )
+
+
+def _input_side(
+    fields: Mapping[str, int], read: int, write: int, output_tokens: int | None, total: int | None
+) -> int | None:
+    prompt = fields.get("prompt_tokens")
+    if prompt is not None:
+        # One host leaves the cached part out of prompt_tokens; its total tells.
+        left_out = read > 0 and total is not None and total == prompt + read + (output_tokens or 0)
+        return prompt + read if left_out else prompt
+    tokens = fields.get("input_tokens")
+    if "cache_read_input_tokens" in fields or "cache_creation_input_tokens" in fields:
+        # Anthropic reports the cached parts beside the rest.
+        return (tokens or 0) + read + write
+    return tokens
+
+
+def _counts(usage: Mapping[str, object]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, value in usage.items():
+        number = count(value)
+        if number is not None:
+            found[name] = number
+    for group in _NESTED:
+        details = usage.get(group)
+        if isinstance(details, Mapping):
+            for name, value in details.items():
+                number = count(value)
+                if number is not None:
+                    found[f"{group}.{name}"] = number
+    return found
+
+
+def _sum_of_passes(iterations: list[object]) -> dict[str, int]:
+    """Anthropic lists the billed passes of a call (compaction, advisor) apart; the top level holds the last one only."""
+    total: dict[str, int] = {}
+    for entry in iterations:
+        if isinstance(entry, Mapping):
+            for name, value in _counts(entry).items():
+                total[name] = total.get(name, 0) + value
+    return total
+
+
+def count(value: object) -> int | None:
+    """A token count as a provider may write it, or None: whole, not negative, at most 2^53."""
+    if type(value) is int:
+        return min(value, MAX_TOKENS) if value >= 0 else None
+    if isinstance(value, float) and value >= 0 and value != float("inf") and value.is_integer():
+        return min(int(value), MAX_TOKENS)
+    return None
+
+
+def _first(fields: Mapping[str, int], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        value = fields.get(name)
+        if value is not None:
+            return value
+    return None

@@ -1,0 +1,587 @@
+"""One call, top to bottom. This is the only place that knows the order:
+
+read the body -> name the session -> find the route -> send -> meter the answer -> settle -> tell the observers.
+
+An `Exchange` is entered for the way down and left after the answer was passed on. Whatever happens in between (the
+client leaves, the provider breaks off, the process is told to stop), leaving it settles, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from fnmatch import fnmatchcase
+from types import TracebackType
+from typing import Final, Literal
+
+from gateway.core import identity
+from gateway.core.counting.heuristic import estimate_tokens
+from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, Unpacker
+from gateway.core.errors import GatewayError, SessionRequired, StoreUnavailable, UnknownModel, UpstreamProtocolError
+from gateway.core.forwarding import Provider, check_credential, header, request_headers, response_headers
+from gateway.core.ports import CallRecord, Headers, Observer, Outgoing, SessionKey, Store, Upstream, UpstreamReply
+from gateway.core.pricing import cost
+from gateway.core.routing import ModelFacts, Route, Routes
+from gateway.core.usage import Charge, Totals, Usage
+from gateway.dialects import Endpoint
+from gateway.dialects.base import Answer, Call, StreamMeter, decode, estimate
+from gateway.stores.settler import Settler
+
+logger = logging.getLogger("gateway")
+
+#: an answer that is read whole before it is passed on; a larger one is passed on as it comes, and estimated
+MAX_WHOLE_ANSWER: Final = 64 * 1024 * 1024
+_MAX_ERROR_BODY: Final = 1024 * 1024
+_REMEMBERED: Final = 1024
+#: how long a provider may keep a stream open after its own end mark, until we stop reading for the connection's sake
+_AFTER_END_S: Final = 2.0
+_CLIENT_CLOSED: Final = 499
+_MULTIPART_MODEL_WITHIN: Final = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPolicy:
+    """The `sessions:` settings that concern a call."""
+
+    id_headers: tuple[str, ...] = ("x-session-id",)
+    on_missing: Literal["derive", "require", "none"] = "derive"
+    stream_totals: bool = True
+    estimate_missing: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls. `models`: shell patterns it may use, empty for all; `key_header`: where its client key stood."""
+
+    namespace: str
+    models: tuple[str, ...] = ()
+    key_header: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """One client request, its body read. `path` is relative to `/v1/` and still encoded; `started` is monotonic."""
+
+    request_id: str
+    method: str
+    path: str
+    query: str
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes
+    unpacked: bool
+    endpoint: Endpoint
+    caller: Caller
+    path_session: str | None
+    started: float
+
+
+@dataclass(slots=True)
+class Reply:
+    """What the client gets. `body` as bytes is whole; an iterator is passed on as it comes.
+
+    `totals` are the session's, after this call where `final`, else before it. `broken` turns true while a body is being
+    passed on: it must not be ended as if it were complete.
+    """
+
+    status: int
+    headers: Headers
+    body: bytes | AsyncIterator[bytes]
+    session: SessionKey | None = None
+    totals: Totals | None = None
+    charge: Charge | None = None
+    final: bool = False
+    upstream_error: bool = False
+    fault: GatewayError | None = None
+    overhead_s: float = 0.0
+    broken: bool = False
+
+
+class Gateway:
+    """What every call shares. Everything is handed in; nothing here knows a class of an adapter."""
+
+    def __init__(
+        self,
+        *,
+        routes: Routes,
+        providers: Mapping[str, Provider],
+        upstreams: Mapping[str, Upstream],
+        facts: Callable[[Route], ModelFacts],
+        store: Store,
+        settler: Settler,
+        observers: Sequence[Observer],
+        policy: SessionPolicy,
+        totals_comment: Callable[[Totals, Charge | None], bytes],
+        new_id: Callable[[], str],
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.routes = routes
+        self.providers = providers
+        self.upstreams = upstreams
+        self.facts = facts
+        self.store = store
+        self.settler = settler
+        self.observers = observers
+        self.policy = policy
+        self.totals_comment = totals_comment
+        self.new_id = new_id
+        self.clock = clock
+        self.wall = wall
+        #: (provider, model) that refused `stream_options.include_usage`
+        self.no_stream_usage: dict[tuple[str, str], None] = {}
+
+    def handle(self, incoming: Incoming) -> Exchange:
+        """The exchange for one request: `async with gateway.handle(incoming) as reply`. Entering raises no GatewayError."""
+        return Exchange(self, incoming)
+
+    def remember_refusal(self, provider: str, model: str) -> None:
+        """This model's provider does not know `stream_options`."""
+        if len(self.no_stream_usage) >= _REMEMBERED:
+            del self.no_stream_usage[next(iter(self.no_stream_usage))]
+        self.no_stream_usage[provider, model] = None
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What became of a call so far; the record is made of it."""
+
+    call: Call | None = None
+    session: SessionKey | None = None
+    derived: bool = False
+    route: Route = field(default_factory=lambda: Route("", ""))
+    sent_at: float | None = None
+    head_at: float | None = None
+    status: int = _CLIENT_CLOSED
+    outcome: str = "client_left"
+    fault: GatewayError | None = None
+    answer: Answer | None = None
+    reader: Callable[[], Answer] | None = None
+    billed: bool = False
+    response_bytes: int = 0
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+class Exchange:
+    """One call on its way. An async context manager: entering goes down to the provider, leaving settles."""
+
+    def __init__(self, gateway: Gateway, incoming: Incoming) -> None:
+        self._gateway = gateway
+        self._in = incoming
+        self._dialect = incoming.endpoint.dialect
+        self._call_id = gateway.new_id()
+        self._started_at = gateway.wall()
+        self._stack = contextlib.AsyncExitStack()
+        self._p = _Progress()
+        self._record: CallRecord | None = None
+        self._totals: Totals | None = None
+        self._settled = False
+
+    async def __aenter__(self) -> Reply:
+        try:
+            try:
+                return await self._down()
+            except GatewayError as fault:
+                await self._stack.aclose()
+                return await self._refuse(fault)
+        except BaseException as error:
+            await self._leave(error)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._leave(error)
+
+    async def _leave(self, error: BaseException | None) -> None:
+        if isinstance(error, Exception) and not self._settled:
+            self._p.outcome, self._p.status = "internal_error", 500
+        try:
+            await self._settle()
+        finally:
+            await self._stack.aclose()
+
+    # --- the way down -----------------------------------------------------------------------------------------
+
+    async def _down(self) -> Reply:
+        progress, gateway = self._p, self._gateway
+        metered = self._in.endpoint.metered
+        if metered:
+            # First what needs no body, so that even a refused one is answered with its session's totals.
+            progress.session = self._named_session()
+        call = progress.call = self._dialect.read(self._in.body)
+        if metered:
+            self._identify(call)
+            gateway.settler.check()
+        route = progress.route = self._route(call)
+        provider = gateway.providers[route.provider]
+        check_credential(self._in.headers, provider, gateway.providers.values())
+        before = await gateway.store.totals(progress.session) if progress.session and call.stream else None
+        answer = await self._send(call, route, provider)
+        if not 200 <= answer.status < 300:  # noqa: PLR2004
+            return await self._error_answer(answer)
+        progress.billed = metered
+        content_type = header(answer.headers, b"content-type").partition(b";")[0].strip().lower()
+        if metered and content_type == b"text/event-stream":
+            return await self._event_stream(answer, call, before)
+        if metered and (content_type.endswith((b"/json", b"+json")) or not content_type):
+            return await self._whole_answer(answer)
+        return await self._plain_stream(answer, before)
+
+    def _named_session(self) -> SessionKey | None:
+        incoming = self._in
+        name = incoming.path_session
+        if name is None:
+            headers: dict[str, str] = {}
+            for key, value in incoming.headers:
+                headers.setdefault(key.decode("latin-1"), value.decode("latin-1"))
+            name = identity.from_headers(headers, self._gateway.policy.id_headers)
+        return SessionKey(incoming.caller.namespace, name) if name is not None else None
+
+    def _identify(self, call: Call) -> None:
+        progress, policy, namespace = self._p, self._gateway.policy, self._in.caller.namespace
+        if progress.session is not None:
+            return
+        hints = {name: decode(call.fields[name]) for name in identity.BODY_FIELDS if name in call.fields}
+        named = identity.from_body(hints) if hints else None
+        if named is not None:
+            progress.session = SessionKey(namespace, named)
+        elif policy.on_missing == "require":
+            raise SessionRequired(
+                "This gateway keeps a budget per session and the call names none. Send the header "
+                f"{policy.id_headers[0] if policy.id_headers else 'x-session-id'}, or use the base URL /s/SESSION/v1."
+            )
+        elif policy.on_missing == "derive":
+            opening = self._dialect.opening(call)
+            # A call with nothing that tells conversations apart (embeddings, images) is kept per key and endpoint.
+            parts = opening if opening is not None else [self._in.path]
+            model = call.model if opening is not None else None
+            progress.session = SessionKey(namespace, identity.derive(namespace, model, parts))
+            progress.derived = True
+
+    def _route(self, call: Call) -> Route:
+        incoming, routes = self._in, self._gateway.routes
+        model = call.model or _multipart_model(incoming)
+        allowed = incoming.caller.models
+        if allowed and (model is None or not any(fnmatchcase(model, pattern) for pattern in allowed)):
+            raise UnknownModel(
+                f'The client key "{incoming.caller.namespace}" may not use '
+                f"{f'the model {model!r}' if model else 'a path that names no model'}; it may use {', '.join(allowed)}.",
+                param="model",
+            )
+        if model is not None:
+            return routes.resolve(model)
+        return Route(routes.without_model(incoming.endpoint.anthropic), "")
+
+    async def _send(self, call: Call, route: Route, provider: Provider) -> UpstreamReply:
+        gateway = self._gateway
+        ask = call.stream and not call.usage_asked and (route.provider, route.model) not in gateway.no_stream_usage
+        answer = await self._attempt(call, route, provider, ask_usage=ask)
+        if ask and answer.status in (400, 422):
+            body = await self._read_error(answer)
+            if b"stream_options" in body or b"include_usage" in body:
+                gateway.remember_refusal(route.provider, route.model)
+                await self._stack.aclose()
+                self._p.notes["stream_usage"] = "refused by the provider"
+                return await self._attempt(call, route, provider, ask_usage=False)
+            return _Read(answer.status, answer.headers, body)
+        return answer
+
+    async def _attempt(self, call: Call, route: Route, provider: Provider, *, ask_usage: bool) -> UpstreamReply:
+        incoming, progress, gateway = self._in, self._p, self._gateway
+        outgoing = Outgoing(
+            incoming.method,
+            provider.url(incoming.path, incoming.query),
+            request_headers(
+                incoming.headers, provider, client_key_header=incoming.caller.key_header, unpacked=incoming.unpacked
+            ),
+            self._dialect.write(call, route.model, ask_usage=ask_usage) if route.model else call.body,
+        )
+        if progress.sent_at is None:
+            progress.sent_at = gateway.clock()
+        answer = await self._stack.enter_async_context(gateway.upstreams[route.provider].send(outgoing))
+        progress.head_at = gateway.clock()
+        progress.status = answer.status
+        return answer
+
+    # --- the answer ---------------------------------------------------------------------------------------------
+
+    async def _error_answer(self, answer: UpstreamReply) -> Reply:
+        """A provider's refusal or redirect: passed on as it is, never followed; it costs nothing."""
+        body = await self._read_error(answer)
+        self._p.outcome = "provider_error"
+        self._p.response_bytes = len(body)
+        reply = self._reply(answer.status, response_headers(answer.headers, unpacked=False), body)
+        reply.upstream_error = answer.status >= 400  # noqa: PLR2004
+        reply.totals = await self._settle()
+        reply.final = True
+        return reply
+
+    async def _read_error(self, answer: UpstreamReply) -> bytes:
+        body = bytearray()
+        async for piece in answer.chunks():
+            body += piece
+            if len(body) > _MAX_ERROR_BODY:
+                raise UpstreamProtocolError(
+                    f"The provider answered {answer.status} with a body over {_MAX_ERROR_BODY} bytes."
+                )
+        return bytes(body)
+
+    async def _whole_answer(self, answer: UpstreamReply) -> Reply:
+        progress = self._p
+        pieces, unpacked, size = self._pieces(answer), _is_packed(answer), 0
+        read: list[bytes] = []
+        try:
+            async for piece in pieces:
+                read.append(piece)
+                size += len(piece)
+                if size > MAX_WHOLE_ANSWER:
+                    return await self._streamed(answer, _chain(read, pieces), None)
+        except GatewayError:
+            progress.outcome = "upstream_broken"
+            progress.answer = Answer(output_estimate=int(estimate_tokens(b"".join(read).decode("utf-8", "replace"))))
+            raise
+        body = b"".join(read)
+        progress.answer = self._dialect.answer(body)
+        progress.outcome = "ok"
+        progress.response_bytes = len(body)
+        reply = self._reply(answer.status, response_headers(answer.headers, unpacked=unpacked), body)
+        reply.totals = await self._settle()
+        reply.charge = self._record.charge if self._record else None
+        reply.final = reply.totals is not None
+        return reply
+
+    async def _event_stream(self, answer: UpstreamReply, call: Call, before: Totals | None) -> Reply:
+        # A client that did not ask for usage must not see the chunk that carries it, whoever asked for it.
+        meter = StreamMeter(self._dialect.reader(call, drop_usage=not call.usage_asked))
+        self._p.reader = meter.reader.answer
+        reply = self._reply(answer.status, response_headers(answer.headers, unpacked=_is_packed(answer)), b"")
+        reply.totals = before if before is not None else await self._totals_now()
+        reply.body = self._metered(answer, meter, reply)
+        return reply
+
+    async def _metered(self, answer: UpstreamReply, meter: StreamMeter, reply: Reply) -> AsyncIterator[bytes]:
+        progress = self._p
+        pieces = self._pieces(answer)
+        try:
+            async for piece in pieces:
+                passed = meter.feed(piece)
+                if passed:
+                    progress.response_bytes += len(passed)
+                    yield passed
+                if meter.ended:
+                    break
+        except GatewayError as fault:
+            progress.outcome, progress.fault = "upstream_broken", fault
+            reply.broken = True
+            await self._settle()
+            yield meter.close() + self._dialect.error_event(fault, self._in.request_id)
+            return
+        tail = meter.close()
+        progress.outcome = "ok" if not meter.reader.answer().error else "provider_error"
+        yield await self._closing(tail)
+        # The end mark is out; what is left is read so that the connection can be used again.
+        with contextlib.suppress(GatewayError, TimeoutError):
+            async with asyncio.timeout(_AFTER_END_S):
+                async for _ in pieces:
+                    pass
+
+    async def _closing(self, tail: bytes) -> bytes:
+        """Settle before the client can take the stream for ended, then the last bytes, totals in a comment first."""
+        totals = await self._settle()
+        if totals is None or not self._gateway.policy.stream_totals:
+            return tail
+        return self._gateway.totals_comment(totals, self._record.charge if self._record else None) + tail
+
+    async def _plain_stream(self, answer: UpstreamReply, before: Totals | None) -> Reply:
+        """An answer that is not read: files, audio, images."""
+        reply = await self._streamed(answer, self._pieces(answer), before)
+        length = header(answer.headers, b"content-length")
+        if length and not _is_packed(answer):
+            reply.headers.append((b"content-length", length))
+        return reply
+
+    async def _streamed(self, answer: UpstreamReply, pieces: AsyncIterator[bytes], before: Totals | None) -> Reply:
+        reply = self._reply(answer.status, response_headers(answer.headers, unpacked=_is_packed(answer)), b"")
+        reply.totals = before if before is not None else await self._totals_now()
+        reply.body = self._pass_on(pieces, reply)
+        return reply
+
+    async def _pass_on(self, pieces: AsyncIterator[bytes], reply: Reply) -> AsyncIterator[bytes]:
+        progress = self._p
+        try:
+            async for piece in pieces:
+                progress.response_bytes += len(piece)
+                yield piece
+        except GatewayError as fault:
+            progress.outcome, progress.fault = "upstream_broken", fault
+            reply.broken = True
+            return
+        progress.outcome = "ok"
+        await self._settle()
+
+    async def _pieces(self, answer: UpstreamReply) -> AsyncIterator[bytes]:
+        """The body unpacked, where it came packed although we asked for it plain."""
+        if not _is_packed(answer):
+            async for piece in answer.chunks():
+                yield piece
+            return
+        unpacker = Unpacker(None)
+        try:
+            async for piece in answer.chunks():
+                for part in unpacker.feed(piece):
+                    yield part
+        except (Corrupt, TooLarge):
+            raise UpstreamProtocolError("The provider's answer is packed and cannot be unpacked.") from None
+
+    # --- refusals and the end --------------------------------------------------------------------------------------
+
+    async def _refuse(self, fault: GatewayError) -> Reply:
+        progress = self._p
+        progress.fault, progress.status = fault, fault.status
+        if progress.outcome != "upstream_broken":
+            progress.outcome = "refused" if progress.sent_at is None else "upstream_failed"
+        totals = await self._settle()
+        headers: Headers = [(b"content-type", b"application/json")]
+        reply = self._reply(fault.status, headers, self._dialect.error(fault, self._in.request_id))
+        reply.fault = fault
+        reply.totals = totals if totals is not None else await self._totals_now()
+        reply.final = True
+        return reply
+
+    def _reply(self, status: int, headers: Headers, body: bytes | AsyncIterator[bytes]) -> Reply:
+        sent_at = self._p.sent_at
+        return Reply(
+            status,
+            headers,
+            body,
+            session=self._p.session,
+            overhead_s=(sent_at if sent_at is not None else self._gateway.clock()) - self._in.started,
+        )
+
+    async def _totals_now(self) -> Totals | None:
+        if self._p.session is None:
+            return None
+        with contextlib.suppress(StoreUnavailable):
+            return await self._gateway.store.totals(self._p.session)
+        return None
+
+    async def _settle(self) -> Totals | None:
+        """Write the record and its charge. Safe to call again: a settlement that was interrupted is repeated as it was."""
+        if self._settled:
+            return self._totals
+        if self._record is None:
+            self._record = self._make_record()
+        if self._record.session is not None:
+            self._totals = await self._gateway.settler.settle(self._record)
+        self._settled = True
+        for observer in self._gateway.observers:
+            try:
+                observer.record(self._record, self._totals)
+            except Exception:
+                logger.exception("an observer failed")
+        return self._totals
+
+    def _make_record(self) -> CallRecord:
+        progress, incoming, clock = self._p, self._in, self._gateway.clock
+        now = clock()
+        answer = progress.answer or (progress.reader() if progress.reader else Answer())
+        call = progress.call
+        return CallRecord(
+            call_id=self._call_id,
+            request_id=incoming.request_id or self._call_id,
+            session=progress.session,
+            derived_session=progress.derived,
+            started_at=self._started_at,
+            dialect=self._dialect.name,
+            operation=call.operation if call else incoming.endpoint.operation,
+            provider=progress.route.provider,
+            model=_clean(progress.route.model or (call.model if call else None) or ""),
+            response_model=_clean(answer.model) if answer.model else None,
+            stream=call.stream if call else False,
+            status=progress.status if progress.outcome != "client_left" else _CLIENT_CLOSED,
+            outcome=progress.outcome,
+            error_code=progress.fault.code if progress.fault else None,
+            finish_reason=_clean(answer.finish_reason) if answer.finish_reason else None,
+            tools=tuple(map(_clean, answer.tools)),
+            charge=self._charge(answer),
+            overhead_s=(progress.sent_at or now) - incoming.started,
+            first_byte_s=progress.head_at - incoming.started if progress.head_at is not None else None,
+            duration_s=now - incoming.started,
+            request_bytes=len(incoming.body),
+            response_bytes=progress.response_bytes,
+            notes=progress.notes,
+        )
+
+    def _charge(self, answer: Answer) -> Charge | None:
+        """What the provider bills for this call, as far as anyone can know it; None where it bills nothing."""
+        progress = self._p
+        left_waiting = progress.outcome == "client_left" and progress.sent_at is not None and progress.head_at is None
+        if progress.call is None or not (progress.billed or (left_waiting and self._in.endpoint.metered)):
+            return None
+        reported = answer.usage
+        if reported is not None:
+            input_missing = reported.input_tokens is None
+            usage, source = reported.complete(self._input_estimate() if input_missing else 0, answer.output_estimate)
+            return Charge(usage, source, self._cost(usage, answer.service_tier))
+        failed_empty = answer.error and not answer.output_estimate
+        if failed_empty or not self._in.endpoint.estimated:
+            return None
+        if not self._gateway.policy.estimate_missing:
+            return Charge(Usage(), "estimated", Decimal(0))
+        usage = Usage.of(self._input_estimate(), answer.output_estimate)
+        return Charge(usage, "estimated", self._cost(usage, answer.service_tier))
+
+    def _input_estimate(self) -> int:
+        call = self._p.call
+        return estimate(self._dialect.input_text(call)) if call else 0
+
+    def _cost(self, usage: Usage, tier: str | None) -> Decimal | None:
+        price = self._gateway.facts(self._p.route).price
+        return cost(usage, price, tier) if price is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """An answer whose body was read already."""
+
+    status: int
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield self.body
+
+
+def _is_packed(answer: UpstreamReply) -> bool:
+    return header(answer.headers, b"content-encoding").strip().lower().decode("latin-1") in SUPPORTED
+
+
+async def _chain(first: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    for piece in first:
+        yield piece
+    async for piece in rest:
+        yield piece
+
+
+def _multipart_model(incoming: Incoming) -> str | None:
+    """The `model` field of a form, where one of the first parts holds it (audio, images)."""
+    if not header(incoming.headers, b"content-type").startswith(b"multipart/form-data"):
+        return None
+    head = incoming.body[:_MULTIPART_MODEL_WITHIN]
+    for marker in (b'name="model"', b"name=model"):
+        at = head.find(marker)
+        start = head.find(b"\r\n\r\n", at) if at >= 0 else -1
+        end = head.find(b"\r\n", start + 4) if start >= 0 else -1
+        if end > 0:
+            return head[start + 4 : end].decode("utf-8", "replace").strip() or None
+    return None
+
+
+def _clean(text: str) -> str:
+    """A foreign name as it may stand in a record: no lone surrogates, no control characters, bounded."""
+    return "".join(char if char.isprintable() else "?" for char in text[:256].encode("utf-8", "replace").decode())

@@ -1,0 +1,1 @@
+"""The HTTP shell: ASGI endpoints, headers, client keys, the /api routes."""

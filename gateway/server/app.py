@@ -1,0 +1,99 @@
+"""The ASGI application: forwarded paths to the `Forwarder`, /api and health to a Starlette router, resources to the lifespan."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Final, Protocol
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from gateway.core import errors
+from gateway.core.ports import Store
+from gateway.server.endpoints import Forwarder, Receive, Scope, Send
+from gateway.server.sessions import SessionsApi, fault_response
+
+logger = logging.getLogger("gateway")
+
+_OWN_PATHS: Final = ("/api/", "/healthz", "/readyz")
+
+
+class Runtime(Protocol):
+    """What the lifespan opens. `forwarder` may be another one after a reload."""
+
+    forwarder: Forwarder
+    api: SessionsApi
+    store: Store
+
+
+class GatewayApp:
+    """The application. `resources` opens everything a worker process needs and closes it again."""
+
+    def __init__(self, resources: Callable[[], AbstractAsyncContextManager[Runtime]]) -> None:
+        self._resources = resources
+        self._runtime: Runtime | None = None
+        self._router: Starlette | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or the lifespan."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1003})
+        elif self._runtime is None or self._router is None:
+            await fault_response(errors.ShuttingDown("The gateway is stopping. Try again shortly."))(
+                scope, receive, send
+            )
+        elif scope["path"].startswith(_OWN_PATHS):
+            await self._router(scope, receive, send)
+        else:
+            await self._runtime.forwarder(scope, receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            async with self._resources() as runtime:
+                self._router = Starlette(routes=self._routes(runtime), exception_handlers=_HANDLERS)
+                self._runtime = runtime
+                await send({"type": "lifespan.startup.complete"})
+                await receive()
+                self._runtime = None
+        except errors.ConfigError as error:
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+        except errors.StoreUnavailable as fault:
+            await send({"type": "lifespan.startup.failed", "message": f"store.url: {fault.message}"})
+        else:
+            await send({"type": "lifespan.shutdown.complete"})
+
+    def _routes(self, runtime: Runtime) -> list[BaseRoute]:
+        async def ready(_: Request) -> Response:
+            try:
+                await runtime.store.ping()
+            except errors.StoreUnavailable as fault:
+                return JSONResponse({"status": "not ready", "store": fault.message}, 503)
+            return JSONResponse({"status": "ready"})
+
+        return [Route("/healthz", _alive), Route("/readyz", ready), *runtime.api.paths()]
+
+
+async def _alive(_: Request) -> Response:
+    return JSONResponse({"status": "alive"})
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException) and error.status_code == 405:  # noqa: PLR2004
+        return fault_response(errors.MethodNotAllowed("This path does not take this method."))
+    return fault_response(errors.NotFound("There is nothing under this path."))
+
+
+async def _bug(_: Request, error: Exception) -> Response:
+    logger.error("an /api request failed in a bug", exc_info=error)
+    return fault_response(errors.InternalError("The gateway failed; the operator finds the reason in the log."))
+
+
+_HANDLERS: Final = {HTTPException: _http_error, Exception: _bug}

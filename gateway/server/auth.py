@@ -1,0 +1,147 @@
+"""Who calls: client keys, the admin key, and what a caller without either may do.
+
+Presented keys are hashed and looked up by digest, so that how long the answer takes says nothing about how much of a
+key was right.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.core.errors import Forbidden, Unauthenticated
+from gateway.core.forwarding import CREDENTIALS, header
+from gateway.core.ports import Headers
+from gateway.pipeline import Caller
+
+OPEN_NAMESPACE: Final = "default"
+#: set by a reverse proxy: the peer is then not the caller
+_FORWARDED: Final = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"})
+_LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRule:
+    """One client key, by the digest of the key."""
+
+    name: str
+    digest: bytes
+    models: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a caller of /api may do. `namespace` None: all sessions."""
+
+    namespace: str | None
+    admin: bool
+
+
+def digest(key: str) -> bytes:
+    """How a key is kept and compared."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+class Authenticator:
+    """Decides from the headers and the peer's address; never from `Host` or `X-Forwarded-For`."""
+
+    def __init__(self, keys: Sequence[KeyRule], admin_key: str | None) -> None:
+        self._keys = {rule.digest: rule for rule in keys}
+        self._admin = digest(admin_key) if admin_key is not None else None
+
+    def caller(self, headers: Headers, peer: str | None) -> Caller:
+        """Who sends a call to be forwarded.
+
+        Raises:
+            Unauthenticated: client keys are configured and none was sent.
+            Forbidden: a web page of another origin sends it, and nothing else would stop it.
+        """
+        if self._keys:
+            for name, value in _credentials(headers):
+                rule = self._keys.get(value)
+                if rule is not None:
+                    return Caller(rule.name, rule.models, name)
+            raise Unauthenticated(
+                'A client key is needed and none that is known was sent. Send it as "Authorization: Bearer KEY" '
+                "or in x-api-key; keys are listed under auth.keys."
+            )
+        _refuse_other_origins(headers)
+        return Caller(OPEN_NAMESPACE if _is_loopback(peer) else _namespace_of(headers), (), self._admin_header(headers))
+
+    def api(self, headers: Headers, peer: str | None) -> Access:
+        """What the sender of an /api request may see and do.
+
+        Raises:
+            Unauthenticated: it may see nothing.
+            Forbidden: a web page of another origin sends it.
+        """
+        _refuse_other_origins(headers)
+        presented = [value for _, value in _credentials(headers)]
+        if self._admin is not None and self._admin in presented:
+            return Access(None, admin=True)
+        if self._admin is None and _is_direct_loopback(headers, peer):
+            return Access(None, admin=True)
+        for value in presented:
+            if value in self._keys:
+                return Access(self._keys[value].name, admin=False)
+        if not self._keys and presented and not _is_loopback(peer):
+            return Access(_namespace_of(headers), admin=False)
+        if not self._keys and _is_loopback(peer):
+            return Access(OPEN_NAMESPACE, admin=False)
+        raise Unauthenticated('Send your client key, or the admin key, as "Authorization: Bearer KEY".')
+
+    def _admin_header(self, headers: Headers) -> bytes | None:
+        """The header that holds the admin key, so that it is not forwarded."""
+        return next((name for name, value in _credentials(headers) if value == self._admin), None)
+
+
+def _credentials(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """(header, digest of what it holds) for each header that may hold a key."""
+    found = []
+    for name, value in headers:
+        if name in CREDENTIALS:
+            text = value.decode("latin-1").strip()
+            scheme, _, token = text.partition(" ")
+            found.append((name, digest(token.strip() if scheme.lower() == "bearer" else text)))
+    return found
+
+
+def _namespace_of(headers: Headers) -> str:
+    """Without client keys, callers from the network are told apart by the provider credential they bring."""
+    presented = _credentials(headers)
+    return f"cred-{presented[0][1].hex()[:16]}" if presented else "anonymous"
+
+
+def _is_loopback(peer: str | None) -> bool:
+    if peer is None:
+        return False
+    try:
+        address = ipaddress.ip_address(peer)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def _is_direct_loopback(headers: Headers, peer: str | None) -> bool:
+    """From this machine, not through a proxy on it, and not from a page whose name was pointed at this machine."""
+    if not _is_loopback(peer) or any(name in _FORWARDED for name, _ in headers):
+        return False
+    host = header(headers, b"host").decode("latin-1")
+    return _without_port(host) in _LOCAL_NAMES
+
+
+def _without_port(host: str) -> str:
+    return host if host.endswith("]") else host.rpartition(":")[0] or host
+
+
+def _refuse_other_origins(headers: Headers) -> None:
+    origin = header(headers, b"origin").decode("latin-1")
+    if not origin:
+        return
+    host = header(headers, b"host").decode("latin-1")
+    if origin.partition("://")[2].lower() != host.lower():
+        raise Forbidden(f"Requests from web pages of other origins ({origin[:100]}) are not taken.")

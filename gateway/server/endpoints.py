@@ -1,0 +1,246 @@
+"""The forwarding endpoint: from an ASGI request to `Gateway.handle` and back.
+
+Each call runs in a task of its own that the application keeps, so that it outlives the connection: a client that leaves
+must not take the settlement with it. The request's own task meanwhile listens for the client to leave, since `send`
+says nothing of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+from urllib.parse import unquote_to_bytes
+
+from gateway.core.errors import GatewayError, InternalError, InvalidRequest, NotFound, Overloaded, ShuttingDown
+from gateway.core.identity import is_valid
+from gateway.core.ports import Headers
+from gateway.dialects import Endpoint, endpoint
+from gateway.pipeline import Gateway, Incoming, Reply
+from gateway.server import headers as ours
+from gateway.server.auth import Authenticator
+from gateway.server.body import Disconnected, read_body
+
+logger = logging.getLogger("gateway")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+#: paths that are understood without /v1 in front, for a base URL given without it
+_BARE: Final = re.compile(r"(?:chat/completions|completions|embeddings|responses|messages|models)(?:/|$)")
+_CONTROL: Final = re.compile(rb"[\x00-\x20\x7f]")
+#: how long a call that is cut at shutdown may take to tell its client and to settle
+_CUT_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The bounds of one worker. Bytes and seconds."""
+
+    max_body: int = 64 * 1024 * 1024
+    max_concurrency: int = 1024
+    body_timeout_s: float = 30.0
+    on_disconnect: Literal["drain", "cancel"] = "drain"
+    drain_s: float = 30.0
+
+
+@dataclass(slots=True)
+class _Connection:
+    """What the task of a call and the listener share."""
+
+    send: Send
+    gone: bool = False
+    started: bool = False
+    finished: bool = False
+    cut: GatewayError | None = None
+
+
+class Forwarder:
+    """The ASGI endpoint of everything that is forwarded. `close` ends what is still running."""
+
+    def __init__(self, gateway: Gateway, authenticator: Authenticator, limits: Limits) -> None:
+        self._gateway = gateway
+        self._authenticator = authenticator
+        self._limits = limits
+        self._running: dict[asyncio.Task[None], _Connection] = {}
+        self._closing = False
+
+    @property
+    def running(self) -> int:
+        """Calls under way, those of clients that left included."""
+        return len(self._running)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        started = self._gateway.clock()
+        headers: Headers = scope["headers"]
+        request_id = ours.request_id(headers) or self._gateway.new_id()
+        target = endpoint(scope["method"], "")
+        try:
+            session, path = split_path(scope["raw_path"])
+            target = endpoint(scope["method"], path, anthropic=_speaks_anthropic(headers, path))
+            if session is not None and not is_valid(session):
+                raise InvalidRequest("A session id in the path has 1-255 characters of A-Z a-z 0-9 . _ : -")
+            self._admit()
+            peer = scope["client"][0] if scope.get("client") else None
+            caller = self._authenticator.caller(headers, peer)
+            body, unpacked = await read_body(receive, headers, self._limits.max_body, self._limits.body_timeout_s)
+        except Disconnected:
+            return
+        except GatewayError as fault:
+            await _send_fault(send, target, fault, request_id, close=True)
+            return
+        incoming = Incoming(
+            request_id, scope["method"], path, scope["query_string"].decode("latin-1"), headers, body, unpacked,
+            target, caller, session, started,
+        )  # fmt: skip
+        await self._run(incoming, receive, send)
+
+    def _admit(self) -> None:
+        if self._closing:
+            raise ShuttingDown("The gateway is stopping. Try again shortly.")
+        if len(self._running) >= self._limits.max_concurrency:
+            raise Overloaded(
+                f"{self._limits.max_concurrency} calls are under way already (server.max_concurrency). Try again shortly."
+            )
+
+    async def _run(self, incoming: Incoming, receive: Receive, send: Send) -> None:
+        connection = _Connection(send)
+        task = asyncio.get_running_loop().create_task(self._serve(incoming, connection))
+        self._running[task] = connection
+        task.add_done_callback(self._ended)
+        try:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        except asyncio.CancelledError:
+            # The server's patience is over: the call is told why, and this request ends when it has.
+            await self._cut({task}, ShuttingDown("The gateway is stopping and cut this answer. Try again shortly."))
+            return
+        if not connection.finished:
+            self._client_left(task, connection)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.pop(task, None)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a call ended in a bug", exc_info=task.exception())
+
+    def _client_left(self, task: asyncio.Task[None], connection: _Connection) -> None:
+        connection.gone = True
+        if self._limits.on_disconnect == "cancel":
+            task.cancel()
+        else:
+            timer = asyncio.get_running_loop().call_later(self._limits.drain_s, task.cancel)
+            task.add_done_callback(lambda _: timer.cancel())
+
+    async def _serve(self, incoming: Incoming, connection: _Connection) -> None:
+        try:
+            async with self._gateway.handle(incoming) as reply:
+                await self._answer(reply, incoming, connection)
+        except asyncio.CancelledError:
+            await self._tell_cut(incoming, connection)
+        except Exception:
+            logger.exception("call %s failed in a bug", incoming.request_id)
+            fault = InternalError(f"The gateway failed; the operator finds the reason under {incoming.request_id}.")
+            if not connection.started:
+                await _send_fault(connection.send, incoming.endpoint, fault, incoming.request_id, close=True)
+        finally:
+            connection.finished = True
+
+    async def _answer(self, reply: Reply, incoming: Incoming, connection: _Connection) -> None:
+        headers = reply.headers + ours.of_reply(reply, incoming.request_id)
+        send, body = connection.send, reply.body
+        if isinstance(body, bytes):
+            headers.append((b"content-length", b"%d" % len(body)))
+            connection.started = True
+            await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+            connection.finished = True
+            await send({"type": "http.response.body", "body": body})
+            return
+        connection.started = True
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        async for piece in body:
+            # Once the client has left the answer is only read for its usage.
+            if not connection.gone:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        connection.finished = not reply.broken
+        if not reply.broken:
+            await send({"type": "http.response.body", "body": b""})
+
+    async def _tell_cut(self, incoming: Incoming, connection: _Connection) -> None:
+        fault = connection.cut
+        if fault is None or connection.gone:
+            return
+        if not connection.started:
+            await _send_fault(connection.send, incoming.endpoint, fault, incoming.request_id, close=True)
+        else:
+            event = incoming.endpoint.dialect.error_event(fault, incoming.request_id)
+            await connection.send({"type": "http.response.body", "body": event, "more_body": True})
+
+    async def _cut(self, tasks: set[asyncio.Task[None]], fault: GatewayError) -> None:
+        for task in tasks:
+            if task in self._running:
+                self._running[task].cut = fault
+                task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CUT_S)
+
+    async def close(self) -> None:
+        """End what is running; every call is settled when this returns, or was given its time to."""
+        self._closing = True
+        await self._cut(
+            set(self._running), ShuttingDown("The gateway is stopping and cut this answer. Try again shortly.")
+        )
+
+
+def split_path(raw_path: bytes) -> tuple[str | None, str]:
+    """(session, path relative to /v1/) of a request path, still encoded.
+
+    `/s/{session}` may stand in front; `/v1` may be missing before a known endpoint, or stand twice.
+
+    Raises:
+        NotFound: nothing is forwarded under this path.
+        InvalidRequest: the path leaves its folder, or holds control characters.
+    """
+    path, session = raw_path.decode("latin-1"), None
+    if path.startswith("/s/"):
+        session, _, path = path[3:].partition("/")
+        session, path = unquote_to_bytes(session).decode("latin-1"), "/" + path
+    versioned = False
+    while path.startswith("/v1/"):
+        path, versioned = path[3:], True
+    path = path[1:]
+    if not path or not (versioned or _BARE.match(path)):
+        raise NotFound("There is nothing under this path. The API is under /v1, or under /s/SESSION/v1.")
+    segments = [unquote_to_bytes(segment) for segment in path.split("/")]
+    if any(segment in (b".", b"..") or b"\\" in segment or b"../" in segment for segment in segments):
+        raise InvalidRequest("The path must not contain . or .. segments.")
+    if any(_CONTROL.search(segment) for segment in segments):
+        raise InvalidRequest("The path must not contain spaces or control characters.")
+    return session, path
+
+
+def _speaks_anthropic(headers: Headers, path: str) -> bool:
+    return path.startswith("models") and any(name == b"anthropic-version" for name, _ in headers)
+
+
+async def _send_fault(
+    send: Send, target: Endpoint, fault: GatewayError, request_id: str, *, close: bool = False
+) -> None:
+    body = target.dialect.error(fault, request_id)
+    headers: Headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (ours.REQUEST_ID, request_id.encode()),
+        *ours.of_fault(fault),
+    ]
+    if close:
+        # A body that was not read to its end would stand in front of the next request.
+        headers.append((b"connection", b"close"))
+    with contextlib.suppress(RuntimeError):
+        await send({"type": "http.response.start", "status": fault.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})

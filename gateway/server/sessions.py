@@ -1,0 +1,296 @@
+"""/api: read, reset and delete sessions, read call records, look up models. JSON; no prompt or answer text."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as Path
+
+from gateway.catalog import Catalog
+from gateway.core import errors
+from gateway.core.identity import is_valid
+from gateway.core.ports import CallRecord, SessionKey, SessionView, Store
+from gateway.core.routing import ModelFacts, Route, Routes
+from gateway.core.usage import Totals, Usage
+from gateway.dialects import openai_errors
+from gateway.server import headers as ours
+from gateway.server.auth import OPEN_NAMESPACE, Access, Authenticator
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+_MAX_LIMIT: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a reload replaces."""
+
+    authenticator: Authenticator
+    routes: Routes
+    catalog: Catalog
+
+
+class SessionsApi:
+    """The handlers. `rules` gives those in force; `reload` re-reads the configuration or raises ConfigError."""
+
+    def __init__(self, store: Store, rules: Callable[[], Rules], reload: Callable[[], None]) -> None:
+        self._store = store
+        self._rules = rules
+        self._reload = reload
+
+    def paths(self) -> list[Path]:
+        """The routes."""
+        return [
+            Path("/api/sessions", self._wrap(self.list), methods=["GET"]),
+            Path("/api/sessions/{id:path}/calls", self._wrap(self.calls), methods=["GET"]),
+            Path("/api/sessions/{id:path}/reset", self._wrap(self.reset), methods=["POST"]),
+            Path("/api/sessions/{id:path}", self._wrap(self.session), methods=["GET", "DELETE"]),
+            Path("/api/calls/{request_id}", self._wrap(self.call), methods=["GET"]),
+            Path("/api/models", self._wrap(self.models), methods=["GET"]),
+            Path("/api/reload", self._wrap(self.reload), methods=["POST"]),
+        ]
+
+    def _wrap(self, handler: Callable[[Request, Access], Awaitable[Any]]) -> Handler:
+        async def handle(request: Request) -> Response:
+            try:
+                peer = request.client.host if request.client else None
+                access = self._rules().authenticator.api(request.scope["headers"], peer)
+                return _json(await handler(request, access))
+            except errors.GatewayError as fault:
+                return fault_response(fault)
+
+        return handle
+
+    async def list(self, request: Request, access: Access) -> Any:
+        """GET /api/sessions?limit=&cursor=&sort=recent|tokens."""
+        query = request.query_params
+        sort = query.get("sort", "recent")
+        if sort not in ("recent", "tokens"):
+            raise errors.InvalidRequest('"sort" is "recent" or "tokens".', param="sort")
+        page = await self._store.sessions(access.namespace, _limit(request), query.get("cursor"), sort)
+        return {"sessions": [session_json(view, access) for view in page.sessions], "cursor": page.cursor}
+
+    async def session(self, request: Request, access: Access) -> Any:
+        """GET or DELETE /api/sessions/{id}."""
+        key = _key(request, access)
+        if request.method == "DELETE":
+            _require_admin(access)
+            if not await self._store.delete(key):
+                raise _no_session(key)
+            return {"id": _shown(key, access), "deleted": True}
+        view = await self._store.session(key)
+        if view is None:
+            raise _no_session(key)
+        recent: list[str] = []
+        for record in await self._store.calls(key, 20):
+            recent[:0] = record.tools
+        return {**session_json(view, access), "recent_tools": recent[-20:]}
+
+    async def calls(self, request: Request, access: Access) -> Any:
+        """GET /api/sessions/{id}/calls?limit=."""
+        key = _key(request, access)
+        records = await self._store.calls(key, _limit(request))
+        if not records and await self._store.session(key) is None:
+            raise _no_session(key)
+        return {"calls": [call_json(record, access) for record in records]}
+
+    async def reset(self, request: Request, access: Access) -> Any:
+        """POST /api/sessions/{id}/reset."""
+        _require_admin(access)
+        key = _key(request, access)
+        if not await self._store.reset(key):
+            raise _no_session(key)
+        view = await self._store.session(key)
+        return session_json(view, access) if view else {}
+
+    async def call(self, request: Request, access: Access) -> Any:
+        """GET /api/calls/{request_id}."""
+        wanted = request.path_params["request_id"]
+        record = await self._store.call(access.namespace, wanted)
+        if record is None:
+            raise errors.NotFound(f'There is no record of a call "{wanted[:100]}".')
+        return call_json(record, access)
+
+    async def models(self, request: Request, access: Access) -> Any:
+        """GET /api/models?q=: what is known of the models whose name contains q."""
+        del access
+        wanted = request.query_params.get("q", "")
+        rules = self._rules()
+        return {"models": list(islice(models_json(rules.routes, rules.catalog, wanted), _limit(request)))}
+
+    async def reload(self, request: Request, access: Access) -> Any:
+        """POST /api/reload."""
+        del request
+        _require_admin(access)
+        try:
+            self._reload()
+        except errors.ConfigError as error:
+            raise errors.InvalidRequest("Nothing was changed: " + "; ".join(error.problems)) from None
+        return {"reloaded": True}
+
+
+def fault_response(fault: errors.GatewayError) -> Response:
+    """An error of ours on a path that no dialect speaks."""
+    headers = {name.decode(): value.decode() for name, value in ours.of_fault(fault)}
+    return Response(openai_errors.body(fault), fault.status, headers, "application/json")
+
+
+def session_json(view: SessionView, access: Access) -> dict[str, Any]:
+    """A session as /api and the command line show it."""
+    totals = view.totals
+    return {
+        "id": _shown(view.key, access),
+        "created_at": _time(view.created_at),
+        "last_call_at": _time(view.last_call_at),
+        "calls": totals.calls,
+        "cumulative_token_usage": totals_json(totals),
+        "usage_source": totals.source,
+        "cost_usd": None if totals.unpriced_calls else f"{totals.cost_usd:.6f}",
+        "derived_id": view.derived,
+    }
+
+
+def totals_json(totals: Totals) -> dict[str, int]:
+    """The sums of a session."""
+    return {
+        "input_tokens": totals.input_tokens,
+        "output_tokens": totals.output_tokens,
+        "total_tokens": totals.total_tokens,
+        "cache_read_tokens": totals.cache_read_tokens,
+        "cache_write_tokens": totals.cache_write_tokens,
+        "reasoning_tokens": totals.reasoning_tokens,
+        "estimated_tokens": totals.estimated_tokens,
+    }
+
+
+def call_json(record: CallRecord, access: Access) -> dict[str, Any]:
+    """A call record as /api shows it."""
+    charge = record.charge
+    cost = charge.cost_usd if charge else None
+    return {
+        "request_id": record.request_id,
+        "call_id": record.call_id,
+        "session": _shown(record.session, access) if record.session else None,
+        "started_at": _time(record.started_at),
+        "dialect": record.dialect,
+        "operation": record.operation,
+        "provider": record.provider,
+        "model": record.model,
+        "response_model": record.response_model,
+        "stream": record.stream,
+        "status": record.status,
+        "outcome": record.outcome,
+        "error_code": record.error_code,
+        "finish_reason": record.finish_reason,
+        "tools": record.tools,
+        "usage": _usage_json(charge.usage) if charge else None,
+        "usage_source": charge.source if charge else None,
+        "cost_usd": f"{cost:.6f}" if cost is not None else None,
+        "overhead_ms": round(record.overhead_s * 1000, 3),
+        "first_byte_ms": round(record.first_byte_s * 1000, 3) if record.first_byte_s is not None else None,
+        "duration_ms": round(record.duration_s * 1000, 3),
+        "request_bytes": record.request_bytes,
+        "response_bytes": record.response_bytes,
+        "notes": record.notes,
+    }
+
+
+def _usage_json(usage: Usage) -> dict[str, int]:
+    return {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "total_tokens": usage.total_tokens,
+        "cache_read_tokens": usage.cache_read_tokens,
+        "cache_write_tokens": usage.cache_write_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
+    }
+
+
+def models_json(routes: Routes, catalog: Catalog, wanted: str) -> Iterator[dict[str, Any]]:
+    """The models whose name contains `wanted` and for which there is a provider."""
+    for name in catalog.names():
+        if wanted in name:
+            with contextlib.suppress(errors.UnknownModel):
+                route = routes.resolve(name)
+                yield model_json(name, route, catalog.facts(route))
+
+
+def model_json(name: str, route: Route, facts: ModelFacts) -> dict[str, Any]:
+    """A model as /api/models and `gateway models` show it. Prices in USD per million tokens."""
+    price: Mapping[str, Any] | None = None
+    if facts.price is not None:
+        rates = facts.price.rates
+        price = {
+            part: f"{(value * 1_000_000).normalize():f}" if value is not None else None
+            for part, value in (
+                ("input", rates.input),
+                ("output", rates.output),
+                ("cache_read", rates.cache_read),
+                ("cache_write", rates.cache_write),
+            )
+        }
+    return {
+        "model": name,
+        "provider": route.provider,
+        "name": route.model,
+        "window": facts.window,
+        "output": facts.output,
+        "tokenizer": facts.tokenizer,
+        "price": price,
+        "sources": facts.sources or {},
+    }
+
+
+def session_key(text: str, namespace: str | None) -> SessionKey | None:
+    """`id`, or `key name/id` for someone who sees all; None where it is neither."""
+    own, slash, rest = text.partition("/")
+    if slash and namespace is None:
+        return SessionKey(own, rest) if is_valid(own) and is_valid(rest) else None
+    return SessionKey(namespace or OPEN_NAMESPACE, text) if is_valid(text) else None
+
+
+def _key(request: Request, access: Access) -> SessionKey:
+    text = request.path_params["id"]
+    key = session_key(text, access.namespace)
+    if key is None:
+        raise errors.NotFound(f'There is no session "{text[:100]}".')
+    return key
+
+
+def _shown(key: SessionKey, access: Access) -> str:
+    bare = access.namespace is not None or key.namespace == OPEN_NAMESPACE
+    return key.id if bare else f"{key.namespace}/{key.id}"
+
+
+def _no_session(key: SessionKey) -> errors.NotFound:
+    return errors.NotFound(f'There is no session "{key.id}". It may never have called, or has expired (sessions.ttl).')
+
+
+def _require_admin(access: Access) -> None:
+    if not access.admin:
+        raise errors.Forbidden(
+            "This needs the admin key (auth.admin_key), or a call from this machine where none is set."
+        )
+
+
+def _limit(request: Request) -> int:
+    text = request.query_params.get("limit", "50")
+    if not text.isdecimal() or not 1 <= int(text) <= _MAX_LIMIT:
+        raise errors.InvalidRequest(f'"limit" is a whole number from 1 to {_MAX_LIMIT}.', param="limit")
+    return int(text)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json", headers={"cache-control": "no-store"})

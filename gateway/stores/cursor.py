@@ -1,0 +1,41 @@
+"""Where a page of sessions ended: the value it was sorted by, then the key, which makes it unique."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import NamedTuple
+
+import msgspec
+
+from gateway.core.errors import InvalidRequest
+from gateway.core.ports import SessionView
+
+
+class Cursor(NamedTuple):
+    """Compares as the list is sorted (descending)."""
+
+    value: float
+    namespace: str
+    id: str
+
+    @classmethod
+    def of(cls, view: SessionView, sort: str) -> Cursor:
+        """The place of a session in a list sorted by `recent` or `tokens`."""
+        value = float(view.totals.total_tokens) if sort == "tokens" else view.last_call_at
+        return cls(value, view.key.namespace, view.key.id)
+
+    @classmethod
+    def parse(cls, text: str) -> Cursor:
+        """Read what `str` wrote.
+
+        Raises:
+            InvalidRequest: it is no cursor.
+        """
+        try:
+            return cls(*msgspec.json.decode(base64.urlsafe_b64decode(text), type=tuple[float, str, str]))
+        except (msgspec.DecodeError, binascii.Error, ValueError):
+            raise InvalidRequest("The cursor is not one that this list returned.", param="cursor") from None
+
+    def __str__(self) -> str:
+        return base64.urlsafe_b64encode(msgspec.json.encode(tuple(self))).decode()

@@ -1,0 +1,1 @@
+"""Observers: they read call records and change nothing; one file per kind."""

@@ -1,0 +1,1 @@
+"""The ways to a provider; one file per kind."""

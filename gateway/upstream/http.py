@@ -1,0 +1,206 @@
+"""The pooled HTTP client towards one provider: time limits, no redirects, no cookies, no unpacking.
+
+What the provider sends is handed on as framed: aiohttp neither decompresses nor follows. Its exceptions become ours
+here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import ssl
+import urllib.request
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import aiohttp
+from multidict import CIMultiDict
+from yarl import URL
+
+from gateway.core.errors import UpstreamFault, UpstreamProtocolError, UpstreamTimeout, UpstreamUnreachable
+from gateway.core.ports import Outgoing, Upstream, UpstreamReply
+
+#: aiohttp would add these of its own accord; what the caller did not send, the provider does not get
+_SKIP: Final = frozenset({"User-Agent", "Accept", "Content-Type"})
+#: idle connections are dropped before the usual provider drops them (60 s and more), so that few are found dead
+_KEEPALIVE_S: Final = 45.0
+_MAX_HEADER_LINE: Final = 32 * 1024
+_PIECEWISE: Final = 512 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds: to connect, to the head of the answer, and between two pieces of it."""
+
+    connect_s: float
+    first_byte_s: float
+    between_bytes_s: float
+
+
+class HttpUpstream:
+    """The connections to one provider. Construct it where an event loop runs."""
+
+    def __init__(
+        self,
+        name: str,
+        base_url: str,
+        limits: Limits,
+        *,
+        max_connections: int = 1024,
+        tls: ssl.SSLContext | bool = True,
+        proxy: str | None = None,
+    ) -> None:
+        self._name = name
+        self._limits = limits
+        self._proxy = proxy
+        self._host = urlsplit(base_url).netloc
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=max_connections, ssl=tls, keepalive_timeout=_KEEPALIVE_S, ttl_dns_cache=30
+            ),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=_SKIP,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.connect_s),
+            max_line_size=_MAX_HEADER_LINE,
+            max_field_size=_MAX_HEADER_LINE,
+        )
+
+    @asynccontextmanager
+    async def send(self, request: Outgoing) -> AsyncIterator[UpstreamReply]:
+        """See `Upstream.send`."""
+        headers = CIMultiDict([(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers])
+        with self._translated():
+            async with asyncio.timeout(self._limits.first_byte_s):
+                response = await self._session.request(
+                    request.method,
+                    URL(request.url, encoded=True),
+                    headers=headers,
+                    data=_payload(request.body),
+                    allow_redirects=False,
+                    proxy=self._proxy,
+                )
+        try:
+            yield _Reply(self, response)
+        finally:
+            # At the end of the body this returns the connection to the pool; before it, it closes it.
+            if response.content.at_eof():
+                response.release()
+            else:
+                response.close()
+
+    async def pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        """The body as it arrives; reading stops while the consumer is busy, so the socket pushes back."""
+        content = response.content
+        with self._translated():
+            while not content.at_eof():
+                piece = content.read_nowait(-1)
+                if not piece:
+                    # The limit holds for the provider's silence only, not for the time the consumer takes.
+                    async with asyncio.timeout(self._limits.between_bytes_s):
+                        piece = await content.readany()
+                if piece:
+                    yield piece
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as error:
+            raise self._timeout(error) from error
+        except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, OSError) as error:
+            raise UpstreamUnreachable(
+                f"{self._provider} cannot be reached: {_reason(error)}. Try again shortly."
+            ) from error
+        except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, ValueError) as error:
+            raise self._protocol_error(error) from error
+
+    def _timeout(self, error: TimeoutError) -> UpstreamFault:
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            return UpstreamTimeout(
+                f"{self._provider} did not accept a connection within {self._limits.connect_s:g} s (timeout_s.connect)."
+            )
+        return UpstreamTimeout(
+            f"{self._provider} was silent for longer than timeout_s allows "
+            f"(first_byte {self._limits.first_byte_s:g} s, between_bytes {self._limits.between_bytes_s:g} s)."
+        )
+
+    def _protocol_error(self, error: Exception) -> UpstreamProtocolError:
+        kind = (
+            "broke off its answer" if isinstance(error, aiohttp.ClientPayloadError) else "did not answer in valid HTTP"
+        )
+        return UpstreamProtocolError(f"{self._provider} {kind}. Try again; if it stays so, ask the provider.")
+
+    @property
+    def _provider(self) -> str:
+        return f'The provider "{self._name}" ({self._host})'
+
+    async def aclose(self) -> None:
+        """See `Upstream.aclose`."""
+        await self._session.close()
+
+
+class _Reply:
+    """An answer of which the head is there."""
+
+    def __init__(self, upstream: HttpUpstream, response: aiohttp.ClientResponse) -> None:
+        self.status = response.status
+        self.headers: Sequence[tuple[bytes, bytes]] = response.raw_headers
+        self._upstream = upstream
+        self._response = response
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """See `UpstreamReply.chunks`."""
+        return self._upstream.pieces(self._response)
+
+
+def _payload(body: bytes) -> bytes | io.BytesIO | None:
+    """As a file, a large body is written in pieces, with turns of the event loop between them."""
+    if len(body) > _PIECEWISE:
+        return io.BytesIO(body)
+    return body or None
+
+
+def _reason(error: Exception) -> str:
+    """What a stranger may know: no address beyond the host, no object's repr."""
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "its name cannot be resolved"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return "TLS failed (certificate or protocol)"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "it closed the connection without an answer"
+    if (
+        isinstance(error, ConnectionRefusedError)
+        or getattr(error, "os_error", None).__class__ is ConnectionRefusedError
+    ):
+        return "connection refused"
+    return "the connection failed or was reset"
+
+
+def tls_context(*, verify: bool, ca_file: str | None) -> ssl.SSLContext | bool:
+    """What `TCPConnector(ssl=…)` takes.
+
+    Raises:
+        OSError: the file of authorities cannot be read.
+    """
+    if not verify:
+        return False
+    return ssl.create_default_context(cafile=ca_file) if ca_file else True
+
+
+def proxy_for(base_url: str) -> str | None:
+    """The proxy that HTTP(S)_PROXY names for this address, unless NO_PROXY excludes it.
+
+    Read once at start; aiohttp's own reading would do so on every call, and take credentials from ~/.netrc.
+    """
+    parts = urlsplit(base_url)
+    if parts.hostname is None or urllib.request.proxy_bypass(parts.netloc):
+        return None
+    return urllib.request.getproxies().get(parts.scheme)
+
+
+if TYPE_CHECKING:
+    _: type[Upstream] = HttpUpstream

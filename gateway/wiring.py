@@ -1,0 +1,234 @@
+"""The composition root: Settings -> ASGI application. The only module that knows every class."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+
+from gateway import catalog, config
+from gateway.core.errors import ConfigError
+from gateway.core.forwarding import Provider
+from gateway.core.ids import call_id
+from gateway.core.ports import Observer, Store
+from gateway.core.routing import ModelRule, Routes
+from gateway.pipeline import Gateway, SessionPolicy
+from gateway.server import headers
+from gateway.server.app import GatewayApp
+from gateway.server.auth import Authenticator, KeyRule, digest
+from gateway.server.endpoints import Forwarder, Limits
+from gateway.server.sessions import Rules, SessionsApi
+from gateway.stores.memory import MemoryStore
+from gateway.stores.settler import Settler
+from gateway.stores.sqlite import SqliteStore
+from gateway.telemetry import log
+from gateway.upstream import http
+
+_EXPIRE_EVERY_S = 3600.0
+_OLD_PARTS_CHECK_S = 1.0
+
+Load = Callable[[], config.Loaded]
+
+
+def build_app(load: Load) -> GatewayApp:
+    """The application for one worker process. `load` reads the configuration, at start and at each reload."""
+
+    @asynccontextmanager
+    async def resources() -> AsyncIterator[Worker]:
+        settings = load().settings
+        store = open_store(settings)
+        try:
+            worker = Worker(store, settings, load)
+            try:
+                yield worker
+            finally:
+                await worker.aclose()
+        finally:
+            await store.aclose()
+
+    return GatewayApp(resources)
+
+
+def open_store(settings: config.Settings) -> Store:
+    """The configured store. Needs a running event loop.
+
+    Raises:
+        StoreUnavailable: it cannot be opened.
+    """
+    path = settings.store.sqlite_path
+    if path is None:
+        return MemoryStore()
+    return SqliteStore(path, timeout_s=settings.store.timeout_ms / 1000)
+
+
+def open_catalog() -> catalog.Catalog:
+    """The model tables on disk."""
+    return catalog.Catalog(config.model_facts(), catalog.load_litellm_table())
+
+
+def routes_of(settings: config.Settings) -> Routes:
+    """The routing table: the configured routes, then the built-in ones whose provider exists."""
+    rules = [ModelRule(row.match, row.provider, row.name, catalog.facts_of(row)) for row in settings.models]
+    names = list(settings.providers)
+    if settings.built_in_routes:
+        rules += [ModelRule(match, name) for match, name in config.BUILT_IN_ROUTES if name in names]
+    anthropic = "anthropic" if settings.built_in_routes and "anthropic" in names else None
+    return Routes(rules, names, settings.default_provider, anthropic)
+
+
+def provider_of(name: str, row: config.Provider) -> Provider:
+    """A provider as core addresses it."""
+    return Provider(
+        name,
+        row.base_url,
+        row.auth,
+        row.key.get_secret_value(),
+        tuple((header.encode(), value.encode()) for header, value in row.headers.items()),
+        row.key_prefixes,
+    )
+
+
+class Worker:
+    """Everything one worker process holds: parts that stay (store, settler, log) and parts a reload replaces."""
+
+    def __init__(self, store: Store, settings: config.Settings, load: Load) -> None:
+        self.store = store
+        self._load = load
+        self._settler = Settler(store)
+        self._observers = _observers(settings)
+        self._catalog = open_catalog()
+        self._chores = {asyncio.create_task(self._expire(settings.sessions.ttl_s))}
+        self._parts = _Parts(settings, self)
+        self.api = SessionsApi(store, lambda: self._parts.rules, self.reload)
+
+    @property
+    def forwarder(self) -> Forwarder:
+        """The one in force."""
+        return self._parts.forwarder
+
+    @forwarder.setter
+    def forwarder(self, _: Forwarder) -> None:
+        raise AttributeError("replaced by reload() only")
+
+    def reload(self) -> None:
+        """Put the configuration as it is now into force; calls under way end under the old one.
+
+        Raises:
+            ConfigError: it is wrong; nothing was changed.
+        """
+        settings = self._load().settings
+        config.refuse_open_door(settings)
+        old, self._parts = self._parts, _Parts(settings, self)
+        self._chores.add(asyncio.create_task(_retire(old)))
+
+    def gateway(self, settings: config.Settings, routes: Routes, upstreams: Mapping[str, http.HttpUpstream]) -> Gateway:
+        """The pipeline under these settings."""
+        sessions = settings.sessions
+        return Gateway(
+            routes=routes,
+            providers={name: provider_of(name, row) for name, row in settings.providers.items()},
+            upstreams=upstreams,
+            facts=self._catalog.facts,
+            store=self.store,
+            settler=self._settler,
+            observers=self._observers,
+            policy=SessionPolicy(
+                sessions.id_headers,
+                sessions.on_missing,
+                stream_totals=sessions.stream_totals == "comment",
+                estimate_missing=sessions.usage_missing == "estimate",
+            ),
+            totals_comment=headers.totals_comment,
+            new_id=new_id,
+        )
+
+    @property
+    def catalog(self) -> catalog.Catalog:
+        """The model tables."""
+        return self._catalog
+
+    async def _expire(self, ttl_s: int) -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                await self.store.expire(time.time() - ttl_s)
+            await asyncio.sleep(_EXPIRE_EVERY_S)
+
+    async def aclose(self) -> None:
+        """End calls, settle them, close connections."""
+        for chore in self._chores:
+            chore.cancel()
+        await asyncio.gather(*self._chores, return_exceptions=True)
+        await self._parts.aclose()
+        await self._settler.aclose()
+
+
+class _Parts:
+    """What one configuration makes of a worker."""
+
+    def __init__(self, settings: config.Settings, worker: Worker) -> None:
+        server, sessions = settings.server, settings.sessions
+        routes = routes_of(settings)
+        admin = settings.auth.admin_key
+        authenticator = Authenticator(
+            [KeyRule(key.name, digest(key.key.get_secret_value()), key.models) for key in settings.auth.keys],
+            admin.get_secret_value() if admin is not None else None,
+        )
+        limits = Limits(
+            max_body=int(server.max_body_mb * 2**20),
+            max_concurrency=server.max_concurrency,
+            body_timeout_s=server.body_timeout_s,
+            on_disconnect=sessions.on_disconnect,
+            drain_s=sessions.drain_s,
+        )
+        self._upstreams = {name: _upstream(name, row) for name, row in settings.providers.items()}
+        self.rules = Rules(authenticator, routes, worker.catalog)
+        self.forwarder = Forwarder(worker.gateway(settings, routes, self._upstreams), authenticator, limits)
+
+    async def aclose(self) -> None:
+        await self.forwarder.close()
+        for upstream in self._upstreams.values():
+            await upstream.aclose()
+
+
+async def _retire(parts: _Parts) -> None:
+    """Close the connections of a replaced configuration when its last call has ended."""
+    try:
+        while parts.forwarder.running:  # noqa: ASYNC110  # rare, and nobody waits for it
+            await asyncio.sleep(_OLD_PARTS_CHECK_S)
+    finally:
+        await parts.aclose()
+
+
+def _upstream(name: str, row: config.Provider) -> http.HttpUpstream:
+    ca_file = str(row.tls.ca_file.expanduser()) if row.tls.ca_file else None
+    try:
+        tls = http.tls_context(verify=row.tls.verify, ca_file=ca_file)
+    except OSError as error:
+        raise ConfigError([f"providers.{name}.tls.ca_file: {ca_file} cannot be used: {error}"]) from None
+    limits = http.Limits(row.timeout_s.connect, row.timeout_s.first_byte, row.timeout_s.between_bytes)
+    return http.HttpUpstream(
+        name, row.base_url, limits, max_connections=row.max_connections, tls=tls, proxy=http.proxy_for(row.base_url)
+    )
+
+
+def _observers(settings: config.Settings) -> list[Observer]:
+    as_json = logs_json(settings)
+    log.configure(as_json=as_json, level=settings.telemetry.log.level)
+    if settings.telemetry.log.level == "error":
+        return []
+    return [log.CallLog(sys.stderr, as_json=as_json, failures_only=settings.telemetry.log.level == "warning")]
+
+
+def logs_json(settings: config.Settings) -> bool:
+    """Whether the log is JSON lines: as configured, or where stderr is no terminal."""
+    form = settings.telemetry.log.format
+    return form == "json" or (form == "auto" and not sys.stderr.isatty())
+
+
+def new_id() -> str:
+    """A call id: wall time and 80 random bits."""
+    return call_id(time.time_ns() // 1_000_000, os.urandom(10))
