@@ -7,7 +7,7 @@ litellm's wheel. The wheel is found without importing litellm, which would cost 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
@@ -29,9 +29,7 @@ _TABLE_PREFIX: Final = {"ollama": "ollama_chat"}
 class Catalog:
     """Looks up models; one entry is decoded when it is first asked for."""
 
-    def __init__(
-        self, own: Mapping[str, Facts], table: Mapping[str, msgspec.Raw], table_name: str = LITELLM_FILE
-    ) -> None:
+    def __init__(self, own: Mapping[str, Facts], table: Mapping[str, msgspec.Raw], table_name: str = "litellm") -> None:
         self._own = own
         self._table = table
         self._table_name = table_name
@@ -46,9 +44,29 @@ class Catalog:
             found = self._known[route] = self._look_up(route)
         return found
 
-    def names(self) -> Iterable[str]:
-        """Every model name in the tables."""
-        return dict.fromkeys((*self._own, *(name for name in self._table if name != "sample_spec")))
+    def offered(self, providers: Container[str], wanted: str = "") -> Iterator[tuple[str, str]]:
+        """(provider, model) of every entry that one of these providers serves; `wanted`: part of the name."""
+        seen: set[tuple[str, str]] = set()
+        for provider, model in (*self._own_names(), *self._table_names(wanted)):
+            if provider in providers and wanted in f"{provider}/{model}" and (provider, model) not in seen:
+                seen.add((provider, model))
+                yield provider, model
+
+    def _own_names(self) -> Iterator[tuple[str, str]]:
+        for name in self._own:
+            provider, slash, model = name.partition("/")
+            if slash:
+                yield provider, model
+
+    def _table_names(self, wanted: str) -> Iterator[tuple[str, str]]:
+        ours = {theirs: mine for mine, theirs in _TABLE_PREFIX.items()}
+        for name, raw in self._table.items():
+            if wanted.rpartition("/")[2] not in name:
+                continue
+            entry = _decode_entry(raw) or {}
+            theirs = entry.get("litellm_provider")
+            if isinstance(theirs, str):
+                yield ours.get(theirs, theirs), name.removeprefix(f"{theirs}/")
 
     def _look_up(self, route: Route) -> ModelFacts:
         layers: list[tuple[str, ModelFacts]] = []

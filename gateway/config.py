@@ -7,6 +7,7 @@ read here and nowhere else.
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _DURATION: Final = re.compile(r"(\d+)([smhd])\Z")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _ENV_PREFIX: Final = "GATEWAY_"
+_FLAGS_VARIABLE: Final = "_GATEWAY_FLAGS"
 DEFAULT_FILE: Final = "gateway.yaml"
 
 Positive = Annotated[float, Field(gt=0)]
@@ -270,32 +272,6 @@ class Settings(_Section):
     store: StoreSettings = Field(StoreSettings(), description="Where sessions are kept.")
     telemetry: Telemetry = Field(Telemetry(), description="Log.")
 
-    @model_validator(mode="after")
-    def _cross_references(self) -> Settings:
-        problems = [
-            f"models[{index}].provider: there is no provider {rule.provider!r}{_did_you_mean(rule.provider, self.providers)}"
-            for index, rule in enumerate(self.models)
-            if rule.provider not in self.providers
-        ]
-        if self.default_provider is not None and self.default_provider not in self.providers:
-            hint = _did_you_mean(self.default_provider, self.providers)
-            problems.append(f"default_provider: there is no provider {self.default_provider!r}{hint}")
-        if self.server.workers > 1 and self.store.url == "memory://":
-            problems.append(
-                "server.workers: more than one worker needs a store they share; set store.url to sqlite://PATH"
-            )
-        if problems:
-            raise _CrossReferenceError(problems)
-        return self
-
-
-class _CrossReferenceError(ValueError):
-    """Problems that concern two keys; each text names its own path."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = problems
-
 
 #: routes every installation has, after the configured ones
 BUILT_IN_ROUTES: Final = (
@@ -315,6 +291,12 @@ class Loaded:
     settings: Settings
     file: Path | None
     key_sources: Mapping[str, str]
+
+
+def template() -> str:
+    """The commented gateway.yaml that `gateway init` writes: every key, with its default."""
+    installed = Path(__file__).parent / "data" / DEFAULT_FILE
+    return (installed if installed.is_file() else Path(__file__).parent.parent / DEFAULT_FILE).read_text("utf-8")
 
 
 def data_folder() -> Path:
@@ -354,13 +336,37 @@ def load(
             _set(raw, dotted.split("."), _parse_scalar(text))
     key_sources = _key_sources(raw.get("providers"), env)
     expanded = _expand(raw, env, "", problems)
-    if problems:
-        raise ConfigError(problems)
+    unset = {line.partition(":")[0] for line in problems}
     try:
         settings = Settings.model_validate(expanded)
     except ValidationError as error:
-        raise ConfigError(_describe(error)) from None
+        problems += [line for line in _describe(error) if line.partition(":")[0] not in unset]
+    problems += _cross_references(raw)
+    if problems:
+        raise ConfigError(problems)
     return Loaded(settings, path, key_sources)
+
+
+def pass_on(loaded_from: Path | None, flags: Mapping[str, object]) -> None:
+    """Leave a command's `-c` and flags where its worker processes and later reloads find them."""
+    if loaded_from is not None:
+        os.environ["GATEWAY_CONFIG"] = str(loaded_from)
+    os.environ[_FLAGS_VARIABLE] = json.dumps(flags)
+
+
+def load_passed_on() -> Loaded:
+    """`load` as the command did that called `pass_on`.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    return load(flags=json.loads(os.environ.get(_FLAGS_VARIABLE, "{}")))
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of gateway.yaml, with descriptions."""
+    schema = Settings.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "gateway.yaml", **schema}
 
 
 def refuse_open_door(settings: Settings) -> None:
@@ -372,12 +378,11 @@ def refuse_open_door(settings: Settings) -> None:
     held = sorted(name for name, provider in settings.providers.items() if provider.key.get_secret_value())
     if is_loopback(settings.server.host) or settings.auth.keys or not held:
         return
-    raise ConfigError(
-        [
-            f"auth.keys: {settings.server.host} is reachable from the network and the gateway holds the key of "
-            f"{', '.join(held)}, so anyone could spend it. Set auth.keys, or listen on 127.0.0.1."
-        ]
+    problem = (
+        f"auth.keys: {settings.server.host} is reachable from the network and the gateway holds the key of "
+        f"{', '.join(held)}, so anyone could spend it. Set auth.keys, or listen on 127.0.0.1."
     )
+    raise ConfigError([problem])
 
 
 def is_loopback(host: str) -> bool:
@@ -447,7 +452,7 @@ def _merge_providers(built_in: dict[str, Any], own: object) -> dict[str, Any] | 
 
 
 def _overrides(raw: Mapping[str, Any], env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """`GATEWAY_A_B` -> (`a.b`, value) for every key that exists; others belong to somebody else (Kubernetes sets some)."""
+    """`GATEWAY_A_B` -> (`a.b`, value) of every key that exists; others are somebody else's (Kubernetes sets some)."""
     providers = raw.get("providers")
     names = [str(name) for name in providers] if isinstance(providers, dict) else []
     for dotted in _leaf_paths(Settings, "", names):
@@ -506,7 +511,7 @@ def _expand(value: object, env: Mapping[str, str], path: str, problems: list[str
             found = env.get(name)
             if found is None and default is None:
                 problems.append(
-                    f"{path}: the environment variable {name} is not set; set it, or write ${{{name}:-default}}"
+                    f"{path}: the environment variable {name} is not set; set it or write ${{{name}:-default}}"
                 )
             # As in a shell, `:-` also stands in for a variable that is empty.
             return found or default or ""
@@ -522,13 +527,31 @@ def _expand(value: object, env: Mapping[str, str], path: str, problems: list[str
     return value
 
 
+def _cross_references(raw: Mapping[str, Any]) -> list[str]:
+    """What is wrong between keys that are each right."""
+    providers, models = raw.get("providers"), raw.get("models")
+    known = providers if isinstance(providers, dict) else {}
+    named: list[tuple[str, object]] = [("default_provider", raw.get("default_provider"))]
+    if isinstance(models, list):
+        named += [
+            (f"models[{i}].provider", row.get("provider")) for i, row in enumerate(models) if isinstance(row, dict)
+        ]
+    problems = [
+        f"{path}: there is no provider {name!r}{_did_you_mean(name, known)}"
+        for path, name in named
+        if isinstance(name, str) and name not in known
+    ]
+    server, store = raw.get("server"), raw.get("store")
+    workers = server.get("workers", 1) if isinstance(server, dict) else 1
+    in_memory = isinstance(store, dict) and store.get("url") == "memory://"
+    if in_memory and isinstance(workers, int) and workers > 1:
+        problems.append("server.workers: more than one worker needs a store they share; set store.url to sqlite://PATH")
+    return problems
+
+
 def _describe(error: ValidationError) -> list[str]:
     lines: list[str] = []
     for problem in error.errors(include_url=False):
-        cause = problem.get("ctx", {}).get("error")
-        if isinstance(cause, _CrossReferenceError):
-            lines += cause.problems
-            continue
         path = _dotted(problem["loc"])
         if problem["type"] == "extra_forbidden":
             siblings = _siblings(problem["loc"])

@@ -1,6 +1,6 @@
-"""One call, top to bottom. This is the only place that knows the order:
+"""One call, top to bottom. This is the only place that knows the order.
 
-read the body -> name the session -> find the route -> send -> meter the answer -> settle -> tell the observers.
+Read the body -> name the session -> find the route -> send -> meter the answer -> settle -> tell the observers.
 
 An `Exchange` is entered for the way down and left after the answer was passed on. Whatever happens in between (the
 client leaves, the provider breaks off, the process is told to stop), leaving it settles, once.
@@ -136,7 +136,7 @@ class Gateway:
         self.no_stream_usage: dict[tuple[str, str], None] = {}
 
     def handle(self, incoming: Incoming) -> Exchange:
-        """The exchange for one request: `async with gateway.handle(incoming) as reply`. Entering raises no GatewayError."""
+        """The exchange for one request: `async with gateway.handle(incoming) as reply`; raises no GatewayError."""
         return Exchange(self, incoming)
 
     def remember_refusal(self, provider: str, model: str) -> None:
@@ -270,7 +270,8 @@ class Exchange:
         if allowed and (model is None or not any(fnmatchcase(model, pattern) for pattern in allowed)):
             raise UnknownModel(
                 f'The client key "{incoming.caller.namespace}" may not use '
-                f"{f'the model {model!r}' if model else 'a path that names no model'}; it may use {', '.join(allowed)}.",
+                f"{f'the model {model!r}' if model else 'a path that names no model'}; "
+                f"it may use {', '.join(allowed)}.",
                 param="model",
             )
         if model is not None:
@@ -358,7 +359,7 @@ class Exchange:
     async def _event_stream(self, answer: UpstreamReply, call: Call, before: Totals | None) -> Reply:
         # A client that did not ask for usage must not see the chunk that carries it, whoever asked for it.
         meter = StreamMeter(self._dialect.reader(call, drop_usage=not call.usage_asked))
-        self._p.reader = meter.reader.answer
+        self._p.reader = meter.answer
         reply = self._reply(answer.status, response_headers(answer.headers, unpacked=_is_packed(answer)), b"")
         reply.totals = before if before is not None else await self._totals_now()
         reply.body = self._metered(answer, meter, reply)
@@ -382,7 +383,7 @@ class Exchange:
             yield meter.close() + self._dialect.error_event(fault, self._in.request_id)
             return
         tail = meter.close()
-        progress.outcome = "ok" if not meter.reader.answer().error else "provider_error"
+        progress.outcome = "ok" if not meter.answer().error else "provider_error"
         yield await self._closing(tail)
         # The end mark is out; what is left is read so that the connection can be used again.
         with contextlib.suppress(GatewayError, TimeoutError):
@@ -424,19 +425,9 @@ class Exchange:
         progress.outcome = "ok"
         await self._settle()
 
-    async def _pieces(self, answer: UpstreamReply) -> AsyncIterator[bytes]:
-        """The body unpacked, where it came packed although we asked for it plain."""
-        if not _is_packed(answer):
-            async for piece in answer.chunks():
-                yield piece
-            return
-        unpacker = Unpacker(None)
-        try:
-            async for piece in answer.chunks():
-                for part in unpacker.feed(piece):
-                    yield part
-        except (Corrupt, TooLarge):
-            raise UpstreamProtocolError("The provider's answer is packed and cannot be unpacked.") from None
+    def _pieces(self, answer: UpstreamReply) -> AsyncIterator[bytes]:
+        """The body, unpacked where it came packed although we asked for it plain."""
+        return _unpacked(answer) if _is_packed(answer) else answer.chunks()
 
     # --- refusals and the end --------------------------------------------------------------------------------------
 
@@ -471,7 +462,7 @@ class Exchange:
         return None
 
     async def _settle(self) -> Totals | None:
-        """Write the record and its charge. Safe to call again: a settlement that was interrupted is repeated as it was."""
+        """Write the record and its charge. Safe to call again: an interrupted settlement is repeated as it was."""
         if self._settled:
             return self._totals
         if self._record is None:
@@ -559,6 +550,16 @@ class _Read:
 
 def _is_packed(answer: UpstreamReply) -> bool:
     return header(answer.headers, b"content-encoding").strip().lower().decode("latin-1") in SUPPORTED
+
+
+async def _unpacked(answer: UpstreamReply) -> AsyncIterator[bytes]:
+    unpacker = Unpacker(None)
+    try:
+        async for piece in answer.chunks():
+            for part in unpacker.feed(piece):
+                yield part
+    except (Corrupt, TooLarge):
+        raise UpstreamProtocolError("The provider's answer is packed and cannot be unpacked.") from None
 
 
 async def _chain(first: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

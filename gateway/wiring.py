@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -28,10 +30,17 @@ from gateway.stores.sqlite import SqliteStore
 from gateway.telemetry import log
 from gateway.upstream import http
 
+logger = logging.getLogger("gateway")
+
 _EXPIRE_EVERY_S = 3600.0
 _OLD_PARTS_CHECK_S = 1.0
 
 Load = Callable[[], config.Loaded]
+
+
+def app_from_environment() -> GatewayApp:
+    """The application of a worker process, configured as its parent was (`config.pass_on`)."""
+    return build_app(config.load_passed_on)
 
 
 def build_app(load: Load) -> GatewayApp:
@@ -103,7 +112,11 @@ class Worker:
         self._catalog = open_catalog()
         self._chores = {asyncio.create_task(self._expire(settings.sessions.ttl_s))}
         self._parts = _Parts(settings, self)
-        self.api = SessionsApi(store, lambda: self._parts.rules, self.reload)
+        self._workers = settings.server.workers
+        self.api = SessionsApi(store, lambda: self._parts.rules, self.reload_all)
+        # A server in a thread (tests, the demo) gets no signals.
+        with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_on_signal)
 
     @property
     def forwarder(self) -> Forwarder:
@@ -114,6 +127,24 @@ class Worker:
     def forwarder(self, _: Forwarder) -> None:
         raise AttributeError("replaced by reload() only")
 
+    def reload_all(self) -> None:
+        """Reload every worker: this one, or through the supervisor all of them.
+
+        Raises:
+            ConfigError: the configuration is wrong; nothing was changed.
+        """
+        if self._workers == 1:
+            self.reload()
+        else:
+            config.refuse_open_door(self._load().settings)
+            os.kill(os.getppid(), signal.SIGHUP)
+
+    def _reload_on_signal(self) -> None:
+        try:
+            self.reload()
+        except ConfigError as error:
+            logger.error("configuration not reloaded: %s", "; ".join(error.problems))  # noqa: TRY400  # no bug of ours
+
     def reload(self) -> None:
         """Put the configuration as it is now into force; calls under way end under the old one.
 
@@ -123,6 +154,7 @@ class Worker:
         settings = self._load().settings
         config.refuse_open_door(settings)
         old, self._parts = self._parts, _Parts(settings, self)
+        logger.info("configuration reloaded")
         self._chores.add(asyncio.create_task(_retire(old)))
 
     def gateway(self, settings: config.Settings, routes: Routes, upstreams: Mapping[str, http.HttpUpstream]) -> Gateway:
@@ -184,7 +216,7 @@ class _Parts:
             on_disconnect=sessions.on_disconnect,
             drain_s=sessions.drain_s,
         )
-        self._upstreams = {name: _upstream(name, row) for name, row in settings.providers.items()}
+        self._upstreams = {name: upstream_of(name, row) for name, row in settings.providers.items()}
         self.rules = Rules(authenticator, routes, worker.catalog)
         self.forwarder = Forwarder(worker.gateway(settings, routes, self._upstreams), authenticator, limits)
 
@@ -203,7 +235,12 @@ async def _retire(parts: _Parts) -> None:
         await parts.aclose()
 
 
-def _upstream(name: str, row: config.Provider) -> http.HttpUpstream:
+def upstream_of(name: str, row: config.Provider) -> http.HttpUpstream:
+    """The connections to a provider. Needs a running event loop.
+
+    Raises:
+        ConfigError: its certificate authorities cannot be read.
+    """
     ca_file = str(row.tls.ca_file.expanduser()) if row.tls.ca_file else None
     try:
         tls = http.tls_context(verify=row.tls.verify, ca_file=ca_file)

@@ -98,33 +98,35 @@ def check_credential(headers: Sequence[tuple[bytes, bytes]], provider: Provider,
     """Refuse to hand a caller's credential to a provider that it plainly does not belong to.
 
     Providers mark their keys by how they begin; the longest known beginning decides. A credential that no provider
-    claims is forwarded.
+    claims is forwarded, and so is any to a provider whose keys have no known beginning (one of your own).
 
     Raises:
         Unauthenticated: it belongs to another provider.
     """
-    if provider.key or provider.auth == "none":
+    if provider.key or provider.auth == "none" or not provider.key_prefixes:
         return
     for name, value in headers:
         if name not in CREDENTIALS:
             continue
         text = value.decode("latin-1").removeprefix("Bearer ").strip()
-        owner = _owner(text, others)
-        if owner is not None and owner != provider.name and not text.startswith(provider.key_prefixes or ("\0",)):
+        owners = _owners(text, others)
+        if owners and provider.name not in owners:
             raise Unauthenticated(
-                f'The credential sent looks like one of "{owner}", but this model is served by "{provider.name}". '
+                f"The credential sent looks like one of {' or '.join(owners)}, but this model is served by "
+                f'"{provider.name}". '
                 f'Send a credential of "{provider.name}", or give the gateway one: providers.{provider.name}.key.'
             )
 
 
-def _owner(credential: str, providers: Iterable[Provider]) -> str | None:
+def _owners(credential: str, providers: Iterable[Provider]) -> list[str]:
     claims = [
         (len(prefix), provider.name)
         for provider in providers
         for prefix in provider.key_prefixes
         if credential.startswith(prefix)
     ]
-    return max(claims)[1] if claims else None
+    longest = max((length for length, _ in claims), default=0)
+    return sorted({name for length, name in claims if length == longest})
 
 
 def response_headers(headers: Sequence[tuple[bytes, bytes]], *, unpacked: bool) -> Headers:

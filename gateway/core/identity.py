@@ -62,7 +62,7 @@ def from_headers(headers: Mapping[str, str], id_headers: Sequence[str]) -> str |
 
 
 def from_body(fields: Mapping[str, Any]) -> str | None:
-    """The first valid id among the body's own fields (decoded: metadata, session_id, conversation, prompt_cache_key)."""
+    """The first valid id among the body's own fields, `BODY_FIELDS`, decoded."""
     metadata = fields.get("metadata")
     conversation = fields.get("conversation")
     candidates = (

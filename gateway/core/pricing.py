@@ -56,7 +56,7 @@ class Price:
 def cost(usage: Usage, price: Price, tier: str | None = None) -> Decimal:
     """USD for one call.
 
-    Cached, audio and reasoning tokens are parts of their side; each is taken out of it and priced on its own. Parts that
+    Cached, audio and reasoning tokens are parts of their side; each is taken out and priced on its own. Parts that
     exceed their side (Azure reports cached tokens beyond the prompt) are cut to it. Tokens in `total_tokens` that
     stand on neither side are reasoning tokens billed as output (xAI).
     """
@@ -85,7 +85,7 @@ def price_per_million(
     input: Decimal,  # noqa: A002
     output: Decimal,
     cache_read: Decimal | None = None,
-    cache_write: Decimal | None = None,  # noqa: A002
+    cache_write: Decimal | None = None,
 ) -> Price:
     """A price as people write it: USD per million tokens."""
 

@@ -1,7 +1,7 @@
 """Model name -> provider, the name to send there, and what is known of the model.
 
-Routes are tried in the order they are written, first match wins. `provider/model` always means that provider, so a model
-can be reached without a route of its own.
+Routes are tried in the order they are written, first match wins. `provider/model` always means that provider, so a
+model can be reached without a route of its own.
 """
 
 from __future__ import annotations
@@ -75,6 +75,19 @@ class Routes:
                 param="model",
             )
         return Route(self._default, model)
+
+    @property
+    def providers(self) -> frozenset[str]:
+        """The names of all providers."""
+        return self._providers
+
+    def leads_to(self, model: str, provider: str) -> bool:
+        """Whether a call for this very name goes to this provider, under this name."""
+        try:
+            route = self.resolve(model)
+        except UnknownModel:
+            return False
+        return route.provider == provider and route.model == model
 
     def without_model(self, anthropic: bool) -> str:  # noqa: FBT001
         """The provider for a path that names no model; `anthropic`: the client speaks Anthropic's API.

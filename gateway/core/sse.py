@@ -18,8 +18,8 @@ _BLANK_LINE: Final = re.compile(rb"(?:\r\n|\n|\r)(?:\r\n|\n|\r)")
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
 
-class EventSplitter:
-    """Cuts a stream into events. The blocks that `feed` and `rest` return, joined, are the bytes that went in."""
+class EventBuffer:
+    """Holds back what is not yet a whole event. What `feed` and `rest` return, joined, are the bytes that went in."""
 
     __slots__ = ("_buffer", "_limit", "_overflow")
 
@@ -28,20 +28,23 @@ class EventSplitter:
         self._limit = limit
         self._overflow = False
 
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """Blocks that are complete now, each with the blank line that ends it."""
+    def feed(self, chunk: bytes) -> bytes:
+        """The bytes up to the last blank line; `split_events` cuts them."""
         data = self._buffer + chunk if self._buffer else chunk
-        blocks = _split_lf(data) if b"\r" not in data else _split_any(data)
-        rest = blocks.pop()
-        if self._overflow and blocks:
+        if data.endswith(b"\n\n"):
+            end = len(data)
+        elif b"\r" in data:
+            end = max((match.end() for match in _BLANK_LINE.finditer(data)), default=0)
+        else:
+            end = data.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
+        if end:
             self._overflow = False
-        if len(rest) > self._limit or (self._overflow and rest):
+        if len(data) - end > self._limit or (self._overflow and not end):
             # The last two bytes stay: they may be the first part of the blank line.
-            blocks.append(rest[:-2])
-            rest = rest[-2:]
             self._overflow = True
-        self._buffer = rest
-        return blocks
+            end = max(end, len(data) - 2)
+        self._buffer = data[end:]
+        return data[:end] if self._buffer else data
 
     def rest(self) -> bytes:
         """What the stream ended with and no blank line closed."""
@@ -49,22 +52,27 @@ class EventSplitter:
         return rest
 
 
-def _split_lf(data: bytes) -> list[bytes]:
-    parts = data.split(b"\n\n")
-    last = parts.pop()
-    blocks = [part + b"\n\n" for part in parts]
-    blocks.append(last)
-    return blocks
+def split_events(region: bytes) -> list[bytes]:
+    """Whole events, each with the blank line that ends it; what follows the last one, if anything, comes last."""
+    if b"\r" not in region:
+        parts = region.split(b"\n\n")
+        last = parts.pop()
+        blocks = [part + b"\n\n" for part in parts]
+    else:
+        ends = [match.end() for match in _BLANK_LINE.finditer(region)]
+        blocks = [region[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        last = region[ends[-1] :] if ends else region
+    return [*blocks, last] if last else blocks
 
 
-def _split_any(data: bytes) -> list[bytes]:
-    blocks: list[bytes] = []
-    start = 0
-    for match in _BLANK_LINE.finditer(data):
-        blocks.append(data[start : match.end()])
-        start = match.end()
-    blocks.append(data[start:])
-    return blocks
+def data_of_events(region: bytes) -> list[bytes]:
+    """The data of each event of a region that ends with a blank line; events without data are left out."""
+    if region.startswith(b"data: "):
+        found = region[6:-2].split(b"\n\ndata: ")
+        # Two line ends an event and no CR: every event is one data line, the form nearly all providers send.
+        if region.count(b"\n") == 2 * len(found) and b"\r" not in region:
+            return found
+    return [data for data in map(event_data, split_events(region)) if data]
 
 
 def event_data(block: bytes) -> bytes:

@@ -17,13 +17,15 @@ import msgspec
 
 from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import GatewayError, InvalidRequest
-from gateway.core.sse import EventSplitter, event_data
+from gateway.core.sse import EventBuffer, data_of_events, event_data, split_events
 from gateway.dialects.reported import Reported
 
 Fields = Mapping[str, msgspec.Raw]
 
 _FIELDS_DECODER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ANY_DECODER: Final = msgspec.json.Decoder()
+#: events of a stream that may wait to be read
+_UNREAD_BYTES: Final = 64 * 1024
 _SPACE: Final = re.compile(rb"[ \t\r\n]*")
 
 
@@ -45,7 +47,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a dialect reads from an answer, streamed or not. `output_estimate`: tokens of the text that was delivered."""
+    """What a dialect reads from an answer, streamed or not. `output_estimate`: tokens of the delivered text."""
 
     usage: Reported | None = None
     model: str | None = None
@@ -67,6 +69,10 @@ class Verdict(enum.Enum):
 class EventReader(Protocol):
     """Reads the events of one stream in one wire format."""
 
+    def plain_prefix(self, region: bytes) -> int:
+        """Length of the events at the beginning that surely pass and may be read later; a glance, not a reading."""
+        ...
+
     def read(self, data: bytes) -> Verdict:
         """Take the data of one event; never raises."""
         ...
@@ -79,47 +85,72 @@ class EventReader(Protocol):
 class StreamMeter:
     """Reads a stream on its way through. The bytes it returns are those that came in, less the dropped events.
 
-    The end mark is held back, so that what the client takes for the end comes after the settlement.
+    The end mark is held back, so that what the client takes for the end comes after the settlement. Events that surely
+    pass are read later, many at once: a piece that waits for nothing reaches the client sooner, and reading a hundred
+    events in one go costs a third of reading them one by one between other calls.
     """
 
-    __slots__ = ("_held", "_splitter", "ended", "reader")
+    __slots__ = ("_buffer", "_held", "_reader", "_unread", "_unread_bytes", "ended")
 
     def __init__(self, reader: EventReader) -> None:
-        self.reader = reader
         self.ended = False
-        self._splitter = EventSplitter()
+        self._reader = reader
+        self._buffer = EventBuffer()
         self._held = b""
+        self._unread: list[bytes] = []
+        self._unread_bytes = 0
 
     def feed(self, chunk: bytes) -> bytes:
         """The bytes to pass on now."""
-        blocks = self._splitter.feed(chunk)
-        read = self.reader.read
-        out: list[bytes] = []
-        for block in blocks:
-            if self.ended:
-                self._held += block
-                continue
-            data = event_data(block)
-            verdict = read(data) if data else Verdict.PASS
-            if verdict is Verdict.PASS:
-                out.append(block)
-            elif verdict is Verdict.LAST:
-                self.ended = True
-                self._held = block
-        return out[0] if len(out) == 1 else b"".join(out)
+        region = self._buffer.feed(chunk)
+        return self._pass(region) if region else region
+
+    def _pass(self, region: bytes) -> bytes:
+        if self.ended:
+            self._held += region
+            return b""
+        plain = self._reader.plain_prefix(region)
+        if plain:
+            self._unread.append(region[:plain])
+            self._unread_bytes += plain
+            if self._unread_bytes > _UNREAD_BYTES:
+                self._catch_up()
+            if plain == len(region):
+                return region
+        self._catch_up()
+        passed = [block for block in split_events(region[plain:]) if self._passes(block)]
+        return b"".join([region[:plain], *passed])
+
+    def _passes(self, block: bytes) -> bool:
+        if self.ended:
+            self._held += block
+            return False
+        verdict = self._read(block)
+        if verdict is Verdict.LAST:
+            self.ended = True
+            self._held = block
+        return verdict is Verdict.PASS
+
+    def _catch_up(self) -> None:
+        unread, self._unread, self._unread_bytes = self._unread, [], 0
+        for region in unread:
+            for data in data_of_events(region):
+                self._reader.read(data)
+
+    def _read(self, block: bytes) -> Verdict:
+        data = event_data(block)
+        return self._reader.read(data) if data else Verdict.PASS
 
     def close(self) -> bytes:
         """The end of the stream: the end mark if there was one, and what no blank line closed."""
-        rest = self._splitter.rest()
-        if rest and not self.ended:
-            data = event_data(rest)
-            if data:
-                verdict = self.reader.read(data)
-                self.ended = verdict is Verdict.LAST
-                if verdict is Verdict.DROP:
-                    rest = b""
+        rest = self._pass(self._buffer.rest())
         held, self._held = self._held, b""
         return held + rest
+
+    def answer(self) -> Answer:
+        """All that was read so far."""
+        self._catch_up()
+        return self._reader.answer()
 
 
 class Dialect(Protocol):

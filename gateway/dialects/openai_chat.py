@@ -30,6 +30,9 @@ from gateway.dialects.reported import UsageReader
 _ITEMS_DECODER: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _TEXT_FIELDS: Final = ("messages", "tools", "functions", "response_format")
 _OPENING_ROLES: Final = ("system", "developer")
+#: what every chunk with a choice holds, written compact or as Python's json does
+_MARK: Final = b'"choices":[{'
+_SPACED_MARK: Final = b'"choices": [{'
 #: parts of a message or delta that are billed as output
 _OUTPUT_FIELDS: Final = ("content", "reasoning_content", "reasoning", "refusal")
 
@@ -152,6 +155,18 @@ class ChatReader:
         self._tools: dict[tuple[Any, Any], str] = {}
         self._output = 0.0
         self._error = False
+
+    def plain_prefix(self, region: bytes) -> int:
+        """See `EventReader.plain_prefix`. Neither the end mark nor a usage chunk has a choice in its list."""
+        mark = _MARK
+        last = region.rfind(mark)
+        if last < 0:
+            mark = _SPACED_MARK
+            last = region.rfind(mark)
+        end = region.find(b"\n\n", last) + 2
+        if last < 0 or end < last or b"\r" in region:
+            return 0
+        return end if region.count(mark) == region.count(b"\n\n", 0, end) else 0
 
     def read(self, data: bytes) -> Verdict:
         """See `EventReader.read`."""

@@ -7,6 +7,7 @@ their usage, model, finish reason, and the text that was delivered. An answer of
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from gateway.dialects.reported import UsageReader
 
 _TEXT_FIELDS: Final = ("messages", "input", "prompt", "system", "instructions", "tools")
 _LAST_TYPES: Final = frozenset({"message_stop", "response.completed", "response.incomplete", "response.failed"})
+_MAYBE_LAST: Final = re.compile(rb"message_stop|response\.(?:completed|incomplete|failed)|\[DONE\]")
 #: where the text of a delta stands: Messages (text, thinking, partial_json), Completions (text in a choice)
 _DELTA_TEXT: Final = ("text", "thinking", "partial_json")
 
@@ -46,7 +48,7 @@ class PassThrough:
         self._anthropic = anthropic
 
     def read(self, body: bytes) -> Call:
-        """See `Dialect.read`. A body that is no JSON object (a file, multipart) has no fields and is not looked into."""
+        """See `Dialect.read`. A body that is no JSON object (a file, a form) has no fields and is not looked into."""
         if not body.lstrip(b" \t\r\n").startswith(b"{"):
             return Call(self._operation, None, stream=False, body=body, fields={})
         try:
@@ -110,6 +112,12 @@ class PassThroughReader:
         self._tools: list[str] = []
         self._output = 0.0
         self._error = False
+
+    def plain_prefix(self, region: bytes) -> int:
+        """See `EventReader.plain_prefix`."""
+        found = _MAYBE_LAST.search(region)
+        end = found.start() if found else len(region)
+        return region.rfind(b"\n\n", 0, end) + 2 if b"\r" not in region and b"\n\n" in region[:end] else 0
 
     def read(self, data: bytes) -> Verdict:
         """See `EventReader.read`."""

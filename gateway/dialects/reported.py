@@ -21,7 +21,8 @@ _NESTED: Final = (
 )
 #: name on the wire -> our name, inside the details of the input side and of the output side
 _CACHE_READ: Final = ("prompt_tokens_details.cached_tokens", "input_tokens_details.cached_tokens",
-                      "cache_read_input_tokens", "prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens")  # fmt: skip
+                      "cache_read_input_tokens", "prompt_cache_hit_tokens", "num_cached_tokens",
+                      "cached_tokens")  # fmt: skip
 _CACHE_WRITE: Final = ("prompt_tokens_details.cache_write_tokens", "input_tokens_details.cache_write_tokens",
                        "cache_creation_input_tokens")  # fmt: skip
 _REASONING: Final = ("completion_tokens_details.reasoning_tokens", "output_tokens_details.reasoning_tokens",
@@ -147,7 +148,7 @@ def _counts(usage: Mapping[str, object]) -> dict[str, int]:
 
 
 def _sum_of_passes(iterations: list[object]) -> dict[str, int]:
-    """Anthropic lists the billed passes of a call (compaction, advisor) apart; the top level holds the last one only."""
+    """Anthropic lists the billed passes of a call (compaction, advisor) apart; its top level holds the last one."""
     total: dict[str, int] = {}
     for entry in iterations:
         if isinstance(entry, Mapping):

@@ -1,4 +1,4 @@
-"""The ASGI application: forwarded paths to the `Forwarder`, /api and health to a Starlette router, resources to the lifespan."""
+"""The ASGI application: forwarded paths go to the `Forwarder`, /api and health checks to a Starlette router."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class GatewayApp:
                 await receive()
                 self._runtime = None
         except errors.ConfigError as error:
-            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            await _failed(send, str(error))
         except errors.StoreUnavailable as fault:
-            await send({"type": "lifespan.startup.failed", "message": f"store.url: {fault.message}"})
+            await _failed(send, f"store.url: {fault.message}")
         else:
             await send({"type": "lifespan.shutdown.complete"})
 
@@ -79,6 +79,11 @@ class GatewayApp:
             return JSONResponse({"status": "ready"})
 
         return [Route("/healthz", _alive), Route("/readyz", ready), *runtime.api.paths()]
+
+
+async def _failed(send: Send, message: str) -> None:
+    logger.error("the gateway cannot start: %s", message)
+    await send({"type": "lifespan.startup.failed", "message": message})
 
 
 async def _alive(_: Request) -> Response:

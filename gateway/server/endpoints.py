@@ -106,7 +106,7 @@ class Forwarder:
             raise ShuttingDown("The gateway is stopping. Try again shortly.")
         if len(self._running) >= self._limits.max_concurrency:
             raise Overloaded(
-                f"{self._limits.max_concurrency} calls are under way already (server.max_concurrency). Try again shortly."
+                f"{self._limits.max_concurrency} calls are under way (server.max_concurrency). Try again shortly."
             )
 
     async def _run(self, incoming: Incoming, receive: Receive, send: Send) -> None:

@@ -25,11 +25,21 @@ class _HeadTooLarge(Exception):
     """Ends the parsing of a head."""
 
 
-class GatewayProtocol(HttpToolsProtocol):
-    """One client connection. The bounds are class attributes, set by `bounded`, since uvicorn constructs it."""
+class ServerConfig(Config):
+    """uvicorn's configuration, our bounds beside it. Leaves the process's logging alone."""
 
     max_head_bytes = 64 * 1024
     head_timeout_s = 20.0
+
+    def configure_logging(self) -> None:
+        """Do nothing."""
+
+
+class GatewayProtocol(HttpToolsProtocol):
+    """One client connection."""
+
+    max_head_bytes = ServerConfig.max_head_bytes
+    head_timeout_s = ServerConfig.head_timeout_s
 
     def __init__(
         self,
@@ -39,6 +49,9 @@ class GatewayProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        if isinstance(config, ServerConfig):
+            self.max_head_bytes = config.max_head_bytes
+            self.head_timeout_s = config.head_timeout_s
         self._head_bytes = 0
         self._received = 0
         self._in_head = True
@@ -97,7 +110,8 @@ class GatewayProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what cannot be parsed and close."""
+        """Answer what cannot be parsed and close. `msg` is uvicorn's text; ours says more."""
+        del msg
         if self._too_large:
             limit = f"{self.max_head_bytes // 1024} KiB or {MAX_HEADERS} headers"
             self._refuse(431, "headers_too_large", f"The request's headers are over {limit} (server.max_header_kb).")
@@ -141,5 +155,4 @@ class GatewayProtocol(HttpToolsProtocol):
 
 def bounded(max_head_bytes: int, head_timeout_s: float) -> type[GatewayProtocol]:
     """The protocol with these bounds."""
-    bounds = {"max_head_bytes": max_head_bytes, "head_timeout_s": head_timeout_s}
-    return type("BoundedGatewayProtocol", (GatewayProtocol,), bounds)
+    return type("B", (GatewayProtocol,), {"max_head_bytes": max_head_bytes, "head_timeout_s": head_timeout_s})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -124,7 +124,9 @@ class SessionsApi:
         del access
         wanted = request.query_params.get("q", "")
         rules = self._rules()
-        return {"models": list(islice(models_json(rules.routes, rules.catalog, wanted), _limit(request)))}
+        rows = islice(models_json(rules.routes, rules.catalog, wanted), _limit(request))
+        # The whole table is looked through: tens of milliseconds that the loop should not wait for.
+        return {"models": await asyncio.to_thread(list, rows)}
 
     async def reload(self, request: Request, access: Access) -> Any:
         """POST /api/reload."""
@@ -215,12 +217,11 @@ def _usage_json(usage: Usage) -> dict[str, int]:
 
 
 def models_json(routes: Routes, catalog: Catalog, wanted: str) -> Iterator[dict[str, Any]]:
-    """The models whose name contains `wanted` and for which there is a provider."""
-    for name in catalog.names():
-        if wanted in name:
-            with contextlib.suppress(errors.UnknownModel):
-                route = routes.resolve(name)
-                yield model_json(name, route, catalog.facts(route))
+    """The models of the configured providers whose name contains `wanted`, under the name a client asks for."""
+    for provider, model in catalog.offered(routes.providers, wanted):
+        name = model if routes.leads_to(model, provider) else f"{provider}/{model}"
+        route = routes.resolve(name)
+        yield model_json(name, route, catalog.facts(route))
 
 
 def model_json(name: str, route: Route, facts: ModelFacts) -> dict[str, Any]:

@@ -95,15 +95,18 @@ class HttpUpstream:
     async def pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         """The body as it arrives; reading stops while the consumer is busy, so the socket pushes back."""
         content = response.content
-        with self._translated():
-            while not content.at_eof():
-                piece = content.read_nowait(-1)
-                if not piece:
-                    # The limit holds for the provider's silence only, not for the time the consumer takes.
-                    async with asyncio.timeout(self._limits.between_bytes_s):
-                        piece = await content.readany()
-                if piece:
+        silence = _Silence(content, self._limits.between_bytes_s)
+        try:
+            with self._translated():
+                while True:
+                    silence.begin()
+                    piece = await content.readany()
+                    silence.end()
+                    if not piece:
+                        return
                     yield piece
+        finally:
+            silence.stop()
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -141,6 +144,39 @@ class HttpUpstream:
     async def aclose(self) -> None:
         """See `Upstream.aclose`."""
         await self._session.close()
+
+
+class _Silence:
+    """Ends the reading of an answer whose provider has been silent for too long.
+
+    One timer an answer that looks when it is due, instead of one a piece: streams have thousands of pieces. The time
+    that the consumer takes for a piece does not count.
+    """
+
+    __slots__ = ("_content", "_limit", "_loop", "_since", "_timer")
+
+    def __init__(self, content: aiohttp.StreamReader, limit: float) -> None:
+        self._content = content
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._since: float | None = None
+        self._timer = self._loop.call_later(limit, self._look)
+
+    def begin(self) -> None:
+        self._since = self._loop.time()
+
+    def end(self) -> None:
+        self._since = None
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        waited = 0.0 if self._since is None else self._loop.time() - self._since
+        if waited >= self._limit:
+            self._content.set_exception(TimeoutError())
+        else:
+            self._timer = self._loop.call_later(self._limit - waited, self._look)
 
 
 class _Reply:

@@ -1,0 +1,141 @@
+"""`gateway demo`: a tool-using session through a real gateway and a real HTTP client; no key, no network."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+
+from gateway.cli.common import AsJson, Exit, print_json, print_table, stop
+
+_MODEL = "mock-small"
+_SESSION = "demo"
+_COLUMNS = (
+    "call",
+    "",
+    "asked with",
+    "answered with",
+    "tokens in",
+    "out",
+    "session total",
+    "session cost $",
+    "overhead",
+)
+_TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "search_orders",
+            "description": "Find a customer's orders.",
+            "parameters": {"type": "object", "properties": {"customer": {"type": "string"}}, "required": ["customer"]},
+        },
+    }
+]
+
+
+def demo(
+    steps: Annotated[int, typer.Option(min=1, max=200, help="Questions the user asks.")] = 6,
+    as_json: AsJson = False,
+) -> None:
+    """Play one session against the built-in provider and show what was metered."""
+    from gateway import config
+    from gateway.cli.serve import only_provider
+    from gateway.mock.server import MockServer
+    from gateway.server.serving import ServerThread, make_config
+    from gateway.wiring import build_app
+
+    started = time.monotonic()
+    with MockServer() as provider:
+        flags = {
+            **only_provider("mock", provider.url, auth="none"),
+            "store.url": "memory://",
+            "telemetry.log.level": "error",
+        }
+        app = build_app(lambda: config.load(environment={}, flags=flags))
+        with ServerThread(make_config(app, max_head_bytes=65536, head_timeout_s=20, grace_s=1)) as gateway:
+            rows = _Client(gateway.url).play(steps)
+        billed = provider.provider.billed()
+    total = json.loads(rows[-1]["headers"]["x-session-cumulative-token-usage"])["totalTokens"]
+    if as_json:
+        print_json({"calls": rows, "provider_billed_tokens": billed.total_tokens, "session_total_tokens": total})
+    else:
+        print_table(_COLUMNS, [_row(row) for row in rows], right=_COLUMNS[4:])
+        typer.echo(f"\nThe session's total in the last answer: {total:,} tokens.")
+        typer.echo(f"The provider's own count of all {billed.calls} calls: {billed.total_tokens:,} tokens.")
+        typer.echo(f"{time.monotonic() - started:.1f} s")
+    if total != billed.total_tokens:
+        stop("The two differ: this is a bug, please report it.", Exit.FAILED)
+
+
+class _Client:
+    """An agent: asks, runs the tools the model calls, asks on with their results."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+        self._messages: list[dict[str, Any]] = [{"role": "system", "content": "You look up orders and answer briefly."}]
+        self._rows: list[dict[str, Any]] = []
+
+    def play(self, steps: int) -> list[dict[str, Any]]:
+        for step in range(1, steps + 1):
+            self._messages.append(
+                {"role": "user", "content": f"What did customer {1000 + step} order, and is it paid?"}
+            )
+            answer = self._call(stream=False)
+            for call in answer.get("tool_calls") or []:
+                result = json.dumps([{"order": step * 100 + line, "item": "lamp", "paid": True} for line in range(4)])
+                self._messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+            if answer.get("tool_calls"):
+                self._call(stream=True)
+        return self._rows
+
+    def _call(self, *, stream: bool) -> dict[str, Any]:
+        body = {"model": _MODEL, "messages": self._messages, "tools": _TOOLS, "stream": stream}
+        headers = {"content-type": "application/json", "x-session-id": _SESSION}
+        self._connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        response = self._connection.getresponse()
+        content = response.read().decode()
+        if response.status != 200:  # noqa: PLR2004
+            stop(f"The gateway answered {response.status}: {content}", Exit.FAILED)
+        ours = {name.lower(): value for name, value in response.getheaders() if name.lower().startswith("x-")}
+        message = _read_stream(content, ours) if stream else json.loads(content)["choices"][0]["message"]
+        asked_with = self._messages[-1]["role"]
+        self._messages.append({key: value for key, value in message.items() if value is not None})
+        self._rows.append({"asked_with": asked_with, "stream": stream, "answer": message, "headers": ours})
+        return message
+
+
+def _read_stream(content: str, headers: dict[str, str]) -> dict[str, Any]:
+    """The message of a stream; its last comments take the place of the headers that were sent before it ended."""
+    text = ""
+    for line in content.splitlines():
+        if line.startswith("data: {"):
+            for choice in json.loads(line[6:])["choices"]:
+                text += choice["delta"].get("content") or ""
+        elif line.startswith(": x-"):
+            name, _, value = line[2:].partition(": ")
+            headers[name] = value
+    return {"role": "assistant", "content": text}
+
+
+def _row(row: dict[str, Any]) -> list[str]:
+    headers = row["headers"]
+    usage = json.loads(headers["x-token-usage"])
+    total = json.loads(headers["x-session-cumulative-token-usage"])
+    calls = [call["function"]["name"] for call in row["answer"].get("tool_calls") or []]
+    number = int(headers["x-session-cumulative-calls"]) + (1 if row["stream"] else 0)
+    return [
+        str(number),
+        "stream" if row["stream"] else "",
+        row["asked_with"],
+        f"call {', '.join(calls)}" if calls else "text",
+        f"{usage['promptTokens']:,}",
+        f"{usage['completionTokens']:,}",
+        f"{total['totalTokens']:,}",
+        "" if row["stream"] else headers.get("x-session-cumulative-cost-usd", "?"),
+        f"{headers['x-gateway-overhead-ms']} ms",
+    ]

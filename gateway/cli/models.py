@@ -1,0 +1,57 @@
+"""`gateway models`: what is known of models, and where from."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+
+from gateway.cli.common import AsJson, ConfigFile, config_problems, load, print_json, print_table
+
+_NUMBERS = ("window", "output", "in $/M", "out $/M", "cached $/M")
+
+
+def models(
+    pattern: Annotated[str, typer.Argument(help="Part of the model's name.")] = "",
+    config: ConfigFile = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most rows.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Provider, window, output limit, prices and tokenizer of models, and which file each came from."""
+    from gateway.server.sessions import model_json, models_json
+    from gateway.wiring import open_catalog, routes_of
+
+    settings = load(config).settings
+    with config_problems():
+        catalog, routes = open_catalog(), routes_of(settings)
+    rows = list(islice(models_json(routes, catalog, pattern), limit + 1))
+    if not rows and pattern:
+        # A name that no table knows still has a route.
+        route = routes.resolve(pattern)
+        rows = [model_json(pattern, route, catalog.facts(route))]
+    if as_json:
+        print_json(rows[:limit])
+        return
+    print_table(
+        ("model", "provider", "window", "output", "in $/M", "out $/M", "cached $/M", "tokenizer", "from"),
+        [_row(row) for row in rows[:limit]],
+        right=_NUMBERS,
+    )
+    if len(rows) > limit:
+        typer.echo(f"and more; name a part of the model, or raise --limit {limit}", err=True)
+
+
+def _row(row: dict[str, Any]) -> list[str]:
+    price = row["price"] or {}
+    return [
+        row["model"],
+        row["provider"],
+        f"{row['window']:,}" if row["window"] else "?",
+        f"{row['output']:,}" if row["output"] else "?",
+        price.get("input") or "?",
+        price.get("output") or "?",
+        price.get("cache_read") or "",
+        row["tokenizer"] or "",
+        ", ".join(dict.fromkeys(row["sources"].values())) or "nowhere",
+    ]

@@ -1,0 +1,64 @@
+"""What `gateway check --online` asks the outside world."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from gateway.config import Settings
+from gateway.core.errors import ConfigError, GatewayError, StoreUnavailable
+from gateway.core.forwarding import Provider, request_headers
+from gateway.core.ports import Outgoing
+from gateway.upstream.http import HttpUpstream
+from gateway.wiring import open_store, provider_of, upstream_of
+
+
+def probe(settings: Settings) -> Iterator[tuple[str, bool]]:
+    """(line, whether it is a problem) for the store and for every provider that has a key or is the default."""
+    yield from asyncio.run(_probe(settings))
+
+
+async def _probe(settings: Settings) -> list[tuple[str, bool]]:
+    asked = [
+        name
+        for name, row in settings.providers.items()
+        if row.key.get_secret_value() or name == settings.default_provider
+    ]
+    answers = [_ask(provider_of(name, settings.providers[name]), settings) for name in asked]
+    return [await _open(settings), *await asyncio.gather(*answers)]
+
+
+async def _open(settings: Settings) -> tuple[str, bool]:
+    try:
+        store = open_store(settings)
+        await store.ping()
+        await store.aclose()
+    except StoreUnavailable as fault:
+        return f"store.url: {fault.message}", True
+    return f"store.url: {settings.store.url} can be written", False
+
+
+async def _ask(provider: Provider, settings: Settings) -> tuple[str, bool]:
+    path = f"providers.{provider.name}"
+    try:
+        upstream = upstream_of(provider.name, settings.providers[provider.name])
+    except ConfigError as error:
+        return error.problems[0], True
+    try:
+        status = await _status(upstream, provider)
+    except GatewayError as fault:
+        return f"{path}: {fault.message}", True
+    finally:
+        await upstream.aclose()
+    url = provider.url("models", "")
+    if status in (401, 403):
+        held = bool(provider.key)
+        reason = "refuses its key" if held else "is reached; it wants a key, which callers bring"
+        return f"{path}.key: {url} {reason} ({status})", held
+    return f"{path}: {url} answered {status}", status >= 500  # noqa: PLR2004
+
+
+async def _status(upstream: HttpUpstream, provider: Provider) -> int:
+    headers = request_headers([], provider, client_key_header=None, unpacked=False)
+    async with upstream.send(Outgoing("GET", provider.url("models", ""), headers, b"")) as answer:
+        return answer.status

@@ -1,0 +1,126 @@
+"""`gateway serve`: run the gateway."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gateway.cli.common import ConfigFile, Exit, config_problems, load, stop
+
+if TYPE_CHECKING:
+    from gateway.config import Loaded, Settings
+
+#: shown although not configured: what most people look for
+_ALWAYS_SHOWN = ("openai", "anthropic")
+
+
+def serve(  # noqa: PLR0917  # typer makes an option of each
+    config: ConfigFile = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on (server.host).")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on (server.port); 0: a free one.")] = None,
+    upstream: Annotated[
+        str | None, typer.Option(metavar="URL", help="One OpenAI-compatible provider, for every model.")
+    ] = None,
+    mock: Annotated[bool, typer.Option("--mock", help="The built-in provider, for every model. Needs no key.")] = False,
+    store: Annotated[str | None, typer.Option(metavar="URL", help="Where sessions are kept (store.url).")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes (server.workers).")] = None,
+) -> None:
+    """Run the gateway."""
+    if mock and upstream:
+        stop("--mock and --upstream name two providers for every model; give one of them.", Exit.USAGE)
+    flags: dict[str, object] = {
+        dotted: value
+        for dotted, value in (
+            ("server.host", host),
+            ("server.port", port),
+            ("server.workers", workers),
+            ("store.url", store),
+        )
+        if value is not None
+    }
+    with contextlib.ExitStack() as stack:
+        if mock:
+            from gateway.mock.server import MockServer
+
+            flags |= only_provider("mock", stack.enter_context(MockServer()).url, auth="none")
+        elif upstream is not None:
+            flags |= only_provider("upstream", upstream)
+        _run(load(config, flags), config, flags)
+
+
+def only_provider(name: str, url: str, **settings: object) -> dict[str, object]:
+    """Flags that send every model to one provider."""
+    provider = {"base_url": url, **settings}
+    routing = {"default_provider": name, "built_in_routes": False, "models": []}
+    return {**{f"providers.{name}.{key}": value for key, value in provider.items()}, **routing}
+
+
+def _run(loaded: Loaded, file: Path | None, flags: dict[str, object]) -> None:
+    from gateway import config
+    from gateway.server import serving
+    from gateway.telemetry import log
+    from gateway.wiring import logs_json
+
+    settings = loaded.settings
+    with config_problems():
+        config.refuse_open_door(settings)
+    config.pass_on(file, flags)
+    log.configure(as_json=logs_json(settings), level=settings.telemetry.log.level)
+    server = settings.server
+    try:
+        listener = serving.bind(server.host, server.port)
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        stop(f"Cannot listen on {server.host} port {server.port}: {reason}. Choose another with --port.", Exit.FAILED)
+    options = serving.make_config(
+        "gateway.wiring:app_from_environment",
+        factory=True,
+        workers=server.workers,
+        max_head_bytes=int(server.max_header_kb * 1024),
+        head_timeout_s=server.header_timeout_s,
+        grace_s=server.shutdown_grace_s,
+    )
+    port = listener.getsockname()[1]
+    if not serving.run(options, listener, lambda: typer.echo(banner(loaded, port), err=True)):
+        raise typer.Exit(Exit.FAILED)
+
+
+def banner(loaded: Loaded, port: int) -> str:
+    """What `serve` says when it takes calls."""
+    from gateway import __version__
+
+    settings = loaded.settings
+    shown = settings.server.host if settings.server.host not in ("0.0.0.0", "::") else "127.0.0.1"
+    url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
+    lines = [f"gateway {__version__} · {url}"]
+    lines += [f"  provider  {name:<10} {row.base_url:<34} key: {key}" for name, row, key in _shown_providers(loaded)]
+    origin = str(loaded.file) if loaded.file else "built-in defaults"
+    lines.append(f"  store     {_store(settings)}      config: {origin}")
+    if settings.auth.keys:
+        lines.append(f"  clients   {', '.join(key.name for key in settings.auth.keys)}")
+    lines.append(f"  try       export OPENAI_BASE_URL={url}/v1")
+    lines.append(f"            export ANTHROPIC_BASE_URL={url}")
+    return "\n".join(lines)
+
+
+def _shown_providers(loaded: Loaded) -> list[tuple[str, Any, str]]:
+    settings = loaded.settings
+    routed = {rule.provider for rule in settings.models} | {settings.default_provider}
+    if settings.built_in_routes:
+        routed |= set(_ALWAYS_SHOWN)
+    shown = []
+    for name, row in settings.providers.items():
+        held = loaded.key_sources.get(name) if row.key.get_secret_value() else None
+        if name in routed or (held and settings.built_in_routes):
+            fallback = "none needed" if row.auth == "none" else "caller's own"
+            shown.append((name, row, held or fallback))
+    return shown
+
+
+def _store(settings: Settings) -> str:
+    path = settings.store.sqlite_path
+    return f"sqlite {path}" if path else "memory (gone with the process)"

@@ -1,0 +1,71 @@
+"""`gateway check`, `init`, `schema`: the configuration, before it is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, print_json, stop
+
+
+def check(
+    config: ConfigFile = None,
+    online: Annotated[
+        bool, typer.Option("--online", help="Also ask each provider for its models, and open the store.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find every problem of the configuration at once. Exit code 3 where there is one."""
+    from gateway import config as configuration
+    from gateway.core.errors import ConfigError
+
+    problems: list[str] = []
+    notes: list[str] = []
+    try:
+        loaded = configuration.load(config)
+        configuration.model_facts()
+        configuration.refuse_open_door(loaded.settings)
+    except ConfigError as error:
+        problems = error.problems
+    else:
+        notes.append(f"read {loaded.file or 'built-in defaults'}")
+        if online:
+            from gateway.cli.online import probe
+
+            for line, is_problem in probe(loaded.settings):
+                (problems if is_problem else notes).append(line)
+    if as_json:
+        print_json({"problems": problems, "notes": notes})
+    else:
+        for line in notes:
+            typer.echo(line, err=True)
+        for line in problems:
+            typer.echo(line)
+        if not problems:
+            typer.echo("no problems", err=True)
+    raise typer.Exit(Exit.PROBLEMS if problems else Exit.DONE)
+
+
+def init(file: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("gateway.yaml")) -> None:
+    """Write a commented gateway.yaml; never over an existing file."""
+    from gateway.config import template
+
+    try:
+        text = template()
+        with file.open("x", encoding="utf-8") as target:
+            target.write(text)
+    except FileExistsError:
+        stop(f"{file} exists and is not overwritten. Name another file: gateway init FILE", Exit.FAILED)
+    except OSError as error:
+        stop(f"{file} cannot be written: {error.strerror}", Exit.FAILED)
+    typer.echo(f"wrote {file}; check it with: gateway check -c {file}", err=True)
+
+
+def schema() -> None:
+    """Print the JSON Schema of gateway.yaml, for editors."""
+    with config_problems():
+        from gateway.config import json_schema
+
+        print_json(json_schema())

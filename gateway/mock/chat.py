@@ -1,0 +1,185 @@
+"""OpenAI chat completions: `POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import time
+from itertools import chain, zip_longest
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from gateway.mock import openai_stream
+from gateway.mock.openai_stream import Step
+from gateway.mock.prompts import ANY_OBJECT, extra_tokens, last_text, read_messages, schema_of, text_of
+from gateway.mock.replies import Ask, Reply, Tool, chunked, decide
+from gateway.mock.wire import Answer, JsonObject, Stream, Usage, Whole, check_model, decode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gateway.mock.provider import Exchange
+    from gateway.mock.schemas import Schema
+
+FINGERPRINT: Final = "fp_mock"
+
+
+class StreamOptions(msgspec.Struct):
+    """`stream_options` of chat and completions."""
+
+    include_usage: bool | None = None
+
+
+class ChatRequest(msgspec.Struct):
+    """The fields of a chat request that matter here."""
+
+    model: str
+    messages: list[msgspec.Raw]
+    stream: bool | None = None
+    stream_options: StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int | None = None
+    response_format: JsonObject | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: bool | None = None
+
+
+def answer(exchange: Exchange) -> Answer:
+    """Answer a chat request."""
+    body = decode(exchange.request.body, ChatRequest)
+    behaviour = exchange.behaviour
+    openai_stream.check_stream_options(
+        present=body.stream_options is not msgspec.UNSET,
+        stream=bool(body.stream),
+        refuse=behaviour.refuse_stream_options,
+    )
+    check_model(body.model)
+    messages, sizes = read_messages(body.messages)
+    ask = _ask(body, messages)
+    replies = [decide(ask, exchange.turn, behaviour, index) for index in range(body.n or 1)]
+    counted = Usage(
+        input=sum(size for _, size in sizes) + extra_tokens(body.tools, body.response_format),
+        output=sum(reply.output_tokens for reply in replies),
+        cached=exchange.provider.cached_tokens(body.model, sizes),
+    )
+    usage = exchange.settle(counted)
+    if not body.stream:
+        return Whole(_whole(exchange, body.model, replies, usage), body.model, usage)
+    options = body.stream_options
+    asked = isinstance(options, StreamOptions) and bool(options.include_usage)
+    steps = _steps(exchange, replies)
+    base = _base(exchange, body.model, "chat.completion.chunk")
+    return Stream(openai_stream.frames(base, steps, usage, behaviour.usage, asked=asked), body.model, usage)
+
+
+def _ask(body: ChatRequest, messages: list[JsonObject]) -> Ask:
+    last = messages[-1] if messages else {}
+    chosen = body.tool_choice
+    return Ask(
+        user_text=last_text(messages),
+        tool_result=text_of(last.get("content")) if last.get("role") in {"tool", "function"} else None,
+        tools=tuple(_tools(body.tools or [])),
+        choice="none" if chosen == "none" else "required" if chosen == "required" else "auto",
+        named=_function_name(chosen),
+        parallel=body.parallel_tool_calls is not False,
+        schema=_schema(body.response_format or {}),
+        max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
+    )
+
+
+def _tools(offered: list[JsonObject]) -> Iterator[Tool]:
+    for tool in offered:
+        function = tool.get("function")
+        if isinstance(function, dict):
+            yield Tool(str(function.get("name")), schema_of(function.get("parameters")))
+
+
+def _function_name(choice: object) -> str | None:
+    function = choice.get("function") if isinstance(choice, dict) else None
+    return str(function.get("name")) if isinstance(function, dict) else None
+
+
+def _schema(response_format: JsonObject) -> Schema | None:
+    if response_format.get("type") == "json_object":
+        return ANY_OBJECT
+    wanted = response_format.get("json_schema")
+    return schema_of(wanted.get("schema")) if isinstance(wanted, dict) else None
+
+
+def _base(exchange: Exchange, model: str, kind: str) -> JsonObject:
+    return {
+        "id": f"chatcmpl-mock{exchange.number}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+        "service_tier": "default",
+        "system_fingerprint": FINGERPRINT,
+    }
+
+
+def _call_id(exchange: Exchange, choice: int, index: int) -> str:
+    return f"call_mock{exchange.number}_{choice}_{index}"
+
+
+def _whole(exchange: Exchange, model: str, replies: list[Reply], usage: Usage) -> JsonObject:
+    choices = [
+        {
+            "index": index,
+            "message": _message(exchange, reply, index),
+            "logprobs": None,
+            "finish_reason": reply.finish_reason,
+        }
+        for index, reply in enumerate(replies)
+    ]
+    body = {**_base(exchange, model, "chat.completion"), "choices": choices}
+    return openai_stream.with_usage(body, usage, exchange.behaviour.usage, f"req_mock{exchange.number}")
+
+
+def _message(exchange: Exchange, reply: Reply, choice: int) -> JsonObject:
+    message: JsonObject = {
+        "role": "assistant",
+        "content": reply.text if reply.text or not reply.tool_calls else None,
+        "refusal": None,
+        "annotations": [],
+    }
+    if reply.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": _call_id(exchange, choice, index),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for index, call in enumerate(reply.tool_calls)
+        ]
+    return message
+
+
+def _steps(exchange: Exchange, replies: list[Reply]) -> list[Step]:
+    """The chunks of all choices, in turns."""
+    choices = [_choice_steps(exchange, reply, index) for index, reply in enumerate(replies)]
+    rows = chain.from_iterable(zip_longest(*choices))
+    return [step for step in rows if step is not None]
+
+
+def _choice_steps(exchange: Exchange, reply: Reply, choice: int) -> Iterator[Step]:
+    first: JsonObject = {"role": "assistant", "content": None if reply.tool_calls else "", "refusal": None}
+    yield Step(_delta(choice, first), "meta")
+    if reply.text:
+        for part in chunked(reply.text, exchange.behaviour.chunks):
+            yield Step(_delta(choice, {"content": part}), "content")
+    for index, call in enumerate(reply.tool_calls):
+        opening: JsonObject = {
+            "index": index,
+            "id": _call_id(exchange, choice, index),
+            "type": "function",
+            "function": {"name": call.name, "arguments": ""},
+        }
+        yield Step(_delta(choice, {"tool_calls": [opening]}), "meta")
+        for part in chunked(call.arguments, exchange.behaviour.chunks):
+            yield Step(_delta(choice, {"tool_calls": [{"index": index, "function": {"arguments": part}}]}), "content")
+    yield Step(_delta(choice, {}, reply.finish_reason), "finish")
+
+
+def _delta(choice: int, delta: JsonObject, finish_reason: str | None = None) -> JsonObject:
+    return {"index": choice, "delta": delta, "logprobs": None, "finish_reason": finish_reason}

@@ -1,0 +1,144 @@
+"""Sending an answer over ASGI, with the timing and the faults its behaviour asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import zlib
+from typing import TYPE_CHECKING, Final
+
+from gateway.mock.wire import Answer, Frame, Request, Stream, Whole, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from starlette.types import Receive, Send
+
+    from gateway.mock.turns import Behaviour
+
+Headers = list[tuple[bytes, bytes]]
+
+_GZIP_WBITS: Final = 31
+_FASTEST: Final = 1
+
+
+class Delivery:
+    """One answer on its way. `number` is that of the call."""
+
+    def __init__(self, request: Request, behaviour: Behaviour, number: int, receive: Receive, send: Send) -> None:
+        self._request = request
+        self._behaviour = behaviour
+        self._number = number
+        self._receive = receive
+        self._send = send
+
+    async def run(self, answer: Answer) -> None:
+        """Send `answer`, or whatever the behaviour makes of it."""
+        behaviour = self._behaviour
+        if behaviour.hang:
+            await self._until_left()
+            return
+        if behaviour.delay and await self._left_within(behaviour.delay):
+            return
+        if behaviour.die == 0:
+            await self._drop()
+        elif isinstance(answer, Stream):
+            await self._stream(answer)
+        else:
+            await self._whole(answer)
+
+    async def _whole(self, answer: Whole) -> None:
+        body = self._body(answer)
+        headers = self._headers(answer.content_type)
+        headers += [(name.encode(), value.encode()) for name, value in answer.headers]
+        headers.append((b"content-length", str(len(body)).encode()))
+        await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
+        if self._behaviour.die is None:
+            await self._send({"type": "http.response.body", "body": body})
+            return
+        await self._send({"type": "http.response.body", "body": body[: len(body) // 2], "more_body": True})
+        await self._drop()
+
+    def _body(self, answer: Whole) -> bytes:
+        content = answer.content
+        if isinstance(content, dict):
+            if self._behaviour.echo_headers:
+                content = {**content, "received_headers": _joined(self._request.headers)}
+            content = encode(content)
+        if self._behaviour.malformed:
+            content = content[: len(content) * 2 // 3]
+        return gzip.compress(content, _FASTEST, mtime=0) if self._behaviour.gzip else content
+
+    async def _stream(self, answer: Stream) -> None:
+        headers = self._headers("text/event-stream; charset=utf-8")
+        headers.append((b"cache-control", b"no-cache"))
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        squeeze = zlib.compressobj(_FASTEST, zlib.DEFLATED, _GZIP_WBITS) if self._behaviour.gzip else None
+        sent = 0
+        for frame in self._frames(answer.frames):
+            if frame.kind == "content":
+                if sent == self._behaviour.die:
+                    break
+                if sent and self._behaviour.interval and await self._left_within(self._behaviour.interval):
+                    return
+                sent += 1
+            data = frame.data
+            if squeeze:
+                data = squeeze.compress(data) + squeeze.flush(zlib.Z_SYNC_FLUSH)
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        if self._behaviour.die is not None:
+            await self._drop()
+            return
+        await self._send({"type": "http.response.body", "body": squeeze.flush() if squeeze else b""})
+
+    def _frames(self, frames: list[Frame]) -> Iterable[Frame]:
+        if self._behaviour.no_done:
+            frames = [frame for frame in frames if frame.kind != "done"]
+        if self._behaviour.malformed:
+            content = [index for index, frame in enumerate(frames) if frame.kind == "content"]
+            middle = content[len(content) // 2] if content else len(frames) // 2
+            broken = frames[middle].data
+            frames = [*frames[:middle], Frame(broken[: len(broken) * 2 // 3] + b"\n\n"), *frames[middle:]]
+        return frames
+
+    def _headers(self, content_type: str) -> Headers:
+        request_id = f"req_mock{self._number}".encode()
+        headers = [(b"content-type", content_type.encode()), (b"x-request-id", request_id), (b"request-id", request_id)]
+        if self._behaviour.gzip:
+            headers.append((b"content-encoding", b"gzip"))
+        if self._behaviour.cookie:
+            headers.append((b"set-cookie", b"mock_session=1; Path=/; HttpOnly"))
+        return headers
+
+    async def _left_within(self, seconds: float) -> bool:
+        """Whether the client leaves in the next `seconds`; waits that long if it does not."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._until_left()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _until_left(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def _drop(self) -> None:
+        """Close the connection without ending the answer.
+
+        ASGI has no word for this. Under uvicorn `send` is a method of the object that holds the transport, and closing
+        that lets what was written go out first; under another server an exception has to do.
+        """
+        transport = getattr(getattr(self._send, "__self__", None), "transport", None)
+        if not isinstance(transport, asyncio.BaseTransport):
+            raise ConnectionAbortedError
+        transport.close()
+        await self._until_left()
+
+
+def _joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Headers as an object; values of one name joined as HTTP joins them."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        found[name] = f"{found[name]}, {value}" if name in found else value
+    return found

@@ -1,0 +1,55 @@
+"""OpenAI embeddings: `POST /v1/embeddings`."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import struct
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from gateway.mock.completions import input_tokens, inputs
+from gateway.mock.wire import Answer, JsonObject, Usage, Whole, check_model, decode, encode
+
+if TYPE_CHECKING:
+    from gateway.mock.provider import Exchange
+
+DEFAULT_DIMENSIONS: Final = 64
+
+
+class EmbeddingRequest(msgspec.Struct):
+    """The fields of an embedding request that matter here."""
+
+    model: str
+    input: str | list[str | int | list[int]]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+
+
+def answer(exchange: Exchange) -> Answer:
+    """Answer an embedding request with one unit vector for each input, made from its digest."""
+    body = decode(exchange.request.body, EmbeddingRequest)
+    check_model(body.model)
+    items = inputs(body.input)
+    usage = Usage(exchange.settle(Usage(sum(map(input_tokens, items)), 0)).input, 0)
+    data = []
+    for index, item in enumerate(items):
+        values = _vector(encode(item), body.dimensions or DEFAULT_DIMENSIONS)
+        shown: object = values
+        if body.encoding_format == "base64":
+            shown = base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+        data.append({"object": "embedding", "index": index, "embedding": shown})
+    content: JsonObject = {"object": "list", "data": data, "model": body.model}
+    if exchange.show_usage:
+        content["usage"] = {"prompt_tokens": usage.input, "total_tokens": usage.total}
+    return Whole(content, body.model, usage)
+
+
+def _vector(data: bytes, dimensions: int) -> list[float]:
+    """A vector of length 1 with `dimensions` components, the same for the same `data`."""
+    raw = hashlib.shake_128(data).digest(dimensions)
+    values = [byte - 127.5 for byte in raw]
+    norm = math.sqrt(sum(value * value for value in values))
+    return [value / norm for value in values]

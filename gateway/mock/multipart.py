@@ -1,0 +1,60 @@
+"""Just enough of `multipart/form-data` to receive an upload that is already in memory."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from gateway.mock.wire import ApiError
+
+if TYPE_CHECKING:
+    from gateway.mock.wire import Request
+
+_BOUNDARY: Final = re.compile(r'boundary="?([^";,]+)"?')
+_NAME: Final = re.compile(r'\bname="([^"]*)"')
+_FILENAME: Final = re.compile(r'\bfilename="([^"]*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One field of a form; `filename` is empty where it is not a file."""
+
+    data: bytes
+    filename: str
+
+    @property
+    def text(self) -> str:
+        """The field as text."""
+        return self.data.decode("utf-8", "replace")
+
+
+def parse(request: Request) -> dict[str, Part]:
+    """The fields of a form by name.
+
+    Raises:
+        ApiError: 400, the body is not such a form.
+    """
+    boundary = _BOUNDARY.search(request.header("content-type") or "")
+    if not boundary:
+        raise ApiError(400, "Expected a multipart/form-data body.")
+    found: dict[str, Part] = {}
+    for piece in (b"\r\n" + request.body).split(b"\r\n--" + boundary[1].encode())[1:]:
+        head, _, data = piece.partition(b"\r\n\r\n")
+        described = head.decode("utf-8", "replace")
+        name = _NAME.search(described)
+        if name:
+            filename = _FILENAME.search(described)
+            found[name[1]] = Part(data, filename[1] if filename else "")
+    return found
+
+
+def required(fields: dict[str, Part], name: str) -> Part:
+    """The field `name`.
+
+    Raises:
+        ApiError: 400, it is not there.
+    """
+    if name not in fields:
+        raise ApiError(400, f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter")
+    return fields[name]

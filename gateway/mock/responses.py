@@ -1,0 +1,246 @@
+"""OpenAI responses: `POST /v1/responses` and `POST /v1/responses/input_tokens`."""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from gateway.mock import tokens
+from gateway.mock.prompts import ANY_OBJECT, extra_tokens, last_text, read_messages, schema_of, text_of
+from gateway.mock.replies import Ask, Reply, Tool, chunked, decide
+from gateway.mock.wire import (
+    Answer,
+    Frame,
+    JsonObject,
+    Stream,
+    Usage,
+    Whole,
+    check_model,
+    decode,
+    named_frame,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gateway.mock.provider import Exchange
+    from gateway.mock.schemas import Schema
+    from gateway.mock.turns import ToolCall
+
+#: Why an answer is incomplete, by finish reason in chat's words.
+_INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
+
+
+class ResponseRequest(msgspec.Struct):
+    """The fields of a response request that matter here."""
+
+    model: str
+    input: str | list[msgspec.Raw] = ""
+    instructions: str | None = None
+    stream: bool | None = None
+    max_output_tokens: int | None = None
+    text: JsonObject | None = None
+    tools: list[JsonObject] | None = None
+    tool_choice: str | JsonObject | None = None
+    parallel_tool_calls: bool | None = None
+    previous_response_id: str | None = None
+    metadata: JsonObject | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    store: bool | None = None
+
+
+def answer(exchange: Exchange) -> Answer:
+    """Answer a response request."""
+    body = decode(exchange.request.body, ResponseRequest)
+    check_model(body.model)
+    items, sizes = _items(body)
+    reply = decide(_ask(body, items), exchange.turn, exchange.behaviour)
+    counted = Usage(
+        input=_input_tokens(body, sizes),
+        output=reply.output_tokens,
+        cached=exchange.provider.cached_tokens(body.model, sizes),
+    )
+    usage = exchange.settle(counted)
+    shape = _Shape(exchange, body, reply, usage)
+    if body.stream:
+        return Stream(list(shape.frames()), body.model, usage)
+    return Whole(shape.finished(), body.model, usage)
+
+
+def count_input(exchange: Exchange) -> Answer:
+    """Count the input of a response request; bills nothing."""
+    body = decode(exchange.request.body, ResponseRequest)
+    check_model(body.model)
+    _, sizes = _items(body)
+    usage = exchange.settle(Usage(_input_tokens(body, sizes), 0))
+    return Whole({"object": "response.input_tokens", "input_tokens": usage.input}, body.model)
+
+
+def _items(body: ResponseRequest) -> tuple[list[JsonObject], list[tuple[bytes, int]]]:
+    """The input's items, and the raw JSON of each with its tokens; a bare text is one user message."""
+    if isinstance(body.input, str):
+        size = tokens.count(body.input) + tokens.MESSAGE_TOKENS
+        return [{"role": "user", "content": body.input}], [(body.input.encode(), size)]
+    return read_messages(body.input)
+
+
+def _input_tokens(body: ResponseRequest, sizes: list[tuple[bytes, int]]) -> int:
+    system = tokens.count(body.instructions) + tokens.MESSAGE_TOKENS if body.instructions else 0
+    return system + sum(size for _, size in sizes) + extra_tokens(body.tools, body.text)
+
+
+def _ask(body: ResponseRequest, items: list[JsonObject]) -> Ask:
+    last = items[-1] if items else {}
+    chosen = body.tool_choice
+    named = chosen.get("name") if isinstance(chosen, dict) and chosen.get("type") == "function" else None
+    offered = [tool for tool in body.tools or [] if tool.get("type") == "function"]
+    return Ask(
+        user_text=last_text(items),
+        tool_result=text_of(last.get("output")) if last.get("type") == "function_call_output" else None,
+        tools=tuple(Tool(str(tool.get("name")), schema_of(tool.get("parameters"))) for tool in offered),
+        choice="none" if chosen == "none" else "required" if chosen == "required" else "auto",
+        named=named if isinstance(named, str) else None,
+        parallel=body.parallel_tool_calls is not False,
+        schema=_schema(body.text or {}),
+        max_tokens=body.max_output_tokens,
+    )
+
+
+def _schema(text: JsonObject) -> Schema | None:
+    wanted = text.get("format")
+    if not isinstance(wanted, dict):
+        return None
+    if wanted.get("type") == "json_object":
+        return ANY_OBJECT
+    return schema_of(wanted.get("schema")) if wanted.get("type") == "json_schema" else None
+
+
+def _usage_json(usage: Usage) -> JsonObject:
+    return {
+        "input_tokens": usage.input,
+        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+        "output_tokens": usage.output,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.total,
+    }
+
+
+class _Shape:
+    """One response in its wire format: at once, or as the events that build it up."""
+
+    def __init__(self, exchange: Exchange, body: ResponseRequest, reply: Reply, usage: Usage) -> None:
+        self._exchange = exchange
+        self._body = body
+        self._reply = reply
+        self._usage = usage
+        self._created = int(time.time())
+        self._numbers = count()
+
+    def finished(self) -> JsonObject:
+        """The response when all of it is there."""
+        response = self._response(self._status, [item for item, _ in self._outputs(self._status)])
+        return {**response, "completed_at": self._created} if self._status == "completed" else response
+
+    def frames(self) -> Iterator[Frame]:
+        """The events of a stream, in the API's order."""
+        started = self._response("in_progress", [])
+        yield self._event("response.created", response=started)
+        yield self._event("response.in_progress", response=started)
+        finished = self._outputs(self._status)
+        for index, (opened, call) in enumerate(self._outputs("in_progress")):
+            yield self._event("response.output_item.added", output_index=index, item=opened)
+            yield from self._arguments(index, call) if call else self._text(index)
+            yield self._event("response.output_item.done", output_index=index, item=finished[index][0])
+        last = self._event(f"response.{self._status}", response=self.finished())
+        yield Frame(last.data, "done")
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._reply.finish_reason in _INCOMPLETE else "completed"
+
+    def _event(self, kind: str, **fields: object) -> Frame:
+        delta = kind.endswith(".delta")
+        event: JsonObject = {"type": kind, "sequence_number": next(self._numbers), **fields}
+        return named_frame(event, "content" if delta else "meta")
+
+    def _response(self, status: str, output: list[JsonObject]) -> JsonObject:
+        """The response object in a state; usage and the reason of an early end only once it is over."""
+        body = self._body
+        over = status != "in_progress"
+        incomplete = {"reason": _INCOMPLETE[self._reply.finish_reason]} if status == "incomplete" else None
+        return {
+            "id": f"resp_mock{self._exchange.number}",
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": incomplete,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": None,
+            "model": body.model,
+            "output": output,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": body.previous_response_id,
+            "reasoning": {"effort": None, "summary": None},
+            "service_tier": "default",
+            "store": body.store is not False,
+            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "text": body.text or {"format": {"type": "text"}},
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "truncation": "disabled",
+            "usage": _usage_json(self._usage) if over and self._exchange.show_usage else None,
+            "user": None,
+            "metadata": body.metadata or {},
+        }
+
+    def _outputs(self, status: str) -> list[tuple[JsonObject, ToolCall | None]]:
+        """The output items in a state (empty while in progress), each with its tool call if it is one."""
+        opened = status == "in_progress"
+        found: list[tuple[JsonObject, ToolCall | None]] = []
+        if self._reply.text or not self._reply.tool_calls:
+            content = [] if opened else [_part(self._reply.text)]
+            item: JsonObject = {"type": "message", "status": status, "role": "assistant", "content": content}
+            found.append(({"id": self._id("msg", 0), **item}, None))
+        for call in self._reply.tool_calls:
+            index = len(found)
+            item = {
+                "id": self._id("fc", index),
+                "type": "function_call",
+                "status": status,
+                "arguments": "" if opened else call.arguments,
+                "call_id": self._id("call", index),
+                "name": call.name,
+            }
+            found.append((item, call))
+        return found
+
+    def _id(self, prefix: str, index: int) -> str:
+        return f"{prefix}_mock{self._exchange.number}_{index}"
+
+    def _text(self, index: int) -> Iterator[Frame]:
+        place = {"item_id": self._id("msg", index), "output_index": index, "content_index": 0}
+        text = self._reply.text
+        yield self._event("response.content_part.added", **place, part=_part(""))
+        for part in chunked(text, self._exchange.behaviour.chunks):
+            yield self._event("response.output_text.delta", **place, delta=part, logprobs=[])
+        yield self._event("response.output_text.done", **place, text=text, logprobs=[])
+        yield self._event("response.content_part.done", **place, part=_part(text))
+
+    def _arguments(self, index: int, call: ToolCall) -> Iterator[Frame]:
+        place = {"item_id": self._id("fc", index), "output_index": index}
+        for part in chunked(call.arguments, self._exchange.behaviour.chunks):
+            yield self._event("response.function_call_arguments.delta", **place, delta=part)
+        done = {"name": call.name, "arguments": call.arguments}
+        yield self._event("response.function_call_arguments.done", **place, **done)
+
+
+def _part(text: str) -> JsonObject:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -1,0 +1,115 @@
+"""Values made up from a JSON schema, and just enough of one to satisfy it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+Schema = Mapping[str, object]
+
+_MAX_DEPTH: Final = 12
+_FORMATS: Final = {
+    "date": "2024-01-01",
+    "date-time": "2024-01-01T00:00:00Z",
+    "time": "00:00:00Z",
+    "email": "sample@example.com",
+    "uri": "https://example.com/",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+    "ipv4": "192.0.2.1",
+    "hostname": "example.com",
+}
+
+
+def sample(schema: Schema) -> object:
+    """A JSON value that satisfies `schema` by type, required fields, enums and bounds (not by pattern)."""
+    return _sample(schema, schema, "value", 0)
+
+
+def _sample(schema: object, root: Schema, name: str, depth: int) -> object:
+    """`name` is the property's name, which a made-up string quotes; `root` is where `$ref` begins."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return None
+    if "const" in schema:
+        return schema["const"]
+    enum = schema.get("enum")
+    if isinstance(enum, list) and enum:
+        return enum[0]
+    chosen = _branch(schema, root)
+    if chosen is not None:
+        return _sample(chosen, root, name, depth + 1)
+    return _of_type(schema, root, name, depth)
+
+
+def _branch(schema: Schema, root: Schema) -> object:
+    """The schema that stands for this one: what it refers to, its first alternative, or None."""
+    ref = schema.get("$ref")
+    if isinstance(ref, str):
+        return _resolve(ref, root)
+    for key in ("anyOf", "oneOf", "allOf"):
+        options = schema.get(key)
+        if isinstance(options, list) and options:
+            return options[0]
+    return None
+
+
+def _resolve(ref: str, root: Schema) -> object:
+    """The part of `root` at the JSON pointer `ref` (`#/a/b`), or an empty schema."""
+    found: object = root
+    for step in ref.removeprefix("#").strip("/").split("/"):
+        if step:
+            found = found.get(step) if isinstance(found, Mapping) else None
+    return found if found is not None else {}
+
+
+def _of_type(schema: Schema, root: Schema, name: str, depth: int) -> object:
+    kind = schema.get("type", "object" if "properties" in schema else "string")
+    if isinstance(kind, list):
+        kind = kind[0] if kind else "null"
+    match kind:
+        case "object":
+            return _object(schema, root, depth)
+        case "array":
+            return _array(schema, root, name, depth)
+        case "integer" | "number":
+            return _number(schema)
+        case "boolean":
+            return True
+        case "null":
+            return None
+        case _:
+            return _string(schema, name)
+
+
+def _object(schema: Schema, root: Schema, depth: int) -> dict[str, object]:
+    """Its required properties; all of them where it does not say which are required."""
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping):
+        return {}
+    required = schema.get("required")
+    names = required if isinstance(required, list) else list(properties)
+    return {str(name): _sample(properties.get(name, {}), root, str(name), depth + 1) for name in names}
+
+
+def _array(schema: Schema, root: Schema, name: str, depth: int) -> list[object]:
+    least = schema.get("minItems")
+    length = least if isinstance(least, int) else 1
+    # A list that holds itself ends here, before the depth limit puts a null where an object belongs.
+    if depth > _MAX_DEPTH // 2 and least is None:
+        return []
+    return [_sample(schema.get("items", {}), root, name, depth + 1) for _ in range(length)]
+
+
+def _number(schema: Schema) -> int | float:
+    for key, step in (("minimum", 0), ("exclusiveMinimum", 1), ("maximum", 0), ("exclusiveMaximum", -1)):
+        bound = schema.get(key)
+        if isinstance(bound, int | float):
+            return bound + step
+    return 1
+
+
+def _string(schema: Schema, name: str) -> str:
+    text = _FORMATS.get(str(schema.get("format")), f"sample {name}")
+    least, most = schema.get("minLength"), schema.get("maxLength")
+    if isinstance(least, int):
+        text = text.ljust(least, "x")
+    return text[:most] if isinstance(most, int) else text

@@ -1,0 +1,154 @@
+"""What every wire format shares: the request as received, the answer to send, errors in each API's shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+T = TypeVar("T")
+
+#: A decoded JSON object, or one about to be encoded.
+JsonObject = dict[str, object]
+
+#: The broad kind of an error, by status, in each API's words: (OpenAI, Anthropic).
+_ERROR_TYPES: Final = {
+    400: ("invalid_request_error", "invalid_request_error"),
+    401: ("invalid_request_error", "authentication_error"),
+    403: ("permission_error", "permission_error"),
+    404: ("invalid_request_error", "not_found_error"),
+    413: ("invalid_request_error", "request_too_large"),
+    429: ("rate_limit_error", "rate_limit_error"),
+    503: ("server_error", "overloaded_error"),
+    529: ("server_error", "overloaded_error"),
+}
+_FIRST_SERVER_ERROR: Final = 500
+
+
+class ApiError(Exception):
+    """A refusal, not yet in an API's shape."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A call as received. Header names are lower case; `query` has no `?`."""
+
+    method: str
+    path: str
+    query: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+    def header(self, name: str) -> str | None:
+        """The first value of the header `name` (lower case)."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one call, >= 0. `cached` is a part of `input`."""
+
+    input: int
+    output: int
+    cached: int = 0
+
+    @property
+    def total(self) -> int:
+        """Input and output together."""
+        return self.input + self.output
+
+
+class Frame(NamedTuple):
+    """One event of a stream as sent. `content` counts for `chunks`, `interval` and `die`; `done` ends the stream."""
+
+    data: bytes
+    kind: Literal["meta", "content", "done"] = "meta"
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """An answer sent at once. `usage` is what it bills, None: nothing. A dict is sent as JSON."""
+
+    content: JsonObject | bytes
+    model: str = ""
+    usage: Usage | None = None
+    status: int = 200
+    content_type: str = "application/json"
+    headers: Sequence[tuple[str, str]] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An answer sent as server-sent events. `usage` is what it bills."""
+
+    frames: list[Frame]
+    model: str
+    usage: Usage
+
+
+Answer = Whole | Stream
+
+encode = msgspec.json.Encoder().encode
+
+
+def decode(body: bytes, kind: type[T]) -> T:
+    """`body` as a `kind`.
+
+    Raises:
+        ApiError: 400, it is not JSON or lacks what a `kind` needs.
+    """
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise ApiError(400, str(error)) from None
+    except msgspec.DecodeError as error:
+        raise ApiError(400, f"We could not parse the JSON body of your request. ({error})") from None
+
+
+def data_frame(value: JsonObject, kind: Literal["meta", "content", "done"] = "meta") -> Frame:
+    """An event without a name, as OpenAI's older APIs send them."""
+    return Frame(b"data: " + encode(value) + b"\n\n", kind)
+
+
+def named_frame(value: JsonObject, kind: Literal["meta", "content", "done"] = "meta") -> Frame:
+    """An event named by the `type` of its data."""
+    return Frame(b"event: " + str(value["type"]).encode() + b"\ndata: " + encode(value) + b"\n\n", kind)
+
+
+def check_model(model: str) -> None:
+    """Every model is known, except those whose name starts with `missing`.
+
+    Raises:
+        ApiError: 404, it is unknown.
+    """
+    if model.startswith("missing"):
+        message = f"The model `{model}` does not exist or you do not have access to it."
+        raise ApiError(404, message, code="model_not_found")
+
+
+def openai_error(error: ApiError) -> JsonObject:
+    """The body of `error` in OpenAI's shape."""
+    server = "server_error" if error.status >= _FIRST_SERVER_ERROR else "invalid_request_error"
+    kind = _ERROR_TYPES.get(error.status, (server, ""))[0]
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def anthropic_error(error: ApiError, request_id: str) -> JsonObject:
+    """The body of `error` in Anthropic's shape."""
+    other = "api_error" if error.status >= _FIRST_SERVER_ERROR else "invalid_request_error"
+    kind = _ERROR_TYPES.get(error.status, ("", other))[1]
+    return {"type": "error", "error": {"type": kind, "message": error.message}, "request_id": request_id}

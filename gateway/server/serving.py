@@ -1,0 +1,119 @@
+"""How uvicorn runs the application: our protocol, our time limits, its logs off."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, Self
+
+import uvicorn
+from uvicorn.supervisors import Multiprocess
+
+from gateway.server.protocol import GatewayProtocol, ServerConfig
+
+#: longer than SDKs keep an idle connection, so that it is rarely we who close it under a request
+_KEEP_ALIVE_S = 75
+_BACKLOG = 2048
+
+
+def make_config(
+    app: Any, *, factory: bool = False, workers: int = 1, max_head_bytes: int, head_timeout_s: float, grace_s: float
+) -> ServerConfig:
+    """The configuration of a server of `app`: an ASGI application, or the import path of a function that makes one."""
+    config = ServerConfig(
+        app,
+        factory=factory,
+        workers=workers,
+        http=GatewayProtocol,
+        loop="auto",
+        ws="none",
+        lifespan="on",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(grace_s)),
+    )
+    config.max_head_bytes = max_head_bytes
+    config.head_timeout_s = head_timeout_s
+    return config
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        OSError: the address cannot be used.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+
+
+class Supervisor(Multiprocess):
+    """Several workers. SIGHUP is passed on to them: each reads the configuration anew and keeps its calls."""
+
+    def handle_hup(self) -> None:
+        """Pass it on."""
+        for process in self.processes:
+            if process.pid is not None:
+                os.kill(process.pid, signal.SIGHUP)
+
+
+def run(config: ServerConfig, listener: socket.socket, ready: Callable[[], None]) -> bool:
+    """Serve until told to stop; `ready` is called once calls are taken. False: it could not start."""
+    if config.workers > 1:
+        ready()
+        Supervisor(config, sockets=[listener]).run()
+        return True
+    server = Server(config, ready)
+    try:
+        server.run(sockets=[listener])
+    except SystemExit:
+        return False  # uvicorn's way to say that the lifespan failed to start; the application has said why
+    return True
+
+
+class Server(uvicorn.Server):
+    """One worker. `ready` is called once calls are taken."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open the listeners."""
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+
+class ServerThread:
+    """A server in a thread of this process, for the demo and for tests. A context manager."""
+
+    def __init__(self, config: ServerConfig, host: str = "127.0.0.1", port: int = 0) -> None:
+        self._listener = bind(host, port)
+        self.url = f"http://{host}:{self._listener.getsockname()[1]}"
+        self._up = threading.Event()
+        self._server = Server(config, self._up.set)
+        self._thread = threading.Thread(target=self._serve, name="gateway", daemon=True)
+
+    def _serve(self) -> None:
+        try:
+            self._server.run(sockets=[self._listener])
+        except SystemExit:
+            self._up.set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._up.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join()
