@@ -264,9 +264,7 @@ class Settings(_Section):
     auth: Auth = Field(Auth(), description="Client keys and the admin key.")
     providers: dict[str, Provider] = Field({}, description="Providers by name; added to the built-in ones key by key.")
     default_provider: str | None = Field("openai", description="For a model that no route names; null: refuse it.")
-    built_in_routes: bool = Field(
-        default=True, description="Whether gpt-*, claude-*, gemini-* … find their provider by themselves."
-    )
+    built_in_providers: bool = Field(default=True, description="Whether the built-in providers and their routes exist.")
     models: tuple[Model, ...] = Field((), description="Routes; first match wins; tried before the built-in ones.")
     sessions: Sessions = Field(Sessions(), description="How calls are put together to sessions.")
     store: StoreSettings = Field(StoreSettings(), description="Where sessions are kept.")
@@ -328,7 +326,7 @@ def load(
         _set(raw, dotted.split("."), value)
     problems: list[str] = []
     built_in = _read_yaml(data_folder() / "providers.yaml")
-    providers = _merge_providers(built_in, raw.get("providers"))
+    providers = _merge_providers(built_in if raw.get("built_in_providers", True) else {}, raw.get("providers"))
     if providers is not None:
         raw["providers"] = providers
     for dotted, text in _overrides(raw, env):

@@ -22,7 +22,14 @@ from typing import Final, Literal
 from gateway.core import identity
 from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, Unpacker
-from gateway.core.errors import GatewayError, SessionRequired, StoreUnavailable, UnknownModel, UpstreamProtocolError
+from gateway.core.errors import (
+    GatewayError,
+    GatewayFault,
+    SessionRequired,
+    StoreUnavailable,
+    UnknownModel,
+    UpstreamProtocolError,
+)
 from gateway.core.forwarding import Provider, check_credential, header, request_headers, response_headers
 from gateway.core.ports import CallRecord, Headers, Observer, Outgoing, SessionKey, Store, Upstream, UpstreamReply
 from gateway.core.pricing import cost
@@ -65,8 +72,13 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """One client request, its body read. `path` is relative to `/v1/` and still encoded; `started` is monotonic."""
+    """One client request, its body read.
 
+    `call_id` is ours and unique, `request_id` may be the client's; `path` is relative to `/v1/` and still encoded;
+    `started` is monotonic. `refused`: why its body was not read; it is answered with that.
+    """
+
+    call_id: str
     request_id: str
     method: str
     path: str
@@ -78,6 +90,7 @@ class Incoming:
     caller: Caller
     path_session: str | None
     started: float
+    refused: GatewayError | None = None
 
 
 @dataclass(slots=True)
@@ -173,7 +186,6 @@ class Exchange:
         self._gateway = gateway
         self._in = incoming
         self._dialect = incoming.endpoint.dialect
-        self._call_id = gateway.new_id()
         self._started_at = gateway.wall()
         self._stack = contextlib.AsyncExitStack()
         self._p = _Progress()
@@ -213,6 +225,8 @@ class Exchange:
         if metered:
             # First what needs no body, so that even a refused one is answered with its session's totals.
             progress.session = self._named_session()
+        if self._in.refused is not None:
+            raise self._in.refused
         call = progress.call = self._dialect.read(self._in.body)
         if metered:
             self._identify(call)
@@ -467,7 +481,8 @@ class Exchange:
             return self._totals
         if self._record is None:
             self._record = self._make_record()
-        if self._record.session is not None:
+        # A gateway that cannot serve has no time to write that down.
+        if self._record.session is not None and not isinstance(self._p.fault, GatewayFault):
             self._totals = await self._gateway.settler.settle(self._record)
         self._settled = True
         for observer in self._gateway.observers:
@@ -483,8 +498,8 @@ class Exchange:
         answer = progress.answer or (progress.reader() if progress.reader else Answer())
         call = progress.call
         return CallRecord(
-            call_id=self._call_id,
-            request_id=incoming.request_id or self._call_id,
+            call_id=incoming.call_id,
+            request_id=incoming.request_id,
             session=progress.session,
             derived_session=progress.derived,
             started_at=self._started_at,

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import signal
 import sys
 import time
@@ -83,9 +84,9 @@ def routes_of(settings: config.Settings) -> Routes:
     """The routing table: the configured routes, then the built-in ones whose provider exists."""
     rules = [ModelRule(row.match, row.provider, row.name, catalog.facts_of(row)) for row in settings.models]
     names = list(settings.providers)
-    if settings.built_in_routes:
+    if settings.built_in_providers:
         rules += [ModelRule(match, name) for match, name in config.BUILT_IN_ROUTES if name in names]
-    anthropic = "anthropic" if settings.built_in_routes and "anthropic" in names else None
+    anthropic = "anthropic" if settings.built_in_providers and "anthropic" in names else None
     return Routes(rules, names, settings.default_provider, anthropic)
 
 
@@ -267,5 +268,5 @@ def logs_json(settings: config.Settings) -> bool:
 
 
 def new_id() -> str:
-    """A call id: wall time and 80 random bits."""
-    return call_id(time.time_ns() // 1_000_000, os.urandom(10))
+    """A call id: wall time and 80 random bits; unique, not secret."""
+    return call_id(time.time_ns() // 1_000_000, random.randbytes(10))  # noqa: S311

@@ -55,7 +55,7 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
 def only_provider(name: str, url: str, **settings: object) -> dict[str, object]:
     """Flags that send every model to one provider."""
     provider = {"base_url": url, **settings}
-    routing = {"default_provider": name, "built_in_routes": False, "models": []}
+    routing = {"default_provider": name, "built_in_providers": False, "models": []}
     return {**{f"providers.{name}.{key}": value for key, value in provider.items()}, **routing}
 
 
@@ -110,12 +110,12 @@ def banner(loaded: Loaded, port: int) -> str:
 def _shown_providers(loaded: Loaded) -> list[tuple[str, Any, str]]:
     settings = loaded.settings
     routed = {rule.provider for rule in settings.models} | {settings.default_provider}
-    if settings.built_in_routes:
+    if settings.built_in_providers:
         routed |= set(_ALWAYS_SHOWN)
     shown = []
     for name, row in settings.providers.items():
         held = loaded.key_sources.get(name) if row.key.get_secret_value() else None
-        if name in routed or (held and settings.built_in_routes):
+        if name in routed or (held and settings.built_in_providers):
             fallback = "none needed" if row.auth == "none" else "caller's own"
             shown.append((name, row, held or fallback))
     return shown

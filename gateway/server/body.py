@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, unpack
 from gateway.core.errors import InvalidRequest, PayloadTooLarge, RequestTimeout
 from gateway.core.forwarding import header
 from gateway.core.ports import Headers
+
+#: seconds for which a body that is too large is read and thrown away
+_DISCARD_S: Final = 10.0
 
 Receive = Callable[[], Awaitable[Any]]
 
@@ -27,30 +31,43 @@ async def read_body(receive: Receive, headers: Headers, limit: int, silence_s: f
         InvalidRequest: packed in a way that cannot be read.
         Disconnected: the client left.
     """
-    _refuse_announced(headers, limit)
-    message = await _next(receive, silence_s)
-    body = message.get("body", b"")
-    if message.get("more_body"):
-        body = await _rest(receive, body, limit, silence_s)
-    elif len(body) > limit:
+    if _announces_more(headers, limit):
+        # A client that waits for 100 Continue has not begun to send.
+        if not header(headers, b"expect"):
+            await _discard(receive)
         raise _too_large(limit)
+    body = await _read(receive, limit, silence_s)
     packing = header(headers, b"content-encoding").strip().lower().decode("latin-1")
     if not packing or packing == "identity" or not body:
         return body, False
     return await _unpack(body, packing, limit), True
 
 
-async def _rest(receive: Receive, first: bytes, limit: int, silence_s: float) -> bytes:
-    pieces, size = [first], len(first)
-    while True:
+async def _read(receive: Receive, limit: int, silence_s: float) -> bytes:
+    pieces: list[bytes] = []
+    size, more = 0, True
+    while more:
         message = await _next(receive, silence_s)
-        piece = message.get("body", b"")
+        piece, more = message.get("body", b""), message.get("more_body", False)
         pieces.append(piece)
         size += len(piece)
         if size > limit:
+            if more:
+                await _discard(receive)
             raise _too_large(limit)
-        if not message.get("more_body"):
-            return b"".join(pieces)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+async def _discard(receive: Receive) -> None:
+    """Read on without keeping anything: most clients send their body to its end before they look at the answer.
+
+    Cut off, they would report a broken connection and try again.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_S):
+            message = await receive()
+            while message["type"] != "http.disconnect" and message.get("more_body"):
+                message = await receive()
 
 
 async def _next(receive: Receive, silence_s: float) -> Any:
@@ -64,10 +81,9 @@ async def _next(receive: Receive, silence_s: float) -> Any:
     return message
 
 
-def _refuse_announced(headers: Headers, limit: int) -> None:
+def _announces_more(headers: Headers, limit: int) -> bool:
     announced = header(headers, b"content-length")
-    if announced.isdigit() and int(announced) > limit:
-        raise _too_large(limit)
+    return announced.isdigit() and int(announced) > limit
 
 
 def _too_large(limit: int) -> PayloadTooLarge:

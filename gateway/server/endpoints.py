@@ -34,6 +34,8 @@ Send = Callable[[Any], Awaitable[None]]
 #: paths that are understood without /v1 in front, for a base URL given without it
 _BARE: Final = re.compile(r"(?:chat/completions|completions|embeddings|responses|messages|models)(?:/|$)")
 _CONTROL: Final = re.compile(rb"[\x00-\x20\x7f]")
+#: a body that was not read to its end would stand in front of the next request
+_CLOSE: Final = (b"connection", b"close")
 #: how long a call that is cut at shutdown may take to tell its client and to settle
 _CUT_S: Final = 2.0
 
@@ -68,6 +70,7 @@ class Forwarder:
         self._authenticator = authenticator
         self._limits = limits
         self._running: dict[asyncio.Task[None], _Connection] = {}
+        self._reading = 0
         self._closing = False
 
     @property
@@ -79,32 +82,40 @@ class Forwarder:
         """Serve one request."""
         started = self._gateway.clock()
         headers: Headers = scope["headers"]
-        request_id = ours.request_id(headers) or self._gateway.new_id()
+        call_id = self._gateway.new_id()
+        request_id = ours.request_id(headers) or call_id
         target = endpoint(scope["method"], "")
         try:
             session, path = split_path(scope["raw_path"])
             target = endpoint(scope["method"], path, anthropic=_speaks_anthropic(headers, path))
             if session is not None and not is_valid(session):
                 raise InvalidRequest("A session id in the path has 1-255 characters of A-Z a-z 0-9 . _ : -")
-            self._admit()
             peer = scope["client"][0] if scope.get("client") else None
             caller = self._authenticator.caller(headers, peer)
+        except GatewayError as fault:
+            await _send_fault(send, target, fault, request_id)
+            return
+        body, unpacked, refused = b"", False, None
+        self._reading += 1
+        try:
+            self._admit()
             body, unpacked = await read_body(receive, headers, self._limits.max_body, self._limits.body_timeout_s)
         except Disconnected:
             return
         except GatewayError as fault:
-            await _send_fault(send, target, fault, request_id, close=True)
-            return
+            refused = fault
+        finally:
+            self._reading -= 1
         incoming = Incoming(
-            request_id, scope["method"], path, scope["query_string"].decode("latin-1"), headers, body, unpacked,
-            target, caller, session, started,
+            call_id, request_id, scope["method"], path, scope["query_string"].decode("latin-1"), headers, body,
+            unpacked, target, caller, session, started, refused,
         )  # fmt: skip
         await self._run(incoming, receive, send)
 
     def _admit(self) -> None:
         if self._closing:
             raise ShuttingDown("The gateway is stopping. Try again shortly.")
-        if len(self._running) >= self._limits.max_concurrency:
+        if len(self._running) + self._reading > self._limits.max_concurrency:
             raise Overloaded(
                 f"{self._limits.max_concurrency} calls are under way (server.max_concurrency). Try again shortly."
             )
@@ -147,12 +158,14 @@ class Forwarder:
             logger.exception("call %s failed in a bug", incoming.request_id)
             fault = InternalError(f"The gateway failed; the operator finds the reason under {incoming.request_id}.")
             if not connection.started:
-                await _send_fault(connection.send, incoming.endpoint, fault, incoming.request_id, close=True)
+                await _send_fault(connection.send, incoming.endpoint, fault, incoming.request_id)
         finally:
             connection.finished = True
 
     async def _answer(self, reply: Reply, incoming: Incoming, connection: _Connection) -> None:
         headers = reply.headers + ours.of_reply(reply, incoming.request_id)
+        if incoming.refused is not None:
+            headers.append(_CLOSE)
         send, body = connection.send, reply.body
         if isinstance(body, bytes):
             headers.append((b"content-length", b"%d" % len(body)))
@@ -176,7 +189,7 @@ class Forwarder:
         if fault is None or connection.gone:
             return
         if not connection.started:
-            await _send_fault(connection.send, incoming.endpoint, fault, incoming.request_id, close=True)
+            await _send_fault(connection.send, incoming.endpoint, fault, incoming.request_id)
         else:
             event = incoming.endpoint.dialect.error_event(fault, incoming.request_id)
             await connection.send({"type": "http.response.body", "body": event, "more_body": True})
@@ -228,19 +241,16 @@ def _speaks_anthropic(headers: Headers, path: str) -> bool:
     return path.startswith("models") and any(name == b"anthropic-version" for name, _ in headers)
 
 
-async def _send_fault(
-    send: Send, target: Endpoint, fault: GatewayError, request_id: str, *, close: bool = False
-) -> None:
+async def _send_fault(send: Send, target: Endpoint, fault: GatewayError, request_id: str) -> None:
+    """Answer a call that cannot be answered through the pipeline, and end the connection."""
     body = target.dialect.error(fault, request_id)
     headers: Headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
         (ours.REQUEST_ID, request_id.encode()),
         *ours.of_fault(fault),
+        _CLOSE,
     ]
-    if close:
-        # A body that was not read to its end would stand in front of the next request.
-        headers.append((b"connection", b"close"))
     with contextlib.suppress(RuntimeError):
         await send({"type": "http.response.start", "status": fault.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
