@@ -63,11 +63,11 @@ class SessionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls. `models`: shell patterns it may use, empty for all; `key_header`: where its client key stood."""
+    """Who calls. `models`: shell patterns it may use, empty for all; `key_headers`: where its client key stood."""
 
     namespace: str
     models: tuple[str, ...] = ()
-    key_header: bytes | None = None
+    key_headers: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +303,7 @@ class Exchange:
                 await self._stack.aclose()
                 self._p.notes["stream_usage"] = "refused by the provider"
                 return await self._attempt(call, route, provider, ask_usage=False)
-            return _Read(answer.status, answer.headers, body)
+            return _Read(answer.status, _without_packing(answer.headers), body)
         return answer
 
     async def _attempt(self, call: Call, route: Route, provider: Provider, *, ask_usage: bool) -> UpstreamReply:
@@ -312,7 +312,7 @@ class Exchange:
             incoming.method,
             provider.url(incoming.path, incoming.query),
             request_headers(
-                incoming.headers, provider, client_key_header=incoming.caller.key_header, unpacked=incoming.unpacked
+                incoming.headers, provider, client_key_headers=incoming.caller.key_headers, unpacked=incoming.unpacked
             ),
             self._dialect.write(call, route.model, ask_usage=ask_usage) if route.model else call.body,
         )
@@ -330,7 +330,8 @@ class Exchange:
         body = await self._read_error(answer)
         self._p.outcome = "provider_error"
         self._p.response_bytes = len(body)
-        reply = self._reply(answer.status, response_headers(answer.headers, unpacked=False), body)
+        headers = response_headers(answer.headers, unpacked=_is_packed(answer))
+        reply = self._reply(answer.status, headers, body)
         reply.upstream_error = answer.status >= 400  # noqa: PLR2004
         reply.totals = await self._settle()
         reply.final = True
@@ -338,7 +339,7 @@ class Exchange:
 
     async def _read_error(self, answer: UpstreamReply) -> bytes:
         body = bytearray()
-        async for piece in answer.chunks():
+        async for piece in self._pieces(answer):
             body += piece
             if len(body) > _MAX_ERROR_BODY:
                 raise UpstreamProtocolError(
@@ -399,11 +400,9 @@ class Exchange:
         tail = meter.close()
         progress.outcome = "ok" if not meter.answer().error else "provider_error"
         yield await self._closing(tail)
-        # The end mark is out; what is left is read so that the connection can be used again.
-        with contextlib.suppress(GatewayError, TimeoutError):
-            async with asyncio.timeout(_AFTER_END_S):
-                async for _ in pieces:
-                    pass
+        # The end mark is out; whatever follows changes nothing, and reading it frees the connection for another call.
+        async for piece in _for_a_while(pieces, _AFTER_END_S):
+            yield piece
 
     async def _closing(self, tail: bytes) -> bytes:
         """Settle before the client can take the stream for ended, then the last bytes, totals in a comment first."""
@@ -563,6 +562,10 @@ class _Read:
         yield self.body
 
 
+def _without_packing(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
+
+
 def _is_packed(answer: UpstreamReply) -> bool:
     return header(answer.headers, b"content-encoding").strip().lower().decode("latin-1") in SUPPORTED
 
@@ -575,6 +578,18 @@ async def _unpacked(answer: UpstreamReply) -> AsyncIterator[bytes]:
                 yield part
     except (Corrupt, TooLarge):
         raise UpstreamProtocolError("The provider's answer is packed and cannot be unpacked.") from None
+    if not unpacker.complete:
+        raise UpstreamProtocolError("The provider's answer is packed and breaks off before its end.")
+
+
+async def _for_a_while(pieces: AsyncIterator[bytes], seconds: float) -> AsyncIterator[bytes]:
+    """What comes within that time; a failure is an end like any other."""
+    until = asyncio.get_running_loop().time() + seconds
+    with contextlib.suppress(GatewayError, TimeoutError, StopAsyncIteration):
+        while True:
+            async with asyncio.timeout_at(until):
+                piece = await anext(pieces)
+            yield piece
 
 
 async def _chain(first: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -60,7 +60,7 @@ def build_app(load: Load) -> GatewayApp:
         finally:
             await store.aclose()
 
-    return GatewayApp(resources)
+    return GatewayApp(resources, new_id)
 
 
 def open_store(settings: config.Settings) -> Store:
@@ -217,7 +217,7 @@ class _Parts:
             on_disconnect=sessions.on_disconnect,
             drain_s=sessions.drain_s,
         )
-        self._upstreams = {name: upstream_of(name, row) for name, row in settings.providers.items()}
+        self._upstreams = upstreams_of(settings.providers)
         self.rules = Rules(authenticator, routes, worker.catalog)
         self.forwarder = Forwarder(worker.gateway(settings, routes, self._upstreams), authenticator, limits)
 
@@ -242,15 +242,35 @@ def upstream_of(name: str, row: config.Provider) -> http.HttpUpstream:
     Raises:
         ConfigError: its certificate authorities cannot be read.
     """
-    ca_file = str(row.tls.ca_file.expanduser()) if row.tls.ca_file else None
-    try:
-        tls = http.tls_context(verify=row.tls.verify, ca_file=ca_file)
-    except OSError as error:
-        raise ConfigError([f"providers.{name}.tls.ca_file: {ca_file} cannot be used: {error}"]) from None
-    limits = http.Limits(row.timeout_s.connect, row.timeout_s.first_byte, row.timeout_s.between_bytes)
-    return http.HttpUpstream(
-        name, row.base_url, limits, max_connections=row.max_connections, tls=tls, proxy=http.proxy_for(row.base_url)
-    )
+    return upstreams_of({name: row})[name]
+
+
+def upstreams_of(rows: Mapping[str, config.Provider]) -> dict[str, http.HttpUpstream]:
+    """The connections to all providers, or to none.
+
+    Raises:
+        ConfigError: the certificate authorities of one cannot be read.
+    """
+    contexts, problems = {}, []
+    for name, row in rows.items():
+        ca_file = str(row.tls.ca_file.expanduser()) if row.tls.ca_file else None
+        try:
+            contexts[name] = http.tls_context(verify=row.tls.verify, ca_file=ca_file)
+        except OSError as error:
+            problems.append(f"providers.{name}.tls.ca_file: {ca_file} cannot be used: {error}")
+    if problems:
+        raise ConfigError(problems)
+    return {
+        name: http.HttpUpstream(
+            name,
+            row.base_url,
+            http.Limits(row.timeout_s.connect, row.timeout_s.first_byte, row.timeout_s.between_bytes),
+            max_connections=row.max_connections,
+            tls=contexts[name],
+            proxy=http.proxy_for(row.base_url),
+        )
+        for name, row in rows.items()
+    }
 
 
 def _observers(settings: config.Settings) -> list[Observer]:

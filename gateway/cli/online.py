@@ -59,6 +59,6 @@ async def _ask(provider: Provider, settings: Settings) -> tuple[str, bool]:
 
 
 async def _status(upstream: HttpUpstream, provider: Provider) -> int:
-    headers = request_headers([], provider, client_key_header=None, unpacked=False)
+    headers = request_headers([], provider, client_key_headers=frozenset(), unpacked=False)
     async with upstream.send(Outgoing("GET", provider.url("models", ""), headers, b"")) as answer:
         return answer.status

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from typing import Final
 
 #: window bits that make zlib read either a gzip or a zlib header
 _ANY_HEADER: Final = 32 + zlib.MAX_WBITS
+#: bytes that tell a gzip and a zlib header from raw deflate
+_HEADER_BYTES: Final = 2
+_GZIP_MAGIC: Final = b"\x1f\x8b"
 SUPPORTED: Final = frozenset({"gzip", "x-gzip", "deflate"})
 
 
@@ -26,31 +30,47 @@ class Unpacker:
         self._inflate = zlib.decompressobj(_ANY_HEADER)
         self._left = limit
         self._header_known = False
+        self._head = b""
 
-    def feed(self, piece: bytes, *, at_most: int = 1 << 20) -> list[bytes]:
-        """The unpacked bytes, in pieces of at most `at_most`.
+    def feed(self, piece: bytes, *, at_most: int = 1 << 18) -> Iterator[bytes]:
+        """The unpacked bytes, in pieces of at most `at_most`, each made when it is asked for.
 
         Raises:
             TooLarge: the limit is passed.
             Corrupt: the bytes cannot be unpacked.
         """
-        found: list[bytes] = []
-        rest = piece
-        while rest and not self._inflate.eof:
-            try:
-                out = self._inflate.decompress(rest, at_most)
-            except zlib.error:
-                self._try_raw_deflate()
-                continue
-            rest = self._inflate.unconsumed_tail
-            self._header_known = True
-            if self._left is not None:
-                self._left -= len(out)
-                if self._left < 0:
-                    raise TooLarge
+        rest = self._head + piece
+        if not self._header_known and len(rest) < _HEADER_BYTES:
+            self._head = rest
+            return
+        self._head = b""
+        while True:
+            out, rest = self._step(rest, at_most)
             if out:
-                found.append(out)
-        return found
+                yield out
+            # A full piece may have left output behind, even where all input is taken.
+            if not rest and len(out) < at_most:
+                return
+
+    def _step(self, packed: bytes, at_most: int) -> tuple[bytes, bytes]:
+        """One piece of output, and the input that is left."""
+        if self._inflate.eof:
+            if not packed.startswith(_GZIP_MAGIC):
+                # Another member may have begun; anything else is padding.
+                self._head = packed if _GZIP_MAGIC.startswith(packed) else b""
+                return b"", b""
+            self._inflate = zlib.decompressobj(_ANY_HEADER)
+        try:
+            out = self._inflate.decompress(packed, at_most)
+        except zlib.error:
+            self._try_raw_deflate()
+            return self._step(packed, at_most)
+        self._header_known = True
+        if self._left is not None:
+            self._left -= len(out)
+            if self._left < 0:
+                raise TooLarge
+        return out, self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
 
     @property
     def complete(self) -> bool:

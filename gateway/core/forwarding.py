@@ -35,6 +35,8 @@ _OURS: Final = frozenset(
 )  # fmt: skip
 _NOT_SENT: Final = _HOP_BY_HOP | _PRIVATE | _OURS
 _NOT_RETURNED: Final = _HOP_BY_HOP | {b"content-length", b"set-cookie", b"set-cookie2", b"alt-svc"}
+#: what only the gateway may say; another gateway behind this one says it of its own sessions
+_OUR_PREFIXES: Final = (b"x-session-", b"x-context-", b"x-gateway-", b"x-token-usage", b"x-response-mode")
 _UNSENDABLE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _AUTH_HEADER: Final[Mapping[AuthStyle, bytes]] = {
     "bearer": b"authorization",
@@ -60,14 +62,14 @@ class Provider:
 
 
 def request_headers(
-    headers: Sequence[tuple[bytes, bytes]], provider: Provider, *, client_key_header: bytes | None, unpacked: bool
+    headers: Sequence[tuple[bytes, bytes]], provider: Provider, *, client_key_headers: frozenset[bytes], unpacked: bool
 ) -> Headers:
     """The headers to send to a provider.
 
     Args:
         headers: as the client sent them.
         provider: who gets them.
-        client_key_header: the header that held the gateway's own client key; never forwarded.
+        client_key_headers: those that held one of the gateway's own keys; never forwarded.
         unpacked: the body was packed and is sent unpacked.
     """
     dropped = _named_by_connection(headers)
@@ -77,19 +79,19 @@ def request_headers(
     for name, value in headers:
         if name in _NOT_SENT or name in dropped or (unpacked and name == b"content-encoding"):
             continue
-        if name in CREDENTIALS and (held or name == client_key_header):
+        if name in CREDENTIALS and (held or name in client_key_headers):
             continue
         sent.append((name, value))
         present.add(name)
     if provider.key:
-        sent.append(_credential(provider))
+        sent.append(_own_credential(provider))
     sent += [pair for pair in provider.headers if pair[0] not in present]
     # What comes packed would have to be unpacked to be metered; bandwidth to a provider is cheaper than that.
     sent.append((b"accept-encoding", b"identity"))
     return sent
 
 
-def _credential(provider: Provider) -> tuple[bytes, bytes]:
+def _own_credential(provider: Provider) -> tuple[bytes, bytes]:
     value = provider.key.encode("latin-1", "replace")
     return _AUTH_HEADER[provider.auth], b"Bearer " + value if provider.auth == "bearer" else value
 
@@ -108,8 +110,7 @@ def check_credential(headers: Sequence[tuple[bytes, bytes]], provider: Provider,
     for name, value in headers:
         if name not in CREDENTIALS:
             continue
-        text = value.decode("latin-1").removeprefix("Bearer ").strip()
-        owners = _owners(text, others)
+        owners = _owners(credential(value), others)
         if owners and provider.name not in owners:
             raise Unauthenticated(
                 f"The credential sent looks like one of {' or '.join(owners)}, but this model is served by "
@@ -118,12 +119,19 @@ def check_credential(headers: Sequence[tuple[bytes, bytes]], provider: Provider,
             )
 
 
-def _owners(credential: str, providers: Iterable[Provider]) -> list[str]:
+def credential(value: bytes) -> str:
+    """The key in a header's value, without the scheme where it is `Bearer`."""
+    text = value.decode("latin-1").strip()
+    scheme, _, token = text.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else text
+
+
+def _owners(key: str, providers: Iterable[Provider]) -> list[str]:
     claims = [
         (len(prefix), provider.name)
         for provider in providers
         for prefix in provider.key_prefixes
-        if credential.startswith(prefix)
+        if key.startswith(prefix)
     ]
     longest = max((length for length, _ in claims), default=0)
     return sorted({name for length, name in claims if length == longest})
@@ -135,7 +143,9 @@ def response_headers(headers: Sequence[tuple[bytes, bytes]], *, unpacked: bool) 
     returned: Headers = []
     for name, value in headers:
         lower = name.lower()
-        if lower in _NOT_RETURNED or lower in dropped or (unpacked and lower == b"content-encoding"):
+        if lower in _NOT_RETURNED or lower in dropped or lower.startswith(_OUR_PREFIXES):
+            continue
+        if unpacked and lower == b"content-encoding":
             continue
         if _UNSENDABLE.search(value):
             continue
@@ -151,8 +161,6 @@ def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
 
 def _named_by_connection(headers: Sequence[tuple[bytes, bytes]]) -> frozenset[bytes]:
     """A header that `Connection` names is hop-by-hop too (RFC 9110, section 7.6.1)."""
-    for name, value in headers:
-        if name.lower() == b"connection":
-            tokens = frozenset(token.strip().lower() for token in value.split(b","))
-            return tokens - {b"keep-alive", b"close"}
-    return frozenset()
+    named = [value for name, value in headers if name.lower() == b"connection"]
+    tokens = frozenset(token.strip().lower() for value in named for token in value.split(b","))
+    return tokens - {b"keep-alive", b"close"}

@@ -31,7 +31,7 @@ KNOWN_HEADERS: Final = (
     "x-openwebui-chat-id",
 )
 _NOT_SESSIONS: Final = frozenset({"x-parent-session-id"})
-_ANTHROPIC_USER: Final = re.compile(r"_session_([A-Za-z0-9._:-]+)\Z")
+_LONGEST_MODEL_NAME: Final = 256
 #: `gpt-4o-2024-08-06`, `claude-sonnet-4-5-20250929`, `…-latest`, `…@20250929`: one family under several dates
 _MODEL_DATE: Final = re.compile(r"(?:[-@](?:\d{8}|\d{4}-\d{2}-\d{2}|latest|preview))+\Z")
 
@@ -89,8 +89,8 @@ def _anthropic_user_id(user_id: object) -> str | None:
         except (ValueError, AttributeError, RecursionError):
             return None
         return value if isinstance(value, str) else None
-    match = _ANTHROPIC_USER.search(user_id)
-    return match[1] if match else None
+    _, marker, session = user_id.rpartition("_session_")
+    return session if marker else None
 
 
 def derive(namespace: str, model: str | None, opening: Sequence[str]) -> str:
@@ -105,7 +105,7 @@ def derive(namespace: str, model: str | None, opening: Sequence[str]) -> str:
 
 def model_family(model: str) -> str:
     """The model's name without provider and date."""
-    return _MODEL_DATE.sub("", model.rpartition("/")[2])
+    return _MODEL_DATE.sub("", model.rpartition("/")[2][:_LONGEST_MODEL_NAME])
 
 
 def text_of(content: object) -> str:

@@ -25,7 +25,7 @@ class ModelFacts:
     sources: Mapping[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ModelRule:
     """One entry of `models:`: a shell pattern, where its calls go, and facts that override the tables."""
 

@@ -14,7 +14,9 @@ from typing import Final
 #: Larger events exist (a whole Responses object in `response.completed`), unread ones must not fill the memory.
 MAX_EVENT_BYTES: Final = 4 * 1024 * 1024
 
-_BLANK_LINE: Final = re.compile(rb"(?:\r\n|\n|\r)(?:\r\n|\n|\r)")
+# The lookahead keeps a single CR LF from being read as two line ends.
+_BLANK_LINE: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 
 
@@ -71,7 +73,7 @@ def data_of_events(region: bytes) -> list[bytes]:
         found = region[6:-2].split(b"\n\ndata: ")
         # Two line ends an event and no CR: every event is one data line, the form nearly all providers send.
         if region.count(b"\n") == 2 * len(found) and b"\r" not in region:
-            return found
+            return [data for data in found if data]
     return [data for data in map(event_data, split_events(region)) if data]
 
 
@@ -79,6 +81,7 @@ def event_data(block: bytes) -> bytes:
     """The data of one block: its `data` lines joined by LF; empty for a comment or an event without data."""
     if block.startswith(b"data: ") and block.find(b"\n") == len(block) - 2 and b"\r" not in block:
         return block[6:-2]
+    block = block.removeprefix(_BYTE_ORDER_MARK)
     lines = [_field_value(line) for line in _LINE_END.split(block) if line.startswith(b"data")]
     return b"\n".join(line for line in lines if line is not None)
 

@@ -26,6 +26,8 @@ _FIELDS_DECODER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ANY_DECODER: Final = msgspec.json.Decoder()
 #: events of a stream that may wait to be read
 _UNREAD_BYTES: Final = 64 * 1024
+#: tool calls of one answer that are remembered by name
+MAX_TOOLS: Final = 256
 _SPACE: Final = re.compile(rb"[ \t\r\n]*")
 
 
@@ -85,9 +87,8 @@ class EventReader(Protocol):
 class StreamMeter:
     """Reads a stream on its way through. The bytes it returns are those that came in, less the dropped events.
 
-    The end mark is held back, so that what the client takes for the end comes after the settlement. Events that surely
-    pass are read later, many at once: a piece that waits for nothing reaches the client sooner, and reading a hundred
-    events in one go costs a third of reading them one by one between other calls.
+    The end mark is held back, so that what the client takes for the end comes after the settlement. Events that surely pass are read later, many at once: a piece that waits for nothing reaches the client sooner,
+    and reading a hundred events in one go costs a third of reading them one by one between other calls.
     """
 
     __slots__ = ("_buffer", "_held", "_reader", "_unread", "_unread_bytes", "ended")

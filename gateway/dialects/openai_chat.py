@@ -12,6 +12,7 @@ from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.identity import text_of
 from gateway.dialects import openai_errors
 from gateway.dialects.base import (
+    MAX_TOOLS,
     Answer,
     Call,
     Dialect,
@@ -110,9 +111,9 @@ class OpenAIChat:
             item = decode(raw)
             role = item.get("role") if isinstance(item, dict) else None
             if role in _OPENING_ROLES:
-                found.append(text_of(item.get("content")))
+                found.append(_identifying_text(item, raw))
             elif role == "user":
-                found.append(text_of(item.get("content")))
+                found.append(_identifying_text(item, raw))
                 break
         return found
 
@@ -143,6 +144,13 @@ class OpenAIChat:
         return b"data: " + self.error(fault, request_id) + b"\n\n"
 
 
+def _identifying_text(item: dict[str, Any], raw: msgspec.Raw) -> str:
+    try:
+        return text_of(item.get("content"))
+    except RecursionError:
+        return bytes(raw).decode("utf-8", "replace")
+
+
 class ChatReader:
     """Reads chat chunks, or one whole answer as if it were a chunk."""
 
@@ -164,9 +172,11 @@ class ChatReader:
             mark = _SPACED_MARK
             last = region.rfind(mark)
         end = region.find(b"\n\n", last) + 2
-        if last < 0 or end < last or b"\r" in region:
+        if last < 0 or end < last or b"\r" in region or b"[DONE]" in region[:end]:
             return 0
-        return end if region.count(mark) == region.count(b"\n\n", 0, end) else 0
+        found = region.count(mark)
+        # As many lists of choices as events, and no other ones that could stand in for a missing one.
+        return end if found == region.count(b"\n\n", 0, end) == region.count(b'"choices"', 0, end) else 0
 
     def read(self, data: bytes) -> Verdict:
         """See `EventReader.read`."""
@@ -231,7 +241,8 @@ class ChatReader:
             # Two calls under one index (some hosts number every call 0) are told apart by their ids.
             if key in self._tools and tool_call.get("id"):
                 key = (str(choice), f"{index}/{len(self._tools)}")
-            self._tools.setdefault(key, name[:256])
+            if len(self._tools) < MAX_TOOLS:
+                self._tools.setdefault(key, name[:256])
 
     def answer(self) -> Answer:
         """See `EventReader.answer`."""

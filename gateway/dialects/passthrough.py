@@ -15,6 +15,7 @@ from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.dialects import anthropic_errors, openai_errors
 from gateway.dialects.base import (
+    MAX_TOOLS,
     Answer,
     Call,
     EventReader,
@@ -195,8 +196,9 @@ class PassThroughReader:
             self._tool_name(item.get("name"))
 
     def _tool_name(self, name: object) -> None:
-        if isinstance(name, str) and name:
+        if isinstance(name, str) and name and len(self._tools) < MAX_TOOLS:
             self._tools.append(name[:256])
+            self._output += estimate_tokens(name)
 
     def answer(self) -> Answer:
         """See `EventReader.answer`."""

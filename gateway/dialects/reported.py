@@ -13,22 +13,36 @@ from typing import Final
 
 from gateway.core.usage import MAX_TOKENS, Usage, UsageSource
 
-_NESTED: Final = (
-    "prompt_tokens_details",
-    "completion_tokens_details",
-    "input_tokens_details",
-    "output_tokens_details",
+_DETAILS: Final = {
+    "prompt_tokens_details": ("cached_tokens", "cache_write_tokens", "audio_tokens"),
+    "input_tokens_details": ("cached_tokens", "cache_write_tokens", "audio_tokens"),
+    "completion_tokens_details": ("reasoning_tokens", "audio_tokens"),
+    "output_tokens_details": ("reasoning_tokens", "thinking_tokens", "audio_tokens"),
+}
+# fmt: off
+_CACHE_READ: Final = (
+    "prompt_tokens_details.cached_tokens", "input_tokens_details.cached_tokens", "cache_read_input_tokens",
+    "prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens",
 )
-#: name on the wire -> our name, inside the details of the input side and of the output side
-_CACHE_READ: Final = ("prompt_tokens_details.cached_tokens", "input_tokens_details.cached_tokens",
-                      "cache_read_input_tokens", "prompt_cache_hit_tokens", "num_cached_tokens",
-                      "cached_tokens")  # fmt: skip
-_CACHE_WRITE: Final = ("prompt_tokens_details.cache_write_tokens", "input_tokens_details.cache_write_tokens",
-                       "cache_creation_input_tokens")  # fmt: skip
-_REASONING: Final = ("completion_tokens_details.reasoning_tokens", "output_tokens_details.reasoning_tokens",
-                     "output_tokens_details.thinking_tokens", "reasoning_tokens")  # fmt: skip
+_CACHE_WRITE: Final = (
+    "prompt_tokens_details.cache_write_tokens", "input_tokens_details.cache_write_tokens",
+    "cache_creation_input_tokens",
+)
+_REASONING: Final = (
+    "completion_tokens_details.reasoning_tokens", "output_tokens_details.reasoning_tokens",
+    "output_tokens_details.thinking_tokens", "reasoning_tokens",
+)
 _AUDIO_IN: Final = ("prompt_tokens_details.audio_tokens", "input_tokens_details.audio_tokens")
 _AUDIO_OUT: Final = ("completion_tokens_details.audio_tokens", "output_tokens_details.audio_tokens")
+# fmt: on
+_TOP_LEVEL: Final = (
+    "prompt_tokens",
+    "completion_tokens",
+    "input_tokens",
+    "output_tokens",
+    "total_tokens",
+    *(name for name in (*_CACHE_READ, *_CACHE_WRITE, *_REASONING) if "." not in name),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,25 +137,22 @@ def _input_side(
     if prompt is not None:
         # One host leaves the cached part out of prompt_tokens; its total tells.
         left_out = read > 0 and total is not None and total == prompt + read + (output_tokens or 0)
-        return prompt + read if left_out else prompt
+        return min(prompt + read, MAX_TOKENS) if left_out else prompt
     tokens = fields.get("input_tokens")
     if "cache_read_input_tokens" in fields or "cache_creation_input_tokens" in fields:
         # Anthropic reports the cached parts beside the rest.
-        return (tokens or 0) + read + write
+        return min((tokens or 0) + read + write, MAX_TOKENS)
     return tokens
 
 
 def _counts(usage: Mapping[str, object]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for name, value in usage.items():
-        number = count(value)
-        if number is not None:
-            found[name] = number
-    for group in _NESTED:
+    """The known counts of one usage object; other fields are the provider's to add, and not ours to keep."""
+    found = {name: number for name in _TOP_LEVEL if (number := count(usage.get(name))) is not None}
+    for group, names in _DETAILS.items():
         details = usage.get(group)
         if isinstance(details, Mapping):
-            for name, value in details.items():
-                number = count(value)
+            for name in names:
+                number = count(details.get(name))
                 if number is not None:
                     found[f"{group}.{name}"] = number
     return found
@@ -153,7 +164,7 @@ def _sum_of_passes(iterations: list[object]) -> dict[str, int]:
     for entry in iterations:
         if isinstance(entry, Mapping):
             for name, value in _counts(entry).items():
-                total[name] = total.get(name, 0) + value
+                total[name] = min(total.get(name, 0) + value, MAX_TOKENS)
     return total
 
 

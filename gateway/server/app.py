@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from gateway.core import errors
 from gateway.core.ports import Store
+from gateway.server import headers
 from gateway.server.endpoints import Forwarder, Receive, Scope, Send
 from gateway.server.sessions import SessionsApi, fault_response
 
@@ -34,8 +35,11 @@ class Runtime(Protocol):
 class GatewayApp:
     """The application. `resources` opens everything a worker process needs and closes it again."""
 
-    def __init__(self, resources: Callable[[], AbstractAsyncContextManager[Runtime]]) -> None:
+    def __init__(
+        self, resources: Callable[[], AbstractAsyncContextManager[Runtime]], new_id: Callable[[], str]
+    ) -> None:
         self._resources = resources
+        self._new_id = new_id
         self._runtime: Runtime | None = None
         self._router: Starlette | None = None
 
@@ -50,7 +54,7 @@ class GatewayApp:
                 scope, receive, send
             )
         elif scope["path"].startswith(_OWN_PATHS):
-            await self._router(scope, receive, send)
+            await self._router(scope, receive, self._naming(scope, send))
         else:
             await self._runtime.forwarder(scope, receive, send)
 
@@ -69,6 +73,17 @@ class GatewayApp:
             await _failed(send, f"store.url: {fault.message}")
         else:
             await send({"type": "lifespan.shutdown.complete"})
+
+    def _naming(self, scope: Scope, send: Send) -> Send:
+        """`send` that puts the request's id on the answer."""
+        request_id = headers.request_id(scope["headers"]) or self._new_id()
+
+        async def named(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (headers.REQUEST_ID, request_id.encode())]
+            await send(message)
+
+        return named
 
     def _routes(self, runtime: Runtime) -> list[BaseRoute]:
         async def ready(_: Request) -> Response:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.core.errors import Forbidden, Unauthenticated
-from gateway.core.forwarding import CREDENTIALS, header
+from gateway.core.forwarding import CREDENTIALS, credential, header
 from gateway.core.ports import Headers
 from gateway.pipeline import Caller
 
@@ -59,17 +59,18 @@ class Authenticator:
             Unauthenticated: client keys are configured and none was sent.
             Forbidden: a web page of another origin sends it, and nothing else would stop it.
         """
+        presented = _credentials(headers)
+        own = frozenset(name for name, value in presented if value in self._keys or value == self._admin)
         if self._keys:
-            for name, value in _credentials(headers):
-                rule = self._keys.get(value)
-                if rule is not None:
-                    return Caller(rule.name, rule.models, name)
-            raise Unauthenticated(
-                'A client key is needed and none that is known was sent. Send it as "Authorization: Bearer KEY" '
-                "or in x-api-key; keys are listed under auth.keys."
-            )
+            rule = next((self._keys[value] for _, value in presented if value in self._keys), None)
+            if rule is None:
+                raise Unauthenticated(
+                    'A client key is needed and none that is known was sent. Send it as "Authorization: Bearer KEY" '
+                    "or in x-api-key; keys are listed under auth.keys."
+                )
+            return Caller(rule.name, rule.models, own)
         _refuse_other_origins(headers)
-        return Caller(OPEN_NAMESPACE if _is_loopback(peer) else _namespace_of(headers), (), self._admin_header(headers))
+        return Caller(OPEN_NAMESPACE if _is_loopback(peer) else _namespace_of(headers), (), own)
 
     def api(self, headers: Headers, peer: str | None) -> Access:
         """What the sender of an /api request may see and do.
@@ -93,20 +94,10 @@ class Authenticator:
             return Access(OPEN_NAMESPACE, admin=False)
         raise Unauthenticated('Send your client key, or the admin key, as "Authorization: Bearer KEY".')
 
-    def _admin_header(self, headers: Headers) -> bytes | None:
-        """The header that holds the admin key, so that it is not forwarded."""
-        return next((name for name, value in _credentials(headers) if value == self._admin), None)
-
 
 def _credentials(headers: Headers) -> list[tuple[bytes, bytes]]:
     """(header, digest of what it holds) for each header that may hold a key."""
-    found = []
-    for name, value in headers:
-        if name in CREDENTIALS:
-            text = value.decode("latin-1").strip()
-            scheme, _, token = text.partition(" ")
-            found.append((name, digest(token.strip() if scheme.lower() == "bearer" else text)))
-    return found
+    return [(name, digest(credential(value))) for name, value in headers if name in CREDENTIALS]
 
 
 def _namespace_of(headers: Headers) -> str:

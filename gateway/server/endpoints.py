@@ -56,9 +56,11 @@ class _Connection:
     """What the task of a call and the listener share."""
 
     send: Send
+    listener: asyncio.Task[None] | None
     gone: bool = False
     started: bool = False
     finished: bool = False
+    broken: bool = False
     cut: GatewayError | None = None
 
 
@@ -121,14 +123,19 @@ class Forwarder:
             )
 
     async def _run(self, incoming: Incoming, receive: Receive, send: Send) -> None:
-        connection = _Connection(send)
+        connection = _Connection(send, asyncio.current_task())
         task = asyncio.get_running_loop().create_task(self._serve(incoming, connection))
         self._running[task] = connection
         task.add_done_callback(self._ended)
         try:
+            if incoming.refused is not None:
+                # Listening would ask a client that waits for 100 Continue to send its body.
+                await asyncio.wait({task})
             while (await receive())["type"] != "http.disconnect":
                 pass
         except asyncio.CancelledError:
+            if connection.broken:
+                return
             # The server's patience is over: the call is told why, and this request ends when it has.
             await self._cut({task}, ShuttingDown("The gateway is stopping and cut this answer. Try again shortly."))
             return
@@ -180,9 +187,14 @@ class Forwarder:
             # Once the client has left the answer is only read for its usage.
             if not connection.gone:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
-        connection.finished = not reply.broken
         if not reply.broken:
+            connection.finished = True
             await send({"type": "http.response.body", "body": b""})
+            return
+        # Returning without an end makes the server break the connection: what is incomplete must not look complete.
+        connection.finished = connection.broken = True
+        if connection.listener is not None:
+            connection.listener.cancel()
 
     async def _tell_cut(self, incoming: Incoming, connection: _Connection) -> None:
         fault = connection.cut

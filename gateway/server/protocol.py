@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import uuid
 from typing import Any, Final, cast
 
 import msgspec
@@ -18,11 +19,9 @@ from uvicorn.server import ServerState
 MAX_HEADERS: Final = 256
 #: An upgrade that nobody here speaks (h2c from Java's client, websockets) would end the reading of the body.
 _UPGRADE: Final = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
-_REASONS: Final = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
-
-
-class _HeadTooLarge(Exception):
-    """Ends the parsing of a head."""
+_END_OF_HEAD: Final = b"\r\n\r\n"
+_METHOD: Final = re.compile(rb"\s*[A-Z]{1,20}(?: |\Z)")
+_REASONS: Final = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
 
 class ServerConfig(Config):
@@ -36,10 +35,7 @@ class ServerConfig(Config):
 
 
 class GatewayProtocol(HttpToolsProtocol):
-    """One client connection."""
-
-    max_head_bytes = ServerConfig.max_head_bytes
-    head_timeout_s = ServerConfig.head_timeout_s
+    """One client connection. A head is kept until it is whole, and only then parsed."""
 
     def __init__(
         self,
@@ -49,13 +45,14 @@ class GatewayProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        if isinstance(config, ServerConfig):
-            self.max_head_bytes = config.max_head_bytes
-            self.head_timeout_s = config.head_timeout_s
-        self._head_bytes = 0
-        self._received = 0
-        self._in_head = True
-        self._too_large = False
+        bounds = config if isinstance(config, ServerConfig) else ServerConfig
+        self._max_head_bytes = bounds.max_head_bytes
+        self._head_timeout_s = bounds.head_timeout_s
+        #: between two messages: what comes is a head
+        self._idle = True
+        self._head = b""
+        #: bytes of a head that came behind another message and went to the parser in parts
+        self._pipelined = 0
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -69,63 +66,64 @@ class GatewayProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser; start the clock where a head came only in part."""
-        if self._in_head:
-            self._received += len(data)
-            if b"pgrade" in data:
-                data = _UPGRADE.sub(b"", data)
-        super().data_received(data)
-        if self._in_head and not self.transport.is_closing():
-            # The parser reports a header when it is whole; until then only this counts it.
-            if self._received > self.max_head_bytes:
-                self._too_large = True
-                self.send_400_response("")
+        """Feed the parser whole heads, and bodies as they come."""
+        if self._idle:
+            data = self._collect_head(data)
+        if data:
+            super().data_received(data)
+        if self._pipelined and not self.transport.is_closing():
+            self._pipelined += len(data)
+            if self._pipelined > self._max_head_bytes:
+                self._refuse_size()
             elif self._head_timer is None:
                 self._await_head()
 
+    def _collect_head(self, data: bytes) -> bytes:
+        """What may go to the parser now; nothing while the head is incomplete."""
+        self._unset_keepalive_if_required()
+        head = self._head + data if self._head else data
+        end = head.find(_END_OF_HEAD)
+        if end < 0 and len(head) <= self._max_head_bytes and _METHOD.match(head):
+            self._head = head
+            if self._head_timer is None:
+                self._await_head()
+            return b""
+        self._head = b""
+        if (len(head) if end < 0 else end) > self._max_head_bytes or head.count(b"\n", 0, end) > MAX_HEADERS:
+            self._refuse_size()
+            return b""
+        if b"pgrade" in head[:end]:
+            head = _UPGRADE.sub(b"", head[:end]) + head[end:]
+        return head
+
     def on_message_begin(self) -> None:
         """A request begins."""
-        self._in_head = True
-        self._head_bytes = 0
+        self._pipelined = 0 if self._idle else 1
+        self._idle = False
         super().on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        """Part of the request line."""
-        self._count(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
-        self._count(len(name) + len(value) + 4)
-        if len(self.headers) >= MAX_HEADERS:
-            self._too_large = True
-            raise _HeadTooLarge
-        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
-        self._in_head = False
-        self._received = 0
+        self._pipelined = 0
         self._stop_timer()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The body is whole."""
+        self._idle = True
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what cannot be parsed and close. `msg` is uvicorn's text; ours says more."""
         del msg
-        if self._too_large:
-            limit = f"{self.max_head_bytes // 1024} KiB or {MAX_HEADERS} headers"
-            self._refuse(431, "headers_too_large", f"The request's headers are over {limit} (server.max_header_kb).")
-        else:
-            self._refuse(400, "invalid_request", "This is not a valid HTTP/1.1 request.")
+        self._refuse(400, "invalid_request", "This is not a valid HTTP/1.1 request.")
 
-    def _count(self, size: int) -> None:
-        self._head_bytes += size
-        if self._head_bytes > self.max_head_bytes:
-            self._too_large = True
-            raise _HeadTooLarge
+    def _refuse_size(self) -> None:
+        limit = f"{self._max_head_bytes // 1024} KiB or {MAX_HEADERS} headers"
+        self._refuse(431, "headers_too_large", f"The request's headers are over {limit} (server.max_header_kb).")
 
     def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(self.head_timeout_s, self._head_is_late)
+        self._head_timer = self.loop.call_later(self._head_timeout_s, self._head_is_late)
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
@@ -134,25 +132,22 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        if not self._in_head or self.transport.is_closing():
+        if self.transport.is_closing():
             return
-        if not self._received:
+        if not self._head and not self._pipelined:
+            # Nothing was asked, so there is nothing to answer.
             self.transport.close()
         else:
             # Not 408: SDKs would send the call again.
-            seconds = f"{self.head_timeout_s:g} s (server.header_timeout_s)"
+            seconds = f"{self._head_timeout_s:g} s (server.header_timeout_s)"
             self._refuse(400, "header_timeout", f"The request's head was not complete within {seconds}.")
 
     def _refuse(self, status: int, code: str, message: str) -> None:
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
         body = msgspec.json.encode({"error": error})
         self.transport.write(
-            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-            b"x-should-retry: false\r\nconnection: close\r\n\r\n%b" % (status, _REASONS[status], len(body), body)
+            b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nx-request-id: %b\r\n"
+            b"x-should-retry: false\r\nconnection: close\r\n\r\n%b"
+            % (status, _REASONS[status], len(body), uuid.uuid4().hex.encode(), body)
         )
         self.transport.close()
-
-
-def bounded(max_head_bytes: int, head_timeout_s: float) -> type[GatewayProtocol]:
-    """The protocol with these bounds."""
-    return type("B", (GatewayProtocol,), {"max_head_bytes": max_head_bytes, "head_timeout_s": head_timeout_s})

@@ -27,6 +27,7 @@ from gateway.server.auth import OPEN_NAMESPACE, Access, Authenticator
 Handler = Callable[[Request], Awaitable[Response]]
 
 _MAX_LIMIT: Final = 1000
+_NO_STORE: Final = {"cache-control": "no-store"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ class SessionsApi:
 def fault_response(fault: errors.GatewayError) -> Response:
     """An error of ours on a path that no dialect speaks."""
     headers = {name.decode(): value.decode() for name, value in ours.of_fault(fault)}
-    return Response(openai_errors.body(fault), fault.status, headers, "application/json")
+    return Response(openai_errors.body(fault), fault.status, {**headers, **_NO_STORE}, "application/json")
 
 
 def session_json(view: SessionView, access: Access) -> dict[str, Any]:
@@ -294,4 +295,4 @@ def _time(seconds: float) -> str:
 
 
 def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json", headers={"cache-control": "no-store"})
+    return Response(msgspec.json.encode(value), media_type="application/json", headers=_NO_STORE)

@@ -72,7 +72,7 @@ class HttpUpstream:
     @asynccontextmanager
     async def send(self, request: Outgoing) -> AsyncIterator[UpstreamReply]:
         """See `Upstream.send`."""
-        headers = CIMultiDict([(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.headers])
+        headers = CIMultiDict([(name.decode("latin-1"), _header_text(value)) for name, value in request.headers])
         with self._translated():
             async with asyncio.timeout(self._limits.first_byte_s):
                 response = await self._session.request(
@@ -198,6 +198,14 @@ def _payload(body: bytes) -> bytes | io.BytesIO | None:
     if len(body) > _PIECEWISE:
         return io.BytesIO(body)
     return body or None
+
+
+def _header_text(value: bytes) -> str:
+    """A header's value so that aiohttp, which writes UTF-8, puts the same bytes on the wire."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def _reason(error: Exception) -> str:

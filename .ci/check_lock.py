@@ -1,0 +1,63 @@
+"""Whether requirements.lock and requirements-dev.lock still fit pyproject.toml. Asks no index; `make lock` renews them.
+
+A lock file fits when every direct dependency is pinned to a version that pyproject.toml allows, every pin carries a
+hash, and no address stands in the file.
+"""
+
+# ruff: noqa: INP001, T201  # a script
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+_ROOT = Path(__file__).resolve().parent.parent
+_PIN = re.compile(r"([A-Za-z0-9._-]+)==(\S+)")
+
+
+def problems(name: str, wanted: Sequence[str]) -> Iterator[str]:
+    """What is wrong with one lock file; `wanted`: requirements as pyproject.toml writes them."""
+    text = (_ROOT / name).read_text("utf-8")
+    pins: dict[str, Version] = {}
+    for block in re.split(r"\n(?=\S)", text):
+        match = _PIN.match(block)
+        if match is None:
+            continue
+        pins[canonicalize_name(match[1])] = Version(match[2])
+        if "--hash=sha256:" not in block:
+            yield f"{name}: {match[1]} has no hash"
+    if not pins:
+        yield f"{name}: pins nothing"
+    if re.search(r"://|--(?:extra-)?index-url|--find-links", text):
+        yield f"{name}: names an address; pip's own configuration says where packages come from"
+    for line in wanted:
+        requirement = Requirement(line)
+        pinned = pins.get(canonicalize_name(requirement.name))
+        if pinned is None:
+            yield f"{name}: {requirement.name} is not pinned"
+        elif not requirement.specifier.contains(pinned, prereleases=True):
+            yield f"{name}: {requirement.name} is pinned to {pinned}, pyproject.toml wants {requirement.specifier}"
+
+
+def main() -> int:
+    """Print the problems; the exit code."""
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    runtime: list[str] = project["dependencies"]
+    dev: list[str] = project["optional-dependencies"]["dev"]
+    found = [*problems("requirements.lock", runtime), *problems("requirements-dev.lock", [*runtime, *dev])]
+    for line in found:
+        print(line, file=sys.stderr)
+    if found:
+        print("Renew them with: make lock", file=sys.stderr)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+# PYTHON runs the tools; it needs the packages of `pip install -e '.[dev]'`.
+PYTHON ?= python
+
+.PHONY: help check lint types test schema lock lock-check image
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+check:  ## everything CI runs, in a fresh virtual environment
+	bash .ci/run
+
+lint:  ## ruff: rules and format
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+
+types:  ## mypy, strict, over gateway and tests
+	$(PYTHON) -m mypy
+
+test:  ## the tests
+	$(PYTHON) -m pytest -q
+
+schema:  ## write config/gateway.schema.json anew after a change of gateway/config.py
+	$(PYTHON) -m gateway schema > config/gateway.schema.json
+
+# `uv pip compile` needs uv (pip install uv) and the package index. The files name no index: pip uses its own.
+LOCK = uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+	--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --upgrade --quiet
+
+lock:  ## pin every package with its hashes; the same files for Python 3.11 to 3.13
+	$(LOCK) -o requirements.lock
+	$(LOCK) --extra dev -c requirements.lock -o requirements-dev.lock
+
+lock-check:  ## whether the lock files still fit pyproject.toml; asks no index
+	$(PYTHON) .ci/check_lock.py
+
+image:  ## the container image
+	docker build -t llm-session-gateway .

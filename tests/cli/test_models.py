@@ -1,0 +1,81 @@
+"""`gateway models`."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+
+import pytest
+
+from tests.support.commands import Commands
+
+MOCK = """
+built_in_providers: false
+default_provider: mock
+providers: {mock: {base_url: "http://127.0.0.1:1", auth: none}}
+"""
+
+
+def test_a_known_model_comes_with_window_price_and_their_source(gateway_command: Commands) -> None:
+    done = gateway_command("models", "gpt-4o-mini", "--json")
+    assert done.code == 0
+    row = next(row for row in json.loads(done.out) if row["model"] == "gpt-4o-mini")
+    assert row["provider"] == "openai"
+    assert row["window"] == 128_000
+    assert row["output"] == 16_384
+    assert Decimal(row["price"]["input"]) == Decimal("0.15")
+    assert Decimal(row["price"]["output"]) == Decimal("0.6")
+    assert row["sources"]["price"] == "litellm"
+
+
+def test_the_table_shows_the_same(gateway_command: Commands) -> None:
+    done = gateway_command("models", "gpt-4o-mini")
+    row = next(line.split() for line in done.lines if line.startswith("gpt-4o-mini "))
+    assert row == ["gpt-4o-mini", "openai", "128,000", "16,384", "0.15", "0.6", "0.075", "litellm"]
+
+
+def test_a_model_of_our_own_table_names_it(gateway_command: Commands) -> None:
+    done = gateway_command("models", "mock-small", "--json", "-c", gateway_command.file(MOCK))
+    (row,) = json.loads(done.out)
+    assert (row["model"], row["provider"], row["window"], row["tokenizer"]) == (
+        "mock-small", "mock", 16_000, "o200k_base",
+    )  # fmt: skip
+    assert row["price"] == {"input": "0.15", "output": "0.6", "cache_read": "0.075", "cache_write": None}
+    assert set(row["sources"].values()) == {"models.yaml"}
+
+
+def test_a_route_of_the_configuration_goes_before_the_tables(gateway_command: Commands) -> None:
+    route = "{match: mine, provider: openai, name: gpt-4o-mini, window: 5000, price: {input: 1, output: 2}}"
+    done = gateway_command("models", "mine", "--json", "-c", gateway_command.file(f"models: [{route}]"))
+    (row,) = json.loads(done.out)
+    assert (row["name"], row["window"], row["output"]) == ("gpt-4o-mini", 5000, 16_384)
+    assert row["price"]["input"] == "1"
+    assert row["sources"] == {"window": "models: match mine", "price": "models: match mine", "output": "litellm"}
+
+
+def test_an_unknown_model_is_said_to_be_known_nowhere_and_where_it_would_go(gateway_command: Commands) -> None:
+    (row,) = json.loads(gateway_command("models", "no-such-model-1", "--json").out)
+    assert (row["model"], row["provider"]) == ("no-such-model-1", "openai")
+    assert (row["window"], row["price"], row["sources"]) == (None, None, {})
+    shown = gateway_command("models", "no-such-model-1").lines[1].split()
+    assert shown == ["no-such-model-1", "openai", "?", "?", "?", "?", "nowhere"]
+
+
+@pytest.mark.parametrize("default", ["null", "''"])
+def test_a_model_that_no_provider_takes_is_a_sentence(default: str, gateway_command: Commands) -> None:
+    done = gateway_command("models", "no-such-model-1", "-c", gateway_command.file(f"default_provider: {default}"))
+    assert done.code in (1, 2)
+    assert done.err.strip()
+
+
+def test_more_rows_than_the_limit_are_announced(gateway_command: Commands) -> None:
+    done = gateway_command("models", "gpt", "--limit", "2")
+    assert len(done.lines) == 3
+    assert "--limit" in done.err
+    assert len(json.loads(gateway_command("models", "gpt", "--limit", "2", "--json").out)) == 2
+
+
+def test_a_broken_configuration_ends_with_2(gateway_command: Commands) -> None:
+    done = gateway_command("models", "-c", gateway_command.file("stroe: {}"))
+    assert (done.code, done.out) == (2, "")
+    assert "stroe: there is no such key" in done.err

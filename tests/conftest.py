@@ -1,0 +1,174 @@
+"""Fixtures of the tests that talk to a running gateway: the built-in provider behind it, and gateways of all kinds."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+import pytest
+
+from gateway.mock import Behaviour, MockServer, Provider
+from tests.support.gateways import GatewayProcess, GatewayThread
+from tests.support.scripted import ByteServer, Script, completion
+from tests.support.web import Web
+
+_numbers = itertools.count(1)
+
+StartGateway = Callable[..., GatewayThread]
+StartProcess = Callable[..., GatewayProcess]
+StartUpstream = Callable[[Script], ByteServer]
+
+
+@pytest.fixture(scope="session")
+def mock_server() -> Iterator[MockServer]:
+    with MockServer() as server:
+        yield server
+
+
+@pytest.fixture
+def mock(mock_server: MockServer) -> Provider:
+    """The built-in provider, its records and ledger empty."""
+    mock_server.provider.reset()
+    mock_server.provider.behaviour = Behaviour()
+    return mock_server.provider
+
+
+@pytest.fixture(scope="session")
+def shared_gateway(mock_server: MockServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayThread]:
+    models = [{"match": "priced", "provider": "upstream", "price": {"input": 1, "output": 10}, "window": 1000}]
+    gateway = GatewayThread(tmp_path_factory.mktemp("gateway"), mock_server.url, {"models": models})
+    yield gateway
+    gateway.stop()
+
+
+@pytest.fixture
+def gateway(shared_gateway: GatewayThread, mock: Provider) -> GatewayThread:
+    """A gateway with default settings in front of the built-in provider; tests share it, so they name sessions.
+
+    The model "priced" costs 1 and 10 USD per million tokens, all others have no price.
+    """
+    return shared_gateway
+
+
+@pytest.fixture
+def web(gateway: GatewayThread) -> Web:
+    """A plain client of the shared gateway."""
+    return gateway.web
+
+
+@pytest.fixture
+def session() -> str:
+    """A session id nobody used before."""
+    return f"session-{next(_numbers)}"
+
+
+@pytest.fixture
+def gateway_server(tmp_path: Path) -> Iterator[StartGateway]:
+    """`gateway_server(upstream_url, **flags)`: a gateway of its own; flags are dotted key paths of the configuration.
+
+    Called again with `folder=` of an earlier one, it continues on that one's database.
+    """
+    running: list[GatewayThread] = []
+
+    def start(upstream: str, *, folder: Path | None = None, **flags: object) -> GatewayThread:
+        if folder is None:
+            folder = tmp_path / f"gateway-{len(running)}"
+            folder.mkdir()
+        running.append(GatewayThread(folder, upstream, flags))
+        return running[-1]
+
+    yield start
+    for gateway in running:
+        gateway.stop()
+
+
+@pytest.fixture
+def gateway_process(tmp_path: Path) -> Iterator[StartProcess]:
+    """As `gateway_server`, in a process of its own."""
+    running: list[GatewayProcess] = []
+
+    def start(upstream: str, *, folder: Path | None = None, **flags: object) -> GatewayProcess:
+        if folder is None:
+            folder = tmp_path / f"process-{len(running)}"
+            folder.mkdir()
+        running.append(GatewayProcess(folder, upstream, flags))
+        return running[-1]
+
+    yield start
+    for gateway in running:
+        gateway.stop()
+
+
+@pytest.fixture
+def byte_server() -> Iterator[StartUpstream]:
+    """`byte_server(script)`: an upstream that does what the script does to the socket."""
+    running: list[ByteServer] = []
+
+    def start(script: Script) -> ByteServer:
+        running.append(ByteServer(script).__enter__())
+        return running[-1]
+
+    yield start
+    for server in running:
+        server.__exit__()
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """A gateway in front of an upstream whose script each test writes. Its time limits towards it are 0.6 s."""
+
+    gateway: GatewayThread
+    upstream: ByteServer
+
+    @property
+    def web(self) -> Web:
+        return self.gateway.web
+
+    def play(self, script: Script) -> Web:
+        """Answer every call from now on with `script`."""
+        self.upstream.script = script
+        return self.gateway.web
+
+
+def closed_port() -> int:
+    """A port on which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
+
+
+@pytest.fixture(scope="session")
+def scripted_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripted]:
+    with ByteServer(lambda connection: connection.reset()) as upstream:
+        providers = {
+            name: {
+                "base_url": url,
+                "auth": "none",
+                "timeout_s": {"connect": 1, "first_byte": 0.6, "between_bytes": 0.6},
+            }
+            for name, url in (("upstream", upstream.url), ("nobody", f"http://127.0.0.1:{closed_port()}"))
+        }
+        flags = {"providers": providers, "sessions.drain_s": 1}
+        gateway = GatewayThread(tmp_path_factory.mktemp("scripted"), upstream.url, flags)
+        gateway.web.timeout = 5
+        yield Scripted(gateway, upstream)
+        gateway.stop()
+
+
+@pytest.fixture
+def scripted(scripted_gateway: Scripted) -> Scripted:
+    """The shared gateway in front of a scripted upstream; name sessions."""
+    scripted_gateway.upstream.requests.clear()
+    scripted_gateway.upstream.script = lambda connection: connection.whole(completion())
+    return scripted_gateway
+
+
+@pytest.fixture
+def client(gateway: GatewayThread) -> Iterator[openai.OpenAI]:
+    """The official SDK, pointed at the shared gateway."""
+    with openai.OpenAI(base_url=gateway.base_url, api_key="any", max_retries=0) as made:
+        yield made

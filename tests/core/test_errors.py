@@ -1,0 +1,78 @@
+"""The error table is what clients program against: status, code, types and whether a retry helps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.core import errors
+from gateway.core.errors import ConfigError, GatewayError
+
+# class: status, code, OpenAI type, Anthropic type, retry helps, Retry-After
+TABLE: dict[type[GatewayError], tuple[int, str, str, str, bool, int | None]] = {
+    errors.InternalError: (500, "internal_error", "api_error", "api_error", False, None),
+    errors.InvalidRequest: (400, "invalid_request", "invalid_request_error", "invalid_request_error", False, None),
+    errors.SessionRequired: (400, "session_required", "invalid_request_error", "invalid_request_error", False, None),
+    errors.Unauthenticated: (401, "invalid_api_key", "authentication_error", "authentication_error", False, None),
+    errors.Forbidden: (403, "forbidden", "permission_error", "permission_error", False, None),
+    errors.UnknownModel: (404, "model_not_found", "invalid_request_error", "not_found_error", False, None),
+    errors.NotFound: (404, "not_found", "invalid_request_error", "not_found_error", False, None),
+    errors.MethodNotAllowed: (
+        405, "method_not_allowed", "invalid_request_error", "invalid_request_error", False, None,
+    ),
+    errors.RequestTimeout: (400, "body_timeout", "invalid_request_error", "invalid_request_error", False, None),
+    errors.PayloadTooLarge: (413, "request_too_large", "invalid_request_error", "request_too_large", False, None),
+    errors.UpstreamUnreachable: (502, "upstream_unreachable", "api_error", "api_error", True, None),
+    errors.UpstreamProtocolError: (502, "upstream_protocol_error", "api_error", "api_error", True, None),
+    errors.UpstreamTimeout: (504, "upstream_timeout", "api_error", "timeout_error", True, None),
+    errors.StoreUnavailable: (503, "store_unavailable", "api_error", "api_error", True, 1),
+    errors.Overloaded: (503, "overloaded", "overloaded_error", "overloaded_error", True, 1),
+    errors.ShuttingDown: (503, "shutting_down", "overloaded_error", "overloaded_error", True, 1),
+}  # fmt: skip
+
+
+def leaves(kind: type[GatewayError]) -> Iterator[type[GatewayError]]:
+    for child in kind.__subclasses__():
+        yield from leaves(child)
+        if not child.__subclasses__() and child.__module__ == errors.__name__:
+            yield child
+
+
+@pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.__name__)
+def test_an_error_has_the_documented_status_code_types_and_retry(kind: type[GatewayError]) -> None:
+    facts = (kind.status, kind.code, kind.openai_type, kind.anthropic_type, kind.retry, kind.retry_after)
+    assert facts == TABLE[kind]
+
+
+def test_every_error_a_caller_can_meet_is_in_the_table() -> None:
+    assert set(leaves(GatewayError)) <= set(TABLE)
+
+
+def test_no_two_errors_share_a_code() -> None:
+    codes = [kind.code for kind in TABLE]
+    assert len(set(codes)) == len(codes)
+
+
+@pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.__name__)
+def test_an_error_that_no_retry_heals_has_no_status_that_sdks_repeat(kind: type[GatewayError]) -> None:
+    repeated_by_sdks = kind.status in (408, 409, 429) or kind.status >= 500
+    assert kind.retry or not repeated_by_sdks or kind is errors.InternalError
+
+
+@pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.__name__)
+def test_the_fault_is_the_callers_exactly_when_the_status_is_a_4xx(kind: type[GatewayError]) -> None:
+    assert issubclass(kind, errors.RequestFault) == (400 <= kind.status < 500)
+
+
+def test_an_error_carries_its_message_and_parameter() -> None:
+    fault = errors.InvalidRequest("no such thing", param="model")
+    assert (fault.message, fault.param, str(fault)) == ("no such thing", "model", "no such thing")
+    assert errors.InvalidRequest("x").param is None
+
+
+def test_a_config_error_lists_every_problem_on_a_line_of_its_own() -> None:
+    error = ConfigError(["a.b: wrong", "c: missing"])
+    assert str(error) == "a.b: wrong\nc: missing"
+    assert error.problems == ["a.b: wrong", "c: missing"]
+    assert not isinstance(error, GatewayError)

@@ -1,0 +1,230 @@
+"""Which headers travel, and with whose credential."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.core.errors import Unauthenticated
+from gateway.core.forwarding import (
+    CREDENTIALS,
+    AuthStyle,
+    Provider,
+    check_credential,
+    credential,
+    header,
+    request_headers,
+    response_headers,
+)
+from gateway.core.ports import Headers
+
+BASE = "https://api.example.com/v1"
+IDENTITY = (b"accept-encoding", b"identity")
+OPEN = Provider("example", BASE)
+HELD = Provider("example", BASE, key="sk-held")
+OPENAI = Provider("openai", BASE, key_prefixes=("sk-",))
+ANTHROPIC = Provider("anthropic", BASE, "x-api-key", key_prefixes=("sk-ant-",))
+MISTRAL = Provider("mistral", BASE)
+ALL = (OPENAI, ANTHROPIC, MISTRAL)
+
+
+def sent(
+    headers: Headers, provider: Provider = OPEN, *, key: bytes | None = None, unpacked: bool = False
+) -> dict[bytes, bytes]:
+    keys = frozenset({key} if key else ())
+    return dict(request_headers(headers, provider, client_key_headers=keys, unpacked=unpacked))
+
+
+@pytest.mark.parametrize(("query", "url"), [("", f"{BASE}/models"), ("a=1&b=%20", f"{BASE}/models?a=1&b=%20")])
+def test_an_address_is_the_base_the_path_and_the_query_as_they_came(query: str, url: str) -> None:
+    assert OPEN.url("models", query) == url
+
+
+def test_a_providers_key_is_not_in_its_repr() -> None:
+    assert "sk-held" not in repr(HELD)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "connection", "keep-alive", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade",
+        "host", "cookie", "origin", "referer", "content-length", "expect", "x-forwarded-for", "forwarded", "x-real-ip",
+        "x-session-id", "x-parent-session-id", "x-session-budget-tokens", "x-session-budget-usd", "x-context-budget",
+        "x-context-trim", "x-response-mode", "x-request-id",
+    ],
+)  # fmt: skip
+def test_a_header_between_client_and_gateway_is_not_forwarded(name: str) -> None:
+    assert name.encode() not in sent([(name.encode(), b"v")])
+
+
+@pytest.mark.parametrize(
+    "name", ["content-type", "anthropic-beta", "anthropic-version", "openai-organization", "user-agent", "x-anything"]
+)
+def test_any_other_header_passes_unchanged(name: str) -> None:
+    assert sent([(name.encode(), b"v\xe9")])[name.encode()] == b"v\xe9"
+
+
+def test_repeated_headers_keep_their_number_and_order() -> None:
+    pairs = [(b"x-a", b"1"), (b"x-b", b"2"), (b"x-a", b"3")]
+    assert request_headers(pairs, OPEN, client_key_headers=frozenset(), unpacked=False) == [*pairs, IDENTITY]
+
+
+def test_an_answer_is_asked_for_unpacked_whatever_the_client_takes() -> None:
+    assert sent([(b"accept-encoding", b"gzip, br")])[b"accept-encoding"] == b"identity"
+
+
+def test_the_content_encoding_is_dropped_only_where_the_body_was_unpacked() -> None:
+    pairs = [(b"content-encoding", b"gzip")]
+    assert b"content-encoding" in sent(pairs)
+    assert b"content-encoding" not in sent(pairs, unpacked=True)
+
+
+def test_a_header_that_connection_names_is_not_forwarded() -> None:
+    pairs = [(b"connection", b"close, X-Hop"), (b"x-hop", b"1"), (b"close", b"2")]
+    found = sent(pairs)
+    assert b"x-hop" not in found
+    assert found[b"close"] == b"2"
+
+
+def test_headers_that_a_second_connection_header_names_are_not_forwarded_either() -> None:
+    pairs = [(b"connection", b"x-one"), (b"connection", b"x-two"), (b"x-one", b"1"), (b"x-two", b"2")]
+    assert sent(pairs) == dict([IDENTITY])
+
+
+@pytest.mark.parametrize(
+    ("style", "name", "value"),
+    [
+        ("bearer", b"authorization", b"Bearer sk-held"),
+        ("x-api-key", b"x-api-key", b"sk-held"),
+        ("api-key", b"api-key", b"sk-held"),
+    ],
+)
+def test_a_held_key_is_sent_as_the_provider_wants_it_and_replaces_the_callers(
+    style: AuthStyle, name: bytes, value: bytes
+) -> None:
+    caller: Headers = [(credential, b"callers-own") for credential in CREDENTIALS]
+    found = sent(caller, Provider("p", BASE, style, "sk-held"))
+    assert {key: found[key] for key in found.keys() & CREDENTIALS} == {name: value}
+
+
+def test_the_callers_own_credential_is_forwarded_where_none_is_held() -> None:
+    assert sent([(b"x-api-key", b"own")])[b"x-api-key"] == b"own"
+
+
+def test_a_provider_without_credentials_gets_none() -> None:
+    found = sent([(name, b"own") for name in CREDENTIALS], Provider("p", BASE, "none"))
+    assert not found.keys() & CREDENTIALS
+
+
+def test_the_gateways_client_key_is_never_forwarded() -> None:
+    found = sent([(b"authorization", b"Bearer gateway-key"), (b"x-api-key", b"own")], key=b"authorization")
+    assert b"authorization" not in found
+    assert found[b"x-api-key"] == b"own"
+
+
+def test_fixed_headers_are_sent_unless_the_caller_sends_them() -> None:
+    provider = Provider("p", BASE, headers=((b"anthropic-version", b"2023-06-01"), (b"x-team", b"a")))
+    found = sent([(b"anthropic-version", b"2024-01-01")], provider)
+    assert found[b"anthropic-version"] == b"2024-01-01"
+    assert found[b"x-team"] == b"a"
+
+
+@pytest.mark.parametrize("name", sorted(CREDENTIALS))
+def test_a_credential_of_another_provider_is_refused_by_name(name: bytes) -> None:
+    with pytest.raises(Unauthenticated, match=r"openai.*anthropic.*providers\.anthropic\.key") as caught:
+        check_credential([(b"x-a", b"1"), (name, b"Bearer sk-proj-secret")], ANTHROPIC, ALL)
+    assert "secret" not in caught.value.message
+
+
+def test_the_longest_known_beginning_decides_whose_a_credential_is() -> None:
+    check_credential([(b"x-api-key", b"sk-ant-abc")], ANTHROPIC, ALL)
+    with pytest.raises(Unauthenticated, match="like one of anthropic,"):
+        check_credential([(b"authorization", b"Bearer sk-ant-abc")], OPENAI, ALL)
+
+
+@pytest.mark.parametrize("scheme", [b"Bearer", b"bearer", b"BEARER"])
+def test_a_credential_of_another_provider_is_refused_however_its_scheme_is_written(scheme: bytes) -> None:
+    with pytest.raises(Unauthenticated):
+        check_credential([(b"authorization", scheme + b" sk-proj-abc")], ANTHROPIC, ALL)
+
+
+def test_a_credential_that_nobody_claims_is_forwarded() -> None:
+    check_credential([(b"authorization", b"Bearer whatever"), (b"x-a", b"sk-1")], ANTHROPIC, ALL)
+
+
+def test_two_providers_with_one_beginning_both_take_the_credential() -> None:
+    proxy = Provider("proxy", BASE, key_prefixes=("sk-",))
+    for provider in (OPENAI, proxy):
+        check_credential([(b"authorization", b"Bearer sk-abc")], provider, (*ALL, proxy))
+
+
+@pytest.mark.parametrize("provider", [HELD, Provider("p", BASE, "none")])
+def test_a_credential_that_is_not_forwarded_needs_no_check(provider: Provider) -> None:
+    check_credential([(b"authorization", b"Bearer sk-ant-abc")], provider, ALL)
+
+
+def test_a_providers_headers_pass_in_lower_case() -> None:
+    pairs = [(b"X-RateLimit-Remaining", b"9"), (b"Retry-After", b"1"), (b"OpenAI-Version", b"a")]
+    assert response_headers(pairs, unpacked=False) == [(name.lower(), value) for name, value in pairs]
+
+
+@pytest.mark.parametrize(
+    "name", ["Connection", "Transfer-Encoding", "Content-Length", "Set-Cookie", "Alt-Svc", "Keep-Alive", "Upgrade"]
+)
+def test_what_holds_for_the_providers_connection_only_is_not_returned(name: str) -> None:
+    assert response_headers([(name.encode(), b"v")], unpacked=False) == []
+
+
+def test_a_header_that_the_providers_connection_names_is_not_returned() -> None:
+    assert response_headers([(b"CONNECTION", b"X-Hop"), (b"X-Hop", b"1")], unpacked=False) == []
+
+
+def test_the_answers_content_encoding_is_dropped_only_where_it_was_unpacked() -> None:
+    pairs = [(b"Content-Encoding", b"gzip")]
+    assert response_headers(pairs, unpacked=False) == [(b"content-encoding", b"gzip")]
+    assert response_headers(pairs, unpacked=True) == []
+
+
+@pytest.mark.parametrize("value", [b"a\r\nx: y", b"a\x00", b"\x1b[31m", b"\x7f"])
+def test_a_value_that_could_break_out_of_its_header_is_not_returned(value: bytes) -> None:
+    assert response_headers([(b"x-a", value), (b"x-b", b"tab\tis fine")], unpacked=False) == [(b"x-b", b"tab\tis fine")]
+
+
+def test_the_providers_request_id_does_not_hide_ours() -> None:
+    assert response_headers([(b"X-Request-Id", b"req_1")], unpacked=False) == [(b"x-upstream-request-id", b"req_1")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "X-Session-Id",
+        "x-session-cumulative-total-tokens",
+        "X-Context-Tokens",
+        "X-Gateway-Upstream-Error",
+        "x-token-usage",
+    ],
+)
+def test_a_provider_cannot_speak_in_the_gateways_name(name: str) -> None:
+    assert response_headers([(name.encode(), b"1")], unpacked=False) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        (b"Bearer abc", "abc"),
+        (b"bearer  abc ", "abc"),
+        (b"abc", "abc"),
+        (b" abc ", "abc"),
+        (b"Basic abc", "Basic abc"),
+        (b"Bearer", ""),
+        (b"", ""),
+        (b"Bearer \xff", "\xff"),
+    ],
+)
+def test_the_key_in_a_header_is_what_follows_the_scheme(value: bytes, key: str) -> None:
+    assert credential(value) == key
+
+
+def test_the_first_value_of_a_header_is_found_in_any_case() -> None:
+    pairs = [(b"X-A", b"1"), (b"x-a", b"2")]
+    assert header(pairs, b"x-a") == b"1"
+    assert header(pairs, b"x-b") == b""

@@ -1,0 +1,224 @@
+"""Which session a call belongs to: the documented order, valid ids only, and a derived id that tells sessions apart."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from gateway.core.identity import KNOWN_HEADERS, derive, from_body, from_headers, is_valid, model_family, text_of
+
+ID_HEADERS = ("x-session-id",)
+#: section 4 of the interface: gateways first, then clients
+HEADER_ORDER = (
+    "x-session-id",
+    "x-litellm-session-id",
+    "helicone-session-id",
+    "x-portkey-trace-id",
+    "x-bf-session-id",
+    "agent-session-id",
+    "x-claude-code-session-id",
+    "session-id",
+    "session_id",
+    "x-opencode-session",
+    "x-session-affinity",
+    "x-openwebui-chat-id",
+    "x-someones-session-id",
+)
+UUID = "0f5d7c9e-1111-4222-8333-444455556666"
+
+
+@pytest.mark.parametrize("value", ["a", "A.b_c:d-9", "x" * 255, UUID])
+def test_an_id_of_the_documented_characters_is_valid(value: str) -> None:
+    assert is_valid(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "x" * 256, "a b", "a/b", "a\n", "a\r\nx: y", "é", "漢", "a\x00", "a%2f", '"a"', "a,b", "../x", "a\u2028"],
+)
+def test_anything_else_is_no_id(value: str) -> None:
+    assert not is_valid(value)
+
+
+def test_no_documented_header_is_missing_from_the_built_in_list() -> None:
+    assert HEADER_ORDER[1:-1] == KNOWN_HEADERS
+
+
+@pytest.mark.parametrize("first", range(len(HEADER_ORDER)))
+def test_headers_are_asked_in_the_documented_order(first: int) -> None:
+    present = {name: f"id-{index}" for index, name in enumerate(HEADER_ORDER) if index >= first}
+    backwards = dict(reversed(present.items()))
+    assert from_headers(backwards, ID_HEADERS) == f"id-{first}"
+
+
+def test_configured_headers_come_first_in_their_own_order() -> None:
+    headers = {"x-litellm-session-id": "c", "x-two": "b", "x-one": "a"}
+    assert from_headers(headers, ("x-one", "x-two")) == "a"
+
+
+def test_an_invalid_id_is_skipped_for_the_next_header() -> None:
+    assert from_headers({"x-session-id": "not valid", "session-id": "good"}, ID_HEADERS) == "good"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"x-parent-session-id": "parent"},
+        {"x-request-id": "r"},
+        {"my-session-id": "a"},
+        {"x-session-ids": "a"},
+        {"x-some-session-id": "not valid"},
+        {"x-session-id": ""},
+    ],
+)
+def test_headers_that_name_no_session_give_none(headers: dict[str, str]) -> None:
+    assert from_headers(headers, ID_HEADERS) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"metadata": {"session_id": "it"}, "session_id": "b", "conversation": "c", "prompt_cache_key": "d"},
+        {"session_id": "it", "conversation": "c", "prompt_cache_key": "d", "metadata": {"user_id": "u_session_e"}},
+        {"conversation": "it", "prompt_cache_key": "d", "metadata": {"user_id": "u_session_e"}},
+        {"conversation": {"id": "it"}, "prompt_cache_key": "d"},
+        {"prompt_cache_key": "it", "metadata": {"user_id": "u_session_e"}},
+        {"metadata": {"user_id": "user_1_account_2_session_it"}},
+        {"metadata": {"user_id": '{"device_id": "d", "session_id": "it"}'}},
+    ],
+)
+def test_body_fields_are_asked_in_the_documented_order(fields: dict[str, Any]) -> None:
+    assert from_body(fields) == "it"
+
+
+@pytest.mark.parametrize("bad", ["not valid", "", 7, None, True, [], {}, {"id": 3}, 1e999, "x" * 256, "\ud800"])
+def test_a_body_field_that_holds_no_valid_id_is_skipped(bad: object) -> None:
+    fields = {"metadata": {"session_id": bad, "user_id": bad}, "session_id": bad, "conversation": bad}
+    assert from_body(fields) is None
+    assert from_body({**fields, "prompt_cache_key": "good"}) == "good"
+
+
+@pytest.mark.parametrize(
+    "user_id",
+    [
+        "alice",
+        f"user_1_session_{UUID} ",
+        "_session_",
+        "{",
+        "{}",
+        "[1]",
+        '{"session_id": 7}',
+        '{"session_id": "a b"}',
+        '{"a":' * 100_000,
+        "{" + "[" * 100_000,
+        '{"session_id": NaN}',
+    ],
+)
+def test_a_user_id_without_a_session_names_none(user_id: str) -> None:
+    assert from_body({"metadata": {"user_id": user_id}}) is None
+
+
+def test_claude_codes_user_id_names_its_session() -> None:
+    user_id = f"user_{'ab' * 32}_account_{UUID}_session_{UUID}"
+    assert from_body({"metadata": {"user_id": user_id}}) == UUID
+
+
+@pytest.mark.parametrize("metadata", [None, 7, "x", [], [{"session_id": "a"}], True])
+def test_metadata_that_is_no_object_is_not_looked_into(metadata: object) -> None:
+    assert from_body({"metadata": metadata}) is None
+
+
+def test_a_person_is_not_a_session() -> None:
+    assert from_body({"user": "alice", "safety_identifier": "alice"}) is None
+
+
+def test_a_hostile_user_id_is_read_in_time_linear_in_its_length() -> None:
+    started = time.perf_counter()
+    assert from_body({"metadata": {"user_id": "_session_" * 8_000 + "!"}}) is None
+    assert time.perf_counter() - started < 0.5
+
+
+def test_a_hostile_model_name_is_read_in_time_linear_in_its_length() -> None:
+    started = time.perf_counter()
+    derive("ns", "-latest" * 8_000 + "x", [])
+    assert time.perf_counter() - started < 0.5
+
+
+def test_a_derived_id_is_valid_marked_and_the_same_each_time() -> None:
+    first = derive("alice", "gpt-5", ["be brief", "hello"])
+    assert first.startswith("auto-")
+    assert is_valid(first)
+    assert first == derive("alice", "gpt-5", ["be brief", "hello"])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("bob", "gpt-5", ["be brief", "hello"]),
+        ("alice", "gpt-4", ["be brief", "hello"]),
+        ("alice", None, ["be brief", "hello"]),
+        ("alice", "gpt-5", ["be brief", "hello!"]),
+        ("alice", "gpt-5", ["be briefhello"]),
+        ("alice", "gpt-5", ["be brief", "hello", ""]),
+        ("alice", "gpt-5", ["hello", "be brief"]),
+        ("alice", "gpt-5", ["be", "brief hello"]),
+    ],
+)
+def test_whatever_tells_conversations_apart_changes_the_derived_id(other: tuple[str, str | None, list[str]]) -> None:
+    assert derive(*other) != derive("alice", "gpt-5", ["be brief", "hello"])
+
+
+def test_conversations_that_share_a_long_beginning_are_told_apart() -> None:
+    instructions = "You are an agent. " * 10_000
+    assert derive("a", "m", [instructions + "1"]) != derive("a", "m", [instructions + "2"])
+
+
+def test_a_lone_surrogate_can_be_hashed() -> None:
+    assert is_valid(derive("a", "m", ["\ud800"]))
+
+
+@pytest.mark.parametrize(
+    ("model", "family"),
+    [
+        ("gpt-4o-2024-08-06", "gpt-4o"),
+        ("claude-sonnet-4-5-20250929", "claude-sonnet-4-5"),
+        ("claude-sonnet-4@20250929", "claude-sonnet-4"),
+        ("gpt-5-chat-latest", "gpt-5-chat"),
+        ("gemini-2.5-pro-preview-20250325", "gemini-2.5-pro"),
+        ("openai/gpt-4o", "gpt-4o"),
+        ("openrouter/meta/llama", "llama"),
+        ("gpt-5.1", "gpt-5.1"),
+        ("", ""),
+    ],
+)
+def test_a_model_family_is_its_name_without_provider_and_date(model: str, family: str) -> None:
+    assert model_family(model) == family
+
+
+def test_text_is_the_identity_of_an_item() -> None:
+    assert text_of("hi") == "hi"
+    assert text_of([{"type": "text", "text": "a"}, "b"]) == "a\nb"
+    assert text_of(None) == "null"
+    assert text_of(7) == "7"
+
+
+def test_parts_without_text_count_by_their_content_whatever_the_order_of_keys() -> None:
+    first = {"type": "image_url", "image_url": {"url": "u", "detail": "low"}}
+    second = {"image_url": {"detail": "low", "url": "u"}, "type": "image_url"}
+    assert text_of(first) == text_of(second)
+    assert text_of(first) != text_of({**first, "image_url": {"url": "v"}})
+
+
+def test_a_cache_mark_that_moves_does_not_change_the_identity() -> None:
+    image = {"type": "image", "source": "s"}
+    assert text_of({**image, "cache_control": {"type": "ephemeral"}}) == text_of(image)
+    text = {"type": "text", "text": "a"}
+    assert text_of({**text, "cache_control": {"type": "ephemeral"}}) == text_of(text)
+
+
+def test_a_text_that_is_no_string_does_not_hide_the_rest() -> None:
+    assert text_of({"text": 7, "a": 1}) == json.dumps({"a": 1, "text": 7})

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+
+from gateway.core.pricing import Price, Rates, cost, price_from_table, price_per_million
+from gateway.core.usage import Usage
+
+D = Decimal
+PLAIN = price_per_million(input=D(1), output=D(10))
+FULL = Price(Rates(D(1), D(10), D("0.1"), D("1.25"), D(40), D(80), D(5)), {})
+
+
+def test_a_price_per_million_is_a_millionth_per_token() -> None:
+    price = price_per_million(input=D("1.25"), output=D(10), cache_read=D("0.125"))
+    assert price.rates == Rates(D("0.00000125"), D("0.00001"), D("0.000000125"), None)
+
+
+def test_each_side_costs_its_own_rate() -> None:
+    assert cost(Usage.of(1_000_000, 100_000), PLAIN) == D(2)
+
+
+def test_no_usage_costs_nothing() -> None:
+    assert cost(Usage(), FULL) == 0
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        (Usage(100, 0, 100, cache_read_tokens=60), 40 + 6),
+        (Usage(100, 0, 100, cache_write_tokens=40), 60 + 50),
+        (Usage(100, 0, 100, audio_input_tokens=10), 90 + 400),
+        (Usage(0, 100, 100, audio_output_tokens=10), 900 + 800),
+        (Usage(0, 100, 100, reasoning_tokens=40), 600 + 200),
+        (Usage(100, 100, 200, 20, 20, 20, 20, 20), 40 + 2 + 25 + 800 + 600 + 1600 + 100),
+    ],
+    ids=["cache read", "cache write", "audio in", "audio out", "reasoning", "all"],
+)
+def test_a_part_is_priced_on_its_own_and_taken_out_of_its_side(usage: Usage, expected: int) -> None:
+    assert cost(usage, FULL) == expected
+
+
+def test_a_part_without_a_rate_costs_what_its_side_does() -> None:
+    assert cost(Usage(100, 100, 200, 20, 20, 20, 20, 20), PLAIN) == cost(Usage.of(100, 100), PLAIN)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        Usage(10, 0, 10, cache_read_tokens=1000),
+        Usage(10, 0, 10, cache_write_tokens=1000),
+        Usage(10, 0, 10, audio_input_tokens=1000),
+        Usage(10, 0, 10, 1000, 1000, 0, 1000),
+        Usage(0, 10, 10, reasoning_tokens=1000),
+        Usage(0, 10, 10, audio_output_tokens=1000),
+    ],
+)
+def test_a_part_larger_than_its_side_is_cut_to_it(usage: Usage) -> None:
+    assert cost(usage, PLAIN) == cost(Usage.of(usage.input_tokens, usage.output_tokens), PLAIN)
+
+
+def test_tokens_that_only_the_total_names_are_billed_as_output() -> None:
+    assert cost(Usage(291, 26, 513), PLAIN) == cost(Usage.of(291, 222), PLAIN)
+
+
+def test_a_total_below_its_parts_is_no_discount() -> None:
+    assert cost(Usage(100, 100, 5), PLAIN) == cost(Usage.of(100, 100), PLAIN)
+
+
+def test_a_service_tier_has_its_own_rates_and_an_unknown_one_the_standard() -> None:
+    price = Price(Rates(D(2), D(2)), {"flex": Rates(D(1), D(1))})
+    usage = Usage.of(1, 1)
+    assert [cost(usage, price, tier) for tier in ("flex", "default", None)] == [2, 4, 4]
+
+
+@pytest.mark.parametrize(("tokens", "rate"), [(200_000, 1), (200_001, 2), (300_001, 3)])
+def test_a_long_context_costs_the_rates_of_the_highest_threshold_it_passes(tokens: int, rate: int) -> None:
+    price = Price(Rates(D(1), D(0)), {}, ((200_000, Rates(D(2), D(0))), (300_000, Rates(D(3), D(0)))))
+    assert cost(Usage.of(tokens, 0), price) == tokens * rate
+
+
+def test_a_table_entry_is_read_with_tiers_and_thresholds() -> None:
+    price = price_from_table(
+        {
+            "input_cost_per_token": D("1e-6"),
+            "output_cost_per_token": 1e-5,
+            "cache_read_input_token_cost": "0.0000001",
+            "cache_creation_input_token_cost": 1.25e-6,
+            "input_cost_per_audio_token": 4e-5,
+            "output_cost_per_audio_token": 8e-5,
+            "output_cost_per_reasoning_token": 5e-6,
+            "input_cost_per_token_flex": 5e-7,
+            "output_cost_per_token_flex": 5e-6,
+            "input_cost_per_token_priority": 2e-6,  # without the other side it is no tier
+            "input_cost_per_token_above_200k_tokens": 2e-6,
+            "cache_read_input_token_cost_above_200k_tokens": 2e-7,
+            "output_cost_per_token_above_128k_tokens": 2e-5,
+            "output_cost_per_token_above_300k_tokens": "soon",
+            "litellm_provider": "openai",
+        }
+    )
+    assert price is not None
+    base = Rates(D("1e-6"), D("1e-5"), D("1e-7"), D("1.25e-6"), D("4e-5"), D("8e-5"), D("5e-6"))
+    assert price.rates == base
+    assert price.tiers == {"flex": Rates(D("5e-7"), D("5e-6"))}
+    assert [threshold for threshold, _ in price.above] == [128_000, 200_000]
+    long_rates = price.above[1][1]
+    assert (long_rates.input, long_rates.cache_read, long_rates.output) == (D("2e-6"), D("2e-7"), D("1e-5"))
+
+
+def test_an_embedding_has_an_input_price_only() -> None:
+    price = price_from_table({"input_cost_per_token": 1e-7})
+    assert price is not None
+    assert cost(Usage.of(10, 0), price) == D("1e-6")
+
+
+@pytest.mark.parametrize("value", [None, True, [], "n/a", "NaN", "-1", -1, float("inf"), float("nan")])
+def test_an_entry_without_a_sane_price_per_token_has_none(value: object) -> None:
+    assert price_from_table({"input_cost_per_token": value, "output_cost_per_token": 1}) is None

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.core.errors import UnknownModel
+from gateway.core.routing import ModelRule, Route, Routes
+
+ALIAS = ModelRule("my-alias", "openai", "gpt-5.1")
+GPT = ModelRule("gpt-*", "openai")
+GPT_LATER = ModelRule("gpt-4*", "groq")
+O_SERIES = ModelRule("o[0-9]*", "openai")
+RULES = [ALIAS, GPT, GPT_LATER, O_SERIES]
+PROVIDERS = ["openai", "groq", "anthropic"]
+
+
+@pytest.fixture
+def routes() -> Routes:
+    return Routes(RULES, PROVIDERS, "openai", "anthropic")
+
+
+def test_the_first_rule_that_matches_wins(routes: Routes) -> None:
+    assert routes.resolve("gpt-4o") == Route("openai", "gpt-4o", GPT)
+
+
+def test_an_alias_is_sent_under_its_other_name(routes: Routes) -> None:
+    assert routes.resolve("my-alias") == Route("openai", "gpt-5.1", ALIAS)
+
+
+@pytest.mark.parametrize(("model", "rule"), [("o3-mini", O_SERIES), ("omni", None), ("GPT-4", None), ("xgpt-4", None)])
+def test_patterns_are_shell_patterns_and_know_case(routes: Routes, model: str, rule: ModelRule | None) -> None:
+    assert routes.resolve(model).rule == rule
+
+
+def test_a_provider_before_a_slash_decides_even_against_a_rule() -> None:
+    routes = Routes([ModelRule("groq/*", "openai")], PROVIDERS, "openai")
+    assert routes.resolve("groq/meta/llama-4") == Route("groq", "meta/llama-4")
+
+
+def test_a_slash_behind_no_known_provider_is_part_of_the_name(routes: Routes) -> None:
+    assert routes.resolve("meta/llama-4") == Route("openai", "meta/llama-4")
+
+
+def test_a_model_that_nothing_names_goes_to_the_default_provider(routes: Routes) -> None:
+    assert routes.resolve("whatever") == Route("openai", "whatever")
+
+
+def test_without_a_default_provider_an_unknown_model_is_refused_with_the_remedy() -> None:
+    with pytest.raises(UnknownModel, match=r'"nope".*anthropic, groq, openai.*default_provider') as caught:
+        Routes(RULES, PROVIDERS, None).resolve("nope")
+    assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize(("anthropic", "provider"), [(True, "anthropic"), (False, "openai")])
+def test_a_path_without_a_model_goes_where_its_api_is_spoken(routes: Routes, anthropic: bool, provider: str) -> None:
+    assert routes.without_model(anthropic) == provider
+
+
+def test_a_path_without_a_model_goes_to_the_default_where_anthropic_is_not_configured() -> None:
+    assert Routes([], ["openai"], "openai").without_model(anthropic=True) == "openai"
+
+
+def test_a_path_without_a_model_and_without_a_default_is_refused() -> None:
+    with pytest.raises(UnknownModel, match="names no model"):
+        Routes([], ["openai"], None).without_model(anthropic=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "provider", "leads"),
+    [("gpt-4o", "openai", True), ("gpt-4o", "groq", False), ("my-alias", "openai", False), ("x", "openai", True)],
+)
+def test_a_name_leads_to_a_provider_only_where_it_is_served_under_that_name(
+    routes: Routes, model: str, provider: str, leads: bool
+) -> None:
+    assert routes.leads_to(model, provider) is leads
+
+
+def test_a_name_that_is_refused_leads_nowhere() -> None:
+    assert not Routes([], ["openai"], None).leads_to("x", "openai")
+
+
+def test_every_provider_is_named(routes: Routes) -> None:
+    assert routes.providers == {"openai", "groq", "anthropic"}

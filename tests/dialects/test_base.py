@@ -1,0 +1,335 @@
+"""Reading a body one level deep, and metering a stream on its way through."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+
+from gateway.core.errors import InvalidRequest
+from gateway.core.sse import MAX_EVENT_BYTES
+from gateway.dialects.base import (
+    Answer,
+    StreamMeter,
+    Verdict,
+    decode,
+    estimate,
+    flag_field,
+    read_fields,
+    string_field,
+    texts,
+    write_fields,
+)
+
+DEEP = 200_000
+
+
+class Reader:
+    """Drops `drop`, ends at `end`, passes the rest unread until asked."""
+
+    def __init__(self, plain: int | None = None) -> None:
+        self.seen: list[bytes] = []
+        self._plain = plain
+
+    def plain_prefix(self, region: bytes) -> int:
+        if self._plain is None or b"drop" in region or b"end" in region:
+            return 0
+        return region.rfind(b"\n\n") + 2
+
+    def read(self, data: bytes) -> Verdict:
+        self.seen.append(data)
+        return {b"drop": Verdict.DROP, b"end": Verdict.LAST}.get(data, Verdict.PASS)
+
+    def answer(self) -> Answer:
+        return Answer(output_estimate=len(self.seen))
+
+
+def raw_fields(**values: str) -> dict[str, msgspec.Raw]:
+    return {name: msgspec.Raw(value.encode()) for name, value in values.items()}
+
+
+# --- reading a body -----------------------------------------------------------------------------------------------------
+
+
+def test_a_body_is_read_one_level_deep_and_values_keep_their_bytes() -> None:
+    fields = read_fields(b' {"a" : [1,  2] ,"b":{"c":1e999},\n"d":null}\n')
+    assert {name: bytes(raw) for name, raw in fields.items()} == {
+        "a": b"[1,  2]",
+        "b": b'{"c":1e999}',
+        "d": b"null",
+    }
+
+
+@pytest.mark.parametrize("body", [b"{}", b" {\n} "])
+def test_an_empty_object_has_no_fields(body: bytes) -> None:
+    assert read_fields(body) == {}
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "JSON"),
+        (b" ", "JSON"),
+        (b"{", "JSON"),
+        (b'{"a":1', "JSON"),
+        (b'{"a":1}x', "JSON"),
+        (b'{"a":1}{"b":2}', "JSON"),
+        (b'{"a":NaN}', "JSON"),
+        (b'{"a":Infinity}', "JSON"),
+        (b"{'a':1}", "JSON"),
+        (b'{"a":01}', "JSON"),
+        (b"{a:1}", "JSON"),
+        (b'{"\\ud800":1}', "JSON"),
+        (b"\xef\xbb\xbf{}", "JSON"),
+        (b"[]", "not an object"),
+        (b"null", "not an object"),
+        (b"7", "not an object"),
+        (b'"{}"', "not an object"),
+        (b'{"a":"\xff"}', r"UTF-8 \(byte 6\)"),
+        (b'{"a":"\xed\xa0\x80"}', "UTF-8"),
+        (b'{"a":"\xc0\xaf"}', "UTF-8"),
+        (b"\xff\xfe{\x00}\x00", "UTF-8"),
+        (b'{"a":' + b"[" * DEEP + b"]" * DEEP + b"}", "deep"),
+        (b'{"a":' * DEEP + b"1" + b"}" * DEEP, "deep"),
+        (b"[" * DEEP, "deep|not an object"),
+    ],
+)  # fmt: skip
+def test_a_body_that_is_no_json_object_is_refused_with_the_reason(body: bytes, why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why) as caught:
+        read_fields(body)
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"a","model":"b"}',
+        b'{"model":"a","model":"a"}',
+        b'{"model":"a","x":1,"model":"b","y":2}',
+        b'{"model":"a","\\u006dodel":"b"}',
+        b'{"\\u006dodel":"a","mode\\u006C":"b"}',
+        b'{"model":12,"model":1}',
+        b'{"model":1,"model":12}',
+        b'{"model":{},"model":{}}',
+        b' {\n"model" : "a" ,\r\n"model"\t: "b" } ',
+    ],
+)
+def test_a_key_that_stands_twice_is_refused_by_name_however_it_is_spelled(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match='"model" stands more than once') as caught:
+        read_fields(body)
+    assert caught.value.param == "model"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"\\u006dodel":"a"}',
+        b'{"a\\nb":1,"a":2}',
+        b'{"a":{"model":1,"model":2},"model":3}',
+        b'{"a":"\\"model\\":1","model":3}',
+        '{"schlüssel":1,"漢":2,"🙂":3}'.encode(),
+        b'{"\\ud83d\\ude42":1}',
+        b'{"":1}',
+        b'{"a":1,"A":2}',
+    ],
+)
+def test_a_body_whose_keys_stand_once_is_read_however_they_are_spelled(body: bytes) -> None:
+    assert {name: json.loads(bytes(raw)) for name, raw in read_fields(body).items()} == json.loads(body)
+
+
+def test_a_duplicate_of_a_very_long_key_is_named_shortly() -> None:
+    key = b'"' + b"k" * 100_000 + b'"'
+    with pytest.raises(InvalidRequest) as caught:
+        read_fields(b"{" + key + b":1," + key + b":2}")
+    assert len(caught.value.message) < 300
+
+
+def test_a_number_of_a_million_digits_is_not_read_but_kept() -> None:
+    body = b'{"a":1' + b"0" * 1_000_000 + b"}"
+    assert bytes(read_fields(body)["a"]) == body[5:-1]
+
+
+def test_escaped_keys_beside_a_number_too_long_to_convert_end_in_a_refusal_or_a_reading() -> None:
+    try:
+        fields = read_fields(b'{"\\u0061":1' + b"0" * 10_000 + b"}")
+    except InvalidRequest:
+        return
+    assert list(fields) == ["a"]
+
+
+def test_escaped_keys_beside_deep_nesting_end_in_a_refusal_or_a_reading() -> None:
+    try:
+        fields = read_fields(b'{"\\u0061":' + b"[" * 900 + b"]" * 900 + b"}")
+    except InvalidRequest:
+        return
+    assert list(fields) == ["a"]
+
+
+# --- writing, decoding, single fields ---------------------------------------------------------------------------------------
+
+
+def test_a_changed_field_stays_in_its_place_and_a_new_one_goes_to_the_end() -> None:
+    fields = raw_fields(a="[1,  2]", model='"x"', b="1e5")
+    assert write_fields(fields, {"model": "y", "new": True}) == b'{"a":[1,  2],"model":"y","b":1e5,"new":true}'
+
+
+@pytest.mark.parametrize(
+    ("raw", "value"),
+    [
+        (b'{"a":[1,null]}', {"a": [1, None]}),
+        (b"1e999", float("inf")),
+        (b"-Infinity", float("-inf")),
+        (b"1" + b"0" * 400, 10**400),
+        (b'"\\ud800"', "\ud800"),
+        (b"not json", None),
+        (b"", None),
+        (b"\xff", None),
+        (b"1" + b"0" * 100_000, None),
+        (b"[" * DEEP + b"]" * DEEP, None),
+        (b"[" * DEEP, None),
+    ],
+)
+def test_any_foreign_value_is_decoded_or_none(raw: bytes, value: object) -> None:
+    assert decode(raw) == value
+    assert decode(msgspec.Raw(raw)) == value
+
+
+def test_not_a_number_is_decoded() -> None:
+    assert math.isnan(decode(b"NaN"))
+
+
+def test_a_string_field_is_its_text_and_none_where_it_is_absent_or_null() -> None:
+    fields = raw_fields(a='"x\\u0041"', b="null")
+    assert [string_field(fields, name) for name in "abc"] == ["xA", None, None]
+
+
+@pytest.mark.parametrize("value", ["1", "true", "[]", "{}", "1e999"])
+def test_a_string_field_that_is_no_string_is_refused_by_name(value: str) -> None:
+    with pytest.raises(InvalidRequest, match='"model" must be a string') as caught:
+        string_field(raw_fields(model=value), "model")
+    assert caught.value.param == "model"
+
+
+def test_a_flag_is_false_where_it_is_absent_or_null() -> None:
+    fields = raw_fields(a="true", b="false", c="null")
+    assert [flag_field(fields, name) for name in "abcd"] == [True, False, False, False]
+
+
+@pytest.mark.parametrize("value", ["1", "0", '"true"', "[]", "{}"])
+def test_a_flag_that_is_no_boolean_is_refused_by_name(value: str) -> None:
+    with pytest.raises(InvalidRequest, match='"stream" must be true or false') as caught:
+        flag_field(raw_fields(stream=value), "stream")
+    assert caught.value.param == "stream"
+
+
+def test_the_texts_of_a_value_are_its_strings_without_data_urls() -> None:
+    value = {"a": "x", "b": ["y", {"c": "z"}], "d": 7, "e": None, "f": "data:image/png;base64,AAAA"}
+    assert list(texts(value)) == ["x", "y", "z"]
+
+
+def test_texts_below_any_sensible_depth_are_left_out() -> None:
+    value: object = "deep"
+    for _ in range(5_000):
+        value = [value]
+    assert list(texts([value, "flat"])) == ["flat"]
+
+
+def test_an_estimate_is_rounded_up_once() -> None:
+    assert estimate(iter(["a", "b", "c"])) == 1
+    assert estimate(iter(["abcd", "e"])) == 2
+    assert estimate(iter([])) == 0
+
+
+# --- the meter -----------------------------------------------------------------------------------------------------------------
+
+
+def meter_all(pieces: Iterable[bytes], plain: int | None = None) -> tuple[list[bytes], bytes, Reader]:
+    reader = Reader(plain)
+    meter = StreamMeter(reader)
+    passed = [meter.feed(piece) for piece in pieces]
+    tail = meter.close()
+    meter.answer()
+    return passed, tail, reader
+
+
+def test_events_pass_as_they_come_and_dropped_ones_do_not() -> None:
+    passed, tail, reader = meter_all([b"data: a\n\ndata: drop\n\n: note\n\n", b"data: b\n\n"])
+    assert passed == [b"data: a\n\n: note\n\n", b"data: b\n\n"]
+    assert (tail, reader.seen) == (b"", [b"a", b"drop", b"b"])
+
+
+def test_the_end_mark_and_what_follows_it_are_held_back_until_the_close() -> None:
+    reader = Reader()
+    meter = StreamMeter(reader)
+    assert meter.feed(b"data: a\n\ndata: end\n\n: after\n\n") == b"data: a\n\n"
+    assert meter.ended
+    assert meter.feed(b"data: drop\n\n") == b""
+    assert meter.close() == b"data: end\n\n: after\n\ndata: drop\n\n"
+    assert reader.seen == [b"a", b"end"]
+
+
+def test_a_stream_without_an_end_mark_has_not_ended() -> None:
+    meter = StreamMeter(Reader())
+    meter.feed(b"data: a\n\n")
+    assert meter.close() == b""
+    assert not meter.ended
+
+
+@pytest.mark.parametrize(
+    ("rest", "tail", "ended"),
+    [
+        (b"data: end", b"data: end", True),
+        (b"data: drop", b"", False),
+        (b"data: a", b"data: a", False),
+        (b":", b":", False),
+    ],
+)
+def test_an_event_that_no_blank_line_closes_is_read_at_the_end(rest: bytes, tail: bytes, ended: bool) -> None:
+    meter = StreamMeter(Reader())
+    assert meter.feed(b"data: x\n\n" + rest) == b"data: x\n\n"
+    assert meter.close() == tail
+    assert meter.ended == ended
+
+
+def test_events_that_surely_pass_are_read_before_anyone_asks_for_the_answer() -> None:
+    reader = Reader(plain=0)
+    meter = StreamMeter(reader)
+    assert meter.feed(b"data: a\n\n") == b"data: a\n\n"
+    assert reader.seen == []
+    assert meter.answer().output_estimate == 1
+    assert meter.answer().output_estimate == 1
+
+
+def test_events_that_wait_to_be_read_are_read_in_order_before_one_that_cannot_wait() -> None:
+    passed, tail, reader = meter_all([b"data: a\n\n", b"data: b\n\n", b"data: drop\n\n", b"data: c\n\n"], plain=0)
+    assert (passed, tail) == ([b"data: a\n\n", b"data: b\n\n", b"", b"data: c\n\n"], b"")
+    assert reader.seen == [b"a", b"b", b"drop", b"c"]
+
+
+def test_a_piece_that_ends_inside_an_event_passes_up_to_it() -> None:
+    passed, tail, reader = meter_all([b"data: a\n\ndata: b\n\ndata:", b" drop\n\n"], plain=0)
+    assert (passed, tail) == ([b"data: a\n\ndata: b\n\n", b""], b"")
+    assert reader.seen == [b"a", b"b", b"drop"]
+
+
+def test_events_do_not_wait_to_be_read_without_bound() -> None:
+    reader = Reader(plain=0)
+    meter = StreamMeter(reader)
+    event = b"data: " + b"x" * 1_000 + b"\n\n"
+    for _ in range(200):
+        assert meter.feed(event) == event
+    assert len(reader.seen) > 100
+
+
+def test_an_event_without_end_comes_out_as_it_arrives() -> None:
+    meter = StreamMeter(Reader())
+    piece = b"data: " + b"x" * 1_000_000
+    came = went = 0
+    for _ in range(8):
+        came += len(piece)
+        went += len(meter.feed(piece))
+        assert came - went <= MAX_EVENT_BYTES
+    assert went + len(meter.close()) == came

@@ -1,0 +1,443 @@
+"""/v1/chat/completions: the request as read and written, the answer as read."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from gateway.core.errors import InvalidRequest
+from gateway.core.usage import Usage
+from gateway.dialects import CHAT
+from gateway.dialects.base import Answer, Call, StreamMeter, Verdict
+from gateway.dialects.openai_chat import input_estimate
+
+DEEP = 200_000
+
+
+def call(**fields: object) -> Call:
+    return CHAT.read(json.dumps({"model": "m", "messages": [], **fields}).encode())
+
+
+def raw_call(body: bytes) -> Call:
+    return CHAT.read(body)
+
+
+def answer_to(*chunks: object) -> Answer:
+    reader = CHAT.reader(call(), drop_usage=False)
+    for chunk in chunks:
+        reader.read(chunk if isinstance(chunk, bytes) else json.dumps(chunk).encode())
+    return reader.answer()
+
+
+def delta(**fields: object) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": fields}]}
+
+
+# --- reading a request ------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_is_read_as_far_as_it_matters() -> None:
+    body = b'{"model":"m","messages":[{"role":"user"}],"stream":true,"x":1}'
+    found = CHAT.read(body)
+    assert (found.operation, found.model, found.stream, found.usage_asked) == ("chat", "m", True, False)
+    assert found.body is body
+    assert list(found.fields) == ["model", "messages", "stream", "x"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"messages":[]}', "model"),
+        (b'{"model":null,"messages":[]}', "model"),
+        (b'{"model":"","messages":[]}', "model"),
+        (b'{"model":7,"messages":[]}', "model"),
+        (b'{"model":["m"],"messages":[]}', "model"),
+        (b'{"model":"m"}', "messages"),
+        (b'{"model":"m","messages":null}', "messages"),
+        (b'{"model":"m","messages":"hi"}', "messages"),
+        (b'{"model":"m","messages":{}}', "messages"),
+        (b'{"model":"m","messages":[],"stream":1}', "stream"),
+        (b'{"model":"m","messages":[],"stream":"true"}', "stream"),
+        (b'{"model":"m","messages":[],"messages":[]}', "messages"),
+        (b"[]", None),
+        (b"", None),
+        (b"\xff", None),
+        (b'{"model":"\\ud800","messages":[]}', None),
+        (b'{"model":"m","messages":' + b"[" * DEEP + b"]" * DEEP + b"}", None),
+    ],
+)
+def test_a_body_that_is_no_chat_call_is_refused_and_the_field_named(body: bytes, param: str | None) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        CHAT.read(body)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ({"include_usage": True}, True),
+        ({"include_usage": False}, False),
+        ({"include_usage": 1}, False),
+        ({}, False),
+        (None, False),
+        ([], False),
+    ],
+)
+def test_usage_is_asked_for_only_by_a_plain_true(options: object, asked: bool) -> None:
+    assert call(stream=True, stream_options=options).usage_asked is asked
+
+
+# --- writing it ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "ask"),
+    [
+        ({}, True),
+        ({"stream": False}, True),
+        ({"stream": True}, False),
+        ({"stream": True, "stream_options": {"include_usage": True}}, True),
+    ],
+)
+def test_a_call_that_needs_no_change_keeps_its_bytes(fields: dict[str, Any], ask: bool) -> None:
+    found = call(**fields)
+    assert CHAT.write(found, "m", ask_usage=ask) is found.body
+
+
+def test_an_alias_is_replaced_and_every_other_byte_kept() -> None:
+    found = raw_call(b'{ "x" : 1e2,"model":"alias","messages":[ ] ,"y":"\\u0041"}')
+    assert CHAT.write(found, "real", ask_usage=False) == b'{"x":1e2,"model":"real","messages":[ ],"y":"\\u0041"}'
+
+
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [
+        (..., {"include_usage": True}),
+        (None, {"include_usage": True}),
+        ({"include_usage": False, "include_obfuscation": False}, {"include_usage": True, "include_obfuscation": False}),
+        (7, {"include_usage": True}),
+    ],
+)
+def test_a_stream_is_made_to_report_its_usage(options: object, written: dict[str, Any]) -> None:
+    fields = {} if options is ... else {"stream_options": options}
+    sent = json.loads(CHAT.write(call(stream=True, **fields), "m", ask_usage=True))
+    assert sent["stream_options"] == written
+
+
+# --- what it opens with, what it weighs ------------------------------------------------------------------------------------------
+
+
+def test_the_opening_is_the_system_text_and_the_first_user_item() -> None:
+    messages = [
+        {"role": "system", "content": "s"},
+        {"role": "developer", "content": [{"type": "text", "text": "d"}]},
+        {"role": "assistant", "content": "not this"},
+        {"role": "user", "content": "u"},
+        {"role": "user", "content": "nor this"},
+        {"role": "system", "content": "nor that"},
+    ]
+    assert CHAT.opening(call(messages=messages)) == ["s", "d", "u"]
+
+
+def test_an_opening_is_the_same_on_every_turn_of_a_conversation() -> None:
+    first = [{"role": "user", "content": "hello"}]
+    later = [*first, {"role": "assistant", "content": "hi"}, {"role": "user", "content": "go on"}]
+    assert CHAT.opening(call(messages=first)) == CHAT.opening(call(messages=later))
+
+
+@pytest.mark.parametrize(
+    "messages", [[], [7, None, "x", []], [{"content": "x"}], [{"role": ["user"]}], [{"role": {"a": 1}}]]
+)
+def test_messages_that_open_nothing_give_an_empty_opening(messages: list[object]) -> None:
+    assert CHAT.opening(call(messages=messages)) == []
+
+
+@pytest.mark.parametrize("depth", [100, 300, 500, 900])
+@pytest.mark.parametrize("brackets", [(b"[", b"]"), (b'{"a":', b"}")], ids=["lists", "objects"])
+def test_an_opening_nested_as_deep_as_a_body_may_be_does_not_raise(depth: int, brackets: tuple[bytes, bytes]) -> None:
+    opening, closing = brackets
+    content = opening * depth + b"1" + closing * depth
+    found = raw_call(b'{"model":"m","messages":[{"role":"user","content":' + content + b"}]}")
+    assert CHAT.opening(found) is not None
+
+
+def test_an_opening_that_was_read_at_the_limit_of_nesting_does_not_raise_further_down_the_stack() -> None:
+    def read(depth: int) -> Call | None:
+        content = b"[" * depth + b"]" * depth
+        try:
+            return raw_call(b'{"model":"m","messages":[{"role":"user","content":' + content + b"}]}")
+        except InvalidRequest:
+            return None
+
+    def deeper(frames: int, found: Call) -> list[str] | None:
+        return deeper(frames - 1, found) if frames else CHAT.opening(found)
+
+    readable = [found for depth in range(500, 1_000, 10) if (found := read(depth)) is not None]
+    assert readable
+    assert deeper(60, readable[-1]) is not None
+
+
+def test_an_opening_with_a_number_no_double_holds_does_not_raise() -> None:
+    found = raw_call(b'{"model":"m","messages":[{"role":"user","content":[1e999,{"a":1' + b"0" * 400 + b"}]}]}")
+    assert CHAT.opening(found) is not None
+
+
+def test_every_text_of_a_request_weighs() -> None:
+    found = call(
+        messages=[{"role": "user", "content": [{"type": "text", "text": "abcd"}]}],
+        tools=[{"function": {"name": "find", "description": "finds"}}],
+        functions=[{"name": "old"}],
+        response_format={"type": "json_schema", "json_schema": {"name": "shape"}},
+        metadata={"note": "not prompt text"},
+    )
+    assert {"abcd", "find", "finds", "old", "shape"} <= set(CHAT.input_text(found))
+    assert "not prompt text" not in set(CHAT.input_text(found))
+    assert input_estimate(CHAT, call(messages=["x" * 400])) == 100
+
+
+# --- reading an answer ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_answer_is_read() -> None:
+    body = {
+        "model": "m-2025",
+        "service_tier": "flex",
+        "choices": [
+            {
+                "index": 0,
+                "finish_reason": "tool_calls",
+                "message": {
+                    "content": "x" * 40,
+                    "refusal": None,
+                    "tool_calls": [{"id": "1", "function": {"name": "find", "arguments": '{"a":1}'}}],
+                },
+            }
+        ],
+        "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15},
+    }
+    found = CHAT.answer(json.dumps(body).encode())
+    assert (found.model, found.service_tier, found.finish_reason, found.tools) == (
+        "m-2025",
+        "flex",
+        "tool_calls",
+        ("find",),
+    )
+    assert found.usage is not None
+    assert found.usage.complete(0, 0) == (Usage(10, 5, 15), "provider")
+    assert not found.error
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"null", b"7", b"[]", b"\xff", b"[" * DEEP, b'{"choices":7}', b"{}"])
+def test_an_answer_that_is_none_is_read_as_nothing(body: bytes) -> None:
+    assert CHAT.answer(body) == Answer()
+
+
+def test_the_text_of_a_stream_is_weighed_once_and_rounded_up_at_the_end() -> None:
+    assert answer_to(*[delta(content="a")] * 5).output_estimate == 2
+
+
+@pytest.mark.parametrize(
+    ("part", "tokens"),
+    [
+        ({"content": "x" * 8}, 2),
+        ({"content": [{"type": "text", "text": "x" * 8}]}, 3),
+        ({"content": None, "refusal": "x" * 8}, 2),
+        ({"reasoning_content": "x" * 8}, 2),
+        ({"reasoning": "x" * 8}, 2),
+        ({"reasoning_content": "x" * 8, "reasoning": "x" * 8}, 2),
+        ({"tool_calls": [{"function": {"name": "find", "arguments": "x" * 8}}]}, 3),
+        ({"role": "assistant", "unknown": "x" * 8}, 0),
+        ({}, 0),
+    ],
+)
+def test_whatever_is_billed_as_output_weighs(part: dict[str, Any], tokens: int) -> None:
+    assert answer_to(delta(**part)).output_estimate == tokens
+
+
+def test_the_model_is_the_first_named_and_the_finish_reason_and_tier_the_last() -> None:
+    found = answer_to(
+        {"model": "", "choices": [{"finish_reason": None}]},
+        {"model": "a", "service_tier": "default", "choices": [{"finish_reason": "stop"}]},
+        {"model": "b", "service_tier": "flex", "choices": [{"finish_reason": "length"}]},
+        {"model": 7, "service_tier": 7, "choices": [{"finish_reason": 7}]},
+    )
+    assert (found.model, found.service_tier, found.finish_reason) == ("a", "flex", "length")
+
+
+def tool(name: object, **fields: object) -> dict[str, Any]:
+    return delta(tool_calls=[{"function": {"name": name, "arguments": ""}, **fields}])
+
+
+def test_a_tool_call_in_pieces_is_one_call() -> None:
+    pieces = [tool("find", index=0, id="1"), delta(tool_calls=[{"index": 0, "function": {"arguments": "{}"}}])]
+    assert answer_to(*pieces).tools == ("find",)
+
+
+def test_tool_calls_are_told_apart_by_index_by_id_and_by_choice() -> None:
+    assert answer_to(tool("a", index=0, id="1"), tool("b", index=1, id="2")).tools == ("a", "b")
+    assert answer_to(tool("a", index=0, id="1"), tool("b", index=0, id="2")).tools == ("a", "b")
+    both = {"choices": [{"index": n, "delta": tool("a")["choices"][0]["delta"]} for n in range(2)]}
+    assert answer_to(both).tools == ("a", "a")
+
+
+def test_tool_calls_without_an_index_are_told_apart_by_their_place() -> None:
+    calls = [{"function": {"name": name}} for name in ("a", "b")]
+    assert answer_to(delta(tool_calls=calls)).tools == ("a", "b")
+
+
+def test_a_name_that_is_repeated_without_an_id_is_the_same_call() -> None:
+    assert answer_to(tool("a", index=0, id="1"), tool("a", index=0)).tools == ("a",)
+
+
+@pytest.mark.parametrize("broken", [7, None, "x", {}, {"function": 7}, {"function": {}}, {"function": {"name": 7}}])
+def test_a_tool_call_without_a_name_is_none(broken: object) -> None:
+    assert answer_to(delta(tool_calls=[broken])).tools == ()
+    assert answer_to(delta(tool_calls=broken)).tools == ()
+
+
+def test_a_tools_name_is_cut_and_odd_indexes_do_no_harm() -> None:
+    assert answer_to(tool("x" * 10_000)).tools == ("x" * 256,)
+    assert answer_to(tool("a", index=[]), tool("b", index={}), tool("c", index=None)).tools == ("a", "b", "c")
+
+
+def test_an_endless_stream_of_tool_calls_does_not_fill_the_memory() -> None:
+    reader = CHAT.reader(call(), drop_usage=False)
+    tracemalloc.start()
+    try:
+        for number in range(10_000):
+            reader.read(json.dumps(tool("x" * 200, index=number, id=str(number))).encode())
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2**20
+
+
+def test_an_error_inside_a_stream_is_noted() -> None:
+    assert answer_to({"error": {"message": "x"}}).error
+    assert not answer_to({"error": None}).error
+
+
+def test_usage_is_read_from_both_places_groq_puts_it() -> None:
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+    for chunk in ({"x_groq": {"usage": usage}}, {"x_groq": {"usage": usage}, "usage": usage}, {"usage": usage}):
+        found = answer_to(chunk).usage
+        assert found is not None
+        assert found.complete(0, 0)[0] == Usage(10, 5, 15)
+    assert answer_to({"x_groq": {}}, {"x_groq": 7}, {"x_groq": {"usage": 7}}).usage is None
+
+
+@pytest.mark.parametrize(
+    "number", [b'"7"', b"-5", b"NaN", b"Infinity", b"true", b"[7]", b"{}", b"null", b"1e999", b"-1e999", b"1.5"]
+)
+def test_a_hostile_count_is_absent_and_takes_nothing_else_with_it(number: bytes) -> None:
+    chunk = (
+        b'{"choices":[{"delta":{"content":"abcd"}}],"usage":{"prompt_tokens":' + number + b',"completion_tokens":3}}'
+    )
+    found = answer_to(chunk)
+    assert found.usage is not None
+    assert (found.usage.input_tokens, found.usage.output_tokens) == (None, 3)
+    assert found.output_estimate == 1
+
+
+@pytest.mark.parametrize("number", [b"1" + b"0" * 400, b"1e300", b"9007199254740993", b"18446744073709551616"])
+def test_a_huge_count_is_cut(number: bytes) -> None:
+    found = answer_to(b'{"usage":{"prompt_tokens":' + number + b',"completion_tokens":3}}')
+    assert found.usage is not None
+    assert found.usage.input_tokens == 2**53
+
+
+def test_a_chunk_of_the_wrong_types_is_read_as_far_as_it_can_be() -> None:
+    found = answer_to(
+        {
+            "model": "m",
+            "choices": [
+                7,
+                None,
+                {"index": 0, "delta": 7, "finish_reason": "stop"},
+                {"delta": {"content": "abcd", "tool_calls": [{"function": {"name": "find"}}]}},
+                {"message": {"content": "abcd"}, "finish_reason": 7},
+            ],
+            "usage": {"prompt_tokens": 1, "completion_tokens": 2},
+        }
+    )
+    assert (found.model, found.finish_reason, found.tools) == ("m", "stop", ("find",))
+    assert found.usage is not None
+    assert found.output_estimate == 3
+
+
+def test_choices_of_the_wrong_type_do_not_hide_the_usage() -> None:
+    for choices in (7, {"a": 1}, "x", True):
+        found = answer_to({"choices": choices, "usage": {"prompt_tokens": 1, "completion_tokens": 2}})
+        assert found.usage is not None
+
+
+# --- what passes, what is dropped --------------------------------------------------------------------------------------------------
+
+USAGE = b'"usage":{"prompt_tokens":1,"completion_tokens":2}'
+
+
+@pytest.mark.parametrize(
+    ("data", "verdict"),
+    [
+        (b"[DONE]", Verdict.LAST),
+        (b'{"choices":[],' + USAGE + b"}", Verdict.DROP),
+        (b"{" + USAGE + b"}", Verdict.DROP),
+        (b'{"choices":null,' + USAGE + b"}", Verdict.DROP),
+        (b'{"choices":[{"delta":{}}],' + USAGE + b"}", Verdict.PASS),
+        (b'{"choices":[],"usage":null}', Verdict.PASS),
+        (b'{"choices":[],"prompt_filter_results":[{}]}', Verdict.PASS),
+        (b'{"choices":[],"error":{"message":"x"},' + USAGE + b"}", Verdict.PASS),
+        (b"not json", Verdict.PASS),
+        (b"7", Verdict.PASS),
+        (b"", Verdict.PASS),
+    ],
+)
+def test_only_a_chunk_of_nothing_but_usage_is_dropped(data: bytes, verdict: Verdict) -> None:
+    assert CHAT.reader(call(), drop_usage=True).read(data) is verdict
+
+
+def test_a_client_that_asked_for_usage_gets_its_chunk() -> None:
+    assert CHAT.reader(call(), drop_usage=False).read(b'{"choices":[],' + USAGE + b"}") is Verdict.PASS
+
+
+CHOICE = b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n'
+SPACED = b'data: {"choices": [{"delta": {"content": "hi"}}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+USAGE_CHUNK = b'data: {"choices":[],' + USAGE + b"}\n\n"
+
+
+@pytest.mark.parametrize(
+    ("region", "plain"),
+    [
+        (CHOICE, len(CHOICE)),
+        (SPACED * 3, len(SPACED) * 3),
+        (CHOICE * 2 + DONE, len(CHOICE) * 2),
+        (CHOICE + USAGE_CHUNK, len(CHOICE)),
+        (CHOICE + b"data: {", len(CHOICE)),
+        (USAGE_CHUNK + CHOICE, 0),
+        (CHOICE + SPACED, len(CHOICE)),
+        (CHOICE + b": note\n\n" + CHOICE, 0),
+        (CHOICE.replace(b"\n", b"\r\n"), 0),
+        (b'data: {"choices":[{', 0),
+        (DONE, 0),
+        (b"", 0),
+    ],
+)
+def test_only_chunks_with_a_choice_may_wait_to_be_read(region: bytes, plain: int) -> None:
+    assert CHAT.reader(call(), drop_usage=True).plain_prefix(region) == plain
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [
+        b'data: {"choices":[{"delta":{"x":{"choices":[{"a":1}]}}}]}\n\n',
+        b'data: {"choices":[{"delta":{"x":{"choices":[{"choices":[{"a":1}]}]}}}]}\n\n',
+    ],
+)
+def test_a_chunk_that_holds_the_mark_twice_does_not_hide_the_end_or_the_usage(nested: bytes) -> None:
+    for hidden in (DONE, USAGE_CHUNK):
+        meter = StreamMeter(CHAT.reader(call(), drop_usage=True))
+        assert hidden not in meter.feed(hidden + nested)

@@ -1,0 +1,235 @@
+"""What a provider says a call used: each rule as a recorded answer once needed it."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from gateway.core.usage import MAX_TOKENS, Usage
+from gateway.dialects.reported import Reported, UsageReader, count
+
+
+def read(*objects: object) -> Reported | None:
+    reader = UsageReader()
+    for item in objects:
+        reader.add(item)
+    return reader.reported()
+
+
+def usage(*objects: object) -> Usage:
+    found = read(*objects)
+    assert found is not None
+    return found.complete(1_000_000, 1_000_000)[0]
+
+
+def sides(*objects: object) -> tuple[int, int, int]:
+    found = usage(*objects)
+    return found.input_tokens, found.output_tokens, found.total_tokens
+
+
+@pytest.mark.parametrize("value", [0, 1, 2**53, 3.0, 0.0, -0.0])
+def test_a_whole_number_in_bounds_is_a_count(value: float) -> None:
+    assert count(value) == value
+    assert type(count(value)) is int
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, 10**400, 1e300])
+def test_a_huge_number_is_cut(value: float) -> None:
+    assert count(value) == MAX_TOKENS
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, False, "7", "", [], [7], {}, -1, -(10**400), 1.5, -1.0, float("nan"), float("inf"), -float("inf")],
+)
+def test_anything_else_is_absent(value: object) -> None:
+    assert count(value) is None
+
+
+def test_chat_usage_with_its_details() -> None:
+    found = usage(
+        {
+            "prompt_tokens": 100,
+            "completion_tokens": 50,
+            "total_tokens": 150,
+            "prompt_tokens_details": {"cached_tokens": 40, "audio_tokens": 3, "cache_write_tokens": 9},
+            "completion_tokens_details": {"reasoning_tokens": 20, "audio_tokens": 2},
+        }
+    )
+    assert found == Usage(100, 50, 150, 40, 9, 20, 3, 2)
+
+
+def test_responses_usage_with_its_details() -> None:
+    found = usage(
+        {
+            "input_tokens": 100,
+            "output_tokens": 50,
+            "total_tokens": 150,
+            "input_tokens_details": {"cached_tokens": 40},
+            "output_tokens_details": {"reasoning_tokens": 20},
+        }
+    )
+    assert found == Usage(100, 50, 150, 40, 0, 20)
+
+
+def test_anthropics_cached_parts_stand_beside_the_input_and_are_added_to_it() -> None:
+    found = usage(
+        {"input_tokens": 10, "cache_read_input_tokens": 500, "cache_creation_input_tokens": 70, "output_tokens": 5}
+    )
+    assert found == Usage(580, 5, 585, 500, 70)
+
+
+def test_anthropics_input_may_be_all_cached() -> None:
+    assert sides({"cache_read_input_tokens": 500, "output_tokens": 5}) == (500, 5, 505)
+
+
+@pytest.mark.parametrize("name", ["prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens"])
+def test_other_names_for_cached_tokens_are_known(name: str) -> None:
+    assert usage({"prompt_tokens": 10, "completion_tokens": 1, name: 4}).cache_read_tokens == 4
+
+
+def test_a_cached_part_that_the_prompt_leaves_out_is_added_where_the_total_shows_it() -> None:
+    details = {"prompt_tokens_details": {"cached_tokens": 40}}
+    assert sides({"prompt_tokens": 60, "completion_tokens": 10, "total_tokens": 110, **details}) == (100, 10, 110)
+    assert sides({"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110, **details}) == (100, 10, 110)
+
+
+def test_the_last_word_counts_field_by_field_and_null_does_not_erase() -> None:
+    first = {
+        "prompt_tokens": 5,
+        "completion_tokens": 1,
+        "total_tokens": 6,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+    last = {"prompt_tokens": None, "completion_tokens": 9, "total_tokens": 14, "prompt_tokens_details": None}
+    assert usage(first, None, last) == Usage(5, 9, 14, 2)
+
+
+def test_a_running_total_is_not_added_up() -> None:
+    running = [{"prompt_tokens": 192, "completion_tokens": n, "total_tokens": 192 + n} for n in range(4)]
+    assert sides(*running, running[-1]) == (192, 3, 195)
+
+
+def test_a_total_larger_than_its_parts_is_the_providers_own() -> None:
+    assert sides({"prompt_tokens": 291, "completion_tokens": 26, "total_tokens": 513}) == (291, 26, 513)
+
+
+@pytest.mark.parametrize("total", [0, 5, None, "x"])
+def test_a_total_below_its_parts_is_no_total(total: object) -> None:
+    assert sides({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": total}) == (10, 5, 15)
+
+
+def test_zero_is_zero() -> None:
+    found = read({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0})
+    assert found is not None
+    assert found.complete(50, 60) == (Usage(), "provider")
+
+
+@pytest.mark.parametrize(
+    ("reported", "expected", "source"),
+    [
+        ({"completion_tokens": 7}, (50, 7, 57), "mixed"),
+        ({"prompt_tokens": 7}, (7, 60, 67), "mixed"),
+        ({"prompt_tokens": "7", "completion_tokens": 7}, (50, 7, 57), "mixed"),
+        ({"prompt_tokens": -7, "completion_tokens": 7}, (50, 7, 57), "mixed"),
+    ],
+)
+def test_a_side_that_is_missing_is_estimated_and_said_so(
+    reported: dict[str, Any], expected: tuple[int, int, int], source: str
+) -> None:
+    found = read(reported)
+    assert found is not None
+    completed, graded = found.complete(50, 60)
+    assert (completed.input_tokens, completed.output_tokens, completed.total_tokens) == expected
+    assert graded == source
+
+
+@pytest.mark.parametrize(
+    ("reported", "expected"),
+    [
+        ({"prompt_tokens": 8, "total_tokens": 8}, (8, 0, 8)),  # embeddings
+        ({"total_tokens": 9}, (9, 0, 9)),
+        ({"prompt_tokens": 8, "total_tokens": 11}, (8, 3, 11)),
+        ({"prompt_tokens": 8, "total_tokens": 3}, (8, 0, 8)),
+    ],
+)
+def test_a_missing_side_follows_from_the_total(reported: dict[str, Any], expected: tuple[int, int, int]) -> None:
+    assert sides(reported) == expected
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        None, 7, "usage", [], [{"prompt_tokens": 1}], {}, True, {"prompt_tokens": None}, {"requests": 4},
+        {"prompt_tokens": "7"}, {"prompt_tokens": {"input_tokens": 7}}, {"prompt_tokens_details": {"cached_tokens": 7}},
+        {"iterations": []}, {"iterations": "x"}, {"iterations": [None, 7]},
+    ],
+)  # fmt: skip
+def test_what_says_nothing_of_either_side_reports_nothing(item: object) -> None:
+    assert read(item) is None
+
+
+def test_details_that_are_no_object_or_hold_no_counts_are_ignored() -> None:
+    found = usage(
+        {
+            "prompt_tokens": 1,
+            "completion_tokens": 1,
+            "prompt_tokens_details": 7,
+            "completion_tokens_details": {"a": "x"},
+        }
+    )
+    assert found == Usage(1, 1, 2)
+
+
+def test_an_opening_message_states_the_input_and_its_output_is_a_placeholder() -> None:
+    reader = UsageReader()
+    reader.add({"input_tokens": 12, "output_tokens": 1}, input_side_only=True)
+    started = reader.reported()
+    assert started is not None
+    assert (started.input_tokens, started.output_tokens) == (12, None)
+    reader.add({"output_tokens": 30})
+    ended = reader.reported()
+    assert ended is not None
+    assert (ended.input_tokens, ended.output_tokens) == (12, 30)
+
+
+def test_billed_passes_are_added_up() -> None:
+    passes = [
+        {"input_tokens": 100, "output_tokens": 10, "cache_read_input_tokens": 5},
+        None,
+        {"input_tokens": 1, "output_tokens": 2, "cache_read_input_tokens": 0},
+    ]
+    assert usage({"input_tokens": 1, "output_tokens": 2, "iterations": passes}) == Usage(106, 12, 118, 5)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"iterations": [{"input_tokens": 2**53, "output_tokens": 2**53}] * 2_000},
+        {"input_tokens": 2**53, "cache_read_input_tokens": 2**53, "cache_creation_input_tokens": 2**53, "output_tokens": 1},
+        {
+            "prompt_tokens": 2**53 - 1, "completion_tokens": 0, "total_tokens": 2**53,
+            "prompt_tokens_details": {"cached_tokens": 1},
+        },
+        {"prompt_tokens": 10**400, "completion_tokens": 10**400, "total_tokens": 10**400},
+    ],
+    ids=["passes", "cached parts", "left-out part", "all"],
+)  # fmt: skip
+def test_no_side_passes_the_bound_however_a_provider_spreads_it(hostile: dict[str, Any]) -> None:
+    found = usage(hostile)
+    assert max(found.input_tokens, found.output_tokens) <= MAX_TOKENS
+    assert found.total_tokens <= 2 * MAX_TOKENS
+
+
+def test_usage_objects_of_ever_new_names_do_not_fill_the_memory() -> None:
+    reader = UsageReader()
+    tracemalloc.start()
+    try:
+        for number in range(20_000):
+            reader.add({f"tokens_{number}_{name}": number for name in "abcd"})
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2**20

@@ -1,0 +1,216 @@
+"""Clients that leave: the provider bills, so the session is charged; once, exactly where the answer was read on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gateway.mock import MockServer, Provider
+from tests.conftest import Scripted
+from tests.support.gateways import GatewayThread, until
+from tests.support.scripted import SSE_HEAD, Connection, chunk, completion
+from tests.support.web import CHAT, HI, Web, chat_bytes, connect
+
+
+@pytest.fixture(scope="module")
+def cancelling_server(mock_server: MockServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayThread]:
+    flags = {"sessions.on_disconnect": "cancel"}
+    gateway = GatewayThread(tmp_path_factory.mktemp("cancelling"), mock_server.url, flags)
+    yield gateway
+    gateway.stop()
+
+
+@pytest.fixture
+def cancelling(cancelling_server: GatewayThread, mock: Provider) -> Web:
+    return cancelling_server.web
+
+
+@pytest.fixture(scope="module")
+def impatient_server(mock_server: MockServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayThread]:
+    gateway = GatewayThread(tmp_path_factory.mktemp("impatient"), mock_server.url, {"sessions.drain_s": 0.3})
+    yield gateway
+    gateway.stop()
+
+
+@pytest.fixture
+def impatient(impatient_server: GatewayThread, mock: Provider) -> Web:
+    return impatient_server.web
+
+
+def leave(
+    web: Web, session: str, mock: str, *, provider: Provider, after: bytes = b"", stream: bool = False, path: str = CHAT
+) -> None:
+    """Send a call and go: once `after` was read, or once the provider has the call."""
+    body = json.dumps({"model": "mock-small", "messages": HI, "stream": stream, "max_tokens": 999}).encode()
+    headers = [f"x-session-id: {session}".encode(), f"x-mock: {mock}".encode()]
+    before = len(provider.calls)
+    with connect(web.url) as sock:
+        sock.sendall(chat_bytes(body, *headers, path=path.encode()).replace(b"connection: close\r\n", b""))
+        until(lambda: len(provider.calls) > before, what="the provider has the call")
+        got = b""
+        while after not in got:
+            got += sock.recv(65536)
+
+
+def record(web: Web, session: str, seconds: float = 5) -> Any:
+    """The one call of the session, once it was settled, and nothing more after it."""
+
+    def calls() -> Any:
+        answer = web.get(f"/api/sessions/{session}/calls")
+        return answer.status == 200 and answer.json["calls"]
+
+    until(calls, seconds, "the call is settled")
+    time.sleep(0.05)
+    [found] = calls()
+    view = web.get(f"/api/sessions/{session}").json
+    assert view["calls"] == (1 if found["usage"] else 0)
+    return found
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_before_the_first_byte_is_charged_exactly_once_drained(
+    stream: bool, web: Web, mock: Provider, session: str
+) -> None:
+    leave(web, session, "delay=0.2;tokens=50/9", provider=mock, stream=stream)
+    found = record(web, session)
+    assert found["usage"]["total_tokens"] == mock.billed().total_tokens == 59
+    assert (found["outcome"], found["status"], found["usage_source"]) == ("ok", 200, "provider")
+
+
+def test_a_client_that_leaves_a_stream_is_charged_exactly_once_drained(web: Web, mock: Provider, session: str) -> None:
+    leave(web, session, "chunks=20;interval=0.02;tokens=50/9", provider=mock, after=b"content", stream=True)
+    found = record(web, session)
+    assert found["usage"]["total_tokens"] == mock.billed().total_tokens == 59
+    assert (found["outcome"], found["status"], found["usage_source"]) == ("ok", 200, "provider")
+    assert found["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_before_the_first_byte_is_charged_by_estimate_where_cancelled(
+    stream: bool, cancelling: Web, mock: Provider, session: str
+) -> None:
+    started = time.monotonic()
+    leave(cancelling, session, "delay=30", provider=mock, stream=stream)
+    found = record(cancelling, session)
+    assert time.monotonic() - started < 3
+    assert (found["outcome"], found["status"], found["usage_source"]) == ("client_left", 499, "estimated")
+    assert found["usage"]["input_tokens"] > 0
+    assert found["usage"]["output_tokens"] == 0
+
+
+def test_a_client_that_leaves_a_stream_is_charged_for_what_came_where_cancelled(
+    cancelling: Web, mock: Provider, session: str
+) -> None:
+    leave(cancelling, session, "chunks=400;interval=0.02", provider=mock, after=b"word", stream=True)
+    found = record(cancelling, session, 3)
+    assert (found["outcome"], found["status"], found["usage_source"]) == ("client_left", 499, "estimated")
+    assert found["usage"]["input_tokens"] > 0
+    assert 0 < found["usage"]["output_tokens"] < 200
+
+
+def test_what_the_provider_said_before_a_cancelled_end_is_used(cancelling: Web, mock: Provider, session: str) -> None:
+    """Anthropic reports the input at the beginning of a stream: only the output has to be estimated."""
+    leave(
+        cancelling,
+        session,
+        "chunks=400;interval=0.02;tokens=77/400",
+        provider=mock,
+        after=b"word",
+        stream=True,
+        path="/v1/messages",
+    )
+    found = record(cancelling, session, 3)
+    assert (found["outcome"], found["usage_source"]) == ("client_left", "mixed")
+    assert found["usage"]["input_tokens"] == 77
+    assert 0 < found["usage"]["output_tokens"] < 200
+
+
+def test_a_client_that_leaves_after_the_last_byte_is_an_ordinary_one(
+    cancelling: Web, mock: Provider, session: str
+) -> None:
+    leave(cancelling, session, "tokens=50/9", provider=mock, after=b"[DONE]", stream=True)
+    found = record(cancelling, session)
+    assert (found["outcome"], found["usage"]["total_tokens"]) == ("ok", 59)
+
+
+def test_cancelling_ends_the_call_at_the_provider(mock: Provider, byte_server: Any, gateway_server: Any) -> None:
+    left: list[bool] = []
+
+    def script(connection: Connection) -> None:
+        connection.send(SSE_HEAD + chunk("word"))
+        left.append(connection.wait_until_left(5))
+
+    gateway = gateway_server(byte_server(script).url, **{"sessions.on_disconnect": "cancel"})
+    with connect(gateway.url) as sock:
+        sock.sendall(chat_bytes(b'{"model":"m","messages":[],"stream":true}'))
+        got = b""
+        while b"word" not in got:
+            got += sock.recv(65536)
+    until(lambda: left, 3)
+    assert left == [True]
+
+
+@pytest.mark.parametrize(
+    ("stream", "mock_header"), [(True, "chunks=9;interval=60"), (True, "hang=1"), (False, "delay=60")]
+)
+def test_draining_is_bounded(stream: bool, mock_header: str, impatient: Web, mock: Provider, session: str) -> None:
+    started = time.monotonic()
+    leave(impatient, session, mock_header, provider=mock, stream=stream)
+    found = record(impatient, session, 3)
+    assert 0.25 < time.monotonic() - started < 2.5
+    assert (found["outcome"], found["status"]) == ("client_left", 499)
+    assert found["usage_source"] == "estimated"
+    assert found["usage"]["total_tokens"] > 0
+
+
+def test_a_drained_answer_that_breaks_off_is_charged_by_estimate(web: Web, mock: Provider, session: str) -> None:
+    leave(web, session, "chunks=40;interval=0.02;die=10", provider=mock, after=b"word", stream=True)
+    found = record(web, session)
+    assert (found["outcome"], found["usage_source"]) == ("upstream_broken", "estimated")
+    assert found["usage"]["output_tokens"] > 0
+
+
+def test_a_whole_answer_that_stops_while_being_drained(scripted: Scripted, session: str) -> None:
+    body = completion()
+
+    def script(connection: Connection) -> None:
+        connection.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 999\r\n\r\n" + body)
+        connection.wait_until_left()
+
+    web = scripted.play(script)
+    with connect(web.url) as sock:
+        sock.sendall(
+            chat_bytes(
+                b'{"model":"m","messages":[{"role":"user","content":"hi"}]}', b"x-session-id: " + session.encode()
+            )
+        )
+        until(lambda: scripted.upstream.requests)
+    found = record(web, session)
+    assert found["outcome"] == "upstream_broken"
+    assert found["usage"]["input_tokens"] > 0
+
+
+def test_a_client_that_leaves_before_its_body_is_whole_costs_nothing(web: Web, mock: Provider, session: str) -> None:
+    with connect(web.url) as sock:
+        sock.sendall(chat_bytes(b"x" * 1000, b"x-session-id: " + session.encode())[:-500])
+        time.sleep(0.05)
+    assert web.chat(session).header("x-session-cumulative-calls") == "1"
+    assert len(mock.calls) == 1
+
+
+def test_a_client_that_closes_only_its_sending_side_is_answered_or_charged(
+    web: Web, mock: Provider, session: str
+) -> None:
+    import socket
+
+    body = json.dumps({"model": "mock-small", "messages": HI, "stream": True}).encode()
+    with connect(web.url) as sock:
+        sock.sendall(chat_bytes(body, b"x-session-id: " + session.encode(), b"x-mock: chunks=5;tokens=50/9"))
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(65536):
+            pass
+    assert record(web, session)["usage"]["total_tokens"] == 59

@@ -1,0 +1,209 @@
+"""Signals: what is under way ends or is cut and charged; what was acknowledged is kept."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.mock import MockServer, Provider
+from tests.conftest import StartProcess
+from tests.support.gateways import GatewayProcess, until
+from tests.support.web import CHAT, HI, Reply, chat_bytes, connect, parse, read_all
+
+
+class Running:
+    """A call in a thread of its own; `answer` is there once it has ended."""
+
+    def __init__(self, call: Callable[[], Reply]) -> None:
+        self.answers: list[Reply] = []
+        self._thread = threading.Thread(target=lambda: self.answers.append(call()), daemon=True)
+        self._thread.start()
+
+    def end(self, seconds: float = 10) -> Reply:
+        self._thread.join(seconds)
+        assert self.answers, "the call has not ended"
+        return self.answers[0]
+
+
+def raw_stream(gateway: GatewayProcess, session: str, mock: str) -> Reply:
+    body = json.dumps({"model": "mock-small", "messages": HI, "stream": True}).encode()
+    with connect(gateway.url) as sock:
+        sock.sendall(chat_bytes(body, f"x-session-id: {session}".encode(), f"x-mock: {mock}".encode()))
+        return parse(read_all(sock))
+
+
+def kept(gateway: GatewayProcess, session: str) -> tuple[int, int, int]:
+    """(calls, total tokens, estimated tokens) of a session as the database has them."""
+    with sqlite3.connect(gateway.store) as database:
+        query = "SELECT calls, total_tokens, estimated_tokens FROM sessions WHERE id = ?"
+        row = database.execute(query, (session,)).fetchone()
+        [[checked]] = database.execute("PRAGMA integrity_check").fetchall()
+    database.close()
+    assert checked == "ok"
+    return row or (0, 0, 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stream_under_way_ends_within_the_grace(
+    number: signal.Signals, mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+) -> None:
+    gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 10})
+    running = Running(lambda: gateway.web.stream("s", "chunks=20;interval=0.04;tokens=30/20"))
+    until(lambda: mock.calls)
+    gateway.signal(number)
+    time.sleep(0.2)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(gateway.url.rpartition(":")[2]))).close()
+    assert not running.answers
+    answer = running.end()
+    assert answer.clean
+    assert answer.data_lines[-1] == "[DONE]"
+    assert answer.totals == (30, 20, 50)
+    gateway.wait(5)
+    assert kept(gateway, "s") == (1, 50, 0)
+    assert "Traceback" not in gateway.errors.read_text()
+
+
+def test_after_the_grace_a_stream_is_cut_with_an_error_and_charged(
+    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+) -> None:
+    gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 1})
+    running = Running(lambda: raw_stream(gateway, "s", "chunks=1000;interval=0.05"))
+    until(lambda: mock.calls)
+    time.sleep(0.2)
+    started = time.monotonic()
+    gateway.signal(signal.SIGTERM)
+    answer = running.end()
+    gateway.wait(5)
+    assert time.monotonic() - started < 4
+    assert answer.status == 200
+    assert "[DONE]" not in answer.data_lines
+    assert answer.events[-1]["error"]["code"] == "shutting_down"
+    assert not answer.clean
+    calls, total, estimated = kept(gateway, "s")
+    assert calls == 1
+    assert total == estimated > 20
+    assert "Traceback" not in gateway.errors.read_text()
+
+
+def test_after_the_grace_a_call_that_has_not_begun_is_answered_and_charged(
+    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+) -> None:
+    gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 1})
+    running = Running(lambda: gateway.web.chat("s", "delay=60"))
+    until(lambda: mock.calls)
+    gateway.signal(signal.SIGTERM)
+    answer = running.end()
+    assert (answer.status, answer.error["code"]) == (503, "shutting_down")
+    assert answer.header("retry-after")
+    gateway.wait(5)
+    calls, total, estimated = kept(gateway, "s")
+    assert calls == 1
+    assert total == estimated > 0
+
+
+def test_a_left_call_that_is_still_read_is_charged_at_the_end(
+    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+) -> None:
+    gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 1})
+    body = json.dumps({"model": "mock-small", "messages": HI, "stream": True}).encode()
+    with connect(gateway.url) as sock:
+        sock.sendall(chat_bytes(body, b"x-session-id: s", b"x-mock: chunks=1000;interval=0.05"))
+        assert sock.recv(100)
+    time.sleep(0.1)
+    gateway.signal(signal.SIGTERM)
+    gateway.wait(5)
+    calls, total, _ = kept(gateway, "s")
+    assert calls == 1
+    assert total > 0
+
+
+def test_a_second_signal_ends_at_once(mock_server: MockServer, mock: Provider, gateway_process: StartProcess) -> None:
+    gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 30})
+    assert gateway.web.chat("s", "tokens=3/4").status == 200
+    running = Running(lambda: raw_stream(gateway, "s", "chunks=1000;interval=0.05"))
+    until(lambda: len(mock.calls) == 2)
+    gateway.signal(signal.SIGINT)
+    time.sleep(0.2)
+    assert gateway.process.poll() is None
+    gateway.signal(signal.SIGINT)
+    gateway.wait(3)
+    running.end()
+    calls, total, _ = kept(gateway, "s")
+    assert calls >= 1
+    assert total >= 7
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_was_acknowledged_survives_a_kill(
+    stream: bool, mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+) -> None:
+    gateway = gateway_process(mock_server.url)
+    body = json.dumps({"model": "mock-small", "messages": HI, "stream": stream}).encode()
+    request = chat_bytes(body, b"x-session-id: s", b"x-mock: tokens=30/20").replace(b"connection: close\r\n", b"")
+    for number in range(1, 4):
+        gateway.web.chat("s", "tokens=1/1", stream=stream)
+        with connect(gateway.url) as sock:
+            sock.sendall(request)
+            data = b""
+            end = b"data: [DONE]\n\n" if stream else b'"usage"'
+            while end not in data:
+                data += sock.recv(65536)
+            gateway.process.kill()
+        gateway.wait()
+        assert kept(gateway, "s") == (2 * number, 52 * number, 0)
+        gateway = gateway_process(mock_server.url, folder=gateway.folder)
+        assert gateway.web.chat("other").status == 200
+    view = gateway.web.get("/api/sessions/s").json["cumulative_token_usage"]
+    assert view["total_tokens"] == 3 * 52
+
+
+def test_a_signal_makes_the_gateway_read_its_file_again(
+    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+) -> None:
+    gateway = gateway_process(mock_server.url)
+    assert gateway.web.chat(model="fast").json["model"] == "fast"
+    settings: dict[str, Any] = json.loads(gateway.file.read_text())
+    settings["models"] = [{"match": "fast", "provider": "upstream", "name": "mock-small"}]
+    gateway.file.write_text(json.dumps(settings))
+    gateway.signal(signal.SIGHUP)
+    until(lambda: gateway.web.chat(model="fast").json["model"] == "mock-small")
+    gateway.file.write_text("{broken")
+    gateway.signal(signal.SIGHUP)
+    until(lambda: "gateway.yaml" in gateway.errors.read_text(), what="the log says what is wrong")
+    assert gateway.web.chat(model="fast").json["model"] == "mock-small"
+
+
+def test_two_workers_share_one_total(mock_server: MockServer, mock: Provider, gateway_process: StartProcess) -> None:
+    gateway = gateway_process(mock_server.url, **{"server.workers": 2})
+    until(lambda: _answers(gateway), 15, "a worker answers")
+    started = mock.billed().calls
+    running = [
+        Running(
+            lambda: gateway.web.post(
+                CHAT, {"model": "mock-small", "messages": HI}, {"x-session-id": "s", "x-mock": "tokens=2/1"}
+            )
+        )
+        for _ in range(30)
+    ]
+    assert [call.end().status for call in running] == [200] * 30
+    assert mock.billed().calls - started == 30
+    assert gateway.web.get("/api/sessions/s").json["cumulative_token_usage"]["total_tokens"] == 90
+    gateway.signal(signal.SIGTERM)
+    gateway.wait(10)
+    assert kept(gateway, "s") == (30, 90, 0)
+
+
+def _answers(gateway: GatewayProcess) -> bool:
+    try:
+        return gateway.web.get("/readyz").status == 200
+    except (OSError, TimeoutError):
+        return False

@@ -1,0 +1,612 @@
+"""A provider that fails in every way a socket can: what the client sees, and what it costs."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.mock import Provider
+from tests.conftest import Scripted, StartProcess, StartUpstream
+from tests.support.gateways import until
+from tests.support.scripted import DONE, SSE_HEAD, Connection, Script, chunk, completion, usage_chunk
+from tests.support.web import CHAT, HI, Reply, Web, chat_bytes, connect, talk
+
+JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 5000\r\n\r\n"
+CHUNKED_SSE_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def framed(data: bytes) -> bytes:
+    return b"%x\r\n" % len(data) + data + b"\r\n"
+
+
+def nothing_charged(web: Web, session: str) -> None:
+    answer = web.get(f"/api/sessions/{session}")
+    assert answer.status == 404 or answer.json["cumulative_token_usage"]["total_tokens"] == 0
+
+
+def the_call(web: Web, session: str) -> Any:
+    def newest() -> Any:
+        answer = web.get(f"/api/sessions/{session}/calls")
+        return answer.status == 200 and answer.json["calls"]
+
+    [found] = until(newest)
+    return found
+
+
+def refused(answer: Reply, status: int, code: str) -> None:
+    assert answer.status == status
+    assert answer.error["code"] == code
+    assert answer.error["message"]
+    assert answer.header("x-should-retry") == "true"
+    assert answer.header("x-request-id")
+    assert answer.header("x-gateway-upstream-error") is None
+    assert answer.header("x-session-cumulative-total-tokens") == "0"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_provider_that_refuses_the_connection(stream: bool, scripted: Scripted, session: str) -> None:
+    answer = scripted.web.chat(session, model="nobody/m", stream=stream)
+    refused(answer, 502, "upstream_unreachable")
+    assert "connection refused" in answer.error["message"]
+    nothing_charged(scripted.web, session)
+
+
+def _reset(connection: Connection) -> None:
+    connection.reset()
+
+
+def _close(connection: Connection) -> None:
+    del connection
+
+
+def _half_a_head(connection: Connection) -> None:
+    connection.send(b"HTTP/1.1 200 OK\r\ncontent-ty")
+
+
+def _reset_in_the_head(connection: Connection) -> None:
+    connection.send(b"HTTP/1.1 200 OK\r\ncontent-ty")
+    time.sleep(0.02)
+    connection.reset()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("script", [_reset, _close, _half_a_head, _reset_in_the_head])
+def test_a_connection_that_ends_before_the_first_byte_costs_nothing(
+    script: Script, stream: bool, scripted: Scripted, session: str
+) -> None:
+    answer = scripted.play(script).chat(session, stream=stream)
+    assert answer.error["code"] in ("upstream_unreachable", "upstream_protocol_error")
+    refused(answer, 502, answer.error["code"])
+    nothing_charged(scripted.web, session)
+    assert the_call(scripted.web, session)["outcome"] == "upstream_failed"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"garbage\r\n\r\n",
+        b"HTTP/9.9 999 What\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
+        b"HTTP/1.1 abc OK\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello!",
+        b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx-huge: " + b"a" * 200_000 + b"\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"\x00" * 100,
+    ],
+    ids=[
+        "no http",
+        "version",
+        "header",
+        "status",
+        "two lengths",
+        "negative",
+        "length and chunked",
+        "huge",
+        "tls",
+        "zeros",
+    ],
+)
+def test_an_answer_that_is_no_http_is_a_502_and_costs_nothing(data: bytes, scripted: Scripted, session: str) -> None:
+    answer = scripted.play(lambda connection: connection.send(data)).chat(session)
+    assert answer.status == 502
+    refused(answer, 502, answer.error["code"])
+    assert "Traceback" not in answer.body.decode()
+    nothing_charged(scripted.web, session)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_provider_that_never_answers(stream: bool, scripted: Scripted, session: str) -> None:
+    left: list[bool] = []
+    web = scripted.play(lambda connection: left.append(connection.wait_until_left(5)))
+    started = time.monotonic()
+    answer = web.chat(session, stream=stream)
+    assert 0.5 < time.monotonic() - started < 2
+    refused(answer, 504, "upstream_timeout")
+    until(lambda: left)
+    assert left == [True]
+
+
+@pytest.mark.parametrize("end", [_reset, _close])
+def test_a_whole_answer_that_breaks_off(end: Script, scripted: Scripted, session: str) -> None:
+    def script(connection: Connection) -> None:
+        connection.send(JSON_HEAD + completion())
+        time.sleep(0.05)
+        end(connection)
+
+    answer = scripted.play(script).chat(session)
+    assert answer.status == 502
+    assert answer.error["code"] in ("upstream_unreachable", "upstream_protocol_error")
+    # The provider has worked, so it bills; how much, nobody can read any more.
+    found = the_call(scripted.web, session)
+    assert (found["outcome"], found["usage_source"]) == ("upstream_broken", "estimated")
+    assert found["usage"]["input_tokens"] > 0
+    assert found["usage"]["output_tokens"] > 0
+    assert answer.totals == (
+        found["usage"]["input_tokens"],
+        found["usage"]["output_tokens"],
+        found["usage"]["total_tokens"],
+    )
+
+
+def test_a_whole_answer_that_goes_silent(scripted: Scripted, session: str) -> None:
+    def script(connection: Connection) -> None:
+        connection.send(JSON_HEAD + completion())
+        connection.wait_until_left()
+
+    answer = scripted.play(script).chat(session)
+    assert (answer.status, answer.error["code"]) == (504, "upstream_timeout")
+    assert the_call(scripted.web, session)["outcome"] == "upstream_broken"
+
+
+def _die_chunked(connection: Connection) -> None:
+    connection.send(CHUNKED_SSE_HEAD + framed(chunk("one")) + framed(chunk("two")))
+    time.sleep(0.05)
+
+
+def _reset_mid_stream(connection: Connection) -> None:
+    _die_chunked(connection)
+    connection.reset()
+
+
+def _silent_mid_stream(connection: Connection) -> None:
+    _die_chunked(connection)
+    connection.wait_until_left()
+
+
+def _bad_chunk(connection: Connection) -> None:
+    _die_chunked(connection)
+    connection.send(b"not a size\r\n")
+
+
+@pytest.mark.parametrize("script", [_die_chunked, _reset_mid_stream, _silent_mid_stream, _bad_chunk])
+def test_a_stream_that_breaks_off_ends_with_an_error_and_not_cleanly(
+    script: Script, scripted: Scripted, session: str
+) -> None:
+    started = time.monotonic()
+    answer = scripted.play(script).stream(session)
+    assert time.monotonic() - started < 3
+    assert answer.status == 200
+    assert "[DONE]" not in answer.data_lines
+    assert answer.events[-1]["error"]["code"].startswith("upstream_")
+    assert [event["choices"][0]["delta"]["content"] for event in answer.events[:-1]] == ["one", "two"]
+    assert not answer.clean
+    found = the_call(scripted.web, session)
+    assert (found["outcome"], found["usage_source"]) == ("upstream_broken", "estimated")
+    assert found["usage"]["input_tokens"] > 0
+    assert found["usage"]["output_tokens"] > 0
+
+
+def test_the_sdk_raises_where_a_stream_breaks_off(scripted: Scripted, session: str) -> None:
+    scripted.play(_die_chunked)
+    with openai.OpenAI(base_url=scripted.gateway.base_url, api_key="k", max_retries=0, timeout=5) as client:
+        stream = client.chat.completions.create(
+            model="m",
+            messages=[{"role": "user", "content": "hi"}],
+            stream=True,
+            extra_headers={"x-session-id": session},
+        )
+        assert len([next(stream), next(stream)]) == 2
+        with pytest.raises(openai.APIError) as error:
+            next(stream)
+    assert not isinstance(error.value, openai.APITimeoutError)
+
+
+def test_a_stream_that_breaks_off_after_its_usage_is_charged_that_usage(scripted: Scripted, session: str) -> None:
+    def script(connection: Connection) -> None:
+        connection.send(CHUNKED_SSE_HEAD + framed(chunk("one")) + framed(usage_chunk(30, 4)))
+
+    answer = scripted.play(script).stream(session)
+    assert answer.events[-1]["error"]
+    found = the_call(scripted.web, session)
+    assert found["usage_source"] == "provider"
+    assert found["usage"]["total_tokens"] == 34
+
+
+def test_a_stream_without_an_end_mark_that_ends_as_http_does_is_whole(scripted: Scripted, session: str) -> None:
+    def script(connection: Connection) -> None:
+        connection.send(CHUNKED_SSE_HEAD + framed(chunk("one")) + framed(usage_chunk(30, 4)) + b"0\r\n\r\n")
+
+    answer = scripted.play(script).stream(session)
+    assert answer.clean
+    assert answer.totals == (30, 4, 34)
+    assert not any("error" in event for event in answer.events)
+
+
+def test_what_follows_the_end_mark_changes_nothing(scripted: Scripted, session: str) -> None:
+    def script(connection: Connection) -> None:
+        connection.send(SSE_HEAD + chunk("one") + usage_chunk(30, 4) + DONE)
+        connection.send(usage_chunk(1000, 1000) + b"garbage \x00\xff\n\n" + DONE)
+
+    answer = scripted.play(script).stream(session)
+    assert answer.clean
+    assert answer.totals == (30, 4, 34)
+    assert scripted.web.get(f"/api/sessions/{session}").json["calls"] == 1
+
+
+def test_a_provider_that_keeps_the_stream_open_after_the_end_mark_keeps_nobody_waiting(
+    scripted: Scripted, session: str
+) -> None:
+    def script(connection: Connection) -> None:
+        connection.send(CHUNKED_SSE_HEAD + framed(chunk("one")) + framed(usage_chunk()) + framed(DONE))
+        connection.wait_until_left()
+
+    answer = scripted.play(script).stream(session)
+    assert answer.clean
+    assert answer.totals == (10, 5, 15)
+
+
+@pytest.mark.parametrize(
+    "line", [b"data: {broken\n\n", b"data: [1,2]\n\n", b"data: \xff\xfe\n\n", b"nonsense\n\n", b"data\n\n"]
+)
+def test_a_malformed_event_is_passed_on_and_the_rest_metered(line: bytes, scripted: Scripted, session: str) -> None:
+    def script(connection: Connection) -> None:
+        connection.send(SSE_HEAD + chunk("one") + line + chunk("two") + usage_chunk(30, 4) + DONE)
+
+    answer = scripted.play(script).stream(session)
+    assert answer.clean
+    assert chunk("one") + line + chunk("two") in answer.body
+    assert b": x-session-cumulative-token-usage: " in answer.body
+    view = scripted.web.get(f"/api/sessions/{session}").json
+    assert view["cumulative_token_usage"]["total_tokens"] == 34
+
+
+def test_the_built_in_providers_malformed_stream(web: Web, mock: Provider, session: str) -> None:
+    answer = web.stream(session, "malformed=1;chunks=6;tokens=20/6")
+    assert answer.data_lines[-1] == "[DONE]"
+    assert answer.totals == (20, 6, 26)
+
+
+def test_a_whole_answer_that_is_no_json_is_passed_on_and_estimated(web: Web, mock: Provider, session: str) -> None:
+    answer = web.chat(session, "malformed=1")
+    assert answer.status == 200
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(answer.body)
+    assert answer.header("x-session-usage-source") == "estimated"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 408, 409, 422, 429, 500, 503, 529])
+def test_an_error_of_the_provider_passes_untouched_and_costs_nothing(
+    status: int, stream: bool, web: Web, mock: Provider, session: str
+) -> None:
+    answer = web.chat(session, f"status={status};retry_after=7", stream=stream)
+    assert answer.status == status
+    assert answer.error["message"] == f"A status {status} was asked for."
+    assert answer.header("retry-after") == "7"
+    assert answer.header("x-gateway-upstream-error") == "true"
+    assert answer.header("x-session-cumulative-total-tokens") == "0"
+    assert answer.header("x-session-cumulative-calls") == "0"
+    nothing_charged(web, session)
+    found = the_call(web, session)
+    assert (found["outcome"], found["status"], found["usage"]) == ("provider_error", status, None)
+    assert len(mock.calls) == 1
+
+
+def test_an_html_page_of_the_provider_passes(web: Web, session: str) -> None:
+    answer = web.chat(session, "html=1")
+    assert (answer.status, answer.header("content-type")) == (502, "text/html; charset=utf-8")
+    assert answer.body.startswith(b"<html>")
+    assert answer.header("x-gateway-upstream-error") == "true"
+
+
+def test_usage_in_an_error_is_not_charged(scripted: Scripted, session: str) -> None:
+    web = scripted.play(lambda connection: connection.whole(completion(), status=b"500 Oops"))
+    assert web.chat(session).totals == (0, 0, 0)
+
+
+def test_an_error_inside_a_stream_passes_and_what_came_before_is_charged(scripted: Scripted, session: str) -> None:
+    error = b'data: {"error":{"message":"overloaded","type":"server_error"}}\n\n'
+
+    def script(connection: Connection) -> None:
+        connection.send(SSE_HEAD + chunk("one two three") + error)
+
+    answer = scripted.play(script).stream(session)
+    assert error in answer.body
+    found = the_call(scripted.web, session)
+    assert found["outcome"] == "provider_error"
+    assert found["usage_source"] == "estimated"
+    assert found["usage"]["output_tokens"] > 0
+
+
+@pytest.mark.parametrize("status", [b"301 Moved", b"302 Found", b"307 Temporary Redirect", b"308 Permanent"])
+def test_a_redirect_is_passed_on_and_not_followed(status: bytes, scripted: Scripted, session: str) -> None:
+    elsewhere = b"location: " + scripted.upstream.url.encode() + b"/v1/elsewhere"
+    answer = scripted.play(lambda connection: connection.whole(b"{}", elsewhere, status=status)).chat(session)
+    assert answer.status == int(status[:3])
+    assert answer.header("location") == elsewhere.decode().partition(" ")[2]
+    time.sleep(0.05)
+    assert [request.path for request in scripted.upstream.requests] == [CHAT]
+    nothing_charged(scripted.web, session)
+
+
+def test_cookies_are_neither_handed_on_nor_kept(web: Web, mock: Provider, session: str) -> None:
+    first = web.chat(session, "cookie=1", stream=False)
+    assert first.status == 200
+    assert first.header("set-cookie") is None
+    streamed = web.stream(session, "cookie=1")
+    assert streamed.header("set-cookie") is None
+    for _ in range(3):
+        web.chat(session)
+    assert all(call.header("cookie") is None for call in mock.calls)
+    # Nor do the clients' own travel.
+    web.post(CHAT, {"model": "m", "messages": HI}, {"cookie": "secret=1"})
+    assert mock.calls[-1].header("cookie") is None
+
+
+def test_hop_by_hop_headers_do_not_travel_to_the_provider(scripted: Scripted) -> None:
+    hop = [
+        b"keep-alive: timeout=5",
+        b"proxy-authorization: Basic c2VjcmV0",
+        b"proxy-connection: keep-alive",
+        b"te: trailers",
+        b"trailer: x-checksum",
+        b"x-hop: 1",
+        b"x-other-hop: 1",
+        b"x-kept: 1",
+        b"origin: http://gateway",
+        b"referer: http://gateway/page",
+        b"cookie: a=b",
+        b"x-forwarded-for: 10.0.0.1",
+        b"x-session-id: hop",
+        b"openai-organization: org-1",
+        b"accept-encoding: gzip, br",
+    ]
+    request = chat_bytes(b'{"model":"m","messages":[]}', *hop)
+    request = request.replace(b"connection: close", b"connection: close, X-Hop, x-other-hop")
+    assert talk(scripted.web.url, request).status == 200
+    [received] = scripted.upstream.requests
+    names = {name for name, _ in received.headers}
+    assert not names & {
+        "keep-alive", "proxy-authorization", "proxy-connection", "te", "trailer", "x-hop", "x-other-hop",
+        "origin", "referer", "cookie", "x-forwarded-for", "x-session-id",
+    }  # fmt: skip
+    assert received.header("x-kept") == "1"
+    assert received.header("openai-organization") == "org-1"
+    assert received.header("accept-encoding") == "identity"
+    assert received.header("host") == scripted.upstream.url.removeprefix("http://")
+    assert "gateway" not in (received.header("connection") or "")
+
+
+def test_every_connection_header_names_hop_by_hop_headers(scripted: Scripted) -> None:
+    request = chat_bytes(b'{"model":"m","messages":[]}', b"connection: x-second-hop", b"x-second-hop: 1")
+    assert talk(scripted.web.url, request).status == 200
+    assert scripted.upstream.requests[0].header("x-second-hop") is None
+
+
+def test_hop_by_hop_headers_do_not_travel_to_the_client(scripted: Scripted, session: str) -> None:
+    web = scripted.play(
+        lambda connection: connection.whole(
+            completion(),
+            b"Keep-Alive: timeout=99",
+            b"X-Hop: 1",
+            b"Connection: X-Hop",
+            b"Proxy-Authenticate: Basic",
+            b"Trailer: x-late",
+            b"Upgrade: h2c",
+            b"Alt-Svc: h3",
+            b"Set-Cookie: a=b",
+            b"Set-Cookie: c=d",
+            b"X-Kept: 1",
+            b"X-Request-Id: theirs",
+            b"x-session-cumulative-total-tokens: 999999",
+            b"x-session-id: somebody-elses",
+        )
+    )
+    answer = web.chat(session)
+    names = [name for name, _ in answer.headers]
+    assert not set(names) & {"keep-alive", "x-hop", "proxy-authenticate", "trailer", "upgrade", "alt-svc", "set-cookie"}
+    assert answer.header("x-kept") == "1"
+    assert answer.header("x-upstream-request-id") == "theirs"
+    assert answer.header("x-request-id") != "theirs"
+    # A provider cannot speak in our name.
+    assert [value for name, value in answer.headers if name == "x-session-cumulative-total-tokens"] == ["15"]
+    assert [value for name, value in answer.headers if name == "x-session-id"] == [session]
+
+
+@pytest.mark.parametrize("value", [b"a\x01b", b"a\x7fb", b"caf\xe9"])
+def test_odd_bytes_in_a_header_of_the_provider_break_nothing(value: bytes, scripted: Scripted, session: str) -> None:
+    web = scripted.play(lambda connection: connection.whole(completion(), b"x-odd: " + value))
+    answer = web.chat(session)
+    assert answer.status in (200, 502)
+    assert "\r" not in (answer.header("x-odd") or "")
+
+
+@pytest.mark.parametrize("accepted", [None, "identity", "gzip"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_gzip_that_nobody_asked_for_is_unpacked(
+    stream: bool, accepted: str | None, web: Web, mock: Provider, session: str
+) -> None:
+    headers = {"x-mock": "gzip=1;tokens=20/6", "x-session-id": session}
+    if accepted is not None:
+        headers["accept-encoding"] = accepted
+    body = {"model": "m", "messages": HI, "stream": stream}
+    answer = web.post(CHAT, body, headers)
+    assert mock.calls[0].header("accept-encoding") == "identity"
+    assert answer.status == 200
+    assert answer.header("content-encoding") is None
+    assert answer.totals == (20, 6, 26)
+    assert (answer.data_lines[-1] == "[DONE]") if stream else answer.json["choices"]
+
+
+def test_gzip_without_accept_encoding_at_all(web: Web, mock: Provider) -> None:
+    answer = talk(web.url, chat_bytes(b'{"model":"m","messages":[]}', b"x-mock: gzip=1"))
+    assert answer.header("content-encoding") is None
+    assert answer.json["object"] == "chat.completion"
+
+
+def test_an_error_that_came_packed_can_be_read_by_the_client(scripted: Scripted, session: str) -> None:
+    """A client that sent no accept-encoding is not handed gzip, whatever the status."""
+    packed = gzip.compress(b'{"error":{"message":"no","type":"x","param":null,"code":"y"}}')
+    web = scripted.play(lambda connection: connection.whole(packed, b"content-encoding: gzip", status=b"400 Bad"))
+    answer = talk(web.url, chat_bytes(b'{"model":"m","messages":[]}'))
+    assert answer.status == 400
+    assert answer.header("content-encoding") is None
+    assert answer.error["code"] == "y"
+
+
+def test_a_packed_file_reaches_a_client_that_did_not_ask_unpacked(scripted: Scripted) -> None:
+    data = b"some file content " * 100
+    web = scripted.play(
+        lambda connection: connection.whole(
+            gzip.compress(data), b"content-encoding: gzip", b"content-type: application/octet-stream"
+        )
+    )
+    answer = web.get("/v1/files/file-1/content")
+    assert answer.header("content-encoding") is None
+    assert answer.body == data
+
+
+def test_gzip_that_is_none(scripted: Scripted, session: str) -> None:
+    web = scripted.play(lambda connection: connection.whole(b"\x1f\x8bgarbage", b"content-encoding: gzip"))
+    answer = web.chat(session)
+    assert answer.status == 502
+    assert answer.error["code"] == "upstream_protocol_error"
+
+
+def test_gzip_that_breaks_off_inside_a_whole_answer(scripted: Scripted, session: str) -> None:
+    packed = gzip.compress(completion())
+    web = scripted.play(lambda connection: connection.whole(packed[: len(packed) // 2], b"content-encoding: gzip"))
+    answer = web.chat(session)
+    # Half an answer is not passed on as if it were whole.
+    assert answer.status == 502
+    assert answer.error["code"] == "upstream_protocol_error"
+
+
+def drained(web: Web, body: bytes) -> int:
+    """Bytes of an answer that is read and forgotten."""
+    with connect(web.url) as sock:
+        sock.sendall(chat_bytes(body))
+        size = 0
+        with contextlib.suppress(ConnectionError):
+            while piece := sock.recv(1 << 20):
+                size += len(piece)
+    return size
+
+
+def bomb(size: int) -> bytes:
+    """Gzip of `size` bytes "x" without an end of line."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    block = b"x" * (1 << 20)
+    return b"".join([packer.compress(block) for _ in range(size >> 20)]) + packer.flush()
+
+
+def sse(body: bytes) -> Callable[[Connection], None]:
+    head = SSE_HEAD.replace(b"\r\n\r\n", b"\r\ncontent-encoding: gzip\r\n\r\n")
+    return lambda connection: connection.send(head + body)
+
+
+def test_memory_stays_bounded_whatever_the_provider_sends(
+    gateway_process: StartProcess, byte_server: StartUpstream
+) -> None:
+    upstream = byte_server(lambda connection: connection.whole(completion()))
+    gateway = gateway_process(upstream.url, **{"sessions.drain_s": 1})
+    for _ in range(3):
+        assert gateway.web.chat("warm").status == 200
+    before = gateway.rss
+    peak = 0
+    stop = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not stop.wait(0.01):
+            peak = max(peak, gateway.rss)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        packed = bomb(160 << 20)
+        body = b'{"model":"m","messages":[],"stream":true}'
+        # A gzip bomb as a stream of events, none of which ends.
+        upstream.script = sse(packed)
+        assert drained(gateway.web, body) >= 160 << 20
+        in_bomb = peak - before
+
+        # An endless line.
+        def endless(connection: Connection) -> None:
+            connection.send(SSE_HEAD + b"data: ")
+            block = b"x" * (1 << 20)
+            for _ in range(100):
+                connection.send(block)
+
+        upstream.script = endless
+        assert drained(gateway.web, body) >= 100 << 20
+        # A reader that does not read: the provider has to wait.
+        sent: list[Connection] = []
+
+        def firehose(connection: Connection) -> None:
+            sent.append(connection)
+            connection.send(SSE_HEAD)
+            event = chunk("y" * 10_000)
+            while not connection.stopping.is_set():
+                connection.send(event)
+
+        upstream.script = firehose
+        stalled = [connect(gateway.url) for _ in range(8)]
+        for sock in stalled:
+            sock.sendall(chat_bytes(body))
+        until(lambda: len(sent) == 8)
+        time.sleep(0.7)
+        at_rest = [connection.sent for connection in sent]
+        time.sleep(0.3)
+        assert [connection.sent for connection in sent] == at_rest, "the provider is read although nobody reads us"
+        assert max(at_rest) < 16 << 20
+        for sock in stalled:
+            sock.close()
+        # A gzip bomb as a whole answer.
+        upstream.script = lambda connection: connection.whole(packed, b"content-encoding: gzip")
+        drained(gateway.web, b'{"model":"m","messages":[]}')
+    finally:
+        stop.set()
+        watcher.join()
+    assert in_bomb < 100 << 20
+    assert peak - before < 300 << 20
+    assert gateway.web.chat("warm").status == 200 or upstream.requests
+    upstream.script = lambda connection: connection.whole(completion())
+    assert gateway.web.chat("warm").status == 200
+
+
+def test_a_dead_idle_connection_is_not_the_callers_trouble(mock: Provider, gateway_server: Any) -> None:
+    """A provider that was restarted has closed the pooled connections; the next call opens a new one."""
+    from gateway.mock import MockServer
+
+    first = MockServer(mock).start()
+    port = int(first.url.rpartition(":")[2])
+    gateway = gateway_server(first.url)
+    assert gateway.web.chat("s").status == 200
+    first.stop()
+    with MockServer(mock, port=port):
+        time.sleep(0.05)
+        assert gateway.web.chat("s").status == 200
+    assert mock.billed().calls == 2
+    assert gateway.web.get("/api/sessions/s").json["calls"] == 2

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import config
+from gateway.server.app import GatewayApp
+from gateway.wiring import build_app
+from tests.conftest import StartGateway
+from tests.support.gateways import write_config
+from tests.support.web import Web
+
+
+class Lifespan:
+    """Drives an application's lifespan by hand."""
+
+    def __init__(self, app: GatewayApp) -> None:
+        self._to_app: asyncio.Queue[Any] = asyncio.Queue()
+        self._from_app: asyncio.Queue[Any] = asyncio.Queue()
+        self._task = asyncio.create_task(app({"type": "lifespan"}, self._to_app.get, self._from_app.put))
+
+    async def say(self, message: str) -> Any:
+        await self._to_app.put({"type": f"lifespan.{message}"})
+        async with asyncio.timeout(5):
+            return await self._from_app.get()
+
+    async def ended(self) -> None:
+        async with asyncio.timeout(5):
+            await self._task
+
+
+async def ask(app: GatewayApp, path: str, kind: str = "http") -> list[Any]:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    scope = {
+        "type": kind, "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"",
+        "headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 1), "http_version": "1.1", "scheme": "http",
+        "server": ("127.0.0.1", 80), "root_path": "",
+    }  # fmt: skip
+    await app(scope, receive, send)
+    return sent
+
+
+def app_of(file: Path) -> GatewayApp:
+    return build_app(lambda: config.load(file, environment={}))
+
+
+async def test_it_serves_between_start_and_stop_only(tmp_path: Path) -> None:
+    app = app_of(write_config(tmp_path, "http://127.0.0.1:1", {}))
+    for path in ("/healthz", "/v1/models", "/api/sessions"):
+        [start, _] = await ask(app, path)
+        assert start["status"] == 503
+        assert (b"x-should-retry", b"true") in start["headers"]
+        assert any(name == b"retry-after" for name, _ in start["headers"])
+    lifespan = Lifespan(app)
+    assert (await lifespan.say("startup"))["type"] == "lifespan.startup.complete"
+    assert (await ask(app, "/healthz"))[0]["status"] == 200
+    assert (await ask(app, "/readyz"))[0]["status"] == 200
+    assert (await lifespan.say("shutdown"))["type"] == "lifespan.shutdown.complete"
+    await lifespan.ended()
+    assert (await ask(app, "/healthz"))[0]["status"] == 503
+
+
+async def test_a_wrong_configuration_stops_the_start_and_says_why(tmp_path: Path) -> None:
+    lifespan = Lifespan(app_of(write_config(tmp_path, "http://127.0.0.1:1", {"server.prt": 1})))
+    answer = await lifespan.say("startup")
+    assert answer["type"] == "lifespan.startup.failed"
+    assert "server.prt" in answer["message"]
+    await lifespan.ended()
+
+
+@pytest.mark.parametrize("content", [b"no database, but something else entirely" * 100, None])
+async def test_a_store_that_cannot_be_opened_stops_the_start_and_says_why(
+    content: bytes | None, tmp_path: Path
+) -> None:
+    file = write_config(tmp_path, "http://127.0.0.1:1", {})
+    if content is None:
+        (tmp_path / "gateway.db").mkdir()
+    else:
+        (tmp_path / "gateway.db").write_bytes(content)
+    lifespan = Lifespan(app_of(file))
+    answer = await lifespan.say("startup")
+    assert answer["type"] == "lifespan.startup.failed"
+    assert "store.url" in answer["message"]
+    await lifespan.ended()
+
+
+async def test_a_database_of_a_newer_version_is_not_touched(tmp_path: Path) -> None:
+    file = write_config(tmp_path, "http://127.0.0.1:1", {})
+    with sqlite3.connect(tmp_path / "gateway.db") as database:
+        database.execute("PRAGMA user_version=99")
+    database.close()
+    answer = await Lifespan(app_of(file)).say("startup")
+    assert answer["type"] == "lifespan.startup.failed"
+    assert "99" in answer["message"]
+
+
+async def test_a_websocket_is_closed(tmp_path: Path) -> None:
+    app = app_of(write_config(tmp_path, "http://127.0.0.1:1", {}))
+    assert (await ask(app, "/v1/realtime", kind="websocket"))[0]["type"] == "websocket.close"
+
+
+async def test_every_problem_of_a_configuration_is_told_at_once(tmp_path: Path) -> None:
+    flags = {"server.prt": 1, "sessions.ttl": "soon"}
+    answer = await Lifespan(app_of(write_config(tmp_path, "http://127.0.0.1:1", flags))).say("startup")
+    assert "server.prt" in answer["message"]
+    assert "sessions.ttl" in answer["message"]
+
+
+def test_readiness_is_honest_about_the_store(gateway_server: StartGateway) -> None:
+    gateway = gateway_server("http://127.0.0.1:1", **{"store.timeout_ms": 50})
+    assert gateway.web.get("/readyz").status == 200
+    lock = sqlite3.connect(gateway.store, isolation_level=None)
+    try:
+        lock.execute("BEGIN EXCLUSIVE")
+        started = time.monotonic()
+        answer = Web(gateway.url, timeout=10).get("/readyz")
+        assert (answer.status, answer.json["status"]) == (503, "not ready")
+        assert time.monotonic() - started < 1, "store.timeout_ms is 50"
+        assert gateway.web.get("/healthz").status == 200
+    finally:
+        lock.execute("ROLLBACK")
+        lock.close()
+    assert gateway.web.get("/readyz").status == 200

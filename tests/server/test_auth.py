@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.core.errors import Forbidden, Unauthenticated
+from gateway.pipeline import Caller
+from gateway.server.auth import Access, Authenticator, KeyRule, digest
+
+ALICE, BOB, ADMIN = "alice-key-0123456789", "bob-key-0123456789abc", "admin-key-0123456789"
+KEYS = [KeyRule("alice", digest(ALICE)), KeyRule("bob", digest(BOB), ("gpt-*",))]
+LOCAL, REMOTE = "127.0.0.1", "203.0.113.9"
+HOST = (b"host", b"localhost:8484")
+
+
+def bearer(key: str) -> tuple[bytes, bytes]:
+    return b"authorization", b"Bearer " + key.encode()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        bearer(ALICE),
+        (b"authorization", b"bearer   " + ALICE.encode() + b"  "),
+        (b"authorization", ALICE.encode()),
+        (b"x-api-key", ALICE.encode()),
+        (b"api-key", ALICE.encode()),
+    ],
+)
+def test_a_client_key_is_found_in_each_header_sdks_use(header: tuple[bytes, bytes]) -> None:
+    assert Authenticator(KEYS, None).caller([header], REMOTE) == Caller("alice", (), frozenset({header[0]}))
+
+
+def test_the_first_known_key_counts() -> None:
+    headers = [bearer("somebody-elses-credential"), (b"x-api-key", BOB.encode())]
+    assert Authenticator(KEYS, None).caller(headers, REMOTE) == Caller("bob", ("gpt-*",), frozenset({b"x-api-key"}))
+
+
+def test_every_header_that_holds_one_of_our_keys_is_named() -> None:
+    headers = [bearer(ALICE), (b"x-api-key", BOB.encode()), (b"api-key", ADMIN.encode())]
+    caller = Authenticator(KEYS, ADMIN).caller(headers, REMOTE)
+    assert caller.key_headers == {b"authorization", b"x-api-key", b"api-key"}
+
+
+@pytest.mark.parametrize("headers", [[], [bearer("x")], [bearer("")], [(b"cookie", ALICE.encode())], [bearer(ADMIN)]])
+@pytest.mark.parametrize("peer", [LOCAL, REMOTE, None])
+def test_without_a_known_key_nobody_calls(headers: list[tuple[bytes, bytes]], peer: str | None) -> None:
+    with pytest.raises(Unauthenticated) as error:
+        Authenticator(KEYS, ADMIN).caller(headers, peer)
+    assert ALICE not in error.value.message
+
+
+def test_without_keys_callers_of_this_machine_share_a_namespace_and_others_do_not() -> None:
+    auth = Authenticator([], None)
+    for peer in (LOCAL, "::1", "127.3.2.1", "::ffff:127.0.0.1"):
+        assert auth.caller([bearer("any")], peer).namespace == "default"
+    one, two = (auth.caller([bearer(key)], REMOTE).namespace for key in ("one", "two"))
+    assert one != two
+    assert one == auth.caller([(b"x-api-key", b"one")], REMOTE).namespace
+    assert "one" not in one
+    assert {"default", one, two}.isdisjoint({auth.caller([], REMOTE).namespace})
+    assert auth.caller([], None).namespace == auth.caller([], "no address").namespace == "anonymous"
+
+
+def test_without_keys_the_admin_key_is_not_forwarded() -> None:
+    auth = Authenticator([], ADMIN)
+    assert auth.caller([bearer("callers")], LOCAL).key_headers == frozenset()
+    assert auth.caller([bearer(ADMIN)], LOCAL).key_headers == {b"authorization"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "admin", "headers", "peer", "access"),
+    [
+        ([], None, [HOST], LOCAL, Access(None, admin=True)),
+        ([], None, [HOST], "::1", Access(None, admin=True)),
+        ([], None, [HOST, (b"x-forwarded-for", b"127.0.0.1")], LOCAL, Access("default", admin=False)),
+        ([], None, [(b"host", b"evil.example")], LOCAL, Access("default", admin=False)),
+        ([], ADMIN, [HOST], LOCAL, Access("default", admin=False)),
+        ([], ADMIN, [HOST, bearer(ADMIN)], REMOTE, Access(None, admin=True)),
+        (KEYS, None, [HOST], LOCAL, Access(None, admin=True)),
+        (KEYS, None, [HOST, bearer(BOB)], REMOTE, Access("bob", admin=False)),
+        (KEYS, ADMIN, [HOST, bearer(ALICE)], LOCAL, Access("alice", admin=False)),
+        (KEYS, ADMIN, [HOST, bearer(ADMIN)], REMOTE, Access(None, admin=True)),
+        (KEYS, ADMIN, [HOST, (b"x-api-key", ADMIN.encode())], REMOTE, Access(None, admin=True)),
+    ],
+)
+def test_what_a_caller_of_the_api_may(
+    keys: list[KeyRule], admin: str | None, headers: list[tuple[bytes, bytes]], peer: str, access: Access
+) -> None:
+    assert Authenticator(keys, admin).api(headers, peer) == access
+
+
+@pytest.mark.parametrize(
+    ("keys", "admin", "headers", "peer"),
+    [
+        ([], None, [HOST], REMOTE),
+        ([], None, [HOST], None),
+        ([], ADMIN, [HOST], REMOTE),
+        (KEYS, None, [HOST], REMOTE),
+        (KEYS, ADMIN, [HOST], LOCAL),
+        (KEYS, ADMIN, [HOST, bearer(ADMIN + "x")], LOCAL),
+        (KEYS, None, [HOST, (b"via", b"1.1 proxy")], LOCAL),
+    ],
+)
+def test_who_may_see_nothing(
+    keys: list[KeyRule], admin: str | None, headers: list[tuple[bytes, bytes]], peer: str | None
+) -> None:
+    with pytest.raises(Unauthenticated):
+        Authenticator(keys, admin).api(headers, peer)
+
+
+def test_a_stranger_sees_the_sessions_of_the_credential_it_brings() -> None:
+    auth = Authenticator([], None)
+    headers = [HOST, bearer("mine")]
+    assert auth.api(headers, REMOTE) == Access(auth.caller(headers, REMOTE).namespace, admin=False)
+
+
+@pytest.mark.parametrize(
+    "origin", [b"http://evil.example", b"null", b"http://localhost:1", b"localhost:8484", b"file://"]
+)
+def test_a_page_of_another_origin_is_refused(origin: bytes) -> None:
+    auth = Authenticator([], None)
+    for ask in (auth.caller, auth.api):
+        with pytest.raises(Forbidden):
+            ask([HOST, (b"origin", origin)], LOCAL)
+
+
+def test_a_page_of_our_own_origin_is_not() -> None:
+    auth = Authenticator([], None)
+    assert auth.api([HOST, (b"origin", b"http://LOCALHOST:8484")], LOCAL).admin
+    assert auth.caller([HOST, (b"origin", b"http://localhost:8484")], LOCAL).namespace == "default"
+
+
+def test_keys_of_any_bytes_have_a_digest() -> None:
+    assert digest("schlüssel") != digest("schlussel")
+    assert len(digest("\udcff")) == 32
+
+
+def test_a_key_outside_ascii_is_found() -> None:
+    auth = Authenticator([KeyRule("alice", digest("schlüssel-0123456789"))], None)
+    assert auth.caller([(b"x-api-key", "schlüssel-0123456789".encode())], REMOTE).namespace == "alice"

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+import zlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from gateway.core.errors import InvalidRequest, PayloadTooLarge, RequestTimeout
+from gateway.server.body import Disconnected, read_body
+
+LIMIT = 1000
+
+
+def receiving(*pieces: bytes, then: str | None = None) -> Callable[[], Awaitable[Any]]:
+    """A `receive` that gives these pieces; after them it ends the body, or disconnects, or waits for ever."""
+    messages: list[dict[str, object]] = [
+        {"type": "http.request", "body": piece, "more_body": then is not None or index < len(pieces) - 1}
+        for index, piece in enumerate(pieces)
+    ]
+    if then == "disconnect":
+        messages.append({"type": "http.disconnect"})
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop(0)
+        await asyncio.sleep(60)
+        return None
+
+    return receive
+
+
+async def read(
+    *pieces: bytes, headers: tuple[tuple[bytes, bytes], ...] = (), then: str | None = None, silence: float = 1
+) -> tuple[bytes, bool]:
+    return await read_body(receiving(*pieces, then=then), list(headers), LIMIT, silence)
+
+
+async def test_a_body_in_pieces_is_put_together() -> None:
+    assert await read(b"a", b"", b"bc") == (b"abc", False)
+    assert await read(b"") == (b"", False)
+
+
+@pytest.mark.parametrize("pieces", [(b"x" * 1001,), (b"x" * 600, b"x" * 401), (b"x" * 600, b"x" * 600, b"x")])
+async def test_a_body_over_the_limit_is_refused(pieces: tuple[bytes, ...]) -> None:
+    with pytest.raises(PayloadTooLarge) as error:
+        await read(*pieces)
+    assert "max_body_mb" in error.value.message
+
+
+async def test_a_body_of_exactly_the_limit_is_taken() -> None:
+    assert (await read(b"x" * 600, b"x" * 400))[0] == b"x" * 1000
+
+
+async def test_an_announced_size_over_the_limit_is_refused_even_if_less_comes() -> None:
+    with pytest.raises(PayloadTooLarge):
+        await read(b"x", headers=((b"content-length", b"1001"),))
+
+
+async def test_silence_is_bounded_and_not_the_whole_time() -> None:
+    started = time.monotonic()
+    with pytest.raises(RequestTimeout) as error:
+        await read(b"x", then="silence", silence=0.05)
+    assert time.monotonic() - started < 1
+    assert error.value.status == 400
+
+
+async def test_a_client_that_leaves_is_noticed() -> None:
+    with pytest.raises(Disconnected):
+        await read(b"x", then="disconnect")
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"x-gzip", b" GZIP "])
+async def test_gzip_is_unpacked(encoding: bytes) -> None:
+    packed = gzip.compress(b"hello")
+    assert await read(packed[:5], packed[5:], headers=((b"content-encoding", encoding),)) == (b"hello", True)
+
+
+async def test_both_kinds_of_deflate_are_unpacked() -> None:
+    raw = zlib.compressobj(wbits=-15)
+    for packed in (zlib.compress(b"hello"), raw.compress(b"hello") + raw.flush()):
+        assert await read(packed, headers=((b"content-encoding", b"deflate"),)) == (b"hello", True)
+
+
+async def test_identity_is_left_alone() -> None:
+    assert await read(b"hello", headers=((b"content-encoding", b"identity"),)) == (b"hello", False)
+
+
+async def test_what_unpacks_to_more_than_the_limit_is_refused() -> None:
+    with pytest.raises(PayloadTooLarge):
+        await read(gzip.compress(b"x" * 1001), headers=((b"content-encoding", b"gzip"),))
+    assert await read(gzip.compress(b"x" * 1000), headers=((b"content-encoding", b"gzip"),)) == (b"x" * 1000, True)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"), [(b"br", b"x"), (b"gzip", b"x"), (b"gzip", gzip.compress(b"hello")[:-1]), (b"\xff", b"x")]
+)
+async def test_what_cannot_be_unpacked_is_refused(encoding: bytes, body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        await read(body, headers=((b"content-encoding", encoding),))

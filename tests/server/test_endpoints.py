@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.core.errors import InvalidRequest, NotFound
+from gateway.server.endpoints import split_path
+
+
+@pytest.mark.parametrize(
+    ("path", "session", "rest"),
+    [
+        ("/v1/chat/completions", None, "chat/completions"),
+        ("/v1/v1/chat/completions", None, "chat/completions"),
+        ("/chat/completions", None, "chat/completions"),
+        ("/messages", None, "messages"),
+        ("/messages/count_tokens", None, "messages/count_tokens"),
+        ("/models/org%2Fname", None, "models/org%2Fname"),
+        ("/s/a/v1/chat/completions", "a", "chat/completions"),
+        ("/s/a/chat/completions", "a", "chat/completions"),
+        ("/s/a%3Ab/v1/models", "a:b", "models"),
+        ("/s/a%2Fb/v1/models", "a/b", "models"),
+        ("/s//v1/models", "", "models"),
+        ("/v1/anything/at/all", None, "anything/at/all"),
+        ("/v1/files/..a/b..", None, "files/..a/b.."),
+        ("/v1/files/...", None, "files/..."),
+        ("/v1/s/a/v1/models", None, "s/a/v1/models"),
+    ],
+)
+def test_a_path_is_split(path: str, session: str | None, rest: str) -> None:
+    assert split_path(path.encode()) == (session, rest)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "",
+        "/v1",
+        "/v1/",
+        "/v1/v1/",
+        "/s",
+        "/s/",
+        "/s/a",
+        "/s/a/",
+        "/s/a/b",
+        "/x",
+        "/V1/models",
+        "/chat",
+        "/modelsx",
+        "/s/a/s/b/v1/models",
+        "*",
+    ],
+)
+def test_a_path_under_which_there_is_nothing(path: str) -> None:
+    with pytest.raises(NotFound):
+        split_path(path.encode())
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/..",
+        "/v1/.",
+        "/v1/../x",
+        "/v1/a/../../x",
+        "/v1/%2e%2e/x",
+        "/v1/%2E./x",
+        "/v1/a%2f..%2fb",
+        "/v1/..%2fb",
+        "/v1/a\\b",
+        "/v1/a%5cb",
+        "/v1/a b",
+        "/v1/a%20b",
+        "/v1/a%0ab",
+        "/v1/a%00",
+        "/v1/a%7f",
+        "/models/..",
+        "/s/a/v1/../../api/sessions",
+    ],
+)
+def test_a_path_that_leaves_its_folder_or_holds_control_characters(path: str) -> None:
+    with pytest.raises(InvalidRequest):
+        split_path(path.encode())
+
+
+@pytest.mark.parametrize("path", ["/v1/a%2f..", "/v1/a%2f%2e%2e", "/v1/a%2f.%2fb", "/v1//x", "/v1/a//b"])
+def test_a_path_that_may_leave_its_folder_at_the_provider(path: str) -> None:
+    """What a server that decodes before it resolves would take for another folder."""
+    try:
+        _, rest = split_path(path.encode())
+    except (InvalidRequest, NotFound):
+        return
+    assert ".." not in rest.replace("%2e", ".").replace("%2f", "/").split("/")

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+
+import pytest
+
+from gateway.core.errors import InvalidRequest, StoreUnavailable
+from gateway.core.ports import SessionKey
+from gateway.core.usage import Charge, Totals, Usage
+from gateway.pipeline import Reply
+from gateway.server import headers
+
+USAGE = Usage(7951, 212, 8163, 100)
+CHARGE = Charge(USAGE, "provider", Decimal("0.0012345678"))
+TOTALS = Totals().add(CHARGE).add(CHARGE)
+
+
+def shown(reply: Reply) -> dict[str, str]:
+    found = headers.of_reply(reply, "request-1")
+    assert len({name for name, _ in found}) == len(found), "a header stands twice"
+    return {name.decode(): value.decode() for name, value in found}
+
+
+@pytest.mark.parametrize("value", [b"a", b"x" * 128, b"!~", b"01abc:/?"])
+def test_a_request_id_that_can_be_echoed(value: bytes) -> None:
+    assert headers.request_id([(b"x-other", b"1"), (b"x-request-id", value)]) == value.decode()
+
+
+@pytest.mark.parametrize("value", [b"", b"x" * 129, b"a b", b"a\t", b"\xe9", b"a\x00", b"a\n"])
+def test_a_request_id_that_cannot(value: bytes) -> None:
+    assert headers.request_id([(b"x-request-id", value)]) is None
+    assert headers.request_id([]) is None
+
+
+def test_a_final_answer_says_all() -> None:
+    reply = Reply(
+        200, [], b"", session=SessionKey("alice", "s"), totals=TOTALS, charge=CHARGE, final=True, overhead_s=0.00123
+    )
+    assert shown(reply) == {
+        "x-request-id": "request-1",
+        "x-gateway-overhead-ms": "1.23",
+        "x-session-id": "s",
+        "x-session-cumulative-token-usage": '{"promptTokens":15902,"completionTokens":424,"totalTokens":16326}',
+        "x-session-cumulative-total-tokens": "16326",
+        "x-session-cumulative-input-tokens": "15902",
+        "x-session-cumulative-output-tokens": "424",
+        "x-session-cumulative-cached-tokens": "200",
+        "x-session-cumulative-calls": "2",
+        "x-session-cumulative-cost-usd": "0.002469",
+        "x-session-usage-source": "provider",
+        "x-session-usage-final": "true",
+        "x-token-usage": '{"promptTokens":7951,"completionTokens":212,"totalTokens":8163}',
+    }
+
+
+def test_a_stream_does_not_claim_to_be_final() -> None:
+    found = shown(Reply(200, [], b"", session=SessionKey("a", "s"), totals=TOTALS, charge=CHARGE))
+    assert found["x-session-usage-final"] == "false"
+    assert "x-token-usage" not in found
+
+
+def test_without_a_session_there_is_nothing_of_one() -> None:
+    assert set(shown(Reply(200, [], b"", final=True))) == {"x-request-id", "x-gateway-overhead-ms"}
+
+
+def test_while_the_store_is_away_no_totals_are_claimed() -> None:
+    found = shown(Reply(200, [], b"", session=SessionKey("a", "s")))
+    assert found["x-session-id"] == "s"
+    assert not any("cumulative" in name for name in found)
+
+
+def test_a_cost_of_which_a_part_is_unknown_is_left_out() -> None:
+    totals = TOTALS.add(Charge(USAGE, "estimated", None))
+    found = shown(Reply(200, [], b"", session=SessionKey("a", "s"), totals=totals))
+    assert "x-session-cumulative-cost-usd" not in found
+    assert found["x-session-usage-source"] == "mixed"
+
+
+def test_faults_say_whether_to_try_again() -> None:
+    assert shown(Reply(400, [], b"", fault=InvalidRequest("no")))["x-should-retry"] == "false"
+    away = shown(Reply(503, [], b"", fault=StoreUnavailable("away")))
+    assert (away["x-should-retry"], away["retry-after"]) == ("true", "1")
+
+
+def test_the_providers_errors_are_marked() -> None:
+    assert shown(Reply(500, [], b"", upstream_error=True))["x-gateway-upstream-error"] == "true"
+    assert "x-gateway-upstream-error" not in shown(Reply(500, [], b""))
+
+
+def test_the_last_comment_of_a_stream_holds_comment_lines_only() -> None:
+    comment = headers.totals_comment(TOTALS, CHARGE)
+    assert comment.endswith(b"\n\n")
+    lines = comment.decode().removesuffix("\n\n").split("\n")
+    assert all(line.startswith(": x-") for line in lines)
+    values = dict(line.removeprefix(": ").split(": ", 1) for line in lines)
+    assert json.loads(values["x-session-cumulative-token-usage"])["totalTokens"] == 16326
+    assert json.loads(values["x-token-usage"])["totalTokens"] == 8163
+    assert values["x-session-usage-source"] == "provider"
+    assert b"x-token-usage" not in headers.totals_comment(TOTALS, None)

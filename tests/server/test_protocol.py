@@ -1,0 +1,85 @@
+"""The bounds of one connection; what is refused for its head stands in tests/e2e/test_bad_input.py."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from gateway.mock import MockServer, Provider
+from tests.conftest import StartGateway
+from tests.support.web import CHAT, Web, chat_bytes, connect, read_all, talk
+
+PLAIN = b'{"model":"mock-small","messages":[{"role":"user","content":"hi"}]}'
+
+
+@pytest.fixture
+def small(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> Web:
+    return gateway_server(mock_server.url, **{"server.max_header_kb": 2, "server.header_timeout_s": 0.5}).web
+
+
+def head_of(size: int) -> bytes:
+    """A request whose head has so many bytes."""
+    bare = len(chat_bytes(PLAIN, b"x-pad: ")) - len(PLAIN)
+    return chat_bytes(PLAIN, b"x-pad: " + b"a" * (size - bare))
+
+
+def test_the_limit_is_where_it_is_said_to_be(small: Web) -> None:
+    assert talk(small.url, head_of(1900)).status == 200
+    answer = talk(small.url, head_of(2200))
+    assert (answer.status, answer.error["code"]) == (431, "headers_too_large")
+    assert "server.max_header_kb" in answer.error["message"]
+
+
+@pytest.mark.parametrize("step", [1, 7, 100, 5000])
+def test_the_limit_holds_however_the_head_is_cut(step: int, small: Web) -> None:
+    data = head_of(4000)
+    with connect(small.url) as sock:
+        try:
+            for start in range(0, len(data), step):
+                sock.sendall(data[start : start + step])
+        except ConnectionError:
+            pass
+        answer = read_all(sock)
+    assert b" 431 " in answer or answer == b""
+
+
+def test_many_small_headers_are_counted_together(small: Web) -> None:
+    assert talk(small.url, chat_bytes(PLAIN, *[b"a: b"] * 300)).status == 431
+
+
+def test_the_limit_is_per_request_and_not_per_connection(small: Web) -> None:
+    request = head_of(1500).replace(b"connection: close\r\n", b"")
+    with connect(small.url) as sock:
+        for _ in range(5):
+            sock.sendall(request)
+            data = b""
+            while b'"usage"' not in data:
+                data += sock.recv(65536)
+            assert data.startswith(b"HTTP/1.1 200")
+        sock.sendall(head_of(4000))
+        assert b" 431 " in read_all(sock)
+
+
+def test_a_large_body_does_not_count_as_head(small: Web) -> None:
+    assert small.post(CHAT, PLAIN + b" " * 100_000).status == 200
+
+
+def test_a_kept_connection_may_be_idle_for_longer_than_a_head_may_take(small: Web) -> None:
+    request = chat_bytes(PLAIN).replace(b"connection: close\r\n", b"")
+    with connect(small.url) as sock:
+        for _ in range(2):
+            sock.sendall(request)
+            data = b""
+            while b'"usage"' not in data:
+                data += sock.recv(65536)
+            assert data.startswith(b"HTTP/1.1 200")
+            time.sleep(0.7)
+
+
+def test_two_gateways_in_one_process_keep_their_own_bounds(
+    small: Web, mock_server: MockServer, gateway_server: StartGateway
+) -> None:
+    large = gateway_server(mock_server.url).web
+    assert talk(large.url, head_of(4000)).status == 200
+    assert talk(small.url, head_of(4000)).status == 431

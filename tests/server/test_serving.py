@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from gateway import config
+from gateway.server import serving
+from gateway.server.protocol import GatewayProtocol, ServerConfig
+from gateway.wiring import build_app
+from tests.support.gateways import write_config
+
+
+def config_of(file: Path, *, grace_s: float = 30) -> ServerConfig:
+    app = build_app(lambda: config.load(file, environment={}))
+    return serving.make_config(app, max_head_bytes=65536, head_timeout_s=20, grace_s=grace_s)
+
+
+def test_uvicorn_speaks_with_our_protocol_and_trusts_no_forwarded_header(tmp_path: Path) -> None:
+    made = config_of(write_config(tmp_path, "http://127.0.0.1:1", {}))
+    assert made.http is GatewayProtocol
+    assert made.proxy_headers is False
+    assert made.access_log is False
+    assert made.server_header is False
+    assert (made.max_head_bytes, made.head_timeout_s) == (65536, 20)
+
+
+@pytest.mark.parametrize(("grace", "seconds"), [(0, 1), (0.4, 1), (30, 30)])
+def test_a_running_call_always_gets_a_moment(grace: float, seconds: int, tmp_path: Path) -> None:
+    made = config_of(write_config(tmp_path, "http://127.0.0.1:1", {}), grace_s=grace)
+    assert made.timeout_graceful_shutdown == seconds
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_port_in_use_is_an_oserror(host: str) -> None:
+    try:
+        first = serving.bind(host, 0)
+    except OSError:
+        pytest.skip("no such address on this machine")
+    with first, pytest.raises(OSError):
+        serving.bind(host, first.getsockname()[1]).close()
+
+
+def test_a_server_that_cannot_start_says_so(tmp_path: Path) -> None:
+    broken = config_of(write_config(tmp_path, "http://127.0.0.1:1", {"server.prt": 1}))
+    with serving.bind("127.0.0.1", 0) as listener:
+        assert serving.run(broken, listener, lambda: pytest.fail("it is not ready")) is False
+
+
+def test_a_thread_serves_until_it_is_left(tmp_path: Path) -> None:
+    with serving.ServerThread(config_of(write_config(tmp_path, "http://127.0.0.1:1", {}))) as server:
+        port = int(server.url.rpartition(":")[2])
+        socket.create_connection(("127.0.0.1", port)).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port)).close()

@@ -1,0 +1,494 @@
+"""What every store must do, whatever it is made of."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from gateway.core.errors import InvalidRequest
+from gateway.core.ports import CallRecord, SessionKey, SessionView, Store
+from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage, UsageSource
+from gateway.stores.memory import MemoryStore
+from gateway.stores.sqlite import SqliteStore
+
+T = TypeVar("T")
+MakeRecord = Callable[..., CallRecord]
+
+KEY = SessionKey("alice", "s")
+CHARGE = Charge(Usage(10, 5, 15, 4, 3, 2), "provider", Decimal("0.000123"))
+ONCE = Totals().add(CHARGE)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    opened: Store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "gateway.db", timeout_s=5)
+    yield opened
+    await opened.aclose()
+
+
+async def soon(work: Awaitable[T]) -> T:
+    """A store that never answers fails the test instead of stopping it."""
+    return await asyncio.wait_for(work, 2)
+
+
+async def all_pages(store: Store, limit: int, sort: str, namespace: str | None = "alice") -> list[str]:
+    found: list[str] = []
+    cursor: str | None = None
+    while True:
+        page = await store.sessions(namespace, limit, cursor, sort)
+        assert len(page.sessions) <= limit
+        found += [view.key.id for view in page.sessions]
+        cursor = page.cursor
+        if cursor is None:
+            return found
+        assert len(found) < 100, "the list does not end"
+
+
+# --- settling -----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_unknown_session_has_no_totals_and_does_not_exist(store: Store) -> None:
+    assert await store.totals(KEY) == Totals()
+    assert await store.session(KEY) is None
+    assert await store.calls(KEY, 10) == []
+
+
+async def test_settling_gives_the_totals_after_it_and_so_does_every_other_look(
+    store: Store, record: MakeRecord
+) -> None:
+    assert await store.settle(record(at=1_000.0, charge=CHARGE)) == ONCE
+    assert await store.totals(KEY) == ONCE
+    assert await store.session(KEY) == SessionView(KEY, 1_000.0, 1_002.0, ONCE)
+
+
+async def test_every_kind_of_count_adds_up(store: Store, record: MakeRecord) -> None:
+    sources: list[UsageSource] = ["provider", "estimated", "mixed"]
+    expected = Totals()
+    for number, source in enumerate(sources):
+        charge = Charge(Usage(7, 5, 13, 3, 2, 1), source, None if number == 0 else Decimal("0.25"))
+        expected = expected.add(charge)
+        assert await store.settle(record(charge=charge)) == expected
+    assert expected.source == "mixed"
+
+
+async def test_settling_one_call_again_adds_nothing_even_if_it_says_otherwise(store: Store, record: MakeRecord) -> None:
+    first = record(charge=CHARGE)
+    await store.settle(first)
+    assert await store.settle(first) == ONCE
+    other = Charge(Usage.of(999, 999), "provider", Decimal(9))
+    assert await store.settle(record(call_id=first.call_id, charge=other)) == ONCE
+    assert len(await store.calls(KEY, 10)) == 1
+
+
+async def test_calls_that_share_a_clients_request_id_are_each_charged(store: Store, record: MakeRecord) -> None:
+    for _ in range(3):
+        await store.settle(record(request_id="the-same", charge=CHARGE))
+    assert (await store.totals(KEY)).calls == 3
+
+
+async def test_a_call_without_a_charge_is_kept_but_adds_nothing(store: Store, record: MakeRecord) -> None:
+    assert await store.settle(record(charge=None)) == Totals()
+    assert await store.session(KEY) is None
+    assert len(await store.calls(KEY, 10)) == 1
+    await store.settle(record(charge=CHARGE))
+    assert await store.settle(record(charge=None)) == ONCE
+
+
+async def test_a_call_without_a_session_is_kept(store: Store, record: MakeRecord) -> None:
+    alone = record(None)
+    assert await store.settle(alone) == Totals()
+    assert await store.call(None, alone.call_id) == alone
+    assert await store.call("alice", alone.call_id) is None
+    assert (await store.sessions(None, 10, None, "recent")).sessions == []
+
+
+async def test_a_charge_of_zero_counts_as_a_call(store: Store, record: MakeRecord) -> None:
+    assert await store.settle(record(charge=Charge(Usage(), "provider", Decimal(0)))) == Totals(calls=1)
+
+
+async def test_a_session_begins_with_its_first_call_and_its_last_call_never_goes_back(
+    store: Store, record: MakeRecord
+) -> None:
+    for at in (1_000.0, 3_000.0, 2_000.0):
+        await store.settle(record(at=at))
+    view = await store.session(KEY)
+    assert view is not None
+    assert (view.created_at, view.last_call_at) == (1_000.0, 3_002.0)
+
+
+async def test_a_guessed_session_is_marked(store: Store, record: MakeRecord) -> None:
+    await store.settle(record(derived_session=True))
+    await store.settle(record("named"))
+    views = {view.key.id: view.derived for view in (await store.sessions("alice", 10, None, "recent")).sessions}
+    assert views == {"s": True, "named": False}
+
+
+async def test_a_record_comes_back_as_it_was_written(store: Store, record: MakeRecord) -> None:
+    first = record(model="модель 漢 \"'; DROP TABLE calls;--", first_byte_s=None, notes={"a": "b\n"})
+    await store.settle(first)
+    assert await store.call("alice", first.call_id) == first
+    assert list(await store.calls(KEY, 1)) == [first]
+
+
+# --- many at once ---------------------------------------------------------------------------------------------------------
+
+
+async def test_sixty_four_settlements_at_once_all_count_and_duplicates_do_not(store: Store, record: MakeRecord) -> None:
+    records = [record(charge=CHARGE) for _ in range(64)]
+    results = await soon(asyncio.gather(*(store.settle(item) for item in [*records, *records[:32]])))
+    assert sorted({totals.calls for totals in results}) == list(range(1, 65))
+    totals = await store.totals(KEY)
+    assert (totals.calls, totals.input_tokens, totals.cost_usd) == (64, 640, Decimal("0.007872"))
+
+
+async def test_any_interleaving_over_several_sessions_ends_in_the_same_totals(store: Store, record: MakeRecord) -> None:
+    choose = random.Random(3)
+    records = [
+        record(f"s{choose.randrange(4)}", charge=Charge(Usage.of(choose.randrange(99), 1), "provider", Decimal("0.1")))
+        for _ in range(64)
+    ]
+    expected: dict[str, Totals] = {}
+    for item in records:
+        assert item.session is not None
+        assert item.charge is not None
+        expected[item.session.id] = expected.get(item.session.id, Totals()).add(item.charge)
+    choose.shuffle(records)
+
+    async def one(item: CallRecord) -> None:
+        for _ in range(choose.randrange(3)):
+            await asyncio.sleep(0)
+        await store.settle(item)
+
+    await soon(asyncio.gather(*map(one, records)))
+    found = {name: await store.totals(SessionKey("alice", name)) for name in expected}
+    assert found == expected
+
+
+async def test_a_settlement_whose_caller_is_cancelled_is_written_all_the_same_and_once(
+    store: Store, record: MakeRecord
+) -> None:
+    item = record(charge=CHARGE)
+    task = asyncio.create_task(store.settle(item))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert await soon(store.settle(item)) == ONCE
+
+
+# --- hostile values -----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_largest_usage_a_provider_can_report_never_lowers_or_breaks_a_total(
+    store: Store, record: MakeRecord
+) -> None:
+    huge = Charge(Usage(MAX_TOKENS, MAX_TOKENS, 2 * MAX_TOKENS), "provider", None)
+    before = await soon(store.settle(record(charge=huge)))
+    assert before.total_tokens == 2 * MAX_TOKENS
+    for _ in range(30):
+        results = await soon(asyncio.gather(*(store.settle(record(charge=huge)) for _ in range(40))))
+        after = max(results, key=lambda totals: totals.calls)
+        assert type(after.total_tokens) is int
+        assert after.total_tokens >= before.total_tokens
+        assert after.input_tokens >= before.input_tokens
+        before = after
+    assert await store.totals(KEY) == before
+
+
+async def test_an_absurd_cost_never_lowers_or_breaks_a_total(store: Store, record: MakeRecord) -> None:
+    absurd = Charge(Usage.of(1, 1), "provider", Decimal(10) ** 10)
+    spent = Decimal(0)
+    for calls in range(1, 5):
+        totals = await soon(store.settle(record(charge=absurd)))
+        assert totals.calls == calls
+        assert totals.cost_usd >= spent > -1
+        spent = totals.cost_usd
+    assert await store.totals(KEY) == totals
+
+
+async def test_a_small_cost_is_kept_exactly(store: Store, record: MakeRecord) -> None:
+    tiny = Charge(Usage.of(1, 0), "provider", Decimal("0.0000000375"))
+    for _ in range(3):
+        await store.settle(record(charge=tiny))
+    assert (await store.totals(KEY)).cost_usd == Decimal("0.0000001125")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"charge": Charge(Usage.of(2**63, 1), "provider", None)},
+        {"charge": Charge(Usage.of(10**400, 1), "provider", None)},
+        {"charge": Charge(Usage.of(1, 1), "provider", Decimal("1e400"))},
+    ],
+    ids=["2^63 tokens", "10^400 tokens", "10^400 USD"],
+)
+async def test_a_charge_beyond_any_bound_takes_no_other_settlement_with_it(
+    store: Store, record: MakeRecord, fields: dict[str, object]
+) -> None:
+    good = [record("good", charge=CHARGE) for _ in range(2)]
+    bad = record("bad", **fields)
+    results = await soon(
+        asyncio.gather(*(store.settle(item) for item in [good[0], bad, good[1]]), return_exceptions=True)
+    )
+    assert isinstance(results[0], Totals)
+    assert isinstance(results[2], Totals)
+    assert (await store.totals(SessionKey("alice", "good"))).calls == 2
+
+
+# --- isolation ------------------------------------------------------------------------------------------------------------------
+
+
+async def test_one_id_under_two_keys_is_two_sessions(store: Store, record: MakeRecord) -> None:
+    await store.settle(record(namespace="alice", charge=CHARGE))
+    await store.settle(record(namespace="bob", charge=CHARGE))
+    for namespace in ("alice", "bob"):
+        assert await store.totals(SessionKey(namespace, "s")) == ONCE
+        assert len(await store.calls(SessionKey(namespace, "s"), 10)) == 1
+
+
+@pytest.mark.parametrize(
+    ("namespace", "session"),
+    [
+        ("alice", "S"),
+        ("Alice", "s"),
+        ("", "alice/s"),
+        ("alice/", "s"),
+        ("alice", "s "),
+        ("alice%", "s"),
+        ("a_ice", "s"),
+    ],
+)
+async def test_no_other_spelling_reaches_a_session(
+    store: Store, record: MakeRecord, namespace: str, session: str
+) -> None:
+    item = record(request_id="mine", charge=CHARGE)
+    await store.settle(item)
+    other = SessionKey(namespace, session)
+    assert await store.totals(other) == Totals()
+    assert await store.session(other) is None
+    assert await store.calls(other, 10) == []
+    assert not await store.reset(other)
+    assert not await store.delete(other)
+    if namespace != "alice":
+        assert await store.call(namespace, "mine") is None
+        assert await store.call(namespace, item.call_id) is None
+        assert (await store.sessions(namespace, 10, None, "recent")).sessions == []
+    assert await store.totals(KEY) == ONCE
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_calls_come_newest_first_and_no_more_than_asked(store: Store, record: MakeRecord) -> None:
+    items = [record(at=1_000.0 + number) for number in range(5)]
+    for item in items:
+        await store.settle(item)
+    assert list(await store.calls(KEY, 10)) == items[::-1]
+    assert list(await store.calls(KEY, 2)) == items[:2:-1]
+
+
+async def test_the_newest_call_is_the_one_that_began_last_whenever_it_was_settled(
+    store: Store, record: MakeRecord
+) -> None:
+    early, late = record(at=1_000.0, request_id="r"), record(at=2_000.0, request_id="r")
+    await store.settle(late)
+    await store.settle(early)
+    assert list(await store.calls(KEY, 10)) == [late, early]
+    assert await store.call("alice", "r") == late
+
+
+async def test_a_call_is_found_by_its_request_id_and_by_its_call_id(store: Store, record: MakeRecord) -> None:
+    item = record(request_id="req-1")
+    await store.settle(item)
+    for namespace in ("alice", None):
+        assert await store.call(namespace, "req-1") == item
+        assert await store.call(namespace, item.call_id) == item
+        assert await store.call(namespace, "unknown") is None
+
+
+async def test_the_newest_of_several_calls_with_one_request_id_is_found_each_in_its_namespace(
+    store: Store, record: MakeRecord
+) -> None:
+    items = [
+        record(at=1_000.0 + number, request_id="r", namespace=namespace)
+        for number, namespace in enumerate(["alice", "alice", "bob"])
+    ]
+    for item in items:
+        await store.settle(item)
+    assert await store.call("alice", "r") == items[1]
+    assert await store.call("bob", "r") == items[2]
+    assert await store.call(None, "r") == items[2]
+
+
+async def test_a_client_cannot_hide_a_call_by_sending_its_id_as_a_request_id(store: Store, record: MakeRecord) -> None:
+    hidden = record(at=1_000.0, namespace="alice")
+    await store.settle(hidden)
+    await store.settle(record(at=2_000.0, namespace="bob", request_id=hidden.call_id))
+    assert await store.call(None, hidden.call_id) == hidden
+
+
+# --- sessions -----------------------------------------------------------------------------------------------------------------------
+
+
+async def test_sessions_are_sorted_by_last_call_or_by_tokens_largest_first(store: Store, record: MakeRecord) -> None:
+    for number, size in enumerate([30, 10, 20]):
+        await store.settle(record(f"s{number}", at=1_000.0 + number, charge=Charge(Usage.of(size, 0), "provider")))
+    assert await all_pages(store, 10, "recent") == ["s2", "s1", "s0"]
+    assert await all_pages(store, 10, "tokens") == ["s0", "s2", "s1"]
+
+
+@pytest.mark.parametrize("sort", ["recent", "tokens"])
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 8])
+async def test_pages_show_each_session_once_in_order_also_among_equals(
+    store: Store, record: MakeRecord, sort: str, limit: int
+) -> None:
+    for number in range(7):
+        size = [5, 9, 5, 5, 9, 5, 1][number]
+        await store.settle(record(f"s{number}", at=1_000.0 + size, charge=Charge(Usage.of(size, 0), "provider")))
+    assert await all_pages(store, limit, sort) == ["s4", "s1", "s5", "s3", "s2", "s0", "s6"]
+
+
+async def test_a_last_page_that_is_full_has_no_cursor(store: Store, record: MakeRecord) -> None:
+    for number in range(2):
+        await store.settle(record(f"s{number}", at=1_000.0 + number))
+    assert (await store.sessions("alice", 2, None, "recent")).cursor is None
+    assert (await store.sessions("alice", 1, None, "recent")).cursor is not None
+
+
+async def test_pages_over_all_namespaces_show_each_session_once(store: Store, record: MakeRecord) -> None:
+    for namespace in ("alice", "bob"):
+        for session in ("a", "b"):
+            await store.settle(record(session, namespace=namespace))
+    assert await all_pages(store, 1, "recent", None) == ["b", "a", "b", "a"]
+    assert await all_pages(store, 1, "recent", "bob") == ["b", "a"]
+
+
+async def test_pages_lose_nobody_whose_total_no_double_holds(store: Store, record: MakeRecord) -> None:
+    charge = Charge(Usage.of(MAX_TOKENS, 1), "provider", None)
+    for session in ("a", "b", "c"):
+        await store.settle(record(session, charge=charge))
+    assert await all_pages(store, 1, "tokens") == ["c", "b", "a"]
+
+
+async def test_a_session_deleted_between_two_pages_does_not_shift_the_rest(store: Store, record: MakeRecord) -> None:
+    for number in range(4):
+        await store.settle(record(f"s{number}", at=1_000.0 + number))
+    first = await store.sessions("alice", 2, None, "recent")
+    await store.delete(first.sessions[1].key)
+    second = await store.sessions("alice", 2, first.cursor, "recent")
+    assert [view.key.id for view in second.sessions] == ["s1", "s0"]
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    ["x", "!!!", "e30=", "W10=", "WzEsMl0=", "WyJhIiwiYiIsImMiXQ==", "WzEsImEiLG51bGxd", "é", "\x00", "A" * 10_000],
+)
+async def test_a_cursor_that_no_list_returned_is_refused(store: Store, cursor: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await store.sessions("alice", 10, cursor, "recent")
+    assert caught.value.param == "cursor"
+
+
+async def test_a_forged_cursor_shows_nothing_of_another_namespace(store: Store, record: MakeRecord) -> None:
+    for namespace in ("alice", "bob"):
+        for number in range(3):
+            await store.settle(record(f"s{number}", at=1_000.0 + number, namespace=namespace))
+    cursor = (await store.sessions("bob", 1, None, "recent")).cursor
+    page = await store.sessions("alice", 10, cursor, "recent")
+    assert {view.key.namespace for view in page.sessions} == {"alice"}
+
+
+# --- reset, delete, expire ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_reset_zeroes_the_totals_and_keeps_session_and_calls(store: Store, record: MakeRecord) -> None:
+    await store.settle(record(at=1_000.0, derived_session=True))
+    assert await store.reset(KEY)
+    assert await store.session(KEY) == SessionView(KEY, 1_000.0, 1_002.0, Totals(), derived=True)
+    assert len(await store.calls(KEY, 10)) == 1
+    assert await store.settle(record(charge=CHARGE)) == ONCE
+
+
+async def test_a_call_settled_before_a_reset_and_offered_again_after_it_adds_nothing(
+    store: Store, record: MakeRecord
+) -> None:
+    item = record()
+    await store.settle(item)
+    await store.reset(KEY)
+    assert await store.settle(item) == Totals()
+
+
+async def test_a_deleted_session_is_forgotten_with_its_calls_and_no_other_is(store: Store, record: MakeRecord) -> None:
+    item, other = record(request_id="r", charge=CHARGE), record("other", charge=CHARGE)
+    await store.settle(item)
+    await store.settle(other)
+    assert await store.delete(KEY)
+    assert await store.session(KEY) is None
+    assert await store.totals(KEY) == Totals()
+    assert await store.calls(KEY, 10) == []
+    assert await store.call(None, "r") is None
+    assert await store.call(None, item.call_id) is None
+    assert await store.totals(SessionKey("alice", "other")) == ONCE
+
+
+async def test_reset_and_delete_say_when_there_is_no_such_session(store: Store) -> None:
+    assert not await store.reset(KEY)
+    assert not await store.delete(KEY)
+
+
+async def test_sessions_expire_by_their_last_call_and_take_their_calls_along(store: Store, record: MakeRecord) -> None:
+    old, new = record("old", at=1_000.0), record("new", at=2_000.0)
+    await store.settle(old)
+    await store.settle(new)
+    assert await store.expire(1_500.0) == 1
+    assert await store.session(SessionKey("alice", "old")) is None
+    assert await store.calls(SessionKey("alice", "old"), 10) == []
+    assert await store.call(None, old.call_id) is None
+    assert await store.call(None, new.call_id) == new
+    assert await store.expire(1_500.0) == 0
+
+
+async def test_a_session_whose_last_call_ended_just_then_does_not_expire(store: Store, record: MakeRecord) -> None:
+    await store.settle(record(at=1_000.0))
+    assert await store.expire(1_002.0) == 0
+    assert await store.expire(1_002.5) == 1
+
+
+async def test_old_calls_of_a_session_that_lives_on_expire_and_its_totals_stay(
+    store: Store, record: MakeRecord
+) -> None:
+    old, new = record(at=1_000.0, charge=CHARGE), record(at=2_000.0, charge=CHARGE)
+    await store.settle(old)
+    await store.settle(new)
+    assert await store.expire(1_500.0) == 0
+    assert (await store.totals(KEY)).calls == 2
+    assert await store.call(None, old.call_id) is None
+    assert list(await store.calls(KEY, 10)) == [new]
+
+
+async def test_calls_without_a_living_session_expire_too(store: Store, record: MakeRecord) -> None:
+    refused, alone = record("never", at=1_000.0, charge=None), record(None, at=1_000.0)
+    await store.settle(refused)
+    await store.settle(alone)
+    await store.expire(1_500.0)
+    assert await store.call(None, refused.call_id) is None
+    assert await store.call(None, alone.call_id) is None
+    assert await store.calls(SessionKey("alice", "never"), 10) == []
+
+
+async def test_a_long_list_expires_whole(store: Store, record: MakeRecord) -> None:
+    items = [record(f"s{number}", at=1_000.0) for number in range(450)]
+    items += [record(None, at=1_000.0) for _ in range(450)]
+    await asyncio.gather(*(store.settle(item) for item in items))
+    assert await store.expire(2_000.0) == 450
+    assert (await store.sessions(None, 10, None, "recent")).sessions == []
+    assert [await store.call(None, item.call_id) for item in items[::50]] == [None] * 18
+
+
+async def test_a_store_that_works_answers_a_ping(store: Store) -> None:
+    await soon(store.ping())

@@ -1,0 +1,186 @@
+"""No settlement is lost while the store is away, and none is counted twice when it is back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import pytest
+
+from gateway.core.errors import StoreUnavailable
+from gateway.core.ports import CallRecord, SessionKey
+from gateway.core.usage import Totals
+from gateway.stores.memory import MemoryStore
+from gateway.stores.settler import Settler
+
+MakeRecord = Callable[..., CallRecord]
+
+KEY = SessionKey("alice", "s")
+
+
+class FlakyStore(MemoryStore):
+    """`away`: refuses. `deaf`: writes, and then says it could not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.away = False
+        self.deaf = False
+        self.tries = 0
+
+    async def settle(self, record: CallRecord) -> Totals:
+        self.tries += 1
+        if self.away:
+            raise StoreUnavailable("The store is away.")
+        totals = await super().settle(record)
+        if self.deaf:
+            raise StoreUnavailable("The answer was lost.")
+        return totals
+
+
+@pytest.fixture
+def store() -> FlakyStore:
+    return FlakyStore()
+
+
+async def accepts_calls(settler: Settler) -> None:
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            return settler.check()
+        except StoreUnavailable:
+            assert time.monotonic() < deadline, "the settler never recovered"
+            await asyncio.sleep(0.02)
+
+
+async def test_while_the_store_is_there_a_settlement_goes_straight_to_it(store: FlakyStore, record: MakeRecord) -> None:
+    settler = Settler(store)
+    totals = await settler.settle(record())
+    assert totals is not None
+    assert totals == await store.totals(KEY)
+    settler.check()
+    await settler.aclose()
+
+
+async def test_while_the_store_is_away_new_calls_are_refused_and_settlements_kept(
+    store: FlakyStore, record: MakeRecord
+) -> None:
+    settler = Settler(store)
+    store.away = True
+    assert [await settler.settle(record()) for _ in range(2)] == [None, None]
+    with pytest.raises(StoreUnavailable, match=r"2 settled calls"):
+        settler.check()
+    await settler.aclose()
+
+
+async def test_when_the_store_is_back_every_settlement_is_written_once_and_calls_are_taken_again(
+    store: FlakyStore, record: MakeRecord
+) -> None:
+    settler = Settler(store)
+    items = [record(at=1_000.0 + number) for number in range(5)]
+    store.away = True
+    for item in items:
+        await settler.settle(item)
+    store.away = False
+    await accepts_calls(settler)
+    assert (await store.totals(KEY)).calls == 5
+    assert list(await store.calls(KEY, 10)) == items[::-1]
+    assert store.tries == 10
+    await settler.aclose()
+    assert (await store.totals(KEY)).calls == 5
+
+
+async def test_a_store_that_stays_away_is_asked_again_and_not_all_the_time(
+    store: FlakyStore, record: MakeRecord
+) -> None:
+    settler = Settler(store)
+    store.away = True
+    for _ in range(20):
+        await settler.settle(record())
+    before = store.tries
+    await asyncio.sleep(1.2)
+    assert 1 <= store.tries - before <= 4
+    store.away = False
+    await accepts_calls(settler)
+    assert (await store.totals(KEY)).calls == 20
+    await settler.aclose()
+
+
+async def test_a_store_that_goes_away_twice_loses_nothing(store: FlakyStore, record: MakeRecord) -> None:
+    settler = Settler(store)
+    for _ in range(2):
+        store.away = True
+        await settler.settle(record())
+        store.away = False
+        await accepts_calls(settler)
+    assert (await store.totals(KEY)).calls == 2
+    await settler.aclose()
+
+
+async def test_a_settlement_that_was_written_although_the_store_denied_it_counts_once(
+    store: FlakyStore, record: MakeRecord
+) -> None:
+    settler = Settler(store)
+    store.deaf = True
+    assert await settler.settle(record()) is None
+    store.deaf = False
+    await accepts_calls(settler)
+    assert (await store.totals(KEY)).calls == 1
+    await settler.aclose()
+
+
+async def test_closing_offers_what_is_waiting_one_last_time(store: FlakyStore, record: MakeRecord) -> None:
+    settler = Settler(store)
+    store.away = True
+    for _ in range(3):
+        await settler.settle(record())
+    store.away = False
+    await settler.aclose()
+    assert (await store.totals(KEY)).calls == 3
+    settler.check()
+
+
+async def test_a_settlement_lost_at_the_end_is_named_in_the_log(
+    store: FlakyStore, record: MakeRecord, caplog: pytest.LogCaptureFixture
+) -> None:
+    settler = Settler(store)
+    store.away = True
+    item = record()
+    await settler.settle(item)
+    with caplog.at_level(logging.ERROR, "gateway"):
+        await settler.aclose()
+    assert any(item.call_id in entry.getMessage() and "lost" in entry.getMessage() for entry in caplog.records)
+
+
+async def test_an_outage_and_its_end_are_said_once_each(
+    store: FlakyStore, record: MakeRecord, caplog: pytest.LogCaptureFixture
+) -> None:
+    settler = Settler(store)
+    with caplog.at_level(logging.WARNING, "gateway"):
+        store.away = True
+        for _ in range(5):
+            await settler.settle(record())
+        store.away = False
+        await accepts_calls(settler)
+        await settler.aclose()
+    said = [entry.getMessage() for entry in caplog.records]
+    assert sum("store away" in text for text in said) == 1
+    assert sum("store back" in text for text in said) == 1
+
+
+async def test_what_waits_is_bounded_and_what_is_beyond_is_named_in_the_log(
+    store: FlakyStore, record: MakeRecord, caplog: pytest.LogCaptureFixture
+) -> None:
+    settler = Settler(store)
+    store.away = True
+    with caplog.at_level(logging.CRITICAL, "gateway"):
+        for _ in range(10_000):
+            await settler.settle(record())
+    last = record()
+    with caplog.at_level(logging.ERROR, "gateway"):
+        await settler.settle(last)
+    assert any(last.call_id in entry.getMessage() and "lost" in entry.getMessage() for entry in caplog.records)
+    store.away = False
+    await settler.aclose()
+    assert (await store.totals(KEY)).calls == 10_000

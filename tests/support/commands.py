@@ -1,0 +1,134 @@
+"""The `gateway` command as a user runs it: in process for the quick ones, as a process of its own for those that serve."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from gateway.cli import app
+from tests.support.gateways import ROOT, until
+from tests.support.web import Web
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended. `out` is stdout, `err` stderr."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+    @property
+    def all(self) -> str:
+        return self.out + self.err
+
+
+def checked(code: int, out: str, err: str) -> Done:
+    """Whatever happens, nobody is shown a traceback."""
+    assert "Traceback" not in out + err, out + err
+    return Done(code, out, err)
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Runs commands in `folder`, with an environment of their own."""
+
+    folder: Path
+
+    def __call__(self, *args: str | Path, env: Mapping[str, str] | None = None) -> Done:
+        """In this process."""
+        result = CliRunner().invoke(app, [str(arg) for arg in args], env=dict(env or {}), catch_exceptions=False)
+        return checked(result.exit_code, result.stdout, result.stderr)
+
+    def process(self, *args: str | Path, env: Mapping[str, str] | None = None) -> Done:
+        """`python -m gateway …`."""
+        ended = subprocess.run(
+            command(args),
+            check=False,
+            cwd=self.folder,
+            env=environment(self.folder, env),
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        return checked(ended.returncode, ended.stdout, ended.stderr)
+
+    def file(self, text: str, name: str = "own.yaml") -> Path:
+        """A configuration file."""
+        path = self.folder / name
+        path.write_text(text)
+        return path
+
+
+class Serving:
+    """`gateway serve …` in a process of its own, from its first line on."""
+
+    def __init__(self, folder: Path, args: tuple[str | Path, ...], env: Mapping[str, str] | None) -> None:
+        self._errors = folder / f"stderr-{time.monotonic_ns()}.txt"
+        self._out = folder / f"stdout-{time.monotonic_ns()}.txt"
+        with self._errors.open("wb") as stderr, self._out.open("wb") as stdout:
+            self.process = subprocess.Popen(
+                command(("serve", *args)), cwd=folder, env=environment(folder, env), stdout=stdout, stderr=stderr
+            )
+        until(lambda: "ANTHROPIC_BASE_URL=" in self.log or self.process.poll() is not None, 15, "the start-up lines")
+        found = re.search(r"OPENAI_BASE_URL=(http://\S+)/v1", self.log)
+        assert found, self.log
+        self.url = found[1]
+        self.web = Web(self.url)
+
+    @property
+    def log(self) -> str:
+        """Everything said so far, on stderr."""
+        return self._errors.read_text()
+
+    @property
+    def said(self) -> str:
+        """Everything said so far, on stdout."""
+        return self._out.read_text()
+
+    @property
+    def children(self) -> list[int]:
+        """Its worker processes."""
+        pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return [int(pid) for pid in pids if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, seconds: float = 10) -> int:
+        """Its exit code."""
+        return self.process.wait(seconds)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        checked(0, self.said, self.log)
+
+
+def command(args: tuple[Any, ...]) -> list[str]:
+    return [sys.executable, "-m", "gateway", *map(str, args)]
+
+
+def environment(folder: Path, more: Mapping[str, str] | None) -> dict[str, str]:
+    """No setting and no key of whoever runs the tests; no home folder of theirs either."""
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
+    return {**kept, "HOME": str(folder), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **(more or {})}

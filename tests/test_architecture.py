@@ -1,0 +1,202 @@
+"""The floors: who may import whom, and where each third-party package lives. Read with `ast`, nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "gateway"
+
+#: part of the package -> the parts it may import besides itself
+ALLOWED = {
+    "core": set(),
+    "dialects": {"core"},
+    "stores": {"core"},
+    "counters": {"core"},
+    "upstream": {"core", "dialects"},
+    "telemetry": {"core", "dialects"},
+    "config": {"core"},
+    "catalog": {"core", "config"},
+    "pipeline": {"core", "dialects", "stores", "counters", "upstream", "telemetry", "config", "catalog"},
+    "server": {"core", "dialects", "stores", "counters", "upstream", "telemetry", "config", "catalog", "pipeline"},
+    "mock": set(),
+}
+#: these know every class
+ROOTS = {"wiring", "cli", "__main__"}
+#: third-party package -> where it may be imported, as the beginning of a module's name
+HOMES = {
+    "aiohttp": ("gateway.upstream.http",),
+    "multidict": ("gateway.upstream.http",),
+    "yarl": ("gateway.upstream.http",),
+    "pydantic": ("gateway.config",),
+    "yaml": ("gateway.config",),
+    "sqlite3": ("gateway.stores.sqlite",),
+    "starlette": ("gateway.server", "gateway.mock", "gateway.wiring"),
+    "uvicorn": ("gateway.server.protocol", "gateway.server.serving", "gateway.mock", "gateway.cli"),
+    "httptools": ("gateway.server.protocol",),
+    "uvloop": ("gateway.cli",),
+    "typer": ("gateway.cli",),
+    "rich": ("gateway.cli",),
+    "litellm": (),
+    "msgspec": tuple(f"gateway.{part}" for part in {*ALLOWED, *ROOTS} - {"core"}),
+}
+#: pure code takes time, chance and the outside world as arguments
+IMPURE = {"asyncio", "time", "random", "os", "socket", "sqlite3", "threading"}
+#: module -> the test that covers it, where no file mirrors it; and why
+TESTED_ELSEWHERE = {
+    "core.ports": "stores/test_contract.py",  # Protocols and plain values; the contract is their test
+    "stores.cursor": "stores/test_contract.py",  # what a cursor is worth shows in the pages it gives
+    "dialects.openai_errors": "dialects/test_errors.py",  # both error shapes side by side
+    "dialects.anthropic_errors": "dialects/test_errors.py",
+    "dialects": "dialects/test_endpoints.py",  # the table of endpoints
+    "__main__": "cli",  # one line: python -m gateway
+    # The shell shows what it is worth only on a real port, with a real client and a real provider's faults.
+    "pipeline": "e2e/test_accounting.py",
+    "wiring": "e2e/test_shutdown.py",
+    "upstream.http": "e2e/test_upstream_faults.py",
+    "server.app": "e2e/test_shutdown.py",
+    "server.body": "e2e/test_bodies.py",
+    "server.endpoints": "e2e/test_leaving.py",
+    "server.protocol": "e2e/test_bad_input.py",
+    "server.serving": "e2e/test_shutdown.py",
+}
+#: tested as a whole from outside: the built-in provider over HTTP, the commands by what they print
+TESTED_AS_A_WHOLE = {"mock": "mock", "cli": "cli"}
+
+
+def imports(source: str) -> Iterator[str]:
+    """Every module a source imports, wherever in it the import stands."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            yield "relative"
+        elif isinstance(node, ast.ImportFrom) and node.module == "gateway":
+            yield from (f"gateway.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module)
+
+
+def is_below(module: str, homes: tuple[str, ...]) -> bool:
+    return any(module == home or module.startswith(f"{home}.") for home in homes)
+
+
+def second(name: str) -> str:
+    """`core` of `gateway.core.sse`."""
+    return name.partition(".")[2].partition(".")[0]
+
+
+def breach(module: str, imported: str) -> str | None:
+    """What is wrong with `module` importing `imported`, or None."""
+    part, target = second(module), imported.partition(".")[0]
+    if target == "gateway":
+        other = second(imported)
+        known = part in ROOTS or other in ("", "__version__", part)
+        return None if known or other in ALLOWED[part] else f"{module} may not import {imported}"
+    if target in HOMES:
+        return None if is_below(module, HOMES[target]) else f"{target} does not live in {module}"
+    if target not in sys.stdlib_module_names:
+        return f"{target}, imported by {module}, has no home"
+    if part in ("core", "dialects") and target in IMPURE:
+        return f"{module} is pure and may not import {imported}"
+    return None
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+def breaches_in(module: str, source: str) -> list[str]:
+    return [problem for imported in imports(source) if (problem := breach(module, imported)) is not None]
+
+
+@pytest.mark.parametrize(("module", "path"), list(modules()), ids=lambda value: value if isinstance(value, str) else "")
+def test_a_module_imports_only_from_below_and_packages_only_at_home(module: str, path: Path) -> None:
+    assert breaches_in(module, path.read_text("utf-8")) == []
+
+
+def test_every_part_of_the_package_has_its_floor() -> None:
+    parts = {module.split(".")[1] for module, _ in modules() if "." in module}
+    assert parts <= {*ALLOWED, *ROOTS}
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("gateway.core.sse", "import asyncio"),
+        ("gateway.core.sse", "from time import monotonic"),
+        ("gateway.core.sse", "import os.path"),
+        ("gateway.core.sse", "import msgspec"),
+        ("gateway.core.sse", "from gateway.dialects import base"),
+        ("gateway.core.sse", "from gateway import dialects"),
+        ("gateway.core.sse", "from ..dialects import base"),
+        ("gateway.core.sse", "def late():\n    import random"),
+        ("gateway.core.sse", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import socket"),
+        ("gateway.dialects.base", "import threading"),
+        ("gateway.dialects.base", "from gateway.stores import memory"),
+        ("gateway.stores.memory", "import gateway.upstream.http"),
+        ("gateway.stores.memory", "import sqlite3"),
+        ("gateway.stores.settler", "from sqlite3 import OperationalError"),
+        ("gateway.stores.sqlite", "from gateway import config"),
+        ("gateway.telemetry.log", "from gateway.stores.memory import MemoryStore"),
+        ("gateway.config", "from gateway.catalog import Catalog"),
+        ("gateway.pipeline", "from gateway.server import headers"),
+        ("gateway.pipeline", "import aiohttp"),
+        ("gateway.server.app", "from gateway import wiring"),
+        ("gateway.server.app", "from uvicorn import Config"),
+        ("gateway.server.app", "import yaml"),
+        ("gateway.mock.app", "from gateway.core import sse"),
+        ("gateway.wiring", "import pydantic"),
+        ("gateway.cli", "import litellm"),
+        ("gateway.cli", "import requests"),
+    ],
+)
+def test_a_breach_is_seen(module: str, source: str) -> None:
+    assert len(breaches_in(module, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("gateway.core.sse", "import re\nfrom gateway.core import errors\nfrom collections.abc import Iterator"),
+        ("gateway.dialects.base", "import json\nimport msgspec\nfrom gateway.core.errors import GatewayError"),
+        ("gateway.stores.sqlite", "import asyncio\nimport sqlite3\nfrom gateway.stores.cursor import Cursor"),
+        ("gateway.catalog", "from gateway.config import Facts"),
+        ("gateway.wiring", "from gateway.server.app import GatewayApp\nimport starlette"),
+        ("gateway.cli.serve", "import typer\nfrom gateway import __version__, wiring"),
+    ],
+)
+def test_what_is_allowed_is_no_breach(module: str, source: str) -> None:
+    assert breaches_in(module, source) == []
+
+
+def holds_tests(place: str) -> bool:
+    path = Path(__file__).parent / place
+    return path.is_file() or any(path.glob("test_*.py"))
+
+
+def test_every_module_has_a_test_that_mirrors_it_or_a_reason_why_not() -> None:
+    missing = []
+    for module, path in modules():
+        name = module.removeprefix("gateway").removeprefix(".")
+        folder, _, last = name.rpartition(".")
+        places = ["/".join([*folder.split("."), f"test_{last}.py"]).removeprefix("/")]
+        places += [TESTED_ELSEWHERE.get(name, "-"), TESTED_AS_A_WHOLE.get(name.partition(".")[0], "-")]
+        is_empty = path.name == "__init__.py" and len(ast.parse(path.read_text("utf-8")).body) <= 2
+        if not is_empty and not any(map(holds_tests, places)):
+            missing.append(module)
+    assert missing == []
+
+
+def test_no_reason_outlives_its_module_or_its_test() -> None:
+    known = {module.removeprefix("gateway").removeprefix(".") for module, _ in modules()}
+    assert set(TESTED_ELSEWHERE) <= known
+    places = [*TESTED_ELSEWHERE.values(), *TESTED_AS_A_WHOLE.values()]
+    assert [place for place in places if not holds_tests(place)] == []

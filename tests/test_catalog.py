@@ -1,0 +1,160 @@
+"""What is known of a model, and from where: route, own table, the table on disk; fact by fact, without the network."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import gateway
+from gateway.catalog import Catalog, facts_of, load_litellm_table
+from gateway.config import Facts, PriceRow, model_facts
+from gateway.core.pricing import cost, price_per_million
+from gateway.core.routing import ModelFacts, ModelRule, Route
+from gateway.core.usage import Usage
+
+PRICE = PriceRow(input=Decimal(1), output=Decimal(2))
+
+
+def raw(text: str) -> msgspec.Raw:
+    return msgspec.Raw(text.encode())
+
+
+TABLE = {
+    "sample_spec": raw('{"max_tokens": 1}'),
+    "gpt-5": raw(
+        '{"litellm_provider": "openai", "max_input_tokens": 272000, "max_output_tokens": 128000, "max_tokens": 9,'
+        ' "input_cost_per_token": 1.25e-06, "output_cost_per_token": 1e-05}'
+    ),
+    "groq/llama": raw('{"litellm_provider": "groq", "max_tokens": 8192, "input_cost_per_token": 1e-07}'),
+    "ollama_chat/qwen": raw('{"litellm_provider": "ollama_chat", "max_tokens": 4096}'),
+    "odd": raw(
+        '{"max_input_tokens": "many", "max_tokens": -1, "max_output_tokens": 1.5, "litellm_provider": "openai"}'
+    ),
+    "broken": raw("{"),
+    "list": raw("[1]"),
+}
+
+
+def catalog(**own: Facts) -> Catalog:
+    return Catalog({name.replace("__", "/"): facts for name, facts in own.items()}, TABLE)
+
+
+def test_the_table_gives_limits_and_the_price_and_is_named_as_their_source() -> None:
+    found = catalog().facts(Route("openai", "gpt-5"))
+    assert (found.window, found.output, found.tokenizer) == (272_000, 128_000, None)
+    assert found.price is not None
+    assert cost(Usage.of(1_000_000, 0), found.price) == Decimal("1.25")
+    assert found.sources == dict.fromkeys(("window", "output", "price"), "litellm")
+
+
+def test_a_price_does_not_pass_through_binary_fractions() -> None:
+    price = catalog().facts(Route("openai", "gpt-5")).price
+    assert price is not None
+    assert price.rates.input == Decimal("0.00000125")
+
+
+def test_a_model_of_the_same_name_at_another_provider_has_its_limits_but_not_its_price() -> None:
+    found = catalog().facts(Route("elsewhere", "gpt-5"))
+    assert (found.window, found.price) == (272_000, None)
+
+
+def test_an_entry_under_the_providers_name_is_preferred() -> None:
+    found = catalog().facts(Route("groq", "llama"))
+    assert found.window == 8192
+    assert found.price is not None
+
+
+def test_a_provider_that_the_table_calls_otherwise_is_found() -> None:
+    assert catalog().facts(Route("ollama", "qwen")).window == 4096
+
+
+@pytest.mark.parametrize("model", ["unknown", "odd", "broken", "list", "", "x" * 10_000])
+def test_where_nobody_says_anything_sane_nothing_is_known(model: str) -> None:
+    found = catalog().facts(Route("openai", model))
+    assert (found.window, found.output, found.tokenizer, found.price) == (None, None, None, None)
+
+
+def test_facts_come_one_by_one_from_the_first_that_names_them() -> None:
+    rule = ModelRule("gpt-*", "openai", facts=ModelFacts(window=10))
+    known = catalog(gpt_5=Facts(), openai__x=Facts())
+    assert known.facts(Route("openai", "gpt-5", rule)).window == 10
+    layered = Catalog(
+        {"openai/gpt-5": Facts(window=20, output=20), "gpt-5": Facts(window=30, output=30, tokenizer="o200k")}, TABLE
+    )
+    found = layered.facts(Route("openai", "gpt-5", rule))
+    assert (found.window, found.output, found.tokenizer) == (10, 20, "o200k")
+    assert found.sources == {
+        "window": "models: match gpt-*",
+        "output": "models.yaml",
+        "tokenizer": "models.yaml",
+        "price": "litellm",
+    }
+
+
+def test_a_configured_row_is_read_with_its_price() -> None:
+    assert facts_of(Facts(window=5, price=PRICE)) == ModelFacts(
+        window=5, price=price_per_million(input=Decimal(1), output=Decimal(2))
+    )
+    assert facts_of(Facts()) == ModelFacts()
+
+
+def test_what_the_providers_offer_is_listed_once_under_our_names() -> None:
+    own = {"openai/gpt-5": Facts(), "mock/small": Facts(), "bare": Facts()}
+    known = Catalog(own, TABLE)
+    assert list(known.offered(["openai", "groq", "ollama", "mock"])) == [
+        ("openai", "gpt-5"),
+        ("mock", "small"),
+        ("groq", "llama"),
+        ("ollama", "qwen"),
+        ("openai", "odd"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("gpt", [("openai", "gpt-5")]),
+        ("openai/gpt", [("openai", "gpt-5")]),
+        ("groq/", [("groq", "llama")]),
+        ("ollama/qwen", [("ollama", "qwen")]),
+        ("mistral/", []),
+        ("nothing", []),
+    ],
+)
+def test_the_list_can_be_narrowed_by_a_part_of_the_name(wanted: str, found: list[tuple[str, str]]) -> None:
+    assert list(catalog().offered(["openai", "groq", "ollama"], wanted)) == found
+
+
+def test_models_of_a_provider_that_is_not_configured_are_not_offered() -> None:
+    assert list(catalog().offered([])) == []
+
+
+def test_names_that_clients_make_up_do_not_fill_the_memory_and_known_ones_stay_known() -> None:
+    known = catalog()
+    first = known.facts(Route("openai", "gpt-5"))
+    for number in range(10_000):
+        known.facts(Route("openai", f"made-up-{number}"))
+    assert len(known._known) <= 4096
+    assert known.facts(Route("openai", "gpt-5")) == first
+
+
+def test_the_shipped_tables_know_common_models_and_the_built_in_provider() -> None:
+    shipped = Catalog(model_facts(), load_litellm_table())
+    for provider, model in [("openai", "gpt-4o"), ("anthropic", "claude-sonnet-4-5"), ("mock", "mock-small")]:
+        found = shipped.facts(Route(provider, model))
+        assert found.window, model
+        assert found.price is not None, model
+
+
+def test_reading_the_table_does_not_import_its_package() -> None:
+    script = "import sys; from gateway.catalog import load_litellm_table as load; assert load(); print('litellm' in sys.modules)"
+    root = Path(gateway.__file__).parent.parent
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=root, timeout=30, check=True
+    )
+    assert ran.stdout.strip() == "False"

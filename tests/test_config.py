@@ -1,0 +1,597 @@
+"""gateway.yaml: every problem named by its key path, secrets never shown, keys never sent to a moved address."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from gateway.config import (
+    BUILT_IN_ROUTES,
+    Loaded,
+    data_folder,
+    duration,
+    is_loopback,
+    json_schema,
+    load,
+    load_passed_on,
+    model_facts,
+    pass_on,
+    refuse_open_door,
+    template,
+)
+from gateway.core.errors import ConfigError
+
+SECRET = "sk-hunter2-hunter2-hunter2"
+
+Load = Callable[..., Loaded]
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Load:
+    """Loads a text as gateway.yaml, with these variables and flags and no others."""
+
+    def run(
+        text: str = "", environment: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
+    ) -> Loaded:
+        file = tmp_path / "gateway.yaml"
+        file.write_text(text, "utf-8")
+        return load(file, environment=environment or {}, flags=flags)
+
+    return run
+
+
+def problems_of(loaded: Load, text: str, environment: Mapping[str, str] | None = None) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        loaded(text, environment)
+    return caught.value.problems
+
+
+# --- defaults -------------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_file_gives_the_documented_defaults(loaded: Load) -> None:
+    settings = loaded().settings
+    assert (settings.server.host, settings.server.port, settings.server.workers) == ("127.0.0.1", 8484, 1)
+    assert settings.server.max_body_mb == 64
+    assert settings.default_provider == "openai"
+    assert settings.sessions.id_headers == ("x-session-id",)
+    assert (settings.sessions.on_missing, settings.sessions.on_disconnect) == ("derive", "drain")
+    assert (settings.sessions.stream_totals, settings.sessions.usage_missing) == ("comment", "estimate")
+    assert settings.sessions.ttl_s == 30 * 86_400
+    assert settings.store.url == "sqlite://~/.local/share/gateway/gateway.db"
+    assert settings.store.timeout_ms == 250
+    assert settings.auth.keys == ()
+    assert settings.auth.admin_key is None
+
+
+def test_every_built_in_provider_is_there_and_every_built_in_route_leads_to_one(loaded: Load) -> None:
+    providers = loaded().settings.providers
+    documented = {"openai", "anthropic", "gemini", "openrouter", "groq", "mistral", "deepseek", "xai", "ollama"}
+    assert documented <= set(providers)
+    assert {provider for _, provider in BUILT_IN_ROUTES} <= set(providers)
+
+
+def test_settings_cannot_be_changed_after_they_are_read(loaded: Load) -> None:
+    settings = loaded().settings
+    with pytest.raises(ValueError, match="frozen"):
+        setattr(settings.server, "port", 1)  # noqa: B010  # the type checker knows it is read-only
+
+
+# --- where it is looked for ---------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_looked_for_as_named_then_in_the_environment_then_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    assert load(environment={}).file is None
+    for folder, port in ((here, 1), (tmp_path / "env", 2), (tmp_path / "flag", 3)):
+        folder.mkdir(exist_ok=True)
+        (folder / "gateway.yaml").write_text(f"server: {{port: {port}}}")
+    environment = {"GATEWAY_CONFIG": str(tmp_path / "env" / "gateway.yaml")}
+    assert load(environment={}).settings.server.port == 1
+    assert load(environment={"GATEWAY_CONFIG": ""}).settings.server.port == 1
+    assert load(environment=environment).settings.server.port == 2
+    found = load(tmp_path / "flag" / "gateway.yaml", environment=environment)
+    assert (found.settings.server.port, found.file) == (3, tmp_path / "flag" / "gateway.yaml")
+
+
+def test_a_named_file_that_does_not_exist_is_an_error_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: there is no such file.*gateway init"):
+        load(tmp_path / "nowhere.yaml", environment={})
+    with pytest.raises(ConfigError, match="no such file"):
+        load(environment={"GATEWAY_CONFIG": str(tmp_path)})
+
+
+def test_without_an_environment_of_its_own_it_reads_the_processs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GATEWAY_SERVER_PORT", "9123")
+    monkeypatch.delenv("GATEWAY_CONFIG", raising=False)
+    assert load().settings.server.port == 9123
+
+
+# --- problems, each by its path ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("serverr: {}", "serverr: there is no such key (did you mean server?)"),
+        ("server: {prot: 1}", "server.prot: there is no such key (did you mean port?)"),
+        ("qqqqqq: 1", "qqqqqq: there is no such key"),
+        ("telemetry: {log: {levl: debug}}", "telemetry.log.levl: there is no such key (did you mean level?)"),
+        ("providers: {openai: {kye: a}}", "providers.openai.kye: there is no such key (did you mean key?)"),
+        ("providers: {openai: {timeout_s: {conect: 1}}}", "providers.openai.timeout_s.conect: there is no such key (did you mean connect?)"),
+        ("models: [{match: a, provider: openai, windw: 1}]", "models[0].windw: there is no such key (did you mean window?)"),
+        ("server: {port: 99999}", "server.port: input should be less than or equal to 65535 (got 99999)"),
+        ("server: {port: -1}", "server.port: input should be greater than or equal to 0 (got -1)"),
+        ("server: {max_body_mb: 0}", "server.max_body_mb: input should be greater than 0 (got 0)"),
+        ("sessions: {ttl: forever}", "sessions.ttl: must be a duration like 90s, 15m, 12h or 30d (got 'forever')"),
+        ("sessions: {on_missing: guess}", "sessions.on_missing: input should be 'derive', 'require' or 'none' (got 'guess')"),
+        ("store: {url: postgres}", "store.url: must be memory:// or sqlite://PATH (got 'postgres')"),
+        ("store: {url: 'sqlite://'}", "store.url: must be memory:// or sqlite://PATH (got 'sqlite://')"),
+        ("providers: {x: {base_url: 'ftp://h'}}", "providers.x.base_url: must be an http:// or https:// address without query (got 'ftp://h')"),
+        ("providers: {x: {base_url: 'http://h/v1?a=b'}}", "providers.x.base_url: must be an http:// or https:// address without query (got 'http://h/v1?a=b')"),
+        ("providers: {x: {}}", "providers.x.base_url: field required"),
+        ("providers: {x: {base_url: 'http://h', headers: {'a b': c}}}", "providers.x.headers: 'a b' is no header name"),
+        ("providers: {x: {base_url: 'http://h', auth: basic}}", "providers.x.auth: input should be 'bearer', 'x-api-key', 'api-key' or 'none' (got 'basic')"),
+        ("default_provider: opnai", "default_provider: there is no provider 'opnai' (did you mean openai?)"),
+        ("models: [{match: a, provider: grok}]", "models[0].provider: there is no provider 'grok' (did you mean groq?)"),
+        ("models: [{provider: openai}]", "models[0].match: field required"),
+        ("models: [{match: a, provider: openai, price: {input: -1, output: 1}}]", "models[0].price.input: input should be greater than or equal to 0 (got -1)"),
+        ("server: {workers: 2}\nstore: {url: 'memory://'}", "server.workers: more than one worker needs a store they share; set store.url to sqlite://PATH"),
+        ("auth: {keys: [{name: a b, key: 0123456789abcdef}]}", "auth.keys[0].name: use 1-255 characters of A-Z a-z 0-9 . _ : -"),
+        ("auth: {keys: [{name: a, key: short}]}", "auth.keys[0].key: a key needs at least 16 characters"),
+        ("auth: {keys: [{name: a, key: 0123456789abcdef}, {name: a, key: 0123456789abcdeg}]}", "auth: two keys have the same name"),
+        ("auth: {keys: [{name: a, key: 0123456789abcdef}, {name: b, key: 0123456789abcdef}]}", "auth: two names have the same key"),
+    ],
+)  # fmt: skip
+def test_a_problem_is_named_by_its_key_path_with_what_is_wrong(loaded: Load, text: str, problem: str) -> None:
+    assert problems_of(loaded, text) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("server: null", "server"),
+        ("server: [1]", "server"),
+        ("providers: [1]", "providers"),
+        ("providers: {openai: null}", "providers.openai"),
+        ("models: {a: 1}", "models"),
+        ("models: [null]", "models[0]"),
+        ("auth: {keys: 7}", "auth.keys"),
+        ("server: {port: {}}", "server.port"),
+    ],
+)
+def test_a_value_of_another_shape_is_named_by_its_path(loaded: Load, text: str, path: str) -> None:
+    assert [problem.partition(":")[0] for problem in problems_of(loaded, text)] == [path]
+
+
+def test_every_problem_is_named_at_once(loaded: Load) -> None:
+    found = problems_of(loaded, "server: {port: x, wrkers: 1}\nsessions: {ttl: 3x}\nmodels: [{match: a}]\nextra: 1")
+    assert {problem.partition(":")[0] for problem in found} == {
+        "server.port", "server.wrkers", "sessions.ttl", "models[0].provider", "extra",
+    }  # fmt: skip
+
+
+def test_every_reference_to_a_provider_that_is_not_there_is_named_at_once(loaded: Load) -> None:
+    found = problems_of(loaded, "default_provider: a1\nmodels: [{match: a, provider: b1}, {match: b, provider: c1}]")
+    paths = sorted(problem.partition(":")[0] for problem in found)
+    assert paths == ["default_provider", "models[0].provider", "models[1].provider"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a: [", "is not valid YAML"),
+        ("- a", "must hold keys and values, not list"),
+        ("just text", "not str"),
+        ("a: \x07", "YAML"),
+    ],
+)
+def test_a_file_that_is_no_mapping_is_an_error_that_names_it(loaded: Load, text: str, why: str) -> None:
+    (problem,) = problems_of(loaded, text)
+    assert why in problem
+    assert "gateway.yaml: " in problem
+
+
+def test_a_file_that_is_no_text_is_an_error_that_names_it(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_bytes(b"a: \xff\xfe")
+    with pytest.raises(ConfigError, match=r"gateway\.yaml: cannot be read"):
+        load(file, environment={})
+
+
+# --- precedence ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default(loaded: Load) -> None:
+    environment, flags = {"GATEWAY_SERVER_PORT": "2"}, {"server.port": 3}
+    assert loaded("server: {port: 1}").settings.server.port == 1
+    assert loaded("server: {port: 1}", environment).settings.server.port == 2
+    assert loaded("server: {port: 1}", environment, flags).settings.server.port == 3
+
+
+def test_an_override_leaves_its_neighbours_alone(loaded: Load) -> None:
+    settings = loaded("server: {port: 1, host: localhost}", {"GATEWAY_SERVER_PORT": "2"}).settings
+    assert (settings.server.host, settings.server.port) == ("localhost", 2)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "path", "value"),
+    [
+        ("GATEWAY_SERVER_MAX_BODY_MB", "1.5", "server.max_body_mb", 1.5),
+        ("GATEWAY_SESSIONS_ID_HEADERS", "[X-A, x-b]", "sessions.id_headers", ("x-a", "x-b")),
+        ("GATEWAY_SESSIONS_TTL", "12h", "sessions.ttl", "12h"),
+        ("GATEWAY_TELEMETRY_LOG_LEVEL", "debug", "telemetry.log.level", "debug"),
+        ("GATEWAY_DEFAULT_PROVIDER", "null", "default_provider", None),
+        ("GATEWAY_DEFAULT_PROVIDER", "groq", "default_provider", "groq"),
+        ("GATEWAY_STORE_URL", "memory://", "store.url", "memory://"),
+    ],
+)
+def test_any_key_can_be_set_by_a_variable(loaded: Load, variable: str, text: str, path: str, value: object) -> None:
+    found: object = loaded("", {variable: text}).settings
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert found == value
+
+
+def test_a_providers_keys_can_be_set_by_variables_also_under_a_name_with_a_dash(loaded: Load) -> None:
+    environment = {"GATEWAY_PROVIDERS_MY_HOST_TIMEOUT_S_CONNECT": "7", "GATEWAY_PROVIDERS_OPENAI_MAX_CONNECTIONS": "5"}
+    providers = loaded("providers: {my-host: {base_url: 'http://h'}}", environment).settings.providers
+    assert providers["my-host"].timeout_s.connect == 7
+    assert providers["openai"].max_connections == 5
+
+
+def test_a_wrong_variable_is_named_by_the_key_it_sets(loaded: Load) -> None:
+    (problem,) = problems_of(loaded, "", {"GATEWAY_SERVER_PORT": "many"})
+    assert problem.startswith("server.port: ")
+
+
+def test_variables_of_somebody_else_are_left_alone(loaded: Load) -> None:
+    environment = {"GATEWAY_PORT": "tcp://10.0.0.1:80", "GATEWAY_SERVER": "x", "GATEWAY_SERVICE_HOST": "y"}
+    assert loaded("", environment).settings == loaded().settings
+
+
+@pytest.mark.parametrize(
+    "secret", ["1234567890123456", "0x1234567890abcdef", "1e5", "sk-a: b", "sk-a #b", "*sk", "true", "[a"]
+)
+def test_a_secret_from_a_variable_is_taken_as_it_is_written(loaded: Load, secret: str) -> None:
+    settings = loaded("", {"GATEWAY_AUTH_ADMIN_KEY": secret, "GATEWAY_PROVIDERS_OPENAI_KEY": secret}).settings
+    assert settings.auth.admin_key is not None
+    assert settings.auth.admin_key.get_secret_value() == secret
+    assert settings.providers["openai"].key.get_secret_value() == secret
+
+
+# --- ${NAME} --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "host"),
+    [
+        ("${NAME}", "value"),
+        ("a-${NAME}-b", "a-value-b"),
+        ("${NAME}${NAME}", "valuevalue"),
+        ("${NAME:-default}", "value"),
+        ("${UNSET:-default}", "default"),
+        ("${EMPTY:-default}", "default"),
+        ("${UNSET:-}x", "x"),
+        ("$NAME", "$NAME"),
+        ("${1X}", "${1X}"),
+        ("${NAME", "${NAME"),
+    ],
+)
+def test_a_variable_in_a_string_is_replaced(loaded: Load, written: str, host: str) -> None:
+    settings = loaded(f"server: {{host: '{written}'}}", {"NAME": "value", "EMPTY": ""}).settings
+    assert settings.server.host == host
+
+
+def test_what_a_variable_holds_is_not_expanded_again(loaded: Load) -> None:
+    assert loaded("server: {host: '${A}'}", {"A": "${B}", "B": "b"}).settings.server.host == "${B}"
+
+
+def test_every_variable_that_is_not_set_is_named_with_its_key_and_the_remedy(loaded: Load) -> None:
+    found = problems_of(loaded, "server: {host: '${A}'}\nauth: {keys: [{name: '${B}', key: '${C}'}]}")
+    expected = {"server.host": "A", "auth.keys[0].name": "B", "auth.keys[0].key": "C"}
+    assert len(found) == len(expected)
+    for (path, name), problem in zip(expected.items(), found, strict=True):
+        assert problem.startswith(f"{path}: the environment variable {name} is not set; set it")
+        assert problem.endswith(f"write ${{{name}:-default}}")
+
+
+def test_a_reference_is_checked_after_its_variable_was_replaced(loaded: Load) -> None:
+    text = "default_provider: '${P:-openai}'\nmodels: [{match: a, provider: '${P:-groq}'}]"
+    settings = loaded(text).settings
+    assert (settings.default_provider, settings.models[0].provider) == ("openai", "groq")
+    assert [problem.partition(":")[0] for problem in problems_of(loaded, text, {"P": "nobody"})] == [
+        "default_provider",
+        "models[0].provider",
+    ]
+
+
+def test_workers_without_a_shared_store_are_refused_wherever_the_values_come_from(loaded: Load) -> None:
+    for text, environment in [
+        ("server: {workers: '${W}'}\nstore: {url: '${S}'}", {"W": "2", "S": "memory://"}),
+        ("", {"GATEWAY_SERVER_WORKERS": "2", "GATEWAY_STORE_URL": "memory://"}),
+    ]:
+        (problem,) = problems_of(loaded, text, environment)
+        assert problem.startswith("server.workers: ")
+
+
+# --- providers -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_block_adds_to_the_built_in_provider_key_by_key(loaded: Load) -> None:
+    provider = loaded("providers: {openai: {max_connections: 7}}", {"OPENAI_API_KEY": SECRET}).settings.providers[
+        "openai"
+    ]
+    assert provider.max_connections == 7
+    assert provider.base_url == "https://api.openai.com/v1"
+    assert provider.key.get_secret_value() == SECRET
+
+
+def test_a_provider_moved_by_the_file_does_not_get_the_key_of_the_old_address(loaded: Load) -> None:
+    text = "providers: {openai: {base_url: 'http://elsewhere/v1'}}"
+    found = loaded(text, {"OPENAI_API_KEY": SECRET})
+    assert found.settings.providers["openai"].key.get_secret_value() == ""
+    assert "openai" not in found.key_sources
+
+
+def test_a_provider_moved_by_a_flag_does_not_get_the_key_of_the_old_address(loaded: Load) -> None:
+    flags = {"providers.openai.base_url": "http://elsewhere/v1"}
+    assert loaded("", {"OPENAI_API_KEY": SECRET}, flags).settings.providers["openai"].key.get_secret_value() == ""
+
+
+def test_a_provider_moved_by_a_variable_does_not_get_the_key_of_the_old_address(loaded: Load) -> None:
+    environment = {"OPENAI_API_KEY": SECRET, "GATEWAY_PROVIDERS_OPENAI_BASE_URL": "http://elsewhere/v1"}
+    provider = loaded("", environment).settings.providers["openai"]
+    assert provider.base_url == "http://elsewhere/v1"
+    assert provider.key.get_secret_value() == ""
+
+
+def test_a_provider_moved_together_with_its_key_keeps_it(loaded: Load) -> None:
+    text = "providers: {openai: {base_url: 'http://elsewhere', key: '${MINE}'}}"
+    found = loaded(text, {"MINE": SECRET, "OPENAI_API_KEY": "other"})
+    assert found.settings.providers["openai"].key.get_secret_value() == SECRET
+    assert found.key_sources == {"openai": "MINE"}
+
+
+def test_it_is_known_where_each_key_came_from(loaded: Load) -> None:
+    text = "providers: {mine: {base_url: 'http://h', key: written-here}, bare: {base_url: 'http://h'}}"
+    assert loaded(text, {"OPENAI_API_KEY": "a", "GROQ_API_KEY": ""}).key_sources == {
+        "openai": "OPENAI_API_KEY",
+        "mine": "configuration",
+    }
+
+
+@pytest.mark.parametrize(
+    ("written", "address"),
+    [
+        ("http://h", "http://h/v1"),
+        ("http://h/", "http://h/v1"),
+        ("https://h:8443/api/v2/", "https://h:8443/api/v2"),
+        ("http://[::1]:9/x", "http://[::1]:9/x"),
+    ],
+)
+def test_a_bare_host_gets_the_version_segment_and_a_path_is_kept(loaded: Load, written: str, address: str) -> None:
+    found = loaded(f"providers: {{x: {{base_url: '{written}'}}}}").settings
+    assert found.providers["x"].base_url == address
+
+
+@pytest.mark.parametrize(
+    "address", ["http://", "http:///v1", "h", "//h", "http://h/v1#x", "http://h/a b", "file:///etc", "http://h\n"]
+)
+def test_what_is_no_address_is_refused(loaded: Load, address: str) -> None:
+    (problem,) = problems_of(loaded, f'providers: {{x: {{base_url: "{address}"}}}}'.replace("\n", "\\n\\n x"))
+    assert problem.startswith("providers.x.base_url: must be an http:// or https:// address")
+
+
+def test_fixed_headers_are_kept_in_lower_case_and_may_not_break_out(loaded: Load) -> None:
+    text = 'providers: {x: {base_url: "http://h", headers: {X-Team: "a\\tb"}}}'
+    assert loaded(text).settings.providers["x"].headers == {"x-team": "a\tb"}
+    for value in ("a\\r\\nx: y", "\\x00", "é"):
+        (problem,) = problems_of(loaded, text.replace("a\\tb", value))
+        assert problem == "providers.x.headers: the value of 'X-Team' holds characters that no header may"
+
+
+def test_a_provider_may_be_named_by_a_number(loaded: Load) -> None:
+    settings = loaded("providers: {1: {base_url: 'http://h'}}\ndefault_provider: '1'").settings
+    assert "1" in settings.providers
+    (problem,) = problems_of(loaded, "providers: {1: {base_url: 'http://h'}}\ndefault_provider: nobody")
+    assert problem.startswith("default_provider: ")
+
+
+def test_the_built_in_providers_can_be_switched_off_in_the_file_and_by_a_variable(loaded: Load) -> None:
+    text = "providers: {mine: {base_url: 'http://h'}}\ndefault_provider: mine\n"
+    assert set(loaded(text + "built_in_providers: false").settings.providers) == {"mine"}
+    assert set(loaded(text, {"GATEWAY_BUILT_IN_PROVIDERS": "false"}).settings.providers) == {"mine"}
+
+
+def test_a_default_provider_that_went_with_the_built_in_ones_is_named(loaded: Load) -> None:
+    found = problems_of(loaded, "built_in_providers: false\nproviders: {mine: {base_url: 'http://h'}}")
+    assert [problem.partition(":")[0] for problem in found] == ["default_provider"]
+
+
+def test_no_default_provider_is_a_choice(loaded: Load) -> None:
+    assert loaded("default_provider: null").settings.default_provider is None
+    text = "built_in_providers: false\nproviders: {mine: {base_url: 'http://h'}}\ndefault_provider: null"
+    assert loaded(text).settings.default_provider is None
+
+
+# --- secrets -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_secrets_are_not_in_the_repr_of_settings(loaded: Load) -> None:
+    text = f"auth: {{admin_key: {SECRET}-1, keys: [{{name: a, key: {SECRET}-2}}]}}\nproviders: {{x: {{base_url: 'http://h', key: {SECRET}-3}}}}"
+    found = loaded(text, {"OPENAI_API_KEY": f"{SECRET}-4"})
+    assert SECRET not in repr(found)
+    assert SECRET not in str(found.settings)
+    assert SECRET not in repr(found.settings.model_dump())
+    assert SECRET not in found.settings.model_dump_json()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "auth: {admin_key: [SECRET]}",
+        "auth: {admin_key: {a: SECRET}}",
+        "auth: {keys: [SECRET]}",
+        "auth: {keys: SECRET}",
+        "auth: {keys: {a: SECRET}}",
+        "auth: {keys: [{name: a, key: [SECRET]}]}",
+        "auth: {keys: [{name: a, kye: SECRET}]}",
+        "auth: {keys: [{nam: a, key: SECRET}]}",
+        "auth: SECRET",
+        "auth: {adminkey: SECRET}",
+        "providers: {openai: {key: [SECRET]}}",
+        "providers: {openai: {kye: SECRET}}",
+        "providers: {openai: SECRET}",
+        "providers: SECRET",
+        "providers: {x: {key: SECRET}}",
+        "providers: {x: {base_url: 'https://user:SECRET@h'}}",
+        "providers: {x: {base_url: 'https://h/v1?key=SECRET'}}",
+        'providers: {x: {base_url: "http://h", headers: {authorization: "Bearer\\r\\nSECRET"}}}',
+        'providers: {x: {base_url: "http://h", headers: {authorization: ["SECRET"]}}}',
+        'providers: {openai: {key: "SECRET\\q"}}',
+        "providers: {openai: {key: *SECRET}}",
+        "providers: {openai: {key: !SECRET x}}",
+        "providers: {openai: {key: SECRET",
+        "key: SECRET: x",
+        "store: {url: 'redis://:SECRET@h'}",
+    ],
+)
+def test_a_secret_in_a_wrong_place_is_not_in_the_message(loaded: Load, text: str) -> None:
+    problems = problems_of(loaded, text.replace("SECRET", SECRET))
+    assert SECRET not in "\n".join(problems)
+
+
+def test_a_secret_number_in_a_header_is_not_in_the_message(loaded: Load) -> None:
+    text = "providers: {x: {base_url: 'http://h', headers: {x-api-key: 1234567890123456}}}"
+    assert "1234567890123456" not in "\n".join(problems_of(loaded, text))
+
+
+def test_a_variable_that_holds_a_secret_is_named_by_name_only(loaded: Load) -> None:
+    found = problems_of(loaded, "providers: {openai: {base_url: '${OPENAI_API_KEY}'}}", {"OPENAI_API_KEY": SECRET})
+    assert SECRET not in "\n".join(found)
+
+
+# --- an open door ---------------------------------------------------------------------------------------------------------------------------
+
+OPEN = "server: {host: 0.0.0.0}"
+KEYS = "auth: {keys: [{name: a, key: 0123456789abcdef}]}"
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "10.0.0.1", "example.com", "", "127.0.0.1.example.com", "localhost.evil"]
+)
+def test_a_held_key_is_not_offered_to_the_network_without_client_keys(loaded: Load, host: str) -> None:
+    settings = loaded(f"server: {{host: '{host}'}}", {"OPENAI_API_KEY": SECRET}).settings
+    with pytest.raises(ConfigError, match=r"auth\.keys: .*openai.*Set auth\.keys, or listen on 127\.0\.0\.1") as caught:
+        refuse_open_door(settings)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "environment"),
+    [
+        (OPEN, {}),
+        (f"{OPEN}\n{KEYS}", {"OPENAI_API_KEY": SECRET}),
+        ("server: {host: 127.0.0.1}", {"OPENAI_API_KEY": SECRET}),
+        ("server: {host: localhost}", {"OPENAI_API_KEY": SECRET}),
+        ("server: {host: '::1'}", {"OPENAI_API_KEY": SECRET}),
+    ],
+)
+def test_any_other_door_may_be_open(loaded: Load, text: str, environment: dict[str, str]) -> None:
+    refuse_open_door(loaded(text, environment).settings)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("127.255.1.2", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("128.0.0.1", False),
+     ("::", False), ("", False), ("127.0.0.1\n", False), ("127.0.0", False)],
+)  # fmt: skip
+def test_loopback_is_what_only_this_machine_reaches(host: str, loopback: bool) -> None:
+    assert is_loopback(host) == loopback
+
+
+# --- durations, stores, tables ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("1s", 1), ("90s", 90), ("15m", 900), ("12h", 43_200), ("30d", 2_592_000)]
+)
+def test_a_duration_is_a_number_and_a_unit(text: str, seconds: int) -> None:
+    assert duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0s", "00d", "5", "s", "1 s", "1w", "-1s", "1.5h", "1h30m", "1s\n", "1S"])
+def test_anything_else_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="duration"):
+        duration(text)
+
+
+def test_a_stores_path_is_below_the_home_folder_where_it_says_so(loaded: Load) -> None:
+    settings = loaded("store: {url: 'sqlite://~/x.db'}").settings
+    assert settings.store.sqlite_path == Path.home() / "x.db"
+    assert loaded("store: {url: 'sqlite:///tmp/x.db'}").settings.store.sqlite_path == Path("/tmp/x.db")
+    assert loaded("store: {url: 'memory://'}").settings.store.sqlite_path is None
+
+
+def test_the_table_of_model_facts_is_read_and_its_problems_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text("a: {window: 5, price: {input: 0.15, output: 1}}\n1: {}")
+    found = model_facts(file)
+    assert set(found) == {"a", "1"}
+    assert found["a"].price is not None
+    assert found["a"].price.input == Decimal("0.15")
+    file.write_text("a: {windw: 5}\nb: {window: 0}")
+    with pytest.raises(ConfigError) as caught:
+        model_facts(file)
+    assert [problem.partition(":")[2].strip().partition(":")[0] for problem in caught.value.problems] == [
+        "a.windw",
+        "b.window",
+    ]
+
+
+def test_the_shipped_tables_are_where_they_are_looked_for() -> None:
+    assert (data_folder() / "providers.yaml").is_file()
+    assert model_facts()
+
+
+def test_every_setting_is_described_for_editors() -> None:
+    schema = json_schema()
+    missing = [
+        f"{section['title']}.{name}"
+        for section in (schema, *schema["$defs"].values())
+        for name, field in section.get("properties", {}).items()
+        if "description" not in field and "$ref" not in field and section["title"] != "PriceRow"
+    ]
+    assert missing == []
+    assert all(section["description"] for section in schema["$defs"].values())
+
+
+def test_the_schema_in_the_repository_is_the_one_the_code_gives() -> None:
+    written = json.loads((data_folder() / "gateway.schema.json").read_text("utf-8"))
+    assert written == json.loads(json.dumps(json_schema()))
+
+
+def test_the_file_that_init_writes_holds_the_defaults_and_nothing_else(loaded: Load) -> None:
+    assert loaded(template()).settings == loaded().settings
+
+
+def test_workers_and_reloads_read_what_the_command_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("server: {port: 1, workers: 2}")
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    pass_on(file, {"server.port": 3})
+    found = load_passed_on()
+    assert (found.file, found.settings.server.port, found.settings.server.workers) == (file, 3, 2)

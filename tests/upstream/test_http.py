@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.core.errors import UpstreamFault, UpstreamProtocolError, UpstreamTimeout, UpstreamUnreachable
+from gateway.core.ports import Outgoing
+from gateway.upstream.http import HttpUpstream, Limits, proxy_for, tls_context
+from tests.conftest import StartUpstream, closed_port
+from tests.support.scripted import Connection
+
+LIMITS = Limits(connect_s=1, first_byte_s=0.3, between_bytes_s=0.3)
+
+OpenUpstream = Callable[[str], HttpUpstream]
+
+
+@asynccontextmanager
+async def upstream_of(url: str, limits: Limits = LIMITS, proxy: str | None = None) -> AsyncIterator[HttpUpstream]:
+    upstream = HttpUpstream("p", f"{url}/v1", limits, proxy=proxy)
+    try:
+        yield upstream
+    finally:
+        await upstream.aclose()
+
+
+def outgoing(url: str, body: bytes = b"{}", method: str = "POST") -> Outgoing:
+    return Outgoing(method, f"{url}/v1/x", [(b"x-a", b"1"), (b"x-a", b"2")], body)
+
+
+async def read(upstream: HttpUpstream, request: Outgoing) -> tuple[int, bytes]:
+    async with upstream.send(request) as reply:
+        return reply.status, b"".join([piece async for piece in reply.chunks()])
+
+
+async def test_an_answer_comes_as_it_was_sent(byte_server: StartUpstream) -> None:
+    server = byte_server(lambda connection: connection.whole(b"body", b"X-Odd-Case: yes", status=b"201 Created"))
+    async with upstream_of(server.url) as upstream, upstream.send(outgoing(server.url)) as reply:
+        assert reply.status == 201
+        assert (b"X-Odd-Case", b"yes") in list(reply.headers)
+        assert b"".join([piece async for piece in reply.chunks()]) == b"body"
+    [request] = server.requests
+    assert request.body == b"{}"
+    assert [value for name, value in request.headers if name == "x-a"] == ["1", "2"]
+
+
+async def test_nothing_is_sent_that_the_caller_did_not_send(byte_server: StartUpstream) -> None:
+    server = byte_server(lambda connection: connection.whole(b""))
+    async with upstream_of(server.url) as upstream:
+        await read(upstream, outgoing(server.url))
+        await read(upstream, outgoing(server.url, b"", "GET"))
+    names = {name for request in server.requests for name, _ in request.headers}
+    assert names <= {"host", "x-a", "content-length", "accept-encoding"}
+
+
+async def test_packed_answers_are_not_unpacked_and_cookies_not_kept(byte_server: StartUpstream) -> None:
+    server = byte_server(
+        lambda connection: connection.whole(b"\x1f\x8bnot really", b"content-encoding: gzip", b"set-cookie: a=b")
+    )
+    async with upstream_of(server.url) as upstream:
+        for _ in range(2):
+            assert (await read(upstream, outgoing(server.url)))[1] == b"\x1f\x8bnot really"
+    assert all(request.header("cookie") is None for request in server.requests)
+
+
+async def test_a_redirect_is_an_answer(byte_server: StartUpstream) -> None:
+    server = byte_server(lambda connection: connection.whole(b"", b"location: /elsewhere", status=b"302 Found"))
+    async with upstream_of(server.url) as upstream:
+        assert (await read(upstream, outgoing(server.url)))[0] == 302
+    assert len(server.requests) == 1
+
+
+async def test_an_encoded_address_is_sent_as_it_is(byte_server: StartUpstream) -> None:
+    server = byte_server(lambda connection: connection.whole(b""))
+    async with upstream_of(server.url) as upstream:
+        await read(upstream, Outgoing("GET", f"{server.url}/v1/a%2Fb%20c%3F?q=%2B+%26&q=1", [], b""))
+    assert server.requests[0].path == "/v1/a%2Fb%20c%3F?q=%2B+%26&q=1"
+
+
+@pytest.mark.parametrize("size", [1, 512 * 1024, 512 * 1024 + 1, 5_000_000])
+async def test_a_body_of_any_size_arrives_whole_with_its_length(size: int, byte_server: StartUpstream) -> None:
+    server = byte_server(lambda connection: connection.whole(b"ok"))
+    body = bytes(index % 251 for index in range(1000)) * (size // 1000 + 1)
+    async with upstream_of(server.url, Limits(1, 5, 5)) as upstream:
+        await read(upstream, outgoing(server.url, body[:size]))
+    [request] = server.requests
+    assert request.header("content-length") == str(size)
+    assert request.header("transfer-encoding") is None
+    assert request.body == body[:size]
+
+
+async def test_nobody_listens() -> None:
+    url = f"http://127.0.0.1:{closed_port()}"
+    async with upstream_of(url) as upstream:
+        with pytest.raises(UpstreamUnreachable) as error:
+            await read(upstream, outgoing(url))
+    assert "connection refused" in error.value.message
+    assert '"p"' in error.value.message
+
+
+async def test_a_name_that_does_not_resolve() -> None:
+    async with upstream_of("http://no-such-name.invalid") as upstream:
+        with pytest.raises(UpstreamUnreachable) as error:
+            await read(upstream, outgoing("http://no-such-name.invalid"))
+    assert "cannot be resolved" in error.value.message
+
+
+async def test_a_plain_server_behind_an_https_address(byte_server: StartUpstream) -> None:
+    server = byte_server(lambda connection: connection.whole(b""))
+    url = server.url.replace("http:", "https:")
+    async with upstream_of(url) as upstream:
+        with pytest.raises(UpstreamFault):
+            await read(upstream, outgoing(url))
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"", UpstreamUnreachable),
+        (b"nonsense\r\n\r\n", UpstreamProtocolError),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"a" * 100_000 + b"\r\n\r\n", UpstreamProtocolError),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc", UpstreamProtocolError),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nabc", UpstreamProtocolError),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nabc", UpstreamProtocolError),
+    ],
+)
+async def test_answers_that_are_none(data: bytes, kind: type[Exception], byte_server: StartUpstream) -> None:
+    server = byte_server(lambda connection: connection.send(data))
+    async with upstream_of(server.url) as upstream:
+        with pytest.raises(kind) as error:
+            await read(upstream, outgoing(server.url))
+    assert "0x" not in str(error.value)
+
+
+async def test_a_reset_in_the_middle(byte_server: StartUpstream) -> None:
+    def script(connection: Connection) -> None:
+        connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc")
+        time.sleep(0.05)
+        connection.reset()
+
+    server = byte_server(script)
+    async with upstream_of(server.url) as upstream:
+        with pytest.raises(UpstreamFault):
+            await read(upstream, outgoing(server.url))
+
+
+async def test_an_answer_that_does_not_begin(byte_server: StartUpstream) -> None:
+    def script(connection: Connection) -> None:
+        connection.wait_until_left()
+
+    server = byte_server(script)
+    started = time.monotonic()
+    async with upstream_of(server.url) as upstream:
+        with pytest.raises(UpstreamTimeout):
+            await read(upstream, outgoing(server.url))
+    assert 0.25 < time.monotonic() - started < 1
+
+
+async def test_an_answer_that_stops(byte_server: StartUpstream) -> None:
+    def script(connection: Connection) -> None:
+        connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc")
+        connection.wait_until_left()
+
+    server = byte_server(script)
+    async with upstream_of(server.url) as upstream, upstream.send(outgoing(server.url)) as reply:
+        pieces = reply.chunks()
+        assert await anext(pieces) == b"abc"
+        with pytest.raises(UpstreamTimeout):
+            await anext(pieces)
+
+
+async def test_an_answer_that_keeps_coming_may_take_longer_than_any_limit(byte_server: StartUpstream) -> None:
+    def script(connection: Connection) -> None:
+        connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n")
+        for _ in range(10):
+            time.sleep(0.08)
+            connection.send(b"x")
+
+    server = byte_server(script)
+    async with upstream_of(server.url) as upstream:
+        assert (await read(upstream, outgoing(server.url)))[1] == b"x" * 10
+
+
+async def test_the_time_a_consumer_takes_is_not_the_providers_silence(byte_server: StartUpstream) -> None:
+    def script(connection: Connection) -> None:
+        connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nabc")
+        time.sleep(0.1)
+        connection.send(b"def")
+
+    server = byte_server(script)
+    got = b""
+    async with upstream_of(server.url) as upstream, upstream.send(outgoing(server.url)) as reply:
+        async for piece in reply.chunks():
+            got += piece
+            await asyncio.sleep(0.7)
+    assert got == b"abcdef"
+
+
+async def test_leaving_in_the_middle_closes_the_connection(byte_server: StartUpstream) -> None:
+    left: list[bool] = []
+
+    def script(connection: Connection) -> None:
+        connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc")
+        left.append(connection.wait_until_left())
+
+    server = byte_server(script)
+    async with upstream_of(server.url) as upstream:
+        async with upstream.send(outgoing(server.url)) as reply:
+            async for _ in reply.chunks():
+                break
+        deadline = time.monotonic() + 3
+        while not left and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        assert left == [True]
+
+
+async def test_a_connection_is_used_again(byte_server: StartUpstream) -> None:
+    def script(connection: Connection) -> None:
+        for _ in range(3):
+            connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+            if not connection.sock.recv(65536):
+                return
+
+    server = byte_server(script)
+    async with upstream_of(server.url) as upstream:
+        for _ in range(3):
+            assert (await read(upstream, outgoing(server.url)))[1] == b"ok"
+    assert server.connections == 1
+
+
+async def test_through_a_proxy(byte_server: StartUpstream) -> None:
+    proxy = byte_server(lambda connection: connection.whole(b"by proxy"))
+    async with upstream_of("http://provider.invalid", proxy=proxy.url) as upstream:
+        assert await read(upstream, outgoing("http://provider.invalid")) == (200, b"by proxy")
+    assert proxy.requests[0].path == "http://provider.invalid/v1/x"
+
+
+def test_the_proxy_is_the_one_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert proxy_for("https://api.example/v1") is None
+    monkeypatch.setenv("https_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", "localhost,.internal")
+    assert proxy_for("https://api.example/v1") == "http://proxy:3128"
+    assert proxy_for("http://api.example/v1") is None
+    assert proxy_for("https://host.internal/v1") is None
+    assert proxy_for("https://localhost:8080/v1") is None
+
+
+def test_tls_is_checked_unless_said_otherwise(tmp_path: Path) -> None:
+    assert tls_context(verify=True, ca_file=None) is True
+    assert tls_context(verify=False, ca_file=None) is False
+    with pytest.raises(OSError):
+        tls_context(verify=True, ca_file=str(tmp_path / "nothing.pem"))
+    authorities = ssl.get_default_verify_paths().cafile
+    if authorities is not None:
+        context = tls_context(verify=True, ca_file=authorities)
+        assert isinstance(context, ssl.SSLContext)
+        assert context.verify_mode is ssl.CERT_REQUIRED
