@@ -55,18 +55,12 @@ TESTED_ELSEWHERE = {
     "dialects.anthropic_errors": "dialects/test_errors.py",
     "dialects": "dialects/test_endpoints.py",  # the table of endpoints
     "__main__": "cli",  # one line: python -m gateway
-    # The shell shows what it is worth only on a real port, with a real client and a real provider's faults.
+    # These show what they are worth only on a real port, with a real client and a real provider's faults.
     "pipeline": "e2e/test_accounting.py",
     "wiring": "e2e/test_shutdown.py",
-    "upstream.http": "e2e/test_upstream_faults.py",
-    "server.app": "e2e/test_shutdown.py",
-    "server.body": "e2e/test_bodies.py",
-    "server.endpoints": "e2e/test_leaving.py",
-    "server.protocol": "e2e/test_bad_input.py",
-    "server.serving": "e2e/test_shutdown.py",
 }
-#: tested as a whole from outside: the built-in provider over HTTP, the commands by what they print
-TESTED_AS_A_WHOLE = {"mock": "mock", "cli": "cli"}
+#: tested as a whole from outside: the built-in provider over HTTP, the commands by what they print, a file by its text
+TESTED_AS_A_WHOLE = {"mock": "mock", "cli": "cli", "config": "test_config.py"}
 
 
 def imports(source: str) -> Iterator[str]:

@@ -514,6 +514,17 @@ def test_any_other_door_may_be_open(loaded: Load, text: str, environment: dict[s
     refuse_open_door(loaded(text, environment).settings)
 
 
+@pytest.mark.parametrize("written", ["''", "'${ADMIN:-}'", "'  '"])
+def test_an_empty_admin_key_opens_no_door(loaded: Load, written: str) -> None:
+    try:
+        settings = loaded(f"auth: {{admin_key: {written}}}").settings
+    except ConfigError as error:
+        problems = error.problems
+    else:
+        problems = ["auth.admin_key: unset"] if settings.auth.admin_key is None else []
+    assert [problem.partition(":")[0] for problem in problems] == ["auth.admin_key"]
+
+
 @pytest.mark.parametrize(
     ("host", "loopback"),
     [("127.0.0.1", True), ("127.255.1.2", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("128.0.0.1", False),

@@ -55,7 +55,7 @@ def demo(
             "store.url": "memory://",
             "telemetry.log.level": "error",
         }
-        app = build_app(lambda: config.load(environment={}, flags=flags))
+        app = build_app(lambda: config.load(environment={}, flags=flags, search=False))
         with ServerThread(make_config(app, max_head_bytes=65536, head_timeout_s=20, grace_s=1)) as gateway:
             rows = _Client(gateway.url).play(steps)
         billed = provider.provider.billed()

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.common import AsJson, ConfigFile, config_problems, load, print_json, print_table
+from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, load, print_json, print_table, stop
 
 _NUMBERS = ("window", "output", "in $/M", "out $/M", "cached $/M")
 
@@ -19,6 +19,7 @@ def models(
     as_json: AsJson = False,
 ) -> None:
     """Provider, window, output limit, prices and tokenizer of models, and which file each came from."""
+    from gateway.core.errors import UnknownModel
     from gateway.server.sessions import model_json, models_json
     from gateway.wiring import open_catalog, routes_of
 
@@ -28,7 +29,10 @@ def models(
     rows = list(islice(models_json(routes, catalog, pattern), limit + 1))
     if not rows and pattern:
         # A name that no table knows still has a route.
-        route = routes.resolve(pattern)
+        try:
+            route = routes.resolve(pattern)
+        except UnknownModel as fault:
+            stop(fault.message, Exit.FAILED)
         rows = [model_json(pattern, route, catalog.facts(route))]
     if as_json:
         print_json(rows[:limit])

@@ -24,6 +24,8 @@ Fields = Mapping[str, msgspec.Raw]
 
 _FIELDS_DECODER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ANY_DECODER: Final = msgspec.json.Decoder()
+#: what may follow the end mark before `close`; more is nobody's answer
+_HELD_BYTES: Final = 64 * 1024
 #: events of a stream that may wait to be read
 _UNREAD_BYTES: Final = 64 * 1024
 #: tool calls of one answer that are remembered by name
@@ -87,8 +89,9 @@ class EventReader(Protocol):
 class StreamMeter:
     """Reads a stream on its way through. The bytes it returns are those that came in, less the dropped events.
 
-    The end mark is held back, so that what the client takes for the end comes after the settlement. Events that surely pass are read later, many at once: a piece that waits for nothing reaches the client sooner,
-    and reading a hundred events in one go costs a third of reading them one by one between other calls.
+    The end mark is held back, so that what the client takes for the end comes after the settlement. Events that surely
+    pass are read later, many at once: a piece that waits for nothing reaches the client sooner, and reading a hundred
+    events in one go costs a third of reading them one by one between other calls.
     """
 
     __slots__ = ("_buffer", "_held", "_reader", "_unread", "_unread_bytes", "ended")
@@ -108,7 +111,7 @@ class StreamMeter:
 
     def _pass(self, region: bytes) -> bytes:
         if self.ended:
-            self._held += region
+            self._hold(region)
             return b""
         plain = self._reader.plain_prefix(region)
         if plain:
@@ -124,13 +127,17 @@ class StreamMeter:
 
     def _passes(self, block: bytes) -> bool:
         if self.ended:
-            self._held += block
+            self._hold(block)
             return False
         verdict = self._read(block)
         if verdict is Verdict.LAST:
             self.ended = True
             self._held = block
         return verdict is Verdict.PASS
+
+    def _hold(self, after_end: bytes) -> None:
+        if len(self._held) < _HELD_BYTES:
+            self._held += after_end
 
     def _catch_up(self) -> None:
         unread, self._unread, self._unread_bytes = self._unread, [], 0

@@ -241,10 +241,10 @@ def split_path(raw_path: bytes) -> tuple[str | None, str]:
     path = path[1:]
     if not path or not (versioned or _BARE.match(path)):
         raise NotFound("There is nothing under this path. The API is under /v1, or under /s/SESSION/v1.")
-    segments = [unquote_to_bytes(segment) for segment in path.split("/")]
-    if any(segment in (b".", b"..") or b"\\" in segment or b"../" in segment for segment in segments):
+    plain = unquote_to_bytes(path)
+    if any(segment in (b".", b"..") for segment in re.split(rb"[/\\]", plain)):
         raise InvalidRequest("The path must not contain . or .. segments.")
-    if any(_CONTROL.search(segment) for segment in segments):
+    if _CONTROL.search(plain):
         raise InvalidRequest("The path must not contain spaces or control characters.")
     return session, path
 

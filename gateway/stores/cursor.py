@@ -15,14 +15,14 @@ from gateway.core.ports import SessionView
 class Cursor(NamedTuple):
     """Compares as the list is sorted (descending)."""
 
-    value: float
+    value: float | int
     namespace: str
     id: str
 
     @classmethod
     def of(cls, view: SessionView, sort: str) -> Cursor:
         """The place of a session in a list sorted by `recent` or `tokens`."""
-        value = float(view.totals.total_tokens) if sort == "tokens" else view.last_call_at
+        value = view.totals.total_tokens if sort == "tokens" else view.last_call_at
         return cls(value, view.key.namespace, view.key.id)
 
     @classmethod
@@ -33,7 +33,7 @@ class Cursor(NamedTuple):
             InvalidRequest: it is no cursor.
         """
         try:
-            return cls(*msgspec.json.decode(base64.urlsafe_b64decode(text), type=tuple[float, str, str]))
+            return cls(*msgspec.json.decode(base64.urlsafe_b64decode(text), type=tuple[int | float, str, str]))
         except (msgspec.DecodeError, binascii.Error, ValueError):
             raise InvalidRequest("The cursor is not one that this list returned.", param="cursor") from None
 

@@ -79,18 +79,19 @@ class MemoryStore:
 
     async def calls(self, session: SessionKey, limit: int) -> Sequence[CallRecord]:
         """See `Store.calls`."""
-        found = self._calls.get(session, ())
-        return list(reversed(found))[:limit]
+        return heapq.nlargest(limit, self._calls.get(session, ()), key=lambda record: record.call_id)
 
     async def call(self, namespace: str | None, request_id: str) -> CallRecord | None:
         """See `Store.call`."""
-        matches = (
-            record
-            for record in reversed(self._by_id.values())
-            if request_id in (record.call_id, record.request_id)
-            and (namespace is None or (record.session is not None and record.session.namespace == namespace))
-        )
-        return next(matches, None)
+
+        def visible(record: CallRecord) -> bool:
+            return namespace is None or (record.session is not None and record.session.namespace == namespace)
+
+        own = self._by_id.get(request_id)
+        if own is not None and visible(own):
+            return own
+        named = (record for record in self._by_id.values() if record.request_id == request_id and visible(record))
+        return max(named, key=lambda record: record.call_id, default=None)
 
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""
@@ -113,8 +114,13 @@ class MemoryStore:
         for key in old:
             await self.delete(key)
         oldest_kept = first_id_at(before)
-        for call_id in [call_id for call_id in self._by_id if call_id < oldest_kept]:
-            del self._by_id[call_id]
+        self._by_id = {call_id: record for call_id, record in self._by_id.items() if call_id >= oldest_kept}
+        for key, calls in list(self._calls.items()):
+            kept = deque((call for call in calls if call.call_id >= oldest_kept), maxlen=CALLS_PER_SESSION)
+            if kept:
+                self._calls[key] = kept
+            else:
+                del self._calls[key]
         return len(old)
 
     async def ping(self) -> None:

@@ -54,23 +54,28 @@ _SUMS: Final = (
     "calls", "input_tokens", "output_tokens", "total_tokens", "cache_read_tokens", "cache_write_tokens",
     "reasoning_tokens", "estimated_tokens", "estimated_calls", "unpriced_calls", "cost_pico_usd",
 )  # fmt: skip
+#: a sum stops here, and an addend one step before: their sum still fits SQLite's 64 bits and never turns negative
+_MAX_SUM: Final = 2**62
 _SUM_LIST: Final = ", ".join(_SUMS)
 _INSERT_CALL: Final = "INSERT OR IGNORE INTO calls VALUES (?, ?, ?, ?, ?)"
 _ADD: Final = (
     f"INSERT INTO sessions (namespace, id, derived, created_at, last_call_at, {_SUM_LIST}) "  # noqa: S608  # constants
     f"VALUES ({', '.join('?' * (5 + len(_SUMS)))}) ON CONFLICT DO UPDATE SET "
     "last_call_at = max(last_call_at, excluded.last_call_at), "
-    + ", ".join(f"{name} = {name} + excluded.{name}" for name in _SUMS)
+    + ", ".join(f"{name} = min({name} + excluded.{name}, {_MAX_SUM})" for name in _SUMS)
     + f" RETURNING {_SUM_LIST}"
 )
 _TOTALS: Final = f"SELECT {_SUM_LIST} FROM sessions WHERE namespace = ? AND id = ?"  # noqa: S608  # constants
 _VIEW: Final = f"SELECT namespace, id, derived, created_at, last_call_at, {_SUM_LIST} FROM sessions"  # noqa: S608
 _PICO: Final = Decimal(10) ** 12
-#: SQLite's integers end here; a cost beyond nine million dollars a call is somebody's wrong price
-_MAX_INTEGER: Final = 2**62
 _RETRY_S: Final = 0.002
 #: commits between two checkpoints; a settlement touches about four pages
-_CHECKPOINT_EVERY: Final = 500
+_CHECKPOINT_EVERY: Final = 250
+_CHECKPOINT: Final = "PRAGMA wal_checkpoint({})"
+#: pages (of 4 KiB) of the log from which on commits wait for it to be moved
+_LOG_PAGES: Final = 2048
+#: marks a file as ours ("GATE")
+_APPLICATION_ID: Final = 0x47415445
 _DELETE_CHUNK: Final = 200
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
@@ -96,20 +101,25 @@ class SqliteStore:
         self._flush_handle: asyncio.Handle | None = None
         self._commits = 0
         self._checkpoint: asyncio.Task[None] | None = None
+        self._paused = False
         self._thread_lock = threading.Lock()
         self._hot = _connect(path, busy_timeout_s=5)
         _migrate(self._hot)
         self._hot.execute("PRAGMA busy_timeout=0")
-        self._slow = _connect(path, busy_timeout_s=5)
+        self._slow = _connect(path, busy_timeout_s=timeout_s)
 
     async def settle(self, record: CallRecord) -> Totals:
         """See `Store.settle`."""
         done: asyncio.Future[Totals] = self._loop.create_future()
         encoded = msgspec.json.encode(record)
         self._pending.append(_Pending(record, encoded, done, self._loop.time() + self._timeout_s))
-        if self._flush_handle is None:
-            self._flush_handle = self._loop.call_soon(self._flush)
+        self._schedule(0)
         return await done
+
+    def _schedule(self, delay_s: float) -> None:
+        if self._flush_handle is None and not self._paused:
+            call = self._loop.call_later(delay_s, self._flush) if delay_s else self._loop.call_soon(self._flush)
+            self._flush_handle = call
 
     def _flush(self) -> None:
         self._flush_handle = None
@@ -160,12 +170,21 @@ class SqliteStore:
                 pending.done.set_exception(_unavailable(self._path, error))
         if waiting:
             self._pending = waiting + self._pending
-            if self._flush_handle is None:
-                self._flush_handle = self._loop.call_later(_RETRY_S, self._flush)
+            self._schedule(_RETRY_S)
 
     async def _checkpoint_now(self) -> None:
+        """Move the log into the database. Beside a steady stream of commits it never catches up: then they wait."""
         with contextlib.suppress(StoreUnavailable):
-            await self._in_thread(lambda connection: connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall())
+            _, pages, moved = await self._in_thread(lambda db: db.execute(_CHECKPOINT.format("PASSIVE")).fetchone())
+            if pages <= _LOG_PAGES or moved < 0:
+                return
+            self._paused = True
+            try:
+                await self._in_thread(lambda db: db.execute(_CHECKPOINT.format("RESTART")).fetchone())
+            finally:
+                self._paused = False
+                if self._pending:
+                    self._schedule(0)
 
     async def _in_thread(self, work: Callable[[sqlite3.Connection], T]) -> T:
         def locked() -> T:
@@ -269,13 +288,13 @@ class SqliteStore:
 
     async def aclose(self) -> None:
         """See `Store.aclose`. What is still waiting to be written is written."""
+        if self._checkpoint is not None:
+            await self._checkpoint
         while self._pending:
             if self._flush_handle is not None:
                 self._flush_handle.cancel()
             self._flush()
             await asyncio.sleep(_RETRY_S)
-        if self._checkpoint is not None:
-            await self._checkpoint
         with self._thread_lock:
             self._slow.close()
         self._hot.close()
@@ -299,6 +318,10 @@ def _migrate(connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
+        owner = connection.execute("PRAGMA application_id").fetchone()[0]
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if tables and owner != _APPLICATION_ID:
+            raise StoreUnavailable("The database was made by another program. Name another file in store.url.")
         if version > len(MIGRATIONS):
             raise StoreUnavailable(
                 f"The database has format {version}, this gateway knows formats up to {len(MIGRATIONS)}. "
@@ -307,6 +330,7 @@ def _migrate(connection: sqlite3.Connection) -> None:
         for script in MIGRATIONS[version:]:
             for statement in _statements(script):
                 connection.execute(statement)
+        connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
         connection.execute("COMMIT")
     except BaseException:
@@ -334,8 +358,7 @@ def _delete(connection: sqlite3.Connection, keys: Sequence[tuple[str, str]]) -> 
 
 def _sums(charge: Charge) -> tuple[int, ...]:
     usage = charge.usage
-    cost = min(int((charge.cost_usd or 0) * _PICO), _MAX_INTEGER)
-    return (
+    sums = (
         1,
         usage.input_tokens,
         usage.output_tokens,
@@ -346,8 +369,9 @@ def _sums(charge: Charge) -> tuple[int, ...]:
         charge.estimated_tokens,
         int(charge.source != "provider"),
         int(charge.cost_usd is None),
-        cost,
+        int((charge.cost_usd or 0) * _PICO),
     )
+    return tuple(min(value, _MAX_SUM) for value in sums)
 
 
 def _read_totals(connection: sqlite3.Connection, key: SessionKey) -> Totals:

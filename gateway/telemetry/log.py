@@ -93,13 +93,16 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(*, as_json: bool, level: str) -> None:
-    """Send what the gateway itself has to say to stderr; uvicorn's own messages only from errors on."""
+    """Send what the gateway itself has to say to stderr; uvicorn says nothing."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else logging.Formatter("%(levelname)s %(message)s"))
     log = logging.getLogger("gateway")
     log.handlers[:] = [handler]
     log.propagate = False
     log.setLevel(level.upper())
+    # What it would say is either said by us already, or about a connection that we broke on purpose.
+    for name in ("uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 if TYPE_CHECKING:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from decimal import Decimal
 
-import pytest
-
 from tests.support.commands import Commands
 
 MOCK = """
@@ -61,11 +59,10 @@ def test_an_unknown_model_is_said_to_be_known_nowhere_and_where_it_would_go(gate
     assert shown == ["no-such-model-1", "openai", "?", "?", "?", "?", "nowhere"]
 
 
-@pytest.mark.parametrize("default", ["null", "''"])
-def test_a_model_that_no_provider_takes_is_a_sentence(default: str, gateway_command: Commands) -> None:
-    done = gateway_command("models", "no-such-model-1", "-c", gateway_command.file(f"default_provider: {default}"))
-    assert done.code in (1, 2)
-    assert done.err.strip()
+def test_a_model_that_no_provider_takes_is_a_sentence(gateway_command: Commands) -> None:
+    done = gateway_command.process("models", "no-such-model-1", "-c", gateway_command.file("default_provider: null"))
+    assert (done.code, done.out) == (1, "")
+    assert "default_provider" in done.err
 
 
 def test_more_rows_than_the_limit_are_announced(gateway_command: Commands) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 
 import pytest
 
 from gateway import __version__
-from tests.support.commands import Commands
+from tests.support.commands import Commands, environment
 
 ALL = ("serve", "demo", "check", "init", "schema", "models", "sessions")
 
@@ -52,10 +53,6 @@ def test_help_imports_nothing_heavier_than_typer_and_rich(gateway_command: Comma
         "import sys; from gateway.cli import main\ntry: main()\nexcept SystemExit: pass\n"
         "print([m for m in ('pydantic', 'yaml', 'aiohttp', 'uvicorn', 'starlette', 'msgspec', 'litellm') if m in sys.modules])"
     )
-    import subprocess
-
-    from tests.support.commands import environment
-
     done = subprocess.run(
         [sys.executable, "-c", program, "--help"],
         capture_output=True,
@@ -67,9 +64,10 @@ def test_help_imports_nothing_heavier_than_typer_and_rich(gateway_command: Comma
 
 
 def test_the_demo_plays_a_session_and_its_total_is_the_providers_count(gateway_command: Commands) -> None:
-    done = gateway_command.process("demo")
-    assert done.code == 0
-    assert done.err == ""
+    done = gateway_command.process("demo", env={"COLUMNS": "40"})
+    assert (done.code, done.err) == (0, "")
+    assert "\x1b" not in done.out, "no colour, as this is no terminal"
+    assert "session total" in done.out, "nor is anything cut to its width"
     last = [line for line in done.lines if "tokens" in line][-2:]
     counts = {line.rsplit(": ", 1)[1] for line in last}
     assert len(last) == 2
@@ -88,13 +86,7 @@ def test_the_demo_in_json_holds_every_call(gateway_command: Commands) -> None:
 
 
 def test_the_demo_heeds_no_configuration_and_leaves_nothing_behind(gateway_command: Commands) -> None:
-    gateway_command.file("stroe: {}", "gateway.yaml")
+    gateway_command.file('auth: {keys: [{name: alice, key: "0123456789abcdef"}]}', "gateway.yaml")
     done = gateway_command.process("demo", "--steps", "1", env={"GATEWAY_SERVER_PORT": "nonsense"})
-    assert done.code == 0
+    assert (done.code, done.err) == (0, "")
     assert [path.name for path in gateway_command.folder.iterdir()] == ["gateway.yaml"]
-
-
-def test_no_colour_and_nothing_cut_where_the_output_is_no_terminal(gateway_command: Commands) -> None:
-    done = gateway_command.process("demo", "--steps", "1", env={"COLUMNS": "40"})
-    assert "\x1b" not in done.all
-    assert "session total" in done.out

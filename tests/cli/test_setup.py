@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import re
 
 import pytest
 import yaml
@@ -99,7 +99,7 @@ def test_problems_as_json(gateway_command: Commands) -> None:
         ("server: 7", "server: "),
         ("providers: [openai]", "providers: "),
         ("models: gpt-4", "models: "),
-        ("a" * 100_000 + ": 1", "there is no such key"),
+        ("? " + "a" * 100_000 + "\n: 1", "there is no such key"),
         ("server: &a {port: *a}", ""),
     ],
 )
@@ -308,14 +308,12 @@ def test_the_schema_in_the_repository_is_the_current_one(gateway_command: Comman
 
 
 def test_every_example_passes_check(gateway_command: Commands) -> None:
-    for file in sorted(Path(ROOT / "config" / "examples").glob("*.yaml")):
+    for file in sorted((ROOT / "config" / "examples").glob("*.yaml")):
         text = file.read_text()
-        env = {name: "0123456789-0123456789-" + name for name in _variables(text)}
+        env = {name: f"https://{name.lower().replace('_', '-')}.example.org" for name in _variables(text)}
         done = gateway_command("check", "-c", file, env=env)
         assert (done.code, done.out) == (0, ""), file.name
 
 
 def _variables(text: str) -> set[str]:
-    import re
-
     return set(re.findall(r"\$\{([A-Z_]+)", text))

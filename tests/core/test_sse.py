@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from gateway.core.sse import EventBuffer, comment, data_of_events, event_data, split_events
@@ -111,6 +113,15 @@ def test_an_event_without_end_never_holds_more_than_the_limit(piece: bytes) -> N
         went += buffer.feed(piece)
         assert len(came) - len(went) <= limit
     assert bytes(went + buffer.rest()) == bytes(came)
+
+
+def test_a_large_event_in_small_pieces_takes_time_linear_in_its_length() -> None:
+    buffer, piece = EventBuffer(), b"x" * 64
+    started = time.perf_counter()
+    for _ in range(2**20 // len(piece)):
+        buffer.feed(piece)
+    assert time.perf_counter() - started < 0.5
+    assert buffer.rest() == b"x" * 2**20
 
 
 def test_after_an_event_over_the_limit_the_next_one_is_whole_again() -> None:

@@ -1,0 +1,34 @@
+"""gateway.yaml -> frozen `Settings`."""
+
+from gateway.config.load import (
+    Loaded,
+    data_folder,
+    is_loopback,
+    load,
+    load_passed_on,
+    model_facts,
+    pass_on,
+    refuse_open_door,
+    template,
+)
+from gateway.config.schema import BUILT_IN_ROUTES, Facts, Model, PriceRow, Provider, Settings, duration, json_schema
+
+__all__ = [
+    "BUILT_IN_ROUTES",
+    "Facts",
+    "Loaded",
+    "Model",
+    "PriceRow",
+    "Provider",
+    "Settings",
+    "data_folder",
+    "duration",
+    "is_loopback",
+    "json_schema",
+    "load",
+    "load_passed_on",
+    "model_facts",
+    "pass_on",
+    "refuse_open_door",
+    "template",
+]

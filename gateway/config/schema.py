@@ -1,0 +1,273 @@
+"""The keys of gateway.yaml as frozen values: types, defaults, descriptions, and the checks that concern one key."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from gateway.core.identity import is_valid
+
+_DURATION: Final = re.compile(r"(\d+)([smhd])\Z")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+def duration(text: str) -> int:
+    """Seconds of `90s`, `15m`, `12h`, `30d`.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    match = _DURATION.match(text)
+    if match is None or int(match[1]) == 0:
+        raise ValueError("must be a duration like 90s, 15m, 12h or 30d")
+    return int(match[1]) * _SECONDS[match[2]]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, str_strip_whitespace=True)
+
+
+class Server(_Section):
+    """Where the gateway listens and what it takes."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8484, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    workers: int = Field(1, ge=1, le=256, description="Processes. More than one needs a store they share.")
+    max_body_mb: Positive = Field(64, description="Largest request body, also once unpacked (MiB).")
+    max_concurrency: int = Field(1024, ge=1, description="Calls under way in one worker; above it 503 at once.")
+    max_header_kb: Positive = Field(64, description="All headers of one request (KiB); above it 431.")
+    header_timeout_s: Positive = Field(20, description="Time to send a request's head.")
+    body_timeout_s: Positive = Field(30, description="Longest silence while a body is being sent.")
+    shutdown_grace_s: float = Field(30, ge=0, description="Time that running calls get when the gateway is stopped.")
+
+
+class ClientKey(_Section):
+    """One client key."""
+
+    name: str = Field(description="Its sessions are kept under this name.")
+    key: SecretStr = Field(description="The key itself, at least 16 characters; best as ${VARIABLE}.")
+    models: tuple[str, ...] = Field((), description="Shell patterns of the models it may call; empty: all.")
+
+    @field_validator("name")
+    @classmethod
+    def _name(cls, value: str) -> str:
+        if not is_valid(value):
+            raise ValueError("use 1-255 characters of A-Z a-z 0-9 . _ : -")
+        return value
+
+    @field_validator("key")
+    @classmethod
+    def _key(cls, value: SecretStr) -> SecretStr:
+        if len(value.get_secret_value()) < 16:  # noqa: PLR2004  # 16 random characters are 80 bits and more
+            raise ValueError("a key needs at least 16 characters")
+        return value
+
+
+class Auth(_Section):
+    """Who may call."""
+
+    keys: tuple[ClientKey, ...] = Field((), description="Client keys. Empty: open; then listen on loopback only.")
+    admin_key: SecretStr | None = Field(
+        None, description="Needed for writes under /api when set; when unset those are for loopback only."
+    )
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Auth:
+        names = [key.name for key in self.keys]
+        secrets = [key.key.get_secret_value() for key in self.keys]
+        if len(set(names)) < len(names):
+            raise ValueError("two keys have the same name")
+        if len(set(secrets)) < len(secrets):
+            raise ValueError("two names have the same key")
+        return self
+
+
+class Timeouts(_Section):
+    """How long a provider may take, in seconds."""
+
+    connect: Positive = Field(10, description="To accept the connection, TLS included.")
+    first_byte: Positive = Field(300, description="To begin its answer.")
+    between_bytes: Positive = Field(120, description="Longest silence within an answer.")
+
+
+class Tls(_Section):
+    """TLS towards a provider."""
+
+    verify: bool = Field(default=True, description="Check the certificate.")
+    ca_file: Path | None = Field(
+        None, description="PEM file of certificate authorities to trust instead of the system's."
+    )
+
+
+AuthStyle = Literal["bearer", "x-api-key", "api-key", "none"]
+
+
+class Provider(_Section):
+    """One provider."""
+
+    base_url: str = Field(description="Where its API begins, with the version segment; /v1 is added to a bare host.")
+    key: SecretStr = Field(SecretStr(""), description="Its credential; empty: the caller's own is forwarded.")
+    auth: AuthStyle = Field("bearer", description="How the credential is sent.")
+    headers: dict[str, str] = Field({}, description="Fixed headers, sent unless the caller sends them.")
+    timeout_s: Timeouts = Field(Timeouts(), description="Time limits in seconds.")
+    max_connections: int = Field(1024, ge=1, description="Connections to it from one worker.")
+    tls: Tls = Field(Tls(), description="TLS settings.")
+    key_prefixes: tuple[str, ...] = Field((), description="How this provider's own credentials begin.")
+
+    @field_validator("base_url")
+    @classmethod
+    def _base_url(cls, value: str) -> str:
+        match = re.match(r"(https?)://([^/?#\s]+)(/[^?#\s]*)?\Z", value)
+        if match is None:
+            raise ValueError("must be an http:// or https:// address without query")
+        if "@" in match[2]:
+            raise ValueError("must not hold a user name or password; use key:")
+        path = (match[3] or "").rstrip("/")
+        return f"{match[1]}://{match[2]}{path or '/v1'}"
+
+    @field_validator("headers")
+    @classmethod
+    def _headers(cls, value: dict[str, str]) -> dict[str, str]:
+        for name, text in value.items():
+            if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
+                raise ValueError(f"{name!r} is no header name")
+            if not re.fullmatch(r"[\t\x20-\x7e]*", text):
+                raise ValueError(f"the value of {name!r} holds characters that no header may")
+        return {name.lower(): text for name, text in value.items()}
+
+
+class PriceRow(_Section):
+    """USD per million tokens."""
+
+    input: Decimal = Field(ge=0)
+    output: Decimal = Field(ge=0)
+    cache_read: Decimal | None = Field(None, ge=0)
+    cache_write: Decimal | None = Field(None, ge=0)
+
+
+class Facts(_Section):
+    """What is known of a model."""
+
+    window: int | None = Field(None, ge=1, description="Context window in tokens.")
+    output: int | None = Field(None, ge=1, description="Most output tokens of one call.")
+    tokenizer: str | None = Field(None, description="Name of its tokenizer.")
+    price: PriceRow | None = Field(None, description="USD per million tokens.")
+
+
+class Model(Facts):
+    """One route: which models, where to, under which name, and facts that override the tables."""
+
+    match: str = Field(description="Shell pattern of model names.")
+    provider: str = Field(description="Name of a provider.")
+    name: str | None = Field(None, description="The name to send instead, for an alias.")
+
+
+class Sessions(_Section):
+    """How calls are put together to sessions."""
+
+    id_headers: tuple[str, ...] = Field(
+        ("x-session-id",), description="Headers that name the session, before the built-in list."
+    )
+    on_missing: Literal["derive", "require", "none"] = Field(
+        "derive", description="A call that names no session: guess it, refuse it, or keep nothing."
+    )
+    ttl: str = Field("30d", description="A session is forgotten this long after its last call: 90s, 15m, 12h, 30d.")
+    on_disconnect: Literal["drain", "cancel"] = Field(
+        "drain", description="The client leaves: read the answer to its end for exact usage (at most drain_s), or stop."
+    )
+    drain_s: float = Field(30, ge=0, description="How long a left answer is read on.")
+    stream_totals: Literal["off", "comment"] = Field(
+        "comment", description="Totals in a last comment line of each stream."
+    )
+    usage_missing: Literal["estimate", "zero"] = Field(
+        "estimate", description="What a call costs whose usage nobody reported."
+    )
+
+    @field_validator("id_headers")
+    @classmethod
+    def _lower(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name.lower() for name in value)
+
+    @field_validator("ttl")
+    @classmethod
+    def _ttl(cls, value: str) -> str:
+        duration(value)
+        return value
+
+    @property
+    def ttl_s(self) -> int:
+        """`ttl` in seconds."""
+        return duration(self.ttl)
+
+
+class StoreSettings(_Section):
+    """Where sessions are kept."""
+
+    url: str = Field("sqlite://~/.local/share/gateway/gateway.db", description="memory:// or sqlite://PATH")
+    timeout_ms: int = Field(250, ge=1, description="Longest wait for the store in one call.")
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, value: str) -> str:
+        if value == "memory://" or (value.startswith("sqlite://") and len(value) > len("sqlite://")):
+            return value
+        raise ValueError("must be memory:// or sqlite://PATH")
+
+    @property
+    def sqlite_path(self) -> Path | None:
+        """The database file, or None for another kind of store."""
+        if not self.url.startswith("sqlite://"):
+            return None
+        return Path(self.url.removeprefix("sqlite://")).expanduser()
+
+
+class Log(_Section):
+    """One line per call."""
+
+    format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else JSON lines.")
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="info: every call; warning: failures only."
+    )
+
+
+class Telemetry(_Section):
+    """What the gateway tells of itself."""
+
+    log: Log = Field(Log(), description="The log on stderr.")
+
+
+class Settings(_Section):
+    """The whole configuration."""
+
+    server: Server = Field(Server(), description="Where the gateway listens and what it takes.")
+    auth: Auth = Field(Auth(), description="Client keys and the admin key.")
+    providers: dict[str, Provider] = Field({}, description="Providers by name; added to the built-in ones key by key.")
+    default_provider: str | None = Field("openai", description="For a model that no route names; null: refuse it.")
+    built_in_providers: bool = Field(default=True, description="Whether the built-in providers and their routes exist.")
+    models: tuple[Model, ...] = Field((), description="Routes; first match wins; tried before the built-in ones.")
+    sessions: Sessions = Field(Sessions(), description="How calls are put together to sessions.")
+    store: StoreSettings = Field(StoreSettings(), description="Where sessions are kept.")
+    telemetry: Telemetry = Field(Telemetry(), description="Log.")
+
+
+#: routes every installation has, after the configured ones
+BUILT_IN_ROUTES: Final = (
+    ("gpt-*", "openai"),
+    ("chatgpt-*", "openai"),
+    ("o[0-9]*", "openai"),
+    ("text-embedding-*", "openai"),
+    ("claude-*", "anthropic"),
+    ("gemini-*", "gemini"),
+)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of gateway.yaml, with descriptions."""
+    schema = Settings.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "gateway.yaml", **schema}

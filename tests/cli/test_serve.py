@@ -1,0 +1,402 @@
+"""`gateway serve` in a process of its own: start-up, flags, refusals, several workers, reload, end."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import __version__
+from gateway.mock import MockServer, Provider
+from tests.support.commands import Commands, Serving
+from tests.support.gateways import until
+
+Serve = Callable[..., Serving]
+SECRET = "sk-secret-Zq8vR2mK7x"
+
+
+@pytest.fixture
+def other_server() -> Iterator[MockServer]:
+    """A second provider, to be moved to."""
+    with MockServer() as server:
+        yield server
+
+
+def settings(url: str, folder: Path, **more: Any) -> str:
+    """A configuration with one provider and no other."""
+    return json.dumps(
+        {
+            "built_in_providers": False,
+            "default_provider": "own",
+            "providers": {"own": {"base_url": url, "auth": "none"}},
+            "store": {"url": f"sqlite://{folder / 'gateway.db'}", "timeout_ms": 5000},
+            **more,
+        }
+    )
+
+
+def taken_port() -> tuple[socket.socket, int]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    return listener, listener.getsockname()[1]
+
+
+# --- start-up -----------------------------------------------------------------------------------------------------
+
+
+def test_the_start_up_lines_say_what_one_needs_to_know(serving: Serve, gateway_command: Commands) -> None:
+    gateway = serving("--mock")
+    lines = gateway.log.splitlines()
+    assert lines[0] == f"gateway {__version__} · {gateway.url}"
+    assert re.fullmatch(r"  provider  mock +http://127\.0\.0\.1:\d+/v1 +key: none needed", lines[1])
+    store = gateway_command.folder / ".local/share/gateway/gateway.db"
+    assert lines[2] == f"  store     sqlite {store}      config: built-in defaults"
+    assert lines[3] == f"  try       export OPENAI_BASE_URL={gateway.url}/v1"
+    assert lines[4] == f"            export ANTHROPIC_BASE_URL={gateway.url}"
+    assert len(lines) == 5
+    assert store.exists()
+
+
+def test_nothing_more_is_said_until_a_call_comes_and_then_one_line(serving: Serve) -> None:
+    gateway = serving("--mock", "--store", "memory://")
+    assert gateway.web.get("/healthz").status == 200
+    assert len(gateway.log.splitlines()) == 5
+    assert gateway.web.chat("s").status == 200
+    until(lambda: len(gateway.log.splitlines()) == 6)
+    line = json.loads(gateway.log.splitlines()[-1])
+    assert (line["event"], line["session"], line["status"]) == ("call", "s", 200)
+    assert gateway.said == "", "talk goes to stderr"
+
+
+def test_without_any_configuration_the_built_in_providers_are_shown_and_no_key_is_needed(serving: Serve) -> None:
+    lines = serving(env={"OPENAI_API_KEY": SECRET}).log.splitlines()
+    assert re.fullmatch(r"  provider  openai +https://api\.openai\.com/v1 +key: OPENAI_API_KEY", lines[1])
+    assert re.fullmatch(r"  provider  anthropic +https://api\.anthropic\.com/v1 +key: caller's own", lines[2])
+
+
+def test_upstream_is_one_provider_for_every_model_and_gets_the_callers_key(
+    serving: Serve, mock_server: MockServer, mock: Provider
+) -> None:
+    gateway = serving("--upstream", mock_server.url, "--store", "memory://", env={"OPENAI_API_KEY": SECRET})
+    gateway.web.headers["authorization"] = "Bearer sk-caller"
+    for model in ("gpt-5.1", "claude-sonnet-4-5", "anything"):
+        assert gateway.web.chat("s", model=model).status == 200
+    assert [call.model for call in mock.calls] == ["gpt-5.1", "claude-sonnet-4-5", "anything"]
+    assert {call.header("authorization") for call in mock.calls} == {"Bearer sk-caller"}
+    assert (
+        gateway.web.get("/api/sessions/s").json["cumulative_token_usage"]["total_tokens"] == mock.billed().total_tokens
+    )
+
+
+def test_flags_beat_the_environment_which_beats_the_file(serving: Serve, gateway_command: Commands) -> None:
+    folder = gateway_command.folder
+    file = gateway_command.file(settings("http://127.0.0.1:1", folder, sessions={"on_missing": "require"}))
+    env = {"GATEWAY_SESSIONS_ON_MISSING": "none", "GATEWAY_STORE_URL": f"sqlite://{folder}/by-environment.db"}
+    gateway = serving("-c", file, "--store", f"sqlite://{folder}/by-flag.db", "--mock", env=env)
+    answer = gateway.web.chat()
+    assert answer.status == 200, "not `require`, as in the file"
+    assert answer.header("x-session-id") is None
+    assert str(file) in gateway.log
+    assert sorted(path.name for path in folder.glob("*.db")) == ["by-flag.db"]
+
+
+def test_client_keys_are_named_and_asked_for(
+    serving: Serve, gateway_command: Commands, mock_server: MockServer
+) -> None:
+    keys = [{"name": "alice", "key": "${ALICE_KEY}"}]
+    file = gateway_command.file(settings(mock_server.url, gateway_command.folder, auth={"keys": keys}))
+    gateway = serving("-c", file, env={"ALICE_KEY": SECRET})
+    assert "  clients   alice" in gateway.log
+    assert gateway.web.chat("s").status == 401
+    gateway.web.headers["authorization"] = f"Bearer {SECRET}"
+    assert gateway.web.chat("s").status == 200
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------
+
+
+def test_a_taken_port_is_named_with_the_flag_that_helps(gateway_command: Commands) -> None:
+    listener, port = taken_port()
+    with listener:
+        done = gateway_command.process("serve", "--mock", "--store", "memory://", "--port", str(port))
+    assert (done.code, done.out) == (1, "")
+    assert len(done.err.splitlines()) == 1
+    assert str(port) in done.err
+    assert "--port" in done.err
+
+
+def test_an_address_that_is_not_ours_is_named(gateway_command: Commands) -> None:
+    for host in ("192.0.2.1", "no-such-host.invalid"):
+        done = gateway_command.process("serve", "--mock", "--store", "memory://", "--port", "0", "--host", host)
+        assert done.code == 1
+        assert host in done.err
+        assert "Unknown error" not in done.err
+
+
+def test_an_open_host_with_a_held_key_is_refused_with_the_remedy(gateway_command: Commands) -> None:
+    args = ("serve", "--host", "0.0.0.0", "--port", "0", "--store", "memory://")
+    done = gateway_command.process(*args, env={"OPENAI_API_KEY": SECRET})
+    assert (done.code, done.out) == (2, "")
+    assert len(done.err.splitlines()) == 1
+    for part in ("0.0.0.0", "openai", "auth.keys", "127.0.0.1"):
+        assert part in done.err
+    assert SECRET not in done.all
+
+
+def test_an_open_host_without_a_held_key_or_with_client_keys_is_served(
+    serving: Serve, gateway_command: Commands
+) -> None:
+    assert "0.0.0.0" not in serving("--host", "0.0.0.0", "--mock", "--store", "memory://").url
+    file = gateway_command.file('auth: {keys: [{name: alice, key: "0123456789abcdef"}]}')
+    gateway = serving("-c", file, "--host", "0.0.0.0", "--store", "memory://", env={"OPENAI_API_KEY": SECRET})
+    assert gateway.web.get("/healthz").status == 200
+
+
+def test_a_broken_configuration_is_refused_with_every_key_path(gateway_command: Commands) -> None:
+    file = gateway_command.file("{stroe: {}, server: {prot: 1}, sessions: {ttl: long}}")
+    done = gateway_command.process("serve", "-c", file)
+    assert (done.code, done.out) == (2, "")
+    assert sorted(line.partition(": ")[0] for line in done.err.splitlines()) == ["server.prot", "sessions.ttl", "stroe"]
+
+
+@pytest.mark.parametrize("flags", [["--store", "postgres://db"], ["--workers", "0"], ["--upstream", "ftp://host"],
+                                   ["--workers", "2", "--store", "memory://"], ["-c", "missing.yaml"],
+                                   ["--mock", "--upstream", "http://127.0.0.1:1"]])  # fmt: skip
+def test_flags_that_cannot_be_meant_end_with_2_and_a_sentence(flags: list[str], gateway_command: Commands) -> None:
+    done = gateway_command.process("serve", "--port", "0", *flags)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.strip()
+    assert len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_store_that_cannot_be_written_ends_with_1_and_a_sentence(workers: str, gateway_command: Commands) -> None:
+    gateway_command.file("", "no-folder")
+    store = f"sqlite://{gateway_command.folder}/no-folder/gateway.db"
+    done = gateway_command.process("serve", "--mock", "--port", "0", "--workers", workers, "--store", store)
+    assert (done.code, done.out) == (1, "")
+    assert "gateway.db" in done.err
+
+
+def test_a_store_that_cannot_be_written_is_said_once(gateway_command: Commands) -> None:
+    gateway_command.file("", "no-folder")
+    store = f"sqlite://{gateway_command.folder}/no-folder/gateway.db"
+    done = gateway_command.process("serve", "--mock", "--port", "0", "--store", store)
+    assert done.code == 1
+    assert len(done.err.splitlines()) == 1
+
+
+# --- reload -------------------------------------------------------------------------------------------------------
+
+
+def test_sighup_puts_a_changed_file_into_force(
+    serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: Provider, other_server: MockServer
+) -> None:
+    folder = gateway_command.folder
+    gateway = serving("-c", gateway_command.file(settings(mock_server.url, folder)))
+    assert gateway.web.chat("s").status == 200
+    gateway_command.file(settings(other_server.url, folder, sessions={"on_missing": "require"}))
+    gateway.signal(signal.SIGHUP)
+    until(lambda: "configuration reloaded" in gateway.log)
+    assert gateway.web.chat("s").status == 200
+    assert gateway.web.chat().status == 400, "sessions.on_missing"
+    assert (len(mock.calls), len(other_server.provider.calls)) == (1, 1)
+    both = mock.billed().total_tokens + other_server.provider.billed().total_tokens
+    assert gateway.web.get("/api/sessions/s").json["cumulative_token_usage"]["total_tokens"] == both
+
+
+def test_sighup_with_a_broken_file_changes_nothing_and_says_so(
+    serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: Provider
+) -> None:
+    file = gateway_command.file(settings(mock_server.url, gateway_command.folder))
+    gateway = serving("-c", file)
+    for broken in ("stroe: {}", "server: [", "providers: {own: {base_url: '%s'}}"):
+        before = gateway.log
+        gateway_command.file(broken)
+        gateway.signal(signal.SIGHUP)
+        until(lambda before=before: "not reloaded" in gateway.log[len(before) :])
+        assert gateway.web.chat("s").status == 200
+    file.unlink()
+    before = gateway.log
+    gateway.signal(signal.SIGHUP)
+    until(lambda: "not reloaded" in gateway.log[len(before) :])
+    assert gateway.web.chat("s").status == 200
+    assert len(mock.calls) == 4
+    assert "stroe: there is no such key (did you mean store?)" in gateway.log
+    assert gateway.process.poll() is None
+
+
+def test_a_reload_never_opens_the_door(serving: Serve, gateway_command: Commands, mock_server: MockServer) -> None:
+    folder = gateway_command.folder
+    keys = {"keys": [{"name": "alice", "key": SECRET}]}
+    gateway = serving("-c", gateway_command.file(settings(mock_server.url, folder, auth=keys)), "--host", "0.0.0.0")
+    gateway_command.file(settings(mock_server.url, folder).replace('"auth": "none"', f'"key": "{SECRET}-own"'))
+    gateway.signal(signal.SIGHUP)
+    until(lambda: "not reloaded" in gateway.log)
+    assert gateway.web.chat("s").status == 401
+    assert SECRET not in gateway.log
+
+
+def test_a_reload_leaves_a_running_stream_alone(
+    serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: Provider, other_server: MockServer
+) -> None:
+    folder = gateway_command.folder
+    gateway = serving("-c", gateway_command.file(settings(mock_server.url, folder)))
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(gateway.web.stream, "s", "chunks=20,interval=0.03")
+        until(lambda: len(mock.calls) == 1)
+        gateway_command.file(settings(other_server.url, folder))
+        gateway.signal(signal.SIGHUP)
+        until(lambda: "configuration reloaded" in gateway.log)
+        assert not stream.done()
+        answer = stream.result(10)
+    assert answer.clean
+    assert b"data: [DONE]" in answer.body
+    assert answer.totals[2] == mock.billed().total_tokens
+
+
+# --- the end ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_gateway_ends_at_once_on_a_signal(number: signal.Signals, serving: Serve) -> None:
+    gateway = serving("--mock", "--store", "memory://")
+    assert gateway.web.chat("s").status == 200
+    started = time.monotonic()
+    gateway.signal(number)
+    code = gateway.wait()
+    assert time.monotonic() - started < 3
+    assert code in (0, -number, 128 + number)
+
+
+def test_sigterm_lets_a_stream_end_and_its_usage_is_kept(
+    serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: Provider
+) -> None:
+    gateway = serving("-c", gateway_command.file(settings(mock_server.url, gateway_command.folder)))
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(gateway.web.stream, "s", "chunks=20,interval=0.03")
+        until(lambda: len(mock.calls) == 1)
+        gateway.signal(signal.SIGTERM)
+        answer = stream.result(10)
+    gateway.wait()
+    assert b"data: [DONE]" in answer.body
+    store = f"sqlite://{gateway_command.folder}/gateway.db"
+    shown = json.loads(gateway_command("sessions", "show", "s", "--json", "--store", store).out)
+    assert shown["cumulative_token_usage"]["total_tokens"] == mock.billed().total_tokens
+    assert shown["usage_source"] == "provider"
+
+
+def test_the_grace_is_kept(serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: Provider) -> None:
+    file = gateway_command.file(settings(mock_server.url, gateway_command.folder, server={"shutdown_grace_s": 1}))
+    gateway = serving("-c", file)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(gateway.web.stream, "s", "chunks=2000,interval=0.02")
+        until(lambda: len(mock.calls) == 1)
+        started = time.monotonic()
+        gateway.signal(signal.SIGTERM)
+        gateway.wait(8)
+        assert 0.5 < time.monotonic() - started < 5
+        assert b"data: [DONE]" not in stream.result(10).body
+    store = f"sqlite://{gateway_command.folder}/gateway.db"
+    shown = json.loads(gateway_command("sessions", "show", "s", "--json", "--store", store).out)
+    assert shown["cumulative_token_usage"]["total_tokens"] > 0, "what was delivered is charged"
+
+
+# --- several workers ----------------------------------------------------------------------------------------------
+
+
+def test_two_workers_share_a_store_reload_together_and_end_together(
+    serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: Provider, other_server: MockServer
+) -> None:
+    folder = gateway_command.folder
+    gateway = serving("-c", gateway_command.file(settings(mock_server.url, folder)), "--workers", "2")
+    assert len(until(lambda: len(gateway.children) == 2 and gateway.children)) == 2
+
+    def total() -> int:
+        tokens: int = gateway.web.get("/api/sessions/s").json["cumulative_token_usage"]["total_tokens"]
+        return tokens
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = [
+            *pool.map(lambda _: gateway.web.chat("s"), range(60)),
+            *pool.map(lambda _: gateway.web.stream("s"), range(20)),
+        ]
+        assert {answer.status for answer in answers} == {200}
+        assert (total(), len(mock.calls)) == (mock.billed().total_tokens, 80)
+
+        gateway_command.file(settings(other_server.url, folder))
+        gateway.signal(signal.SIGHUP)
+        until(lambda: gateway.log.count("configuration reloaded") == 2, what="both workers reload")
+        before = len(mock.calls)
+        assert {answer.status for answer in pool.map(lambda _: gateway.web.chat("s"), range(40))} == {200}
+        assert (len(mock.calls) - before, len(other_server.provider.calls)) == (0, 40)
+        both = mock.billed().total_tokens + other_server.provider.billed().total_tokens
+        assert total() == both
+
+        streams = [pool.submit(gateway.web.stream, "s", "chunks=20,interval=0.03") for _ in range(6)]
+        until(lambda: len(other_server.provider.calls) == 46)
+        workers = gateway.children
+        started = time.monotonic()
+        gateway.signal(signal.SIGTERM)
+        ended = [stream.result(10) for stream in streams]
+    gateway.wait()
+    assert time.monotonic() - started < 8
+    assert [b"data: [DONE]" in answer.body for answer in ended] == [True] * 6
+    assert [pid for pid in workers if alive(pid)] == []
+    shown = json.loads(
+        gateway_command("sessions", "show", "s", "--json", "--store", f"sqlite://{folder}/gateway.db").out
+    )
+    both = mock.billed().total_tokens + other_server.provider.billed().total_tokens
+    assert (shown["cumulative_token_usage"]["total_tokens"], shown["calls"]) == (both, 126)
+    assert shown["usage_source"] == "provider"
+
+
+def test_a_worker_that_is_killed_is_replaced_and_no_total_is_lost(serving: Serve, mock: Provider) -> None:
+    gateway = serving("--mock", "--workers", "2")
+    workers = until(lambda: len(gateway.children) == 2 and gateway.children)
+    assert gateway.web.chat("s", "tokens=10/5").status == 200
+    os.kill(workers[0], signal.SIGKILL)
+    until(lambda: len(gateway.children) == 2 and workers[0] not in gateway.children, 15, "it is replaced")
+    answers = [gateway.web.chat("s", "tokens=1/1") for _ in range(10)]
+    assert {answer.status for answer in answers} == {200}
+    assert answers[-1].totals == (20, 15, 35)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# --- secrets ------------------------------------------------------------------------------------------------------
+
+
+def test_no_key_of_anybody_is_ever_said(
+    serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: Provider
+) -> None:
+    auth = {"keys": [{"name": "alice", "key": f"{SECRET}-alice"}], "admin_key": f"{SECRET}-admin"}
+    text = settings(mock_server.url, gateway_command.folder, auth=auth, telemetry={"log": {"level": "debug"}})
+    file = gateway_command.file(text.replace('"auth": "none"', '"key": "${OWN_KEY}"'))
+    gateway = serving("-c", file, env={"OWN_KEY": f"{SECRET}-own", "OPENAI_API_KEY": f"{SECRET}-openai"})
+    shown = []
+    for key in ("alice", "wrong", "admin"):
+        gateway.web.headers["authorization"] = f"Bearer {SECRET}-{key}"
+        shown += [gateway.web.chat("s"), gateway.web.chat("s", "status=401"), gateway.web.chat("s", "die=0")]
+        shown += [gateway.web.get("/api/sessions"), gateway.web.get("/api/models?q=gpt-5"), gateway.web.get("/nowhere")]
+    gateway_command.file(file.read_text() + "}")
+    gateway.signal(signal.SIGHUP)
+    until(lambda: "not reloaded" in gateway.log)
+    assert mock.calls[0].header("authorization") == f"Bearer {SECRET}-own", "it was used"
+    said = gateway.log + gateway.said + "".join(f"{answer.headers}{answer.body!r}" for answer in shown)
+    assert SECRET not in said
+    assert len(gateway.log.splitlines()) > 6

@@ -1,0 +1,165 @@
+"""`gateway sessions` on a store that real calls have filled."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.mock import MockServer, Provider
+from tests.conftest import StartGateway
+from tests.support.commands import Commands
+from tests.support.gateways import GatewayThread
+
+ALICE = "alice-key-0123456789"
+
+
+@pytest.fixture
+def filled(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> GatewayThread:
+    """A running gateway with the sessions "small" (two calls, 30+12 tokens) and "large" (one, 500+70)."""
+    gateway = gateway_server(mock_server.url)
+    for session, tokens in (("small", "10/5"), ("large", "500/70"), ("small", "20/7")):
+        assert gateway.web.chat(session, f"tokens={tokens}").status == 200
+    return gateway
+
+
+@pytest.fixture
+def store(filled: GatewayThread) -> str:
+    return f"sqlite://{filled.store}"
+
+
+def test_the_list_is_newest_first_or_largest_first(store: str, gateway_command: Commands) -> None:
+    for sort, names in (("recent", ["small", "large"]), ("tokens", ["large", "small"])):
+        rows = json.loads(gateway_command("sessions", "list", "--sort", sort, "--json", "--store", store).out)
+        assert [row["id"] for row in rows] == names
+    first = json.loads(gateway_command("sessions", "list", "--limit", "1", "--json", "--store", store).out)
+    assert [row["id"] for row in first] == ["small"]
+
+
+def test_the_list_shows_what_the_provider_billed(store: str, gateway_command: Commands, mock: Provider) -> None:
+    rows = json.loads(gateway_command("sessions", "list", "--json", "--store", store).out)
+    billed = mock.billed()
+    assert sum(row["cumulative_token_usage"]["total_tokens"] for row in rows) == billed.total_tokens
+    assert sum(row["calls"] for row in rows) == billed.calls
+    table = gateway_command("sessions", "list", "--store", store).lines
+    assert table[1].split()[:5] == ["small", "2", "30", "12", "42"]
+    assert table[2].split()[:5] == ["large", "1", "500", "70", "570"]
+
+
+def test_without_a_command_the_sessions_are_listed(filled: GatewayThread, gateway_command: Commands) -> None:
+    done = gateway_command("sessions", env={"GATEWAY_CONFIG": str(filled.file)})
+    assert done.code == 0
+    assert "small" in done.out
+    assert "large" in done.out
+
+
+def test_the_store_of_a_configuration_file_is_read(filled: GatewayThread, gateway_command: Commands) -> None:
+    rows = json.loads(gateway_command("sessions", "list", "--json", "-c", filled.file).out)
+    assert len(rows) == 2
+
+
+def test_a_session_is_shown_with_its_calls(store: str, gateway_command: Commands) -> None:
+    done = gateway_command("sessions", "show", "small", "--json", "--store", store)
+    shown = json.loads(done.out)
+    assert done.code == 0
+    assert (shown["id"], shown["calls"], shown["usage_source"]) == ("small", 2, "provider")
+    assert shown["cumulative_token_usage"]["total_tokens"] == 42
+    assert [call["usage"]["total_tokens"] for call in shown["last_calls"]] == [27, 15]
+    text = gateway_command("sessions", "show", "small", "--store", store).out
+    assert "small" in text
+    assert text.count("mock-small") == 2
+
+
+def test_reset_sets_the_totals_to_zero_for_the_running_gateway_too(
+    filled: GatewayThread, store: str, gateway_command: Commands
+) -> None:
+    done = gateway_command("sessions", "reset", "small", "--store", store)
+    assert (done.code, done.out, done.err) == (0, "", "reset small\n")
+    shown = json.loads(gateway_command("sessions", "show", "small", "--json", "--store", store).out)
+    assert (shown["calls"], shown["cumulative_token_usage"]["total_tokens"]) == (0, 0)
+    assert len(shown["last_calls"]) == 2, "its records stay"
+    assert filled.web.chat("small", "tokens=3/4").totals == (3, 4, 7)
+    assert filled.web.chat("large", "tokens=1/1").totals == (501, 71, 572), "no other session is touched"
+
+
+def test_delete_forgets_a_session_and_its_calls(filled: GatewayThread, store: str, gateway_command: Commands) -> None:
+    assert gateway_command("sessions", "delete", "small", "--store", store).code == 0
+    assert filled.web.get("/api/sessions/small").status == 404
+    assert gateway_command("sessions", "show", "small", "--store", store).code == 1
+    rows = json.loads(gateway_command("sessions", "list", "--json", "--store", store).out)
+    assert [row["id"] for row in rows] == ["large"]
+
+
+@pytest.mark.parametrize("what", ["show", "reset", "delete"])
+def test_a_session_that_is_not_there_is_named(what: str, store: str, gateway_command: Commands) -> None:
+    done = gateway_command("sessions", what, "smal", "--store", store)
+    assert (done.code, done.out, done.err) == (1, "", 'There is no session "smal".\n')
+
+
+@pytest.mark.parametrize("what", ["show", "reset", "delete"])
+@pytest.mark.parametrize("name", ["", "a b", "x" * 256, "é", "../../etc", "a/b/c"])
+def test_what_cannot_be_a_session_is_wrong_usage(
+    what: str, name: str, filled: GatewayThread, gateway_command: Commands
+) -> None:
+    done = gateway_command("sessions", what, name, "--store", f"sqlite://{filled.store}")
+    assert done.code == 2
+    assert "no session id" in done.err
+
+
+def test_sessions_of_client_keys_are_told_apart(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, gateway_command: Commands
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"auth.keys": [{"name": "alice", "key": ALICE}]})
+    gateway.web.headers["authorization"] = f"Bearer {ALICE}"
+    assert gateway.web.chat("mine").status == 200
+    store = f"sqlite://{gateway.store}"
+    rows = json.loads(gateway_command("sessions", "list", "--json", "--store", store).out)
+    assert [row["id"] for row in rows] == ["alice/mine"]
+    assert gateway_command("sessions", "show", "alice/mine", "--store", store).code == 0
+    assert gateway_command("sessions", "show", "mine", "--store", store).code == 1
+    assert ALICE not in gateway_command("sessions", "show", "alice/mine", "--json", "--store", store).out
+
+
+def test_a_name_with_markup_is_shown_as_it_is(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, gateway_command: Commands
+) -> None:
+    gateway = gateway_server(mock_server.url)
+    assert gateway.web.chat("s", model="[red]mock[/red]").status == 200
+    text = gateway_command("sessions", "show", "s", "--store", f"sqlite://{gateway.store}").out
+    assert "[red]mock[/red]" in text
+
+
+def test_a_memory_store_is_said_to_be_out_of_reach(gateway_command: Commands) -> None:
+    for args in (["list"], ["show", "s"], ["reset", "s"], ["delete", "s"]):
+        done = gateway_command("sessions", *args, "--store", "memory://")
+        assert (done.code, done.out) == (1, "")
+        assert "GET /api/sessions" in done.err
+
+
+def test_a_store_that_is_not_there_is_named_and_not_made(gateway_command: Commands) -> None:
+    path = gateway_command.folder / "none" / "gateway.db"
+    for args in (["list"], ["show", "s"], ["reset", "s"], ["delete", "s"]):
+        done = gateway_command("sessions", *args, "--store", f"sqlite://{path}")
+        assert (done.code, done.out) == (1, "")
+        assert str(path) in done.err
+    assert not path.parent.exists()
+
+
+def test_a_file_that_is_no_database_is_a_sentence_and_left_alone(gateway_command: Commands) -> None:
+    path = gateway_command.file("this is no database, " * 100, "gateway.db")
+    before = path.read_bytes()
+    done = gateway_command("sessions", "list", "--store", f"sqlite://{path}")
+    assert (done.code, done.out) == (1, "")
+    assert "gateway.db" in done.err
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("url", ["redis://localhost", "sqlite://", "nonsense"])
+def test_a_store_of_no_known_kind_is_wrong_usage(url: str, gateway_command: Commands) -> None:
+    done = gateway_command("sessions", "list", "--store", url)
+    assert done.code == 2
+    assert done.err.startswith("store.url: ")
+
+
+def test_a_sort_of_no_known_kind_is_wrong_usage(store: str, gateway_command: Commands) -> None:
+    assert gateway_command("sessions", "list", "--sort", "name", "--store", store).code == 2

@@ -1,0 +1,181 @@
+"""What strangers copy and read: examples, the commented configuration, the schema, and facts stated in documents."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway import config
+from gateway.core import errors
+from gateway.core.errors import ConfigError, GatewayError
+from gateway.server import headers
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = sorted((ROOT / "config" / "examples").glob("*.yaml"))
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+
+
+def environment_of(example: Path) -> dict[str, str]:
+    """Values for the variables that an example says it needs."""
+    named = re.search(r"^# Needs: (.*)$", example.read_text("utf-8"), re.MULTILINE)
+    names = named[1].split() if named else []
+    return {name: f"https://{name}.example" if "ENDPOINT" in name else f"{name}-0123456789" for name in names}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_a_valid_configuration(example: Path) -> None:
+    settings = config.load(example, environment=environment_of(example)).settings
+    config.refuse_open_door(settings)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_names_every_variable_that_it_needs_and_no_other(example: Path) -> None:
+    needed = set(environment_of(example))
+    try:
+        config.load(example, environment={})
+    except ConfigError as error:
+        missing = {name for line in error.problems for name in re.findall(r"variable (\w+) is not set", line)}
+    else:
+        missing = set()
+    assert missing == needed
+
+
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 3
+
+
+def test_the_local_example_knows_no_other_provider() -> None:
+    settings = config.load(ROOT / "config/examples/local.yaml", environment={}).settings
+    assert list(settings.providers) == ["local"]
+
+
+def test_gateway_yaml_shows_the_defaults(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.yaml"
+    empty.write_text("")
+    shown = config.load(ROOT / "gateway.yaml", environment={}).settings
+    assert shown == config.load(empty, environment={}).settings
+
+
+def uncommented() -> str:
+    """gateway.yaml with its commented examples in force: the lines that are more than one space in, or list items."""
+    shown: list[str] = []
+    in_example = False
+    for line in (ROOT / "gateway.yaml").read_text("utf-8").splitlines():
+        example = re.fullmatch(r"(\s*)#((?: |(?= - )) .*)", line)
+        if example and shown and not in_example:
+            # The empty value in front of an example makes room for it.
+            shown[-1] = re.sub(r": (?:\[\]|\{\})(?=\s|$)", ":", shown[-1])
+        in_example = example is not None
+        shown.append(example[1] + example[2] if example else line)
+    return "\n".join(shown)
+
+
+def test_the_commented_examples_in_gateway_yaml_are_valid(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(uncommented())
+    settings = config.load(file, environment={"ALICE_KEY": "0123456789abcdef"}).settings
+    assert settings.auth.keys
+    assert settings.models
+
+
+def keys_of_schema(node: Mapping[str, Any], schema: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted paths of all keys; `*` stands for a name of the user's, nothing for a place in a list."""
+    for option in [node, *node.get("anyOf", [])]:
+        reached = schema["$defs"][option["$ref"].rpartition("/")[2]] if "$ref" in option else option
+        for name, inner in reached.get("properties", {}).items():
+            yield f"{prefix}{name}"
+            yield from keys_of_schema(inner, schema, f"{prefix}{name}.")
+        if "items" in reached:
+            yield from keys_of_schema(reached["items"], schema, prefix)
+        if isinstance(reached.get("additionalProperties"), dict) and prefix == "providers.":
+            yield from keys_of_schema(reached["additionalProperties"], schema, f"{prefix}*.")
+
+
+def keys_of_file(node: object, prefix: str = "") -> Iterator[str]:
+    if isinstance(node, dict):
+        for name, inner in node.items():
+            shown = "*" if prefix == "providers." else name
+            yield f"{prefix}{shown}"
+            yield from keys_of_file(inner, f"{prefix}{shown}.")
+    elif isinstance(node, list):
+        for inner in node:
+            yield from keys_of_file(inner, prefix)
+
+
+def test_every_key_stands_in_gateway_yaml() -> None:
+    schema = config.json_schema()
+    expected = set(keys_of_schema(schema, schema))
+    assert {"server.port", "auth.keys.name", "providers.*.tls.ca_file", "models.price.input"} <= expected
+    assert expected - set(keys_of_file(yaml.safe_load(uncommented()))) == set()
+
+
+def test_the_schema_file_is_current() -> None:
+    file = ROOT / "config" / "gateway.schema.json"
+    assert json.loads(file.read_text("utf-8")) == config.json_schema()
+
+
+def first_column(document: str, heading: str) -> list[str]:
+    """The first cells of the first table below a heading, without their backquotes."""
+    text = (ROOT / document).read_text("utf-8")
+    section = text.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")][2:]
+    return [row.split("|")[1].strip().strip("`") for row in rows]
+
+
+def test_readme_names_every_response_header() -> None:
+    assert sorted(first_column("README.md", "Response headers")) == sorted(headers.EXPOSED)
+
+
+def test_every_header_that_is_written_is_listed() -> None:
+    written = re.findall(r'b"(?:: )?(x-[a-z-]+)', Path(headers.__file__).read_text("utf-8"))
+    assert set(written) == set(headers.EXPOSED)
+
+
+def test_readme_names_every_path_of_the_api() -> None:
+    source = (ROOT / "gateway/server/sessions.py").read_text("utf-8")
+    routes = re.findall(r'Path\("(/api/[^"]+)".*methods=\[([^\]]+)\]', source)
+    served = {
+        f"{method} {path.replace(':path', '')}" for path, methods in routes for method in re.findall("[A-Z]+", methods)
+    }
+    named = set(first_column("README.md", "HTTP API"))
+    assert named == served | {"GET /healthz", "GET /readyz"}
+
+
+def leaves(kind: type[GatewayError]) -> Iterator[type[GatewayError]]:
+    """The classes that are raised: those that no group of others is named after."""
+    for inner in kind.__subclasses__():
+        if inner.__name__.endswith("Fault"):
+            yield from leaves(inner)
+        else:
+            yield inner
+
+
+def test_the_table_of_errors_is_that_of_the_code() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8").split("\n## Errors\n", 1)[1]
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| `(\w+)` \| (true|false) \|", text, re.MULTILINE)
+    known = {
+        (kind.__name__, str(kind.status), kind.code, "true" if kind.retry else "false") for kind in leaves(GatewayError)
+    }
+    assert set(rows) == known
+    assert all(hasattr(errors, name) for name, *_ in rows)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_between_documents_lead_somewhere(document: Path) -> None:
+    targets = re.findall(r"\]\((?!https?://)([^)#]+)", document.read_text("utf-8"))
+    assert [target for target in targets if not (document.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *EXAMPLES], ids=lambda path: path.name)
+def test_configuration_keys_that_a_document_names_exist(document: Path) -> None:
+    schema = config.json_schema()
+    known = set(keys_of_schema(schema, schema))
+    sections = "|".join(name for name in schema["properties"] if name not in ("models", "providers"))
+    named = re.findall(rf"`((?:{sections})\.[a-z_.]+)", document.read_text("utf-8"))
+    assert [key for key in named if key.rstrip(".") not in known] == []
