@@ -19,7 +19,7 @@ types:  ## mypy, strict, over gateway and tests
 test:  ## the tests
 	$(PYTHON) -m pytest -q
 
-schema:  ## write config/gateway.schema.json anew after a change of gateway/config.py
+schema:  ## write config/gateway.schema.json anew after a change of gateway/config/
 	$(PYTHON) -m gateway schema > config/gateway.schema.json
 
 # `uv pip compile` needs uv (pip install uv) and the package index. The files name no index: pip uses its own.

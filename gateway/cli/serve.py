@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from pathlib import Path
@@ -74,7 +75,8 @@ def _run(loaded: Loaded, file: Path | None, flags: dict[str, object]) -> None:
     try:
         listener = serving.bind(server.host, server.port)
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
+        # create_server repeats the address in its own words; a name that cannot be resolved has a negative number.
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         stop(f"Cannot listen on {server.host} port {server.port}: {reason}. Choose another with --port.", Exit.FAILED)
     options = serving.make_config(
         "gateway.wiring:app_from_environment",
@@ -84,9 +86,25 @@ def _run(loaded: Loaded, file: Path | None, flags: dict[str, object]) -> None:
         head_timeout_s=server.header_timeout_s,
         grace_s=server.shutdown_grace_s,
     )
+    if server.workers > 1:
+        _try_store(settings)
     port = listener.getsockname()[1]
     if not serving.run(options, listener, lambda: typer.echo(banner(loaded, port), err=True)):
         raise typer.Exit(Exit.FAILED)
+
+
+def _try_store(settings: Settings) -> None:
+    """Open the store once before workers are started: a worker that cannot start is replaced for ever."""
+    from gateway.core.errors import StoreUnavailable
+    from gateway.wiring import open_store
+
+    async def attempt() -> None:
+        await open_store(settings).aclose()
+
+    try:
+        asyncio.run(attempt())
+    except StoreUnavailable as fault:
+        stop(f"store.url: {fault.message}", Exit.FAILED)
 
 
 def banner(loaded: Loaded, port: int) -> str:

@@ -14,7 +14,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, get_args, get_origin
+from types import UnionType
+from typing import Any, Final, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -78,7 +79,7 @@ def load(
         problems += _unknown_providers(merged) + _unshared_store(settings)
     if problems:
         raise ConfigError(problems)
-    return Loaded(settings, path, _key_sources(_with_built_in(raw, built_in), env))
+    return Loaded(settings, path, _key_sources(_with_built_in(raw, built_in).get("providers"), env))
 
 
 def pass_on(loaded_from: Path | None, flags: Mapping[str, object]) -> None:
@@ -230,7 +231,8 @@ def _leaves(section: type[BaseModel], prefix: str, providers: Sequence[str]) -> 
             for provider in providers:
                 yield from _leaves(Provider, f"{path}.{provider}.", ())
         else:
-            types = get_args(annotation) or (annotation,)
+            union = get_origin(annotation) in (Union, UnionType)
+            types = get_args(annotation) if union else (annotation,)
             yield path, any(getattr(kind, "__name__", "") in ("str", "SecretStr", "Path") for kind in types)
 
 
@@ -290,7 +292,9 @@ def _expand(value: Any, env: Mapping[str, str], path: str, problems: list[str]) 
 def _unknown_providers(merged: Mapping[str, Any]) -> list[str]:
     """References to providers that do not exist."""
     providers, models = merged.get("providers"), merged.get("models")
-    known = providers if isinstance(providers, dict) else {}
+    if not isinstance(providers, dict):
+        return []  # the schema says what is wrong with it
+    known = providers
     default = merged.get("default_provider", Settings.model_fields["default_provider"].default)
     named: list[tuple[str, object]] = [("default_provider", default)]
     if isinstance(models, list):

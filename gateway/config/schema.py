@@ -47,6 +47,12 @@ class Server(_Section):
     shutdown_grace_s: float = Field(30, ge=0, description="Time that running calls get when the gateway is stopped.")
 
 
+def _long_enough(key: SecretStr) -> SecretStr:
+    if len(key.get_secret_value()) < 16:  # noqa: PLR2004  # 16 random characters are 80 bits and more
+        raise ValueError("a key needs at least 16 characters")
+    return key
+
+
 class ClientKey(_Section):
     """One client key."""
 
@@ -64,9 +70,7 @@ class ClientKey(_Section):
     @field_validator("key")
     @classmethod
     def _key(cls, value: SecretStr) -> SecretStr:
-        if len(value.get_secret_value()) < 16:  # noqa: PLR2004  # 16 random characters are 80 bits and more
-            raise ValueError("a key needs at least 16 characters")
-        return value
+        return _long_enough(value)
 
 
 class Auth(_Section):
@@ -76,6 +80,12 @@ class Auth(_Section):
     admin_key: SecretStr | None = Field(
         None, description="Needed for writes under /api when set; when unset those are for loopback only."
     )
+
+    @field_validator("admin_key")
+    @classmethod
+    def _admin_key(cls, value: SecretStr | None) -> SecretStr | None:
+        # An empty one (${ADMIN_KEY:-}) would be matched by an empty credential.
+        return _long_enough(value) if value is not None and value.get_secret_value().strip() else None
 
     @model_validator(mode="after")
     def _distinct(self) -> Auth:
@@ -270,4 +280,6 @@ BUILT_IN_ROUTES: Final = (
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of gateway.yaml, with descriptions."""
     schema = Settings.model_json_schema()
+    # What a built-in provider brings along need not be written again.
+    schema["$defs"]["Provider"].pop("required")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "gateway.yaml", **schema}

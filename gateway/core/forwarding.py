@@ -121,7 +121,10 @@ def check_credential(headers: Sequence[tuple[bytes, bytes]], provider: Provider,
 
 def credential(value: bytes) -> str:
     """The key in a header's value, without the scheme where it is `Bearer`."""
-    text = value.decode("utf-8", "surrogateescape").strip()
+    try:
+        text = value.decode().strip()
+    except UnicodeDecodeError:
+        text = value.decode("latin-1").strip()
     scheme, _, token = text.partition(" ")
     return token.strip() if scheme.lower() == "bearer" else text
 

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-_VALID: Final = re.compile(r"[A-Za-z0-9._:-]{1,255}\Z")
+# "." and ".." would be taken for folders in a path
+_VALID: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]{1,255}\Z")
 
 #: Headers of other gateways and of clients that name their session by themselves, in order.
 KNOWN_HEADERS: Final = (

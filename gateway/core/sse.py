@@ -26,32 +26,43 @@ class EventBuffer:
     __slots__ = ("_buffer", "_limit", "_overflow")
 
     def __init__(self, limit: int = MAX_EVENT_BYTES) -> None:
-        self._buffer = b""
+        self._buffer = bytearray()
         self._limit = limit
         self._overflow = False
 
     def feed(self, chunk: bytes) -> bytes:
         """The bytes up to the last blank line; `split_events` cuts them."""
-        data = self._buffer + chunk if self._buffer else chunk
-        if data.endswith(b"\n\n"):
-            end = len(data)
-        elif b"\r" in data:
-            end = max((match.end() for match in _BLANK_LINE.finditer(data)), default=0)
-        else:
-            end = data.rfind(b"\n\n") + 2 if b"\n\n" in data else 0
+        buffer = self._buffer
+        if not buffer and chunk.endswith(b"\n\n"):
+            self._overflow = False
+            return chunk  # whole events, as a stream usually comes
+        # A blank line that ends in what is new began at most three bytes before it.
+        searched = max(0, len(buffer) - 3)
+        buffer += chunk
+        end = _last_blank_line(buffer, searched)
         if end:
             self._overflow = False
-        if len(data) - end > self._limit or (self._overflow and not end):
+        if len(buffer) - end > self._limit or (self._overflow and not end):
             # The last two bytes stay: they may be the first part of the blank line.
             self._overflow = True
-            end = max(end, len(data) - 2)
-        self._buffer = data[end:]
-        return data[:end] if self._buffer else data
+            end = max(end, len(buffer) - 2)
+        out = bytes(buffer[:end])
+        del buffer[:end]
+        return out
 
     def rest(self) -> bytes:
         """What the stream ended with and no blank line closed."""
-        rest, self._buffer = self._buffer, b""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
         return rest
+
+
+def _last_blank_line(buffer: bytearray, start: int) -> int:
+    """Where the last blank line ends, 0 where there is none."""
+    if buffer.find(b"\r", start) < 0:
+        found = buffer.rfind(b"\n\n", start)
+        return found + 2 if found >= 0 else 0
+    return max((match.end() for match in _BLANK_LINE.finditer(buffer, start)), default=0)
 
 
 def split_events(region: bytes) -> list[bytes]:

@@ -33,7 +33,7 @@ Send = Callable[[Any], Awaitable[None]]
 
 #: paths that are understood without /v1 in front, for a base URL given without it
 _BARE: Final = re.compile(r"(?:chat/completions|completions|embeddings|responses|messages|models)(?:/|$)")
-_CONTROL: Final = re.compile(rb"[\x00-\x20\x7f]")
+_UNSAFE: Final = re.compile(rb"[\x00-\x20\x7f\\]")
 #: a body that was not read to its end would stand in front of the next request
 _CLOSE: Final = (b"connection", b"close")
 #: how long a call that is cut at shutdown may take to tell its client and to settle
@@ -242,10 +242,10 @@ def split_path(raw_path: bytes) -> tuple[str | None, str]:
     if not path or not (versioned or _BARE.match(path)):
         raise NotFound("There is nothing under this path. The API is under /v1, or under /s/SESSION/v1.")
     plain = unquote_to_bytes(path)
-    if any(segment in (b".", b"..") for segment in re.split(rb"[/\\]", plain)):
+    if any(segment in (b".", b"..") for segment in plain.split(b"/")):
         raise InvalidRequest("The path must not contain . or .. segments.")
-    if _CONTROL.search(plain):
-        raise InvalidRequest("The path must not contain spaces or control characters.")
+    if _UNSAFE.search(plain):
+        raise InvalidRequest("The path must not contain spaces, backslashes or control characters.")
     return session, path
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Self
 
 import uvicorn
@@ -38,7 +40,7 @@ def make_config(
         date_header=False,
         proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=max(1, round(grace_s)),
+        timeout_graceful_shutdown=math.ceil(grace_s),
     )
     config.max_head_bytes = max_head_bytes
     config.head_timeout_s = head_timeout_s
@@ -85,6 +87,12 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._ready = ready
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop; at once where we were stopping already, whichever signal came second."""
+        if self.should_exit:
+            self.force_exit = True
+        super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the listeners."""

@@ -290,7 +290,8 @@ def test_the_schema_is_one_and_takes_what_init_writes(gateway_command: Commands)
     files = [ROOT / "gateway.yaml", *(ROOT / "config" / "examples").glob("*.yaml")]
     for file in files:
         validator(schema).validate(yaml.safe_load(file.read_text()))
-    wrong = [list(validator(schema).iter_errors(value)) for value in ({"stroe": {}}, {"server": {"port": "x"}})]
+    mistakes: list[dict[str, object]] = [{"stroe": {}}, {"server": {"port": "x"}}]
+    wrong = [list(validator(schema).iter_errors(value)) for value in mistakes]
     assert all(wrong)
 
 

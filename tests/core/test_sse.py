@@ -118,10 +118,10 @@ def test_an_event_without_end_never_holds_more_than_the_limit(piece: bytes) -> N
 def test_a_large_event_in_small_pieces_takes_time_linear_in_its_length() -> None:
     buffer, piece = EventBuffer(), b"x" * 64
     started = time.perf_counter()
-    for _ in range(2**20 // len(piece)):
+    for _ in range(2**19 // len(piece)):
         buffer.feed(piece)
     assert time.perf_counter() - started < 0.5
-    assert buffer.rest() == b"x" * 2**20
+    assert buffer.rest() == b"x" * 2**19
 
 
 def test_after_an_event_over_the_limit_the_next_one_is_whole_again() -> None:

@@ -271,6 +271,16 @@ def test_the_end_mark_and_what_follows_it_are_held_back_until_the_close() -> Non
     assert reader.seen == [b"a", b"end"]
 
 
+def test_a_stream_that_goes_on_after_its_end_mark_does_not_fill_the_memory() -> None:
+    meter = StreamMeter(Reader())
+    meter.feed(b"data: end\n\n")
+    for _ in range(500):
+        assert meter.feed(b"data: " + b"x" * 10_000 + b"\n\n") == b""
+    tail = meter.close()
+    assert tail.startswith(b"data: end\n\ndata: x")
+    assert len(tail) < 500_000
+
+
 def test_a_stream_without_an_end_mark_has_not_ended() -> None:
     meter = StreamMeter(Reader())
     meter.feed(b"data: a\n\n")
