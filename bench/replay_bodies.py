@@ -111,7 +111,7 @@ def replay(file: Path) -> bool:
     with MockServer() as provider:
         settings = only_provider("mock", provider.url, auth="none")
         flags = {**settings, "store.url": "memory://", "telemetry.log.level": "error"}
-        app = build_app(lambda: config.load(environment={}, flags=flags))
+        app = build_app(lambda: config.load(environment={}, flags=flags, search=False))
         with ServerThread(make_config(app, max_head_bytes=65536, head_timeout_s=20, grace_s=1)) as gateway:
             run = Replay(gateway.url, provider)
             for line, body in requests_of(file):

@@ -48,6 +48,8 @@ _REMEMBERED: Final = 1024
 #: how long a provider may keep a stream open after its own end mark, until we stop reading for the connection's sake
 _AFTER_END_S: Final = 2.0
 _CLIENT_CLOSED: Final = 499
+#: outcomes of calls that nobody waited for to the end
+_LEFT: Final = frozenset({"client_left", "cut_at_shutdown"})
 _MULTIPART_MODEL_WITHIN: Final = 16 * 1024
 
 
@@ -149,7 +151,11 @@ class Gateway:
         self.no_stream_usage: dict[tuple[str, str], None] = {}
 
     def handle(self, incoming: Incoming) -> Exchange:
-        """The exchange for one request: `async with gateway.handle(incoming) as reply`; raises no GatewayError."""
+        """The exchange for one request: `async with gateway.handle(incoming) as reply`; raises no GatewayError.
+
+        A task in it that is cancelled is charged for what was delivered; the cancel's message, where it has one, is the
+        outcome in its record, else `client_left`.
+        """
         return Exchange(self, incoming)
 
     def remember_refusal(self, provider: str, model: str) -> None:
@@ -212,6 +218,8 @@ class Exchange:
     async def _leave(self, error: BaseException | None) -> None:
         if isinstance(error, Exception) and not self._settled:
             self._p.outcome, self._p.status = "internal_error", 500
+        elif isinstance(error, asyncio.CancelledError) and error.args:
+            self._p.outcome = str(error.args[0])
         try:
             await self._settle()
         finally:
@@ -508,7 +516,7 @@ class Exchange:
             model=_clean(progress.route.model or (call.model if call else None) or ""),
             response_model=_clean(answer.model) if answer.model else None,
             stream=call.stream if call else False,
-            status=progress.status if progress.outcome != "client_left" else _CLIENT_CLOSED,
+            status=progress.status if progress.outcome not in _LEFT else _CLIENT_CLOSED,
             outcome=progress.outcome,
             error_code=progress.fault.code if progress.fault else None,
             finish_reason=_clean(answer.finish_reason) if answer.finish_reason else None,
@@ -525,7 +533,7 @@ class Exchange:
     def _charge(self, answer: Answer) -> Charge | None:
         """What the provider bills for this call, as far as anyone can know it; None where it bills nothing."""
         progress = self._p
-        left_waiting = progress.outcome == "client_left" and progress.sent_at is not None and progress.head_at is None
+        left_waiting = progress.outcome in _LEFT and progress.sent_at is not None and progress.head_at is None
         if progress.call is None or not (progress.billed or (left_waiting and self._in.endpoint.metered)):
             return None
         reported = answer.usage

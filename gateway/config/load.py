@@ -22,6 +22,7 @@ from pydantic import BaseModel, ValidationError
 
 from gateway.config.schema import Facts, Provider, Settings
 from gateway.core.errors import ConfigError
+from gateway.core.forwarding import CREDENTIALS
 
 DEFAULT_FILE: Final = "gateway.yaml"
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -104,7 +105,11 @@ def refuse_open_door(settings: Settings) -> None:
     Raises:
         ConfigError: the host is not loopback, a provider key is held, and there are no client keys.
     """
-    held = sorted(name for name, provider in settings.providers.items() if provider.key.get_secret_value())
+    held = sorted(
+        name
+        for name, provider in settings.providers.items()
+        if provider.key.get_secret_value() or CREDENTIALS & {header.encode() for header in provider.headers}
+    )
     if is_loopback(settings.server.host) or settings.auth.keys or not held:
         return
     problem = (

@@ -124,7 +124,7 @@ class Provider(_Section):
     base_url: str = Field(description="Where its API begins, with the version segment; /v1 is added to a bare host.")
     key: SecretStr = Field(SecretStr(""), description="Its credential; empty: the caller's own is forwarded.")
     auth: AuthStyle = Field("bearer", description="How the credential is sent.")
-    headers: dict[str, str] = Field({}, description="Fixed headers, sent unless the caller sends them.")
+    headers: dict[str, str] = Field({}, repr=False, description="Fixed headers, sent unless the caller sends them.")
     timeout_s: Timeouts = Field(Timeouts(), description="Time limits in seconds.")
     max_connections: int = Field(1024, ge=1, description="Connections to it from one worker.")
     tls: Tls = Field(Tls(), description="TLS settings.")

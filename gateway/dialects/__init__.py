@@ -20,11 +20,11 @@ _OPERATIONS: Final = {
     "messages": "chat",
 }
 #: A POST below one of these reads or changes what an earlier, already counted call made; its answer may repeat that
-#: call's usage. `responses/compact` is a call of its own.
+#: call's usage. Compaction and the runs of a thread are calls of their own.
 _STORED: Final = re.compile(
     r"(?:chat/completions|responses|threads|batches|fine_tuning|conversations|files|vector_stores)/."
 )
-_BILLED_BELOW_STORED: Final = frozenset({"responses/compact"})
+_BILLED_BELOW_STORED: Final = re.compile(r"responses/compact$|threads/(?:.+/)?runs(?:/.+/submit_tool_outputs)?$")
 #: Counting is free at every provider that offers it, and answers with `input_tokens` of no call.
 _COUNTING: Final = re.compile(r"(?:^|/)(?:count_tokens|input_tokens)$")
 
@@ -49,6 +49,7 @@ _CHAT_ENDPOINT: Final = Endpoint(CHAT, "chat", metered=True, estimated=True)
 
 def endpoint(method: str, path: str, *, anthropic: bool = False) -> Endpoint:
     """The endpoint of a path relative to `/v1/`, such as `chat/completions`; `anthropic`: its headers say so."""
+    path = path.rstrip("/")
     if path == "chat/completions" and method == "POST":
         return _CHAT_ENDPOINT
     known = _OPERATIONS.get(path)
@@ -60,6 +61,6 @@ def endpoint(method: str, path: str, *, anthropic: bool = False) -> Endpoint:
 
 
 def _is_billed(path: str) -> bool:
-    if path in _BILLED_BELOW_STORED:
+    if _BILLED_BELOW_STORED.match(path):
         return True
     return not _STORED.match(path) and not _COUNTING.search(path)

@@ -129,10 +129,12 @@ class Delivery:
         ASGI has no word for this. Under uvicorn `send` is a method of the object that holds the transport, and closing
         that lets what was written go out first; under another server an exception has to do.
         """
+        # uvloop's transports are none of asyncio's classes, so the method is what they are known by.
         transport = getattr(getattr(self._send, "__self__", None), "transport", None)
-        if not isinstance(transport, asyncio.BaseTransport):
+        close = getattr(transport, "close", None)
+        if close is None:
             raise ConnectionAbortedError
-        transport.close()
+        close()
         await self._until_left()
 
 

@@ -36,6 +36,8 @@ _BARE: Final = re.compile(r"(?:chat/completions|completions|embeddings|responses
 _UNSAFE: Final = re.compile(rb"[\x00-\x20\x7f\\]")
 #: a body that was not read to its end would stand in front of the next request
 _CLOSE: Final = (b"connection", b"close")
+#: statuses whose answers have no body and must not announce one (RFC 9110, section 8.6)
+_BODILESS: Final = frozenset({204, 304})
 #: how long a call that is cut at shutdown may take to tell its client and to settle
 _CUT_S: Final = 2.0
 
@@ -175,7 +177,8 @@ class Forwarder:
             headers.append(_CLOSE)
         send, body = connection.send, reply.body
         if isinstance(body, bytes):
-            headers.append((b"content-length", b"%d" % len(body)))
+            if reply.status not in _BODILESS:
+                headers.append((b"content-length", b"%d" % len(body)))
             connection.started = True
             await send({"type": "http.response.start", "status": reply.status, "headers": headers})
             connection.finished = True
@@ -210,7 +213,7 @@ class Forwarder:
         for task in tasks:
             if task in self._running:
                 self._running[task].cut = fault
-                task.cancel()
+                task.cancel("cut_at_shutdown")
         if tasks:
             await asyncio.wait(tasks, timeout=_CUT_S)
 

@@ -40,7 +40,8 @@ def make_config(
         date_header=False,
         proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=math.ceil(grace_s),
+        # With 0, uvicorn would not even let a finished call write its answer.
+        timeout_graceful_shutdown=max(1, math.ceil(grace_s)),
     )
     config.max_head_bytes = max_head_bytes
     config.head_timeout_s = head_timeout_s

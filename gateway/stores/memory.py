@@ -43,7 +43,7 @@ class MemoryStore:
             view.created_at if view else record.started_at,
             max(ended, view.last_call_at if view else 0.0),
             totals,
-            record.derived_session,
+            view.derived if view else record.derived_session,
         )
         return totals
 

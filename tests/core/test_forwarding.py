@@ -217,6 +217,8 @@ def test_a_provider_cannot_speak_in_the_gateways_name(name: str) -> None:
         (b"Basic abc", "Basic abc"),
         (b"Bearer", ""),
         (b"", ""),
+        ("Bearer schlüssel".encode(), "schlüssel"),
+        ("Bearer schlüssel".encode("latin-1"), "schlüssel"),
     ],
 )
 def test_the_key_in_a_header_is_what_follows_the_scheme(value: bytes, key: str) -> None:

@@ -222,3 +222,8 @@ def test_a_cache_mark_that_moves_does_not_change_the_identity() -> None:
 
 def test_a_text_that_is_no_string_does_not_hide_the_rest() -> None:
     assert text_of({"text": 7, "a": 1}) == json.dumps({"a": 1, "text": 7})
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_name_that_is_a_folder_in_a_path_is_no_session_id(name: str) -> None:
+    assert not is_valid(name)

@@ -89,7 +89,7 @@ def test_a_name_with_other_characters_is_passed_over(name: str, web: Web) -> Non
     assert session_of(web, {"session_id": "good"}, {"x-session-id": name}) == "good"
 
 
-@pytest.mark.parametrize("name", ["a", "x" * 255, "A.b_c:d-9", "..", "calls", "0"])
+@pytest.mark.parametrize("name", ["a", "x" * 255, "A.b_c:d-9", "calls", "0"])
 def test_a_name_of_allowed_characters_works_everywhere(name: str, web: Web) -> None:
     assert session_of(web, None, {"x-session-id": name}) == name
     raw = f"GET /api/sessions/{name} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"

@@ -49,7 +49,7 @@ def test_a_whole_answer_has_every_field_of_the_api(web: Http) -> None:
         "id", "object", "created", "model", "service_tier", "system_fingerprint", "choices", "usage",
     }  # fmt: skip
     assert body["object"] == "chat.completion"
-    message = {"role": "assistant", "content": "You said: hi", "refusal": None, "annotations": []}
+    message: dict[str, object] = {"role": "assistant", "content": "You said: hi", "refusal": None, "annotations": []}
     assert body["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}]
 
 
@@ -82,8 +82,10 @@ def test_the_sdk_reads_a_stream(client: openai.OpenAI) -> None:
 
 
 def test_a_limit_cuts_the_answer(client: openai.OpenAI) -> None:
-    for limit in ({"max_tokens": 2}, {"max_completion_tokens": 2}):
-        answer = client.chat.completions.create(model="m", messages=say("hi"), **limit)
+    for answer in (
+        client.chat.completions.create(model="m", messages=say("hi"), max_tokens=2),
+        client.chat.completions.create(model="m", messages=say("hi"), max_completion_tokens=2),
+    ):
         assert answer.choices[0].finish_reason == "length"
         assert answer.choices[0].message.content == "You said"
         assert answer.usage is not None
