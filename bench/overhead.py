@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import http.client
 import json
 import multiprocessing
@@ -29,7 +30,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
 PATH = "/v1/chat/completions"
@@ -273,7 +273,8 @@ class Client(asyncio.Protocol):
 
 
 def unchunked(data: bytes) -> bytes:
-    parts, at = [], 0
+    parts: list[bytes] = []
+    at = 0
     while True:
         end = data.index(b"\r\n", at)
         size = int(data[at:end], 16)
@@ -290,9 +291,8 @@ def run_load(port: int, workload: Workload, calls: int) -> Result:
         result, loop = Result(), asyncio.get_running_loop()
         clients = []
         for number in range(workload.clients):
-            _, client = await loop.create_connection(
-                lambda number=number: Client(workload, number, calls, result), "127.0.0.1", port
-            )
+            make = functools.partial(Client, workload, number, calls, result)
+            _, client = await loop.create_connection(make, "127.0.0.1", port)
             clients.append(client)
         for client in clients:
             client.call()
@@ -362,6 +362,14 @@ class Target:
 
     port: int
     pid: int | None
+
+
+def running(text: str) -> Target:
+    """`http://127.0.0.1:PORT:PID`, of a gateway on this machine."""
+    match = re.fullmatch(r"http://(?:127\.0\.0\.1|localhost):(\d+)/?:(\d+)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError("write it as http://127.0.0.1:PORT:PID")
+    return Target(int(match[1]), int(match[2]))
 
 
 @contextlib.contextmanager
@@ -521,7 +529,7 @@ def measure_gateway(report: Report, upstream: int, cpu: int | None, folder: Path
     report.help_s = help_seconds()
 
 
-def run(gateway: str | None) -> Report:
+def run(gateway: Target | None) -> Report:
     report = Report()
     cpus = sorted(os.sched_getaffinity(0))
     ours, theirs = (cpus[0], cpus[1]) if len(cpus) > 1 else (None, None)
@@ -545,8 +553,7 @@ def run(gateway: str | None) -> Report:
 
         report.figures["direct"] = measure_all(Target(upstream, None), load)
         if gateway:
-            url, _, pid = gateway.rpartition(":")
-            report.figures["gateway"] = measure_all(Target(urlsplit(url).port or 80, int(pid)), load)
+            report.figures["gateway"] = measure_all(gateway, load)
         else:
             measure_gateway(report, upstream, ours, folder, load)
         program = shutil.which("nginx")
@@ -619,6 +626,7 @@ def main() -> int:
     parser.add_argument(
         "--gateway",
         metavar="URL:PID",
+        type=running,
         help=f"one that already runs, with --upstream http://127.0.0.1:{FIXED_PORT}; else one is started",
     )
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")

@@ -151,7 +151,7 @@ class Made(NamedTuple):
 
 def chat(client: openai.OpenAI, question: str, *, stream: bool, ask: bool = False) -> Made:
     options: dict[str, Any] = {"stream_options": {"include_usage": True}} if ask else {}
-    raw = client.chat.completions.with_raw_response.create(
+    answer = client.chat.completions.with_raw_response.create(
         model=MODEL,
         messages=[{"role": "user", "content": question}],
         max_tokens=24,
@@ -159,11 +159,11 @@ def chat(client: openai.OpenAI, question: str, *, stream: bool, ask: bool = Fals
         stream=stream,
         **options,
     )
-    total = shown(raw.headers.get("x-session-cumulative-token-usage"))
+    total = shown(answer.headers.get("x-session-cumulative-token-usage"))
     if not stream:
-        raw.parse()
+        answer.parse()
         return Made("chat", total, before=False)
-    chunks = list(raw.parse())
+    chunks: list[Any] = list(answer.parse())
     with_usage = [chunk for chunk in chunks if chunk.usage is not None]
     if len(with_usage) != int(ask):
         sys.exit(f"{len(with_usage)} chunks with usage reached a client that asked for {int(ask)}")

@@ -111,7 +111,9 @@ class Worker:
         self._settler = Settler(store)
         self._observers = _observers(settings)
         self._catalog = open_catalog()
-        self._chores = {asyncio.create_task(self._expire(settings.sessions.ttl_s))}
+        self._ttl_s = settings.sessions.ttl_s
+        self._chores = {asyncio.create_task(self._expire())}
+        self.cors_origins = settings.server.cors_origins
         self._parts = _Parts(settings, self)
         self._workers = settings.server.workers
         self.api = SessionsApi(store, lambda: self._parts.rules, self.reload_all)
@@ -123,10 +125,6 @@ class Worker:
     def forwarder(self) -> Forwarder:
         """The one in force."""
         return self._parts.forwarder
-
-    @forwarder.setter
-    def forwarder(self, _: Forwarder) -> None:
-        raise AttributeError("replaced by reload() only")
 
     def reload_all(self) -> None:
         """Reload every worker: this one, or through the supervisor all of them.
@@ -155,6 +153,7 @@ class Worker:
         settings = self._load().settings
         config.refuse_open_door(settings)
         old, self._parts = self._parts, _Parts(settings, self)
+        self._ttl_s = settings.sessions.ttl_s
         logger.info("configuration reloaded")
         self._chores.add(asyncio.create_task(_retire(old)))
 
@@ -184,10 +183,10 @@ class Worker:
         """The model tables."""
         return self._catalog
 
-    async def _expire(self, ttl_s: int) -> None:
+    async def _expire(self) -> None:
         while True:
             with contextlib.suppress(Exception):
-                await self.store.expire(time.time() - ttl_s)
+                await self.store.expire(time.time() - self._ttl_s)
             await asyncio.sleep(_EXPIRE_EVERY_S)
 
     async def aclose(self) -> None:
@@ -209,6 +208,7 @@ class _Parts:
         authenticator = Authenticator(
             [KeyRule(key.name, digest(key.key.get_secret_value()), key.models) for key in settings.auth.keys],
             admin.get_secret_value() if admin is not None else None,
+            server.cors_origins,
         )
         limits = Limits(
             max_body=int(server.max_body_mb * 2**20),

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from gateway.config import Loaded, Settings
 
 #: shown although not configured: what most people look for
+#: the built-in provider takes any model name, at the price of a small model
+_MOCK_MODEL = {"match": "*", "provider": "mock", "price": {"input": 0.15, "output": 0.60, "cache_read": 0.075}}
 _ALWAYS_SHOWN = ("openai", "anthropic")
 
 
@@ -47,7 +49,9 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
         if mock:
             from gateway.mock.server import MockServer
 
-            flags |= only_provider("mock", stack.enter_context(MockServer()).url, auth="none")
+            flags |= only_provider("mock", stack.enter_context(MockServer()).url, auth="none") | {
+                "models": [_MOCK_MODEL]
+            }
         elif upstream is not None:
             flags |= only_provider("upstream", upstream)
         _run(load(config, flags), config, flags)
@@ -115,7 +119,10 @@ def banner(loaded: Loaded, port: int) -> str:
     shown = settings.server.host if settings.server.host not in ("0.0.0.0", "::") else "127.0.0.1"
     url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
     lines = [f"gateway {__version__} · {url}"]
-    lines += [f"  provider  {name:<10} {row.base_url:<34} key: {key}" for name, row, key in _shown_providers(loaded)]
+    shown_providers = _shown_providers(loaded)
+    names = max((len(name) for name, _, _ in shown_providers), default=0)
+    urls = max((len(row.base_url) for _, row, _ in shown_providers), default=0)
+    lines += [f"  provider  {name:<{names}}  {row.base_url:<{urls}}  key: {key}" for name, row, key in shown_providers]
     origin = str(loaded.file) if loaded.file else "built-in defaults"
     lines.append(f"  store     {_store(settings)}      config: {origin}")
     if settings.auth.keys:

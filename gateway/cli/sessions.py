@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -23,10 +23,15 @@ StoreUrl = Annotated[str | None, typer.Option("--store", metavar="URL", help="In
 
 
 @app.callback()
-def sessions(context: typer.Context) -> None:
+def sessions(
+    context: typer.Context,
+    config: ConfigFile = None,
+    store: StoreUrl = None,
+    as_json: AsJson = False,
+) -> None:
     """List the sessions where no other command is named."""
     if context.invoked_subcommand is None:
-        show_list()
+        show_list(config, store, as_json=as_json)
 
 
 @app.command("list")
@@ -73,7 +78,7 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
     if as_json:
         print_json(found)
         return
-    print_table(("", ""), [[name, str(value)] for name, value in found.items() if name != "last_calls"])
+    print_table(("", ""), [[name, value] for name, value in _facts(found)])
     typer.echo()
     columns = ("started", "model", "status", "outcome", "input", "output", "usage", "tools", "ms")
     print_table(columns, [_call_row(row) for row in found["last_calls"]], right=("input", "output", "ms"))
@@ -134,6 +139,14 @@ def _with_store(file: Path | None, url: str | None, work: Callable[[Store], Awai
             return asyncio.run(run())
         except StoreUnavailable as fault:
             stop(fault.message, Exit.FAILED)
+
+
+def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in found.items():
+        if isinstance(value, dict):
+            yield from ((part, f"{number:,}") for part, number in value.items())
+        elif name != "last_calls":
+            yield name, "?" if value is None else str(value)
 
 
 def _row(row: dict[str, Any]) -> list[str]:

@@ -44,7 +44,21 @@ class Server(_Section):
     max_header_kb: Positive = Field(64, description="All headers of one request (KiB); above it 431.")
     header_timeout_s: Positive = Field(20, description="Time to send a request's head.")
     body_timeout_s: Positive = Field(30, description="Longest silence while a body is being sent.")
+    cors_origins: tuple[str, ...] = Field(
+        (), description="Web pages of these origins may call, as https://app.example; our response headers are exposed."
+    )
     shutdown_grace_s: float = Field(30, ge=0, description="Time that running calls get when the gateway is stopped.")
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(_origin(origin.lower()) for origin in value)
+
+
+def _origin(value: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#\s]+", value):
+        raise ValueError("an origin is a scheme and a host, like https://app.example")
+    return value
 
 
 def _long_enough(key: SecretStr) -> SecretStr:

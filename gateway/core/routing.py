@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Final
 
 from gateway.core.errors import UnknownModel
 from gateway.core.pricing import Price
+
+_PATTERN: Final = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,10 @@ class Routes:
     def providers(self) -> frozenset[str]:
         """The names of all providers."""
         return self._providers
+
+    def names(self) -> list[str]:
+        """The model names that routes spell out, aliases among them."""
+        return [rule.match for rule in self._rules if not _PATTERN & set(rule.match)]
 
     def leads_to(self, model: str, provider: str) -> bool:
         """Whether a call for this very name goes to this provider, under this name."""

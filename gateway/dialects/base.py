@@ -17,12 +17,14 @@ import msgspec
 
 from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import GatewayError, InvalidRequest
+from gateway.core.identity import text_of
 from gateway.core.sse import EventBuffer, data_of_events, event_data, split_events
 from gateway.dialects.reported import Reported
 
 Fields = Mapping[str, msgspec.Raw]
 
 _FIELDS_DECODER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ITEMS_DECODER: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _ANY_DECODER: Final = msgspec.json.Decoder()
 #: what may follow the end mark before `close`; more is nobody's answer
 _HELD_BYTES: Final = 64 * 1024
@@ -321,6 +323,35 @@ def flag_field(fields: Fields, name: str) -> bool:
     if value not in (b"true", b"false", b"null"):
         raise InvalidRequest(f'The field "{name}" must be true or false.', param=name)
     return value == b"true"
+
+
+def opening_items(raw: msgspec.Raw | None) -> list[str]:
+    """What identifies a conversation: the system texts before the first user item, and that whole item."""
+    found: list[str] = []
+    try:
+        items = _ITEMS_DECODER.decode(raw) if raw is not None else []
+    except (msgspec.DecodeError, RecursionError):
+        return [opening_text(raw)] if raw is not None else []
+    for item_raw in items:
+        item = decode(item_raw)
+        role = item.get("role") if isinstance(item, dict) else None
+        if role in ("system", "developer", "user"):
+            found.append(_text_or_bytes(item.get("content"), item_raw))
+        if role == "user":
+            break
+    return found
+
+
+def opening_text(raw: msgspec.Raw) -> str:
+    """What identifies a conversation in one value: a text, or parts of one."""
+    return _text_or_bytes(decode(raw), raw)
+
+
+def _text_or_bytes(content: object, raw: msgspec.Raw) -> str:
+    try:
+        return text_of(content)
+    except RecursionError:
+        return bytes(raw).decode("utf-8", "replace")
 
 
 def texts(value: object, depth: int = 0) -> Iterator[str]:

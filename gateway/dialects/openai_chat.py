@@ -9,7 +9,6 @@ import msgspec
 
 from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import GatewayError, InvalidRequest
-from gateway.core.identity import text_of
 from gateway.dialects import openai_errors
 from gateway.dialects.base import (
     MAX_TOOLS,
@@ -21,6 +20,7 @@ from gateway.dialects.base import (
     decode,
     estimate,
     flag_field,
+    opening_items,
     read_fields,
     string_field,
     texts,
@@ -28,9 +28,7 @@ from gateway.dialects.base import (
 )
 from gateway.dialects.reported import UsageReader
 
-_ITEMS_DECODER: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _TEXT_FIELDS: Final = ("messages", "tools", "functions", "response_format")
-_OPENING_ROLES: Final = ("system", "developer")
 #: what every chunk with a choice holds, written compact or as Python's json does
 _MARK: Final = b'"choices":[{'
 _SPACED_MARK: Final = b'"choices": [{'
@@ -102,20 +100,7 @@ class OpenAIChat:
 
     def opening(self, call: Call) -> list[str] | None:
         """See `Dialect.opening`."""
-        found: list[str] = []
-        try:
-            items = _ITEMS_DECODER.decode(call.fields["messages"])
-        except (msgspec.DecodeError, RecursionError):
-            return found
-        for raw in items:
-            item = decode(raw)
-            role = item.get("role") if isinstance(item, dict) else None
-            if role in _OPENING_ROLES:
-                found.append(_identifying_text(item, raw))
-            elif role == "user":
-                found.append(_identifying_text(item, raw))
-                break
-        return found
+        return opening_items(call.fields["messages"])
 
     def input_text(self, call: Call) -> Iterator[str]:
         """See `Dialect.input_text`."""
@@ -142,13 +127,6 @@ class OpenAIChat:
     def error_event(self, fault: GatewayError, request_id: str) -> bytes:
         """See `Dialect.error_event`."""
         return b"data: " + self.error(fault, request_id) + b"\n\n"
-
-
-def _identifying_text(item: dict[str, Any], raw: msgspec.Raw) -> str:
-    try:
-        return text_of(item.get("content"))
-    except RecursionError:
-        return bytes(raw).decode("utf-8", "replace")
 
 
 class ChatReader:

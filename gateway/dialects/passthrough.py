@@ -22,6 +22,8 @@ from gateway.dialects.base import (
     Verdict,
     decode,
     flag_field,
+    opening_items,
+    opening_text,
     read_fields,
     string_field,
     texts,
@@ -69,9 +71,13 @@ class PassThrough:
         return write_fields(call.fields, {"model": model})
 
     def opening(self, call: Call) -> list[str] | None:
-        """See `Dialect.opening`."""
-        del call
-        return None
+        """See `Dialect.opening`. Messages: `system` and `messages`; Responses: `instructions` and `input`."""
+        if self._operation != "chat":
+            return None
+        return [
+            *(opening_text(call.fields[name]) for name in ("system", "instructions") if name in call.fields),
+            *opening_items(call.fields.get("messages") or call.fields.get("input")),
+        ]
 
     def input_text(self, call: Call) -> Iterator[str]:
         """See `Dialect.input_text`."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from gateway.core import errors
 from gateway.core.ports import Store
@@ -25,11 +27,24 @@ _OWN_PATHS: Final = ("/api/", "/healthz", "/readyz")
 
 
 class Runtime(Protocol):
-    """What the lifespan opens. `forwarder` may be another one after a reload."""
+    """What the lifespan opens. `forwarder` is another one after a reload."""
 
-    forwarder: Forwarder
-    api: SessionsApi
     store: Store
+
+    @property
+    def forwarder(self) -> Forwarder:
+        """The one in force."""
+        ...
+
+    @property
+    def api(self) -> SessionsApi:
+        """The handlers under /api."""
+        ...
+
+    @property
+    def cors_origins(self) -> Sequence[str]:
+        """Origins of web pages that may call."""
+        ...
 
 
 class GatewayApp:
@@ -42,6 +57,7 @@ class GatewayApp:
         self._new_id = new_id
         self._runtime: Runtime | None = None
         self._router: Starlette | None = None
+        self._serve: ASGIApp = self._dispatch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or the lifespan."""
@@ -49,7 +65,11 @@ class GatewayApp:
             await self._lifespan(receive, send)
         elif scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1003})
-        elif self._runtime is None or self._router is None:
+        else:
+            await self._serve(scope, receive, send)
+
+    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._runtime is None or self._router is None:
             await fault_response(errors.ShuttingDown("The gateway is stopping. Try again shortly."))(
                 scope, receive, send
             )
@@ -64,6 +84,8 @@ class GatewayApp:
             async with self._resources() as runtime:
                 self._router = Starlette(routes=self._routes(runtime), exception_handlers=_HANDLERS)
                 self._runtime = runtime
+                if runtime.cors_origins:
+                    self._serve = _with_cors(self._dispatch, runtime.cors_origins)
                 await send({"type": "lifespan.startup.complete"})
                 await receive()
                 self._runtime = None
@@ -94,6 +116,12 @@ class GatewayApp:
             return JSONResponse({"status": "ready"})
 
         return [Route("/healthz", _alive), Route("/readyz", ready), *runtime.api.paths()]
+
+
+def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    return CORSMiddleware(
+        app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=headers.EXPOSED
+    )
 
 
 async def _failed(send: Send, message: str) -> None:

@@ -48,7 +48,9 @@ def digest(key: str) -> bytes:
 class Authenticator:
     """Decides from the headers and the peer's address; never from `Host` or `X-Forwarded-For`."""
 
-    def __init__(self, keys: Sequence[KeyRule], admin_key: str | None) -> None:
+    def __init__(self, keys: Sequence[KeyRule], admin_key: str | None, origins: Sequence[str] = ()) -> None:
+        """Set up; `origins`: of web pages that may call although they are not ours."""
+        self._origins = frozenset(origins)
         self._keys = {rule.digest: rule for rule in keys}
         self._admin = digest(admin_key) if admin_key is not None else None
 
@@ -69,7 +71,7 @@ class Authenticator:
                     "or in x-api-key; keys are listed under auth.keys."
                 )
             return Caller(rule.name, rule.models, own)
-        _refuse_other_origins(headers)
+        self._refuse_other_origins(headers)
         return Caller(OPEN_NAMESPACE if _is_loopback(peer) else _namespace_of(headers), (), own)
 
     def api(self, headers: Headers, peer: str | None) -> Access:
@@ -79,7 +81,7 @@ class Authenticator:
             Unauthenticated: it may see nothing.
             Forbidden: a web page of another origin sends it.
         """
-        _refuse_other_origins(headers)
+        self._refuse_other_origins(headers)
         presented = [value for _, value in _credentials(headers)]
         if self._admin is not None and self._admin in presented:
             return Access(None, admin=True)
@@ -93,6 +95,16 @@ class Authenticator:
         if not self._keys and _is_loopback(peer):
             return Access(OPEN_NAMESPACE, admin=False)
         raise Unauthenticated('Send your client key, or the admin key, as "Authorization: Bearer KEY".')
+
+    def _refuse_other_origins(self, headers: Headers) -> None:
+        origin = header(headers, b"origin").decode("latin-1").lower()
+        if not origin or origin in self._origins:
+            return
+        host = header(headers, b"host").decode("latin-1").lower()
+        if origin.partition("://")[2] != host:
+            raise Forbidden(
+                f"Web pages of other origins ({origin[:100]}) may not call; allow this one under server.cors_origins."
+            )
 
 
 def _credentials(headers: Headers) -> list[tuple[bytes, bytes]]:
@@ -127,12 +139,3 @@ def _is_direct_loopback(headers: Headers, peer: str | None) -> bool:
 
 def _without_port(host: str) -> str:
     return host if host.endswith("]") else host.rpartition(":")[0] or host
-
-
-def _refuse_other_origins(headers: Headers) -> None:
-    origin = header(headers, b"origin").decode("latin-1")
-    if not origin:
-        return
-    host = header(headers, b"host").decode("latin-1")
-    if origin.partition("://")[2].lower() != host.lower():
-        raise Forbidden(f"Requests from web pages of other origins ({origin[:100]}) are not taken.")

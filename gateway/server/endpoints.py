@@ -84,7 +84,6 @@ class Forwarder:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        started = self._gateway.clock()
         headers: Headers = scope["headers"]
         call_id = self._gateway.new_id()
         request_id = ours.request_id(headers) or call_id
@@ -112,7 +111,7 @@ class Forwarder:
             self._reading -= 1
         incoming = Incoming(
             call_id, request_id, scope["method"], path, scope["query_string"].decode("latin-1"), headers, body,
-            unpacked, target, caller, session, started, refused,
+            unpacked, target, caller, session, self._gateway.clock(), refused,
         )  # fmt: skip
         await self._run(incoming, receive, send)
 

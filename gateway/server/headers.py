@@ -11,7 +11,7 @@ from gateway.core.usage import Charge, Totals, Usage
 from gateway.pipeline import Reply
 
 REQUEST_ID: Final = b"x-request-id"
-#: what a browser page of another origin may read, were it let in
+#: every header of ours on an answer; what a web page of an allowed origin may read
 EXPOSED: Final = (
     "x-request-id",
     "x-session-id",

@@ -219,6 +219,10 @@ def _usage_json(usage: Usage) -> dict[str, int]:
 
 def models_json(routes: Routes, catalog: Catalog, wanted: str) -> Iterator[dict[str, Any]]:
     """The models of the configured providers whose name contains `wanted`, under the name a client asks for."""
+    for name in routes.names():
+        if wanted in name:
+            route = routes.resolve(name)
+            yield model_json(name, route, catalog.facts(route))
     for provider, model in catalog.offered(routes.providers, wanted):
         name = model if routes.leads_to(model, provider) else f"{provider}/{model}"
         route = routes.resolve(name)

@@ -310,7 +310,10 @@ def _connect(path: Path, *, busy_timeout_s: float) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute("PRAGMA wal_autocheckpoint=0")
     except (sqlite3.Error, OSError) as error:
-        raise _unavailable(path, error) from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise StoreUnavailable(
+            f"The store {path} cannot be opened: {reason}. Name another file in store.url."
+        ) from error
     return connection
 
 

@@ -63,8 +63,28 @@ def test_a_call_keeps_its_bytes_unless_a_route_renames_the_model() -> None:
     assert DIALECT.write(call, "real", ask_usage=True) == b'{"input":[ 1 ],"model":"real"}'
 
 
-def test_nothing_is_known_of_how_such_a_call_opens() -> None:
-    assert DIALECT.opening(DIALECT.read(b'{"input":"x"}')) is None
+@pytest.mark.parametrize("operation", ["embeddings", "text_completion", "images"])
+def test_nothing_is_known_of_how_other_calls_open(operation: str) -> None:
+    assert PassThrough(operation).opening(PassThrough(operation).read(b'{"input":"x"}')) is None
+
+
+@pytest.mark.parametrize(
+    ("body", "opening"),
+    [
+        ({"input": "hello"}, ["hello"]),
+        ({"instructions": "be brief", "input": [{"role": "user", "content": "hello"}]}, ["be brief", "hello"]),
+        (
+            {
+                "system": [{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
+                "messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}],
+            },
+            ["be brief", "hello"],
+        ),
+        ({"model": "m"}, []),
+    ],
+)
+def test_a_conversation_in_another_format_is_known_by_how_it_opens(body: dict[str, Any], opening: list[str]) -> None:
+    assert DIALECT.opening(DIALECT.read(json.dumps(body).encode())) == opening
 
 
 def test_prompt_text_is_found_under_the_names_of_every_known_api() -> None:
