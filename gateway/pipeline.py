@@ -13,6 +13,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fnmatch import fnmatchcase
@@ -193,7 +194,7 @@ class Exchange:
         self._in = incoming
         self._dialect = incoming.endpoint.dialect
         self._started_at = gateway.wall()
-        self._stack = contextlib.AsyncExitStack()
+        self._sending: AbstractAsyncContextManager[UpstreamReply] | None = None
         self._p = _Progress()
         self._record: CallRecord | None = None
         self._totals: Totals | None = None
@@ -204,7 +205,7 @@ class Exchange:
             try:
                 return await self._down()
             except GatewayError as fault:
-                await self._stack.aclose()
+                await self._hang_up()
                 return await self._refuse(fault)
         except BaseException as error:
             await self._leave(error)
@@ -223,7 +224,12 @@ class Exchange:
         try:
             await self._settle()
         finally:
-            await self._stack.aclose()
+            await self._hang_up()
+
+    async def _hang_up(self) -> None:
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            await sending.__aexit__(None, None, None)
 
     # --- the way down -----------------------------------------------------------------------------------------
 
@@ -308,7 +314,7 @@ class Exchange:
             body = await self._read_error(answer)
             if b"stream_options" in body or b"include_usage" in body:
                 gateway.remember_refusal(route.provider, route.model)
-                await self._stack.aclose()
+                await self._hang_up()
                 self._p.notes["stream_usage"] = "refused by the provider"
                 return await self._attempt(call, route, provider, ask_usage=False)
             return _Read(answer.status, _without_packing(answer.headers), body)
@@ -326,7 +332,9 @@ class Exchange:
         )
         if progress.sent_at is None:
             progress.sent_at = gateway.clock()
-        answer = await self._stack.enter_async_context(gateway.upstreams[route.provider].send(outgoing))
+        sending = gateway.upstreams[route.provider].send(outgoing)
+        answer = await sending.__aenter__()
+        self._sending = sending
         progress.head_at = gateway.clock()
         progress.status = answer.status
         return answer

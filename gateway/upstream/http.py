@@ -11,7 +11,7 @@ import io
 import ssl
 import urllib.request
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -69,13 +69,16 @@ class HttpUpstream:
             max_field_size=_MAX_HEADER_LINE,
         )
 
-    @asynccontextmanager
-    async def send(self, request: Outgoing) -> AsyncIterator[UpstreamReply]:
+    def send(self, request: Outgoing) -> _Sending:
         """See `Upstream.send`."""
+        return _Sending(self, request)
+
+    async def request(self, request: Outgoing) -> aiohttp.ClientResponse:
+        """Send, and wait for the head of the answer."""
         headers = CIMultiDict([(name.decode("latin-1"), _header_text(value)) for name, value in request.headers])
         with self._translated():
             async with asyncio.timeout(self._limits.first_byte_s):
-                response = await self._session.request(
+                return await self._session.request(
                     request.method,
                     URL(request.url, encoded=True),
                     headers=headers,
@@ -83,14 +86,6 @@ class HttpUpstream:
                     allow_redirects=False,
                     proxy=self._proxy,
                 )
-        try:
-            yield _Reply(self, response)
-        finally:
-            # At the end of the body this returns the connection to the pool; before it, it closes it.
-            if response.content.at_eof():
-                response.release()
-            else:
-                response.close()
 
     async def pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         """The body as it arrives; reading stops while the consumer is busy, so the socket pushes back."""
@@ -144,6 +139,31 @@ class HttpUpstream:
     async def aclose(self) -> None:
         """See `Upstream.aclose`."""
         await self._session.close()
+
+
+class _Sending:
+    """One request on its way: entered when the head of its answer is there, left when nobody reads on."""
+
+    __slots__ = ("_request", "_response", "_upstream")
+
+    def __init__(self, upstream: HttpUpstream, request: Outgoing) -> None:
+        self._upstream = upstream
+        self._request = request
+        self._response: aiohttp.ClientResponse | None = None
+
+    async def __aenter__(self) -> UpstreamReply:
+        self._response = await self._upstream.request(self._request)
+        return _Reply(self._upstream, self._response)
+
+    async def __aexit__(self, *_: object) -> None:
+        response = self._response
+        if response is None:
+            return
+        # At the end of the body this returns the connection to the pool; before it, it closes it.
+        if response.content.at_eof():
+            response.release()
+        else:
+            response.close()
 
 
 class _Silence:
