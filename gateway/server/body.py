@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, unpack
-from gateway.core.errors import InvalidRequest, PayloadTooLarge, RequestTimeout
+from gateway.core.errors import InvalidRequest, Overloaded, PayloadTooLarge, RequestTimeout
 from gateway.core.forwarding import header
 from gateway.core.ports import Headers
 
@@ -22,10 +22,50 @@ class Disconnected(Exception):
     """The client left before its request was complete."""
 
 
-async def read_body(receive: Receive, headers: Headers, limit: int, silence_s: float) -> tuple[bytes, bool]:
+class Lease:
+    """The memory that one request's body takes of what all bodies together may take."""
+
+    __slots__ = ("_pool", "_taken")
+
+    def __init__(self, pool: MemoryPool) -> None:
+        self._pool = pool
+        self._taken = 0
+
+    def grow(self, size: int) -> None:
+        """Take more.
+
+        Raises:
+            Overloaded: there is no more.
+        """
+        if self._pool.used + size > self._pool.limit:
+            raise Overloaded(
+                f"Requests under way hold {self._pool.used / 2**20:.0f} MiB of {self._pool.limit / 2**20:.0f} MiB. "
+                "Try again shortly."
+            )
+        self._pool.used += size
+        self._taken += size
+
+    def release(self) -> None:
+        """Give all of it back."""
+        self._pool.used -= self._taken
+        self._taken = 0
+
+
+class MemoryPool:
+    """What the bodies of all requests under way may take together, in bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+
+async def read_body(
+    receive: Receive, headers: Headers, limit: int, silence_s: float, lease: Lease
+) -> tuple[bytes, bool]:
     """The body, unpacked where it was sent packed, and whether it was.
 
     Raises:
+        Overloaded: all bodies together take too much.
         PayloadTooLarge: over `limit` bytes, as sent or unpacked.
         RequestTimeout: nothing came for `silence_s` seconds.
         InvalidRequest: packed in a way that cannot be read.
@@ -36,19 +76,22 @@ async def read_body(receive: Receive, headers: Headers, limit: int, silence_s: f
         if not header(headers, b"expect"):
             await _discard(receive)
         raise _too_large(limit)
-    body = await _read(receive, limit, silence_s)
+    body = await _read(receive, limit, silence_s, lease)
     packing = header(headers, b"content-encoding").strip().lower().decode("latin-1")
     if not packing or packing == "identity" or not body:
         return body, False
-    return await _unpack(body, packing, limit), True
+    unpacked = await _unpack(body, packing, limit)
+    lease.grow(len(unpacked))
+    return unpacked, True
 
 
-async def _read(receive: Receive, limit: int, silence_s: float) -> bytes:
+async def _read(receive: Receive, limit: int, silence_s: float, lease: Lease) -> bytes:
     pieces: list[bytes] = []
     size, more = 0, True
     while more:
         message = await _next(receive, silence_s)
         piece, more = message.get("body", b""), message.get("more_body", False)
+        lease.grow(len(piece))
         pieces.append(piece)
         size += len(piece)
         if size > limit:

@@ -23,7 +23,7 @@ from gateway.dialects import Endpoint, endpoint
 from gateway.pipeline import Gateway, Incoming, Reply
 from gateway.server import headers as ours
 from gateway.server.auth import Authenticator
-from gateway.server.body import Disconnected, read_body
+from gateway.server.body import Disconnected, Lease, MemoryPool, read_body
 
 logger = logging.getLogger("gateway")
 
@@ -34,6 +34,8 @@ Send = Callable[[Any], Awaitable[None]]
 #: paths that are understood without /v1 in front, for a base URL given without it
 _BARE: Final = re.compile(r"(?:chat/completions|completions|embeddings|responses|messages|models)(?:/|$)")
 _UNSAFE: Final = re.compile(rb"[\x00-\x20\x7f\\]")
+#: largest bodies that may be held at the same time; smaller ones are only bounded by max_concurrency
+_BODIES_AT_ONCE: Final = 16
 #: a body that was not read to its end would stand in front of the next request
 _CLOSE: Final = (b"connection", b"close")
 #: statuses whose answers have no body and must not announce one (RFC 9110, section 8.6)
@@ -59,6 +61,7 @@ class _Connection:
 
     send: Send
     listener: asyncio.Task[None] | None
+    lease: Lease
     gone: bool = False
     started: bool = False
     finished: bool = False
@@ -75,6 +78,7 @@ class Forwarder:
         self._limits = limits
         self._running: dict[asyncio.Task[None], _Connection] = {}
         self._reading = 0
+        self._memory = MemoryPool(_BODIES_AT_ONCE * limits.max_body)
         self._closing = False
 
     @property
@@ -100,10 +104,13 @@ class Forwarder:
             return
         body, unpacked, refused = b"", False, None
         self._reading += 1
+        lease = Lease(self._memory)
         try:
             self._admit()
-            body, unpacked = await read_body(receive, headers, self._limits.max_body, self._limits.body_timeout_s)
+            limits = self._limits
+            body, unpacked = await read_body(receive, headers, limits.max_body, limits.body_timeout_s, lease)
         except Disconnected:
+            lease.release()
             return
         except GatewayError as fault:
             refused = fault
@@ -113,7 +120,7 @@ class Forwarder:
             call_id, request_id, scope["method"], path, scope["query_string"].decode("latin-1"), headers, body,
             unpacked, target, caller, session, self._gateway.clock(), refused,
         )  # fmt: skip
-        await self._run(incoming, receive, send)
+        await self._run(incoming, receive, send, lease)
 
     def _admit(self) -> None:
         if self._closing:
@@ -123,8 +130,8 @@ class Forwarder:
                 f"{self._limits.max_concurrency} calls are under way (server.max_concurrency). Try again shortly."
             )
 
-    async def _run(self, incoming: Incoming, receive: Receive, send: Send) -> None:
-        connection = _Connection(send, asyncio.current_task())
+    async def _run(self, incoming: Incoming, receive: Receive, send: Send, lease: Lease) -> None:
+        connection = _Connection(send, asyncio.current_task(), lease)
         task = asyncio.get_running_loop().create_task(self._serve(incoming, connection))
         self._running[task] = connection
         task.add_done_callback(self._ended)
@@ -144,7 +151,7 @@ class Forwarder:
             self._client_left(task, connection)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.pop(task, None)
+        self._running.pop(task).lease.release()
         if not task.cancelled() and task.exception() is not None:
             logger.error("a call ended in a bug", exc_info=task.exception())
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.errors import InvalidRequest, PayloadTooLarge, RequestTimeout
-from gateway.server.body import Disconnected, read_body
+from gateway.core.errors import InvalidRequest, Overloaded, PayloadTooLarge, RequestTimeout
+from gateway.server.body import Disconnected, Lease, MemoryPool, read_body
 
 LIMIT = 1000
 
@@ -36,7 +36,7 @@ def receiving(*pieces: bytes, then: str | None = None) -> Callable[[], Awaitable
 async def read(
     *pieces: bytes, headers: tuple[tuple[bytes, bytes], ...] = (), then: str | None = None, silence: float = 1
 ) -> tuple[bytes, bool]:
-    return await read_body(receiving(*pieces, then=then), list(headers), LIMIT, silence)
+    return await read_body(receiving(*pieces, then=then), list(headers), LIMIT, silence, Lease(MemoryPool(1 << 30)))
 
 
 async def test_a_body_in_pieces_is_put_together() -> None:
@@ -101,3 +101,16 @@ async def test_what_unpacks_to_more_than_the_limit_is_refused() -> None:
 async def test_what_cannot_be_unpacked_is_refused(encoding: bytes, body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         await read(body, headers=((b"content-encoding", encoding),))
+
+
+async def test_all_bodies_together_are_bounded_and_what_ends_makes_room() -> None:
+    pool = MemoryPool(100)
+    first, second = Lease(pool), Lease(pool)
+    await read_body(receiving(b"x" * 60), [], LIMIT, 1, first)
+    with pytest.raises(Overloaded, match="Try again"):
+        await read_body(receiving(b"x" * 30, b"x" * 30), [], LIMIT, 1, second)
+    second.release()
+    first.release()
+    assert pool.used == 0
+    await read_body(receiving(b"x" * 60), [], LIMIT, 1, second)
+    assert pool.used == 60
