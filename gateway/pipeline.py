@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -26,6 +27,7 @@ from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, Unpacker
 from gateway.core.errors import (
     GatewayError,
     GatewayFault,
+    InvalidRequest,
     SessionRequired,
     StoreUnavailable,
     UnknownModel,
@@ -46,12 +48,18 @@ logger = logging.getLogger("gateway")
 MAX_WHOLE_ANSWER: Final = 64 * 1024 * 1024
 _MAX_ERROR_BODY: Final = 1024 * 1024
 _REMEMBERED: Final = 1024
+_REMEMBERED_S: Final = 3600.0
 #: how long a provider may keep a stream open after its own end mark, until we stop reading for the connection's sake
 _AFTER_END_S: Final = 2.0
 _CLIENT_CLOSED: Final = 499
 #: outcomes of calls that nobody waited for to the end
 _LEFT: Final = frozenset({"client_left", "cut_at_shutdown"})
-_MULTIPART_MODEL_WITHIN: Final = 16 * 1024
+_LONGEST_MODEL_NAME: Final = 256
+#: the head of the form part that names the model, up to where its value begins
+_MODEL_PART: Final = re.compile(
+    rb'\r\ncontent-disposition:[^\r\n]{0,200};[ \t]*name="?model"?[ \t]*(?:;[^\r\n]*)?\r\n(?:[^\r\n]+\r\n){0,8}\r\n',
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +156,8 @@ class Gateway:
         self.new_id = new_id
         self.clock = clock
         self.wall = wall
-        #: (provider, model) that refused `stream_options.include_usage`
-        self.no_stream_usage: dict[tuple[str, str], None] = {}
+        #: (provider, model) -> when it refused `stream_options.include_usage`
+        self._no_stream_usage: dict[tuple[str, str], float] = {}
 
     def handle(self, incoming: Incoming) -> Exchange:
         """The exchange for one request: `async with gateway.handle(incoming) as reply`; raises no GatewayError.
@@ -159,11 +167,16 @@ class Gateway:
         """
         return Exchange(self, incoming)
 
-    def remember_refusal(self, provider: str, model: str) -> None:
+    def remember_refusal(self, route: Route) -> None:
         """This model's provider does not know `stream_options`."""
-        if len(self.no_stream_usage) >= _REMEMBERED:
-            del self.no_stream_usage[next(iter(self.no_stream_usage))]
-        self.no_stream_usage[provider, model] = None
+        if len(self._no_stream_usage) >= _REMEMBERED:
+            del self._no_stream_usage[next(iter(self._no_stream_usage))]
+        self._no_stream_usage[route.provider, route.model] = self.clock()
+
+    def refuses_usage(self, route: Route) -> bool:
+        """Whether it refused lately."""
+        since = self._no_stream_usage.get((route.provider, route.model))
+        return since is not None and self.clock() - since < _REMEMBERED_S
 
 
 @dataclass(slots=True)
@@ -182,6 +195,7 @@ class _Progress:
     answer: Answer | None = None
     reader: Callable[[], Answer] | None = None
     billed: bool = False
+    is_event_stream: bool = False
     response_bytes: int = 0
     notes: dict[str, str] = field(default_factory=dict)
 
@@ -295,7 +309,7 @@ class Exchange:
         incoming, routes = self._in, self._gateway.routes
         model = call.model or _multipart_model(incoming)
         allowed = incoming.caller.models
-        if allowed and (model is None or not any(fnmatchcase(model, pattern) for pattern in allowed)):
+        if allowed and not _only_lists(incoming) and not _is_allowed(model, allowed):
             raise UnknownModel(
                 f'The client key "{incoming.caller.namespace}" may not use '
                 f"{f'the model {model!r}' if model else 'a path that names no model'}; "
@@ -308,16 +322,18 @@ class Exchange:
 
     async def _send(self, call: Call, route: Route, provider: Provider) -> UpstreamReply:
         gateway = self._gateway
-        ask = call.stream and not call.usage_asked and (route.provider, route.model) not in gateway.no_stream_usage
+        ask = call.stream and not call.usage_asked and not gateway.refuses_usage(route)
         answer = await self._attempt(call, route, provider, ask_usage=ask)
         if ask and answer.status in (400, 422):
             body = await self._read_error(answer)
-            if b"stream_options" in body or b"include_usage" in body:
-                gateway.remember_refusal(route.provider, route.model)
-                await self._hang_up()
+            if b"stream_options" not in body and b"include_usage" not in body:
+                return _Read(answer.status, _without_packing(answer.headers), body)
+            await self._hang_up()
+            answer = await self._attempt(call, route, provider, ask_usage=False)
+            # Only now is it sure that our field was the reason, and not a client's words that the error repeats.
+            if 200 <= answer.status < 300:  # noqa: PLR2004
+                gateway.remember_refusal(route)
                 self._p.notes["stream_usage"] = "refused by the provider"
-                return await self._attempt(call, route, provider, ask_usage=False)
-            return _Read(answer.status, _without_packing(answer.headers), body)
         return answer
 
     async def _attempt(self, call: Call, route: Route, provider: Provider, *, ask_usage: bool) -> UpstreamReply:
@@ -332,10 +348,13 @@ class Exchange:
         )
         if progress.sent_at is None:
             progress.sent_at = gateway.clock()
+        progress.head_at, progress.status = None, _CLIENT_CLOSED
         sending = gateway.upstreams[route.provider].send(outgoing)
         answer = await sending.__aenter__()
         self._sending = sending
         progress.head_at = gateway.clock()
+        if not 200 <= answer.status <= 599:  # noqa: PLR2004  # 1xx are no answers, and what is above no status
+            raise UpstreamProtocolError(f"The provider answered with the status {answer.status}, which is none.")
         progress.status = answer.status
         return answer
 
@@ -367,6 +386,8 @@ class Exchange:
         progress = self._p
         pieces, unpacked, size = self._pieces(answer), _is_packed(answer), 0
         read: list[bytes] = []
+        # Should it not come to its end: what had arrived by then.
+        progress.reader = lambda: _estimated_from(read)
         try:
             async for piece in pieces:
                 read.append(piece)
@@ -375,7 +396,6 @@ class Exchange:
                     return await self._streamed(answer, _chain(read, pieces), None)
         except GatewayError:
             progress.outcome = "upstream_broken"
-            progress.answer = Answer(output_estimate=int(estimate_tokens(b"".join(read).decode("utf-8", "replace"))))
             raise
         body = b"".join(read)
         progress.answer = self._dialect.answer(body)
@@ -390,7 +410,7 @@ class Exchange:
     async def _event_stream(self, answer: UpstreamReply, call: Call, before: Totals | None) -> Reply:
         # A client that did not ask for usage must not see the chunk that carries it, whoever asked for it.
         meter = StreamMeter(self._dialect.reader(call, drop_usage=not call.usage_asked))
-        self._p.reader = meter.answer
+        self._p.reader, self._p.is_event_stream = meter.answer, True
         reply = self._reply(answer.status, response_headers(answer.headers, unpacked=_is_packed(answer)), b"")
         reply.totals = before if before is not None else await self._totals_now()
         reply.body = self._metered(answer, meter, reply)
@@ -550,7 +570,9 @@ class Exchange:
             usage, source = reported.complete(self._input_estimate() if input_missing else 0, answer.output_estimate)
             return Charge(usage, source, self._cost(usage, answer.service_tier))
         failed_empty = answer.error and not answer.output_estimate
-        if failed_empty or not self._in.endpoint.estimated:
+        # A stream of events on a path nobody knows is a model's answer all the same.
+        unknown_stream = progress.is_event_stream and answer.output_estimate > 0
+        if failed_empty or not (self._in.endpoint.estimated or unknown_stream):
             return None
         if not self._gateway.policy.estimate_missing:
             return Charge(Usage(), "estimated", Decimal(0))
@@ -587,14 +609,15 @@ def _is_packed(answer: UpstreamReply) -> bool:
 
 
 async def _unpacked(answer: UpstreamReply) -> AsyncIterator[bytes]:
-    unpacker = Unpacker(None)
+    unpacker, empty = Unpacker(None), True
     try:
         async for piece in answer.chunks():
+            empty = False
             for part in unpacker.feed(piece):
                 yield part
     except (Corrupt, TooLarge):
         raise UpstreamProtocolError("The provider's answer is packed and cannot be unpacked.") from None
-    if not unpacker.complete:
+    if not (empty or unpacker.complete):
         raise UpstreamProtocolError("The provider's answer is packed and breaks off before its end.")
 
 
@@ -608,6 +631,10 @@ async def _for_a_while(pieces: AsyncIterator[bytes], seconds: float) -> AsyncIte
             yield piece
 
 
+def _estimated_from(pieces: list[bytes]) -> Answer:
+    return Answer(output_estimate=int(estimate_tokens(b"".join(pieces).decode("utf-8", "replace"))))
+
+
 async def _chain(first: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     for piece in first:
         yield piece
@@ -615,18 +642,27 @@ async def _chain(first: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterato
         yield piece
 
 
+def _only_lists(incoming: Incoming) -> bool:
+    """Many clients ask for the list of models before anything else; it costs nothing."""
+    return incoming.method in ("GET", "HEAD") and incoming.path.partition("/")[0] == "models"
+
+
+def _is_allowed(model: str | None, patterns: Sequence[str]) -> bool:
+    return model is not None and any(fnmatchcase(model, pattern) for pattern in patterns)
+
+
 def _multipart_model(incoming: Incoming) -> str | None:
     """The `model` field of a form, where one of the first parts holds it (audio, images)."""
     if not header(incoming.headers, b"content-type").startswith(b"multipart/form-data"):
         return None
-    head = incoming.body[:_MULTIPART_MODEL_WITHIN]
-    for marker in (b'name="model"', b"name=model"):
-        at = head.find(marker)
-        start = head.find(b"\r\n\r\n", at) if at >= 0 else -1
-        end = head.find(b"\r\n", start + 4) if start >= 0 else -1
-        if end > 0:
-            return head[start + 4 : end].decode("utf-8", "replace").strip() or None
-    return None
+    found = list(_MODEL_PART.finditer(incoming.body))
+    if len(found) > 1:
+        raise InvalidRequest('The form holds more than one part named "model". Send it once.', param="model")
+    if not found:
+        return None
+    start = found[0].end()
+    end = incoming.body.find(b"\r\n", start, start + _LONGEST_MODEL_NAME)
+    return incoming.body[start:end].decode("utf-8", "replace").strip() or None if end > 0 else None
 
 
 def _clean(text: str) -> str:

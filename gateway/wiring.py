@@ -90,7 +90,7 @@ def routes_of(settings: config.Settings) -> Routes:
     return Routes(rules, names, settings.default_provider, anthropic)
 
 
-def provider_of(name: str, row: config.Provider) -> Provider:
+def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> Provider:
     """A provider as core addresses it."""
     return Provider(
         name,
@@ -99,6 +99,7 @@ def provider_of(name: str, row: config.Provider) -> Provider:
         row.key.get_secret_value(),
         tuple((header.encode(), value.encode()) for header, value in row.headers.items()),
         row.key_prefixes,
+        guarded=guarded,
     )
 
 
@@ -155,14 +156,17 @@ class Worker:
         old, self._parts = self._parts, _Parts(settings, self)
         self._ttl_s = settings.sessions.ttl_s
         logger.info("configuration reloaded")
-        self._chores.add(asyncio.create_task(_retire(old)))
+        chore = asyncio.create_task(_retire(old))
+        self._chores.add(chore)
+        chore.add_done_callback(self._chores.discard)
 
     def gateway(self, settings: config.Settings, routes: Routes, upstreams: Mapping[str, http.HttpUpstream]) -> Gateway:
         """The pipeline under these settings."""
         sessions = settings.sessions
+        known = config.built_in_providers()
         return Gateway(
             routes=routes,
-            providers={name: provider_of(name, row) for name, row in settings.providers.items()},
+            providers={name: provider_of(name, row, guarded=name in known) for name, row in settings.providers.items()},
             upstreams=upstreams,
             facts=self._catalog.facts,
             store=self.store,
@@ -216,6 +220,8 @@ class _Parts:
             body_timeout_s=server.body_timeout_s,
             on_disconnect=sessions.on_disconnect,
             drain_s=sessions.drain_s,
+            shutdown_grace_s=server.shutdown_grace_s,
+            write_timeout_s=server.write_timeout_s,
         )
         self._upstreams = upstreams_of(settings.providers)
         self.rules = Rules(authenticator, routes, worker.catalog)

@@ -17,7 +17,7 @@ from gateway.core.errors import StoreUnavailable, UpstreamProtocolError, Upstrea
 from gateway.core.forwarding import Provider
 from gateway.core.ports import CallRecord, Headers, Outgoing, SessionKey
 from gateway.core.pricing import price_per_million
-from gateway.core.routing import ModelFacts, ModelRule, Routes
+from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
 from gateway.core.usage import Totals
 from gateway.dialects import endpoint
 from gateway.pipeline import MAX_WHOLE_ANSWER, Caller, Exchange, Gateway, Incoming, Reply, SessionPolicy
@@ -415,9 +415,11 @@ async def test_a_provider_that_refuses_either_way_is_passed_on(world: World) -> 
 
 async def test_the_memory_of_refusals_is_bounded(world: World) -> None:
     for number in range(3000):
-        world.gateway.remember_refusal("p", f"model-{number}")
-    assert len(world.gateway.no_stream_usage) <= 1024
-    assert ("p", "model-2999") in world.gateway.no_stream_usage
+        world.gateway.remember_refusal(Route("p", f"model-{number}"))
+    remembered = [world.gateway.refuses_usage(Route("p", f"model-{number}")) for number in range(3000)]
+    assert sum(remembered) == 1024
+    assert remembered[-1]
+    assert not remembered[0]
 
 
 async def test_names_of_the_provider_are_clean_in_the_record(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from gateway.config.load import (
     Loaded,
+    built_in_providers,
     data_folder,
     is_loopback,
     load,
@@ -21,6 +22,7 @@ __all__ = [
     "PriceRow",
     "Provider",
     "Settings",
+    "built_in_providers",
     "data_folder",
     "duration",
     "is_loopback",

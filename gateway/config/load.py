@@ -124,6 +124,11 @@ def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or re.fullmatch(r"127(?:\.\d{1,3}){3}", host) is not None
 
 
+def built_in_providers() -> frozenset[str]:
+    """The names of the providers that need no configuration."""
+    return frozenset(_read_yaml(data_folder() / "providers.yaml"))
+
+
 def template() -> str:
     """The commented gateway.yaml that `gateway init` writes: every key, with its default."""
     installed = Path(__file__).parent.parent / "data" / DEFAULT_FILE

@@ -44,6 +44,7 @@ class Server(_Section):
     max_header_kb: Positive = Field(64, description="All headers of one request (KiB); above it 431.")
     header_timeout_s: Positive = Field(20, description="Time to send a request's head.")
     body_timeout_s: Positive = Field(30, description="Longest silence while a body is being sent.")
+    write_timeout_s: Positive = Field(60, description="How long a client may take nothing of an answer that is sent.")
     cors_origins: tuple[str, ...] = Field(
         (), description="Web pages of these origins may call, as https://app.example; our response headers are exposed."
     )

@@ -36,7 +36,9 @@ _OURS: Final = frozenset(
 _NOT_SENT: Final = _HOP_BY_HOP | _PRIVATE | _OURS
 _NOT_RETURNED: Final = _HOP_BY_HOP | {b"content-length", b"set-cookie", b"set-cookie2", b"alt-svc"}
 #: what only the gateway may say; another gateway behind this one says it of its own sessions
-_OUR_PREFIXES: Final = (b"x-session-", b"x-context-", b"x-gateway-", b"x-token-usage", b"x-response-mode")
+_OUR_PREFIXES: Final = (
+    b"x-session-", b"x-context-", b"x-gateway-", b"x-token-usage", b"x-response-mode", b"access-control-",
+)  # fmt: skip
 _UNSENDABLE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _AUTH_HEADER: Final[Mapping[AuthStyle, bytes]] = {
     "bearer": b"authorization",
@@ -47,7 +49,10 @@ _AUTH_HEADER: Final[Mapping[AuthStyle, bytes]] = {
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """What is needed to address one provider. `key` empty: the caller's own credential is forwarded."""
+    """What is needed to address one provider. `key` empty: the caller's own credential is forwarded.
+
+    `guarded`: not one that another provider's keys look like, even where this one's have no known beginning.
+    """
 
     name: str
     base_url: str
@@ -55,6 +60,7 @@ class Provider:
     key: str = field(default="", repr=False)
     headers: tuple[tuple[bytes, bytes], ...] = ()
     key_prefixes: tuple[str, ...] = ()
+    guarded: bool = False
 
     def url(self, path: str, query: str) -> str:
         """The absolute address of a path relative to `/v1/`, both already encoded."""
@@ -100,12 +106,12 @@ def check_credential(headers: Sequence[tuple[bytes, bytes]], provider: Provider,
     """Refuse to hand a caller's credential to a provider that it plainly does not belong to.
 
     Providers mark their keys by how they begin; the longest known beginning decides. A credential that no provider
-    claims is forwarded, and so is any to a provider whose keys have no known beginning (one of your own).
+    claims is forwarded, and so is any to a provider of your own whose keys have no known beginning.
 
     Raises:
         Unauthenticated: it belongs to another provider.
     """
-    if provider.key or provider.auth == "none" or not provider.key_prefixes:
+    if provider.key or provider.auth == "none" or not (provider.guarded or provider.key_prefixes):
         return
     for name, value in headers:
         if name not in CREDENTIALS:

@@ -180,8 +180,10 @@ class PassThroughReader:
 
     def _choice(self, choice: dict[str, Any]) -> None:
         text, reason = choice.get("text"), choice.get("finish_reason")
-        if isinstance(text, str):
-            self._output += estimate_tokens(text)
+        delta = choice.get("delta")
+        for part in (text, delta.get("content") if isinstance(delta, dict) else None):
+            if isinstance(part, str):
+                self._output += estimate_tokens(part)
         if isinstance(reason, str):
             self._finish_reason = reason
 

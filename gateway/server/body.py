@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, unpack
@@ -72,9 +72,7 @@ async def read_body(
         Disconnected: the client left.
     """
     if _announces_more(headers, limit):
-        # A client that waits for 100 Continue has not begun to send.
-        if not header(headers, b"expect"):
-            await _discard(receive)
+        await discard(receive, headers)
         raise _too_large(limit)
     body = await _read(receive, limit, silence_s, lease)
     packing = header(headers, b"content-encoding").strip().lower().decode("latin-1")
@@ -96,16 +94,18 @@ async def _read(receive: Receive, limit: int, silence_s: float, lease: Lease) ->
         size += len(piece)
         if size > limit:
             if more:
-                await _discard(receive)
+                await discard(receive, ())
             raise _too_large(limit)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-async def _discard(receive: Receive) -> None:
+async def discard(receive: Receive, headers: Iterable[tuple[bytes, bytes]]) -> None:
     """Read on without keeping anything: most clients send their body to its end before they look at the answer.
 
-    Cut off, they would report a broken connection and try again.
+    Cut off, they would report a broken connection and try again. One that waits for 100 Continue has not begun.
     """
+    if header(headers, b"expect"):
+        return
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_DISCARD_S):
             message = await receive()

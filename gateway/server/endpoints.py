@@ -23,7 +23,7 @@ from gateway.dialects import Endpoint, endpoint
 from gateway.pipeline import Gateway, Incoming, Reply
 from gateway.server import headers as ours
 from gateway.server.auth import Authenticator
-from gateway.server.body import Disconnected, Lease, MemoryPool, read_body
+from gateway.server.body import Disconnected, Lease, MemoryPool, discard, read_body
 
 logger = logging.getLogger("gateway")
 
@@ -33,7 +33,9 @@ Send = Callable[[Any], Awaitable[None]]
 
 #: paths that are understood without /v1 in front, for a base URL given without it
 _BARE: Final = re.compile(r"(?:chat/completions|completions|embeddings|responses|messages|models)(?:/|$)")
-_UNSAFE: Final = re.compile(rb"[\x00-\x20\x7f\\]")
+_UNSAFE: Final = re.compile(rb"[\x00-\x20\x7f\\;]")
+#: unreserved characters (RFC 3986, section 2.3), encoded
+_NEEDLESS: Final = re.compile(r"%(?:[46][1-9a-f]|[57][0-9a]|3[0-9]|2[de]|5f|7e)", re.IGNORECASE)
 #: largest bodies that may be held at the same time; smaller ones are only bounded by max_concurrency
 _BODIES_AT_ONCE: Final = 16
 #: a body that was not read to its end would stand in front of the next request
@@ -53,6 +55,8 @@ class Limits:
     body_timeout_s: float = 30.0
     on_disconnect: Literal["drain", "cancel"] = "drain"
     drain_s: float = 30.0
+    shutdown_grace_s: float = 30.0
+    write_timeout_s: float = 60.0
 
 
 @dataclass(slots=True)
@@ -67,6 +71,47 @@ class _Connection:
     finished: bool = False
     broken: bool = False
     cut: GatewayError | None = None
+
+    def break_off(self) -> None:
+        """Let the request return without an end, so that the server breaks the connection.
+
+        What is incomplete must not look complete.
+        """
+        self.finished = self.broken = True
+        if self.listener is not None:
+            self.listener.cancel()
+
+
+class _Stall:
+    """Cancels the call of a client that takes nothing for too long: it holds a place that others wait for.
+
+    One timer a stream that looks when it is due, instead of one a piece.
+    """
+
+    __slots__ = ("_limit", "_loop", "_since", "_task", "_timer")
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._since: float | None = None
+        self._timer = self._loop.call_later(limit, self._look)
+
+    def begin(self) -> None:
+        self._since = self._loop.time()
+
+    def end(self) -> None:
+        self._since = None
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        waited = 0.0 if self._since is None else self._loop.time() - self._since
+        if waited < self._limit:
+            self._timer = self._loop.call_later(self._limit - waited, self._look)
+        elif self._task is not None:
+            self._task.cancel("client_stalled")
 
 
 class Forwarder:
@@ -83,8 +128,8 @@ class Forwarder:
 
     @property
     def running(self) -> int:
-        """Calls under way, those of clients that left included."""
-        return len(self._running)
+        """Requests under way: being read, forwarded, or read to their end for a client that left."""
+        return len(self._running) + self._reading
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -93,20 +138,21 @@ class Forwarder:
         request_id = ours.request_id(headers) or call_id
         target = endpoint(scope["method"], "")
         try:
-            session, path = split_path(scope["raw_path"])
+            session, path = split_path(scope["raw_path"], scope["method"])
             target = endpoint(scope["method"], path, anthropic=_speaks_anthropic(headers, path))
             if session is not None and not is_valid(session):
                 raise InvalidRequest("A session id in the path has 1-255 characters of A-Z a-z 0-9 . _ : -")
             peer = scope["client"][0] if scope.get("client") else None
             caller = self._authenticator.caller(headers, peer)
         except GatewayError as fault:
+            await discard(receive, headers)
             await _send_fault(send, target, fault, request_id)
             return
         body, unpacked, refused = b"", False, None
         self._reading += 1
         lease = Lease(self._memory)
         try:
-            self._admit()
+            await self._admit(receive, headers)
             limits = self._limits
             body, unpacked = await read_body(receive, headers, limits.max_body, limits.body_timeout_s, lease)
         except Disconnected:
@@ -122,10 +168,11 @@ class Forwarder:
         )  # fmt: skip
         await self._run(incoming, receive, send, lease)
 
-    def _admit(self) -> None:
+    async def _admit(self, receive: Receive, headers: Headers) -> None:
         if self._closing:
             raise ShuttingDown("The gateway is stopping. Try again shortly.")
-        if len(self._running) + self._reading > self._limits.max_concurrency:
+        if self.running > self._limits.max_concurrency:
+            await discard(receive, headers)
             raise Overloaded(
                 f"{self._limits.max_concurrency} calls are under way (server.max_concurrency). Try again shortly."
             )
@@ -169,10 +216,14 @@ class Forwarder:
                 await self._answer(reply, incoming, connection)
         except asyncio.CancelledError:
             await self._tell_cut(incoming, connection)
+            if connection.started and not connection.gone:
+                connection.break_off()
         except Exception:
             logger.exception("call %s failed in a bug", incoming.request_id)
             fault = InternalError(f"The gateway failed; the operator finds the reason under {incoming.request_id}.")
-            if not connection.started:
+            if connection.started:
+                connection.break_off()
+            else:
                 await _send_fault(connection.send, incoming.endpoint, fault, incoming.request_id)
         finally:
             connection.finished = True
@@ -185,25 +236,27 @@ class Forwarder:
         if isinstance(body, bytes):
             if reply.status not in _BODILESS:
                 headers.append((b"content-length", b"%d" % len(body)))
-            connection.started = True
             await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-            connection.finished = True
+            connection.started = connection.finished = True
             await send({"type": "http.response.body", "body": body})
             return
-        connection.started = True
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-        async for piece in body:
-            # Once the client has left the answer is only read for its usage.
-            if not connection.gone:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        connection.started = True
+        stall = _Stall(self._limits.write_timeout_s)
+        try:
+            async for piece in body:
+                # Once the client has left the answer is only read for its usage.
+                if not connection.gone:
+                    stall.begin()
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    stall.end()
+        finally:
+            stall.stop()
         if not reply.broken:
             connection.finished = True
             await send({"type": "http.response.body", "body": b""})
             return
-        # Returning without an end makes the server break the connection: what is incomplete must not look complete.
-        connection.finished = connection.broken = True
-        if connection.listener is not None:
-            connection.listener.cancel()
+        connection.break_off()
 
     async def _tell_cut(self, incoming: Incoming, connection: _Connection) -> None:
         fault = connection.cut
@@ -226,12 +279,16 @@ class Forwarder:
     async def close(self) -> None:
         """End what is running; every call is settled when this returns, or was given its time to."""
         self._closing = True
+        left = {task for task, connection in self._running.items() if connection.gone}
+        if left:
+            # Nobody is connected any more, so the server did not wait for them; their usage is worth a wait.
+            await asyncio.wait(left, timeout=min(self._limits.shutdown_grace_s, self._limits.drain_s))
         await self._cut(
             set(self._running), ShuttingDown("The gateway is stopping and cut this answer. Try again shortly.")
         )
 
 
-def split_path(raw_path: bytes) -> tuple[str | None, str]:
+def split_path(raw_path: bytes, method: str = "POST") -> tuple[str | None, str]:
     """(session, path relative to /v1/) of a request path, still encoded.
 
     `/s/{session}` may stand in front; `/v1` may be missing before a known endpoint, or stand twice.
@@ -251,10 +308,17 @@ def split_path(raw_path: bytes) -> tuple[str | None, str]:
     if not path or not (versioned or _BARE.match(path)):
         raise NotFound("There is nothing under this path. The API is under /v1, or under /s/SESSION/v1.")
     plain = unquote_to_bytes(path)
-    if any(segment in (b".", b"..") for segment in plain.split(b"/")):
+    segments = plain.split(b"/")
+    if any(segment in (b".", b"..") for segment in segments):
         raise InvalidRequest("The path must not contain . or .. segments.")
-    if _UNSAFE.search(plain):
-        raise InvalidRequest("The path must not contain spaces, backslashes or control characters.")
+    # Names of models may hold a slash (GET models/org%2Fname); what is billed may not.
+    hidden = method == "POST" and "%2f" in path.lower()
+    # A path that two programs may read differently would be forwarded as one thing and metered as another.
+    if _UNSAFE.search(plain) or b"" in segments[:-1] or _NEEDLESS.search(path) or hidden:
+        raise InvalidRequest(
+            "The path must not contain spaces, backslashes, semicolons, control characters, empty segments, "
+            "or letters and digits that are percent-encoded."
+        )
     return session, path
 
 

@@ -48,8 +48,12 @@ class GatewayProtocol(HttpToolsProtocol):
         bounds = config if isinstance(config, ServerConfig) else ServerConfig
         self._max_head_bytes = bounds.max_head_bytes
         self._head_timeout_s = bounds.head_timeout_s
-        #: between two messages: what comes is a head
+        #: what comes next is the beginning of a head; decided between two pieces of data
         self._idle = True
+        #: the parser is between two messages
+        self._between = True
+        #: the parser is within a head
+        self._in_head = False
         self._head = b""
         #: bytes of a head that came behind another message and went to the parser in parts
         self._pipelined = 0
@@ -69,14 +73,20 @@ class GatewayProtocol(HttpToolsProtocol):
         """Feed the parser whole heads, and bodies as they come."""
         if self._idle:
             data = self._collect_head(data)
-        if data:
-            super().data_received(data)
-        if self._pipelined and not self.transport.is_closing():
-            self._pipelined += len(data)
-            if self._pipelined > self._max_head_bytes:
-                self._refuse_size()
-            elif self._head_timer is None:
-                self._await_head()
+        if not data:
+            return
+        super().data_received(data)
+        self._idle = self._between
+        if self._in_head and not self.transport.is_closing():
+            self._bound_pipelined(len(data))
+
+    def _bound_pipelined(self, size: int) -> None:
+        """A head that came behind another message is in the parser in part: count it from its second piece on."""
+        self._pipelined = self._pipelined + size if self._pipelined else 1
+        if self._pipelined > self._max_head_bytes:
+            self._refuse_size()
+        elif self._head_timer is None:
+            self._await_head()
 
     def _collect_head(self, data: bytes) -> bytes:
         """What may go to the parser now; nothing while the head is incomplete."""
@@ -98,19 +108,21 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        self._pipelined = 0 if self._idle else 1
-        self._idle = False
+        self._between = False
+        self._in_head = True
+        self._pipelined = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
+        self._in_head = False
         self._pipelined = 0
         self._stop_timer()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """The body is whole."""
-        self._idle = True
+        self._between = True
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -143,6 +155,11 @@ class GatewayProtocol(HttpToolsProtocol):
             self._refuse(400, "header_timeout", f"The request's head was not complete within {seconds}.")
 
     def _refuse(self, status: int, code: str, message: str) -> None:
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and (cycle.response_started or not cycle.more_body):
+            # The answer to the request before is due or on its way: this one would be taken for it, or for a part.
+            self.transport.close()
+            return
         error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
         body = msgspec.json.encode({"error": error})
         self.transport.write(

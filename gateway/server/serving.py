@@ -60,7 +60,26 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class Supervisor(Multiprocess):
-    """Several workers. SIGHUP is passed on to them: each reads the configuration anew and keeps its calls."""
+    """Several workers. SIGHUP is passed on to them: each reads the configuration anew and keeps its calls.
+
+    So is a second signal to stop, which ends a worker at once.
+    """
+
+    def __init__(self, config: ServerConfig, sockets: list[socket.socket]) -> None:
+        super().__init__(config, sockets)
+        self._stopping = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if self._stopping:
+            for process in self.processes:
+                if process.pid is not None:
+                    # A worker that is stopping already takes only this one for "at once".
+                    os.kill(process.pid, signal.SIGINT)
+        self._stopping = True
+        self.signal_queue.append(number)
 
     def handle_hup(self) -> None:
         """Pass it on."""

@@ -25,6 +25,7 @@ class Settler:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._waiting: deque[CallRecord] = deque()
+        self._away = False
         self._retry: asyncio.Task[None] | None = None
 
     def check(self) -> None:
@@ -33,7 +34,7 @@ class Settler:
         Raises:
             StoreUnavailable: the store is away.
         """
-        if self._waiting:
+        if self._away:
             raise StoreUnavailable(
                 f"The store is away and {len(self._waiting)} settled calls wait for it. Try again shortly."
             )
@@ -42,13 +43,18 @@ class Settler:
         """Write one record; the session's totals after it, or None while the store is away."""
         try:
             return await self._store.settle(record)
+        except asyncio.CancelledError:
+            # Whether it was written is not known; offered again, it counts once.
+            self._keep(record)
+            raise
         except StoreUnavailable as error:
-            self._keep(record, error)
+            if not self._away:
+                logger.error("store away, settlements are kept in memory: %s", error.message)  # noqa: TRY400  # no bug
+            self._away = True
+            self._keep(record)
             return None
 
-    def _keep(self, record: CallRecord, error: StoreUnavailable) -> None:
-        if not self._waiting:
-            logger.error("store away, settlements are kept in memory: %s", error.message)
+    def _keep(self, record: CallRecord) -> None:
         if len(self._waiting) >= _MAX_WAITING:
             logger.error("settlement of call %s is lost: %d are waiting already", record.call_id, _MAX_WAITING)
             return
@@ -60,13 +66,15 @@ class Settler:
         while self._waiting:
             await asyncio.sleep(_RETRY_S)
             await self._drain()
-        logger.warning("store back, all settlements written")
 
     async def _drain(self) -> None:
         with contextlib.suppress(StoreUnavailable):
             while self._waiting:
                 await self._store.settle(self._waiting[0])
                 self._waiting.popleft()
+            if self._away:
+                self._away = False
+                logger.warning("store back, all settlements written")
 
     async def aclose(self) -> None:
         """Offer what is waiting one last time."""

@@ -229,3 +229,12 @@ def test_the_first_value_of_a_header_is_found_in_any_case() -> None:
     pairs = [(b"X-A", b"1"), (b"x-a", b"2")]
     assert header(pairs, b"x-a") == b"1"
     assert header(pairs, b"x-b") == b""
+
+
+def test_a_guarded_provider_gets_no_key_of_another_although_its_own_have_no_known_beginning() -> None:
+    mistral = Provider("mistral", BASE, guarded=True)
+    with pytest.raises(Unauthenticated, match="anthropic"):
+        check_credential([(b"authorization", b"Bearer sk-ant-abc")], mistral, (*ALL, mistral))
+    check_credential([(b"authorization", b"Bearer whatever")], mistral, (*ALL, mistral))
+    own = Provider("own", BASE)
+    check_credential([(b"authorization", b"Bearer sk-ant-abc")], own, (*ALL, own))

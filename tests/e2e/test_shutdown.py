@@ -207,3 +207,31 @@ def _answers(gateway: GatewayProcess) -> bool:
         return gateway.web.get("/readyz").status == 200
     except (OSError, TimeoutError):
         return False
+
+
+def test_a_left_call_is_read_to_its_end_before_the_gateway_stops(
+    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+) -> None:
+    gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 10})
+    body = json.dumps({"model": "mock-small", "messages": HI, "stream": True}).encode()
+    with connect(gateway.url) as sock:
+        sock.sendall(chat_bytes(body, b"x-session-id: left", b"x-mock: chunks=20;interval=0.05;tokens=30/20"))
+        until(lambda: mock.calls)
+        sock.recv(1000)
+    time.sleep(0.2)
+    gateway.signal(signal.SIGTERM)
+    gateway.wait(5)
+    assert kept(gateway, "left") == (1, 50, 0), "exact, since it was drained"
+
+
+def test_a_second_signal_ends_several_workers_at_once(
+    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+) -> None:
+    gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 30, "server.workers": 2})
+    running = Running(lambda: gateway.web.stream("s", "chunks=400;interval=0.1"))
+    until(lambda: mock.calls)
+    gateway.signal(signal.SIGTERM)
+    time.sleep(0.5)
+    gateway.signal(signal.SIGTERM)
+    gateway.wait(5)
+    assert not running.end().clean

@@ -27,7 +27,7 @@ from gateway.server.endpoints import split_path
     ],
 )
 def test_a_path_is_split(path: str, session: str | None, rest: str) -> None:
-    assert split_path(path.encode()) == (session, rest)
+    assert split_path(path.encode(), "GET") == (session, rest)
 
 
 @pytest.mark.parametrize(

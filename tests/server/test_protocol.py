@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import time
 
 import pytest
@@ -83,3 +85,39 @@ def test_two_gateways_in_one_process_keep_their_own_bounds(
     large = gateway_server(mock_server.url).web
     assert talk(large.url, head_of(4000)).status == 200
     assert talk(small.url, head_of(4000)).status == 431
+
+
+GET = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def closed_within(sock: socket.socket, seconds: float) -> bytes:
+    """What still comes until the other side closes."""
+    sock.settimeout(seconds)
+    data = b""
+    with contextlib.suppress(ConnectionError):
+        while piece := sock.recv(65536):
+            data += piece
+    return data
+
+
+def test_a_head_behind_another_request_is_bounded_too(small: Web) -> None:
+    with connect(small.url) as sock:
+        sock.sendall(GET + b"GET /healthz HTTP/1.1\r\nhost: x\r\nx-a: ")
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < 50 << 20:
+                sock.sendall(b"a" * 65536)
+                sent += 65536
+        assert sent < 16 << 20, "cut off soon after the limit of 2 KiB"
+
+
+def test_a_half_sent_head_behind_another_request_is_ended(small: Web) -> None:
+    with connect(small.url) as sock:
+        sock.sendall(GET + b"GET /heal")
+        assert b"header_timeout" in closed_within(sock, 5)
+
+
+def test_requests_sent_at_once_are_answered_in_order(small: Web) -> None:
+    with connect(small.url) as sock:
+        sock.sendall(GET * 3 + GET.replace(b"host: x", b"host: x\r\nconnection: close"))
+        assert closed_within(sock, 5).count(b"HTTP/1.1 200") == 4

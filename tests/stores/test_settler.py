@@ -184,3 +184,26 @@ async def test_what_waits_is_bounded_and_what_is_beyond_is_named_in_the_log(
     store.away = False
     await settler.aclose()
     assert (await store.totals(KEY)).calls == 10_000
+
+
+async def test_a_settlement_whose_caller_is_cancelled_is_offered_again(store: FlakyStore, record: MakeRecord) -> None:
+    waiting = asyncio.Event()
+
+    class SlowOnce(FlakyStore):
+        async def settle(self, record: CallRecord) -> Totals:
+            if self.tries == 0:
+                self.tries += 1
+                waiting.set()
+                await asyncio.sleep(60)
+            return await super().settle(record)
+
+    slow = SlowOnce()
+    settler = Settler(slow)
+    task = asyncio.create_task(settler.settle(record()))
+    await waiting.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    settler.check()
+    await settler.aclose()
+    assert (await slow.totals(KEY)).calls == 1

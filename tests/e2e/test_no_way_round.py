@@ -1,0 +1,146 @@
+"""There is no spelling, no provider's answer and no moment of leaving that makes a billed call free."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from gateway.mock import MockServer, Provider
+from tests.conftest import Scripted, StartGateway
+from tests.support.gateways import until
+from tests.support.scripted import DONE, SSE_HEAD, Connection, chunk, completion, usage_chunk
+from tests.support.web import HI, Web, chat_bytes, connect
+
+STREAM = {"model": "mock-small", "messages": HI, "stream": True}
+
+
+def calls_of(web: Web, session: str) -> Any:
+    answer = web.get(f"/api/sessions/{session}/calls")
+    return answer.json["calls"] if answer.status == 200 else []
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/%63hat/completions", "/v1/chat%2Fcompletions", "/v1//chat/completions", "/v1/chat/completions;x",
+     "/v1/chat/%2e%2e/chat/completions", "/v1/chat\\completions"],
+)  # fmt: skip
+def test_a_path_that_can_be_read_in_two_ways_is_refused(path: str, web: Web, mock: Provider, session: str) -> None:
+    before = len(mock.calls)
+    answer = web.post(path, STREAM, {"x-session-id": session})
+    assert (answer.status, answer.error["code"]) == (400, "invalid_request")
+    assert len(mock.calls) == before
+
+
+def test_a_stream_on_a_path_nobody_knows_is_charged_by_estimate(scripted: Scripted, session: str) -> None:
+    web = scripted.play(
+        lambda connection: connection.send(SSE_HEAD + chunk("forty letters, which are ten tokens here") + DONE)
+    )
+    assert web.post("/v1/CHAT/completions", STREAM, {"x-session-id": session}).status == 200
+    [call] = calls_of(web, session)
+    assert call["usage_source"] == "estimated"
+    assert call["usage"]["output_tokens"] >= 5
+
+
+def test_an_error_that_repeats_a_clients_words_turns_no_usage_off(scripted: Scripted, session: str) -> None:
+    bodies: list[Any] = []
+
+    def script(connection: Connection) -> None:
+        bodies.append(connection.request.json)
+        if bodies[-1]["messages"][0]["content"] == "bad":
+            connection.whole(b'{"error":{"message":"role stream_options is unknown"}}', status=b"400 Bad Request")
+        else:
+            connection.send(SSE_HEAD + chunk("one") + usage_chunk(10, 5) + DONE)
+
+    web = scripted.play(script)
+    hostile = {"model": "m", "stream": True, "messages": [{"role": "stream_options", "content": "bad"}]}
+    assert web.post("/v1/chat/completions", hostile, {"x-session-id": "mallory"}).status == 400
+    web.post("/v1/chat/completions", {**STREAM, "model": "m"}, {"x-session-id": session})
+    assert bodies[-1]["stream_options"] == {"include_usage": True}
+    assert [call["usage_source"] for call in calls_of(web, session)] == ["provider"]
+
+
+@pytest.mark.parametrize("status", [b"999 Request denied", b"600 No", b"101 Switching Protocols"])
+def test_a_status_that_is_none_is_an_error_and_hangs_nobody(status: bytes, scripted: Scripted, session: str) -> None:
+    answer = scripted.play(lambda connection: connection.whole(completion(), status=status)).chat(session)
+    assert answer.status in (502, 504)
+    assert answer.error["code"] in ("upstream_protocol_error", "upstream_timeout")
+
+
+def test_a_client_that_leaves_during_the_second_attempt_is_charged(
+    gateway_server: StartGateway, byte_server: Any, session: str
+) -> None:
+    attempts: list[Any] = []
+
+    def script(connection: Connection) -> None:
+        attempts.append(connection.request.json)
+        if "stream_options" in attempts[-1]:
+            refusal = b'{"error":{"message":"unknown field: stream_options"}}'
+            connection.whole(refusal, status=b"400 Bad Request")
+        else:
+            connection.wait_until_left()
+
+    web = gateway_server(byte_server(script).url, **{"sessions.on_disconnect": "cancel"}).web
+    with connect(web.url) as sock:
+        sock.sendall(chat_bytes(json.dumps(STREAM).encode(), b"x-session-id: " + session.encode()))
+        until(lambda: len(attempts) == 2)
+    [call] = until(lambda: calls_of(web, session))
+    assert call["usage"]["input_tokens"] > 0
+    assert call["usage_source"] == "estimated"
+
+
+def test_what_had_arrived_of_a_whole_answer_is_charged_to_a_client_that_left(
+    gateway_server: StartGateway, byte_server: Any, session: str
+) -> None:
+    def half(connection: Connection) -> None:
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 50000\r\n\r\n"
+        connection.send(head + b"x" * 20_000)
+        connection.wait_until_left()
+
+    web = gateway_server(byte_server(half).url, **{"sessions.on_disconnect": "cancel"}).web
+    with connect(web.url) as sock:
+        sock.sendall(
+            chat_bytes(json.dumps({"model": "m", "messages": HI}).encode(), b"x-session-id: " + session.encode())
+        )
+        time.sleep(0.5)
+    [call] = until(lambda: calls_of(web, session))
+    assert call["usage"]["output_tokens"] == 5_000
+
+
+def test_a_client_that_takes_nothing_does_not_keep_its_place(
+    gateway_server: StartGateway, byte_server: Any, session: str
+) -> None:
+    def flood(connection: Connection) -> None:
+        connection.send(SSE_HEAD)
+        for _ in range(20_000):
+            connection.send(chunk("x" * 4000))
+
+    flags = {"server.write_timeout_s": 0.5, "sessions.on_disconnect": "cancel"}
+    web = gateway_server(byte_server(flood).url, **flags).web
+    with connect(web.url) as sock:
+        sock.sendall(chat_bytes(json.dumps(STREAM).encode(), b"x-session-id: " + session.encode()))
+        [call] = until(lambda: calls_of(web, session))
+        assert call["outcome"] == "client_stalled"
+        assert call["usage_source"] == "estimated"
+
+
+def test_a_large_refused_body_is_read_so_that_the_answer_arrives(
+    gateway_server: StartGateway, mock_server: MockServer
+) -> None:
+    flags = {"auth.keys": [{"name": "alice", "key": "alice-key-0123456789"}]}
+    web = gateway_server(mock_server.url, **flags).web
+    answer = web.post("/v1/chat/completions", b'{"x":"' + b"a" * (8 << 20) + b'"}', {"authorization": "Bearer wrong"})
+    assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+
+
+@pytest.mark.parametrize("form", ["two", "hidden"])
+def test_a_form_with_two_models_is_refused(form: str, web: Web) -> None:
+    def part(name: str, value: str) -> str:
+        return f'--b\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+
+    padding = part("pad", "x" * 100_000) if form == "hidden" else ""
+    body = (part("model", "mock-small") + padding + part("model", "mock-large") + "--b--\r\n").encode()
+    answer = web.post("/v1/audio/transcriptions", body, {"content-type": "multipart/form-data; boundary=b"})
+    assert (answer.status, answer.error["param"]) == (400, "model")
