@@ -42,6 +42,7 @@ HOMES = {
     "uvloop": ("gateway.cli",),
     "typer": ("gateway.cli",),
     "rich": ("gateway.cli",),
+    "tiktoken": ("gateway.counters.tiktoken",),
     "litellm": (),
     "msgspec": tuple(f"gateway.{part}" for part in {*ALLOWED, *ROOTS} - {"core"}),
 }

@@ -21,6 +21,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from gateway.config.schema import Facts, Provider, Settings
+from gateway.core.counting.families import Families, families_from
 from gateway.core.errors import ConfigError
 from gateway.core.forwarding import CREDENTIALS
 
@@ -129,6 +130,15 @@ def built_in_providers() -> frozenset[str]:
     return frozenset(_read_yaml(data_folder() / "providers.yaml"))
 
 
+def families() -> Families:
+    """The numbers of the model families in config/families.yaml.
+
+    Raises:
+        ConfigError: they are not such numbers.
+    """
+    return families_from(_read_yaml(data_folder() / "families.yaml"))
+
+
 def template() -> str:
     """The commented gateway.yaml that `gateway init` writes: every key, with its default."""
     installed = Path(__file__).parent.parent / "data" / DEFAULT_FILE
@@ -173,7 +183,13 @@ def _find(file: Path | None, env: Mapping[str, str]) -> Path | None:
 def _read_yaml(path: Path) -> dict[Any, Any]:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        value = yaml.load(path.read_text("utf-8"), loader)  # noqa: S506  # a safe loader, the one in C where it was built
+        parser = loader(path.read_text("utf-8"))
+        try:
+            root = parser.get_single_node()
+            twice = list(_twice(root, "", set()))
+            value = parser.construct_document(root) if root is not None and not twice else None
+        finally:
+            parser.dispose()
     except (OSError, UnicodeDecodeError) as error:
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "it is not UTF-8 text"
         raise ConfigError([f"{path}: cannot be read: {reason}"]) from None
@@ -181,11 +197,34 @@ def _read_yaml(path: Path) -> dict[Any, Any]:
         mark = getattr(error, "problem_mark", None)
         place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
         raise ConfigError([f"{path}: is not valid YAML{place}"]) from None
+    if twice:
+        raise ConfigError(twice)
     if value is None:
         return {}
     if not isinstance(value, dict):
         raise ConfigError([f"{path}: must hold keys and values, not {type(value).__name__}"])
     return value
+
+
+def _twice(node: yaml.Node | None, path: str, seen: set[int]) -> Iterator[str]:
+    """A complaint for each key that stands twice in a block: YAML itself would silently take the last."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for index, inner in enumerate(node.value):
+            yield from _twice(inner, f"{path}[{index}]", seen)
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, inner in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                yield from _twice(inner, path, seen)
+                continue
+            place, line = f"{path}.{key.value}" if path else key.value, key.start_mark.line + 1
+            if key.value in lines:
+                yield f"{place}: stands here twice, in lines {lines[key.value]} and {line}; keep one"
+            lines[key.value] = line
+            yield from _twice(inner, place, seen)
 
 
 def _string_keys(value: Any, seen: tuple[int, ...] = ()) -> Any:

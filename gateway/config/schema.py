@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from gateway.core.identity import is_valid
 
 _DURATION: Final = re.compile(r"(\d+)([smhd])\Z")
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Positive = Annotated[float, Field(gt=0)]
@@ -30,7 +31,23 @@ def duration(text: str) -> int:
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, str_strip_whitespace=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, str_strip_whitespace=True, allow_inf_nan=False
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_is_not_given(cls, value: Any) -> Any:
+        """`server:` with nothing below, as it is left when all its keys are commented out."""
+        if not isinstance(value, dict):
+            return value
+        return {key: inner for key, inner in value.items() if inner is not None or not cls._is_section(key)}
+
+    @classmethod
+    def _is_section(cls, key: object) -> bool:
+        field = cls.model_fields.get(key) if isinstance(key, str) else None
+        kind = field.annotation if field is not None else None
+        return get_origin(kind) in (dict, tuple) or (isinstance(kind, type) and issubclass(kind, _Section))
 
 
 class Server(_Section):
@@ -160,7 +177,7 @@ class Provider(_Section):
     @classmethod
     def _headers(cls, value: dict[str, str]) -> dict[str, str]:
         for name, text in value.items():
-            if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
+            if not _HEADER_NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is no header name")
             if not re.fullmatch(r"[\t\x20-\x7e]*", text):
                 raise ValueError(f"the value of {name!r} holds characters that no header may")
@@ -216,7 +233,9 @@ class Sessions(_Section):
 
     @field_validator("id_headers")
     @classmethod
-    def _lower(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _header_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(map(_HEADER_NAME.fullmatch, value)):
+            raise ValueError("holds what is no header name; use letters, digits and -, as in x-session-id")
         return tuple(name.lower() for name in value)
 
     @field_validator("ttl")
@@ -297,4 +316,5 @@ def json_schema() -> dict[str, Any]:
     schema = Settings.model_json_schema()
     # What a built-in provider brings along need not be written again.
     schema["$defs"]["Provider"].pop("required")
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "gateway.yaml", **schema}
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "gateway.yaml"}
+    return {**head, **schema, **head}

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.core.counting.heuristic import estimate_tokens
+from gateway.core.counting.heuristic import CharacterCounter, HeuristicCounter, estimate_tokens
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,34 @@ def test_parts_of_a_text_weigh_what_the_whole_does() -> None:
 
 def test_a_megabyte_is_weighed_at_once() -> None:
     assert estimate_tokens("x" * 2**20) == 2**18
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("", 0),
+        ("one two three", 3),
+        ("HttpServer", 2),
+        ("counterrevolutionary", 3),  # 10 letters, and 10 more by 6
+        ("123456 7", 3),
+        ('{"a":1}', 5),
+        ("    indented\n\tline", 4),
+        ("汉字汉字", 3),
+        ("Привет", 3),
+        ("🙂", 1),
+        ("\ud800", 1),
+    ],
+)
+def test_the_heuristic_counts_words_numbers_marks_and_scripts(text: str, tokens: int) -> None:
+    assert HeuristicCounter().count(text) == tokens
+
+
+def test_counters_that_need_nothing_say_so_by_name() -> None:
+    assert [HeuristicCounter.name, CharacterCounter.name] == ["heuristic", "chars/4"]
+    assert CharacterCounter().count("abcde") == 2
+
+
+@given(st.text(st.characters(exclude_categories=()), max_size=300))
+def test_any_text_has_a_number_and_a_longer_one_no_smaller(text: str) -> None:
+    for counter in (HeuristicCounter(), CharacterCounter()):
+        assert 0 <= counter.count(text) <= counter.count(f"{text} more") + 1

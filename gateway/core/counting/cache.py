@@ -1,0 +1,98 @@
+"""Count once: what was worked out about a piece of a request is kept under the piece's own bytes.
+
+Bounded in bytes, the longest unused goes first. One cache may serve counting and fitting; a turn then costs its new
+messages. Pure of threads: who shares a cache between threads hands in a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from hashlib import blake2b
+from typing import Final, Protocol, TypeVar, cast
+
+T = TypeVar("T")
+
+#: what an entry costs beside its value: key, digest, slot in the table
+_ENTRY_BYTES: Final = 256
+_DIGEST: Final = 16
+
+
+class _Counter(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def count(self, text: str) -> int: ...
+
+
+class CountCache:
+    """A bounded table of results by content.
+
+    Args:
+        limit_bytes: what all entries may take together; 0 keeps nothing.
+        lock: guards the table where threads share it.
+    """
+
+    def __init__(self, limit_bytes: int = 32 * 1024 * 1024, lock: AbstractContextManager[object] | None = None) -> None:
+        self._limit = limit_bytes
+        self._lock = lock if lock is not None else nullcontext()
+        self._table: dict[Hashable, tuple[object, int]] = {}
+        self._bytes = 0
+        self.hits = 0
+        self.misses = 0
+
+    def get(self, kind: str, content: bytes, compute: Callable[[], T], size: Callable[[T], int] | None = None) -> T:
+        """What `compute` said of this content the first time, for this `kind` of question.
+
+        `size` tells how many bytes a value takes. Two threads that ask at once may both compute; the results are equal.
+        """
+        return self.get_all(kind, (content,), lambda _: compute(), size)[0]
+
+    def get_all(
+        self,
+        kind: str,
+        contents: Sequence[bytes],
+        compute: Callable[[int], T],
+        size: Callable[[T], int] | None = None,
+    ) -> list[T]:
+        """`get` of many contents at once; `compute` is given the index of one that is new."""
+        keys = [(kind, blake2b(content, digest_size=_DIGEST).digest()) for content in contents]
+        table = self._table
+        found: list[T | None] = []
+        with self._lock:
+            for key in keys:
+                entry = table.pop(key, None)
+                if entry is not None:
+                    table[key] = entry  # the end of the table is what was used last
+                found.append(cast("T", entry[0]) if entry is not None else None)
+        missing = [index for index, value in enumerate(found) if value is None]
+        self.hits += len(keys) - len(missing)
+        self.misses += len(missing)
+        for index in missing:
+            value = found[index] = compute(index)
+            cost = _ENTRY_BYTES + (size(value) if size is not None else 0)
+            with self._lock:
+                self._keep(keys[index], value, cost)
+        return cast("list[T]", found)
+
+    def tokens(self, counter: _Counter, text: str) -> int:
+        """Tokens of a text, counted once."""
+        return self.get(f"text\0{counter.name}", text.encode("utf-8", "surrogatepass"), lambda: counter.count(text))
+
+    def _keep(self, key: Hashable, value: object, cost: int) -> None:
+        if cost > self._limit:
+            return
+        replaced = self._table.pop(key, None)
+        self._bytes += cost - (replaced[1] if replaced else 0)
+        self._table[key] = (value, cost)
+        while self._bytes > self._limit:
+            _, dropped = self._table.pop(next(iter(self._table)))
+            self._bytes -= dropped
+
+    @property
+    def size_bytes(self) -> int:
+        """What the entries take."""
+        return self._bytes
+
+    def __len__(self) -> int:
+        return len(self._table)

@@ -1,0 +1,120 @@
+"""What reported usage teaches: the offset between what a provider reports and what we estimate.
+
+The errors that remain after `estimate.py` are constants that a provider adds, so offsets are learned, not ratios: per
+provider, model, wire format and shape of the request the median of the last residuals, and per session the last turn's
+residual, which wins. Pure values: a state goes in, a state comes out, and both are plain JSON.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final
+
+from gateway.core.counting.estimate import Estimate, Source
+
+#: residuals kept for a key
+KEPT: Final = 16
+#: The offset a key may add to an estimate, in tokens, and take from it, as a share. Hosts add system prompts of up to
+#: 5,000 tokens; nothing known takes more than half.
+_MOST_ADDED: Final = 8_192
+_MOST_TAKEN: Final = 0.6
+#: what is always kept free above an estimate: a share of it, and the few tokens by which small prompts are off
+_LEAST_MARGIN: Final = 0.02
+_LEAST_TOKENS: Final = 8
+_HIGH: Final = 0.9
+#: one strange report must not shut a window: most that spread may ask for, as a share of the tokens, or in tokens
+_MOST_SEEN: Final = 0.25
+_SOME_SEEN: Final = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class LastTurn:
+    """A session's last reported turn: the key it was reported under, and reported less estimated tokens."""
+
+    key: str
+    residual: int
+
+
+@dataclass(frozen=True, slots=True)
+class Corrected:
+    """An estimate after what was learned.
+
+    Attributes:
+        tokens: what the provider is expected to report.
+        margin: tokens to keep free above that: trim and hold against `tokens + margin`.
+        offset: what was learned, in tokens; part of `tokens`.
+        source: `exact`, `calibrated`, or `learned` where something was.
+    """
+
+    tokens: int
+    margin: int
+    offset: int
+    source: Source
+
+    @property
+    def safe_tokens(self) -> int:
+        """Tokens and margin."""
+        return self.tokens + self.margin
+
+
+def calibration_key(provider: str, model: str, wire: str, shape: str) -> str:
+    """The key under which residuals are kept; images, files and provider-run tools are marks of the shape."""
+    return f"{provider}\n{model}\n{wire}\n{shape}"
+
+
+def learned(residuals: Sequence[int], estimate: Estimate, reported: int) -> tuple[int, ...]:
+    """The residuals of a key after one more report; a report of nothing teaches nothing."""
+    if reported <= 0:
+        return tuple(residuals)[-KEPT:]
+    return (*residuals, reported - estimate.tokens)[-KEPT:]
+
+
+def last_turn(key: str, estimate: Estimate, reported: int) -> LastTurn:
+    """What a session remembers of a reported turn."""
+    return LastTurn(key, reported - estimate.tokens)
+
+
+def corrected(estimate: Estimate, key: str, residuals: Sequence[int] = (), last: LastTurn | None = None) -> Corrected:
+    """An estimate corrected by a key's residuals and by the session's last turn, if that had the same key."""
+    same = last is not None and last.key == key
+    if not residuals and not same:
+        return Corrected(estimate.tokens, _margin(estimate, estimate.tokens, ()), 0, estimate.source)
+    wanted = last.residual if last is not None and same else round(median(residuals))
+    offset = _clamped(wanted, estimate.tokens)
+    tokens = estimate.tokens + offset
+    above = [residual - wanted for residual in residuals]
+    return Corrected(tokens, _margin(estimate, tokens, above or (0,)), offset, "learned")
+
+
+def _clamped(offset: int, tokens: int) -> int:
+    return max(-int(tokens * _MOST_TAKEN), min(_MOST_ADDED, offset))
+
+
+def _margin(estimate: Estimate, tokens: int, above: Sequence[int]) -> int:
+    """Tokens to keep free: the high end of what was seen above the correction; doubt that shrinks with each report."""
+    seen = sorted(above)[math.ceil(_HIGH * len(above)) - 1] if above else 0
+    unseen = (estimate.spread * tokens + estimate.doubt) / (1 + len(above))
+    return math.ceil(
+        max(_LEAST_TOKENS, _LEAST_MARGIN * tokens, min(seen, max(_MOST_SEEN * tokens, _SOME_SEEN)), unseen)
+    )
+
+
+def residuals_from(value: Any) -> tuple[int, ...]:
+    """Residuals as they were stored: a JSON list; what is none of ours is left out."""
+    items = value if isinstance(value, list) else []
+    return tuple(item for item in items if isinstance(item, int) and not isinstance(item, bool))[-KEPT:]
+
+
+def last_turn_to(last: LastTurn) -> dict[str, object]:
+    """As stored."""
+    return {"key": last.key, "residual": last.residual}
+
+
+def last_turn_from(value: Any) -> LastTurn | None:
+    """As it was stored, or None."""
+    key = value.get("key") if isinstance(value, dict) else None
+    residual = value.get("residual") if isinstance(value, dict) else None
+    return LastTurn(key, residual) if isinstance(key, str) and isinstance(residual, int) else None

@@ -1,0 +1,361 @@
+"""What the provider will report as prompt tokens: the structure of a request times the numbers of its model's family.
+
+Every message is measured once and kept in the cache under its own bytes; a turn costs its new messages. Nothing here
+raises on any JSON. What was learned from reported usage comes on top: `calibration.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from gateway.core.counting.cache import CountCache
+from gateway.core.counting.context import ContextCounts, context_counts
+from gateway.core.counting.families import Families, Family
+from gateway.core.counting.images import image_doubt, image_tokens
+from gateway.core.counting.measure import Counts, Measure, TokenCounter, measure, text_measure
+from gateway.core.counting.media import Media
+from gateway.core.counting.request import Piece, Request, decoded
+from gateway.core.counting.tools import compact, strings_of, typescript
+
+#: How good a number is. exact: this kind of request is predicted to the token; calibrated: by the family's numbers;
+#: learned: corrected by what the provider reported before.
+Source = Literal["exact", "calibrated", "learned"]
+
+#: bytes a kept measure takes, and each of its media and results
+_MEASURE_BYTES: Final = 400
+_PART_BYTES: Final = 200
+_SYSTEM_ROLES: Final = frozenset({"system", "developer"})
+#: what stands round the declarations of functions
+_NAMESPACE: Final = "namespace functions {\n\n} // namespace functions"
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The tools of a request, weighed. `deferred` ones are not shown to the model; `server`: run by the provider."""
+
+    typescript: int = 0
+    json: int = 0
+    count: int = 0
+    server: int = 0
+    server_json: int = 0
+    deferred: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A request's prompt tokens.
+
+    Attributes:
+        tokens: what the provider is expected to report.
+        source: `exact` or `calibrated`.
+        spread: how far above that the report may lie, as a share of it, while nothing is learned.
+        doubt: how many tokens more its images and files may cost, where their sizes are not known.
+        shape: what the request makes use of; requests of one shape are wrong by the same offset.
+        family: the name of the family whose numbers were used.
+        counter: the name of the token counter.
+        context: the parts of the context.
+    """
+
+    tokens: int
+    source: Source
+    spread: float
+    doubt: int
+    shape: str
+    family: str
+    counter: str
+    context: ContextCounts
+
+
+class Estimator:
+    """Weighs requests.
+
+    Args:
+        families: the numbers.
+        counter_for: the name of a tokenizer -> its counter.
+        cache: where measures are kept; shared with whoever else counts.
+    """
+
+    def __init__(self, families: Families, counter_for: Callable[[str], TokenCounter], cache: CountCache) -> None:
+        self._families = families
+        self._counter_for = counter_for
+        self._cache = cache
+
+    def estimate(self, request: Request) -> Estimate:
+        """The prompt tokens of a request."""
+        family = self._families.of(request.model, request.provider, request.wire)
+        counter = self._counter_for(family.tokenizer)
+        measures = self._measures(request, counter)
+        counts = _sum(measures, family)
+        system = any(item.role in _SYSTEM_ROLES for item in measures)
+        tools = self._tools(request, counter)
+        media = [item for one in measures for item in one.media]
+        schema = self._schema(request, counter)
+        tokens = (
+            family.start
+            + family.system * system
+            + counts_tokens(counts, family)
+            + sum(media_tokens(item, family) for item in media)
+            + self._tools_tokens(tools, request, family, counter, system=system)
+            + (family.with_schema + family.schema * schema if request.schema is not None else 0)
+            + family.thinking_on * request.thinking
+        )
+        shape = _shape(request, tools, counts, media, system=system)
+        exact = (
+            family.exact and shape in ("", "system") and not counts.calls and counter.name.endswith(family.tokenizer)
+        )
+        return Estimate(
+            tokens=max(0, round(tokens)),
+            source="exact" if exact else "calibrated",
+            spread=0.0 if exact else family.spread,
+            doubt=round(sum(media_doubt(item, family) for item in media)),
+            shape=shape,
+            family=family.name,
+            counter=counter.name,
+            context=context_counts(measures, tools.typescript if family.rendering == "typescript" else tools.json),
+        )
+
+    def message_tokens(self, request: Request) -> list[int]:
+        """What each message adds, in the order of `request.messages`; without its tools and what frames the whole."""
+        family = self._families.of(request.model, request.provider, request.wire)
+        counter = self._counter_for(family.tokenizer)
+        return [
+            round(counts_tokens(item.counts, family) + sum(media_tokens(part, family) for part in item.media))
+            for item in self._of_messages(request, counter)
+        ]
+
+    def _measures(self, request: Request, counter: TokenCounter) -> list[Measure]:
+        found = self._of_messages(request, counter)
+        if request.system is None:
+            return found
+        system = self._kept(
+            f"system\0{counter.name}", request.system, lambda value: text_measure(value, counter), _measure_bytes
+        )
+        return [system, *found]
+
+    def _of_messages(self, request: Request, counter: TokenCounter) -> list[Measure]:
+        """Measures of the messages, most of them from the cache; what cannot be a key is measured anew."""
+        wire, pieces = request.wire, request.messages
+        contents = [piece if type(piece) is bytes else _content(piece) for piece in pieces]
+        keyed = [index for index, content in enumerate(contents) if content is not None]
+        found: list[Any] = self._cache.get_all(
+            f"{wire}\0{counter.name}",
+            [content for content in contents if content is not None],
+            lambda place: measure(wire, decoded(pieces[keyed[place]]), counter),
+            _measure_bytes,
+        )
+        for index, content in enumerate(contents):
+            if content is None:
+                found.insert(index, measure(wire, pieces[index], counter))
+        return found
+
+    def _kept(self, kind: str, piece: Piece, compute: Callable[[Any], Any], size: Callable[[Any], int]) -> Any:
+        content = _content(piece)
+        if content is None:
+            return compute(piece)
+        return self._cache.get(kind, content, lambda: compute(decoded(piece)), size)
+
+    def _tools(self, request: Request, counter: TokenCounter) -> Tools:
+        total = Tools()
+        for piece in request.tools:
+            found = self._kept(
+                f"tools\0{counter.name}", piece, lambda value: weigh_tools(value, counter), lambda _: 100
+            )
+            total = _add_tools(total, found)
+        return total
+
+    def _schema(self, request: Request, counter: TokenCounter) -> int:
+        """Tokens of the schema an answer must follow, as far as models are shown it, with its name and description."""
+        if request.schema is None:
+            return 0
+        tokens: int = self._kept(
+            f"schema\0{counter.name}",
+            request.schema,
+            lambda value: counter.count(compact(shown_schema(value))),
+            lambda _: 0,
+        )
+        return tokens + sum(
+            self._cache.tokens(counter, text) for text in (request.schema_name, request.schema_about) if text
+        )
+
+    def _tools_tokens(
+        self, tools: Tools, request: Request, family: Family, counter: TokenCounter, *, system: bool
+    ) -> float:
+        tokens = tools.server * family.server_tool + tools.server_json * family.other
+        if not tools.count and not (tools.server and family.server_tool):
+            return tokens
+        tokens += family.tools_system if system and family.tools_system is not None else family.tools
+        if family.rendering == "typescript":
+            tokens += family.tool_text * (tools.typescript + self._cache.tokens(counter, _NAMESPACE))
+        else:
+            tokens += family.tool_text * tools.json
+        tokens += family.per_tool * tools.count + family.forced * request.forced
+        if request.forced_name:
+            tokens += family.forced_name + (
+                self._cache.tokens(counter, request.forced_name) if family.forced_name else 0
+            )
+        return tokens
+
+
+def counts_tokens(counts: Counts, family: Family) -> float:
+    """What the texts and the frames of messages cost in a family."""
+    return (
+        family.text * counts.text
+        + family.result * counts.result
+        + family.call * counts.call
+        + family.called * counts.called
+        + family.thinking * counts.thinking
+        + family.inline * counts.inline
+        + family.sealed * max(0.0, counts.sealed - family.seal * counts.seals)
+        + family.other * counts.other
+        + family.message * counts.messages
+        + family.per_call * counts.calls
+        + family.per_result * counts.results
+        + family.parallel * counts.parallel
+    )
+
+
+def media_tokens(item: Media, family: Family) -> float:
+    """What an image, a recording or a file costs in a family, as far as public rules go."""
+    if item.kind == "image":
+        return image_tokens(item, family.image)
+    if item.kind == "audio":
+        return family.audio_second * (item.seconds or item.size / _AUDIO_BYTES_A_SECOND)
+    if item.kind == "pdf":
+        return family.pdf_page * (item.pages or max(1, round(item.size / _PDF_BYTES_A_PAGE)))
+    if item.kind == "text":
+        return family.document
+    return item.size / _FILE_BYTES_A_TOKEN
+
+
+def media_doubt(item: Media, family: Family) -> float:
+    """How many tokens more a part may cost whose size or text cannot be seen."""
+    if item.kind == "image":
+        return image_doubt(item, family.image)
+    return 0.0 if item.kind == "text" else media_tokens(item, family)
+
+
+#: compressed speech at 64 kbit/s
+_AUDIO_BYTES_A_SECOND: Final = 8_000
+#: a page of a PDF whose pages cannot be seen, on average
+_PDF_BYTES_A_PAGE: Final = 50_000
+#: office files are packed: recorded spreadsheets and letters of 5 kB made 50 tokens, photos of text far less
+_FILE_BYTES_A_TOKEN: Final = 40
+
+
+def weigh_tools(value: object, counter: TokenCounter) -> Tools:
+    """Definitions of tools in any wire format, decoded. Their order does not matter."""
+    total = Tools()
+    for tool in value if isinstance(value, list) else [value]:
+        total = _add_tools(total, _weigh_tool(tool, counter))
+    return total
+
+
+def _weigh_tool(tool: object, counter: TokenCounter) -> Tools:
+    if not isinstance(tool, Mapping):
+        return Tools(server_json=counter.count(compact(tool)))
+    if isinstance(tool.get("tools"), list) and tool.get("type") == "namespace":
+        return weigh_tools(tool["tools"], counter)
+    inner = tool.get("function", tool.get("custom"))
+    holder = inner if isinstance(inner, Mapping) else tool
+    name, description = holder.get("name"), holder.get("description")
+    schema = holder.get("parameters", holder.get("input_schema"))
+    if not isinstance(name, str) or (schema is None and tool.get("type") not in (None, "function", "custom")):
+        return Tools(server=1, server_json=counter.count(compact(tool)))
+    if tool.get("defer_loading") is True:
+        return Tools(deferred=1)
+    about = description if isinstance(description, str) else ""
+    grammar = holder.get("format") if schema is None else None
+    extra = counter.count(compact(grammar)) if grammar is not None else 0
+    return Tools(
+        typescript=counter.count(typescript(name, about, schema)) + extra,
+        json=counter.count(name) + counter.count(about) + counter.count(compact(schema)) + extra,
+        count=1,
+    )
+
+
+def _add_tools(first: Tools, second: Tools) -> Tools:
+    return Tools(
+        first.typescript + second.typescript,
+        first.json + second.json,
+        first.count + second.count,
+        first.server + second.server,
+        first.server_json + second.server_json,
+        first.deferred + second.deferred,
+    )
+
+
+#: parts of a schema that recorded usage shows no trace of
+_UNSEEN: Final = frozenset(
+    {
+        *("additionalProperties", "$schema", "required", "format"),
+        *("minimum", "maximum", "minLength", "maxLength"),
+    }
+)
+
+
+def shown_schema(schema: object, depth: int = 0) -> object:
+    """A response schema without what usage shows no trace of."""
+    if depth > 64:  # noqa: PLR2004  # deeper than any schema; a guard
+        return schema
+    if isinstance(schema, Mapping):
+        # The keys of these are names of fields, not words of the schema language.
+        return {
+            key: {name: shown_schema(inner, depth + 1) for name, inner in value.items()}
+            if key in ("properties", "$defs", "definitions") and isinstance(value, Mapping)
+            else shown_schema(value, depth + 1)
+            for key, value in schema.items()
+            if key not in _UNSEEN
+        }
+    if isinstance(schema, list):
+        return [shown_schema(item, depth + 1) for item in schema]
+    return schema
+
+
+def _sum(measures: Sequence[Measure], family: Family) -> Counts:
+    if not measures:
+        return Counts()
+    total = Counts(*map(sum, zip(*(item.counts for item in measures), strict=True)))
+    if family.thoughts == "all" or not (total.thinking or total.seals):
+        return total
+    if family.thoughts == "none":
+        return total._replace(thinking=0, sealed=0, seals=0)
+    last = max((index for index, item in enumerate(measures) if item.asks), default=-1)
+    turn = Counts(*map(sum, zip(Counts(), *(item.counts for item in measures[last + 1 :]), strict=True)))
+    return total._replace(thinking=turn.thinking, sealed=turn.sealed, seals=turn.seals)
+
+
+def _shape(request: Request, tools: Tools, counts: Counts, media: Iterable[Media], *, system: bool) -> str:
+    kinds = {"image" if item.kind == "image" else "media" for item in media}
+    marks = {
+        "tools": tools.count > 0,
+        "forced": request.forced,
+        "schema": request.schema is not None,
+        "thinking": request.thinking,
+        "system": system,
+        "sealed": counts.sealed > 0,
+        "image": "image" in kinds,
+        "media": "media" in kinds,
+        "server": request.server or tools.server > 0 or tools.deferred > 0,
+        "other": counts.other > 0,
+    }
+    return "+".join(mark for mark, present in marks.items() if present)
+
+
+def _measure_bytes(item: Measure) -> int:
+    return _MEASURE_BYTES + _PART_BYTES * (len(item.media) + len(item.results))
+
+
+def _content(value: object) -> bytes | None:
+    """A piece's bytes, as a key; None for what has none."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    try:
+        return json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode("ascii")
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+__all__ = ["Estimate", "Estimator", "Source", "Tools", "counts_tokens", "media_tokens", "strings_of", "weigh_tools"]

@@ -1,0 +1,198 @@
+"""The numbers of model families: what a provider adds to the text of a request. Data, filled from config/families.yaml.
+
+A request's family is the first in the list whose patterns match its model, provider and wire format; its image rule is
+the first in a list of its own, since models of one family count images differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
+from typing import Any, Final, Literal
+
+from gateway.core.counting.images import COMMON_RULE, ImageRule
+from gateway.core.errors import ConfigError
+
+_KNOWN_LIMIT: Final = 4096
+_LISTS: Final = ("models", "providers", "wires")
+_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+    "rendering": ("typescript", "json"),
+    "thoughts": ("all", "turn", "none"),
+}
+_RULES: Final = ("tiles", "patches", "fixed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One family. All numbers are tokens, or tokens for each token of the tokenizer's count.
+
+    A factor (`text`, `result`, `call`, `thinking`, `other`, `tool_text`, `schema`) multiplies what the tokenizer says.
+    """
+
+    name: str
+    models: tuple[str, ...] = ("*",)
+    providers: tuple[str, ...] = ("*",)
+    wires: tuple[str, ...] = ("*",)
+    tokenizer: str = "o200k_base"
+    exact: bool = False  # plain text is predicted to the token
+    spread: float = (
+        0.02  # how far the provider's figure may lie above the estimate while nothing is learned, a share of it
+    )
+
+    start: float = 0.0  # a request
+    system: float = 0.0  # a system text
+    text: float = 1.0
+    result: float = 1.0
+    call: float = 1.0
+    called: float = 0.0  # the name of a called tool, once more
+    thinking: float = 1.0
+    inline: float = 1.0  # thinking inside an assistant's text
+    thoughts: Literal["all", "turn", "none"] = "all"  # which earlier thinking the provider keeps
+    sealed: float = 0.0  # a character of sealed reasoning
+    seal: float = 0.0  # characters of each sealed piece that hold none
+    other: float = 1.5
+    message: float = 4.0
+    per_call: float = 0.0
+    per_result: float = 0.0
+    parallel: float = 0.0  # each call of a message beyond its first
+
+    rendering: Literal["typescript", "json"] = "json"
+    tool_text: float = 1.0
+    per_tool: float = 0.0
+    tools: float = 0.0  # having tools
+    tools_system: float | None = None  # having tools and a system text, where it differs
+    forced: float = 0.0  # a tool must be called
+    forced_name: float = 0.0  # a named tool must be called
+    schema: float = 1.0
+    with_schema: float = 0.0
+    thinking_on: float = 0.0
+
+    image: ImageRule = COMMON_RULE
+    audio_second: float = 10.0
+    pdf_page: float = 250.0
+    document: float = 0.0  # what stands round a text document
+    server_tool: float = 0.0  # a tool the provider runs
+
+
+class Families:
+    """The table; looks a family up by model, provider and wire format."""
+
+    def __init__(self, families: Sequence[Family], images: Sequence[tuple[tuple[str, ...], ImageRule]] = ()) -> None:
+        self._families = tuple(families)
+        self._images = tuple(images)
+        self._known: dict[tuple[str, str, str], Family] = {}
+
+    def of(self, model: str, provider: str, wire: str) -> Family:
+        """The family of a request; the table's last one for what none names."""
+        key = (model, provider, wire)
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) >= _KNOWN_LIMIT:  # model names are the clients' to choose
+                self._known.clear()
+            found = self._known[key] = self._look_up(model.lower(), provider.lower(), wire)
+        return found
+
+    def _look_up(self, model: str, provider: str, wire: str) -> Family:
+        names = (model, model.rpartition("/")[2])
+        chosen = next((item for item in self._families if _fits(item, names, provider, wire)), None)
+        image = next((rule for patterns, rule in self._images if _any(patterns, names)), COMMON_RULE)
+        return replace(chosen or Family(name="unknown"), image=image)
+
+    def __iter__(self) -> Iterator[Family]:
+        return iter(self._families)
+
+
+def _fits(family: Family, names: Sequence[str], provider: str, wire: str) -> bool:
+    return _any(family.wires, (wire,)) and _any(family.providers, (provider,)) and _any(family.models, names)
+
+
+def _any(patterns: Sequence[str], names: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
+
+
+def families_from(table: Mapping[str, Any]) -> Families:
+    """The families of a decoded table.
+
+    Args:
+        table: `families`: name -> numbers, in order; `like: NAME` starts from an earlier family's numbers.
+            `images`: name -> image rule with the `models` it holds for, in order.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    problems = [f"{key}: there is no such key" for key in table if key not in ("families", "images")]
+    found: dict[str, Family] = {}
+    for name, row in _rows(table, "families", problems):
+        base = found.get(str(row.get("like")), Family(name=""))
+        if "like" in row and str(row["like"]) not in found:
+            problems.append(f"families.{name}.like: there is no family {row['like']!r} above this one")
+        found[name] = _family(name, row, base, problems)
+    images = [
+        (_patterns(row.get("models", "*")), _image_rule(f"images.{name}", row, problems))
+        for name, row in _rows(table, "images", problems)
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return Families(tuple(found.values()), images)
+
+
+def _rows(table: Mapping[str, Any], section: str, problems: list[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    rows = table.get(section, {})
+    if not isinstance(rows, Mapping):
+        problems.append(f"{section}: must hold keys and values, not {type(rows).__name__}")
+        return
+    for name, row in rows.items():
+        if isinstance(row, Mapping):
+            yield str(name), row
+        else:
+            problems.append(f"{section}.{name}: must hold keys and values, not {type(row).__name__}")
+
+
+def _patterns(value: object) -> tuple[str, ...]:
+    return tuple(str(pattern).lower() for pattern in (value if isinstance(value, list) else [value]))
+
+
+def _family(name: str, row: Mapping[str, Any], base: Family, problems: list[str]) -> Family:
+    # Patterns are a family's own: one that is like another is for other models.
+    changes: dict[str, Any] = {"name": name, "models": ("*",), "providers": ("*",), "wires": ("*",)}
+    for key, value in row.items():
+        if key == "like":
+            continue
+        problem = _problem(str(key), value)
+        if problem:
+            problems.append(f"families.{name}.{key}: {problem}")
+        else:
+            changes[key] = _patterns(value) if key in _LISTS else value
+    return replace(base, **changes)
+
+
+def _problem(key: str, value: object) -> str | None:
+    """What is wrong with one key of a family, or None."""
+    kind = _FIELDS.get(key)
+    if kind is None or key in ("name", "image"):
+        return "there is no such key"
+    if key in _CHOICES:
+        return None if value in _CHOICES[key] else f"must be one of {', '.join(_CHOICES[key])}"
+    if kind in ("str", "bool"):
+        return None if type(value).__name__ == kind else f"must be {'a text' if kind == 'str' else 'true or false'}"
+    if kind.startswith("float"):
+        return None if _is_number(value) else "must be a number"
+    return None
+
+
+def _image_rule(path: str, row: Mapping[str, Any], problems: list[str]) -> ImageRule:
+    values = {key: value for key, value in row.items() if key != "models"}
+    wrong = [key for key in values if key not in _IMAGE_FIELDS]
+    wrong += [key for key, value in values.items() if key in _IMAGE_FIELDS and key != "rule" and not _is_number(value)]
+    wrong += ["rule"] if values.get("rule") not in _RULES else []
+    problems += [f"{path}.{key}: there is no such key, or its value is of the wrong kind" for key in wrong]
+    return ImageRule() if wrong else ImageRule(**values)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9  # noqa: PLR2004  # no inf, no nan
+
+
+_FIELDS: Final = {item.name: str(item.type) for item in fields(Family)}
+_IMAGE_FIELDS: Final = frozenset(item.name for item in fields(ImageRule))

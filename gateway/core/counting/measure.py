@@ -1,0 +1,379 @@
+"""One message of a request, weighed: how many tokens of which kind, in any of the four wire formats.
+
+A measure depends on the message and the tokenizer only, so it can be kept under the message's own bytes and added up on
+every later turn. What the numbers cost at one provider is the family's to say (`families.py`). Any JSON value gives a
+measure; what nobody here knows is counted as the JSON it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Final, Literal, NamedTuple, Protocol
+
+from gateway.core.counting import media
+from gateway.core.counting.media import Media
+from gateway.core.counting.tools import compact, strings_of
+
+#: Our words for the wire formats; a dialect's `name`.
+Wire = Literal["chat", "responses", "messages", "completions"]
+
+
+class TokenCounter(Protocol):
+    """Counts the tokens of a text. `name` says how and stands beside every number: `tiktoken:o200k_base`, `chars/4`."""
+
+    @property
+    def name(self) -> str:
+        """The counter's name; counters of one name count alike."""
+        ...
+
+    def count(self, text: str) -> int:
+        """Tokens of a text; never raises."""
+        ...
+
+
+class Counts(NamedTuple):
+    """Tokens and things of a message, by kind; they add up."""
+
+    text: int = 0
+    result: int = 0
+    call: int = 0
+    thinking: int = 0
+    inline: int = 0  # thinking that stands inside an assistant's text, as open models write it
+    sealed: int = 0  # characters of reasoning that only the provider can read
+    seals: int = 0  # pieces of it
+    other: int = 0  # tokens of parts nobody here knows
+    messages: int = 0
+    calls: int = 0
+    parallel: int = 0  # calls of a message beyond its first
+    results: int = 0
+    called: int = 0  # tokens of the names of called tools, once more: some providers repeat them above the result
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """A tool result: the call it answers, a digest of its content, its tokens."""
+
+    call_id: str
+    digest: bytes
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A message, weighed. `role`: as sent, or an item's type where it has no role; `asks`: a person wrote it."""
+
+    counts: Counts
+    media: tuple[Media, ...] = ()
+    results: tuple[ToolResult, ...] = ()
+    role: str = ""
+    asks: bool = False
+
+
+class _Tally:
+    """A measure in the making."""
+
+    def __init__(self, count: Callable[[str], int]) -> None:
+        self.count = count
+        self.sums: dict[str, int] = {}
+        self.media: list[Media] = []
+        self.results: list[ToolResult] = []
+
+    def add(self, kind: str, amount: int) -> None:
+        self.sums[kind] = self.sums.get(kind, 0) + amount
+
+    def say(self, kind: str, text: object) -> None:
+        """Text of a kind; other scalars are read as their JSON."""
+        if text is None or text == "":
+            return
+        self.add(kind, self.count(text if isinstance(text, str) else compact(text)))
+
+    def unknown(self, value: object) -> None:
+        """A part nobody here knows: its JSON, with data URLs as what they hold."""
+        if isinstance(value, str) and not value.startswith("data:"):
+            self.say("text", value)
+            return
+        strings = strings_of(value)
+        if any(text.startswith("data:") for text in strings):
+            self.media += [media.from_url(text) for text in strings if text.startswith("data:")]
+            self.say("other", "\n".join(text for text in strings if not text.startswith("data:")))
+        else:
+            self.say("other", compact(value))
+
+    def seal(self, data: object) -> None:
+        """Reasoning that only the provider can read."""
+        if isinstance(data, str) and data:
+            self.add("sealed", len(data))
+            self.add("seals", 1)
+
+    def call(self, name: object, arguments: object) -> None:
+        self.add("calls", 1)
+        self.say("call", name)
+        self.say("called", name)
+        self.say("call", arguments)
+
+    def result(self, call_id: object, content: object) -> None:
+        """The answer to a call: its texts are a result's, its images are images."""
+        inner = _Tally(self.count)
+        _parts(inner, content)
+        tokens = inner.sums.get("text", 0) + inner.sums.get("other", 0)
+        self.add("results", 1)
+        self.add("result", tokens)
+        self.media += inner.media
+        texts = [*strings_of(content)]
+        digest = blake2b("\0".join(texts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        self.results.append(ToolResult(call_id if isinstance(call_id, str) else "", digest, tokens))
+
+    def measure(self, role: str, *, messages: int = 1, asks: bool = False) -> Measure:
+        calls = self.sums.get("calls", 0)
+        counts = Counts(**self.sums, messages=messages, parallel=max(0, calls - 1))
+        return Measure(counts, tuple(self.media), tuple(self.results), role, asks)
+
+
+def measure(wire: Wire, message: object, counter: TokenCounter) -> Measure:
+    """The measure of one decoded message, input item or prompt."""
+    tally = _Tally(counter.count)
+    if wire == "completions":
+        _prompt(tally, message)
+        return tally.measure("user", messages=0, asks=True)
+    if not isinstance(message, Mapping):
+        tally.unknown(message)
+        return tally.measure("user", asks=True)
+    return _READERS[wire](tally, message)
+
+
+def text_measure(text: object, counter: TokenCounter, role: str = "system") -> Measure:
+    """The measure of a text that stands in a field of its own: `system`, `instructions`, a whole `input`."""
+    tally = _Tally(counter.count)
+    _parts(tally, text)
+    return tally.measure(role, asks=role == "user")
+
+
+def _prompt(tally: _Tally, prompt: object) -> None:
+    """A text, texts, token ids, or lists of token ids."""
+    for item in prompt if isinstance(prompt, list) else [prompt]:
+        if isinstance(item, int):
+            tally.add("text", 1)
+        elif isinstance(item, list):
+            tally.add("text", len(item))
+        else:
+            tally.unknown(item)
+
+
+def _parts(tally: _Tally, content: object) -> None:
+    for part in content if isinstance(content, list) else [content]:
+        if isinstance(part, str):
+            tally.say("text", part)
+        elif isinstance(part, Mapping):
+            kind = part.get("type")
+            _PARTS.get(kind if isinstance(kind, str) else "", _Tally.unknown)(tally, part)
+        elif part is not None:
+            tally.unknown(part)
+
+
+def _text(tally: _Tally, part: Mapping[str, Any]) -> None:
+    text = part.get("text", part.get("refusal"))
+    if text is None:
+        tally.unknown(part)
+    else:
+        tally.say("text", text)
+
+
+def _thinking(tally: _Tally, part: Mapping[str, Any]) -> None:
+    thought = part.get("thinking")
+    tally.say("thinking", "\n".join(strings_of(thought)) if isinstance(thought, list) else thought)
+
+
+def _sealed(tally: _Tally, part: Mapping[str, Any]) -> None:
+    tally.seal(part.get("data"))
+
+
+def _image(tally: _Tally, part: Mapping[str, Any]) -> None:
+    """OpenAI's `image_url` (an object in chat, a string in responses), Anthropic's `image`."""
+    named = part.get("image_url")
+    holder = named if isinstance(named, Mapping) else part
+    url = holder.get("url", named)
+    asked = holder.get("detail", part.get("detail"))
+    detail = asked if isinstance(asked, str) else ""
+    if isinstance(url, str):
+        found = media.from_url(url, "image", detail)
+        tally.media.append(found if found.kind == "image" else Media("image", detail=detail, size=found.size))
+    else:
+        tally.media += _source(tally, part.get("source"), "image", detail)
+
+
+def _source(tally: _Tally, source: object, kind: str, detail: str = "") -> list[Media]:
+    """Anthropic's `source`: base64, url, file, text or content."""
+    if not isinstance(source, Mapping):
+        return [Media(kind, detail=detail)]
+    form, data, media_type = source.get("type"), source.get("data"), source.get("media_type")
+    if form == "text":
+        tally.say("text", data)
+        return [Media("text")]
+    if form == "content":
+        _parts(tally, source.get("content"))
+        return []
+    if isinstance(data, str):
+        return [media.from_base64(data, media_type if isinstance(media_type, str) else "", kind, detail)]
+    return [Media(kind, detail=detail)]
+
+
+def _document(tally: _Tally, part: Mapping[str, Any]) -> None:
+    for field in ("title", "context"):
+        tally.say("text", part.get(field))
+    tally.media += _source(tally, part.get("source"), "pdf")
+
+
+def _audio(tally: _Tally, part: Mapping[str, Any]) -> None:
+    holder = part.get("input_audio")
+    tally.media.append(media.seconds_of(holder if isinstance(holder, Mapping) else {}))
+
+
+def _file(tally: _Tally, part: Mapping[str, Any]) -> None:
+    """`file` of chat, `input_file` of responses, `document_url` of Mistral: a PDF unless it says otherwise."""
+    inner = part.get("file")
+    holder = inner if isinstance(inner, Mapping) else part
+    tally.say("text", holder.get("filename", holder.get("document_name")))
+    data = holder.get("file_data", holder.get("file_url", holder.get("document_url")))
+    if not isinstance(data, str):
+        tally.media.append(Media("pdf"))
+        return
+    head, comma, rest = data.partition(",") if data.startswith("data:") else ("", "", data)
+    kind = head[5:].partition(";")[0]
+    if comma and media.is_text_type(kind):
+        tally.say("text", media.decode_text(rest) if head.endswith("base64") else rest)
+    elif comma or not data.startswith("http"):
+        tally.media.append(media.from_base64(rest, kind, "file"))
+    else:
+        tally.media.append(Media("pdf"))
+
+
+def _tool_use(tally: _Tally, part: Mapping[str, Any]) -> None:
+    tally.call(part.get("name"), part.get("input"))
+
+
+def _tool_result(tally: _Tally, part: Mapping[str, Any]) -> None:
+    tally.result(part.get("tool_use_id"), part.get("content"))
+
+
+def _no_tokens(_tally: _Tally, _part: Mapping[str, Any]) -> None:
+    return
+
+
+Part = Callable[[_Tally, Any], None]
+_PARTS: Final[Mapping[str, Part]] = {
+    "text": _text,
+    "input_text": _text,
+    "output_text": _text,
+    "refusal": _text,
+    "summary_text": _text,
+    "reasoning_text": _text,
+    "thinking": _thinking,
+    "redacted_thinking": _sealed,
+    "image": _image,
+    "image_url": _image,
+    "input_image": _image,
+    "document": _document,
+    "document_url": _file,
+    "file": _file,
+    "input_file": _file,
+    "input_audio": _audio,
+    "tool_use": _tool_use,
+    "tool_result": _tool_result,
+    "container_upload": _no_tokens,
+}
+
+
+def _chat(tally: _Tally, message: Mapping[str, Any]) -> Measure:
+    role = _role(message)
+    if role in ("tool", "function"):
+        tally.result(message.get("tool_call_id", message.get("name")), message.get("content"))
+    else:
+        content = message.get("content")
+        thought, end, said = (
+            content.partition("</think>") if role == "assistant" and isinstance(content, str) else ("", "", "")
+        )
+        if end:
+            tally.say("inline", thought)
+        _parts(tally, said if end else content)
+        tally.say("text", message.get("refusal"))
+        tally.say("text", message.get("name"))
+        _chat_calls(tally, message)
+        _chat_thoughts(tally, message)
+    return tally.measure(role, asks=role == "user")
+
+
+def _chat_calls(tally: _Tally, message: Mapping[str, Any]) -> None:
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else []:
+        if not isinstance(call, Mapping):
+            tally.unknown(call)
+            continue
+        inner = call.get("function", call.get("custom"))
+        function = inner if isinstance(inner, Mapping) else {}
+        tally.call(function.get("name"), function.get("arguments", function.get("input")))
+    old = message.get("function_call")
+    if isinstance(old, Mapping):
+        tally.call(old.get("name"), old.get("arguments"))
+
+
+def _chat_thoughts(tally: _Tally, message: Mapping[str, Any]) -> None:
+    """Earlier thinking, which hosts name differently and often send back twice."""
+    for field in ("reasoning_content", "reasoning"):
+        if isinstance(message.get(field), str) and message[field]:
+            tally.say("thinking", message[field])
+            return
+    details = message.get("reasoning_details")
+    for detail in details if isinstance(details, list) else []:
+        if isinstance(detail, Mapping):
+            tally.say("thinking", detail.get("text", detail.get("summary")))
+            tally.seal(detail.get("data"))
+
+
+def _responses(tally: _Tally, item: Mapping[str, Any]) -> Measure:
+    kind = item.get("type", "message")
+    if kind == "message":
+        role = _role(item)
+        _parts(tally, item.get("content"))
+        return tally.measure(role, asks=role == "user")
+    if kind in ("function_call", "custom_tool_call"):
+        tally.call(item.get("name"), item.get("arguments", item.get("input")))
+    elif kind in ("function_call_output", "custom_tool_call_output"):
+        tally.result(item.get("call_id"), item.get("output"))
+    elif kind == "reasoning":
+        sealed = item.get("encrypted_content")
+        tally.seal(sealed)
+        for part in _texts_in(item.get("summary")) if not sealed else ():
+            tally.say("thinking", part)
+        return tally.measure("reasoning", messages=0)
+    elif kind == "item_reference":
+        return tally.measure("item_reference", messages=0)
+    else:
+        tally.unknown({name: value for name, value in item.items() if name not in ("id", "status", "type")})
+    return tally.measure(kind if isinstance(kind, str) else "")
+
+
+def _texts_in(parts: object) -> Iterator[str]:
+    for part in parts if isinstance(parts, list) else ():
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if isinstance(text, str):
+            yield text
+
+
+def _messages(tally: _Tally, message: Mapping[str, Any]) -> Measure:
+    _parts(tally, message.get("content"))
+    role = _role(message)
+    return tally.measure(role, asks=role == "user" and not tally.results)
+
+
+def _role(message: Mapping[str, Any]) -> str:
+    role = message.get("role")
+    return role if isinstance(role, str) else "user"
+
+
+_READERS: Final[Mapping[str, Callable[[_Tally, Mapping[str, Any]], Measure]]] = {
+    "chat": _chat,
+    "responses": _responses,
+    "messages": _messages,
+}

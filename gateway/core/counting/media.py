@@ -1,0 +1,165 @@
+"""Images, audio and files of a request: what their own bytes say of their size. Nothing is decoded but header bytes.
+
+What such a part costs is the family's to say (`images.py`); here stands only what the part is.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+#: base64 characters looked at for an image's size: a JPEG may carry a thumbnail and a colour profile before it
+_HEAD: Final = 256 * 1024
+#: base64 characters of a PDF searched for pages
+_PDF_HEAD: Final = 8 * 1024 * 1024
+_PDF_PAGE: Final = re.compile(rb"/Type\s*/Page(?![a-zA-Z])")
+_LINEARIZED: Final = re.compile(rb"/Linearized\b[^>]{0,200}?/N\s+(\d{1,6})")
+_NOT_BASE64: Final = re.compile(r"[^A-Za-z0-9+/]")
+#: markers of JPEG that hold the frame's size
+_FRAMES: Final = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})
+#: most pixels along one edge that anyone would send; what claims more is not believed
+_MAX_EDGE: Final = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class Media:
+    """One part that is not text. Sizes are 0 where nobody can tell.
+
+    `kind`: image, audio, pdf, video, file, or text for a document whose text is counted apart. `detail`: as asked for.
+    `size`: bytes of the data.
+    """
+
+    kind: str
+    width: int = 0
+    height: int = 0
+    detail: str = ""
+    size: int = 0
+    seconds: float = 0.0
+    pages: int = 0
+
+
+def from_url(url: str, kind: str = "", detail: str = "") -> Media:
+    """What a `data:` URL holds, or an address that someone else will fetch. `kind`: what the part's type says it is."""
+    if not url.startswith("data:"):
+        return Media(kind or "image", detail=detail)
+    head, _, data = url.partition(",")
+    return from_base64(data, head[5:].partition(";")[0], kind, detail)
+
+
+def from_base64(data: str, media_type: str = "", kind: str = "", detail: str = "") -> Media:
+    """What a base64 string holds, by its first bytes, else by what its media type or its part says."""
+    size = len(data.rstrip("=")) * 3 // 4
+    head = _decode(data[:_HEAD])
+    edges = image_size(head)
+    if edges is not None:
+        return Media("image", edges[0], edges[1], detail, size)
+    if head.startswith(b"%PDF") or media_type == "application/pdf":
+        return Media("pdf", size=size, pages=_pages(_decode(data[:_PDF_HEAD])))
+    named = media_type.partition("/")[0]
+    found = named if named in ("image", "audio", "video") else kind or "file"
+    return Media(found, detail=detail, size=size, seconds=_wav_seconds(head, size) if found == "audio" else 0.0)
+
+
+def image_size(head: bytes) -> tuple[int, int] | None:
+    """(width, height) in pixels of a PNG, JPEG, GIF or WebP, from its first bytes; None for anything else."""
+    try:
+        size = _png(head) or _gif(head) or _webp(head) or _jpeg(head)
+    except (struct.error, IndexError):
+        return None
+    return size if size is not None and 0 < size[0] <= _MAX_EDGE and 0 < size[1] <= _MAX_EDGE else None
+
+
+def is_text_type(media_type: str) -> bool:
+    """Whether data of this type is read as text."""
+    return media_type.startswith("text/") or media_type in ("application/json", "application/xml", "application/yaml")
+
+
+def decode_text(data: str) -> str:
+    """The text in a base64 string; bytes that are no UTF-8 become replacement characters."""
+    return _decode(data).decode("utf-8", "replace")
+
+
+def seconds_of(part: Mapping[str, Any]) -> Media:
+    """An `input_audio` object: {"data": base64, "format": "wav"}."""
+    data = part.get("data")
+    found = from_base64(data, "audio/" + str(part.get("format", ""))) if isinstance(data, str) else Media("audio")
+    return found if found.kind == "audio" else Media("audio", size=found.size)
+
+
+def _decode(data: str) -> bytes:
+    """As much of base64 as can be read, with or without line breaks, in either alphabet; never raises."""
+    data = data.rstrip("=")
+    if _NOT_BASE64.search(data) is not None:
+        data = data.replace("-", "+").replace("_", "/").translate({9: None, 10: None, 13: None, 32: None})
+        strange = _NOT_BASE64.search(data)
+        data = data[: strange.start()] if strange else data
+    rest = len(data) % 4
+    # One left-over character holds no whole byte.
+    return binascii.a2b_base64(data + "=" * (4 - rest) if rest > 1 else data[: len(data) - rest])
+
+
+def _png(head: bytes) -> tuple[int, int] | None:
+    if not head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return None
+    width, height = struct.unpack(">II", head[16:24])
+    return width, height
+
+
+def _gif(head: bytes) -> tuple[int, int] | None:
+    if head[:6] not in (b"GIF87a", b"GIF89a"):
+        return None
+    width, height = struct.unpack("<HH", head[6:10])
+    return width, height
+
+
+def _webp(head: bytes) -> tuple[int, int] | None:
+    if head[:4] != b"RIFF" or head[8:12] != b"WEBP":
+        return None
+    form = head[12:16]
+    if form == b"VP8X":
+        return 1 + int.from_bytes(head[24:27], "little"), 1 + int.from_bytes(head[27:30], "little")
+    if form == b"VP8L":
+        bits = int.from_bytes(head[21:25], "little")
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    if form == b"VP8 " and head[23:26] == b"\x9d\x01\x2a":
+        width, height = struct.unpack("<HH", head[26:30])
+        return width & 0x3FFF, height & 0x3FFF
+    return None
+
+
+def _jpeg(head: bytes) -> tuple[int, int] | None:
+    if head[:3] != b"\xff\xd8\xff":
+        return None
+    at = 2
+    while at + 9 <= len(head):
+        if head[at] != 0xFF:  # noqa: PLR2004  # every marker begins with it
+            return None
+        marker = head[at + 1]
+        if marker in _FRAMES:
+            height, width = struct.unpack(">HH", head[at + 5 : at + 9])
+            return width, height
+        if marker in (0xFF, 0x01) or 0xD0 <= marker <= 0xD8:  # noqa: PLR2004  # fill bytes and markers without a length
+            at += 1 if marker == 0xFF else 2  # noqa: PLR2004
+            continue
+        at += 2 + max(2, struct.unpack(">H", head[at + 2 : at + 4])[0])
+    return None
+
+
+def _wav_seconds(head: bytes, size: int) -> float:
+    """Length of a WAV by its header's bytes a second; 0 for other formats."""
+    if head[:4] != b"RIFF" or head[8:12] != b"WAVE" or len(head) < 32:  # noqa: PLR2004  # the header's length
+        return 0.0
+    rate = int.from_bytes(head[28:32], "little")
+    return size / rate if rate else 0.0
+
+
+def _pages(content: bytes) -> int:
+    """Pages of a PDF by the marks in its plain part; 0 where they are packed away."""
+    linearized = _LINEARIZED.search(content[:2048])
+    if linearized:
+        return int(linearized[1])
+    return len(_PDF_PAGE.findall(content))

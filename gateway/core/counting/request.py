@@ -1,0 +1,169 @@
+"""What a request asks for, as far as it costs tokens: its messages, tools, schema and switches, in any wire format.
+
+Values may be decoded JSON, or a value's own bytes as they stand in the body: those are decoded only when they are new.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.core.counting.measure import Wire
+
+#: a JSON value, or its bytes
+Piece = Any
+
+#: top-level fields that let a provider add what it finds
+_SERVER_FIELDS: Final = ("mcp_servers", "web_search_options", "plugins", "container")
+#: where a system text stands that is no message
+_SYSTEM_FIELDS: Final = {"messages": "system", "responses": "instructions"}
+_FORCED_WORDS: Final = frozenset({"required", "any"})
+_FORCED_TYPES: Final = frozenset({"function", "tool", "any", "custom"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request, taken apart. `system`: a system text outside the messages. `forced_name`: a tool that must be called.
+
+    `server`: the provider is asked to fetch things by itself, whose size no one can foresee.
+    """
+
+    wire: Wire
+    model: str = ""
+    provider: str = ""
+    messages: Sequence[Piece] = ()
+    system: Piece = None
+    tools: Sequence[Piece] = ()
+    schema: Piece = None
+    schema_name: str = ""
+    schema_about: str = ""
+    forced: bool = False
+    forced_name: str = ""
+    thinking: bool = False
+    server: bool = False
+
+
+def read_request(
+    wire: Wire,
+    body: Mapping[str, Piece],
+    *,
+    model: str = "",
+    provider: str = "",
+    messages: Sequence[Piece] | None = None,
+) -> Request:
+    """Take a body apart; never raises.
+
+    Args:
+        wire: the body's format.
+        body: its top level; values decoded or as bytes.
+        model: the name the provider knows, where it differs from the body's.
+        provider: who is called.
+        messages: the elements of `messages` or `input`, where the caller has already told them apart.
+    """
+    choice = decoded(body.get("tool_choice", body.get("function_call")))
+    name = _named(choice)
+    own = decoded(body.get("model"))
+    form = _format(wire, body)
+    about = form.get("description")
+    title = form.get("name")
+    return Request(
+        wire=wire,
+        model=model or (own if isinstance(own, str) else ""),
+        provider=provider,
+        messages=_messages(wire, body) if messages is None else messages,
+        system=_given(body, _SYSTEM_FIELDS.get(wire, "")),
+        tools=tuple(tools for field in ("tools", "functions") if (tools := _given(body, field)) is not None),
+        schema=form.get("schema"),
+        schema_name=title if isinstance(title, str) else "",
+        schema_about=about if isinstance(about, str) else "",
+        forced=bool(name) or _is_forced(choice),
+        forced_name=name,
+        server=any(_given(body, field) is not None for field in _SERVER_FIELDS),
+        thinking=_thinks(decoded(body.get("thinking")), decoded(body.get("reasoning"))),
+    )
+
+
+def wire_of(body: Mapping[str, Any]) -> Wire:
+    """The format a decoded body is most likely written in."""
+    if "prompt" in body:
+        return "completions"
+    if "messages" not in body:
+        return "responses"
+    tools = body.get("tools")
+    theirs = "system" in body or "anthropic_version" in body or "output_config" in body
+    theirs = theirs or (
+        isinstance(tools, list) and any(isinstance(tool, Mapping) and "input_schema" in tool for tool in tools)
+    )
+    return "messages" if theirs or (_is_claude(body) and "max_tokens" in body and not tools) else "chat"
+
+
+def decoded(piece: Piece) -> Any:
+    """The value of a piece; bytes that are no JSON are the text they hold."""
+    if not isinstance(piece, bytes | bytearray | memoryview):
+        return piece
+    raw = bytes(piece)
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        return raw.decode("utf-8", "replace")
+
+
+def _given(body: Mapping[str, Piece], field: str) -> Piece:
+    """A field's piece; None where it is absent or null."""
+    piece = body.get(field)
+    return None if isinstance(piece, bytes | bytearray | memoryview) and bytes(piece) == b"null" else piece
+
+
+def _is_claude(body: Mapping[str, Any]) -> bool:
+    model = body.get("model")
+    return isinstance(model, str) and model.startswith("claude")
+
+
+def _messages(wire: Wire, body: Mapping[str, Piece]) -> Sequence[Piece]:
+    field = {"responses": "input", "completions": "prompt"}.get(wire, "messages")
+    if field not in body:
+        return ()
+    value = decoded(body[field])
+    if wire == "completions":
+        return (value,)
+    return value if isinstance(value, list) else (value,)
+
+
+def _is_forced(choice: object) -> bool:
+    if isinstance(choice, Mapping):
+        return choice.get("type") in ("any", "tool") or choice.get("mode") == "required"
+    return isinstance(choice, str) and choice in _FORCED_WORDS
+
+
+def _named(choice: object) -> str:
+    if not isinstance(choice, Mapping) or str(choice.get("type", "function")) not in _FORCED_TYPES:
+        return ""
+    inner = choice.get("function", choice.get("custom"))
+    name = inner.get("name") if isinstance(inner, Mapping) else choice.get("name")
+    return name if isinstance(name, str) else ""
+
+
+def _format(wire: Wire, body: Mapping[str, Piece]) -> Mapping[str, Any]:
+    """What holds the schema an answer must follow."""
+    if wire == "chat":
+        found = _inner(decoded(body.get("response_format")), "json_schema")
+    elif wire == "responses":
+        found = _inner(decoded(body.get("text")), "format")
+    else:
+        found = _inner(decoded(body.get("output_config")), "format") or decoded(body.get("output_format"))
+    return found if isinstance(found, Mapping) else {}
+
+
+def _inner(value: object, *path: str) -> object:
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _thinks(thinking: object, reasoning: object) -> bool:
+    """Whether thinking is asked for, in Anthropic's words or in those of hosts that offer its models as chat."""
+    if isinstance(reasoning, Mapping) and reasoning.get("enabled") is not False and reasoning.get("effort") != "none":
+        return any(key in reasoning for key in ("enabled", "effort", "max_tokens"))
+    return isinstance(thinking, Mapping) and thinking.get("type") in ("enabled", "adaptive")

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.core.counting.cache import CountCache
+from gateway.core.counting.estimate import Estimator
+from gateway.core.counting.families import Families, families_from
+
+TABLE = Path(__file__).parents[3] / "config" / "families.yaml"
+
+
+class WordCounter:
+    """A token a word, so that expected numbers can be read off the text; remembers what it was asked."""
+
+    def __init__(self, name: str = "words") -> None:
+        self.name = name
+        self.texts: list[str] = []
+
+    def count(self, text: str) -> int:
+        self.texts.append(text)
+        return len(text.split())
+
+
+@pytest.fixture
+def words() -> WordCounter:
+    return WordCounter()
+
+
+@pytest.fixture
+def estimator(words: WordCounter) -> Estimator:
+    """Counts words; every message costs 4, a request 3, having tools 9."""
+    return make_estimator(words, {"plain": {"start": 3, "tools": 9, "tool_text": 1, "forced": 7, "exact": True}})
+
+
+@pytest.fixture(scope="session")
+def families() -> Families:
+    """The table that ships with the package."""
+    return families_from(yaml.safe_load(TABLE.read_text("utf-8")))
+
+
+def make_estimator(counter: WordCounter, table: dict[str, dict[str, Any]], images: Any = None) -> Estimator:
+    return Estimator(
+        families_from({"families": table, "images": images or {}}), lambda _tokenizer: counter, CountCache()
+    )
+
+
+@pytest.fixture
+def make() -> Any:
+    return make_estimator

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.counting.cache import CountCache
+
+
+def test_a_content_is_computed_once() -> None:
+    cache, asked = CountCache(), []
+
+    def compute() -> int:
+        asked.append(1)
+        return 7
+
+    assert [cache.get("kind", b"content", compute) for _ in range(3)] == [7, 7, 7]
+    assert (len(asked), cache.hits, cache.misses) == (1, 2, 1)
+
+
+def test_the_same_content_of_another_kind_is_another_question() -> None:
+    cache = CountCache()
+    assert cache.get("a", b"content", lambda: 1) == 1
+    assert cache.get("b", b"content", lambda: 2) == 2
+
+
+def test_many_contents_come_back_in_order_with_only_the_new_ones_computed() -> None:
+    cache = CountCache()
+    cache.get("kind", b"b", lambda: "known")
+    asked: list[int] = []
+
+    def compute(index: int) -> str:
+        asked.append(index)
+        return f"new {index}"
+
+    assert cache.get_all("kind", [b"a", b"b", b"c"], compute) == ["new 0", "known", "new 2"]
+    assert asked == [0, 2]
+
+
+def test_what_was_used_last_stays_when_room_is_needed() -> None:
+    cache = CountCache(limit_bytes=3 * 356)
+    for name in (b"a", b"b", b"c"):
+        cache.get("kind", name, lambda: 1, lambda _: 100)
+    cache.get("kind", b"a", lambda: 2, lambda _: 100)
+    cache.get("kind", b"d", lambda: 1, lambda _: 100)
+    assert cache.get("kind", b"a", lambda: 2, lambda _: 100) == 1
+    assert cache.get("kind", b"b", lambda: 2, lambda _: 100) == 2
+
+
+@given(st.lists(st.tuples(st.binary(max_size=2), st.integers(0, 5000)), max_size=60), st.integers(0, 20_000))
+def test_the_limit_holds_whatever_comes(entries: list[tuple[bytes, int]], limit: int) -> None:
+    cache = CountCache(limit_bytes=limit)
+    for content, size in entries:
+        cache.get("kind", content, lambda: 1, partial(lambda size, _: size, size))
+        assert 0 <= cache.size_bytes <= limit
+    assert (cache.size_bytes == 0) == (len(cache) == 0)
+
+
+def test_an_entry_larger_than_the_whole_is_given_back_and_not_kept() -> None:
+    cache = CountCache(limit_bytes=1000)
+    assert cache.get("kind", b"x", lambda: 5, lambda _: 10_000) == 5
+    assert (len(cache), cache.size_bytes) == (0, 0)
+
+
+def test_tokens_of_a_text_are_counted_once_per_counter(words: Any) -> None:
+    cache = CountCache()
+    assert [cache.tokens(words, "one two \ud800"), cache.tokens(words, "one two \ud800")] == [3, 3]
+    assert words.texts == ["one two \ud800"]
+    words.name = "other"
+    cache.tokens(words, "one two \ud800")
+    assert len(words.texts) == 2
+
+
+def test_threads_may_share_a_cache_that_has_a_lock() -> None:
+    cache = CountCache(limit_bytes=20 * 256, lock=threading.Lock())
+    wrong: list[object] = []
+
+    def work() -> None:
+        for number in range(2000):
+            name = str(number % 37).encode()
+            if cache.get("kind", name, lambda name=name: name) != name:  # type: ignore[misc]  # a default binds it
+                wrong.append(name)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert cache.size_bytes == 256 * len(cache) <= 20 * 256

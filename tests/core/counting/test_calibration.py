@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.counting.calibration import (
+    KEPT,
+    LastTurn,
+    calibration_key,
+    corrected,
+    last_turn,
+    last_turn_from,
+    last_turn_to,
+    learned,
+    residuals_from,
+)
+from gateway.core.counting.context import ContextCounts
+from gateway.core.counting.estimate import Estimate
+
+KEY = calibration_key("openai", "gpt-4o", "chat", "tools")
+
+
+def estimate(tokens: int = 1000, *, spread: float = 0.1, doubt: int = 0) -> Estimate:
+    return Estimate(tokens, "calibrated", spread, doubt, "tools", "gpt-4o", "words", ContextCounts())
+
+
+def test_nothing_learned_leaves_the_estimate_with_its_familys_spread_as_margin() -> None:
+    found = corrected(estimate(), KEY)
+    assert (found.tokens, found.margin, found.offset, found.source) == (1000, 100, 0, "calibrated")
+    assert found.safe_tokens == 1100
+
+
+def test_the_median_of_the_last_residuals_is_added() -> None:
+    residuals: tuple[int, ...] = ()
+    for reported in (1300, 1310, 5000, 1290, 1300):
+        residuals = learned(residuals, estimate(), reported)
+    found = corrected(estimate(), KEY, residuals)
+    assert (found.tokens, found.offset, found.source) == (1300, 300, "learned")
+
+
+def test_only_the_last_residuals_are_kept() -> None:
+    residuals: tuple[int, ...] = ()
+    for number in range(40):
+        residuals = learned(residuals, estimate(), 1000 + number)
+    assert residuals == tuple(range(24, 40))
+    assert len(residuals) == KEPT
+
+
+def test_the_sessions_last_turn_wins_over_the_key() -> None:
+    found = corrected(estimate(), KEY, (300, 300, 300), last_turn(KEY, estimate(), 1420))
+    assert (found.tokens, found.source) == (1420, "learned")
+
+
+def test_a_last_turn_of_another_shape_teaches_nothing() -> None:
+    other = last_turn(calibration_key("openai", "gpt-4o", "chat", "image"), estimate(), 9000)
+    assert corrected(estimate(), KEY, (), other).tokens == 1000
+    assert corrected(estimate(), KEY, (50,), other).tokens == 1050
+
+
+def test_a_report_of_nothing_teaches_nothing() -> None:
+    assert learned((1, 2), estimate(), 0) == (1, 2)
+
+
+@pytest.mark.parametrize(("residual", "tokens"), [(10**9, 1000 + 8192), (-(10**9), 400)])
+def test_what_is_learned_is_clamped(residual: int, tokens: int) -> None:
+    assert corrected(estimate(), KEY, (residual,)).tokens == tokens
+
+
+def test_spread_of_the_reports_widens_the_margin_and_agreement_narrows_it() -> None:
+    agreed = corrected(estimate(), KEY, (300,) * 12).margin
+    spread = corrected(estimate(), KEY, (300, 300, 300, 300, 300, 300, 300, 300, 400, 450)).margin
+    assert agreed == 26  # 2 % of 1,300
+    assert spread == 100
+
+
+def test_doubt_about_sizes_is_in_the_margin_until_reports_come() -> None:
+    assert corrected(estimate(doubt=500), KEY).margin == 600
+    assert corrected(estimate(doubt=500), KEY, (0,) * 9).margin == 60
+
+
+def test_one_strange_report_does_not_shut_the_window() -> None:
+    assert corrected(estimate(100_000), KEY, (0, 0, 0, 90_000)).margin <= 25_000
+
+
+@given(
+    st.integers(0, 10**7),
+    st.lists(st.integers(-(10**9), 10**9), max_size=40),
+    st.one_of(st.none(), st.integers(-(10**9), 10**9)),
+    st.floats(0, 1),
+)
+def test_a_correction_is_never_negative_and_always_leaves_a_margin(
+    tokens: int, residuals: list[int], last: int | None, spread: float
+) -> None:
+    turn = LastTurn(KEY, last) if last is not None else None
+    found = corrected(estimate(tokens, spread=spread), KEY, residuals, turn)
+    assert found.tokens >= 0
+    assert found.margin >= max(8, 0.02 * found.tokens - 1)
+    assert (found.source == "learned") == bool(residuals or turn)
+    assert found == corrected(estimate(tokens, spread=spread), KEY, residuals, turn)
+
+
+def test_states_survive_json() -> None:
+    residuals, turn = (1, -2, 3), LastTurn(KEY, -7)
+    assert residuals_from(json.loads(json.dumps(residuals))) == residuals
+    assert last_turn_from(json.loads(json.dumps(last_turn_to(turn)))) == turn
+
+
+@pytest.mark.parametrize("value", [None, "text", 3, {"key": 1}, {"residual": 2}, ["a", True, None], {"key": "k"}])
+def test_foreign_states_are_read_as_nothing(value: object) -> None:
+    assert residuals_from(value) == ()
+    assert last_turn_from(value) is None
+
+
+def test_keys_of_different_requests_differ() -> None:
+    keys = {
+        calibration_key(*parts)
+        for parts in [("a", "b", "c", "d"), ("ab", "", "c", "d"), ("a", "b", "c", ""), ("a", "b", "cd", "")]
+    }
+    assert len(keys) == 4

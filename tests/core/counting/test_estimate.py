@@ -1,0 +1,390 @@
+from __future__ import annotations
+
+import copy
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.core.counting.cache import CountCache
+from gateway.core.counting.estimate import Estimator, media_tokens, shown_schema, weigh_tools
+from gateway.core.counting.families import Families, Family, families_from
+from gateway.core.counting.heuristic import HeuristicCounter
+from gateway.core.counting.measure import Wire
+from gateway.core.counting.media import Media
+from gateway.core.counting.request import Request, read_request
+
+WIRES: tuple[Wire, ...] = ("chat", "responses", "messages", "completions")
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def tokens(estimator: Estimator, body: dict[str, Any], wire: Wire = "chat") -> int:
+    return estimator.estimate(read_request(wire, body)).tokens
+
+
+def test_a_request_is_its_texts_its_messages_and_a_start(estimator: Estimator) -> None:
+    assert tokens(estimator, {"messages": [user("one two"), user("three")]}) == 3 + 2 * 4 + 3
+
+
+def test_plain_text_is_exact_only_with_the_familys_own_tokenizer(make: Any, words: Any) -> None:
+    table = {"plain": {"exact": True, "tokenizer": "o200k_base"}}
+    request = read_request("chat", {"messages": [user("hi")]})
+    assert make(words, table).estimate(request).source == "calibrated"
+    words.name = "tiktoken:o200k_base"
+    found = make(words, table).estimate(request)
+    assert (found.source, found.counter, found.family) == ("exact", "tiktoken:o200k_base", "plain")
+    with_tools = read_request("chat", {"messages": [user("hi")], "tools": [{"type": "function", "name": "a"}]})
+    assert make(words, table).estimate(with_tools).source == "calibrated"
+
+
+@pytest.mark.parametrize(
+    ("body", "shape"),
+    [
+        ({"messages": [user("hi")]}, ""),
+        ({"messages": [{"role": "developer", "content": "x"}]}, "system"),
+        ({"tools": [{"function": {"name": "a"}}], "tool_choice": "required"}, "tools+forced"),
+        ({"response_format": {"json_schema": {"schema": {}}}}, "schema"),
+        ({"thinking": {"type": "enabled"}}, "thinking"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}]}, "image"),
+        ({"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]}, "media"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "server"),
+        ({"web_search_options": {}}, "server"),
+        ({"messages": [{"role": "user", "content": [{"type": "new"}]}]}, "other"),
+    ],
+)
+def test_requests_of_one_kind_have_one_shape(estimator: Estimator, body: dict[str, Any], shape: str) -> None:
+    assert estimator.estimate(read_request("chat", body)).shape == shape
+
+
+def test_tools_a_forced_choice_and_a_system_text_cost_what_the_family_says(make: Any, words: Any) -> None:
+    numbers = {"tools": 9, "tools_system": 5, "forced": 7, "forced_name": 4, "per_tool": 2, "message": 0, "system": 1}
+    count = make(words, {"f": {**numbers, "rendering": "json"}})
+    tool = {"type": "function", "function": {"name": "look", "description": "for it", "parameters": {"type": "object"}}}
+    text = 1 + 2 + 1
+    assert tokens(count, {"tools": [tool]}) == text + 9 + 2
+    assert tokens(count, {"tools": [tool, tool]}) == 2 * text + 9 + 4
+    assert tokens(count, {"tools": [tool], "messages": [{"role": "system", "content": ""}]}) == text + 5 + 2 + 1
+    assert tokens(count, {"tools": [tool], "tool_choice": "required"}) == text + 9 + 2 + 7
+    named = {"type": "function", "function": {"name": "look"}}
+    assert tokens(count, {"tools": [tool], "tool_choice": named}) == text + 9 + 2 + 7 + 4 + 1
+
+
+def test_calls_of_one_message_are_parallel(make: Any, words: Any) -> None:
+    count = make(words, {"f": {"per_call": 10, "per_result": 3, "parallel": 100, "called": 1, "message": 0}})
+    call = {"function": {"name": "look", "arguments": ""}}
+    result = {"role": "tool", "tool_call_id": "1", "content": ""}
+    one = {"messages": [{"role": "assistant", "tool_calls": [call]}, result]}
+    two = {"messages": [{"role": "assistant", "tool_calls": [call, call]}, result, result]}
+    assert tokens(count, one) == 2 + 10 + 3
+    assert tokens(count, two) == 2 * (2 + 10 + 3) + 100
+
+
+@pytest.mark.parametrize(("thoughts", "kept"), [("all", 5), ("turn", 2), ("none", 0)])
+def test_earlier_thinking_counts_where_the_provider_keeps_it(make: Any, words: Any, thoughts: str, kept: int) -> None:
+    count = make(words, {"f": {"thoughts": thoughts, "message": 0}})
+    body = {
+        "messages": [
+            {"role": "assistant", "reasoning_content": "one two three"},
+            user(""),
+            {"role": "assistant", "reasoning_content": "four five"},
+            {"role": "tool", "tool_call_id": "1", "content": ""},
+        ]
+    }
+    assert tokens(count, body) == kept
+
+
+def test_sealed_thinking_of_this_turn_costs_by_its_length(make: Any, words: Any) -> None:
+    count = make(words, {"f": {"thoughts": "turn", "sealed": 0.5, "seal": 100, "message": 0}})
+
+    def body(*lengths: int) -> dict[str, Any]:
+        return {"input": [user(""), *({"type": "reasoning", "encrypted_content": "x" * size} for size in lengths)]}
+
+    assert tokens(count, body(300), "responses") == 100
+    assert tokens(count, body(50), "responses") == 0
+    assert tokens(count, body(300, 300), "responses") == 200
+    earlier = {"input": [{"type": "reasoning", "encrypted_content": "x" * 300}, user("")]}
+    assert tokens(count, earlier, "responses") == 0
+
+
+def test_a_schema_costs_what_the_model_is_shown_of_it(make: Any, words: Any) -> None:
+    count = make(words, {"f": {"schema": 2, "with_schema": 10, "message": 0}})
+    form = {"name": "n", "description": "d e", "schema": {"type": "object", "additionalProperties": False}}
+    assert tokens(count, {"response_format": {"json_schema": form}}) == 10 + 2 * (1 + 1 + 2)
+
+
+def test_a_field_that_bears_the_name_of_a_schema_word_is_kept() -> None:
+    schema = {
+        "type": "object",
+        "required": ["format"],
+        "properties": {"format": {"type": "string", "format": "date", "minLength": 3}},
+        "anyOf": [{"required": []}],
+    }
+    assert shown_schema(schema) == {
+        "type": "object",
+        "properties": {"format": {"type": "string"}},
+        "anyOf": [{}],
+    }
+
+
+def test_a_schema_deeper_than_any_is_left_as_it_is() -> None:
+    deep: Any = {"format": "x"}
+    for _ in range(70):
+        deep = {"items": deep}
+    assert '"format"' in json.dumps(shown_schema(deep))
+
+
+def test_tools_shown_as_typescript_stand_in_a_namespace(make: Any, words: Any) -> None:
+    count = make(words, {"f": {"rendering": "typescript", "tools": 9, "message": 0}})
+    tool = {"type": "function", "function": {"name": "now"}}
+    shown = "namespace functions {\n\ntype now = () => any;\n\n} // namespace functions"
+    assert tokens(count, {"tools": [tool]}) == len(shown.split()) + 9
+
+
+def test_tools_that_are_deferred_or_run_by_the_provider_are_told_apart() -> None:
+    tools = [
+        {"name": "a", "description": "b", "input_schema": {}},
+        {"name": "later", "input_schema": {}, "defer_loading": True},
+        {"type": "web_search_20250305", "name": "web_search"},
+        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "c", "parameters": {}}]},
+        {"type": "custom", "name": "grammar", "format": {"syntax": "lark"}},
+        "what",
+    ]
+    found = weigh_tools(tools, HeuristicCounter())
+    assert (found.count, found.deferred, found.server) == (3, 1, 1)
+    assert found.server_json > 0
+
+
+def test_media_cost_by_kind() -> None:
+    family = Family(name="f", audio_second=10, pdf_page=250, document=35)
+    costs = [
+        media_tokens(Media("audio", seconds=3), family),
+        media_tokens(Media("audio", size=80_000), family),
+        media_tokens(Media("pdf", pages=4), family),
+        media_tokens(Media("pdf", size=500_000), family),
+        media_tokens(Media("text"), family),
+        media_tokens(Media("file", size=400), family),
+        media_tokens(Media("image", 512, 512), family),
+    ]
+    assert costs == [30, 100, 1000, 2500, 35, 10, 255]
+
+
+def test_an_unseen_size_is_a_doubt_beside_the_estimate(estimator: Estimator) -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://x/y"}}
+    found = estimator.estimate(read_request("chat", {"messages": [{"role": "user", "content": [image]}]}))
+    assert found.doubt == 510
+    assert estimator.estimate(read_request("chat", {"messages": [user("x")]})).doubt == 0
+
+
+def test_messages_are_weighed_one_by_one_for_who_has_to_choose(estimator: Estimator) -> None:
+    body = {"messages": [user("one two"), {"role": "tool", "tool_call_id": "1", "content": "a b c"}], "tools": [{}]}
+    assert estimator.message_tokens(read_request("chat", body)) == [6, 7]
+
+
+def test_the_parts_of_the_context_come_with_the_estimate(estimator: Estimator) -> None:
+    body = {"messages": [user("one two"), {"role": "tool", "tool_call_id": "1", "content": "a b c"}]}
+    found = estimator.estimate(read_request("chat", body)).context
+    assert (found.conversation_tokens, found.tool_tokens) == (2, 3)
+
+
+# --- count once
+
+
+def test_a_turn_counts_its_new_messages_only(estimator: Estimator, words: Any) -> None:
+    tool = {"function": {"name": "look", "description": "for it", "parameters": {}}}
+    messages: list[bytes] = []
+    asked: list[int] = []
+    for turn in range(60):
+        messages += [json.dumps(user(f"question {turn}")).encode(), json.dumps(user(f"answer {turn}")).encode()]
+        before = len(words.texts)
+        body = {"tools": json.dumps([tool]).encode(), "model": "m"}
+        estimator.estimate(read_request("chat", body, messages=messages))
+        asked.append(len(words.texts) - before)
+    assert set(asked[1:]) == {2}  # the whole session costs its length, not the square of it
+    assert len(set(words.texts)) == len(words.texts)
+
+
+def test_decoded_messages_are_counted_once_too(estimator: Estimator, words: Any) -> None:
+    body = {"messages": [user("one two"), user("three")]}
+    estimator.estimate(read_request("chat", body))
+    before = len(words.texts)
+    assert estimator.estimate(read_request("chat", copy.deepcopy(body))).tokens == 3 + 8 + 3
+    assert len(words.texts) == before
+
+
+def test_bytes_and_values_of_one_message_weigh_the_same(estimator: Estimator) -> None:
+    messages: list[Any] = [user("one two"), {"role": "tool", "tool_call_id": "1", "content": "x y z"}]
+    raw = [json.dumps(message).encode() for message in messages]
+    mixed = [raw[0], messages[1]]
+    found = {estimator.estimate(read_request("chat", {}, messages=choice)).tokens for choice in (messages, raw, mixed)}
+    assert len(found) == 1
+
+
+def test_the_same_bytes_mean_something_else_in_another_format(make: Any, words: Any) -> None:
+    """A cache that forgot the wire or the tokenizer would give one format the other's numbers."""
+    count = make(words, {"f": {"result": 100, "message": 0}})
+    raw = json.dumps({"role": "tool", "content": "a b"}).encode()
+    chat = count.estimate(Request(wire="chat", messages=[raw])).tokens
+    messages = count.estimate(Request(wire="messages", messages=[raw])).tokens
+    assert (chat, messages) == (200, 2)
+
+
+# --- laws
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+ROLES = st.sampled_from(["system", "user", "assistant", "tool", "developer", 3, None])
+KINDS = st.sampled_from(
+    [
+        "text",
+        "image_url",
+        "image",
+        "input_image",
+        "tool_use",
+        "tool_result",
+        "thinking",
+        "document",
+        "file",
+        "input_file",
+        "reasoning",
+        "function_call",
+        "function_call_output",
+        "input_audio",
+        "redacted_thinking",
+        "message",
+        "unheard_of",
+    ]
+) | st.just(7)
+FIELDS = st.sampled_from(
+    [
+        "text",
+        "content",
+        "image_url",
+        "source",
+        "input",
+        "name",
+        "arguments",
+        "output",
+        "file",
+        "url",
+        "data",
+        "summary",
+        "tool_calls",
+        "function",
+        "id",
+        "call_id",
+        "tool_use_id",
+        "thinking",
+        "encrypted_content",
+        "reasoning_details",
+        "file_data",
+        "media_type",
+        "input_audio",
+        "detail",
+        "reasoning",
+        "refusal",
+        "function_call",
+    ]
+)
+PART: st.SearchStrategy[Any] = st.deferred(
+    lambda: st.dictionaries(FIELDS, JSON | st.lists(PART, max_size=2), max_size=4)
+).flatmap(lambda part: KINDS.map(lambda kind: {**part, "type": kind}))
+MESSAGE = st.builds(
+    lambda role, content, extra: {**extra, "role": role, "content": content},
+    ROLES,
+    JSON | st.lists(PART, max_size=3),
+    st.dictionaries(FIELDS, JSON | st.lists(PART, max_size=2), max_size=3),
+)
+TOOL = st.builds(
+    lambda name, schema, more: {"name": name, "parameters": schema, "input_schema": schema, **more},
+    JSON,
+    JSON,
+    st.dictionaries(st.sampled_from(["type", "function", "description", "defer_loading", "tools"]), JSON, max_size=3),
+)
+TOP = st.sampled_from(
+    [
+        "system",
+        "instructions",
+        "tool_choice",
+        "response_format",
+        "text",
+        "thinking",
+        "reasoning",
+        "output_config",
+        "functions",
+    ]
+)
+BODY = st.builds(
+    lambda messages, tools, extra: {
+        **extra,
+        "messages": messages,
+        "input": messages,
+        "prompt": messages,
+        "tools": tools,
+    },
+    JSON | st.lists(MESSAGE | PART | JSON, max_size=4),
+    JSON | st.lists(TOOL | JSON, max_size=3),
+    st.dictionaries(TOP, JSON | PART | TOOL, max_size=4),
+)
+MODELS = ("gpt-4o", "gpt-4", "gpt-5", "claude-sonnet-4-5", "gemini-2.5-pro", "deepseek-chat", "what")
+
+
+@pytest.fixture(scope="module")
+def shipped(families: Families) -> Estimator:
+    counter = HeuristicCounter()
+    return Estimator(families, lambda _tokenizer: counter, CountCache(limit_bytes=100_000))
+
+
+@settings(max_examples=300, deadline=None)
+@given(BODY, st.sampled_from(WIRES), st.sampled_from(MODELS))
+def test_any_json_is_estimated_the_same_each_time_and_never_below_zero(
+    shipped: Estimator, body: Any, wire: Wire, model: str
+) -> None:
+    first = shipped.estimate(read_request(wire, body, model=model))
+    assert first.tokens >= 0
+    assert min(first.context.conversation_tokens, first.context.tool_tokens, first.doubt) >= 0
+    assert shipped.estimate(read_request(wire, body, model=model)) == first
+    raw = {name: json.dumps(value).encode() for name, value in body.items()}
+    assert shipped.estimate(read_request(wire, raw, model=model)) == first
+    assert min(shipped.message_tokens(read_request(wire, body, model=model)), default=0) >= -100
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(TOOL, min_size=2, max_size=5), st.integers(), st.sampled_from(MODELS))
+def test_the_order_of_tools_does_not_matter(shipped: Estimator, tools: list[Any], seed: int, model: str) -> None:
+    shuffled = random.Random(seed).sample(tools, len(tools))
+    found = [shipped.estimate(read_request("chat", {"tools": order}, model=model)) for order in (tools, shuffled)]
+    assert found[0] == found[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(max_size=30).map(user), max_size=6), st.text(max_size=30), st.sampled_from(MODELS))
+def test_a_further_message_never_makes_a_request_smaller(
+    shipped: Estimator, messages: list[Any], text: str, model: str
+) -> None:
+    before = shipped.estimate(read_request("chat", {"messages": messages}, model=model)).tokens
+    after = shipped.estimate(read_request("chat", {"messages": [*messages, user(text)]}, model=model)).tokens
+    assert after >= before
+
+
+def test_nesting_deeper_than_any_reader_is_no_failure(shipped: Estimator) -> None:
+    deep: Any = "bottom"
+    for _ in range(50_000):
+        deep = [deep]
+    for body in ({"messages": [{"role": "user", "content": deep}]}, {"tools": deep}, {"messages": deep}):
+        assert shipped.estimate(read_request("chat", body)).tokens >= 0
+    raw = b'{"role":"user","content":' + b"[" * 100_000
+    assert shipped.estimate(read_request("chat", {}, messages=[raw])).tokens > 1000
+
+
+def test_a_table_without_families_still_counts(words: Any) -> None:
+    count = Estimator(families_from({}), lambda _tokenizer: words, CountCache())
+    assert tokens(count, {"messages": [user("one two")]}) == 4 + 2

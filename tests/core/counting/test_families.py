@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from gateway.core.counting.families import Families, Family, families_from
+from gateway.core.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("model", "provider", "wire", "name"),
+    [
+        ("gpt-4o-mini-2024-07-18", "openai", "chat", "gpt-4o"),
+        ("gpt-4.1", "openai", "responses", "gpt-4o-responses"),
+        ("openai/gpt-4o", "openrouter", "chat", "gpt-4o"),
+        ("gpt-4-0613", "openai", "chat", "gpt-4"),
+        ("openai/gpt-4", "openrouter", "chat", "gpt-4"),
+        ("gpt-35-turbo", "azure", "chat", "gpt-4"),
+        ("gpt-3.5-turbo-instruct", "openai", "completions", "completions"),
+        ("llama3", "ollama", "completions", "completions-other"),
+        ("gpt-5-mini", "openai", "chat", "gpt-5-chat"),
+        ("gpt-5-mini", "my-own-name", "chat", "gpt-5-chat"),
+        ("openai/gpt-5", "openrouter", "chat", "gpt-5-hosted"),
+        ("gpt-5.1-codex", "openai", "responses", "gpt-5-responses"),
+        ("openai/o4-mini", "openrouter", "chat", "o-series"),
+        ("openai/gpt-oss-120b", "groq", "chat", "gpt-oss"),
+        ("us.anthropic.claude-3-7-sonnet-20250219-v1:0", "bedrock", "messages", "claude-4"),
+        ("claude-sonnet-4-20250514", "anthropic", "messages", "claude-4"),
+        ("claude-opus-4-1", "anthropic", "messages", "claude-4"),
+        ("anthropic/claude-sonnet-4.5", "openrouter", "chat", "claude-4.5"),
+        ("claude-haiku-4-5-20251001", "anthropic", "messages", "claude-4.5"),
+        ("claude-opus-4-8", "anthropic", "messages", "claude-new"),
+        ("claude-3-haiku-20240307", "anthropic", "messages", "claude-3-haiku"),
+        ("claude-3-5-sonnet-latest", "anthropic", "messages", "claude-3.5"),
+        ("google/gemini-3-pro-preview", "vercel", "chat", "gemini-3"),
+        ("Qwen/Qwen3.5-9B", "doubleword", "chat", "qwen-3.5"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "together", "chat", "llama"),
+        ("something-new", "somewhere", "chat", "other"),
+        ("", "", "chat", "other"),
+    ],
+)
+def test_the_shipped_table_knows_its_models(
+    families: Families, model: str, provider: str, wire: str, name: str
+) -> None:
+    assert families.of(model, provider, wire).name == name
+
+
+def test_every_family_of_the_table_can_be_reached(families: Families) -> None:
+    """An earlier family whose patterns take everything would hide the ones below it."""
+    examples = {
+        "mistral-venice": ("mistral-small", "venice"),
+        "qwen-venice": ("qwen3", "venice"),
+        "grok-azure": ("grok-4", "azure"),
+        "llama-4-groq": ("llama-4-scout", "groq"),
+        "gpt-5-hosted": ("gpt-5", "openrouter"),
+    }
+    for family in families:
+        model, provider = examples.get(family.name, (family.models[0].replace("*", ""), "x"))
+        wire = family.wires[0].replace("*", "chat")
+        found = families.of(model, provider, wire)
+        assert found.name == family.name, family.name
+
+
+def test_every_number_of_the_table_names_its_source() -> None:
+    from pathlib import Path
+
+    table = (Path(__file__).parents[3] / "config" / "families.yaml").read_text("utf-8").partition("\nfamilies:")[2]
+    skipped = ("models:", "providers:", "wires:", "like:")
+    numbers = [line for line in table.splitlines() if line.startswith("    ") and not line.strip().startswith(skipped)]
+    missing = [line for line in numbers if "  # " not in line and "spread" not in line]
+    assert numbers
+    assert missing == []
+
+
+def test_like_starts_from_the_numbers_of_another_family_but_not_from_its_models() -> None:
+    found = families_from(
+        {"families": {"a": {"models": ["a*"], "start": 7, "tools": 2}, "b": {"like": "a", "tools": 3}}}
+    )
+    assert (found.of("x", "", "chat").name, found.of("x", "", "chat").start, found.of("x", "", "chat").tools) == (
+        "b",
+        7,
+        3,
+    )
+
+
+def test_the_first_match_wins_and_an_empty_table_still_answers() -> None:
+    found = families_from({"families": {"first": {"models": "m*"}, "second": {"models": ["*"]}}})
+    assert [found.of(model, "", "chat").name for model in ("M1", "n")] == ["first", "second"]
+    assert families_from({}).of("any", "", "chat") == Family(name="unknown")
+
+
+def test_image_rules_are_matched_apart_from_families() -> None:
+    found = families_from({"images": {"small": {"models": ["*mini*"], "rule": "fixed", "base": 9}}})
+    assert found.of("a-mini", "", "chat").image.base == 9
+    assert found.of("a", "", "chat").image.base == 85
+
+
+def test_many_names_do_not_fill_the_memory() -> None:
+    found = families_from({"families": {"all": {}}})
+    for number in range(10_000):
+        found.of(f"model-{number}", "", "chat")
+    assert len(found._known) <= 4096
+
+
+@pytest.mark.parametrize(
+    ("table", "complaint"),
+    [
+        ({"family": {}}, "family: there is no such key"),
+        ({"families": []}, "families: must hold keys and values, not list"),
+        ({"families": {"a": 3}}, "families.a: must hold keys and values, not int"),
+        ({"families": {"a": {"strat": 3}}}, "families.a.strat: there is no such key"),
+        ({"families": {"a": {"start": "3"}}}, "families.a.start: must be a number"),
+        ({"families": {"a": {"start": float("nan")}}}, "families.a.start: must be a number"),
+        ({"families": {"a": {"start": True}}}, "families.a.start: must be a number"),
+        ({"families": {"a": {"exact": 1}}}, "families.a.exact: must be true or false"),
+        ({"families": {"a": {"tokenizer": 1}}}, "families.a.tokenizer: must be a text"),
+        ({"families": {"a": {"rendering": "xml"}}}, "families.a.rendering: must be one of typescript, json"),
+        ({"families": {"a": {"thoughts": "some"}}}, "families.a.thoughts: must be one of all, turn, none"),
+        ({"families": {"a": {"like": "b"}}}, "families.a.like: there is no family 'b' above this one"),
+        ({"families": {"a": {"tools_system": None}}}, "families.a.tools_system: must be a number"),
+        ({"images": {"a": {"rule": "magic"}}}, "images.a.rule: "),
+        ({"images": {"a": {"rule": "fixed", "cost": 3}}}, "images.a.cost: "),
+        ({"images": {"a": {"rule": "fixed", "base": "3"}}}, "images.a.base: "),
+    ],
+)
+def test_mistakes_in_the_table_are_named_by_their_path(table: object, complaint: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        families_from(table)  # type: ignore[arg-type]  # what a user may write
+    assert complaint in str(raised.value)
+
+
+def test_every_key_is_a_number_a_choice_or_a_list() -> None:
+    kinds = {str(item.type) for item in fields(Family)}
+    assert {kind for kind in kinds if not kind.startswith(("float", "tuple", "Literal"))} == {
+        "str",
+        "bool",
+        "ImageRule",
+    }

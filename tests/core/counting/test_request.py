@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.core.counting.measure import Wire
+from gateway.core.counting.request import decoded, read_request, wire_of
+
+SCHEMA = {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("wire", "choice", "forced", "name"),
+    [
+        ("chat", "auto", False, ""),
+        ("chat", "none", False, ""),
+        ("chat", "required", True, ""),
+        ("chat", {"type": "function", "function": {"name": "look"}}, True, "look"),
+        ("chat", {"name": "look"}, True, "look"),
+        ("responses", {"type": "function", "name": "look"}, True, "look"),
+        ("responses", {"type": "allowed_tools", "mode": "required", "tools": []}, True, ""),
+        ("responses", {"type": "allowed_tools", "mode": "auto", "tools": []}, False, ""),
+        ("messages", {"type": "any"}, True, ""),
+        ("messages", {"type": "tool", "name": "look"}, True, "look"),
+        ("messages", {"type": "auto"}, False, ""),
+        ("chat", 3, False, ""),
+    ],
+)
+def test_a_forced_choice_is_recognised(wire: Wire, choice: Any, forced: bool, name: str) -> None:
+    found = read_request(wire, {"tool_choice": choice})
+    assert (found.forced, found.forced_name) == (forced, name)
+
+
+@pytest.mark.parametrize(
+    ("wire", "body"),
+    [
+        ("chat", {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}),
+        ("responses", {"text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}}),
+        ("messages", {"output_config": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}}),
+        ("messages", {"output_format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}),
+    ],
+)
+def test_the_schema_of_an_answer_is_found(wire: Wire, body: dict[str, Any]) -> None:
+    for form in (body, {name: json.dumps(value).encode() for name, value in body.items()}):
+        found = read_request(wire, form)
+        assert (found.schema, found.schema_name) == (SCHEMA, "n")
+
+
+@pytest.mark.parametrize("body", [{"response_format": {"type": "json_object"}}, {"response_format": 3}, {}])
+def test_without_a_schema_there_is_none(body: dict[str, Any]) -> None:
+    assert read_request("chat", body).schema is None
+
+
+@pytest.mark.parametrize(
+    ("body", "thinks"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 1}}, True),
+        ({"thinking": {"type": "adaptive"}}, True),
+        ({"thinking": {"type": "disabled"}}, False),
+        ({"reasoning": {"enabled": True}}, True),
+        ({"reasoning": {"effort": "high"}}, True),
+        ({"reasoning": {"effort": "none"}}, False),
+        ({"reasoning": {"enabled": False, "max_tokens": 3}}, False),
+        ({"reasoning": {"summary": "auto"}}, False),
+        ({}, False),
+    ],
+)
+def test_thinking_is_recognised_in_both_words(body: dict[str, Any], thinks: bool) -> None:
+    assert read_request("chat", body).thinking is thinks
+
+
+def test_what_the_provider_fetches_by_itself_is_marked() -> None:
+    assert read_request("messages", {"mcp_servers": [{}]}).server
+    assert not read_request("messages", {}).server
+
+
+def test_messages_stand_where_the_format_puts_them() -> None:
+    assert read_request("chat", {"messages": [1, 2]}).messages == [1, 2]
+    assert read_request("responses", {"input": "text"}).messages == ("text",)
+    assert read_request("responses", {"input": [1], "instructions": "be kind"}).system == "be kind"
+    assert read_request("completions", {"prompt": ["a", "b"]}).messages == (["a", "b"],)
+    assert read_request("messages", {"system": "be kind"}).system == "be kind"
+    assert read_request("chat", {"messages": b"[1]"}).messages == [1]
+    assert read_request("chat", {"messages": b"broken"}, messages=[b"{}"]).messages == [b"{}"]
+
+
+def test_the_model_is_the_providers_name_for_it() -> None:
+    assert read_request("chat", {"model": b'"mine"'}).model == "mine"
+    assert read_request("chat", {"model": "mine"}, model="theirs", provider="p").model == "theirs"
+    assert read_request("chat", {"model": 3}).model == ""
+
+
+@pytest.mark.parametrize(
+    ("piece", "value"),
+    [(b'{"a":1}', {"a": 1}), (memoryview(b"3"), 3), (b"{", "{"), (b"\xff", "\ufffd"), ("text", "text"), (None, None)],
+)
+def test_pieces_are_decoded_when_they_are_bytes(piece: Any, value: object) -> None:
+    assert decoded(piece) == value
+
+
+def test_bytes_nested_too_deep_to_read_are_text() -> None:
+    assert decoded(b"[" * 200_000).startswith("[[[")
+
+
+@pytest.mark.parametrize(
+    ("body", "wire"),
+    [
+        ({"prompt": "x"}, "completions"),
+        ({"input": "x"}, "responses"),
+        ({}, "responses"),
+        ({"messages": [], "model": "gpt-4o"}, "chat"),
+        ({"messages": [], "system": "x"}, "messages"),
+        ({"messages": [], "tools": [{"name": "a", "input_schema": {}}]}, "messages"),
+        ({"messages": [], "tools": [{"function": {"name": "a"}}], "model": "claude-3", "max_tokens": 3}, "chat"),
+        ({"messages": [], "model": "claude-3", "max_tokens": 3}, "messages"),
+        ({"messages": [], "model": "anthropic/claude-3", "max_tokens": 3}, "chat"),
+    ],
+)
+def test_a_bodys_format_is_guessed(body: dict[str, Any], wire: Wire) -> None:
+    assert wire_of(body) == wire

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.counting.tools import compact, properties_of, strings_of, typescript
+
+
+def test_a_function_is_shown_as_typescript() -> None:
+    schema = {
+        "type": "object",
+        "description": "What to look for.",
+        "properties": {
+            "city": {"type": "string", "title": "City", "description": "The city\n  and its state"},
+            "unit": {"type": "string", "enum": ["c", "f"], "default": "c"},
+            "days": {"type": ["integer", "null"]},
+            "place": {"type": "object", "properties": {"lat": {"type": "number"}}, "required": ["lat"]},
+            "tags": {"type": "array", "items": {"$ref": "#/$defs/Tag"}},
+            "either": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+            "fixed": {"const": 3},
+        },
+        "required": ["city"],
+        "$defs": {"Tag": {"type": "string"}},
+    }
+    assert typescript("get_weather", "Weather of a city.\n\n  Be exact.", schema) == (
+        "// Weather of a city.\n//\n// Be exact.\n"
+        "type get_weather = (_: // What to look for.\n{\n"
+        "// City\n//\n// The city\n// and its state\ncity: string,\n"
+        'unit?: "c" | "f", // default: c\n'
+        "days?: number | null,\n"
+        "place?: {\nlat: number,\n},\n"
+        "tags?: string[],\n"
+        "either?: boolean | null,\n"
+        "fixed?: 3,\n"
+        "}) => any;\n\n"
+    )
+
+
+@pytest.mark.parametrize("schema", [None, {}, {"type": "object", "properties": {}}, [], "text", {"properties": 3}])
+def test_a_function_without_parameters_takes_none(schema: object) -> None:
+    assert typescript("now", "", schema) == "type now = () => any;\n\n"
+    assert properties_of(schema) == {}
+
+
+def test_a_schema_that_contains_itself_ends() -> None:
+    schema: dict[str, Any] = {
+        "properties": {"next": {"$ref": "#/$defs/Node"}},
+        "$defs": {"Node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}, "all": {"$ref": "x"}}}},
+    }
+    assert "any" in typescript("walk", "", schema)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["type", "properties", "items", "enum", "anyOf", "required", "$ref", "$defs", "default", "a"]
+            ),
+            inner,
+            max_size=5,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(st.text(max_size=5), st.text(max_size=20), JSON)
+def test_any_schema_can_be_shown(name: str, description: str, schema: Any) -> None:
+    assert typescript(name, description, schema).endswith(" any;\n\n")
+
+
+def test_json_too_deep_to_write_is_still_text() -> None:
+    deep: Any = "bottom"
+    for _ in range(100_000):
+        deep = [deep]
+    assert compact(deep) == "bottom"
+    assert sorted(strings_of({"a": [1], "b": "c"})) == ["1", "a", "b", "c"]
+
+
+def test_a_number_too_long_to_write_is_still_text() -> None:
+    assert compact({"a": 10**5000}).startswith("a\n0x")
