@@ -163,7 +163,6 @@ def test_a_problem_is_named_by_its_key_path_with_what_is_wrong(loaded: Load, tex
 @pytest.mark.parametrize(
     ("text", "path"),
     [
-        ("server: null", "server"),
         ("server: [1]", "server"),
         ("providers: [1]", "providers"),
         ("providers: {openai: null}", "providers.openai"),
@@ -175,6 +174,84 @@ def test_a_problem_is_named_by_its_key_path_with_what_is_wrong(loaded: Load, tex
 )
 def test_a_value_of_another_shape_is_named_by_its_path(loaded: Load, text: str, path: str) -> None:
     assert [problem.partition(":")[0] for problem in problems_of(loaded, text)] == [path]
+
+
+@pytest.mark.parametrize("number", [".inf", "-.inf", ".nan"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "server.max_body_mb",
+        "server.max_header_kb",
+        "server.body_timeout_s",
+        "server.shutdown_grace_s",
+        "server.port",
+        "sessions.drain_s",
+        "store.timeout_ms",
+        "providers.openai.timeout_s.connect",
+    ],
+)
+def test_a_number_without_end_is_named_by_its_path(loaded: Load, path: str, number: str) -> None:
+    *sections, key = path.split(".")
+    text = "".join(f"{section}: {{" for section in sections) + f"{key}: {number}" + "}" * len(sections)
+    assert [problem.partition(":")[0] for problem in problems_of(loaded, text)] == [path]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("auth: {}\nserver: {}\nauth: {}", "auth: stands here twice, in lines 1 and 3"),
+        ("server:\n  port: 1\n  port: 2", "server.port: stands here twice, in lines 2 and 3"),
+        ("models:\n- match: a\n  provider: openai\n  match: b", "models[0].match: stands here twice, in lines 2 and 4"),
+        ("providers: {x: {}, 'x': {}}", "providers.x: stands here twice, in lines 1 and 1"),
+    ],
+)
+def test_a_key_that_stands_twice_is_named_with_its_lines(loaded: Load, text: str, problem: str) -> None:
+    (found,) = problems_of(loaded, text)
+    assert found.startswith(problem)
+
+
+def test_every_key_that_stands_twice_is_named_at_once(loaded: Load) -> None:
+    found = problems_of(loaded, "store: {}\nserver: {port: 1, port: 2}\nstore: {}")
+    assert [problem.partition(":")[0] for problem in found] == ["server.port", "store"]
+
+
+def test_a_merged_key_does_not_stand_twice(loaded: Load) -> None:
+    text = """
+providers:
+  a: {timeout_s: &slow {<<: &base {connect: 1, first_byte: 2}, connect: 3}, base_url: http://h}
+  b: {timeout_s: {<<: *slow, first_byte: 4}, base_url: http://h}
+"""
+    providers = loaded(text).settings.providers
+    limits = [(providers[name].timeout_s.connect, providers[name].timeout_s.first_byte) for name in ("a", "b")]
+    assert limits == [(3, 2), (3, 4)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "server:",
+        "auth:",
+        "providers:",
+        "models:",
+        "telemetry:\n  log:",
+        "auth:\n  keys:",
+        "providers:\n  openai:\n    timeout_s:\n    headers:",
+        "\n".join(f"{name}:" for name in ("server", "auth", "models", "sessions", "store", "telemetry")),
+    ],
+)
+def test_a_section_with_nothing_below_counts_as_not_given(loaded: Load, text: str) -> None:
+    assert loaded(text).settings == loaded("").settings
+
+
+def test_a_variable_reaches_below_an_empty_section(loaded: Load) -> None:
+    assert loaded("server:", {"GATEWAY_SERVER_PORT": "1234"}).settings.server.port == 1234
+
+
+def test_a_header_that_could_not_be_sent_names_no_session(loaded: Load) -> None:
+    for name in ("bad header", "", "a:b", "é"):
+        found = problems_of(loaded, f"sessions: {{id_headers: [X-Good, '{name}']}}")
+        assert [problem.partition(":")[0] for problem in found] == ["sessions.id_headers"]
+    assert loaded("sessions: {id_headers: [X-Good_1]}").settings.sessions.id_headers == ("x-good_1",)
 
 
 def test_every_problem_is_named_at_once(loaded: Load) -> None:

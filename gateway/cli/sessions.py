@@ -19,27 +19,31 @@ T = TypeVar("T")
 app = typer.Typer(help="Sessions: totals, calls, reset, delete.", invoke_without_command=True)
 
 SessionId = Annotated[str, typer.Argument(metavar="ID", help="The session's id; KEY/ID for that of a client key.")]
+Sort = Annotated[str, typer.Option(help="recent or tokens")]
+Limit = Annotated[int, typer.Option(min=1, max=10_000)]
 StoreUrl = Annotated[str | None, typer.Option("--store", metavar="URL", help="Instead of store.url.")]
 
 
 @app.callback()
-def sessions(
+def sessions(  # noqa: PLR0917  # typer calls it by name
     context: typer.Context,
     config: ConfigFile = None,
     store: StoreUrl = None,
+    sort: Sort = "recent",
+    limit: Limit = 50,
     as_json: AsJson = False,
 ) -> None:
     """List the sessions where no other command is named."""
     if context.invoked_subcommand is None:
-        show_list(config, store, as_json=as_json)
+        show_list(config, store, sort, limit, as_json=as_json)
 
 
 @app.command("list")
 def show_list(
     config: ConfigFile = None,
     store: StoreUrl = None,
-    sort: Annotated[str, typer.Option(help="recent or tokens")] = "recent",
-    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 50,
+    sort: Sort = "recent",
+    limit: Limit = 50,
     as_json: AsJson = False,
 ) -> None:
     """List sessions."""

@@ -27,6 +27,7 @@ from gateway.server.auth import OPEN_NAMESPACE, Access, Authenticator
 Handler = Callable[[Request], Awaitable[Response]]
 
 _MAX_LIMIT: Final = 1000
+_MAX_LIMIT_DIGITS: Final = 20
 _NO_STORE: Final = {"cache-control": "no-store"}
 
 
@@ -54,7 +55,7 @@ class SessionsApi:
             Path("/api/sessions/{id:path}/calls", self._wrap(self.calls), methods=["GET"]),
             Path("/api/sessions/{id:path}/reset", self._wrap(self.reset), methods=["POST"]),
             Path("/api/sessions/{id:path}", self._wrap(self.session), methods=["GET", "DELETE"]),
-            Path("/api/calls/{request_id}", self._wrap(self.call), methods=["GET"]),
+            Path("/api/calls/{request_id:path}", self._wrap(self.call), methods=["GET"]),
             Path("/api/models", self._wrap(self.models), methods=["GET"]),
             Path("/api/reload", self._wrap(self.reload), methods=["POST"]),
         ]
@@ -289,7 +290,8 @@ def _require_admin(access: Access) -> None:
 
 def _limit(request: Request) -> int:
     text = request.query_params.get("limit", "50")
-    if not text.isdecimal() or not 1 <= int(text) <= _MAX_LIMIT:
+    # `int` refuses thousands of digits with an error of its own.
+    if not text.isdecimal() or len(text) > _MAX_LIMIT_DIGITS or not 1 <= int(text) <= _MAX_LIMIT:
         raise errors.InvalidRequest(f'"limit" is a whole number from 1 to {_MAX_LIMIT}.', param="limit")
     return int(text)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.ports import SessionView
+
+#: what a value may be: the integers of SQLite
+_INTEGERS: Final = range(-(2**63), 2**63)
 
 
 class Cursor(NamedTuple):
@@ -33,9 +36,16 @@ class Cursor(NamedTuple):
             InvalidRequest: it is no cursor.
         """
         try:
-            return cls(*msgspec.json.decode(base64.urlsafe_b64decode(text), type=tuple[int | float, str, str]))
+            cursor = cls(*msgspec.json.decode(base64.urlsafe_b64decode(text), type=tuple[int | float, str, str]))
         except (msgspec.DecodeError, binascii.Error, ValueError):
-            raise InvalidRequest("The cursor is not one that this list returned.", param="cursor") from None
+            raise _not_ours() from None
+        if isinstance(cursor.value, int) and cursor.value not in _INTEGERS:
+            raise _not_ours()
+        return cursor
 
     def __str__(self) -> str:
         return base64.urlsafe_b64encode(msgspec.json.encode(tuple(self))).decode()
+
+
+def _not_ours() -> InvalidRequest:
+    return InvalidRequest("The cursor is not one that this list returned.", param="cursor")

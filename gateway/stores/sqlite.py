@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
+import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +29,8 @@ from gateway.core.usage import Charge, Totals
 from gateway.stores.cursor import Cursor
 
 T = TypeVar("T")
+
+logger = logging.getLogger("gateway")
 
 #: each entry takes the file from the version of its index to the next; entries are never changed once released
 MIGRATIONS: Final = (
@@ -67,6 +69,11 @@ _ADD: Final = (
 )
 _TOTALS: Final = f"SELECT {_SUM_LIST} FROM sessions WHERE namespace = ? AND id = ?"  # noqa: S608  # constants
 _VIEW: Final = f"SELECT namespace, id, derived, created_at, last_call_at, {_SUM_LIST} FROM sessions"  # noqa: S608
+_IS_OLD: Final = "SELECT 1 FROM sessions WHERE namespace = ? AND id = ? AND last_call_at < ?"
+_DELETE_CALLS: Final = (
+    "DELETE FROM calls WHERE call_id IN (SELECT call_id FROM calls WHERE namespace = ? AND session_id = ? LIMIT ?)"
+)
+_DELETE_SESSION: Final = "DELETE FROM sessions WHERE namespace = ? AND id = ?"
 _PICO: Final = Decimal(10) ** 12
 _RETRY_S: Final = 0.002
 #: commits between two checkpoints; a settlement touches about four pages
@@ -76,7 +83,12 @@ _CHECKPOINT: Final = "PRAGMA wal_checkpoint({})"
 _LOG_PAGES: Final = 2048
 #: marks a file as ours ("GATE")
 _APPLICATION_ID: Final = 0x47415445
-_DELETE_CHUNK: Final = 200
+#: call records that one transaction deletes: a few milliseconds in which nobody else can write
+_DELETE_CHUNK: Final = 500
+#: between two such transactions, longer than a settlement waits before it tries again
+_DELETE_PAUSE_S: Final = 2.5 * _RETRY_S
+#: what such a transaction writes, in commits of settlements
+_DELETE_WEIGHT: Final = 25
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
 
@@ -99,7 +111,7 @@ class SqliteStore:
         self._loop = asyncio.get_running_loop()
         self._pending: list[_Pending] = []
         self._flush_handle: asyncio.Handle | None = None
-        self._commits = 0
+        self._since_checkpoint = 0
         self._checkpoint: asyncio.Task[None] | None = None
         self._paused = False
         self._thread_lock = threading.Lock()
@@ -124,16 +136,26 @@ class SqliteStore:
     def _flush(self) -> None:
         self._flush_handle = None
         batch, self._pending = self._pending, []
+        self._flush_batch(batch)
+
+    def _flush_batch(self, batch: list[_Pending]) -> None:
         try:
             results = self._write(batch)
         except sqlite3.Error as error:
             self._failed(batch, error)
             return
+        except Exception as error:  # noqa: BLE001  # logged there; nobody may wait for ever
+            self._refused(batch, error)
+            return
         for pending, totals in zip(batch, results, strict=True):
             if not pending.done.done():
                 pending.done.set_result(totals)
-        self._commits += 1
-        if self._commits % _CHECKPOINT_EVERY == 0 and (self._checkpoint is None or self._checkpoint.done()):
+        self._committed(1)
+
+    def _committed(self, weight: int) -> None:
+        self._since_checkpoint += weight
+        if self._since_checkpoint >= _CHECKPOINT_EVERY and (self._checkpoint is None or self._checkpoint.done()):
+            self._since_checkpoint = 0
             self._checkpoint = self._loop.create_task(self._checkpoint_now())
 
     def _write(self, batch: list[_Pending]) -> list[Totals]:
@@ -171,6 +193,17 @@ class SqliteStore:
         if waiting:
             self._pending = waiting + self._pending
             self._schedule(_RETRY_S)
+
+    def _refused(self, batch: list[_Pending], error: Exception) -> None:
+        """A record holds what SQLite cannot take: it fails, and no other of its transaction does."""
+        if len(batch) > 1:
+            for pending in batch:
+                self._flush_batch([pending])
+            return
+        for pending in batch:
+            logger.error("the store cannot take call %s", pending.record.call_id, exc_info=error)
+            if not pending.done.done():
+                pending.done.set_exception(_unavailable(self._path, error))
 
     async def _checkpoint_now(self) -> None:
         """Move the log into the database. Beside a steady stream of commits it never catches up: then they wait."""
@@ -263,7 +296,7 @@ class SqliteStore:
 
     async def delete(self, session: SessionKey) -> bool:
         """See `Store.delete`."""
-        return await self._in_thread(lambda connection: _delete(connection, [(session.namespace, session.id)]) > 0)
+        return await self._delete([(session.namespace, session.id)], None) > 0
 
     async def expire(self, before: float) -> int:
         """See `Store.expire`. In pieces, so that a long list never keeps the file locked."""
@@ -271,11 +304,29 @@ class SqliteStore:
         calls = "DELETE FROM calls WHERE call_id IN (SELECT call_id FROM calls WHERE call_id < ? LIMIT ?)"
         gone = 0
         while rows := await self._in_thread(lambda db: db.execute(sessions, (before, _DELETE_CHUNK)).fetchall()):
-            gone += await self._in_thread(functools.partial(_delete, keys=rows))
+            gone += await self._delete(rows, before)
         oldest_kept = first_id_at(before)
         while await self._in_thread(lambda db: db.execute(calls, (oldest_kept, _DELETE_CHUNK)).rowcount):
-            pass
+            await self._let_others_write()
         return gone
+
+    async def _delete(self, keys: Sequence[tuple[str, str]], before: float | None) -> int:
+        """Delete sessions with their calls; those called last at or after `before` stay. Gives how many went.
+
+        A session goes in the transaction that deletes the last of its calls: nobody ever sees calls without their
+        session, one that is called meanwhile loses that call or keeps it together with its totals, and a deletion
+        that a lock cut short is simply asked for again.
+        """
+        gone = 0
+        while keys:
+            some, keys = await self._in_thread(lambda db, keys=keys: _delete_some(db, keys, before))  # type: ignore[misc]
+            gone += some
+            await self._let_others_write()
+        return gone
+
+    async def _let_others_write(self) -> None:
+        self._committed(_DELETE_WEIGHT)
+        await asyncio.sleep(_DELETE_PAUSE_S)
 
     async def ping(self) -> None:
         """See `Store.ping`."""
@@ -347,16 +398,33 @@ def _statements(script: str) -> Iterator[str]:
     return (statement for statement in map(str.strip, script.split(";")) if statement)
 
 
-def _delete(connection: sqlite3.Connection, keys: Sequence[tuple[str, str]]) -> int:
+def _delete_some(
+    connection: sqlite3.Connection, keys: Sequence[tuple[str, str]], before: float | None
+) -> tuple[int, Sequence[tuple[str, str]]]:
+    """One transaction of a deletion: how many sessions went, and those that still have to."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        connection.executemany("DELETE FROM calls WHERE namespace = ? AND session_id = ?", keys)
-        gone = connection.executemany("DELETE FROM sessions WHERE namespace = ? AND id = ?", keys).rowcount
+        result = _delete_within(connection, keys, before)
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
         raise
-    return gone
+    return result
+
+
+def _delete_within(
+    connection: sqlite3.Connection, keys: Sequence[tuple[str, str]], before: float | None
+) -> tuple[int, Sequence[tuple[str, str]]]:
+    gone, room = 0, _DELETE_CHUNK
+    for index, key in enumerate(keys):
+        if before is not None and not connection.execute(_IS_OLD, (*key, before)).fetchone():
+            continue  # it was called since the list was read
+        room -= connection.execute(_DELETE_CALLS, (*key, room)).rowcount
+        if room == 0:
+            return gone, keys[index:]
+        gone += connection.execute(_DELETE_SESSION, key).rowcount
+    return gone, ()
 
 
 def _sums(charge: Charge) -> tuple[int, ...]:

@@ -1,24 +1,148 @@
-"""One line per call on stderr: text for people, JSON for machines. No prompt, no answer, no credential."""
+"""One line per call on stderr: text for people, JSON for machines. No prompt, no answer, no credential.
+
+Nobody ever waits for whoever reads stderr: all lines go through a bounded queue to a thread. When the queue is full,
+lines are dropped and counted.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import io
 import logging
+import os
 import sys
-from typing import TYPE_CHECKING, TextIO
+import threading
+import time
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final, TextIO
 
 import msgspec
 
 from gateway.core.ports import CallRecord, Observer
 from gateway.core.usage import Totals
 
-_FAILED_FROM = 400
+_FAILED_FROM: Final = 400
+#: lines that may wait to be written
+_MAX_LINES: Final = 10_000
+#: lines that are written at once
+_BATCH: Final = 500
+#: how long the thread rests after each batch: under load it wakes up for many lines, not for each
+_REST_S: Final = 0.01
+_FLUSH_S: Final = 1.0
+
+
+class _Writer:
+    """Writes lines to one stream in a thread of its own, which begins with the first line."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.as_json = False
+        self._stream = stream
+        self._queue = SimpleQueue[str | threading.Event]()
+        self._dropped = 0
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def writes_to(self, stream: TextIO) -> bool:
+        """Whether this is the writer of a stream."""
+        return self._stream is stream
+
+    def put(self, line: str) -> None:
+        """Have a line written, or drop it where too many wait."""
+        if self._queue.qsize() >= _MAX_LINES:
+            with self._lock:
+                self._dropped += 1
+            return
+        if self._dropped:
+            self._queue.put(self._dropped_line())
+        self._queue.put(line + "\n")
+        if self._thread is None:
+            self._start()
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until what was put before is written, at most so long."""
+        if self._thread is not None:
+            written = threading.Event()
+            self._queue.put(self._dropped_line())
+            self._queue.put(written)
+            written.wait(timeout_s)
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            items = [self._queue.get()]
+            with contextlib.suppress(Empty):
+                while len(items) < _BATCH:
+                    items.append(self._queue.get_nowait())
+            text = "".join(item for item in items if isinstance(item, str))
+            if self._queue.empty():
+                text += self._dropped_line()
+            # A stream that is closed or whose reader has gone stops nothing.
+            with contextlib.suppress(OSError, ValueError):
+                self._write(text)
+            for item in items:
+                if isinstance(item, threading.Event):
+                    item.set()
+            time.sleep(_REST_S)
+
+    def _write(self, text: str) -> None:
+        try:
+            descriptor = self._stream.fileno()
+        except io.UnsupportedOperation:
+            self._stream.write(text)
+            self._stream.flush()
+            return
+        # Past the stream's buffer: its lock, held while nobody reads, would keep the process from ending.
+        rest = memoryview(text.encode("utf-8", "backslashreplace"))
+        while rest:
+            try:
+                rest = rest[os.write(descriptor, rest) :]
+            except BlockingIOError:
+                time.sleep(_REST_S)
+
+    def _dropped_line(self) -> str:
+        with self._lock:
+            dropped, self._dropped = self._dropped, 0
+        if not dropped:
+            return ""
+        message = f"{dropped} lines of the log were dropped: nobody read it in time"
+        record = logging.LogRecord("gateway", logging.WARNING, "", 0, message, (), None)
+        return _formatter(as_json=self.as_json).format(record) + "\n"
+
+
+_writers: Final[list[_Writer]] = []
+
+
+def _writer_for(stream: TextIO, *, as_json: bool) -> _Writer:
+    """The one writer of a stream: a reload of the configuration takes it over, and lines stay in order."""
+    writer = next((known for known in _writers if known.writes_to(stream)), None)
+    if writer is None:
+        writer = _Writer(stream)
+        _writers.append(writer)
+    writer.as_json = as_json
+    return writer
+
+
+def flush(timeout_s: float = _FLUSH_S) -> None:
+    """Wait until all lines are written, at most so long; a process that ends does so by itself."""
+    deadline = time.monotonic() + timeout_s
+    for writer in _writers.copy():
+        writer.flush(max(0.0, deadline - time.monotonic()))
+
+
+atexit.register(flush)
 
 
 class CallLog:
     """Writes each call's line. `failures_only`: calls that went well are left out."""
 
     def __init__(self, stream: TextIO, *, as_json: bool, failures_only: bool = False) -> None:
-        self._stream = stream
+        self._writer = _writer_for(stream, as_json=as_json)
         self._as_json = as_json
         self._failures_only = failures_only
 
@@ -27,8 +151,11 @@ class CallLog:
         if self._failures_only and call.status < _FAILED_FROM and call.outcome == "ok":
             return
         line = json_line(call, totals) if self._as_json else text_line(call, totals)
-        self._stream.write(line + "\n")
-        self._stream.flush()
+        self._writer.put(line)
+
+    def close(self) -> None:
+        """Wait until what was recorded is written, for at most a second."""
+        self._writer.flush(_FLUSH_S)
 
 
 def text_line(call: CallRecord, totals: Totals | None) -> str:
@@ -92,10 +219,29 @@ class JsonFormatter(logging.Formatter):
         return msgspec.json.encode(fields).decode()
 
 
+class _Handler(logging.Handler):
+    """The gateway's own messages, through the writer of the calls' lines."""
+
+    def __init__(self, writer: _Writer) -> None:
+        super().__init__()
+        self._writer = writer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler.emit`."""
+        try:
+            self._writer.put(self.format(record))
+        except Exception:  # noqa: BLE001  # as the handlers of the standard library do
+            self.handleError(record)
+
+
+def _formatter(*, as_json: bool) -> logging.Formatter:
+    return JsonFormatter() if as_json else logging.Formatter("%(levelname)s %(message)s")
+
+
 def configure(*, as_json: bool, level: str) -> None:
     """Send what the gateway itself has to say to stderr; uvicorn says nothing."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter("%(levelname)s %(message)s"))
+    handler = _Handler(_writer_for(sys.stderr, as_json=as_json))
+    handler.setFormatter(_formatter(as_json=as_json))
     log = logging.getLogger("gateway")
     log.handlers[:] = [handler]
     log.propagate = False

@@ -53,6 +53,18 @@ def test_without_a_command_the_sessions_are_listed(filled: GatewayThread, gatewa
     assert "large" in done.out
 
 
+def test_the_list_is_sorted_and_cut_where_no_command_is_named_too(store: str, gateway_command: Commands) -> None:
+    for args, names in (
+        (("--sort", "tokens"), ["large", "small"]),
+        (("--limit", "1"), ["small"]),
+        (("--sort", "tokens", "--limit", "1"), ["large"]),
+    ):
+        done = gateway_command("sessions", *args, "--json", "--store", store)
+        assert [row["id"] for row in json.loads(done.out)] == names
+    assert gateway_command("sessions", "--sort", "name", "--store", store).code == 2
+    assert gateway_command("sessions", "--limit", "0", "--store", store).code == 2
+
+
 def test_the_store_of_a_configuration_file_is_read(filled: GatewayThread, gateway_command: Commands) -> None:
     rows = json.loads(gateway_command("sessions", "list", "--json", "-c", filled.file).out)
     assert len(rows) == 2

@@ -101,6 +101,9 @@ def test_problems_as_json(gateway_command: Commands) -> None:
         ("models: gpt-4", "models: "),
         ("? " + "a" * 100_000 + "\n: 1", "there is no such key"),
         ("server: &a {port: *a}", ""),
+        ("server: {max_body_mb: .inf}", "server.max_body_mb: "),
+        ("auth: {}\nauth: {}", "auth: stands here twice"),
+        ("sessions: {id_headers: [bad header]}", "sessions.id_headers: "),
     ],
 )
 def test_a_file_of_any_shape_is_answered_with_sentences(text: str, said: str, gateway_command: Commands) -> None:
@@ -293,6 +296,10 @@ def test_the_schema_is_one_and_takes_what_init_writes(gateway_command: Commands)
     mistakes: list[dict[str, object]] = [{"stroe": {}}, {"server": {"port": "x"}}]
     wrong = [list(validator(schema).iter_errors(value)) for value in mistakes]
     assert all(wrong)
+
+
+def test_the_schema_says_what_it_is_of(gateway_command: Commands) -> None:
+    assert json.loads(gateway_command("schema").out)["title"] == "gateway.yaml"
 
 
 def test_the_schema_describes_every_key_and_holds_no_secret(gateway_command: Commands) -> None:

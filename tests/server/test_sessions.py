@@ -75,9 +75,11 @@ def test_a_list_is_newest_first_and_comes_in_pages(own: GatewayThread) -> None:
         "limit=1001",
         "limit=",
         "limit=%C2%B2",
+        "limit=" + "9" * 5_000,
         "sort=name",
         "cursor=garbage",
         "cursor=%00",
+        "cursor=WzE4NDQ2NzQ0MDczNzA5NTUxNjE1LCAiYSIsICJiIl0=",  # its number is 2**64 - 1
     ],
 )
 def test_a_bad_query_is_a_400(query: str, web: Web) -> None:
@@ -137,6 +139,14 @@ def test_calls_are_listed_newest_first_and_found_by_their_request_id(web: Web, s
     assert record["response_bytes"] > 0
     assert record["finish_reason"] == "stop"
     assert "hi" not in json.dumps(record).split('"')
+
+
+def test_a_call_is_found_by_a_request_id_with_slashes(web: Web, session: str) -> None:
+    request_id = f"team/{session}/1"
+    headers = {"x-session-id": session, "x-request-id": request_id}
+    assert web.post(CHAT, {"model": "mock-small", "messages": HI}, headers).status == 200
+    for path in (request_id, request_id.replace("/", "%2F")):
+        assert web.get(f"/api/calls/{path}").json["request_id"] == request_id
 
 
 def test_a_refused_call_has_a_record_too(web: Web, session: str) -> None:

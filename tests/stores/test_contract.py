@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from decimal import Decimal
@@ -391,6 +392,15 @@ async def test_a_session_deleted_between_two_pages_does_not_shift_the_rest(store
 async def test_a_cursor_that_no_list_returned_is_refused(store: Store, cursor: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await store.sessions("alice", 10, cursor, "recent")
+    assert caught.value.param == "cursor"
+
+
+@pytest.mark.parametrize("value", ["18446744073709551615", "9223372036854775808", "-9223372036854775809", "1e999"])
+@pytest.mark.parametrize("sort", ["recent", "tokens"])
+async def test_a_cursor_with_a_number_that_no_session_has_is_refused(store: Store, value: str, sort: str) -> None:
+    cursor = base64.urlsafe_b64encode(f'[{value},"a","b"]'.encode()).decode()
+    with pytest.raises(InvalidRequest) as caught:
+        await store.sessions("alice", 10, cursor, sort)
     assert caught.value.param == "cursor"
 
 

@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from decimal import Decimal
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import pytest
 
 import gateway
 from gateway.core.errors import StoreUnavailable
+from gateway.core.ids import first_id_at
 from gateway.core.ports import CallRecord, SessionKey
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.stores.sqlite import MIGRATIONS, SqliteStore
@@ -219,6 +220,112 @@ async def test_every_other_write_ends_within_the_timeout_too(path: Path, record:
                 await asyncio.wait_for(getattr(store, verb)(*arguments[verb]), TIMEOUT_S + 1)
             waited = time.perf_counter() - started
         assert waited < TIMEOUT_S + 0.5
+
+
+# --- long lists -----------------------------------------------------------------------------------------------------------
+
+
+def fill(path: Path, sessions: dict[str, int], at: float = 1_000.0) -> None:
+    """Sessions with this many calls each, written past the store, which would take long."""
+    connection = sqlite3.connect(path)
+    for name, calls in sessions.items():
+        row = ("alice", name, 0, at, at, calls, *[0] * 10)
+        connection.execute(f"INSERT INTO sessions VALUES ({', '.join('?' * len(row))})", row)  # noqa: S608  # no text
+        ids = ((f"{first_id_at(at)[:10]}{name}{number:012}", "alice", name) for number in range(calls))
+        connection.executemany("INSERT INTO calls VALUES (?, NULL, ?, ?, zeroblob(700))", ids)
+    connection.commit()
+    connection.close()
+
+
+async def delete_all(store: SqliteStore) -> None:
+    assert await store.delete(SessionKey("alice", "long"))
+
+
+async def expire_all(store: SqliteStore) -> None:
+    assert await store.expire(2_000.0) == 1
+
+
+@pytest.mark.parametrize("work", [delete_all, expire_all])
+async def test_another_process_can_write_while_a_long_session_goes(
+    path: Path, record: MakeRecord, work: Callable[[SqliteStore], Coroutine[object, object, None]]
+) -> None:
+    async with opened(path) as store, opened(path, 0.1) as other:
+        fill(path, {"long": 20_000})
+        task = asyncio.create_task(work(store))
+        during = 0
+        while not task.done():
+            for writer in (store, other):
+                await writer.settle(record("new", at=5_000.0, charge=CHARGE))
+            during += 1
+            assert query(path, "SELECT count(*) FROM calls WHERE session_id = 'new'") == [(2 * during,)]
+        await task
+        assert during > 5
+        assert query(path, "SELECT count(*) FROM calls WHERE session_id = 'long'") == [(0,)]
+        assert (await store.totals(SessionKey("alice", "new"))).calls == 2 * during
+
+
+async def test_no_transaction_of_a_deletion_takes_more_than_a_part(path: Path) -> None:
+    async with opened(path) as store:
+        fill(path, {"long": 1_700, "other": 3})
+        left = set[object]()
+        task = asyncio.create_task(store.delete(SessionKey("alice", "long")))
+        while not task.done():
+            await asyncio.sleep(0)
+            before = await store.totals(SessionKey("alice", "long"))
+            ((count,),) = query(path, "SELECT count(*) FROM calls WHERE session_id = 'long'")
+            after = await store.totals(SessionKey("alice", "long"))
+            assert before.calls or not count, "calls without their totals"
+            assert count or not after.calls, "totals without their calls"
+            left.add(count)
+        assert left <= {1_700, 1_200, 700, 200, 0}
+        assert len(left) > 2
+        assert await store.session(SessionKey("alice", "long")) is None
+        assert len(query(path, "SELECT * FROM calls")) == 3
+
+
+async def test_a_session_that_is_called_while_it_expires_stays_with_that_call(path: Path, record: MakeRecord) -> None:
+    key = SessionKey("alice", "long")
+    async with opened(path, 5) as store:
+        fill(path, {"long": 5_000})
+        task = asyncio.create_task(store.expire(2_000.0))
+        while query(path, "SELECT count(*) FROM calls") == [(5_000,)]:
+            await asyncio.sleep(0)
+        newest = record("long", at=5_000.0, charge=CHARGE)
+        assert (await store.settle(newest)).calls == 5_001
+        assert await task == 0
+        assert list(await store.calls(key, 10)) == [newest], "the old calls went by their age"
+        assert (await store.totals(key)).calls == 5_001
+
+
+async def test_a_deletion_that_could_not_be_ended_can_be_asked_for_again(path: Path) -> None:
+    key = SessionKey("alice", "long")
+    async with opened(path, 0.05) as store:
+        fill(path, {"long": 5_000})
+        task = asyncio.create_task(store.delete(key))
+        while query(path, "SELECT count(*) FROM calls") == [(5_000,)]:
+            await asyncio.sleep(0)
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreUnavailable):
+            await task
+        other.close()
+        assert await store.session(key) is not None
+        assert await store.delete(key)
+        assert query(path, "SELECT count(*) FROM calls") == [(0,)]
+
+
+async def test_a_record_that_sqlite_cannot_take_fails_alone_and_at_once(
+    path: Path, record: MakeRecord, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = record(charge=Charge(Usage(-(2**70), 0, 0), "provider", None))
+    good = [record(charge=CHARGE) for _ in range(2)]
+    async with opened(path) as store:
+        work = asyncio.gather(*(store.settle(item) for item in (good[0], bad, good[1])), return_exceptions=True)
+        results = await asyncio.wait_for(work, 3)
+        assert [type(result) for result in results] == [Totals, StoreUnavailable, Totals]
+        assert (await store.totals(KEY)).calls == 2
+    assert "OverflowError" in caplog.text
+    assert bad.call_id in caplog.text
 
 
 # --- the file --------------------------------------------------------------------------------------------------------------------

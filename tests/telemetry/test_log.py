@@ -1,14 +1,23 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
+import os
+import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
+from typing import TextIO
 
 import pytest
 
+import gateway
 from gateway.core.ports import CallRecord, SessionKey
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.telemetry import log
@@ -39,6 +48,7 @@ CALL = CallRecord(
     request_bytes=10,
     response_bytes=20,
 )
+Pipe = tuple[int, TextIO]
 FAILED = replace(CALL, status=502, outcome="upstream_failed", error_code="upstream_unreachable", charge=None)
 
 
@@ -91,6 +101,7 @@ def test_each_call_is_one_line(as_json: bool) -> None:
     observer = log.CallLog(stream, as_json=as_json)
     observer.record(CALL, TOTALS)
     observer.record(FAILED, None)
+    observer.close()
     assert stream.getvalue().count("\n") == 2
     assert all(json.loads(line) for line in stream.getvalue().splitlines() if as_json)
 
@@ -103,6 +114,7 @@ def test_calls_that_went_well_may_be_left_out() -> None:
     broken = replace(CALL, outcome="upstream_broken")
     for call in (CALL, FAILED, left, passed_on, broken):
         observer.record(call, TOTALS)
+    observer.close()
     outcomes = [json.loads(line)["outcome"] for line in stream.getvalue().splitlines()]
     assert outcomes == ["upstream_failed", "client_left", "provider_error", "upstream_broken"]
 
@@ -132,7 +144,146 @@ def test_configuring_twice_does_not_say_things_twice(capsys: pytest.CaptureFixtu
         log.configure(as_json=False, level="warning")
         logger.info("not this")
         logger.warning("this")
+        log.flush()
         assert capsys.readouterr().err == "WARNING this\n"
     finally:
         logger.handlers[:], logger.propagate, level = before
         logger.setLevel(level)
+
+
+# --- a reader that does not read ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    """The reading end and the writing end of a pipe."""
+    reader, writer = os.pipe()
+    stream = open(writer, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    yield reader, stream
+    os.close(reader)
+    with contextlib.suppress(OSError):
+        stream.close()
+
+
+def test_nobody_waits_for_a_pipe_that_nobody_reads(pipe: Pipe) -> None:
+    reader, stream = pipe
+    observer = log.CallLog(stream, as_json=True)
+    longest = 0.0
+    started = time.perf_counter()
+    for _ in range(20_000):
+        before = time.perf_counter()
+        observer.record(CALL, TOTALS)
+        longest = max(longest, time.perf_counter() - before)
+    assert time.perf_counter() - started < 5
+    assert longest < 0.5
+    started = time.perf_counter()
+    observer.close()
+    assert 0.9 < time.perf_counter() - started < 2, "closing waits for a second and no longer"
+
+    found: list[dict[str, object]] = []
+    with open(reader, encoding="utf-8", closefd=False) as lines:
+        for line in lines:
+            found.append(json.loads(line))
+            if found[-1]["event"] == "log":
+                break
+    kept = len(found) - 1
+    assert 10_000 <= kept < 12_000
+    assert found[-1]["message"] == f"{20_000 - kept} lines of the log were dropped: nobody read it in time"
+    assert found[-1]["level"] == "warning"
+
+
+def test_messages_of_the_gateway_do_not_wait_either(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, stream = pipe
+    monkeypatch.setattr(sys, "stderr", stream)
+    logger = logging.getLogger("gateway")
+    before = logger.handlers[:], logger.propagate, logger.level
+    try:
+        log.configure(as_json=False, level="info")
+        started = time.perf_counter()
+        for _ in range(3_000):
+            logger.warning("m" * 100)
+        assert time.perf_counter() - started < 3
+    finally:
+        logger.handlers[:], logger.propagate, level = before
+        logger.setLevel(level)
+
+
+def test_lines_and_messages_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    logger = logging.getLogger("gateway")
+    before = logger.handlers[:], logger.propagate, logger.level
+    try:
+        log.configure(as_json=False, level="info")
+        observer = log.CallLog(stream, as_json=False)
+        for number in range(50):
+            logger.info("message %d", number)
+            observer.record(replace(CALL, model=f"m{number}"), None)
+        log.flush()
+    finally:
+        logger.handlers[:], logger.propagate, level = before
+        logger.setLevel(level)
+    lines = stream.getvalue().splitlines()
+    assert lines[::2] == [f"INFO message {number}" for number in range(50)]
+    assert [line.split()[1] for line in lines[1::2]] == [f"m{number}" for number in range(50)]
+
+
+def test_one_stream_has_one_thread_however_often_a_log_is_made_for_it() -> None:
+    stream = io.StringIO()
+    before = threading.active_count()
+    observers = [log.CallLog(stream, as_json=False) for _ in range(5)]
+    for observer in observers:
+        observer.record(CALL, None)
+    assert threading.active_count() <= before + 1
+    for observer in observers:
+        observer.close()
+    assert stream.getvalue().count("\n") == 5
+
+
+def test_a_log_that_was_closed_writes_on() -> None:
+    stream = io.StringIO()
+    observer = log.CallLog(stream, as_json=False)
+    observer.close()
+    for _ in range(2):
+        observer.record(CALL, None)
+        observer.close()
+    assert stream.getvalue().count("\n") == 2
+
+
+def test_a_reader_that_left_stops_nothing(pipe: Pipe) -> None:
+    reader, stream = pipe
+    os.dup2(os.open(os.devnull, os.O_RDONLY), reader)  # the reading end is gone, its number is not
+    observer = log.CallLog(stream, as_json=True)
+    for _ in range(2):
+        observer.record(CALL, TOTALS)
+        started = time.perf_counter()
+        observer.close()
+        assert time.perf_counter() - started < 0.5
+
+
+CHILD = """
+import logging, sys
+from gateway.telemetry import log
+log.configure(as_json=False, level="info")
+for number in range(int(sys.argv[1])):
+    logging.getLogger("gateway").info("line %06d %s", number, "x" * 200)
+"""
+
+
+def child(lines: int) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(gateway.__file__).parent.parent)}
+    command = [sys.executable, "-c", CHILD, str(lines)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def test_the_lines_of_a_process_that_ends_are_written() -> None:
+    with child(500) as process:
+        assert process.stderr is not None
+        lines = process.stderr.read().splitlines()
+        assert process.wait(10) == 0
+    assert [line.split()[2] for line in lines] == [f"{number:06}" for number in range(500)]
+
+
+def test_a_process_whose_log_nobody_reads_can_end() -> None:
+    with child(5_000) as process:
+        assert process.wait(15) == 0
