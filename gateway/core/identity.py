@@ -33,6 +33,8 @@ KNOWN_HEADERS: Final = (
 )
 _NOT_SESSIONS: Final = frozenset({"x-parent-session-id"})
 _LONGEST_MODEL_NAME: Final = 256
+#: made once: making an encoder costs more than its use on a small part
+_canonical: Final = json.JSONEncoder(sort_keys=True).encode
 #: `gpt-4o-2024-08-06`, `claude-sonnet-4-5-20250929`, `…-latest`, `…@20250929`: one family under several dates
 _MODEL_DATE: Final = re.compile(r"(?:[-@](?:\d{8}|\d{4}-\d{2}-\d{2}|latest|preview))+\Z")
 
@@ -123,5 +125,10 @@ def text_of(content: object) -> str:
         if isinstance(text, str):
             return text
         kept = {name: value for name, value in content.items() if name != "cache_control"}
-        return json.dumps(kept, sort_keys=True, ensure_ascii=True)
+        return _canonical(kept)
     return json.dumps(content)
+
+
+def hash_of(raw: bytes | memoryview) -> str:
+    """What identifies content that is too large to be decoded for it: a hash of its bytes as written."""
+    return f"sha256:{hashlib.sha256(raw).hexdigest()}"

@@ -7,8 +7,10 @@ top-level fields replaced. Fields nobody here knows survive.
 from __future__ import annotations
 
 import enum
+import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -17,14 +19,12 @@ import msgspec
 
 from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import GatewayError, InvalidRequest
-from gateway.core.identity import text_of
+from gateway.core.identity import hash_of, text_of
 from gateway.core.sse import EventBuffer, data_of_events, event_data, split_events
 from gateway.dialects.reported import Reported
 
 Fields = Mapping[str, msgspec.Raw]
 
-_FIELDS_DECODER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_ITEMS_DECODER: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _ANY_DECODER: Final = msgspec.json.Decoder()
 #: what may follow the end mark before `close`; more is nobody's answer
 _HELD_BYTES: Final = 64 * 1024
@@ -32,7 +32,20 @@ _HELD_BYTES: Final = 64 * 1024
 _UNREAD_BYTES: Final = 64 * 1024
 #: tool calls of one answer that are remembered by name
 MAX_TOOLS: Final = 256
-_SPACE: Final = re.compile(rb"[ \t\r\n]*")
+#: top-level fields of a body; no API has a hundred
+_MAX_FIELDS: Final = 4096
+_ABSENT: Final = msgspec.Raw(b"")
+#: content that is decoded to find what identifies a conversation; text that needs no decoding is not counted
+_DECODED_BYTES: Final = 32 * 1024
+#: bytes of the longest role that is looked at, however it is escaped
+_LONGEST_ROLE: Final = 64
+#: strings of a request that are weighed one by one
+_MAX_TEXTS: Final = 100_000
+#: characters of texts that are not ASCII that are looked at to weigh them, and how many at once
+_MAX_WEIGHED: Final = 512 * 1024
+_WEIGHED_AT_ONCE: Final = 64 * 1024
+#: a string, without its quotes, and the colon behind it if it is a key
+_STRING: Final = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"\s*+(:)?')
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +218,32 @@ class Dialect(Protocol):
         ...
 
 
+class _Name:
+    """A key as it stands in the body: two of the same spelling are still two."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def _fields_decoder() -> msgspec.json.Decoder[dict[_Name, msgspec.Raw]]:
+    """Reads one body. The keys are counted, so that millions of them are refused before they are held."""
+    count = itertools.count(1)
+
+    def name(_: type, text: str) -> _Name:
+        if next(count) > _MAX_FIELDS:
+            raise InvalidRequest(f"The request body has more than {_MAX_FIELDS} fields.")
+        return _Name(text)
+
+    return msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=name)
+
+
 def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
     """The top level of a JSON object.
 
     Raises:
-        InvalidRequest: not UTF-8, not JSON, not an object, nested too deep, or a key stands twice.
+        InvalidRequest: not UTF-8, not JSON, not an object, nested too deep, a key stands twice, or far too many keys.
     """
     try:
         str(body, "utf-8")
@@ -218,62 +252,25 @@ def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
             f"The request body is not valid UTF-8 (byte {error.start}). Send JSON encoded as UTF-8."
         ) from None
     try:
-        fields = _FIELDS_DECODER.decode(body)
+        named = _fields_decoder().decode(body)
     except msgspec.ValidationError:
         raise InvalidRequest('The request body is JSON, but not an object. Send an object like {"model": …}.') from None
     except msgspec.DecodeError as error:
         raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
     except RecursionError:
         raise InvalidRequest("The request body is nested too deep to be read.") from None
-    _refuse_duplicates(body, fields)
+    fields = {name.text: raw for name, raw in named.items()}
+    if len(fields) != len(named):
+        _refuse_duplicates([name.text for name in named])
     return fields
 
 
-def _refuse_duplicates(body: bytes, fields: Fields) -> None:
-    """A body whose keys stand twice means one thing to us and may mean another to the provider.
-
-    The common case is decided by walking the values in order, a comparison of bytes; only a body that does not match
-    (escaped keys, or a duplicate) is decoded again.
-    """
-    if _is_written_in_order(body, fields):
-        return
-
-    def once(pairs: list[tuple[str, Any]]) -> None:
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                duplicates.add(name)
-            seen.add(name)
-
-    duplicates: set[str] = set()
-    try:
-        # The hook runs for inner objects first and for the top level last: only that one counts.
-        top: list[tuple[str, Any]] = json.loads(body, object_pairs_hook=lambda pairs: pairs)
-    except (ValueError, RecursionError):
-        raise InvalidRequest("The request body is not valid JSON.") from None
-    once(top)
-    if duplicates:
-        name = min(duplicates)
-        raise InvalidRequest(
-            f'The field "{name[:80]}" stands more than once in the request body. Send it once.', param=name[:80]
-        )
-
-
-def _is_written_in_order(body: bytes, fields: Fields) -> bool:
-    position = body.index(b"{") + 1
-    skip = _SPACE.match
-    for name, raw in fields.items():
-        key = b'"' + name.encode("utf-8", "surrogatepass") + b'"'
-        position = skip(body, position).end()  # type: ignore[union-attr]  # the pattern matches the empty text
-        if not body.startswith(key, position):
-            return False
-        position = skip(body, position + len(key)).end()  # type: ignore[union-attr]
-        position = skip(body, position + 1).end()  # type: ignore[union-attr]
-        value = bytes(raw)
-        if not body.startswith(value, position):
-            return False
-        position = skip(body, position + len(value)).end() + 1  # type: ignore[union-attr]
-    return not fields or position == len(body.rstrip(b" \t\r\n"))
+def _refuse_duplicates(names: list[str]) -> None:
+    """A body whose keys stand twice means one thing to us and may mean another to the provider."""
+    name = min(name for name, times in Counter(names).items() if times > 1)
+    raise InvalidRequest(
+        f'The field "{name[:80]}" stands more than once in the request body. Send it once.', param=name[:80]
+    )
 
 
 def write_fields(fields: Fields, changes: Mapping[str, object]) -> bytes:
@@ -325,26 +322,133 @@ def flag_field(fields: Fields, name: str) -> bool:
     return value == b"true"
 
 
+class _Item(msgspec.Struct, gc=False):
+    role: msgspec.Raw = _ABSENT
+    content: msgspec.Raw = _ABSENT
+
+
+class _Part(msgspec.Struct, gc=False):
+    text: msgspec.Raw = _ABSENT
+
+
+def _head_decoder(length: int) -> msgspec.json.Decoder[msgspec.Struct]:
+    """Reads the first elements of an array; the others are skipped without becoming objects."""
+    elements = [(f"element{place}", msgspec.Raw, _ABSENT) for place in range(length)]
+    return msgspec.json.Decoder(msgspec.defstruct("_Head", elements, array_like=True, gc=False))
+
+
+_ITEM_DECODER: Final = msgspec.json.Decoder(_Item)
+_PART_DECODER: Final = msgspec.json.Decoder(_Part)
+#: elements of an array that are looked at: nearly always enough, and the most there ever are
+_NEAR: Final = 16
+_FAR: Final = 1024
+_NEAR_DECODER: Final = _head_decoder(_NEAR)
+_FAR_DECODER: Final = _head_decoder(_FAR)
+
+
+def _elements(array: msgspec.Raw) -> Iterator[msgspec.Raw]:
+    """The first `_FAR` elements of an array.
+
+    Raises:
+        DecodeError: it is none.
+        RecursionError: it is nested too deep to be read from here.
+    """
+    near = msgspec.structs.astuple(_NEAR_DECODER.decode(array))
+    yield from itertools.takewhile(_is_there, near)
+    if _is_there(near[-1]):
+        far = msgspec.structs.astuple(_FAR_DECODER.decode(array))
+        yield from itertools.takewhile(_is_there, far[_NEAR:])
+
+
+def _is_there(raw: msgspec.Raw) -> bool:
+    return raw is not _ABSENT
+
+
+def _first(raw: msgspec.Raw) -> bytes:
+    return bytes(memoryview(raw)[:1])
+
+
 def opening_items(raw: msgspec.Raw | None) -> list[str]:
-    """What identifies a conversation: the system texts before the first user item, and that whole item."""
-    found: list[str] = []
+    """What identifies a conversation: the system texts before the first user item, and that whole item.
+
+    Only the first `_FAR` items are looked at, and none behind the first user item.
+    """
+    if raw is None:
+        return []
+    if _first(raw) != b"[":
+        return [opening_text(raw)]
     try:
-        items = _ITEMS_DECODER.decode(raw) if raw is not None else []
+        return _opening_of(_elements(raw))
     except (msgspec.DecodeError, RecursionError):
-        return [opening_text(raw)] if raw is not None else []
-    for item_raw in items:
-        item = decode(item_raw)
-        role = item.get("role") if isinstance(item, dict) else None
+        return [hash_of(memoryview(raw))]
+
+
+def _opening_of(items: Iterator[msgspec.Raw]) -> list[str]:
+    reader = _OpeningReader()
+    found: list[str] = []
+    for item in items:
+        role, content = _role_and_content(item)
         if role in ("system", "developer", "user"):
-            found.append(_text_or_bytes(item.get("content"), item_raw))
+            found.append(reader.text(content))
         if role == "user":
             break
     return found
 
 
+def _role_and_content(raw: msgspec.Raw) -> tuple[str | None, msgspec.Raw]:
+    try:
+        item = _ITEM_DECODER.decode(raw)
+    except msgspec.DecodeError:
+        return None, _ABSENT
+    role = decode(item.role) if memoryview(item.role).nbytes <= _LONGEST_ROLE else None
+    return role if isinstance(role, str) else None, item.content
+
+
 def opening_text(raw: msgspec.Raw) -> str:
     """What identifies a conversation in one value: a text, or parts of one."""
-    return _text_or_bytes(decode(raw), raw)
+    return _OpeningReader().text(raw)
+
+
+class _OpeningReader:
+    """Gives the text of what opens a conversation, and decodes only so much of it that is not plain text.
+
+    A string identifies by itself, however long. Other content up to `_DECODED_BYTES` in all is decoded and identified
+    by `text_of`; beyond that its parts are identified by their text, and a part without text by a hash of its bytes as
+    written. Clients write the opening alike on every turn, so the id stays. `cache_control` may still move from text to
+    text; only where it moves on a part without text (an image), in content this large, the id changes.
+    """
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = _DECODED_BYTES
+
+    def text(self, raw: msgspec.Raw) -> str:
+        """The text that identifies one value; an absent one is like null."""
+        first = _first(raw)
+        if first != b'"':
+            size = memoryview(raw).nbytes
+            if size > self._left:
+                return _text_of_parts(raw) if first == b"[" else _text_or_hash(raw)
+            self._left -= size
+        return _text_or_bytes(decode(raw), raw)
+
+
+def _text_of_parts(raw: msgspec.Raw) -> str:
+    try:
+        parts = list(itertools.takewhile(_is_there, msgspec.structs.astuple(_FAR_DECODER.decode(raw))))
+    except (msgspec.DecodeError, RecursionError):
+        parts = []
+    return "\n".join(map(_text_or_hash, parts)) if 0 < len(parts) < _FAR else hash_of(memoryview(raw))
+
+
+def _text_or_hash(raw: msgspec.Raw) -> str:
+    try:
+        text = raw if _first(raw) == b'"' else _PART_DECODER.decode(raw).text
+    except (msgspec.DecodeError, RecursionError):
+        text = _ABSENT
+    value = decode(text) if _first(text) == b'"' else None
+    return value if isinstance(value, str) else hash_of(memoryview(raw))
 
 
 def _text_or_bytes(content: object, raw: msgspec.Raw) -> str:
@@ -355,8 +459,14 @@ def _text_or_bytes(content: object, raw: msgspec.Raw) -> str:
 
 
 def texts(value: object, depth: int = 0) -> Iterator[str]:
-    """Every string inside a decoded JSON value that may be prompt text; data URLs and deep nesting are left out."""
-    if isinstance(value, str):
+    """Every string inside a JSON value that may be prompt text; data URLs and deep nesting are left out.
+
+    A value that is not decoded yet (`Raw`) is read without building it, up to `_MAX_TEXTS` strings; the rest of it is
+    taken to go on like that.
+    """
+    if isinstance(value, msgspec.Raw):
+        yield from _texts_of_raw(value)
+    elif isinstance(value, str):
         if not value.startswith("data:"):
             yield value
     elif depth < 32:  # noqa: PLR2004  # deeper than any prompt; a guard, not a limit anyone meets
@@ -365,6 +475,43 @@ def texts(value: object, depth: int = 0) -> Iterator[str]:
             yield from texts(item, depth + 1)
 
 
+def _texts_of_raw(raw: msgspec.Raw) -> Iterator[str]:
+    view = memoryview(raw)
+    found: list[str] = []
+    for number, match in enumerate(_STRING.finditer(view), 1):
+        if match[2] is None and not match[1].startswith(b"data:"):
+            text = decode(b'"' + match[1] + b'"')
+            if isinstance(text, str) and not text.startswith("data:"):
+                found.append(text)
+                yield text
+        if number == _MAX_TEXTS:
+            yield from _going_on("".join(found), match.end(), view.nbytes - match.end())
+            return
+
+
+def _going_on(text: str, read: int, left: int) -> Iterator[str]:
+    """As much of the text, again and again, as bytes are left to those that were read."""
+    whole, part = divmod(left, read)
+    yield from itertools.repeat(text, whole)
+    yield text[: len(text) * part // read]
+
+
 def estimate(parts: Iterator[str]) -> int:
-    """Estimated tokens of several texts, rounded up."""
-    return int(sum(map(estimate_tokens, parts)) + 0.999)
+    """Estimated tokens of several texts, rounded up.
+
+    ASCII weighs by its length alone. Of other texts `_MAX_WEIGHED` characters are looked at; the rest weighs like them.
+    """
+    tokens = other = 0.0
+    weighed = unweighed = 0
+    for text in parts:
+        if text.isascii():
+            tokens += estimate_tokens(text)
+            continue
+        length = min(len(text), _MAX_WEIGHED - weighed)
+        for start in range(0, length, _WEIGHED_AT_ONCE):
+            other += estimate_tokens(text[start : min(start + _WEIGHED_AT_ONCE, length)])
+        weighed += length
+        unweighed += len(text) - length
+    if weighed:
+        tokens += other * (1 + unweighed / weighed)
+    return int(tokens + 0.999)

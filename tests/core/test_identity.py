@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from gateway.core.identity import KNOWN_HEADERS, derive, from_body, from_headers, is_valid, model_family, text_of
+from gateway.core.identity import (
+    KNOWN_HEADERS,
+    derive,
+    from_body,
+    from_headers,
+    hash_of,
+    is_valid,
+    model_family,
+    text_of,
+)
 
 ID_HEADERS = ("x-session-id",)
 #: section 4 of the interface: gateways first, then clients
@@ -227,3 +236,13 @@ def test_a_text_that_is_no_string_does_not_hide_the_rest() -> None:
 @pytest.mark.parametrize("name", [".", ".."])
 def test_a_name_that_is_a_folder_in_a_path_is_no_session_id(name: str) -> None:
     assert not is_valid(name)
+
+
+def test_the_ids_of_known_conversations_stay_what_they_are() -> None:
+    image = {"type": "image_url", "image_url": {"url": "é", "detail": "low"}, "cache_control": {"type": "ephemeral"}}
+    opening = ["be brief", text_of([{"type": "text", "text": "hi"}, image, 7, None])]
+    assert derive("alice", "openai/gpt-5-2025-08-07", opening) == "auto-681c5b20a434c3a5028d7757"
+
+
+def test_content_too_large_to_decode_is_told_apart_by_its_bytes() -> None:
+    assert hash_of(b"a") == hash_of(memoryview(b"a")) != hash_of(b"b")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+import time
+import tracemalloc
+from collections.abc import Callable, Iterable
 
 import msgspec
 import pytest
 
+from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import InvalidRequest
+from gateway.core.identity import hash_of, text_of
 from gateway.core.sse import MAX_EVENT_BYTES
 from gateway.dialects.base import (
     Answer,
@@ -18,6 +22,8 @@ from gateway.dialects.base import (
     decode,
     estimate,
     flag_field,
+    opening_items,
+    opening_text,
     read_fields,
     string_field,
     texts,
@@ -152,20 +158,18 @@ def test_a_number_of_a_million_digits_is_not_read_but_kept() -> None:
     assert bytes(read_fields(body)["a"]) == body[5:-1]
 
 
-def test_escaped_keys_beside_a_number_too_long_to_convert_end_in_a_refusal_or_a_reading() -> None:
-    try:
-        fields = read_fields(b'{"\\u0061":1' + b"0" * 10_000 + b"}")
-    except InvalidRequest:
-        return
-    assert list(fields) == ["a"]
+@pytest.mark.parametrize("value", [b"1" + b"0" * 10_000, b"[" * 500 + b"]" * 500, b'{"b":1,"b":2}'])
+def test_escaped_keys_beside_any_value_are_read(value: bytes) -> None:
+    fields = read_fields(b'{"\\u0061":' + value + b"}")
+    assert {name: bytes(raw) for name, raw in fields.items()} == {"a": value}
 
 
-def test_escaped_keys_beside_deep_nesting_end_in_a_refusal_or_a_reading() -> None:
-    try:
-        fields = read_fields(b'{"\\u0061":' + b"[" * 900 + b"]" * 900 + b"}")
-    except InvalidRequest:
-        return
-    assert list(fields) == ["a"]
+def test_fields_without_number_are_refused() -> None:
+    few = b"{" + b",".join(b'"k%d":1' % number for number in range(1_000)) + b"}"
+    assert len(read_fields(few)) == 1_000
+    many = b"{" + b",".join(b'"k%d":1' % number for number in range(5_000)) + b"}"
+    with pytest.raises(InvalidRequest, match="more than 4096 fields"):
+        read_fields(many)
 
 
 # --- writing, decoding, single fields ---------------------------------------------------------------------------------------
@@ -241,6 +245,175 @@ def test_an_estimate_is_rounded_up_once() -> None:
     assert estimate(iter(["a", "b", "c"])) == 1
     assert estimate(iter(["abcd", "e"])) == 2
     assert estimate(iter([])) == 0
+
+
+def raw_of(value: object) -> msgspec.Raw:
+    return msgspec.Raw(json.dumps(value).encode())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": "x", "b": ["y", {"c": "z"}], "d": 7, "e": None, "f": "data:image/png;base64,AAAA"},
+        ["", "\\", '"', 'a":"b', "{[", "é漢🙂", "\n", {"\\": "\\"}, {'k":': "v"}],
+        [{"a": {"b": {}}}, [], "data"],
+        "x",
+        7,
+    ],
+)
+def test_the_texts_of_raw_bytes_are_those_of_the_decoded_value(value: object) -> None:
+    assert list(texts(raw_of(value))) == list(texts(value))
+    spaced = msgspec.Raw(json.dumps(value, ensure_ascii=False, separators=(" , ", " :\n")).encode())
+    assert list(texts(spaced)) == list(texts(value))
+
+
+def test_an_escaped_data_url_is_no_text() -> None:
+    assert list(texts(msgspec.Raw(b'["\\u0064ata:image/png;base64,AA"]'))) == []
+
+
+def test_texts_without_number_weigh_like_the_first_of_them() -> None:
+    many = ["abcd"] * 250_000
+    assert estimate(texts(raw_of(many))) == pytest.approx(250_000, rel=0.001)
+
+
+def test_long_texts_of_other_scripts_weigh_like_their_beginning() -> None:
+    assert estimate(iter(["漢" * 2_000_000, "漢" * 1_000, "abcd"])) == 2_001_001
+    text = "漢字 kana かな " * 10_000
+    assert estimate(iter([text])) == math.ceil(estimate_tokens(text))
+
+
+# --- what opens a conversation ---------------------------------------------------------------------------------------------------
+
+
+def test_small_content_is_identified_by_its_text() -> None:
+    content = [{"type": "text", "text": "a"}, {"b": 1, "a": [2], "cache_control": {}}, 7, None, "x"]
+    assert opening_text(raw_of(content)) == text_of(content)
+    assert opening_items(raw_of([{"role": "user", "content": content}])) == [text_of(content)]
+    assert opening_items(raw_of([{"role": "user"}])) == ["null"]
+
+
+@pytest.mark.parametrize("size", [100, 1_000_000])
+@pytest.mark.parametrize("as_part", [False, True])
+def test_text_is_identified_by_itself_however_long_and_wherever_a_cache_mark_stands(size: int, as_part: bool) -> None:
+    text = "é\n" * size
+    first = raw_of([{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}, "b"] if as_part else text)
+    later = raw_of([{"text": text, "type": "text"}, "b"] if as_part else text)
+    assert opening_text(first) == opening_text(later) == (text + "\nb" if as_part else text)
+
+
+def test_a_large_part_without_text_is_identified_by_its_bytes() -> None:
+    def opening(end: str) -> str:
+        return opening_text(raw_of([{"text": "a"}, {"image": "x" * 100_000 + end}, {"text": 7}, [1]]))
+
+    assert opening("1") == opening("1") != opening("2")
+    text, image, number, nested = opening("1").split("\n")
+    assert text == "a"
+    assert (number, nested) == (hash_of(b'{"text": 7}'), hash_of(b"[1]"))
+    assert image.startswith("sha256:")
+
+
+@pytest.mark.parametrize("value", [{"a": "x" * 100_000}, [{}] * 100_000])
+def test_large_content_that_is_no_list_of_some_parts_is_identified_by_its_bytes(value: object) -> None:
+    raw = raw_of(value)
+    assert opening_text(raw) == hash_of(bytes(raw))
+
+
+def test_a_large_object_with_text_is_its_text() -> None:
+    assert opening_text(raw_of({"text": "x" * 100_000})) == "x" * 100_000
+
+
+@pytest.mark.parametrize("before", [0, 1, 15, 16, 17, 500, 1_022])
+def test_the_first_user_item_is_found_behind_many_others(before: int) -> None:
+    items = [{"role": "assistant"}] * before + [{"role": "user", "content": "u"}, {"role": "user", "content": "v"}]
+    assert opening_items(raw_of(items)) == ["u"]
+    assert opening_items(raw_of(items[:before])) == []
+
+
+def test_items_are_looked_at_up_to_a_bound() -> None:
+    assert opening_items(raw_of([{"role": "system", "content": "s"}] * 3_000)) == ["s"] * 1_024
+
+
+@pytest.mark.parametrize(
+    "item", [b'{"role":"user","role":"assistant","content":"x"}', b'{"role":"assistant","r":"user"}']
+)
+def test_an_item_of_another_role_opens_nothing(item: bytes) -> None:
+    assert opening_items(msgspec.Raw(b"[" + item + b"]")) == []
+
+
+def test_a_role_is_read_however_it_is_spelled_unless_it_is_endless() -> None:
+    spelled = "".join(f"\\u{ord(letter):04x}" for letter in "developer")
+    item = f'{{"\\u0072ole" : "{spelled}", "content":"x"}}'.encode()
+    assert opening_items(msgspec.Raw(b"[" + item + b"]")) == ["x"]
+    assert opening_items(raw_of([{"role": "user" * 100, "content": "x"}])) == []
+
+
+def test_what_is_no_list_of_items_is_identified_as_a_whole() -> None:
+    assert opening_items(None) == []
+    assert opening_items(raw_of("hello")) == ["hello"]
+    assert opening_items(msgspec.Raw(b"[1")) == [hash_of(b"[1")]
+    broken = b"[1," + b"x" * 100_000
+    assert opening_text(msgspec.Raw(broken)) == hash_of(broken)
+
+
+# --- hostile shapes ----------------------------------------------------------------------------------------------------------------
+
+SIZE = 20_000_000
+
+
+def repeated(piece: bytes, between: bytes = b",") -> bytes:
+    return between.join([piece] * (SIZE // (len(piece) + len(between))))
+
+
+def user(content: bytes) -> bytes:
+    return b'{"model":"m","messages":[{"role":"user","content":' + content + b"}]}"
+
+
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "empty parts": lambda: user(b"[" + repeated(b"{}") + b"]"),
+    "parts in an object": lambda: user(b'{"a":[' + repeated(b"{}") + b"]}"),
+    "parts in a text": lambda: user(b'[{"text":[' + repeated(b"{}") + b"]}]"),
+    "a role of parts": lambda: b'{"messages":[{"role":[' + repeated(b"{}") + b"]}]}",
+    "an escaped key": lambda: b'{"\\u0061":1,"messages":[' + repeated(b'{"a":[]}') + b"]}",
+    "short messages": lambda: b'{"messages":[{"role":"user"},' + repeated(b'{"role":"a"}') + b"]}",
+    "messages of nobody": lambda: b'{"messages":[' + repeated(b"{}") + b"]}",
+    "system messages": lambda: (
+        b'{"messages":[' + repeated(b'{"role":"system","content":[' + b",".join([b"{}"] * 10_000) + b"]}") + b"]}"
+    ),
+    "escapes": lambda: user(b'"' + repeated(b"\\n", b"") + b'"'),
+    "short texts": lambda: user(b"[" + repeated(b'"a"') + b"]"),
+    "other scripts": lambda: user(b'"' + repeated("漢".encode(), b"") + b'"'),
+    "keys": lambda: user(b"{" + repeated(b'"a":1') + b"}"),
+}
+
+
+@pytest.mark.parametrize("shape", HOSTILE)
+def test_a_body_of_a_hostile_shape_is_read_identified_and_weighed_fast(shape: str) -> None:
+    body = HOSTILE[shape]()
+    started = time.perf_counter()
+    fields = read_fields(body)
+    opening_items(fields["messages"])
+    estimate(texts(fields["messages"]))
+    assert time.perf_counter() - started < 1
+
+
+def test_a_body_of_countless_parts_is_read_without_building_them() -> None:
+    fields = read_fields(HOSTILE["empty parts"]())
+    tracemalloc.start()
+    try:
+        opening_items(fields["messages"])
+        list(texts(fields["messages"]))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 2**20
+
+
+def test_a_body_of_countless_fields_is_refused_fast() -> None:
+    body = b"{" + repeated(b'"a":1') + b"}"
+    started = time.perf_counter()
+    with pytest.raises(InvalidRequest):
+        read_fields(body)
+    assert time.perf_counter() - started < 1
 
 
 # --- the meter -----------------------------------------------------------------------------------------------------------------

@@ -185,6 +185,15 @@ def test_an_opening_with_a_number_no_double_holds_does_not_raise() -> None:
     assert CHAT.opening(found) is not None
 
 
+def test_an_opening_of_large_content_is_the_same_on_every_turn_and_another_for_other_content() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 200_000}}
+    first = [{"role": "system", "content": "s" * 100_000}, {"role": "user", "content": [image, {"text": "what?"}]}]
+    later = [*first, {"role": "assistant", "content": "a cat"}, {"role": "user", "content": "sure?"}]
+    other = [first[0], {"role": "user", "content": [{**image, "detail": "low"}, {"text": "what?"}]}]
+    assert CHAT.opening(call(messages=first)) == CHAT.opening(call(messages=later))
+    assert CHAT.opening(call(messages=first)) != CHAT.opening(call(messages=other))
+
+
 def test_every_text_of_a_request_weighs() -> None:
     found = call(
         messages=[{"role": "user", "content": [{"type": "text", "text": "abcd"}]}],
