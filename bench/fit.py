@@ -1,0 +1,128 @@
+"""How good is the fitting? The adapter for the trim benchmark, and a command that prints its whole table.
+
+    python bench/fit.py SCORER.py DATA_DIR [--recall off|said|all] [--limit N] [--json OUT]
+
+SCORER.py scores a function(request, budget) -> request on recorded conversations (its --help says how). `trim` is that
+function: it keeps its epochs by the hash of the messages, as a server does. Variables FIT_RECALL, FIT_LOW_WATER,
+FIT_STALE, FIT_SAVING and FIT_WORTH (JSON) change the policy for one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gateway.core.conversation import Conversation
+from gateway.core.fitting.draft import Draft
+from gateway.core.fitting.epochs import Epoch, FitPolicy, find, fit
+from gateway.core.fitting.overflow import ContextOverflow
+from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten
+from gateway.core.fitting.worth import Worth
+
+#: tokens of a request beside its messages and tools
+REQUEST_TOKENS = 3
+
+
+def counter() -> Callable[[str], int]:
+    """Tokens of a text by o200k_base, with the tables that the litellm wheel carries."""
+    found = importlib.util.find_spec("litellm")
+    if "TIKTOKEN_CACHE_DIR" not in os.environ and found is not None and found.origin:
+        os.environ["TIKTOKEN_CACHE_DIR"] = str(Path(found.origin).parent / "litellm_core_utils" / "tokenizers")
+    import tiktoken  # noqa: PLC0415 - it reads the variable while it is imported
+
+    encode = tiktoken.get_encoding("o200k_base").encode
+    return lambda text: len(encode(text, disallowed_special=()))
+
+
+def policy() -> FitPolicy:
+    names = {
+        "FIT_LOW_WATER": "low_water",
+        "FIT_STALE": "stale",
+        "FIT_SAVING": "recall_saving",
+        "FIT_SHARE": "recall_share",
+    }
+    numbers: dict[str, Any] = {name: float(os.environ[key]) for key, name in names.items() if key in os.environ}
+    worth = Worth(**json.loads(os.environ.get("FIT_WORTH", "{}")))
+    strategies = (Dedupe(), Condense(worth), Shorten(), Drop())
+    recall: Any = os.environ.get("FIT_RECALL", "off")
+    return FitPolicy(strategies=strategies, recall=recall, worth=worth, **numbers)
+
+
+class Trimmer:
+    """A trimmer with its caches and its epochs, kept by the hash of what they were made for."""
+
+    def __init__(self) -> None:
+        self._count = counter()
+        self._reader = Reader(weigher(self._count))
+        self._policy = policy()
+        self._epochs: dict[str, Epoch] = {}
+        self._tools: dict[str, int] = {}
+
+    def __call__(self, request: dict[str, Any], budget: int) -> dict[str, Any]:
+        conversation = Conversation.of(request["messages"])
+        salt = str(request.get("user", ""))
+        limit = budget - self._beside(request)
+        epoch = find(self._epochs, conversation, salt)
+        try:
+            fitted = fit(conversation, limit, self._reader, epoch=epoch, policy=self._policy, salt=salt)
+        except ContextOverflow:
+            # The scorer knows which requests cannot be fitted and leaves them out, but for their cost: it takes a
+            # refusal for the whole request sent. What must stay, over the limit, is what other trimmers send.
+            least = Drop().apply(Draft.untouched(conversation, self._reader), 0)
+            return {**request, "messages": least.messages()}
+        if fitted.epoch is not None:
+            # as it would come back out of a store
+            epoch = Epoch.from_json(json.loads(json.dumps(fitted.epoch.to_json())))
+            if epoch is not None:
+                self._epochs[epoch.prefix] = epoch
+        return {**request, "messages": list(fitted.messages)} if fitted.changed else request
+
+    def _beside(self, request: dict[str, Any]) -> int:
+        written = json.dumps(request["tools"], ensure_ascii=False) if request.get("tools") else ""
+        if written not in self._tools:
+            self._tools[written] = self._count(written)
+        return self._tools[written] + REQUEST_TOKENS
+
+
+_trimmers: list[Trimmer] = []
+
+
+def trim(request: dict[str, Any], budget: int) -> dict[str, Any]:
+    """The adapter."""
+    if not _trimmers:
+        _trimmers.append(Trimmer())
+    return _trimmers[0](request, budget)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scorer", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--recall", choices=("off", "said", "all"), default="off")
+    parser.add_argument("--limit")
+    parser.add_argument("--budgets", default="50%,25%,12%,8k")
+    parser.add_argument("--json")
+    arguments = parser.parse_args()
+    here = Path(__file__).resolve()
+    environment = {**os.environ, "FIT_RECALL": arguments.recall}
+    environment["PYTHONPATH"] = os.pathsep.join([str(here.parent.parent), str(here.parent)])
+    common = [sys.executable, str(arguments.scorer.resolve())]
+    source = ["--data", str(arguments.data), "--trimmer", "fit:trim"]
+    extra = [f"--{name}={value}" for name in ("limit", "json") if (value := getattr(arguments, name))]
+    scored = subprocess.run(
+        [*common, "score", *source, "--budgets", arguments.budgets, *extra], env=environment, check=False
+    )
+    speed = subprocess.run([*common, "speed", *source], env=environment, check=False)
+    return scored.returncode or speed.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What a request keeps when it does not fit."""

@@ -1,0 +1,337 @@
+"""A message cut into blocks that can stay or go alone: rows, key lines, lines, sentences.
+
+Text is cut, never reworded: neighbouring blocks that are kept stand as they stood, and a gap reads `[...]`. JSON is
+written anew, one `path: value` line or table row a block, because a cut JSON text is neither JSON nor short. Cutting
+depends on the message alone, so that the numbers of the blocks kept say everything about what was sent.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gateway.core.conversation import Message
+
+GAP: Final = "[...]"
+#: A block longer than this is cut at a sentence or a space: about 60 tokens, a sentence or two.
+LONGEST: Final = 240
+#: Lines shorter than this are joined with the next: a gap mark costs as much as a few words.
+SHORTEST: Final = 40
+#: A JSON value up to this length stays one block with its key: its fields explain one another.
+COMPACT: Final = 160
+#: Call arguments up to this length are never cut.
+LONG_ARGUMENTS: Final = 320
+#: This many objects with the same keys make a table: the head is then shorter than the repeated keys.
+TABLE_ROWS: Final = 3
+
+#: JSON nested deeper than this is written as it is: no key line can tell where it belongs
+_DEEPEST: Final = 12
+
+_SENTENCE_END: Final = re.compile(r"(?<=[.!?;])\s+|(?<=[\u3002\uff01\uff1f\uff1b])")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A piece of one slot; `needs` is the block that must be kept with it (a table's head)."""
+
+    text: str
+    slot: int
+    needs: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A text of the message that can be cut: its content, a text part of it, or a string among a call's arguments."""
+
+    #: () for the content itself, (part,) for a part of it, (call, key, ...) under `in_arguments`
+    path: tuple[int | str, ...]
+    in_arguments: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sliced:
+    """A message's slots and blocks; the blocks of a slot follow one another."""
+
+    slots: tuple[Slot, ...]
+    blocks: tuple[Block, ...]
+    #: what stays whatever is cut: names and arguments of calls
+    fixed: str
+    #: all blocks together are the message as it came, so that it need not be written anew
+    is_verbatim: bool
+
+    def closed(self, picked: Collection[int]) -> tuple[int, ...]:
+        """The picked blocks with those they need, in order."""
+        return tuple(sorted({*picked, *(self.blocks[i].needs for i in picked if self.blocks[i].needs >= 0)}))
+
+
+def slice_message(message: Message) -> Sliced:
+    """Cut a message. One with nothing to cut has no blocks."""
+    slots: list[Slot] = []
+    blocks: list[Block] = []
+    fixed: list[str] = []
+
+    is_verbatim = True
+
+    def add(slot: Slot, pieces: list[tuple[str, int]]) -> None:
+        base = len(blocks)
+        blocks.extend(Block(text, len(slots), needs + base if needs >= 0 else -1) for text, needs in pieces)
+        if pieces:
+            slots.append(slot)
+
+    for path, text in _contents(message.get("content")):
+        pieces = list(_cut(text))
+        is_verbatim = is_verbatim and "".join(piece for piece, _ in pieces) == text
+        add(Slot(path), pieces)
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        function = call["function"]
+        arguments = str(function.get("arguments") or "")
+        long = list(_long_strings(arguments))
+        for path, text in long:
+            add(Slot((number, *path), in_arguments=True), [(piece, -1) for piece in cut_text(text)])
+        fixed.append(f"{function.get('name')} {_without(arguments, long) if long else arguments}")
+    return Sliced(tuple(slots), tuple(blocks), "\n".join(fixed), is_verbatim)
+
+
+def _contents(content: object) -> Iterator[tuple[tuple[int | str, ...], str]]:
+    """The texts of a content, each with its path."""
+    if isinstance(content, str):
+        yield (), content
+    elif isinstance(content, list):
+        yield from (((number,), part["text"]) for number, part in enumerate(content))
+
+
+def render(message: Message, sliced: Sliced, picked: Sequence[int]) -> dict[str, Any]:
+    """The message with the picked blocks only; every other field as it was."""
+    texts = _texts(sliced, sliced.closed(picked))
+    out = dict(message)
+    calls: dict[int, list[tuple[tuple[int | str, ...], str]]] = {}
+    parts: dict[int, str] = {}
+    for slot, text in zip(sliced.slots, texts, strict=True):
+        if slot.in_arguments:
+            calls.setdefault(int(slot.path[0]), []).append((slot.path[1:], text))
+        elif slot.path:
+            parts[int(slot.path[0])] = text
+        else:
+            out["content"] = text if text != GAP or message.get("role") != "assistant" else _nothing(message)
+    if parts:
+        out["content"] = [{**part, "text": parts.get(i, part["text"])} for i, part in enumerate(message["content"])]
+    if calls:
+        out["tool_calls"] = [
+            _with_arguments(call, calls[number]) if number in calls else call
+            for number, call in enumerate(message["tool_calls"])
+        ]
+    return out
+
+
+def _nothing(message: Message) -> str | None:
+    """An assistant that only calls says nothing; one that says nothing else still has to say something."""
+    return None if message.get("tool_calls") or message.get("function_call") else GAP
+
+
+def _texts(sliced: Sliced, picked: Sequence[int]) -> list[str]:
+    """The text of each slot."""
+    kept = set(picked)
+    pieces: list[list[str]] = [[] for _ in sliced.slots]
+    gap = [False] * len(sliced.slots)
+    for number, block in enumerate(sliced.blocks):
+        if number in kept:
+            if gap[block.slot]:
+                pieces[block.slot].append(_gap_before(pieces[block.slot], block.text))
+            pieces[block.slot].append(block.text)
+            gap[block.slot] = False
+        else:
+            gap[block.slot] = True
+    for slot, texts in enumerate(pieces):
+        if gap[slot]:
+            texts.append(_gap_before(texts, ""))
+    return ["".join(texts) for texts in pieces]
+
+
+def _gap_before(before: Sequence[str], text: str) -> str:
+    """A gap on a line of its own between lines, and between spaces inside one."""
+    last = before[-1] if before else "\n"
+    lead = "" if last[-1:].isspace() or not before else " "
+    if not text:
+        return lead + GAP
+    return f"{lead}{GAP}\n" if last.endswith("\n") else f"{lead}{GAP} "
+
+
+def _with_arguments(call: Mapping[str, Any], changes: Sequence[tuple[tuple[int | str, ...], str]]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = json.loads(function["arguments"])
+    for path, text in changes:
+        _put(arguments, path, text)
+    return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
+
+
+def _put(value: Any, path: Sequence[int | str], text: str) -> None:
+    for step in path[:-1]:
+        value = value[step]
+    value[path[-1]] = text
+
+
+# --- call arguments ---------------------------------------------------------------------------------------------------
+
+
+def _long_strings(arguments: str) -> Iterator[tuple[tuple[int | str, ...], str]]:
+    """The strings inside long arguments that are long themselves, with their paths."""
+    if len(arguments) <= LONG_ARGUMENTS:
+        return
+    value = parse_json(arguments)
+    if isinstance(value, dict):
+        yield from _strings_of(value, ())
+
+
+def _strings_of(value: Any, path: tuple[int | str, ...]) -> Iterator[tuple[tuple[int | str, ...], str]]:
+    pairs: Any = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in pairs:
+        if isinstance(inner, str) and len(inner) > LONGEST:
+            yield (*path, key), inner
+        elif isinstance(inner, dict | list):
+            yield from _strings_of(inner, (*path, key))
+
+
+def _without(arguments: str, long: Sequence[tuple[tuple[int | str, ...], str]]) -> str:
+    value = json.loads(arguments)
+    for path, _ in long:
+        _put(value, path, GAP)
+    return json.dumps(value, ensure_ascii=False)
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def _cut(text: str) -> Iterator[tuple[str, int]]:
+    """Pieces of a text and the number of the piece each needs, or -1."""
+    value = parse_json(text) if len(text) > COMPACT and text.lstrip()[:1] in ("{", "[") else None
+    if isinstance(value, dict | list) and value:
+        yield from _json_lines(value)
+    else:
+        yield from ((piece, -1) for piece in cut_text(text))
+
+
+def parse_json(text: str) -> Any:
+    """The value, or None where the text is no JSON (or nested too deep for one)."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def cut_text(text: str) -> Iterator[str]:
+    """Lines, short ones joined, long ones cut; together they are the text."""
+    waiting = ""
+    for line in text.splitlines(keepends=True):
+        if len(waiting) + len(line) > LONGEST and waiting:
+            yield waiting
+            waiting = ""
+        if len(line) > LONGEST:
+            yield from _cut_line(line)
+            continue
+        waiting += line
+        if len(waiting) >= SHORTEST:
+            yield waiting
+            waiting = ""
+    if waiting:
+        yield waiting
+
+
+def _cut_line(line: str) -> Iterator[str]:
+    """Sentences up to LONGEST joined; a sentence beyond that is cut at its last space, or anywhere."""
+    waiting = ""
+    start = 0
+    ends = [match.end() for match in _SENTENCE_END.finditer(line)]
+    for end in [*ends, len(line)]:
+        sentence, start = line[start:end], end
+        if waiting and len(waiting) + len(sentence) > LONGEST:
+            yield waiting
+            waiting = ""
+        waiting += sentence
+        while len(waiting) > LONGEST:
+            at = waiting.rfind(" ", LONGEST // 2, LONGEST) + 1 or LONGEST
+            yield waiting[:at]
+            waiting = waiting[at:]
+    if waiting:
+        yield waiting
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def _json_lines(value: Any) -> Iterator[tuple[str, int]]:
+    """A line a block, each with its newline, in the order of the document."""
+    lines: list[tuple[str, int]] = []
+    _add_json(lines, "", value)
+    yield from lines
+
+
+def _add_json(lines: list[tuple[str, int]], path: str, value: Any, depth: int = 0) -> None:
+    if isinstance(value, str):
+        _add_string(lines, path, value)
+    elif not isinstance(value, dict | list) or depth == _DEEPEST or (path and _is_short(value)):
+        lines.append((f"{path}: {_compact(value)}\n", -1))
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            _add_json(lines, f"{path}.{key}" if path else key, inner, depth + 1)
+    elif _is_table(value):
+        _add_table(lines, path, value)
+    elif all(_is_plain(inner) for inner in value):
+        _add_list(lines, path, value)
+    else:
+        for number, inner in enumerate(value):
+            _add_json(lines, f"{path}[{number}]", inner, depth + 1)
+
+
+def _is_short(value: dict[str, Any] | list[Any]) -> bool:
+    # Each element takes three characters at least; only what may be short is written to see whether it is.
+    return len(value) * 3 <= COMPACT and len(_compact(value)) <= COMPACT
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, int | float | str) and len(str(value)) <= COMPACT
+
+
+def _add_string(lines: list[tuple[str, int]], path: str, text: str) -> None:
+    label = f"{path}: " if path else ""
+    if "\n" not in text and len(text) <= LONGEST:
+        lines.append((f"{label}{text}\n", -1))
+        return
+    pieces = list(cut_text(text))
+    for number, piece in enumerate(pieces):
+        end = "" if piece.endswith("\n") or number < len(pieces) - 1 else "\n"
+        lines.append((f"{label if number == 0 else ''}{piece}{end}", -1))
+
+
+def _is_table(rows: Sequence[Any]) -> bool:
+    if len(rows) < TABLE_ROWS or not isinstance(rows[0], dict):
+        return False
+    keys = list(rows[0])
+    return len(keys) > 1 and all(isinstance(row, dict) and list(row) == keys for row in rows)
+
+
+def _add_table(lines: list[tuple[str, int]], path: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    head = len(lines)
+    lines.append((f"{path or 'rows'} | " + " | ".join(map(str, rows[0])) + "\n", -1))
+    for row in rows:
+        cells = (value if isinstance(value, str) else _compact(value) for value in row.values())
+        lines.append((" | ".join(cells).replace("\n", " ") + "\n", head))
+
+
+def _add_list(lines: list[tuple[str, int]], path: str, values: Sequence[Any]) -> None:
+    """Plain values, as many a line as fit; the first line names them."""
+    waiting = f"{path}: " if path else ""
+    for value in values:
+        waiting += f"{value}, "
+        if len(waiting) >= COMPACT:
+            lines.append((waiting.rstrip() + "\n", -1))
+            waiting = ""
+    if waiting:
+        lines.append((waiting.rstrip(", ") + "\n", -1))
+
+
+def _compact(value: Any) -> str:
+    """JSON without quotes, which are a quarter of its tokens; it is to be read, not parsed."""
+    return json.dumps(value, ensure_ascii=False, separators=(", ", ": ")).replace('"', "")

@@ -1,0 +1,33 @@
+"""The same tool result twice: the later one points at the earlier.
+
+Only whole results are compared here; parts that two results share are the business of the choice of blocks, which
+gives nothing for what is kept already.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from gateway.core.conversation import Item
+from gateway.core.fitting.draft import KEEP, Decision, Draft, Same
+
+#: a shorter result is not longer than the words that would stand for it
+SHORTEST: Final = 200
+
+
+def dedupe(draft: Draft) -> Draft:
+    """Point every result that may be changed at the first result with the same content, if that is sent whole."""
+    seen: dict[str, int] = {}
+    changes: dict[int, Decision] = {}
+    free = {index for unit in draft.open_units() if not unit.sealed for index in unit.indices}
+    for item in draft.conversation.items:
+        if not _counts(item) or draft.decisions[item.index] != KEEP:
+            continue
+        first = seen.setdefault(item.text, item.index)
+        if first != item.index and item.index in free:
+            changes[item.index] = Same(first)
+    return draft.having(changes) if changes else draft
+
+
+def _counts(item: Item) -> bool:
+    return item.role == "tool" and not item.sealed and len(item.text) >= SHORTEST

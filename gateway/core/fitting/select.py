@@ -1,0 +1,226 @@
+"""Which blocks to keep: the most worth for the tokens there are.
+
+Units are opened and blocks taken by worth per token. A call and its results are one unit: opening it costs its frame
+(ids, names, short arguments), and only then can its blocks be taken one by one; a unit that is never opened vanishes
+whole. Worth only falls while blocks are taken, so that a heap of old values needs no more than a second look.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.core.conversation import Unit
+from gateway.core.fitting.draft import DROP, KEEP, Decision, Draft
+from gateway.core.fitting.reader import Known
+from gateway.core.fitting.worth import Scores, Worth, known_of, terms_kept
+
+#: tokens a block costs beside its text: a gap mark, as often as not
+GAP_TOKENS: Final = 1.5
+#: Blocks are chosen by estimated tokens; so often the result is weighed and the rest of the room filled.
+_ROUNDS: Final = 3
+#: room smaller than this share of the limit is left empty
+_CLOSE: Final = 0.02
+_SAME: Final = 1e-12
+
+#: (message, block)
+Pick = tuple[int, int]
+
+
+def condense(draft: Draft, limit: int, worth: Worth) -> Draft:
+    """Choose anew for every unit that is open, so that all messages together weigh at most `limit` tokens.
+
+    The result is over the limit only where that which must stay already is: pinned units, what was decided before,
+    and a stub of the task.
+    """
+    return _Choice(draft, limit, worth).made()
+
+
+def cost_of(known: Known, number: int, picked: Collection[int]) -> float:
+    """Estimated tokens of a block, with the table's head if it is the first of its rows."""
+    needs = known.sliced.blocks[number].needs
+    head = known.tokens[needs] if needs >= 0 and needs not in picked else 0.0
+    return known.tokens[number] + head + GAP_TOKENS
+
+
+@dataclass(slots=True)
+class _Opening:
+    """A unit under choice."""
+
+    unit: Unit
+    frame: int
+    known: dict[int, Known]
+    picked: dict[int, set[int]] = field(default_factory=dict)
+    is_open: bool = False
+
+    def left(self) -> Iterator[Pick]:
+        for index, known in self.known.items():
+            yield from ((index, number) for number in range(len(known.terms)) if number not in self.picked[index])
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """Blocks (and the frame, for a unit that is not open yet) at a price."""
+
+    ratio: float
+    cost: float
+    picks: list[Pick]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One offer taken, so that it can be taken back."""
+
+    start: int
+    added: list[Pick]
+    opened: bool
+
+
+class _Choice:
+    def __init__(self, draft: Draft, limit: int, worth: Worth) -> None:
+        self._draft = draft
+        self._limit = limit
+        self._units = {unit.start: self._opening(unit) for unit in draft.open_units()}
+        self._steps: list[_Step] = []
+        candidates = {index: known for opening in self._units.values() for index, known in opening.known.items()}
+        self._scores = Scores(draft, worth, candidates)
+        fixed = [i for i in range(len(draft.decisions)) if i not in candidates]
+        for index in fixed:
+            self._scores.kept.update(terms_kept(draft, index))
+        self._room = float(limit - sum(draft.weight(index) for index in fixed))
+
+    def _opening(self, unit: Unit) -> _Opening:
+        blank: Decision = KEEP if unit.sealed else ()
+        framed = self._draft.having(dict.fromkeys(unit.indices, blank))
+        known = {index: known_of(self._draft, index) for index in unit.indices}
+        return _Opening(unit, sum(map(framed.weight, unit.indices)), known, {index: set() for index in unit.indices})
+
+    def made(self) -> Draft:
+        """Fill by estimate, weigh, and fill or take back until it is right."""
+        task = self._draft.conversation.task
+        if task is not None and task in self._units:
+            self._start_with(self._units[task], task)
+        draft = self._drafted()
+        for _ in range(_ROUNDS):
+            steps = len(self._steps)
+            self._fill()
+            draft = self._weighed()
+            if len(self._steps) == steps or self._room < _CLOSE * self._limit:
+                break
+        while self._room < 0 and self._steps:
+            freed = 0.0
+            while self._steps and freed <= -self._room:
+                freed += self._take_back()
+            draft = self._weighed()
+        return draft
+
+    def _weighed(self) -> Draft:
+        draft = self._drafted()
+        self._room = float(self._limit - draft.total())
+        return draft
+
+    def _start_with(self, opening: _Opening, task: int) -> None:
+        """The task stays whatever else goes: its first block, or a mark that there was one."""
+        opening.is_open = True
+        self._room -= opening.frame
+        if not opening.unit.sealed and opening.known[task].terms:
+            cost = cost_of(opening.known[task], 0, ())
+            if cost <= self._room:
+                self._take(opening, _Offer(0.0, cost, [(task, 0)]))
+
+    def _fill(self) -> None:
+        heap = [entry for opening in self._units.values() for entry in self._entries(opening)]
+        heapq.heapify(heap)
+        while heap:
+            stale, start, index, number = heapq.heappop(heap)
+            opening = self._units[start]
+            if number in opening.picked.get(index, ()):
+                continue
+            offer = self._bundle(opening) if index < 0 else self._single(opening, index, number)
+            if offer.ratio <= 0:
+                continue
+            if -offer.ratio > stale + _SAME and heap and -offer.ratio > heap[0][0]:
+                heapq.heappush(heap, (-offer.ratio, start, index, number))
+            elif offer.cost <= self._room:
+                self._take(opening, offer)
+                if index < 0:
+                    for entry in self._entries(opening):
+                        heapq.heappush(heap, entry)
+
+    def _entries(self, opening: _Opening) -> Iterator[tuple[float, int, int, int]]:
+        """What can be taken of a unit: its blocks once it is open, before that the opening (message -1)."""
+        if not opening.is_open:
+            yield -self._bundle(opening).ratio, opening.unit.start, -1, -1
+            return
+        for index, number in opening.left():
+            ratio = self._single(opening, index, number).ratio
+            if ratio > 0:
+                yield -ratio, opening.unit.start, index, number
+
+    def _single(self, opening: _Opening, index: int, number: int) -> _Offer:
+        known = opening.known[index]
+        cost = cost_of(known, number, opening.picked[index])
+        return _Offer(self._scores.gain(index, number, known.terms[number]) / cost, cost, [(index, number)])
+
+    def _bundle(self, opening: _Opening) -> _Offer:
+        """Opening a unit with as many of its best blocks as raise the worth per token of the whole."""
+        gain = sum(self._scores.gain_fixed(known.fixed) for known in opening.known.values())
+        cost = float(opening.frame)
+        best = gain / cost
+        taken: set[str] = set()
+        picks: list[Pick] = []
+        singles = sorted(
+            (self._single(opening, index, number) for index, number in opening.left()),
+            key=lambda offer: (-offer.ratio, offer.picks),
+        )
+        for single in singles:
+            [(index, number)] = single.picks
+            terms = opening.known[index].terms[number]
+            more = gain + self._scores.gain(index, number, terms, taken)
+            if more / (cost + single.cost) <= best:
+                break
+            gain, cost = more, cost + single.cost
+            best = gain / cost
+            taken.update(terms)
+            picks.append((index, number))
+        return _Offer(best, cost, picks)
+
+    def _take(self, opening: _Opening, offer: _Offer) -> None:
+        self._room -= offer.cost
+        opened = not opening.is_open
+        opening.is_open = True
+        if opened:
+            for known in opening.known.values():
+                self._scores.kept.update(known.fixed)
+        for index, number in offer.picks:
+            opening.picked[index].add(number)
+            self._scores.kept.update(opening.known[index].terms[number])
+        self._steps.append(_Step(opening.unit.start, offer.picks, opened))
+
+    def _take_back(self) -> float:
+        """Undo the last step; estimated tokens freed."""
+        step = self._steps.pop()
+        opening = self._units[step.start]
+        freed = float(opening.frame) if step.opened else 0.0
+        for index, number in step.added:
+            opening.picked[index].discard(number)
+            freed += opening.known[index].tokens[number]
+        opening.is_open = not step.opened
+        return freed
+
+    def _drafted(self) -> Draft:
+        return self._draft.having(
+            {index: _decision(opening, index) for opening in self._units.values() for index in opening.unit.indices}
+        )
+
+
+def _decision(opening: _Opening, index: int) -> Decision:
+    if not opening.is_open:
+        return DROP
+    if opening.unit.sealed:
+        return KEEP
+    known = opening.known[index]
+    picked = known.sliced.closed(opening.picked[index])
+    return KEEP if len(picked) == len(known.sliced.blocks) and known.sliced.is_verbatim else picked

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.core.fitting.blocks import GAP, LONGEST, cut_text, render, slice_message
+
+
+def tool(content: Any) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": "c", "content": content, "x_unknown": 1}
+
+
+def texts_of(message: dict[str, Any]) -> list[str]:
+    return [block.text for block in slice_message(message).blocks]
+
+
+def content_with(message: dict[str, Any], *picked: int) -> Any:
+    return render(message, slice_message(message), picked)["content"]
+
+
+@given(st.text(st.sampled_from("ab .!?\n\r\u3002\u2028é漢"), max_size=2000))
+@settings(max_examples=200, deadline=None)
+def test_text_is_cut_into_pieces_that_are_the_text_and_none_is_long(text: str) -> None:
+    pieces = list(cut_text(text))
+    assert "".join(pieces) == text
+    assert all(0 < len(piece) <= LONGEST for piece in pieces)
+
+
+def test_short_lines_are_joined_and_long_lines_are_cut_at_sentences() -> None:
+    assert list(cut_text("a\nb\n" + "c" * 50 + "\nd")) == ["a\nb\n" + "c" * 50 + "\n", "d"]
+    sentence = "This is a sentence of about fifty characters, yes. "
+    assert [len(piece) for piece in cut_text(sentence * 8)] == [204, 204]
+
+
+LINES = "".join(f"line {n} {'x' * 40}\n" for n in range(5))
+
+
+def test_kept_lines_stand_as_they_stood_and_gaps_are_marked_once() -> None:
+    lines = LINES.splitlines(keepends=True)
+    assert content_with(tool(LINES), 1, 2, 4) == f"{GAP}\n{lines[1]}{lines[2]}{GAP}\n{lines[4]}"
+    assert content_with(tool(LINES), 0) == f"{lines[0]}{GAP}"
+    assert content_with(tool(LINES)) == GAP
+    assert content_with(tool(LINES), *range(5)) == LINES
+
+
+def test_a_gap_inside_a_line_stands_between_spaces() -> None:
+    sentence = "This is a sentence of about fifty characters, yes. "
+    assert content_with(tool(sentence * 12), 0, 2) == f"{sentence * 4}{GAP} {sentence * 4}"
+
+
+def test_every_other_field_stays() -> None:
+    assert render(tool(LINES), slice_message(tool(LINES)), [0])["x_unknown"] == 1
+
+
+ROWS = [{"id": n, "city": f"city{n}", "more": {"price": n * 100, "text": "a|b"}} for n in range(4)]
+
+
+def test_json_objects_of_one_shape_become_a_table_whose_head_comes_with_any_row() -> None:
+    message = tool(json.dumps({"total": 4, "rows": ROWS, "pad": "x" * 100}))
+    assert texts_of(message)[:3] == ["total: 4\n", "rows | id | city | more\n", "0 | city0 | {price: 0, text: a|b}\n"]
+    shown = content_with(message, 4)
+    assert shown == f"{GAP}\nrows | id | city | more\n{GAP}\n2 | city2 | {{price: 200, text: a|b}}\n{GAP}"
+
+
+def test_json_becomes_lines_with_their_paths() -> None:
+    value = {
+        "user": {"name": "Mia", "address": {"street": "s" * 80, "city": "c" * 90}},
+        "tags": ["a", "b"],
+        "mixed": [{"a": "x" * 200}, 1],
+        "numbers": list(range(100)),
+        "note": "First.\nSecond line of the note, which is long enough to stand alone.\nThird.",
+    }
+    lines = texts_of(tool(json.dumps(value)))
+    assert lines[:4] == [
+        "user.name: Mia\n",
+        f"user.address.street: {'s' * 80}\n",
+        f"user.address.city: {'c' * 90}\n",
+        "tags: [a, b]\n",
+    ]
+    assert lines[4:6] == [f"mixed[0].a: {'x' * 200}\n", "mixed[1]: 1\n"]
+    assert lines[6].startswith("numbers: 0, 1, 2,")
+    assert lines[-1] == "Third.\n"
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 500 + "]" * 500, '{"a":' * 50 + '"' + "x" * 300 + '"' + "}" * 50, "{broken" * 40]
+)
+def test_deep_or_broken_json_is_no_obstacle(content: str) -> None:
+    assert texts_of(tool(content))
+
+
+def test_parts_are_cut_each_for_itself_and_keep_their_fields() -> None:
+    mark = {"cache_control": {"type": "ephemeral"}}
+    message = {"role": "user", "content": [{"type": "text", "text": "short"}, {"type": "text", "text": LINES, **mark}]}
+    out = content_with(message, 0, 1)
+    assert out[0] == {"type": "text", "text": "short"}
+    assert out[1] == {"type": "text", "text": LINES.splitlines(keepends=True)[0] + GAP, **mark}
+
+
+def caller(arguments: str, content: Any = "Let me look.") -> dict[str, Any]:
+    call = {"id": "c", "type": "function", "function": {"name": "edit", "arguments": arguments}}
+    short = {"id": "d", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    return {"role": "assistant", "content": content, "tool_calls": [call, short]}
+
+
+def test_long_strings_in_arguments_are_cut_and_the_arguments_stay_json() -> None:
+    message = caller(json.dumps({"path": "a.py", "edits": [{"text": LINES * 2}]}))
+    sliced = slice_message(message)
+    out = render(message, sliced, [1])
+    arguments = json.loads(out["tool_calls"][0]["function"]["arguments"])
+    assert arguments == {"path": "a.py", "edits": [{"text": LINES.splitlines(keepends=True)[0] + GAP}]}
+    assert out["tool_calls"][1] is message["tool_calls"][1]
+    assert "a.py" in sliced.fixed
+    assert "line 0" not in sliced.fixed
+
+
+@pytest.mark.parametrize("arguments", ["{" + "x" * 900, json.dumps(["x" * 900]), "{}", ""])
+def test_short_and_broken_arguments_are_left_alone(arguments: str) -> None:
+    message = caller(arguments)
+    assert render(message, slice_message(message), [])["tool_calls"] == message["tool_calls"]
+
+
+def test_a_caller_may_say_nothing_but_a_speaker_may_not() -> None:
+    assert content_with(caller("{}")) is None
+    assert content_with({"role": "assistant", "content": "Words."}) == GAP
+    assert content_with(caller("{}", None)) is None
+
+
+def test_verbatim_tells_whether_all_blocks_are_the_message() -> None:
+    assert slice_message(tool(LINES)).is_verbatim
+    assert not slice_message(tool(json.dumps(ROWS))).is_verbatim

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.core.conversation import Conversation
+from gateway.core.fitting.dedupe import dedupe
+from gateway.core.fitting.draft import DROP, KEEP, Draft, Same
+from gateway.core.fitting.reader import Reader, weigher
+
+LONG = "result " * 60
+
+
+def session(*contents: Any) -> Draft:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
+    for number, content in enumerate(contents):
+        call = {"id": f"c{number}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": content})
+    messages.append({"role": "user", "content": "on"})
+    return Draft.untouched(Conversation.of(messages), Reader(weigher(len)))
+
+
+def test_a_later_result_points_at_the_first_with_the_same_content() -> None:
+    draft = dedupe(session(LONG, "other", LONG, LONG))
+    assert {i: d for i, d in enumerate(draft.decisions) if d != KEEP} == {6: Same(2), 8: Same(2)}
+    pointing = draft.message(6)
+    assert pointing is not None
+    assert pointing["content"] == "[same as the result of c0]"
+
+
+def test_short_results_and_results_with_images_stay() -> None:
+    image = [{"type": "image_url", "image_url": {"url": LONG}}]
+    draft = session("short", "short", image, image)
+    assert dedupe(draft) is draft
+
+
+def test_nothing_points_at_what_is_not_sent_whole_and_nothing_frozen_is_changed() -> None:
+    draft = session(LONG, LONG, LONG)
+    assert dedupe(draft.having({1: DROP, 2: DROP})).decisions[6] == Same(4)
+    frozen = dedupe(draft.reopened(5))
+    assert frozen.decisions[4] == KEEP
+    assert frozen.decisions[6] == Same(2)

@@ -1,0 +1,261 @@
+"""What holds for every conversation: generated ones of 4 to 24 steps, with budgets that hurt."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.core.conversation import Conversation, key_of
+from gateway.core.fitting.epochs import Epoch, FitPolicy, Fitted, fit
+from gateway.core.fitting.overflow import ContextOverflow
+from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten
+from gateway.core.fitting.validate import problems
+
+law = settings(max_examples=40, deadline=None)
+
+Messages = list[dict[str, Any]]
+
+WORDS = [
+    "order",
+    "invoice",
+    "refund",
+    "flight",
+    "customer",
+    "JFK",
+    "HAT204",
+    "2024-05-17",
+    "/src/app/main.py",
+    "user_4711",
+    "price",
+    "1299.50",
+    "San",
+    "Francisco",
+    "cancelled",
+    "pending",
+    "注文番号",
+    "航空券を予約しました",
+    "kunde@example.com",
+    "the",
+    "of",
+    "and",
+    "with",
+]
+
+
+def _pool() -> tuple[list[str], list[str], list[str]]:
+    """Sentences, texts and JSON documents: drawing from a pool is quick, and a text still differs from the next."""
+    chance = random.Random(4711)
+
+    def sentence() -> str:
+        return " ".join(chance.choices(WORDS, k=chance.randint(3, 40)))
+
+    def document() -> str:
+        rows = [
+            {"id": chance.randint(1000, 99999), "name": chance.choice(WORDS), "note": sentence()}
+            for _ in range(chance.randint(0, 20))
+        ]
+        value = {"status": chance.choice(WORDS), "items": rows, "nested": {"code": chance.choice(WORDS), "more": []}}
+        return json.dumps(value, ensure_ascii=chance.random() < 0.5)
+
+    texts = [".\n".join(sentence() for _ in range(chance.randint(1, 12))) for _ in range(30)]
+    return [sentence() for _ in range(30)], [*texts, "", "x"], [*(document() for _ in range(30)), "{}", "[1, 2"]
+
+
+SENTENCES, TEXTS, DOCUMENTS = _pool()
+words = st.sampled_from(WORDS)
+sentences = st.sampled_from(SENTENCES)
+texts = st.sampled_from(TEXTS)
+contents = st.sampled_from([*TEXTS, *DOCUMENTS])
+parts = st.lists(texts.map(lambda text: {"type": "text", "text": text}), min_size=1, max_size=2)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> Messages:
+    messages: Messages = [{"role": "system", "content": draw(sentences)}, {"role": "user", "content": draw(texts)}]
+    for step in range(draw(st.integers(4, 24))):
+        kind = draw(st.sampled_from(["call", "call", "call", "parallel", "talk"]))
+        if kind == "talk":
+            messages.append({"role": "assistant", "content": draw(texts)})
+            messages.append({"role": "user", "content": draw(st.one_of(sentences, parts))})
+            continue
+        ids = [f"call_{step}_{n}" for n in range(1 if kind == "call" else draw(st.integers(2, 3)))]
+        arguments = st.one_of(words, texts).map(lambda text: json.dumps({"query": text, "limit": 5}))
+        calls = [
+            {"id": i, "type": "function", "function": {"name": "search", "arguments": draw(arguments)}} for i in ids
+        ]
+        messages.append({"role": "assistant", "content": draw(st.none() | sentences), "tool_calls": calls})
+        messages.extend({"role": "tool", "tool_call_id": i, "content": draw(contents)} for i in ids)
+    return messages
+
+
+limits = st.integers(800, 4000)
+
+
+def tokens(text: str) -> int:
+    """Near enough to a tokenizer, and as fast as needed here."""
+    return len(text) // 4 + sum(ord(letter) > 0x2E80 for letter in text) + 1
+
+
+WEIGH = weigher(tokens)
+
+
+def fitted(
+    messages: Messages, limit: int, epoch: Epoch | None = None, policy: FitPolicy | None = None
+) -> Fitted | None:
+    try:
+        return fit(Conversation.of(messages), limit, Reader(WEIGH), epoch=epoch, policy=policy)
+    except ContextOverflow:
+        return None
+
+
+def total(messages: Any) -> int:
+    return sum(map(WEIGH, messages))
+
+
+POLICIES = [
+    FitPolicy(),
+    FitPolicy(recall="all"),
+    FitPolicy(recall="said", low_water=0.5),
+    FitPolicy(strategies=(Dedupe(), Shorten(), Drop())),
+    FitPolicy(strategies=(Drop(),)),
+    FitPolicy(strategies=(Condense(most_characters=2000),)),
+    FitPolicy(strategies=()),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=range(len(POLICIES)))
+@given(messages=conversations(), limit=limits)
+@settings(law, max_examples=15)
+def test_it_fits_or_raises_and_a_provider_would_take_it(policy: FitPolicy, messages: Messages, limit: int) -> None:
+    done = fitted(messages, limit, policy=policy)
+    if done is not None:
+        assert total(done.messages) <= limit
+        assert done.tokens == total(done.messages)
+        assert problems(Conversation.of(messages), done.messages, total(done.messages), limit) == []
+
+
+@given(messages=conversations(), limit=limits)
+@law
+def test_it_raises_only_where_what_must_stay_is_too_large(messages: Messages, limit: int) -> None:
+    conversation = Conversation.of(messages)
+    must = sum(WEIGH(m) for item, m in zip(conversation.items, messages, strict=True) if item.pinned)
+    stub = WEIGH({"role": "user", "content": "[...]"})
+    assert (fitted(messages, limit) is None) == (must + (0 if conversation.items[1].pinned else stub) > limit)
+
+
+@given(messages=conversations(), limit=limits)
+@law
+def test_order_and_pinned_messages_stay(messages: Messages, limit: int) -> None:
+    done = fitted(messages, limit)
+    if done is not None:
+        conversation = Conversation.of(messages)
+        sent = [key_of(message) for message in done.messages]
+        places = [sent.index(item.key) for item in conversation.items if item.pinned]
+        assert places == sorted(places)
+        ids = [message["tool_call_id"] for message in done.messages if message["role"] == "tool"]
+        assert ids == [i for m in messages if (i := m.get("tool_call_id")) in set(ids)]
+
+
+@given(messages=conversations(), limit=limits)
+@law
+def test_a_unit_is_never_split(messages: Messages, limit: int) -> None:
+    done = fitted(messages, limit)
+    if done is not None:
+        sent = {i for m in done.messages for i in [m.get("tool_call_id")] if i}
+        called = {call["id"] for m in done.messages for call in m.get("tool_calls", ())}
+        assert sent == called
+        for unit in Conversation.of(messages).units:
+            ids = {call["id"] for call in messages[unit.start].get("tool_calls", ())}
+            assert ids <= sent or ids.isdisjoint(sent)
+
+
+@given(messages=conversations(), limit=limits)
+@law
+def test_system_task_and_a_user_message_are_never_lost(messages: Messages, limit: int) -> None:
+    done = fitted(messages, limit)
+    if done is not None:
+        assert done.messages[0] == messages[0]
+        task = done.messages[1]
+        assert task["role"] == "user"
+        first = str(task["content"]).split("[...]", maxsplit=1)[0].rstrip()
+        assert str(messages[1]["content"]).startswith(first)
+
+
+@given(messages=conversations())
+@law
+def test_what_fits_is_the_very_same(messages: Messages) -> None:
+    before = json.dumps(messages)
+    done = fitted(messages, total(messages))
+    assert done is not None
+    assert not done.changed
+    assert all(one is other for one, other in zip(done.messages, messages, strict=True))
+    assert json.dumps(messages) == before
+
+
+@given(messages=conversations(), limit=limits)
+@law
+def test_fitting_twice_is_fitting_once(messages: Messages, limit: int) -> None:
+    done = fitted(messages, limit)
+    if done is not None:
+        again = fitted([dict(message) for message in done.messages], limit)
+        assert again is not None
+        assert again.messages == done.messages
+
+
+@given(messages=conversations(), limit=limits, recall=st.sampled_from(["off", "said", "all"]))
+@law
+def test_the_same_turn_again_sends_the_same_bytes(messages: Messages, limit: int, recall: Any) -> None:
+    policy = FitPolicy(recall=recall)
+    done = fitted(messages, limit, policy=policy)
+    if done is not None and done.epoch is not None:
+        kept = Epoch.from_json(json.loads(json.dumps(done.epoch.to_json())))
+        assert kept == done.epoch
+        again = fitted(json.loads(json.dumps(messages)), limit, kept, policy)
+        assert again is not None
+        assert json.dumps(again.messages) == json.dumps(done.messages)
+        assert again.applied == ()
+
+
+@given(messages=conversations(), limit=limits, recall=st.sampled_from(["off", "all"]))
+@law
+def test_a_session_turn_by_turn_is_sound_and_repeats_what_it_sent_until_it_cuts(
+    messages: Messages, limit: int, recall: Any
+) -> None:
+    epoch: Epoch | None = None
+    before: list[str] = []
+    reader, policy = Reader(WEIGH), FitPolicy(recall=recall)
+    for stop in range(2, len(messages) + 1):
+        if messages[stop - 1]["role"] == "assistant" or (stop < len(messages) and messages[stop]["role"] == "tool"):
+            continue
+        conversation = Conversation.of(messages[:stop])
+        try:
+            done = fit(conversation, limit, reader, epoch=epoch, policy=policy)
+        except ContextOverflow:
+            continue
+        assert problems(conversation, done.messages, total(done.messages), limit) == []
+        sent = [json.dumps(message) for message in done.messages]
+        if done.epoch is not None and not done.applied:
+            assert sent[: len(before)] == before
+        before, epoch = sent, done.epoch
+
+
+@given(messages=conversations(), limit=limits, noise=st.dictionaries(st.text(max_size=5), st.integers(), max_size=3))
+@law
+def test_an_epoch_from_anywhere_does_no_harm(messages: Messages, limit: int, noise: Any) -> None:
+    hashes = Conversation.of(messages).prefix_hashes()
+    odd = [
+        noise,
+        {"v": 1, "prefix": hashes[3], "decisions": [1, "0-900000", [7], 0], "recalls": {}},
+        {"v": 1, "prefix": hashes[1], "decisions": [0, 0], "recalls": {}},
+        {"v": 1, "prefix": hashes[1], "decisions": [1, 1], "recalls": {"1": [[99, "0"]]}},
+    ]
+    for value in odd:
+        done = fitted(messages, limit, Epoch.from_json(value))
+        if done is not None:
+            assert problems(Conversation.of(messages), done.messages, total(done.messages), limit) == []

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.core.conversation import Conversation
+from gateway.core.errors import RequestFault
+from gateway.core.fitting.epochs import fit
+from gateway.core.fitting.overflow import ContextOverflow
+from gateway.core.fitting.reader import Reader, weigher
+
+
+def test_what_cannot_be_fitted_is_refused_with_the_name_of_the_largest() -> None:
+    messages = [
+        {"role": "system", "content": "s" * 300},
+        {"role": "user", "content": "task " * 500},
+        {"role": "assistant", "content": "said"},
+        {"role": "user", "content": "u" * 900},
+    ]
+    with pytest.raises(ContextOverflow) as caught:
+        fit(Conversation.of(messages), 1000, Reader(weigher(len)))
+    assert isinstance(caught.value, RequestFault)
+    assert (caught.value.index, caught.value.tokens, caught.value.limit, caught.value.param) == (
+        3,
+        909,
+        1000,
+        "messages[3]",
+    )
+    assert caught.value.needed == 311 + 909 + 14
+    assert "messages[3] (user) with 909 tokens" in caught.value.message

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gateway.core.conversation import Conversation
+from gateway.core.fitting.draft import DROP, KEEP, Draft
+from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.select import condense
+from gateway.core.fitting.worth import Worth
+
+FILLER = "".join(
+    f"nothing of note happened at all on day number {['one', 'two', 'three', 'four'][n % 4]}.\n" for n in range(40)
+)
+
+
+def step(number: int, content: str, **more: Any) -> list[dict[str, Any]]:
+    call = {"id": f"c{number}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call], **more},
+        {"role": "tool", "tool_call_id": f"c{number}", "content": content},
+    ]
+
+
+def draft_of(*messages: dict[str, Any]) -> Draft:
+    return Draft.untouched(Conversation.of(messages), Reader(weigher(len)))
+
+
+USER = {"role": "user", "content": "Book the flight for me, please."}
+
+
+def test_the_line_with_what_was_asked_for_is_found_in_the_filler() -> None:
+    needle = "The reservation of Ms Silva is NM1VX1 and departs from gate 17 in the evening.\n"
+    ask = {"role": "user", "content": "What is the reservation of Silva?"}
+    draft = draft_of(USER, *step(1, FILLER + needle + FILLER), *step(2, FILLER), ask)
+    done = condense(draft, 400, Worth())
+    assert done.total() <= 400
+    assert needle in "".join(str(message["content"]) for message in done.messages())
+
+
+def test_what_two_results_share_is_kept_once() -> None:
+    rows = "".join(f"order W{n}00{n} of customer {n}{n}{n}{n} was shipped to Boston{n}.\n" for n in range(1, 7))
+    draft = draft_of(USER, *step(1, rows), *step(2, rows), {"role": "user", "content": "on"})
+    sent = json.dumps(condense(draft, draft.total() - 50, Worth()).messages())
+    assert [sent.count(f"W{n}00{n}") for n in range(1, 7)] == [1] * 6
+
+
+def test_a_unit_with_nothing_taken_vanishes_whole() -> None:
+    draft = draft_of(
+        USER, *step(1, FILLER), *step(2, "code A1B2C3D4 for the customer"), {"role": "user", "content": "on"}
+    )
+    done = condense(draft, 170, Worth())
+    assert done.decisions[1:3] == (DROP, DROP)
+    assert DROP not in done.decisions[3:]
+
+
+def test_the_task_stays_at_least_as_a_mark() -> None:
+    task = {"role": "user", "content": "word " * 400}
+    draft = draft_of(task, *step(1, "x"), {"role": "user", "content": "on"})
+    assert condense(draft, 300, Worth()).decisions[0] == (0,)
+    tight = condense(draft, 30, Worth())
+    assert tight.decisions[0] == ()
+    assert tight.messages()[0]["content"] == "[...]"
+
+
+def test_a_sealed_unit_stays_as_it_came_or_goes_whole() -> None:
+    signed = step(1, "code A1B2C3D4 " * 20, reasoning_details=[{"data": "x"}])
+    draft = draft_of(USER, *signed, *step(2, FILLER), {"role": "user", "content": "on"})
+    assert condense(draft, 800, Worth()).decisions[1:3] == (KEEP, KEEP)
+    assert condense(draft, 200, Worth()).decisions[1:3] == (DROP, DROP)
+
+
+def test_what_is_decided_is_left_alone() -> None:
+    draft = draft_of(USER, *step(1, FILLER), *step(2, FILLER), {"role": "user", "content": "on"})
+    decided = draft.having({1: DROP, 2: DROP}).reopened(3)
+    assert condense(decided, 400, Worth()).decisions[:3] == (KEEP, DROP, DROP)
+
+
+def test_a_message_of_which_all_is_taken_stays_as_it_came() -> None:
+    draft = draft_of(
+        USER, *step(1, "code A1B2C3D4 for the customer"), *step(2, FILLER), {"role": "user", "content": "on"}
+    )
+    done = condense(draft, 400, Worth())
+    assert done.message(2) is draft.conversation.messages[2]

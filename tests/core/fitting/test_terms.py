@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.core.fitting.terms import IDENTIFIER, NAME, WORD, Lexicon, kind_of
+
+
+@pytest.mark.parametrize(
+    ("term", "kind"),
+    [
+        ("HAT204", IDENTIFIER),
+        ("user_id", IDENTIFIER),
+        ("src/main.py", IDENTIFIER),
+        ("a@b.de", IDENTIFIER),
+        ("getUser", IDENTIFIER),
+        ("4711", IDENTIFIER),
+        ("404", IDENTIFIER),
+        ("12", -1),
+        ("a1b", -1),
+        ("JFK", IDENTIFIER),
+        ("the", -1),
+        ("HTTP", IDENTIFIER),
+        ("Boston", NAME),
+        ("refund", WORD),
+        ("would", -1),
+        ("Would", -1),
+    ],
+)
+def test_kinds(term: str, kind: int) -> None:
+    assert kind_of(term) == kind
+
+
+def test_terms_are_in_lower_case_with_the_highest_kind_met() -> None:
+    assert Lexicon().terms("Boston boston HAT204 of") == {"boston": NAME, "hat204": IDENTIFIER}
+
+
+def test_scripts_without_spaces_give_pairs() -> None:
+    assert Lexicon().terms("注文番号 A12345") == {"注文": WORD, "文番": WORD, "番号": WORD, "a12345": IDENTIFIER}
+
+
+def test_a_full_lexicon_forgets_and_goes_on() -> None:
+    lexicon = Lexicon(limit=2)
+    assert [set(lexicon.terms(text)) for text in ("alpha beta", "gamma alpha")] == [
+        {"alpha", "beta"},
+        {"gamma", "alpha"},
+    ]

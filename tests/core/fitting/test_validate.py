@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.core.conversation import Conversation
+from gateway.core.fitting.validate import problems
+
+
+def call(*ids: str, **more: Any) -> dict[str, Any]:
+    calls = [{"id": i, "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in ids]
+    return {"role": "assistant", "content": None, "tool_calls": calls, **more}
+
+
+def result(call_id: str, content: str = "found") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": content}
+
+
+SYSTEM = {"role": "system", "content": "be good"}
+TASK = {"role": "user", "content": "task"}
+LAST = {"role": "user", "content": "on"}
+SIGNED = {"role": "assistant", "content": "so", "reasoning_details": [{"data": "x"}]}
+BEFORE = [SYSTEM, TASK, call("a", "b"), result("a"), result("b"), SIGNED, LAST, call("c"), result("c")]
+END = [LAST, call("c"), result("c")]
+
+
+def found(*after: dict[str, Any], tokens: int = 10, limit: int = 10, before: Any = None) -> list[str]:
+    return problems(Conversation.of(before or BEFORE), after, tokens, limit)
+
+
+def test_the_same_and_a_sound_part_of_it_pass() -> None:
+    assert found(*BEFORE) == []
+    assert found(SYSTEM, TASK, *END) == []
+    assert found(SYSTEM, TASK, call("a", "b"), result("b"), result("a", "[...]"), *END) == []
+    assert found(SYSTEM, {**LAST, "content": "on, and more"}, call("c"), result("c", "found and more")) == []
+
+
+def broken(function: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+
+
+@pytest.mark.parametrize(
+    ("after", "problem"),
+    [
+        ((SYSTEM, TASK, call("a", "b"), result("a"), *END), "call b without its result"),
+        ((SYSTEM, TASK, result("a"), *END), "result of a without its call"),
+        ((SYSTEM, TASK, call("a"), LAST, result("a"), *END), "result of a without its call"),
+        ((SYSTEM, TASK, call("a"), result("a"), call("a"), result("a"), *END), "call a twice"),
+        ((SYSTEM, TASK, call("z"), result("z"), *END), "call z was never made"),
+        (
+            (SYSTEM, TASK, broken({"name": "f", "arguments": "{"}), result("a"), *END),
+            "arguments of call a are not JSON",
+        ),
+        ((SYSTEM, TASK, broken({"name": "g", "arguments": "{}"}), result("a"), *END), "call a was never made"),
+        ((SYSTEM, call("a"), result("a"), *END), "the first message is not a user's"),
+        ((SYSTEM, TASK, call("c"), result("c")), "messages[6] (user) was changed, moved or lost"),
+        ((SYSTEM, call("c"), result("c")), "no user message"),
+        ((TASK, *END), "messages[0] (system) was changed, moved or lost"),
+        (({**SYSTEM, "content": "be bad"}, *END), "messages[0] (system) was changed, moved or lost"),
+        ((SYSTEM, LAST), "it does not end as it ended"),
+        ((SYSTEM, TASK, {**SIGNED, "content": "[...]"}, *END), "signed reasoning was changed"),
+        ((SYSTEM, {**TASK, "content": None}, *END), "a user message without content"),
+        ((), "no messages"),
+    ],
+)
+def test_what_is_wrong_is_named(after: Any, problem: str) -> None:
+    assert problem in found(*after)
+
+
+def test_over_the_limit_is_a_problem() -> None:
+    assert found(*BEFORE, tokens=11) == ["11 tokens are over the limit of 10"]
+
+
+def test_what_the_client_sent_wrong_is_not_held_against_the_result() -> None:
+    before = [call("x"), SYSTEM, TASK, broken({"name": "f", "arguments": "{"}), result("a"), LAST]
+    assert found(*before, before=before) == []
