@@ -24,6 +24,7 @@ from gateway.pipeline import Gateway, Incoming, Reply
 from gateway.server import headers as ours
 from gateway.server.auth import Authenticator
 from gateway.server.body import Disconnected, Lease, MemoryPool, discard, read_body
+from gateway.upstream.silence import Silence
 
 logger = logging.getLogger("gateway")
 
@@ -80,38 +81,6 @@ class _Connection:
         self.finished = self.broken = True
         if self.listener is not None:
             self.listener.cancel()
-
-
-class _Stall:
-    """Cancels the call of a client that takes nothing for too long: it holds a place that others wait for.
-
-    One timer a stream that looks when it is due, instead of one a piece.
-    """
-
-    __slots__ = ("_limit", "_loop", "_since", "_task", "_timer")
-
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
-        self._since: float | None = None
-        self._timer = self._loop.call_later(limit, self._look)
-
-    def begin(self) -> None:
-        self._since = self._loop.time()
-
-    def end(self) -> None:
-        self._since = None
-
-    def stop(self) -> None:
-        self._timer.cancel()
-
-    def _look(self) -> None:
-        waited = 0.0 if self._since is None else self._loop.time() - self._since
-        if waited < self._limit:
-            self._timer = self._loop.call_later(self._limit - waited, self._look)
-        elif self._task is not None:
-            self._task.cancel("client_stalled")
 
 
 class Forwarder:
@@ -242,7 +211,9 @@ class Forwarder:
             return
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         connection.started = True
-        stall = _Stall(self._limits.write_timeout_s)
+        # A client that takes nothing holds a place that others wait for.
+        task = asyncio.current_task()
+        stall = Silence(self._limits.write_timeout_s, lambda: task and task.cancel("client_stalled"))
         try:
             async for piece in body:
                 # Once the client has left the answer is only read for its usage.

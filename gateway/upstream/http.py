@@ -22,6 +22,7 @@ from yarl import URL
 
 from gateway.core.errors import UpstreamFault, UpstreamProtocolError, UpstreamTimeout, UpstreamUnreachable
 from gateway.core.ports import Outgoing, Upstream, UpstreamReply
+from gateway.upstream.silence import Silence
 
 #: aiohttp would add these of its own accord; what the caller did not send, the provider does not get
 _SKIP: Final = frozenset({"User-Agent", "Accept", "Content-Type"})
@@ -90,7 +91,7 @@ class HttpUpstream:
     async def pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         """The body as it arrives; reading stops while the consumer is busy, so the socket pushes back."""
         content = response.content
-        silence = _Silence(content, self._limits.between_bytes_s)
+        silence = Silence(self._limits.between_bytes_s, lambda: content.set_exception(TimeoutError()))
         try:
             with self._translated():
                 while True:
@@ -164,39 +165,6 @@ class _Sending:
             response.release()
         else:
             response.close()
-
-
-class _Silence:
-    """Ends the reading of an answer whose provider has been silent for too long.
-
-    One timer an answer that looks when it is due, instead of one a piece: streams have thousands of pieces. The time
-    that the consumer takes for a piece does not count.
-    """
-
-    __slots__ = ("_content", "_limit", "_loop", "_since", "_timer")
-
-    def __init__(self, content: aiohttp.StreamReader, limit: float) -> None:
-        self._content = content
-        self._limit = limit
-        self._loop = asyncio.get_running_loop()
-        self._since: float | None = None
-        self._timer = self._loop.call_later(limit, self._look)
-
-    def begin(self) -> None:
-        self._since = self._loop.time()
-
-    def end(self) -> None:
-        self._since = None
-
-    def stop(self) -> None:
-        self._timer.cancel()
-
-    def _look(self) -> None:
-        waited = 0.0 if self._since is None else self._loop.time() - self._since
-        if waited >= self._limit:
-            self._content.set_exception(TimeoutError())
-        else:
-            self._timer = self._loop.call_later(self._limit - waited, self._look)
 
 
 class _Reply:

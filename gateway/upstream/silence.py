@@ -1,0 +1,41 @@
+"""One timer for a whole stream, however many pieces it has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class Silence:
+    """Calls `expired` once a single wait between `begin` and `end` has lasted `limit` seconds.
+
+    The timer looks when it is due; time outside such a wait does not count.
+    """
+
+    __slots__ = ("_expired", "_limit", "_loop", "_since", "_timer")
+
+    def __init__(self, limit: float, expired: Callable[[], object]) -> None:
+        self._limit = limit
+        self._expired = expired
+        self._loop = asyncio.get_running_loop()
+        self._since: float | None = None
+        self._timer = self._loop.call_later(limit, self._look)
+
+    def begin(self) -> None:
+        """A wait begins."""
+        self._since = self._loop.time()
+
+    def end(self) -> None:
+        """It is over."""
+        self._since = None
+
+    def stop(self) -> None:
+        """Nobody waits any more."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        waited = 0.0 if self._since is None else self._loop.time() - self._since
+        if waited < self._limit:
+            self._timer = self._loop.call_later(self._limit - waited, self._look)
+        else:
+            self._expired()
