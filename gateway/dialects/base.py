@@ -34,6 +34,8 @@ _UNREAD_BYTES: Final = 64 * 1024
 MAX_TOOLS: Final = 256
 #: top-level fields of a body; no API has a hundred
 _MAX_FIELDS: Final = 4096
+#: a body of so many bytes cannot have more fields than that: each takes five (`"":1,`)
+_FEW_FIELDS: Final = 4 * _MAX_FIELDS
 _ABSENT: Final = msgspec.Raw(b"")
 #: content that is decoded to find what identifies a conversation; text that needs no decoding is not counted
 _DECODED_BYTES: Final = 32 * 1024
@@ -227,8 +229,12 @@ class _Name:
         self.text = text
 
 
-def _fields_decoder() -> msgspec.json.Decoder[dict[_Name, msgspec.Raw]]:
-    """Reads one body. The keys are counted, so that millions of them are refused before they are held."""
+def _name(_: type, text: str) -> _Name:
+    return _Name(text)
+
+
+def _counting_decoder() -> msgspec.json.Decoder[dict[_Name, msgspec.Raw]]:
+    """Reads one body and counts its keys, so that millions of them are refused before they are held."""
     count = itertools.count(1)
 
     def name(_: type, text: str) -> _Name:
@@ -237,6 +243,9 @@ def _fields_decoder() -> msgspec.json.Decoder[dict[_Name, msgspec.Raw]]:
         return _Name(text)
 
     return msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=name)
+
+
+_FIELDS_DECODER: Final = msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=_name)
 
 
 def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
@@ -252,7 +261,8 @@ def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
             f"The request body is not valid UTF-8 (byte {error.start}). Send JSON encoded as UTF-8."
         ) from None
     try:
-        named = _fields_decoder().decode(body)
+        decoder = _FIELDS_DECODER if len(body) <= _FEW_FIELDS else _counting_decoder()
+        named = decoder.decode(body)
     except msgspec.ValidationError:
         raise InvalidRequest('The request body is JSON, but not an object. Send an object like {"model": …}.') from None
     except msgspec.DecodeError as error:

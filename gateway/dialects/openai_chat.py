@@ -106,7 +106,7 @@ class OpenAIChat:
         """See `Dialect.input_text`."""
         for name in _TEXT_FIELDS:
             if name in call.fields:
-                yield from texts(decode(call.fields[name]))
+                yield from texts(call.fields[name])
 
     def answer(self, body: bytes) -> Answer:
         """See `Dialect.answer`."""
