@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -20,6 +21,8 @@ from gateway.server.protocol import GatewayProtocol, ServerConfig
 #: longer than SDKs keep an idle connection, so that it is rarely we who close it under a request
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
+#: for a worker to take notice of one signal before the next
+_HURRY_S = 0.2
 
 
 def make_config(
@@ -67,19 +70,30 @@ class Supervisor(Multiprocess):
 
     def __init__(self, config: ServerConfig, sockets: list[socket.socket]) -> None:
         super().__init__(config, sockets)
-        self._stopping = False
+        self._stopping = self._hurry = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         del frame
         if self._stopping:
-            for process in self.processes:
-                if process.pid is not None:
-                    # A worker that is stopping already takes only this one for "at once".
-                    os.kill(process.pid, signal.SIGINT)
+            self._hurry = True
+            self._interrupt_all()
         self._stopping = True
         self.signal_queue.append(number)
+
+    def _interrupt_all(self) -> None:
+        """A worker that is stopping already takes only this signal for "at once"."""
+        for process in self.processes:
+            if process.pid is not None:
+                os.kill(process.pid, signal.SIGINT)
+
+    def terminate_all(self) -> None:
+        """Stop the workers; at once where the second signal came before they heard of the first."""
+        super().terminate_all()
+        if self._hurry:
+            time.sleep(_HURRY_S)
+            self._interrupt_all()
 
     def handle_hup(self) -> None:
         """Pass it on."""

@@ -231,7 +231,7 @@ def test_a_second_signal_ends_several_workers_at_once(
     running = Running(lambda: gateway.web.stream("s", "chunks=400;interval=0.1"))
     until(lambda: mock.calls)
     gateway.signal(signal.SIGTERM)
-    time.sleep(0.5)
+    time.sleep(1)
     gateway.signal(signal.SIGTERM)
-    gateway.wait(5)
+    gateway.wait(15)
     assert not running.end().clean
