@@ -222,16 +222,3 @@ def test_a_left_call_is_read_to_its_end_before_the_gateway_stops(
     gateway.signal(signal.SIGTERM)
     gateway.wait(5)
     assert kept(gateway, "left") == (1, 50, 0), "exact, since it was drained"
-
-
-def test_a_second_signal_ends_several_workers_at_once(
-    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
-) -> None:
-    gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 30, "server.workers": 2})
-    running = Running(lambda: gateway.web.stream("s", "chunks=400;interval=0.1"))
-    until(lambda: mock.calls)
-    gateway.signal(signal.SIGTERM)
-    time.sleep(1)
-    gateway.signal(signal.SIGTERM)
-    gateway.wait(15)
-    assert not running.end().clean
