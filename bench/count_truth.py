@@ -23,12 +23,12 @@ sys.path.insert(0, str(ROOT))
 import yaml  # noqa: E402
 
 from gateway.core.counting.cache import CountCache  # noqa: E402
-from gateway.core.counting.calibration import calibration_key, corrected, last_turn, learned  # noqa: E402
+from gateway.core.counting.calibration import KEPT, calibration_key, corrected, last_turn, learned  # noqa: E402
 from gateway.core.counting.estimate import Estimate, Estimator  # noqa: E402
 from gateway.core.counting.families import families_from  # noqa: E402
 from gateway.core.counting.measure import Wire  # noqa: E402
 from gateway.core.counting.request import read_request, wire_of  # noqa: E402
-from gateway.counters.tiktoken import Counters  # noqa: E402
+from gateway.counters.registry import Counters  # noqa: E402
 
 WIRES: dict[str, Wire] = {
     "openai_chat": "chat",
@@ -68,6 +68,7 @@ def model_of(request: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
 
 def replay(records: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Estimate, Any]]:
     residuals: dict[str, tuple[int, ...]] = {}
+    surprises: dict[str, tuple[int, ...]] = {}
     sessions: dict[str, Any] = {}
     for record in records:
         estimate = estimate_of_call(record["request"], record)
@@ -75,7 +76,11 @@ def replay(records: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Esti
             record["provider"] or "", model_of(record["request"], record), WIRES[record["wire"]], estimate.shape
         )
         session = record.get("session") or ""
-        yield record, estimate, corrected(estimate, key, residuals.get(key, ()), sessions.get(session))
+        found = corrected(estimate, key, residuals.get(key, ()), sessions.get(session), surprises.get(key, ()))
+        yield record, estimate, found
+        if found.follows:
+            surprise = record["reported_prompt_tokens"] - found.tokens
+            surprises[key] = (*surprises.get(key, ()), surprise)[-KEPT:]
         residuals[key] = learned(residuals.get(key, ()), estimate, record["reported_prompt_tokens"])
         if session:
             sessions[session] = last_turn(key, estimate, record["reported_prompt_tokens"])

@@ -15,13 +15,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import Draft
-from gateway.core.fitting.epochs import Epoch, FitPolicy, find, fit
+from gateway.core.fitting.epoch import Epoch
+from gateway.core.fitting.epochs import FitPolicy, find, fit
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten
@@ -63,33 +66,44 @@ class Trimmer:
         self._count = counter()
         self._reader = Reader(weigher(self._count))
         self._policy = policy()
-        self._epochs: dict[str, Epoch] = {}
+        self._epochs: dict[str, dict[str, Epoch]] = {}
         self._tools: dict[str, int] = {}
 
     def __call__(self, request: dict[str, Any], budget: int) -> dict[str, Any]:
-        conversation = Conversation.of(request["messages"])
+        came = request["messages"]
+        raws = [msgspec.json.encode(message) for message in came]
+        conversation = Conversation.of(raws, self._reader)
         salt = str(request.get("user", ""))
         limit = budget - self._beside(request)
-        epoch = find(self._epochs, conversation, salt)
+        epochs = self._epochs.setdefault(salt, {})
+        epoch = find(epochs.values(), conversation, salt)
         try:
             fitted = fit(conversation, limit, self._reader, epoch=epoch, policy=self._policy, salt=salt)
         except ContextOverflow:
             # The scorer knows which requests cannot be fitted and leaves them out, but for their cost: it takes a
             # refusal for the whole request sent. What must stay, over the limit, is what other trimmers send.
             least = Drop().apply(Draft.untouched(conversation, self._reader), 0)
-            return {**request, "messages": least.messages()}
-        if fitted.epoch is not None:
+            return {**request, "messages": _decoded(least.sent().messages, raws, came)}
+        if not fitted.changed:
+            return request
+        if fitted.epoch is not None and fitted.epoch is not epoch:
             # as it would come back out of a store
             epoch = Epoch.from_json(json.loads(json.dumps(fitted.epoch.to_json())))
             if epoch is not None:
-                self._epochs[epoch.prefix] = epoch
-        return {**request, "messages": list(fitted.messages)} if fitted.changed else request
+                epochs[epoch.prefix] = epoch
+        return {**request, "messages": _decoded(fitted.messages, raws, came)}
 
     def _beside(self, request: dict[str, Any]) -> int:
         written = json.dumps(request["tools"], ensure_ascii=False) if request.get("tools") else ""
         if written not in self._tools:
             self._tools[written] = self._count(written)
         return self._tools[written] + REQUEST_TOKENS
+
+
+def _decoded(sent: Sequence[bytes], raws: Sequence[bytes], came: Sequence[Any]) -> list[Any]:
+    """The messages as values; those that were kept as they came in."""
+    known = {id(raw): message for raw, message in zip(raws, came, strict=True)}
+    return [known[id(raw)] if id(raw) in known else json.loads(raw) for raw in sent]
 
 
 _trimmers: list[Trimmer] = []

@@ -1,6 +1,7 @@
 """One call, top to bottom. This is the only place that knows the order.
 
-Read the body -> name the session -> find the route -> send -> meter the answer -> settle -> tell the observers.
+Read the body -> name the session -> find the route -> plan what to send -> send -> meter the answer -> settle -> tell
+the observers.
 
 An `Exchange` is entered for the way down and left after the answer was passed on. Whatever happens in between (the
 client leaves, the provider breaks off, the process is told to stop), leaving it settles, once.
@@ -15,13 +16,14 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import Final, Literal
 
 from gateway.core import identity
+from gateway.core.counting.calibration import LastTurn
 from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, Unpacker
 from gateway.core.errors import (
@@ -34,12 +36,28 @@ from gateway.core.errors import (
     UpstreamProtocolError,
 )
 from gateway.core.forwarding import Provider, check_credential, header, request_headers, response_headers
-from gateway.core.ports import CallRecord, Headers, Observer, Outgoing, SessionKey, Store, Upstream, UpstreamReply
+from gateway.core.plan import Plan, Wishes
+from gateway.core.ports import (
+    CallRecord,
+    ContextRecord,
+    Headers,
+    Observer,
+    Outgoing,
+    SessionKey,
+    Store,
+    Upstream,
+    UpstreamReply,
+)
 from gateway.core.pricing import cost
 from gateway.core.routing import ModelFacts, Route, Routes
+from gateway.core.session import Remembered
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.dialects import Endpoint
 from gateway.dialects.base import Answer, Call, StreamMeter, decode, estimate
+from gateway.dialects.contents import contents_of, output_limit
+from gateway.dialects.length_error import LengthError, length_error
+from gateway.planning import Asked, Planner
+from gateway.stores.learner import Learner
 from gateway.stores.settler import Settler
 
 logger = logging.getLogger("gateway")
@@ -49,6 +67,10 @@ MAX_WHOLE_ANSWER: Final = 64 * 1024 * 1024
 _MAX_ERROR_BODY: Final = 1024 * 1024
 _REMEMBERED: Final = 1024
 _REMEMBERED_S: Final = 3600.0
+#: statuses under which a provider says that it does not take a request as it is; llama.cpp's server says so with 500
+_TELLING: Final = frozenset({400, 413, 422, 500})
+#: what is asked for where a provider refused a request for its length and did not say how long it may be
+_SHORTER: Final = 0.8
 #: how long a provider may keep a stream open after its own end mark, until we stop reading for the connection's sake
 _AFTER_END_S: Final = 2.0
 _CLIENT_CLOSED: Final = 499
@@ -60,6 +82,9 @@ _MODEL_PART: Final = re.compile(
     rb'\r\ncontent-disposition:[^\r\n]{0,200};[ \t]*name="?model"?[ \t]*(?:;[^\r\n]*)?\r\n(?:[^\r\n]+\r\n){0,8}\r\n',
     re.IGNORECASE,
 )
+
+_NO_WISHES: Final = Wishes()
+_NOTHING_REMEMBERED: Final = Remembered()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +111,8 @@ class Incoming:
     """One client request, its body read.
 
     `call_id` is ours and unique, `request_id` may be the client's; `path` is relative to `/v1/` and still encoded;
-    `started` is monotonic. `refused`: why its body was not read; it is answered with that.
+    `started` is monotonic. `refused`: why its body was not read; it is answered with that. `wishes`: what its headers
+    ask of its context.
     """
 
     call_id: str
@@ -102,6 +128,7 @@ class Incoming:
     path_session: str | None
     started: float
     refused: GatewayError | None = None
+    wishes: Wishes = _NO_WISHES
 
 
 @dataclass(slots=True)
@@ -121,6 +148,7 @@ class Reply:
     final: bool = False
     upstream_error: bool = False
     fault: GatewayError | None = None
+    context: ContextRecord | None = None
     overhead_s: float = 0.0
     broken: bool = False
 
@@ -137,6 +165,8 @@ class Gateway:
         facts: Callable[[Route], ModelFacts],
         store: Store,
         settler: Settler,
+        planner: Planner,
+        learner: Learner,
         observers: Sequence[Observer],
         policy: SessionPolicy,
         totals_comment: Callable[[Totals, Charge | None], bytes],
@@ -150,6 +180,8 @@ class Gateway:
         self.facts = facts
         self.store = store
         self.settler = settler
+        self.planner = planner
+        self.learner = learner
         self.observers = observers
         self.policy = policy
         self.totals_comment = totals_comment
@@ -187,6 +219,9 @@ class _Progress:
     session: SessionKey | None = None
     derived: bool = False
     route: Route = field(default_factory=lambda: Route("", ""))
+    asked: Asked | None = None
+    remembered: Remembered = _NOTHING_REMEMBERED
+    plan: Plan | None = None
     sent_at: float | None = None
     head_at: float | None = None
     status: int = _CLIENT_CLOSED
@@ -262,6 +297,7 @@ class Exchange:
         route = progress.route = self._route(call)
         provider = gateway.providers[route.provider]
         check_credential(self._in.headers, provider, gateway.providers.values())
+        await self._prepare(call, route)
         before = await gateway.store.totals(progress.session) if progress.session and call.stream else None
         answer = await self._send(call, route, provider)
         if not 200 <= answer.status < 300:  # noqa: PLR2004
@@ -320,21 +356,86 @@ class Exchange:
             return routes.resolve(model)
         return Route(routes.without_model(incoming.endpoint.anthropic), "")
 
+    async def _prepare(self, call: Call, route: Route) -> None:
+        """Weigh the request and decide what of it is sent."""
+        wire, progress, gateway = self._in.endpoint.wire, self._p, self._gateway
+        contents = contents_of(call, wire) if wire is not None else None
+        if contents is None:
+            return
+        if progress.session is not None:
+            progress.remembered = await gateway.store.remembered(progress.session)
+        wishes = replace(self._in.wishes, output=output_limit(contents.fields))
+        progress.asked = Asked(contents, route, gateway.facts(route), wishes, len(call.body))
+        progress.plan = await gateway.planner.plan(progress.asked, progress.remembered)
+        if progress.plan.overflow is not None:
+            raise progress.plan.overflow
+        await self._remember(progress.plan)
+
+    async def _remember(self, plan: Plan) -> None:
+        """Keep a new decision before it is sent: another worker, or this one after a restart, must send the same."""
+        epoch, session = plan.epoch, self._p.session
+        if epoch is None or session is None:
+            return
+        try:
+            await self._gateway.store.update(session, lambda state: state.with_epoch(epoch, instead_of=plan.resumed))
+        except StoreUnavailable:
+            # The next turn decides anew: it costs the provider's cache, and is no reason to refuse this one.
+            self._p.notes["context"] = "decision not kept: the store is away"
+
     async def _send(self, call: Call, route: Route, provider: Provider) -> UpstreamReply:
         gateway = self._gateway
         ask = call.stream and not call.usage_asked and not gateway.refuses_usage(route)
         answer = await self._attempt(call, route, provider, ask_usage=ask)
-        if ask and answer.status in (400, 422):
-            body = await self._read_error(answer)
-            if b"stream_options" not in body and b"include_usage" not in body:
-                return _Read(answer.status, _without_packing(answer.headers), body)
+        if answer.status not in _TELLING:
+            return answer
+        body = await self._read_error(answer)
+        if ask and (b"stream_options" in body or b"include_usage" in body):
             await self._hang_up()
             answer = await self._attempt(call, route, provider, ask_usage=False)
             # Only now is it sure that our field was the reason, and not a client's words that the error repeats.
             if 200 <= answer.status < 300:  # noqa: PLR2004
                 gateway.remember_refusal(route)
                 self._p.notes["stream_usage"] = "refused by the provider"
-        return answer
+            return answer
+        found = length_error(answer.status, body)
+        if found is not None and await self._fit_again(found):
+            await self._hang_up()
+            return await self._attempt(call, route, provider, ask_usage=ask)
+        return _Read(answer.status, _without_packing(answer.headers), body)
+
+    async def _fit_again(self, found: LengthError) -> bool:
+        """Learn from a provider's refusal for length; whether there is now something shorter to send."""
+        progress, gateway = self._p, self._gateway
+        asked, plan = progress.asked, progress.plan
+        if asked is None or plan is None:
+            return False
+        context, remembered = plan.context, progress.remembered
+        if found.asked is not None:
+            residual = found.asked - context.estimate
+            gateway.learner.report(context.key, residual)
+            remembered = replace(remembered, last_turn=LastTurn(context.key, residual))
+        most = max(found.asked or 0, context.tokens) + (found.output or asked.wishes.output or 0)
+        if found.limit is not None and found.limit < most:
+            gateway.learner.report_window(asked.route.provider, asked.route.model, found.limit)
+            window = found.limit
+        else:
+            window = int(context.tokens * _SHORTER)
+        again = await gateway.planner.plan(asked, remembered, window)
+        progress.notes["context"] = "the provider refused it for its length"
+        if again.overflow is not None or again.messages in (None, plan.messages):
+            return False
+        progress.plan = again
+        progress.notes["context"] += ", and it was fitted again"
+        await self._remember(again)
+        return True
+
+    def _body(self, call: Call, model: str, *, ask_usage: bool) -> bytes:
+        """What is sent: the client's own bytes where nothing has to change."""
+        progress = self._p
+        messages = progress.plan.messages if progress.plan is not None else None
+        if messages is None and progress.asked is not None and progress.asked.contents.marked:
+            messages = progress.asked.contents.messages
+        return self._dialect.write(call, model, ask_usage=ask_usage, messages=messages)
 
     async def _attempt(self, call: Call, route: Route, provider: Provider, *, ask_usage: bool) -> UpstreamReply:
         incoming, progress, gateway = self._in, self._p, self._gateway
@@ -344,7 +445,7 @@ class Exchange:
             request_headers(
                 incoming.headers, provider, client_key_headers=incoming.caller.key_headers, unpacked=incoming.unpacked
             ),
-            self._dialect.write(call, route.model, ask_usage=ask_usage) if route.model else call.body,
+            self._body(call, route.model, ask_usage=ask_usage) if route.model else call.body,
         )
         if progress.sent_at is None:
             progress.sent_at = gateway.clock()
@@ -500,6 +601,7 @@ class Exchange:
             headers,
             body,
             session=self._p.session,
+            context=self._p.plan.context if self._p.plan is not None else None,
             overhead_s=(sent_at if sent_at is not None else self._gateway.clock()) - self._in.started,
         )
 
@@ -556,6 +658,7 @@ class Exchange:
             request_bytes=len(incoming.body),
             response_bytes=progress.response_bytes,
             notes=progress.notes,
+            context=progress.plan.context if progress.plan is not None else None,
         )
 
     def _charge(self, answer: Answer) -> Charge | None:
@@ -580,7 +683,9 @@ class Exchange:
         return Charge(usage, "estimated", self._cost(usage, answer.service_tier))
 
     def _input_estimate(self) -> int:
-        call = self._p.call
+        call, plan = self._p.call, self._p.plan
+        if plan is not None:
+            return plan.context.tokens
         return estimate(self._dialect.input_text(call)) if call else 0
 
     def _cost(self, usage: Usage, tier: str | None) -> Decimal | None:

@@ -9,22 +9,33 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 
 from gateway import catalog, config
+from gateway.core.counting.cache import CountCache
+from gateway.core.counting.estimate import Estimator
 from gateway.core.errors import ConfigError
+from gateway.core.fitting.epochs import FitPolicy
+from gateway.core.fitting.strategies import strategies_of
 from gateway.core.forwarding import Provider
 from gateway.core.ids import call_id
+from gateway.core.plan import ContextPolicy
 from gateway.core.ports import Observer, Store
 from gateway.core.routing import ModelRule, Routes
+from gateway.counters.registry import Counters, is_dotted_path
+from gateway.inspection import Inspector
 from gateway.pipeline import Gateway, SessionPolicy
+from gateway.planning import Planner
 from gateway.server import headers
 from gateway.server.app import GatewayApp
 from gateway.server.auth import Authenticator, KeyRule, digest
+from gateway.server.context import ContextApi
 from gateway.server.endpoints import Forwarder, Limits
 from gateway.server.sessions import Rules, SessionsApi
+from gateway.stores.learner import Learner
 from gateway.stores.memory import MemoryStore
 from gateway.stores.settler import Settler
 from gateway.stores.sqlite import SqliteStore
@@ -35,6 +46,8 @@ logger = logging.getLogger("gateway")
 
 _EXPIRE_EVERY_S = 3600.0
 _OLD_PARTS_CHECK_S = 1.0
+#: for the token counts of messages, the last ones seen
+_COUNTS_BYTES = 32 * 2**20
 
 Load = Callable[[], config.Loaded]
 
@@ -80,6 +93,74 @@ def open_catalog() -> catalog.Catalog:
     return catalog.Catalog(config.model_facts(), catalog.load_litellm_table())
 
 
+def add_counters(counters: Counters, settings: config.Settings) -> None:
+    """Make the token counters known that routes name by their dotted path.
+
+    Raises:
+        ConfigError: one of them cannot be made; the problem names the route.
+    """
+    problems = []
+    for index, row in enumerate(settings.models):
+        if row.tokenizer is not None and is_dotted_path(row.tokenizer):
+            try:
+                counters.add(row.tokenizer)
+            except ConfigError as error:
+                problems += [f"models.{index}.tokenizer: {problem}" for problem in error.problems]
+    if problems:
+        raise ConfigError(problems)
+
+
+def estimator_of(counters: Counters) -> Estimator:
+    """An estimator that counts with these; token tables are loaded when they are first needed."""
+    return Estimator(config.families(), counters.counter, CountCache(_COUNTS_BYTES, threading.Lock()))
+
+
+def context_policy(row: config.Context) -> ContextPolicy:
+    """The `context:` settings as core reads them."""
+    return ContextPolicy(
+        trim=row.trim,
+        budget=row.budget if isinstance(row.budget, int) else None,
+        reserve_tokens=row.reserve_tokens if isinstance(row.reserve_tokens, int) else None,
+        keep_last_turns=row.keep_last_turns,
+        forward_overflow=row.on_overflow == "forward",
+        safety=row.safety if isinstance(row.safety, float) else None,
+        fit=FitPolicy(
+            strategies=strategies_of(row.strategies, shorten_tokens=row.result_max_tokens),
+            low_water=row.low_water,
+            recall=row.recall,
+        ),
+    )
+
+
+@contextmanager
+def inspector_of(settings: config.Settings) -> Iterator[Inspector]:
+    """An inspector that needs no running gateway, and so knows nothing learned. Needs a running event loop.
+
+    Raises:
+        ConfigError: a file that stands beside the configuration, or a token counter it names, is wrong.
+    """
+    counters = Counters()
+    add_counters(counters, settings)
+    facts = open_catalog().facts
+    planner = planner_of(settings, counters, estimator_of(counters), Learner(MemoryStore()))
+    try:
+        yield Inspector(planner, routes_of(settings), facts)
+    finally:
+        planner.close()
+
+
+def planner_of(settings: config.Settings, counters: Counters, estimator: Estimator, learner: Learner) -> Planner:
+    """The planner under these settings."""
+    return Planner(
+        estimator,
+        counters.is_loaded,
+        learner,
+        context_policy(settings.context),
+        deadline_s=settings.context.deadline_ms / 1000,
+        clock=time.monotonic,
+    )
+
+
 def routes_of(settings: config.Settings) -> Routes:
     """The routing table: the configured routes, then the built-in ones whose provider exists."""
     rules = [ModelRule(row.match, row.provider, row.name, catalog.facts_of(row)) for row in settings.models]
@@ -110,7 +191,11 @@ class Worker:
         self.store = store
         self._load = load
         self._settler = Settler(store)
-        self._observers = _observers(settings)
+        self._learner = Learner(store)
+        self._counters = Counters()
+        add_counters(self._counters, settings)
+        self._estimator = estimator_of(self._counters)
+        self._observers = [self._learner, *_observers(settings)]
         self._catalog = open_catalog()
         self._ttl_s = settings.sessions.ttl_s
         self._chores = {asyncio.create_task(self._expire())}
@@ -118,6 +203,7 @@ class Worker:
         self._parts = _Parts(settings, self)
         self._workers = settings.server.workers
         self.api = SessionsApi(store, lambda: self._parts.rules, self.reload_all)
+        self.context_api = ContextApi(store, lambda: self._parts.rules)
         # A server in a thread (tests, the demo) gets no signals.
         with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_on_signal)
@@ -153,6 +239,7 @@ class Worker:
         """
         settings = self._load().settings
         config.refuse_open_door(settings)
+        add_counters(self._counters, settings)
         old, self._parts = self._parts, _Parts(settings, self)
         self._ttl_s = settings.sessions.ttl_s
         logger.info("configuration reloaded")
@@ -160,7 +247,17 @@ class Worker:
         self._chores.add(chore)
         chore.add_done_callback(self._chores.discard)
 
-    def gateway(self, settings: config.Settings, routes: Routes, upstreams: Mapping[str, http.HttpUpstream]) -> Gateway:
+    def planner(self, settings: config.Settings) -> Planner:
+        """The planner under these settings."""
+        return planner_of(settings, self._counters, self._estimator, self._learner)
+
+    def gateway(
+        self,
+        settings: config.Settings,
+        routes: Routes,
+        upstreams: Mapping[str, http.HttpUpstream],
+        planner: Planner,
+    ) -> Gateway:
         """The pipeline under these settings."""
         sessions = settings.sessions
         known = config.built_in_providers()
@@ -171,6 +268,8 @@ class Worker:
             facts=self._catalog.facts,
             store=self.store,
             settler=self._settler,
+            planner=planner,
+            learner=self._learner,
             observers=self._observers,
             policy=SessionPolicy(
                 sessions.id_headers,
@@ -200,6 +299,7 @@ class Worker:
         await asyncio.gather(*self._chores, return_exceptions=True)
         await self._parts.aclose()
         await self._settler.aclose()
+        await self._learner.aclose()
 
 
 class _Parts:
@@ -224,11 +324,16 @@ class _Parts:
             write_timeout_s=server.write_timeout_s,
         )
         self._upstreams = upstreams_of(settings.providers)
-        self.rules = Rules(authenticator, routes, worker.catalog)
-        self.forwarder = Forwarder(worker.gateway(settings, routes, self._upstreams), authenticator, limits)
+        self._planner = worker.planner(settings)
+        inspector = Inspector(self._planner, routes, worker.catalog.facts)
+        self.rules = Rules(authenticator, routes, worker.catalog, inspector, limits.max_body, limits.body_timeout_s)
+        self.forwarder = Forwarder(
+            worker.gateway(settings, routes, self._upstreams, self._planner), authenticator, limits
+        )
 
     async def aclose(self) -> None:
         await self.forwarder.close()
+        self._planner.close()
         for upstream in self._upstreams.values():
             await upstream.aclose()
 

@@ -22,8 +22,13 @@ ALLOWED = {
     "telemetry": {"core", "dialects"},
     "config": {"core"},
     "catalog": {"core", "config"},
-    "pipeline": {"core", "dialects", "stores", "counters", "upstream", "telemetry", "config", "catalog"},
-    "server": {"core", "dialects", "stores", "counters", "upstream", "telemetry", "config", "catalog", "pipeline"},
+    "planning": {"core", "dialects", "stores"},
+    "inspection": {"core", "dialects", "planning"},
+    "pipeline": {"core", "dialects", "stores", "counters", "upstream", "telemetry", "config", "catalog", "planning"},
+    "server": {
+        *("core", "dialects", "stores", "counters", "upstream", "telemetry", "config", "catalog"),
+        *("planning", "inspection", "pipeline"),
+    },
     "mock": set(),
 }
 #: these know every class
@@ -59,6 +64,8 @@ TESTED_ELSEWHERE = {
     # These show what they are worth only on a real port, with a real client and a real provider's faults.
     "pipeline": "e2e/test_accounting.py",
     "wiring": "e2e/test_shutdown.py",
+    "planning": "e2e/test_context.py",
+    "inspection": "server/test_context.py",
 }
 #: tested as a whole from outside: the built-in provider over HTTP, the commands by what they print, a file by its text
 TESTED_AS_A_WHOLE = {"mock": "mock", "cli": "cli", "config": "test_config.py"}

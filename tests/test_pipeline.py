@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -13,14 +14,21 @@ from typing import Any
 
 import pytest
 
+from gateway.config import families
+from gateway.core.counting.cache import CountCache
+from gateway.core.counting.estimate import Estimator
+from gateway.core.counting.heuristic import CharacterCounter
 from gateway.core.errors import StoreUnavailable, UpstreamProtocolError, UpstreamUnreachable
 from gateway.core.forwarding import Provider
+from gateway.core.plan import ContextPolicy
 from gateway.core.ports import CallRecord, Headers, Outgoing, SessionKey
 from gateway.core.pricing import price_per_million
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
 from gateway.core.usage import Totals
 from gateway.dialects import endpoint
 from gateway.pipeline import MAX_WHOLE_ANSWER, Caller, Exchange, Gateway, Incoming, Reply, SessionPolicy
+from gateway.planning import Planner
+from gateway.stores.learner import Learner
 from gateway.stores.memory import MemoryStore
 from gateway.stores.settler import Settler
 from tests.support.scripted import DONE, chunk, completion, usage_chunk
@@ -109,6 +117,15 @@ class World:
         self.settler = Settler(self.store)
         self.providers = {"p": Provider("p", "http://p/v1", "none"), "q": Provider("q", "http://q/v1", key="held")}
         ids = count(1)
+        learner = Learner(self.store)
+        self.planner = Planner(
+            Estimator(families(), lambda _: CharacterCounter(), CountCache()),
+            lambda _: True,
+            learner,
+            ContextPolicy(),
+            deadline_s=5,
+            clock=time.monotonic,
+        )
         price = price_per_million(input=Decimal(1), output=Decimal(10))
         self.gateway = Gateway(
             routes=Routes([ModelRule("q-*", "q", "q-real")], list(self.providers), "p"),
@@ -117,6 +134,8 @@ class World:
             facts=lambda route: ModelFacts(price=price) if route.provider == "q" else ModelFacts(),
             store=self.store,
             settler=self.settler,
+            planner=self.planner,
+            learner=learner,
             observers=[Failing(), self.recorder],
             policy=policy or SessionPolicy(),
             totals_comment=lambda totals, _: b": %d\n\n" % totals.total_tokens,

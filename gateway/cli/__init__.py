@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from gateway.cli import demo, models, serve, sessions, setup
+from gateway.cli import demo, inspect, models, serve, sessions, setup
 
 app = typer.Typer(
     name="gateway",
@@ -18,6 +18,8 @@ app.command("demo")(demo.demo)
 app.command("check")(setup.check)
 app.command("init")(setup.init)
 app.command("schema")(setup.schema)
+app.command("count")(inspect.count)
+app.command("trim")(inspect.trim)
 app.command("models")(models.models)
 app.add_typer(sessions.app, name="sessions")
 

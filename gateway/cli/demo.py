@@ -14,17 +14,22 @@ from gateway.cli.common import AsJson, Exit, print_json, print_table, stop
 
 _MODEL = "mock-small"
 _SESSION = "demo"
+#: input tokens of a call: after some questions the conversation no longer fits
+_BUDGET = 1500
 _COLUMNS = (
     "call",
     "",
     "asked with",
     "answered with",
+    "context",
+    "sent",
+    "trimmed",
     "tokens in",
     "out",
     "session total",
-    "session cost $",
     "overhead",
 )
+_RIGHT = ("context", "sent", "tokens in", "out", "session total", "overhead")
 _TOOLS = [
     {
         "type": "function",
@@ -38,10 +43,11 @@ _TOOLS = [
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=1, max=200, help="Questions the user asks.")] = 6,
+    steps: Annotated[int, typer.Option(min=1, max=200, help="Questions the user asks.")] = 8,
+    context: Annotated[int, typer.Option(min=500, help="Input tokens of a call (context.budget).")] = _BUDGET,
     as_json: AsJson = False,
 ) -> None:
-    """Play one session against the built-in provider and show what was metered."""
+    """Play one session against the built-in provider and show what was trimmed and what was metered."""
     from gateway import config
     from gateway.cli.serve import only_provider
     from gateway.mock.server import MockServer
@@ -53,6 +59,7 @@ def demo(
         flags = {
             **only_provider("mock", provider.url, auth="none"),
             "store.url": "memory://",
+            "context.budget": context,
             "telemetry.log.level": "error",
         }
         app = build_app(lambda: config.load(environment={}, flags=flags, search=False))
@@ -63,8 +70,11 @@ def demo(
     if as_json:
         print_json({"calls": rows, "provider_billed_tokens": billed.total_tokens, "session_total_tokens": total})
     else:
-        print_table(_COLUMNS, [_row(row) for row in rows], right=_COLUMNS[4:])
-        typer.echo(f"\nThe session's total in the last answer: {total:,} tokens.")
+        print_table(_COLUMNS, [_row(row) for row in rows], right=_RIGHT)
+        trimmed = [row for row in rows if row["headers"]["x-context-trimmed"] != "none"]
+        saved = sum(_saved(row) for row in trimmed)
+        typer.echo(f"\nTrimmed to {context:,} tokens: {len(trimmed)} of {len(rows)} calls, {saved:,} tokens not sent.")
+        typer.echo(f"The session's total in the last answer: {total:,} tokens.")
         typer.echo(f"The provider's own count of all {billed.calls} calls: {billed.total_tokens:,} tokens.")
         typer.echo(f"{time.monotonic() - started:.1f} s")
     if total != billed.total_tokens:
@@ -87,7 +97,8 @@ class _Client:
             )
             answer = self._call(stream=False)
             for call in answer.get("tool_calls") or []:
-                result = json.dumps([{"order": step * 100 + line, "item": "lamp", "paid": True} for line in range(4)])
+                orders = [_order(step, line) for line in range(8)]
+                result = json.dumps(orders)
                 self._messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
             if answer.get("tool_calls"):
                 self._call(stream=True)
@@ -122,6 +133,16 @@ def _read_stream(content: str, headers: dict[str, str]) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
+def _order(step: int, line: int) -> dict[str, Any]:
+    item = ("lamp", "desk", "chair", "shelf")[(step + line) % 4]
+    return {"order": step * 100 + line, "item": item, "paid": line % 3 > 0, "depot": f"hall-{line * 7 % 5}"}
+
+
+def _saved(row: dict[str, Any]) -> int:
+    headers = row["headers"]
+    return int(headers["x-context-tokens-original"]) - int(headers["x-context-tokens"])
+
+
 def _row(row: dict[str, Any]) -> list[str]:
     headers = row["headers"]
     usage = json.loads(headers["x-token-usage"])
@@ -133,9 +154,11 @@ def _row(row: dict[str, Any]) -> list[str]:
         "stream" if row["stream"] else "",
         row["asked_with"],
         f"call {', '.join(calls)}" if calls else "text",
+        f"{int(headers['x-context-tokens-original']):,}",
+        f"{int(headers['x-context-tokens']):,}",
+        headers["x-context-trimmed"].replace("none", ""),
         f"{usage['promptTokens']:,}",
         f"{usage['completionTokens']:,}",
         f"{total['totalTokens']:,}",
-        "" if row["stream"] else headers.get("x-session-cumulative-cost-usd", "?"),
         f"{headers['x-gateway-overhead-ms']} ms",
     ]

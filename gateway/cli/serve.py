@@ -30,6 +30,9 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
     ] = None,
     mock: Annotated[bool, typer.Option("--mock", help="The built-in provider, for every model. Needs no key.")] = False,
     store: Annotated[str | None, typer.Option(metavar="URL", help="Where sessions are kept (store.url).")] = None,
+    context: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Input tokens of a call (context.budget).")
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes (server.workers).")] = None,
 ) -> None:
     """Run the gateway."""
@@ -42,16 +45,16 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
             ("server.port", port),
             ("server.workers", workers),
             ("store.url", store),
+            ("context.budget", context),
         )
         if value is not None
     }
     with contextlib.ExitStack() as stack:
         if mock:
-            from gateway.mock.server import MockServer
+            from gateway.mock import MODEL_WINDOWS, MockServer, Provider
 
-            flags |= only_provider("mock", stack.enter_context(MockServer()).url, auth="none") | {
-                "models": [_MOCK_MODEL]
-            }
+            server = stack.enter_context(MockServer(Provider(windows=MODEL_WINDOWS)))
+            flags |= only_provider("mock", server.url, auth="none") | {"models": [_MOCK_MODEL]}
         elif upstream is not None:
             flags |= only_provider("upstream", upstream)
         _run(load(config, flags), config, flags)

@@ -20,13 +20,17 @@ def check(
     """Find every problem of the configuration at once. Exit code 3 where there is one."""
     from gateway import config as configuration
     from gateway.core.errors import ConfigError
+    from gateway.counters.registry import Counters
+    from gateway.wiring import add_counters
 
     problems: list[str] = []
     notes: list[str] = []
     try:
         loaded = configuration.load(config)
         configuration.model_facts()
+        configuration.families()
         configuration.refuse_open_door(loaded.settings)
+        add_counters(Counters(), loaded.settings)
     except ConfigError as error:
         problems = error.problems
     else:

@@ -13,10 +13,21 @@ from gateway.config.load import (
     refuse_open_door,
     template,
 )
-from gateway.config.schema import BUILT_IN_ROUTES, Facts, Model, PriceRow, Provider, Settings, duration, json_schema
+from gateway.config.schema import (
+    BUILT_IN_ROUTES,
+    Context,
+    Facts,
+    Model,
+    PriceRow,
+    Provider,
+    Settings,
+    duration,
+    json_schema,
+)
 
 __all__ = [
     "BUILT_IN_ROUTES",
+    "Context",
     "Facts",
     "Loaded",
     "Model",

@@ -27,10 +27,12 @@ from gateway.core.forwarding import CREDENTIALS
 
 DEFAULT_FILE: Final = "gateway.yaml"
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+#: how pydantic names the alternatives of a union
+_KIND: Final = re.compile(r"literal\[.*\]|constrained-(?:int|float|str)")
 _ENV_PREFIX: Final = "GATEWAY_"
 _FLAGS_VARIABLE: Final = "_GATEWAY_FLAGS"
 #: sections that hold no secret, where a complaint may show the number it is about
-_SHOWN_SECTIONS: Final = frozenset({"server", "sessions", "telemetry"})
+_SHOWN_SECTIONS: Final = frozenset({"server", "context", "sessions", "telemetry"})
 #: what `built_in_providers` may read where it comes from the environment
 _FALSE: Final = frozenset({"false", "no", "off", "0"})
 
@@ -363,16 +365,21 @@ def _unshared_store(settings: Settings) -> list[str]:
 
 
 def _describe(error: ValidationError) -> list[str]:
-    lines: list[str] = []
+    lines: dict[str, str] = {}
     for problem in error.errors(include_url=False):
-        path = _dotted(problem["loc"])
+        # A value that may be a word or a number is complained about once for each.
+        location = tuple(part for part in problem["loc"] if not (isinstance(part, str) and _KIND.fullmatch(part)))
+        path = _dotted(location)
         if problem["type"] == "extra_forbidden":
-            siblings = _siblings(problem["loc"])
-            lines.append(f"{path}: there is no such key{_did_you_mean(str(problem['loc'][-1]), siblings)}")
-        else:
-            text = problem["msg"].removeprefix("Value error, ")
-            lines.append(f"{path}: {text[:1].lower()}{text[1:]}{_shown(problem['loc'], problem.get('input'))}")
-    return lines
+            siblings = _siblings(location)
+            lines[path] = f"there is no such key{_did_you_mean(str(location[-1]), siblings)}"
+            continue
+        text = problem["msg"].removeprefix("Value error, ")
+        text = f"{text[:1].lower()}{text[1:]}{_shown(location, problem.get('input'))}"
+        if path in lines:
+            text = f"{lines[path].partition(' (got')[0]}, or {text.removeprefix('input should be ')}"
+        lines[path] = text
+    return [f"{path}: {text}" for path, text in lines.items()]
 
 
 def _shown(location: tuple[int | str, ...], value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
@@ -37,11 +37,21 @@ class _Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _empty_is_not_given(cls, value: Any) -> Any:
-        """`server:` with nothing below, as it is left when all its keys are commented out."""
+    def _as_meant(cls, value: Any) -> Any:
+        """Without `server:` with nothing below, as it is left when all its keys are commented out."""
         if not isinstance(value, dict):
             return value
-        return {key: inner for key, inner in value.items() if inner is not None or not cls._is_section(key)}
+        return {
+            key: "off" if inner is False and cls._can_be_off(key) else inner
+            for key, inner in value.items()
+            if inner is not None or not cls._is_section(key)
+        }
+
+    @classmethod
+    def _can_be_off(cls, key: object) -> bool:
+        """YAML reads a bare `off` as false."""
+        field = cls.model_fields.get(key) if isinstance(key, str) else None
+        return field is not None and "off" in get_args(field.annotation)
 
     @classmethod
     def _is_section(cls, key: object) -> bool:
@@ -250,6 +260,50 @@ class Sessions(_Section):
         return duration(self.ttl)
 
 
+StrategyName = Literal["dedupe", "condense", "shorten", "drop"]
+
+
+class Context(_Section):
+    """How requests are made to fit."""
+
+    trim: Literal["auto", "off", "shadow"] = Field(
+        "auto", description="auto: only what is over its budget; off; shadow: decide and report, forward untouched."
+    )
+    budget: Literal["window"] | Annotated[int, Field(ge=1)] = Field(
+        "window", description="Input tokens of a call: what the model's window leaves, or a smaller number."
+    )
+    reserve_tokens: Literal["auto"] | Annotated[int, Field(ge=0)] = Field(
+        "auto",
+        description="Kept free for the answer; auto: the call's own output limit, else 10 % of the window up to 4,096.",
+    )
+    low_water: float = Field(0.7, ge=0.1, le=1, description="A cut goes down to this share of the budget.")
+    strategies: tuple[StrategyName, ...] = Field(
+        ("dedupe", "condense", "drop"), min_length=1, description="Tried in this order until the request fits."
+    )
+    keep_last_turns: int = Field(1, ge=1, le=1000, description="Turns at the end that are never touched.")
+    result_max_tokens: int = Field(1000, ge=20, description="shorten: what is left of an old message, head and tail.")
+    recall: Literal["off", "said", "all"] = Field(
+        "off",
+        description="Old lines that match the new question, repeated behind it: of user and assistant, or of all.",
+    )
+    on_overflow: Literal["error", "forward"] = Field(
+        "error", description="What cannot be made to fit: refuse it (400 context_length_exceeded), or send it as it is."
+    )
+    safety: Literal["auto"] | Annotated[float, Field(ge=1, le=10)] = Field(
+        "auto", description="Margin over the estimate: learned from reported usage, or a factor such as 1.05."
+    )
+    deadline_ms: Positive = Field(
+        2000, description="Longest choice of what to keep; past it whole messages are dropped instead."
+    )
+
+    @field_validator("strategies")
+    @classmethod
+    def _distinct(cls, value: tuple[StrategyName, ...]) -> tuple[StrategyName, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("names a strategy twice")
+        return value
+
+
 class StoreSettings(_Section):
     """Where sessions are kept."""
 
@@ -295,6 +349,7 @@ class Settings(_Section):
     default_provider: str | None = Field("openai", description="For a model that no route names; null: refuse it.")
     built_in_providers: bool = Field(default=True, description="Whether the built-in providers and their routes exist.")
     models: tuple[Model, ...] = Field((), description="Routes; first match wins; tried before the built-in ones.")
+    context: Context = Field(Context(), description="How requests are made to fit their context budget.")
     sessions: Sessions = Field(Sessions(), description="How calls are put together to sessions.")
     store: StoreSettings = Field(StoreSettings(), description="Where sessions are kept.")
     telemetry: Telemetry = Field(Telemetry(), description="Log.")

@@ -1,48 +1,48 @@
 """A conversation as the rules see it: a view onto the raw chat messages, which stay the truth.
 
 An `Item` says what a message is, never what it becomes; a `Unit` is what stays or goes together: a call with all its
-results, or one message alone. Reading never fails: what is not a chat message is an item of an unknown role, and is
-left alone. What to keep is the business of `gateway.core.fitting`.
+results, or one message alone. Only the keys of the messages are worked out at once; all else waits until it is asked
+for, so that a request that fits is never read. Reading never fails: what is not a chat message is an item of an unknown
+role, and is left alone. What to keep is the business of `gateway.core.fitting`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from typing import Protocol
 
-#: a chat message as decoded JSON
-Message = Mapping[str, Any]
+from gateway.core.message import SYSTEM_ROLES, Message, Sketch, digest, encode, keys_of, sketch
 
-SYSTEM_ROLES: Final = frozenset({"system", "developer"})
-RESULT_ROLES: Final = frozenset({"tool", "function"})
-#: where providers put reasoning that they check, or read back, byte for byte
-_REASONING_FIELDS: Final = ("reasoning_details", "thinking_blocks", "reasoning_signature", "encrypted_content")
-_REASONING_PARTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
+
+class SketchBook(Protocol):
+    """Reads messages, and may remember what it has read under their keys."""
+
+    def sketches(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> Sequence[Sketch]:
+        """A sketch of each message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One message: where it stands, what it says, which calls it makes or answers."""
+    """One message: where it stands, which calls it makes or answers. See `Sketch` for what does not depend on that."""
 
     index: int
     role: str
-    #: its text parts, joined; other parts are not text
-    text: str
-    #: ids of the calls it makes, in order
     calls: tuple[str, ...]
-    #: id of the call it answers
     answers: str | None
+    #: characters of its text, and a hash of it
+    length: int
+    text_key: bytes
     #: it must be sent as it came
     pinned: bool
-    #: it may be dropped with its unit, but never be rewritten: signed reasoning, images, unknown parts
     sealed: bool
     #: the client asked the provider to cache everything up to here
     breakpoint: bool
-    #: hash of the message without its cache mark: the same text, the same key
-    key: str
+    #: hash of the message without its cache marks: the same text, the same key
+    key: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,161 +60,173 @@ class Unit:
         return range(self.start, self.stop)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Conversation:
-    """The items of a request, in order, and how they belong together."""
+    """The messages of a request, in order, and how they belong together."""
 
-    messages: tuple[Message, ...]
-    items: tuple[Item, ...]
-    units: tuple[Unit, ...]
+    messages: tuple[bytes, ...]
+    #: hash of each message without its cache marks
+    keys: tuple[bytes, ...]
+    #: those with cache marks
+    marked: frozenset[int]
+    #: those that the client wants kept as they are
+    wanted: frozenset[int] = frozenset()
+    priorities: Mapping[int, float] = field(default_factory=dict)
+    keep_last_turns: int = 1
+    book: SketchBook | None = None
 
     @classmethod
-    def of(cls, messages: Sequence[Message], *, pinned: Collection[int] = ()) -> Conversation:
-        """Read the messages of a chat request; `pinned` adds indices that a client wants kept as they are."""
-        raw = tuple(messages)
-        spans = tuple(_spans(raw))
-        must = _must_keep(raw, spans) | set(pinned)
-        items = tuple(_item(index, message, pinned=index in must) for index, message in enumerate(raw))
-        units = []
-        for start, stop in spans:
-            inside = items[start:stop]
-            # One pinned item holds its whole unit: a result cannot stand without its call.
-            unit = Unit(start, stop, any(item.pinned for item in inside), any(item.sealed for item in inside))
-            units.append(unit)
-        return cls(raw, items, tuple(units))
+    def of(
+        cls,
+        messages: Sequence[bytes],
+        reader: SketchBook | None = None,
+        *,
+        pinned: Collection[int] = (),
+        priorities: Mapping[int, float] | None = None,
+        keep_last_turns: int = 1,
+    ) -> Conversation:
+        """The messages of a chat request, each as it stands in the body.
 
-    @property
+        Args:
+            messages: the bytes of each.
+            reader: remembers what was read; without one every message is read once for this conversation.
+            pinned: indices that a client wants kept as they are.
+            priorities: index -> what the message's text is worth in relation to others; 0 goes first, before anything
+                else is touched. A unit goes first if this was said of one of its messages and nothing more of another.
+            keep_last_turns: a turn begins with a user's message. 1 keeps the last user's message and what the
+                conversation ends with; 2 also the whole turn before, and so on.
+
+        Raises:
+            ValueError: a priority is negative or no number.
+        """
+        if priorities and not all(priority >= 0 for priority in priorities.values()):
+            raise ValueError("a priority is 0 or more")
+        keys, marked = keys_of(messages)
+        return cls(tuple(messages), keys, marked, frozenset(pinned), priorities or {}, keep_last_turns, reader)
+
+    @classmethod
+    def of_messages(
+        cls,
+        messages: Sequence[Message],
+        reader: SketchBook | None = None,
+        *,
+        pinned: Collection[int] = (),
+        priorities: Mapping[int, float] | None = None,
+        keep_last_turns: int = 1,
+    ) -> Conversation:
+        """The same for messages that are decoded already: they are written as JSON first."""
+        return cls.of(
+            [encode(message) for message in messages],
+            reader,
+            pinned=pinned,
+            priorities=priorities,
+            keep_last_turns=keep_last_turns,
+        )
+
+    def beginning(self, size: int) -> Conversation:
+        """The first messages, as they were when they were all there was."""
+        marked = frozenset(index for index in self.marked if index < size)
+        return Conversation(self.messages[:size], self.keys[:size], marked, book=self.book)
+
+    @cached_property
+    def sketches(self) -> Sequence[Sketch]:
+        """What each message is."""
+        if self.book is None:
+            return [sketch(raw) for raw in self.messages]
+        return self.book.sketches(self.keys, self.messages)
+
+    @cached_property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Where each unit starts and stops."""
+        return tuple(_spans(self.sketches))
+
+    @cached_property
+    def pinned(self) -> frozenset[int]:
+        """What must be sent as it came.
+
+        System texts, unknown roles, the last turns, what the conversation ends with, what the client wants.
+        """
+        sketches = self.sketches
+        must = {index for index, one in enumerate(sketches) if one.role in SYSTEM_ROLES or not one.is_known}
+        users = [index for index, one in enumerate(sketches) if one.role == "user"]
+        if users:
+            must.update(range(users[-max(1, self.keep_last_turns) :][0], users[-1] + 1))
+        if self.spans:
+            must.update(range(*self.spans[-1]))
+        must.update(index for index in self.wanted if 0 <= index < len(sketches))
+        return frozenset(must)
+
+    @cached_property
+    def items(self) -> tuple[Item, ...]:
+        """One for each message."""
+        pinned, marked = self.pinned, self.marked
+        return tuple(
+            Item(
+                index,
+                one.role,
+                one.calls,
+                one.answers,
+                one.length,
+                one.text_key,
+                pinned=index in pinned,
+                sealed=one.sealed,
+                breakpoint=index in marked,
+                key=key,
+            )
+            for index, (one, key) in enumerate(zip(self.sketches, self.keys, strict=True))
+        )
+
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """What stays or goes together."""
+        pinned, sketches = self.pinned, self.sketches
+        return tuple(
+            Unit(
+                start,
+                stop,
+                # One pinned item holds its whole unit: a result cannot stand without its call.
+                pinned=any(index in pinned for index in range(start, stop)),
+                sealed=any(one.sealed for one in sketches[start:stop]),
+            )
+            for start, stop in self.spans
+        )
+
+    @cached_property
     def task(self) -> int | None:
         """Index of the first user message: what the agent was asked to do."""
-        return next((item.index for item in self.items if item.role == "user"), None)
+        return next((index for index, one in enumerate(self.sketches) if one.role == "user"), None)
 
-    @property
-    def last_breakpoint(self) -> int | None:
-        """Index of the last message the client marked for the provider's cache."""
-        return next((item.index for item in reversed(self.items) if item.breakpoint), None)
+    def priority(self, unit: Unit) -> float:
+        """The highest that was said of its messages; 1 where nothing was."""
+        said = [self.priorities[index] for index in unit.indices if index in self.priorities]
+        return max(said, default=1.0)
 
-    def prefix_hashes(self, salt: str = "") -> tuple[str, ...]:
-        """One hash per message, over everything up to and with it; `salt` separates tenants, models or settings."""
-        running = hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16)
-        hashes = []
-        for item in self.items:
-            running.update(item.key.encode())
-            hashes.append(running.hexdigest())
-        return tuple(hashes)
+    def prefix(self, size: int, salt: str = "") -> str:
+        """Hash of the first `size` messages; `salt` separates tenants, models or settings."""
+        salted = digest(salt.encode("utf-8", "surrogatepass"))
+        return blake2b(b"".join(self.keys[:size]), digest_size=16, key=salted).hexdigest()
 
 
-def key_of(message: object) -> str:
-    """Hash of a message as JSON, without cache marks, which clients move from turn to turn."""
-    text = json.dumps(message, ensure_ascii=False)
-    if '"cache_control"' in text:
-        text = json.dumps(_without_marks(message), ensure_ascii=False)
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
-def _without_marks(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_marks(inner) for name, inner in value.items() if name != "cache_control"}
-    return [_without_marks(inner) for inner in value] if isinstance(value, list) else value
-
-
-def text_parts(content: object) -> str:
-    """The text of a message's content, whether a string or a list of parts."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        return ""
-    return "".join(part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str))
-
-
-def call_ids(message: Message) -> tuple[str, ...]:
-    """Ids of the calls a message makes; a call of the old `function_call` kind is known by its function's name."""
-    calls = message.get("tool_calls")
-    ids = [str(call.get("id")) for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
-    old = message.get("function_call")
-    if isinstance(old, Mapping):
-        ids.append(f"function:{old.get('name')}")
-    return tuple(ids)
-
-
-def answered_id(message: Message) -> str | None:
-    """Id of the call a message answers."""
-    role = message.get("role")
-    if role == "tool":
-        return str(message.get("tool_call_id"))
-    return f"function:{message.get('name')}" if role == "function" else None
-
-
-def _spans(messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
+def _spans(sketches: Sequence[Sketch]) -> Iterator[tuple[int, int]]:
     """Calls with the results that follow them; everything else alone."""
     start = 0
-    while start < len(messages):
+    while start < len(sketches):
         stop = start + 1
-        open_ids = list(call_ids(messages[start]))
-        while open_ids and stop < len(messages) and answered_id(messages[stop]) in open_ids:
-            open_ids.remove(str(answered_id(messages[stop])))
-            stop += 1
+        if sketches[start].calls:
+            stop = _answered(sketches, stop, Counter(sketches[start].calls))
         yield start, stop
         start = stop
 
 
-def _must_keep(messages: Sequence[Message], spans: Sequence[tuple[int, int]]) -> set[int]:
-    """System texts, the last user message, and what the conversation ends with, its call included."""
-    must = {index for index, message in enumerate(messages) if message.get("role") in SYSTEM_ROLES}
-    must.update(index for index, message in enumerate(messages) if not _is_known(message))
-    users = [index for index, message in enumerate(messages) if message.get("role") == "user"]
-    must.update(users[-1:])
-    if spans:
-        must.update(range(*spans[-1]))
-    return must
-
-
-def _is_known(message: Message) -> bool:
-    return message.get("role") in SYSTEM_ROLES | RESULT_ROLES | {"user", "assistant"}
-
-
-def _item(index: int, message: Message, *, pinned: bool) -> Item:
-    content = message.get("content")
-    return Item(
-        index=index,
-        role=str(message.get("role")),
-        text=text_parts(content),
-        calls=call_ids(message),
-        answers=answered_id(message),
-        pinned=pinned,
-        sealed=_is_sealed(message, content),
-        breakpoint=_is_breakpoint(message, content),
-        key=key_of(message),
-    )
-
-
-def _is_sealed(message: Message, content: object) -> bool:
-    if any(message.get(name) for name in _REASONING_FIELDS):
-        return True
-    calls = message.get("tool_calls")
-    if isinstance(calls, list) and any(_is_signed_call(call) for call in calls):
-        return True
-    if content is None or isinstance(content, str):
-        return False
-    return not isinstance(content, list) or not all(_is_plain_text(part) for part in content)
-
-
-def _is_signed_call(call: object) -> bool:
-    """A call that is not a plain function call, or carries a signature of the model's thought beside it."""
-    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
-        return True
-    return bool(call.get("extra_content") or call.get("thought_signature") or call.get("provider_specific_fields"))
-
-
-def _is_plain_text(part: object) -> bool:
-    """Text and nothing that depends on its exact wording (annotations point at characters)."""
-    if not isinstance(part, Mapping) or part.get("type") in _REASONING_PARTS:
-        return False
-    return isinstance(part.get("text"), str) and set(part) <= {"type", "text", "cache_control"}
-
-
-def _is_breakpoint(message: Message, content: object) -> bool:
-    if message.get("cache_control"):
-        return True
-    return isinstance(content, list) and any(
-        isinstance(part, Mapping) and part.get("cache_control") for part in content
-    )
+def _answered(sketches: Sequence[Sketch], stop: int, waiting: Counter[str]) -> int:
+    """Where the results of calls end. What cannot be read may be the result of a call that still waits."""
+    while stop < len(sketches) and waiting:
+        answers = sketches[stop].answers
+        if answers is not None and answers in waiting:
+            waiting[answers] -= 1
+            if not waiting[answers]:
+                del waiting[answers]
+        elif sketches[stop].is_known:
+            break
+        stop += 1
+    return stop

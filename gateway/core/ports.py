@@ -6,11 +6,14 @@ may share one store, so nothing here may be answered from a cache.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from gateway.core.counting.calibration import LastTurn
+from gateway.core.counting.estimate import Source
+from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.usage import Charge, Totals
 
 Headers = list[tuple[bytes, bytes]]
@@ -36,6 +39,48 @@ class SessionView:
     last_call_at: float
     totals: Totals
     derived: bool = False
+
+
+#: what became of one message: its role, its tokens as it came, its tokens as it was sent, the rule that decided
+Fate = tuple[str, int, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ContextRecord:
+    """What one call weighed and what was left out of it: numbers and names of rules, no text.
+
+    Attributes:
+        tokens: input tokens that the provider was expected to report for what was sent.
+        original_tokens: the same for what came.
+        source: how good these numbers are.
+        budget: input tokens the call was allowed, the smallest of all limits; None where nothing limits it.
+        conversation_tokens: of what was sent, all but tool results.
+        tool_tokens: tool results in what was sent, each counted once.
+        trimmed: number of messages by the rule that changed them.
+        shadow: it was only decided; what was sent is what came.
+        key: under which the difference to the reported usage is learned.
+        estimate: `tokens` before anything learned was added.
+        follows: what was added is what this session's last turn taught.
+        fates: of each message that came, in order; empty where nothing was changed.
+    """
+
+    tokens: int
+    original_tokens: int
+    source: Source
+    budget: int | None
+    conversation_tokens: int
+    tool_tokens: int
+    key: str
+    estimate: int
+    follows: bool = False
+    trimmed: Mapping[str, int] = field(default_factory=dict)
+    shadow: bool = False
+    fates: tuple[Fate, ...] = ()
+
+    @property
+    def saved_tokens(self) -> int:
+        """Tokens that were not sent."""
+        return 0 if self.shadow else max(0, self.original_tokens - self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +113,21 @@ class CallRecord:
     request_bytes: int
     response_bytes: int
     notes: Mapping[str, str] = field(default_factory=dict)
+    context: ContextRecord | None = None
+
+    @property
+    def last_turn(self) -> LastTurn | None:
+        """By how much the estimate of this call was off; None where the provider did not report its input."""
+        if self.context is None or self.charge is None or self.charge.source != "provider":
+            return None
+        return LastTurn(self.context.key, self.charge.usage.input_tokens - self.context.estimate)
+
+    @property
+    def surprise(self) -> int | None:
+        """By how much more was reported than expected where the session's last turn had been learned from."""
+        if self.last_turn is None or self.context is None or self.charge is None or not self.context.follows:
+            return None
+        return self.charge.usage.input_tokens - self.context.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +138,10 @@ class Page:
     cursor: str | None
 
 
+#: what was learned under a key until now -> what is known with one lesson more; pure, may be applied more than once
+Lesson = Callable[[bytes | None], bytes]
+
+
 @runtime_checkable
 class Store(Protocol):
     """Sessions, their totals and their call records."""
@@ -85,7 +149,8 @@ class Store(Protocol):
     async def settle(self, record: CallRecord) -> Totals:
         """Write `record` and add its charge to its session, in one step, once per `call_id`; the totals after it.
 
-        A record without a session or without a charge is only written. Durable against the end of this process when
+        The session remembers `record.last_turn` where there is one. A record without a session or without a charge is
+        only written. Durable against the end of this process when
         it returns.
 
         Raises:
@@ -99,6 +164,36 @@ class Store(Protocol):
 
     async def session(self, session: SessionKey) -> SessionView | None:
         """The session, or None."""
+        ...
+
+    async def remembered(self, session: SessionKey) -> Remembered:
+        """What a call needs to know of its session: its state, and `last_turn` of the last settled record that had one.
+
+        Empty for an unknown session. Read on every call, so it must be cheap.
+        """
+        ...
+
+    async def update(self, session: SessionKey, change: Change) -> SessionState:
+        """Apply `change` to the session's state in one step, and keep and give the result.
+
+        The session need not exist yet: a request may be cut before its first call is settled. `change` is pure and may
+        be applied more than once.
+
+        Raises:
+            StoreUnavailable: nothing was written, or it is not known whether.
+        """
+        ...
+
+    async def learned(self, key: str) -> bytes | None:
+        """What was learned under a key, as `learn` left it."""
+        ...
+
+    async def learn(self, lessons: Mapping[str, Lesson]) -> Mapping[str, bytes]:
+        """Apply each lesson to what was learned under its key, all in one step; what is known now, by key.
+
+        Raises:
+            StoreUnavailable: nothing was written, or it is not known whether.
+        """
         ...
 
     async def sessions(self, namespace: str | None, limit: int, cursor: str | None, sort: str) -> Page:
@@ -118,11 +213,11 @@ class Store(Protocol):
         ...
 
     async def delete(self, session: SessionKey) -> bool:
-        """Forget the session and its calls; False where there is no such session."""
+        """Forget the session, its state and its calls; False where there is no such session."""
         ...
 
     async def expire(self, before: float) -> int:
-        """Forget sessions whose last call lies before this time, and older call records; how many sessions."""
+        """Forget sessions whose last call lies before this time, and older records and lessons; how many sessions."""
         ...
 
     async def ping(self) -> None:

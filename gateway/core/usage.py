@@ -52,7 +52,11 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """A session's sums. `unpriced_calls` > 0 means `cost_usd` is not the whole cost."""
+    """A session's sums.
+
+    `unpriced_calls` > 0 means `cost_usd` is not the whole cost. `trimmed_calls` were sent with `saved_tokens` less than
+    they came with, by our estimate.
+    """
 
     calls: int = 0
     input_tokens: int = 0
@@ -64,10 +68,12 @@ class Totals:
     estimated_tokens: int = 0
     estimated_calls: int = 0
     unpriced_calls: int = 0
+    trimmed_calls: int = 0
+    saved_tokens: int = 0
     cost_usd: Decimal = Decimal(0)
 
-    def add(self, charge: Charge) -> Totals:
-        """The totals after `charge`."""
+    def add(self, charge: Charge, saved_tokens: int = 0) -> Totals:
+        """The totals after `charge` of a call that was sent with `saved_tokens` less than it came with."""
         usage = charge.usage
         return replace(
             self,
@@ -81,6 +87,8 @@ class Totals:
             estimated_tokens=self.estimated_tokens + charge.estimated_tokens,
             estimated_calls=self.estimated_calls + (charge.source != "provider"),
             unpriced_calls=self.unpriced_calls + (charge.cost_usd is None),
+            trimmed_calls=self.trimmed_calls + (saved_tokens > 0),
+            saved_tokens=self.saved_tokens + saved_tokens,
             cost_usd=self.cost_usd + (charge.cost_usd or 0),
         )
 

@@ -1,8 +1,7 @@
 """Exact token counts, offline: tiktoken with the rank files that litellm's wheel carries.
 
 The files are found without importing litellm and checked before tiktoken sees them: tiktoken itself would delete a
-damaged file and fetch a new one. Nothing here asks the network; where a file is missing, the heuristic counts, and says
-so by its name.
+damaged file and fetch a new one. Nothing here asks the network.
 """
 
 from __future__ import annotations
@@ -13,10 +12,8 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from threading import Lock
 from typing import Final
 
-from gateway.core.counting.heuristic import HeuristicCounter
 from gateway.core.counting.measure import TokenCounter
 
 #: encoding -> the name tiktoken gives its file (SHA-1 of the address it would be fetched from) and the file's SHA-256
@@ -31,7 +28,6 @@ RANK_FILES: Final = {
     ),
 }
 _FOLDER_VARIABLE: Final = "TIKTOKEN_CACHE_DIR"
-_FALLBACK: Final = "o200k_base"
 #: Characters given to tiktoken at once. What takes one word of a million letters 0.5 s takes pieces of it 0.01 s each.
 _CHUNK: Final = 64_000
 #: how far back from a chunk's end a space is looked for
@@ -67,48 +63,20 @@ def _seam(text: str, start: int) -> int:
     return space.start() if space and space.start() > start else end
 
 
-class Counters:
-    """The counters of this machine, by the name of a tokenizer.
+def load(folder: Path | None, encoding: str) -> TiktokenCounter | None:
+    """The counter of an encoding; None where its ranks are not in this folder, or are damaged."""
+    if folder is None or not _is_whole(folder, encoding):
+        return None
+    if os.environ.get(_FOLDER_VARIABLE) != str(folder):
+        if _FOLDER_VARIABLE in os.environ:
+            return None  # tiktoken would look where the user told it to, and fetch what is not there
+        os.environ[_FOLDER_VARIABLE] = str(folder)
+    try:
+        import tiktoken  # noqa: PLC0415  # optional, and half a second to import
 
-    Args:
-        folder: where the rank files lie; None takes the user's TIKTOKEN_CACHE_DIR, else the folder in litellm's wheel.
-    """
-
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder if folder is not None else rank_folder()
-        self._lock = Lock()
-        self._known: dict[str, TokenCounter] = {}
-
-    def counter(self, tokenizer: str) -> TokenCounter:
-        """The counter of a tokenizer: exact where its ranks are at hand, else `heuristic`.
-
-        An unknown tokenizer is counted with o200k_base, whose counts are within a few per cent of most others'.
-        """
-        encoding = tokenizer if tokenizer in RANK_FILES else _FALLBACK
-        found = self._known.get(encoding)
-        if found is None:
-            with self._lock:
-                found = self._known.get(encoding) or self._load(encoding)
-                self._known[encoding] = found
-        return found
-
-    def probe(self) -> dict[str, str]:
-        """Encoding -> name of the counter that stands for it; loads them, which takes up to a second each."""
-        return {encoding: self.counter(encoding).name for encoding in RANK_FILES}
-
-    def _load(self, encoding: str) -> TokenCounter:
-        if self._folder is None or not _is_whole(self._folder, encoding):
-            return HeuristicCounter()
-        if os.environ.get(_FOLDER_VARIABLE) != str(self._folder):
-            if _FOLDER_VARIABLE in os.environ:
-                return HeuristicCounter()  # tiktoken would look where the user told it to, and fetch what is not there
-            os.environ[_FOLDER_VARIABLE] = str(self._folder)
-        try:
-            import tiktoken  # noqa: PLC0415  # optional, and half a second to import
-
-            return TiktokenCounter(encoding, tiktoken.get_encoding(encoding).encode_ordinary)
-        except (ImportError, OSError, ValueError):
-            return HeuristicCounter()
+        return TiktokenCounter(encoding, tiktoken.get_encoding(encoding).encode_ordinary)
+    except (ImportError, OSError, ValueError):
+        return None
 
 
 def rank_folder() -> Path | None:

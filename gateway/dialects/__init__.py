@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.core.counting.measure import Wire
 from gateway.dialects.base import Dialect
 from gateway.dialects.openai_chat import OpenAIChat
 from gateway.dialects.passthrough import PassThrough
@@ -18,6 +20,11 @@ _OPERATIONS: Final = {
     "embeddings": "embeddings",
     "responses": "chat",
     "messages": "chat",
+}
+_WIRES: Final[Mapping[str, Wire]] = {
+    "completions": "completions",
+    "responses": "responses",
+    "messages": "messages",
 }
 #: A POST below one of these reads or changes what an earlier, already counted call made; its answer may repeat that
 #: call's usage. Compaction and the runs of a thread are calls of their own.
@@ -34,7 +41,7 @@ class Endpoint:
     """How one path is spoken.
 
     `metered`: the usage in an answer is added to a session. `estimated`: so is an estimate where there is none.
-    `anthropic`: the client speaks Anthropic's API.
+    `anthropic`: the client speaks Anthropic's API. `wire`: the format of its requests, where they can be weighed.
     """
 
     dialect: Dialect
@@ -42,9 +49,10 @@ class Endpoint:
     metered: bool
     estimated: bool
     anthropic: bool = False
+    wire: Wire | None = None
 
 
-_CHAT_ENDPOINT: Final = Endpoint(CHAT, "chat", metered=True, estimated=True)
+_CHAT_ENDPOINT: Final = Endpoint(CHAT, "chat", metered=True, estimated=True, wire="chat")
 
 
 def endpoint(method: str, path: str, *, anthropic: bool = False) -> Endpoint:
@@ -57,7 +65,9 @@ def endpoint(method: str, path: str, *, anthropic: bool = False) -> Endpoint:
     anthropic = anthropic or path == "messages" or path.startswith("messages/")
     metered = method == "POST" and _is_billed(path)
     dialect = PassThrough(operation, anthropic=anthropic)
-    return Endpoint(dialect, operation, metered=metered, estimated=metered and known is not None, anthropic=anthropic)
+    wire = _WIRES.get(path) if metered else None
+    estimated = metered and known is not None
+    return Endpoint(dialect, operation, metered=metered, estimated=estimated, anthropic=anthropic, wire=wire)
 
 
 def _is_billed(path: str) -> bool:

@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -191,8 +191,8 @@ class Dialect(Protocol):
         """
         ...
 
-    def write(self, call: Call, model: str, *, ask_usage: bool) -> bytes:
-        """The body to send: the call's own bytes where nothing changes."""
+    def write(self, call: Call, model: str, *, ask_usage: bool, messages: Sequence[bytes] | None = None) -> bytes:
+        """The body to send: the call's own bytes where nothing changes. `messages`: instead of the call's own."""
         ...
 
     def opening(self, call: Call) -> list[str] | None:
@@ -287,6 +287,11 @@ def write_fields(fields: Fields, changes: Mapping[str, object]) -> bytes:
     """The object again, with some top-level fields replaced or added; all others keep their bytes and their order."""
     merged: dict[str, object] = {**fields, **changes}
     return msgspec.json.encode(merged)
+
+
+def join(items: Sequence[bytes]) -> msgspec.Raw:
+    """The JSON array of these values."""
+    return msgspec.Raw(b"[" + b",".join(items) + b"]")
 
 
 def decode(raw: bytes | msgspec.Raw) -> Any:

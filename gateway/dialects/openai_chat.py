@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +20,7 @@ from gateway.dialects.base import (
     decode,
     estimate,
     flag_field,
+    join,
     opening_items,
     read_fields,
     string_field,
@@ -88,9 +89,11 @@ class OpenAIChat:
             usage_asked=_asks_for_usage(fields),
         )
 
-    def write(self, call: Call, model: str, *, ask_usage: bool) -> bytes:
+    def write(self, call: Call, model: str, *, ask_usage: bool, messages: Sequence[bytes] | None = None) -> bytes:
         """See `Dialect.write`. `ask_usage` sets `stream_options.include_usage` on a stream that lacks it."""
         changes: dict[str, object] = {}
+        if messages is not None:
+            changes["messages"] = join(messages)
         if model != call.model:
             changes["model"] = model
         if ask_usage and call.stream and not call.usage_asked:

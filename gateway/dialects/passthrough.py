@@ -8,7 +8,7 @@ their usage, model, finish reason, and the text that was delivered. An answer of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.core.counting.heuristic import estimate_tokens
@@ -63,9 +63,9 @@ class PassThrough:
             return Call(self._operation, None, stream=False, body=body, fields={})
         return Call(self._operation, model, stream=stream, body=body, fields=fields, usage_asked=True)
 
-    def write(self, call: Call, model: str, *, ask_usage: bool) -> bytes:
-        """See `Dialect.write`."""
-        del ask_usage
+    def write(self, call: Call, model: str, *, ask_usage: bool, messages: Sequence[bytes] | None = None) -> bytes:
+        """See `Dialect.write`. Messages of these formats are never changed."""
+        del ask_usage, messages
         if call.model is None or model == call.model:
             return call.body
         return write_fields(call.fields, {"model": model})

@@ -4,8 +4,10 @@ from gateway.mock.app import create_app
 from gateway.mock.provider import Billed, Provider, RecordedCall
 from gateway.mock.server import MockServer
 from gateway.mock.turns import Behaviour, ToolCall, Turn, UsagePlacement
+from gateway.mock.windows import MODEL_WINDOWS
 
 __all__ = [
+    "MODEL_WINDOWS",
     "Behaviour",
     "Billed",
     "MockServer",

@@ -12,6 +12,7 @@ from gateway.mock import openai_stream
 from gateway.mock.openai_stream import Step
 from gateway.mock.prompts import ANY_OBJECT, extra_tokens, last_text, read_messages, schema_of, text_of
 from gateway.mock.replies import Ask, Reply, Tool, chunked, decide
+from gateway.mock.windows import check_chat
 from gateway.mock.wire import Answer, JsonObject, Stream, Usage, Whole, check_model, decode
 
 if TYPE_CHECKING:
@@ -56,10 +57,12 @@ def answer(exchange: Exchange) -> Answer:
     )
     check_model(body.model)
     messages, sizes = read_messages(body.messages)
+    prompt, beside = sum(size for _, size in sizes), extra_tokens(body.tools, body.response_format)
+    check_chat(exchange, body.model, prompt, beside)
     ask = _ask(body, messages)
     replies = [decide(ask, exchange.turn, behaviour, index) for index in range(body.n or 1)]
     counted = Usage(
-        input=sum(size for _, size in sizes) + extra_tokens(body.tools, body.response_format),
+        input=prompt + beside,
         output=sum(reply.output_tokens for reply in replies),
         cached=exchange.provider.cached_tokens(body.model, sizes),
     )

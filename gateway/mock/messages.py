@@ -9,6 +9,7 @@ import msgspec
 from gateway.mock import tokens
 from gateway.mock.prompts import extra_tokens, last_text, read_messages, schema_of, text_of
 from gateway.mock.replies import Ask, Reply, Tool, chunked, decide
+from gateway.mock.windows import check_message
 from gateway.mock.wire import (
     Answer,
     Frame,
@@ -59,10 +60,11 @@ def answer(exchange: Exchange) -> Answer:
     body = decode(exchange.request.body, MessageRequest)
     check_model(body.model)
     messages, sizes = read_messages(body.messages)
+    prompt, beside = sum(size for _, size in sizes), _beside(body)
+    check_message(exchange, body.model, prompt + beside)
     reply = decide(_ask(body, messages), exchange.turn, exchange.behaviour)
-    prompt = sum(size for _, size in sizes)
     cached = exchange.provider.cached_tokens(body.model, sizes) if _caches(exchange) else 0
-    counted = Usage(prompt + _beside(body), reply.output_tokens, cached)
+    counted = Usage(prompt + beside, reply.output_tokens, cached)
     usage = exchange.settle(counted)
     # What is marked for caching and was not read from there is written to it.
     written = prompt - cached if _caches(exchange) and usage is counted else 0

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from gateway.mock import multipart, tokens
+from gateway.mock.windows import MODEL_WINDOWS
 from gateway.mock.wire import Answer, ApiError, JsonObject, Usage, Whole, check_model, decode
 
 if TYPE_CHECKING:
     from gateway.mock.provider import Exchange
 
-MODELS: Final = ("mock-small", "mock-large")
+MODELS: Final = tuple(MODEL_WINDOWS)
 _MODELS_CREATED: Final = 1_700_000_000
 
 #: A PNG of one pixel.

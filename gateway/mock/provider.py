@@ -8,13 +8,14 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from itertools import count
 from threading import Lock
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from gateway.mock.turns import BadBehaviourError, Behaviour, Turn, with_header
 from gateway.mock.wire import ApiError, Request, Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 #: Records kept, the newest.
 MAX_RECORDS: Final = 10_000
@@ -26,6 +27,7 @@ MAX_PREFIXES: Final = 100_000
 MIN_CACHED_TOKENS: Final = 64
 
 _DEFAULT: Final = Behaviour()
+_NO_WINDOWS: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +86,22 @@ class Provider:
 
     `script`: the turns to answer with, one per call to a generating endpoint in order of arrival; when they run out,
     answers are made up from the request. `api_key`: the credential to insist on, None: none. `behaviour`: of every
-    answer that neither a turn nor an `x-mock` header says more about; may be replaced at any time.
+    answer that neither a turn nor an `x-mock` header says more about. `windows`: the most input tokens by model, such
+    as `MODEL_WINDOWS`; a model that is not in it takes any number. These two may be replaced at any time.
 
     Safe to read from other threads while it serves.
     """
 
     def __init__(
-        self, script: Sequence[Turn] = (), *, api_key: str | None = None, behaviour: Behaviour = _DEFAULT
+        self,
+        script: Sequence[Turn] = (),
+        *,
+        api_key: str | None = None,
+        behaviour: Behaviour = _DEFAULT,
+        windows: Mapping[str, int] = _NO_WINDOWS,
     ) -> None:
         self.behaviour = behaviour
+        self.windows = windows
         self._api_key = api_key
         self._script = deque(script)
         self._calls: deque[RecordedCall] = deque(maxlen=MAX_RECORDS)

@@ -11,6 +11,7 @@ import msgspec
 from gateway.mock import tokens
 from gateway.mock.prompts import ANY_OBJECT, extra_tokens, last_text, read_messages, schema_of, text_of
 from gateway.mock.replies import Ask, Reply, Tool, chunked, decide
+from gateway.mock.windows import check_response
 from gateway.mock.wire import (
     Answer,
     Frame,
@@ -58,9 +59,11 @@ def answer(exchange: Exchange) -> Answer:
     body = decode(exchange.request.body, ResponseRequest)
     check_model(body.model)
     items, sizes = _items(body)
+    prompt = _input_tokens(body, sizes)
+    check_response(exchange, body.model, prompt)
     reply = decide(_ask(body, items), exchange.turn, exchange.behaviour)
     counted = Usage(
-        input=_input_tokens(body, sizes),
+        input=prompt,
         output=reply.output_tokens,
         cached=exchange.provider.cached_tokens(body.model, sizes),
     )

@@ -33,6 +33,8 @@ class Behaviour:
     usage: UsagePlacement = "trailing"
     tokens: tuple[int, int] | None = None
     """(input, output) tokens to report and bill instead of the counted ones."""
+    window: int | None = None
+    """Refuse a chat, response or message request whose counted input is over this; None: as the provider does."""
     refuse_stream_options: bool = False
     """Refuse a body with the field `stream_options`, as some servers do."""
     gzip: bool = False
@@ -104,6 +106,7 @@ _READERS: Final[dict[str, Callable[[str], object]]] = {
     "retry_after": str,
     "usage": _placement,
     "tokens": _pair,
+    "window": int,
     "die": int,
     "pad": int,
     **{item.name: _flag for item in fields(Behaviour) if item.type == "bool"},

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from gateway.core import errors
 from gateway.core.ports import Store
 from gateway.server import headers
+from gateway.server.context import ContextApi
 from gateway.server.endpoints import Forwarder, Receive, Scope, Send
 from gateway.server.sessions import SessionsApi, fault_response
 
@@ -39,6 +40,11 @@ class Runtime(Protocol):
     @property
     def api(self) -> SessionsApi:
         """The handlers under /api."""
+        ...
+
+    @property
+    def context_api(self) -> ContextApi:
+        """The handlers that look at a body."""
         ...
 
     @property
@@ -115,7 +121,7 @@ class GatewayApp:
                 return JSONResponse({"status": "not ready", "store": fault.message}, 503)
             return JSONResponse({"status": "ready"})
 
-        return [Route("/healthz", _alive), Route("/readyz", ready), *runtime.api.paths()]
+        return [Route("/healthz", _alive), Route("/readyz", ready), *runtime.api.paths(), *runtime.context_api.paths()]
 
 
 def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:

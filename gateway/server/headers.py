@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
-from gateway.core.errors import GatewayError
-from gateway.core.ports import Headers
-from gateway.core.usage import Charge, Totals, Usage
+from gateway.core.errors import GatewayError, InvalidRequest
+from gateway.core.plan import Trim, Wishes
+from gateway.core.ports import ContextRecord, Headers
+from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage
 from gateway.pipeline import Reply
 
 REQUEST_ID: Final = b"x-request-id"
@@ -25,10 +27,19 @@ EXPOSED: Final = (
     "x-session-usage-final",
     "x-session-usage-source",
     "x-token-usage",
+    "x-context-tokens",
+    "x-context-tokens-original",
+    "x-context-trimmed",
+    "x-context-shadow",
+    "x-context-conversation-tokens",
+    "x-context-tool-tokens",
     "x-gateway-overhead-ms",
     "x-gateway-upstream-error",
     "x-should-retry",
 )
+_TRIMS: Final[Mapping[bytes, Trim]] = {b"off": "off", b"auto": "auto", b"shadow": "shadow"}
+_BUDGET_FORM: Final = re.compile(rb"0*[1-9][0-9]{0,14}")
+_NO_WISHES: Final = Wishes()
 _REQUEST_ID_FORM: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -38,6 +49,28 @@ def request_id(headers: Headers) -> str | None:
         if name == REQUEST_ID:
             return value.decode() if _REQUEST_ID_FORM.fullmatch(value) else None
     return None
+
+
+def wishes(headers: Headers) -> Wishes:
+    """What a request's headers ask of its context.
+
+    Raises:
+        InvalidRequest: one of them says nothing that is known.
+    """
+    trim: Trim | None = None
+    budget: int | None = None
+    for name, value in headers:
+        if name == b"x-context-trim":
+            trim = _TRIMS.get(value.strip().lower())
+            if trim is None:
+                raise InvalidRequest("The header x-context-trim is off, auto or shadow.", param="x-context-trim")
+        elif name == b"x-context-budget":
+            if not _BUDGET_FORM.fullmatch(value.strip()):
+                raise InvalidRequest(
+                    "The header x-context-budget is a number of input tokens, 1 or more.", param="x-context-budget"
+                )
+            budget = min(int(value), budget or MAX_TOKENS)
+    return _NO_WISHES if trim is None and budget is None else Wishes(trim, budget)
 
 
 def usage_json(usage: Usage | Totals) -> bytes:
@@ -61,6 +94,8 @@ def of_reply(reply: Reply, request: str) -> Headers:
         headers.append((b"x-session-usage-final", b"true" if reply.final else b"false"))
     if reply.final and reply.charge is not None:
         headers.append((b"x-token-usage", usage_json(reply.charge.usage)))
+    if reply.context is not None:
+        headers += _of_context(reply.context)
     if reply.upstream_error:
         headers.append((b"x-gateway-upstream-error", b"true"))
     if reply.fault is not None:
@@ -80,6 +115,20 @@ def _of_totals(totals: Totals) -> Headers:
     ]
     if not totals.unpriced_calls:
         headers.append((b"x-session-cumulative-cost-usd", f"{totals.cost_usd:.6f}".encode()))
+    return headers
+
+
+def _of_context(context: ContextRecord) -> Headers:
+    trimmed = ",".join(f"{rule}={number}" for rule, number in context.trimmed.items()).encode() or b"none"
+    headers: Headers = [
+        (b"x-context-tokens", b"%d" % context.tokens),
+        (b"x-context-tokens-original", b"%d" % context.original_tokens),
+        (b"x-context-trimmed", b"none" if context.shadow else trimmed),
+        (b"x-context-conversation-tokens", b"%d" % context.conversation_tokens),
+        (b"x-context-tool-tokens", b"%d" % context.tool_tokens),
+    ]
+    if context.shadow:
+        headers.append((b"x-context-shadow", trimmed))
     return headers
 
 

@@ -21,6 +21,7 @@ from gateway.core.ports import CallRecord, SessionKey, SessionView, Store
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.usage import Totals, Usage
 from gateway.dialects import openai_errors
+from gateway.inspection import Inspector, context_json
 from gateway.server import headers as ours
 from gateway.server.auth import OPEN_NAMESPACE, Access, Authenticator
 
@@ -38,6 +39,9 @@ class Rules:
     authenticator: Authenticator
     routes: Routes
     catalog: Catalog
+    inspector: Inspector
+    max_body: int
+    body_timeout_s: float
 
 
 class SessionsApi:
@@ -61,15 +65,7 @@ class SessionsApi:
         ]
 
     def _wrap(self, handler: Callable[[Request, Access], Awaitable[Any]]) -> Handler:
-        async def handle(request: Request) -> Response:
-            try:
-                peer = request.client.host if request.client else None
-                access = self._rules().authenticator.api(request.scope["headers"], peer)
-                return _json(await handler(request, access))
-            except errors.GatewayError as fault:
-                return fault_response(fault)
-
-        return handle
+        return wrapped(self._rules, handler)
 
     async def list(self, request: Request, access: Access) -> Any:
         """GET /api/sessions?limit=&cursor=&sort=recent|tokens."""
@@ -114,12 +110,15 @@ class SessionsApi:
         return session_json(view, access) if view else {}
 
     async def call(self, request: Request, access: Access) -> Any:
-        """GET /api/calls/{request_id}."""
+        """GET /api/calls/{request_id}?explain=1: with what became of each message."""
         wanted = request.path_params["request_id"]
         record = await self._store.call(access.namespace, wanted)
         if record is None:
             raise errors.NotFound(f'There is no record of a call "{wanted[:100]}".')
-        return call_json(record, access)
+        found = call_json(record, access)
+        if record.context is not None and request.query_params.get("explain") in ("1", "true"):
+            found["context"] = context_json(record.context, explain=True)
+        return found
 
     async def models(self, request: Request, access: Access) -> Any:
         """GET /api/models?q=: what is known of the models whose name contains q."""
@@ -141,6 +140,20 @@ class SessionsApi:
         return {"reloaded": True}
 
 
+def wrapped(rules: Callable[[], Rules], handler: Callable[[Request, Access], Awaitable[Any]]) -> Handler:
+    """The handler behind the question who asks, its answer as JSON and its faults as errors."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            peer = request.client.host if request.client else None
+            access = rules().authenticator.api(request.scope["headers"], peer)
+            return _json(await handler(request, access))
+        except errors.GatewayError as fault:
+            return fault_response(fault)
+
+    return handle
+
+
 def fault_response(fault: errors.GatewayError) -> Response:
     """An error of ours on a path that no dialect speaks."""
     headers = {name.decode(): value.decode() for name, value in ours.of_fault(fault)}
@@ -158,6 +171,7 @@ def session_json(view: SessionView, access: Access) -> dict[str, Any]:
         "cumulative_token_usage": totals_json(totals),
         "usage_source": totals.source,
         "cost_usd": None if totals.unpriced_calls else f"{totals.cost_usd:.6f}",
+        "saved_by_trimming": {"input_tokens": totals.saved_tokens, "calls": totals.trimmed_calls},
         "derived_id": view.derived,
     }
 
@@ -204,6 +218,7 @@ def call_json(record: CallRecord, access: Access) -> dict[str, Any]:
         "request_bytes": record.request_bytes,
         "response_bytes": record.response_bytes,
         "notes": record.notes,
+        "context": context_json(record.context, explain=False) if record.context is not None else None,
     }
 
 

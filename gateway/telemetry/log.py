@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 import msgspec
 
-from gateway.core.ports import CallRecord, Observer
+from gateway.core.ports import CallRecord, ContextRecord, Observer
 from gateway.core.usage import Totals
 
 _FAILED_FROM: Final = 400
@@ -159,12 +159,17 @@ class CallLog:
 
 
 def text_line(call: CallRecord, totals: Totals | None) -> str:
-    """`chat gpt-5.1 · session 7f3c · used 7,951+212 · session 63,410 tok, $0.103200 · 1.9 s`."""
+    """One line.
+
+    `chat m · session 7f3c · 41 items 18,204→7,960 tok (condense 12) · used 7,951+212 · session 63,410 tok · 1.9 s`
+    """
     parts = [f"{call.operation} {call.model or '-'}"]
     if call.session is not None:
         parts.append(f"session {call.session.id}")
     if call.outcome != "ok":
         parts.append(f"{call.outcome} {call.status}" + (f" {call.error_code}" if call.error_code else ""))
+    if call.context is not None and call.context.trimmed:
+        parts.append(_trimmed(call.context))
     if call.charge is not None:
         usage = call.charge.usage
         mark = "" if call.charge.source == "provider" else f" ({call.charge.source})"
@@ -176,9 +181,16 @@ def text_line(call: CallRecord, totals: Totals | None) -> str:
     return " · ".join(parts)
 
 
+def _trimmed(context: ContextRecord) -> str:
+    rules = ", ".join(f"{rule} {number}" for rule, number in context.trimmed.items())
+    if context.shadow:
+        return f"{len(context.fates)} items {context.original_tokens:,} tok (shadow: {rules})"
+    return f"{len(context.fates)} items {context.original_tokens:,}→{context.tokens:,} tok ({rules})"
+
+
 def json_line(call: CallRecord, totals: Totals | None) -> str:
     """The record as one JSON object."""
-    charge = call.charge
+    charge, context = call.charge, call.context
     fields = {
         "event": "call",
         "time": call.started_at,
@@ -196,6 +208,9 @@ def json_line(call: CallRecord, totals: Totals | None) -> str:
         "input_tokens": charge.usage.input_tokens if charge else None,
         "output_tokens": charge.usage.output_tokens if charge else None,
         "usage_source": charge.source if charge else None,
+        "context_tokens": context.tokens if context else None,
+        "context_tokens_original": context.original_tokens if context else None,
+        "trimmed": context.trimmed if context and context.trimmed else None,
         "session_total_tokens": totals.total_tokens if totals else None,
         "overhead_ms": round(call.overhead_s * 1000, 2),
         "duration_ms": round(call.duration_s * 1000, 2),

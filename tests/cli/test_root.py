@@ -11,7 +11,7 @@ import pytest
 from gateway import __version__
 from tests.support.commands import Commands, environment
 
-ALL = ("serve", "demo", "check", "init", "schema", "models", "sessions")
+ALL = ("serve", "demo", "check", "init", "schema", "count", "trim", "models", "sessions")
 
 
 def test_help_names_every_command(gateway_command: Commands) -> None:
@@ -68,6 +68,7 @@ def test_the_demo_plays_a_session_and_its_total_is_the_providers_count(gateway_c
     assert (done.code, done.err) == (0, "")
     assert "\x1b" not in done.out, "no colour, as this is no terminal"
     assert "session total" in done.out, "nor is anything cut to its width"
+    assert "condense=" in done.out, "the conversation outgrows its budget"
     last = [line for line in done.lines if "tokens" in line][-2:]
     counts = {line.rsplit(": ", 1)[1] for line in last}
     assert len(last) == 2

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.conversation import Conversation, answered_id, call_ids, key_of, text_parts
+from gateway.core.conversation import Conversation
+from gateway.core.message import encode, sketch
 
 
 def call(*ids: str, content: Any = None, **more: Any) -> dict[str, Any]:
@@ -33,31 +34,35 @@ def pinned(conversation: Conversation) -> list[int]:
 
 def test_a_call_and_its_results_are_one_unit_whatever_the_order_of_the_results() -> None:
     messages = [SYSTEM, user(), call("a", "b"), result("b"), result("a"), user("on"), call("c"), result("c")]
-    assert spans(Conversation.of(messages)) == [(0, 1), (1, 2), (2, 5), (5, 6), (6, 8)]
+    assert spans(Conversation.of_messages(messages)) == [(0, 1), (1, 2), (2, 5), (5, 6), (6, 8)]
 
 
 def test_a_result_without_its_call_and_a_call_without_result_stand_alone() -> None:
-    assert spans(Conversation.of([user(), result("x"), call("a"), user()])) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert spans(Conversation.of_messages([user(), result("x"), call("a"), user()])) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+
+
+def test_two_calls_of_one_id_have_two_results() -> None:
+    assert spans(Conversation.of_messages([call("a", "a"), result("a"), result("a"), result("a")])) == [(0, 3), (3, 4)]
 
 
 def test_an_old_function_call_and_its_result_are_one_unit() -> None:
     old = {"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}}
     answer = {"role": "function", "name": "look", "content": "found"}
-    assert spans(Conversation.of([user(), old, answer])) == [(0, 1), (1, 3)]
+    assert spans(Conversation.of_messages([user(), old, answer])) == [(0, 1), (1, 3)]
 
 
 def test_pinned_are_system_the_last_user_message_and_the_newest_call_with_its_results() -> None:
     messages = [SYSTEM, user(), call("a"), result("a"), user("on"), call("b"), result("b")]
-    assert pinned(Conversation.of(messages)) == [0, 4, 5, 6]
+    assert pinned(Conversation.of_messages(messages)) == [0, 4, 5, 6]
 
 
 def test_a_pinned_result_pins_its_unit() -> None:
-    conversation = Conversation.of([user(), call("a"), result("a"), user("on")], pinned=[2])
+    conversation = Conversation.of_messages([user(), call("a"), result("a"), user("on")], pinned=[2])
     assert [unit.pinned for unit in conversation.units] == [False, True, True]
 
 
 def test_a_message_of_an_unknown_role_is_pinned() -> None:
-    assert pinned(Conversation.of([{"role": "critic", "content": "no"}, user(), user()])) == [0, 2]
+    assert pinned(Conversation.of_messages([{"role": "critic", "content": "no"}, user(), user()])) == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -74,41 +79,88 @@ def test_a_message_of_an_unknown_role_is_pinned() -> None:
     ],
 )
 def test_what_must_not_be_rewritten_is_sealed_and_seals_its_unit(message: dict[str, Any]) -> None:
-    conversation = Conversation.of([user(), message, result("a"), user()])
+    conversation = Conversation.of_messages([user(), message, result("a"), user()])
     assert conversation.items[1].sealed
     assert conversation.units[1].sealed
 
 
 def test_plain_messages_are_not_sealed() -> None:
     parts = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "b"}]
-    conversation = Conversation.of([user(parts), call("a"), result("a", "x")])
+    conversation = Conversation.of_messages([user(parts), call("a"), result("a", "x")])
     assert not any(item.sealed for item in conversation.items)
-    assert conversation.items[0].text == "ab"
+    assert conversation.items[0].length == 2
 
 
-def test_a_cache_mark_is_seen_on_message_and_part_and_does_not_change_the_key() -> None:
+def test_a_cache_mark_is_seen_on_message_and_part() -> None:
     mark = {"cache_control": {"type": "ephemeral"}}
-    plain, part, whole = user([{"type": "text", "text": "a"}]), user([{"type": "text", "text": "a", **mark}]), user("a")
-    assert key_of(plain) == key_of(part)
-    assert key_of(whole) == key_of({**whole, **mark})
-    assert Conversation.of([part, user()]).last_breakpoint == 0
-    assert Conversation.of([user(), {**whole, **mark}]).last_breakpoint == 1
-    assert Conversation.of([plain]).last_breakpoint is None
+    messages = [
+        user([{"type": "text", "text": "a"}]),
+        user([{"type": "text", "text": "a", **mark}]),
+        {**user(), **mark},
+    ]
+    conversation = Conversation.of_messages(messages)
+    assert [item.breakpoint for item in conversation.items] == [False, True, True]
+    assert conversation.keys[0] == conversation.keys[1]
+
+
+def test_what_cannot_be_read_is_pinned_and_may_be_the_result_of_a_call_that_waits() -> None:
+    raws = [b'{"role":"user","content":"go"}', encode(call("a")), b'{"role":"tool"', encode(call("b")), b"7", b"[]"]
+    conversation = Conversation.of([*raws, encode(user())])
+    assert spans(conversation) == [(0, 1), (1, 3), (3, 6), (6, 7)]
+    assert pinned(conversation) == [2, 4, 5, 6]
+    assert [unit.pinned for unit in conversation.units] == [False, True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("turns", "expected"), [(0, [5]), (1, [5]), (2, [3, 4, 5]), (3, [0, 1, 2, 3, 4, 5]), (9, [0, 1, 2, 3, 4, 5])]
+)
+def test_the_last_turns_are_kept_whole(turns: int, expected: list[int]) -> None:
+    said = {"role": "assistant", "content": "so"}
+    messages = [user(), said, said, user("on"), said, user("and"), said, said]
+    assert pinned(Conversation.of_messages(messages, keep_last_turns=turns)) == [*expected, 7]
+
+
+def test_the_priority_of_a_unit_is_the_highest_that_was_said_of_its_messages() -> None:
+    conversation = Conversation.of_messages(
+        [user(), call("a", "b"), result("a"), result("b"), user()], priorities={0: 0.5, 2: 0, 3: 2}
+    )
+    assert [conversation.priority(unit) for unit in conversation.units] == [0.5, 2, 1]
+
+
+@pytest.mark.parametrize("odd", [-1.0, float("nan")])
+def test_a_priority_below_nothing_is_refused(odd: float) -> None:
+    with pytest.raises(ValueError, match="priority"):
+        Conversation.of([], priorities={0: odd})
 
 
 def test_the_task_is_the_first_user_message() -> None:
-    assert Conversation.of([SYSTEM, call("a"), user("one"), user("two")]).task == 2
-    assert Conversation.of([SYSTEM]).task is None
+    assert Conversation.of_messages([SYSTEM, call("a"), user("one"), user("two")]).task == 2
+    assert Conversation.of_messages([SYSTEM]).task is None
 
 
-def test_prefix_hashes_agree_up_to_the_first_difference_and_depend_on_the_salt() -> None:
-    one, two = Conversation.of([SYSTEM, user("a"), user("b")]), Conversation.of([SYSTEM, user("a"), user("c")])
-    assert one.prefix_hashes()[:2] == two.prefix_hashes()[:2]
-    assert one.prefix_hashes()[2] != two.prefix_hashes()[2]
-    assert set(one.prefix_hashes("x")).isdisjoint(one.prefix_hashes("y"))
+def test_prefixes_agree_up_to_the_first_difference_and_depend_on_the_salt() -> None:
+    one, two = (
+        Conversation.of_messages([SYSTEM, user("a"), user("b")]),
+        Conversation.of_messages([SYSTEM, user("a"), user("c")]),
+    )
+    assert [one.prefix(size) == two.prefix(size) for size in (1, 2, 3)] == [True, True, False]
+    assert one.prefix(2, "x") != one.prefix(2, "y")
+    assert one.beginning(2).prefix(2) == one.prefix(2)
 
 
-def test_odd_contents_have_no_text_and_no_calls() -> None:
-    assert [text_parts(odd) for odd in (None, 7, {"text": "x"}, [7, {"text": 7}])] == [""] * 4
-    assert call_ids({"role": "assistant", "tool_calls": "none"}) == ()
-    assert answered_id({"role": "user"}) is None
+def test_nothing_is_read_before_it_is_asked_for() -> None:
+    class Book:
+        def sketches(self, keys: Any, messages: Any) -> Any:
+            read.append(len(messages))
+            return [sketch(raw) for raw in messages]
+
+    read: list[int] = []
+    conversation = Conversation.of([encode(user())], Book())
+    assert read == []
+    assert conversation.items[0].role == conversation.items[0].role == "user"
+    assert read == [1]
+
+
+def test_a_conversation_of_nothing_has_nothing() -> None:
+    conversation = Conversation.of([])
+    assert (conversation.items, conversation.units, conversation.task) == ((), (), None)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.counters.tiktoken import RANK_FILES, Counters, TiktokenCounter, rank_folder
+from gateway.counters.registry import Counters
+from gateway.counters.tiktoken import RANK_FILES, TiktokenCounter, rank_folder
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +118,7 @@ import socket, sys
 def refuse(*_args, **_more): raise SystemExit("network")
 socket.socket.connect = refuse
 socket.getaddrinfo = refuse
-from gateway.counters.tiktoken import Counters
+from gateway.counters.registry import Counters
 assert "tiktoken" not in sys.modules
 print(Counters().probe(), "litellm" in sys.modules)
 """

@@ -79,6 +79,7 @@ def server() -> Iterator[MockServer]:
 def provider(server: MockServer) -> Provider:
     server.provider.reset()
     server.provider.behaviour = Behaviour()
+    server.provider.windows = {}
     return server.provider
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +42,12 @@ _TEMPLATE = CallRecord(
     response_bytes=200,
     notes={"stream_usage": "refused"},
 )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a store in a file may be: the folder is not there yet."""
+    return tmp_path / "data" / "gateway.db"
 
 
 @pytest.fixture

@@ -8,15 +8,18 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
+from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import InvalidRequest
-from gateway.core.ports import CallRecord, SessionKey, SessionView, Store
+from gateway.core.ports import CallRecord, ContextRecord, SessionKey, SessionView, Store
+from gateway.core.session import Remembered, SessionState
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage, UsageSource
 from gateway.stores.memory import MemoryStore
 from gateway.stores.sqlite import SqliteStore
+from tests.stores.files import Clock
 
 T = TypeVar("T")
 MakeRecord = Callable[..., CallRecord]
@@ -24,13 +27,42 @@ MakeRecord = Callable[..., CallRecord]
 KEY = SessionKey("alice", "s")
 CHARGE = Charge(Usage(10, 5, 15, 4, 3, 2), "provider", Decimal("0.000123"))
 ONCE = Totals().add(CHARGE)
+EPOCH = {"v": 1, "prefix": "p1", "decisions": [1, "0-3 7", [2]], "recalls": {"5": [[3, "1-2"]]}}
+STATE = SessionState({"p1": EPOCH})
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    opened: Store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "gateway.db", timeout_s=5)
+async def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> AsyncIterator[Store]:
+    in_memory = request.param == "memory"
+    opened: Store = MemoryStore(clock) if in_memory else SqliteStore(tmp_path / "gateway.db", timeout_s=5, now=clock)
     yield opened
     await opened.aclose()
+
+
+def weighed(
+    key: str = "openai\ngpt-5", estimate: int = 8, came: int = 20, sent: int = 20, **fields: Any
+) -> ContextRecord:
+    """What a call of these weights says of itself."""
+    return ContextRecord(sent, came, "calibrated", 1_000, sent, 0, key, estimate, **fields)
+
+
+def counts(state: SessionState) -> SessionState:
+    """Counts how often it was applied."""
+    number = state.epochs["n"]["number"] if "n" in state.epochs else 0
+    return SessionState({"n": {"prefix": "n", "number": number + 1}})
+
+
+def one_more(known: bytes | None) -> bytes:
+    return (known or b"") + b"x"
+
+
+def fails(_: object) -> Any:
+    raise RuntimeError("a bug in a change")
 
 
 async def soon(work: Awaitable[T]) -> T:
@@ -73,8 +105,8 @@ async def test_every_kind_of_count_adds_up(store: Store, record: MakeRecord) -> 
     expected = Totals()
     for number, source in enumerate(sources):
         charge = Charge(Usage(7, 5, 13, 3, 2, 1), source, None if number == 0 else Decimal("0.25"))
-        expected = expected.add(charge)
-        assert await store.settle(record(charge=charge)) == expected
+        expected = expected.add(charge, number * 11)
+        assert await store.settle(record(charge=charge, context=weighed(came=20 + number * 11))) == expected
     assert expected.source == "mixed"
 
 
@@ -135,6 +167,164 @@ async def test_a_record_comes_back_as_it_was_written(store: Store, record: MakeR
     await store.settle(first)
     assert await store.call("alice", first.call_id) == first
     assert list(await store.calls(KEY, 1)) == [first]
+
+
+async def test_a_record_comes_back_with_what_was_weighed(store: Store, record: MakeRecord) -> None:
+    fates = (("user", 7, 7, "sticky"), ("tool", 9, 2, "digest_results"))
+    full = record(context=weighed(trimmed={"digest_results": 1}, shadow=True, fates=fates))
+    await store.settle(full)
+    assert await store.call("alice", full.call_id) == full
+
+
+# --- what was saved, and the last turn ------------------------------------------------------------------------------------
+
+
+async def test_tokens_that_were_not_sent_add_up_beside_the_calls_they_were_saved_in(
+    store: Store, record: MakeRecord
+) -> None:
+    contexts = [weighed(came=50, sent=20), None, weighed(came=30, sent=30), weighed(came=9, sent=4), weighed(sent=99)]
+    for context in contexts:
+        totals = await store.settle(record(charge=CHARGE, context=context))
+    assert (totals.calls, totals.trimmed_calls, totals.saved_tokens) == (5, 2, 35)
+    assert (totals.unpriced_calls, totals.cost_usd) == (0, Decimal("0.000615"))
+    assert await store.totals(KEY) == totals
+    view = await store.session(KEY)
+    assert view is not None
+    assert view.totals == totals
+
+
+async def test_what_was_only_decided_saves_nothing(store: Store, record: MakeRecord) -> None:
+    totals = await store.settle(record(charge=CHARGE, context=weighed(came=50, sent=20, shadow=True)))
+    assert totals == ONCE
+
+
+async def test_a_session_remembers_how_far_off_the_last_reported_call_was(store: Store, record: MakeRecord) -> None:
+    assert await store.remembered(KEY) == Remembered()
+    await store.settle(record(charge=CHARGE, context=weighed("a", estimate=8)))
+    assert await store.remembered(KEY) == Remembered(last_turn=LastTurn("a", 2))
+    await store.settle(record(charge=CHARGE, context=weighed("b", estimate=35)))
+    assert await store.remembered(KEY) == Remembered(last_turn=LastTurn("b", -25))
+    await store.settle(record(charge=CHARGE, context=weighed("", estimate=10)))
+    assert await store.remembered(KEY) == Remembered(last_turn=LastTurn("", 0))
+
+
+async def test_a_call_that_reported_nothing_does_not_change_the_last_turn(store: Store, record: MakeRecord) -> None:
+    first = record(charge=CHARGE, context=weighed("a"))
+    await store.settle(first)
+    await store.settle(record(charge=CHARGE, context=None))
+    await store.settle(record(charge=None, context=weighed("b")))
+    for source in ("estimated", "mixed"):
+        await store.settle(record(charge=Charge(Usage.of(900, 1), source), context=weighed("b")))
+    await store.settle(record(call_id=first.call_id, charge=CHARGE, context=weighed("again")))
+    await store.settle(record("other", charge=CHARGE, context=weighed("c")))
+    assert (await store.remembered(KEY)).last_turn == LastTurn("a", 2)
+
+
+@pytest.mark.parametrize("reported", [2**63, 10**400], ids=["2^63", "10^400"])
+async def test_an_absurd_report_leaves_a_last_turn_no_smaller_than_the_largest_count(
+    store: Store, record: MakeRecord, reported: int
+) -> None:
+    absurd = record(charge=Charge(Usage.of(reported, 1), "provider"), context=weighed("a"))
+    other = record("other", charge=CHARGE, context=weighed("b", estimate=2**70, came=2**80))
+    await soon(asyncio.gather(store.settle(absurd), store.settle(other)))
+    last = (await store.remembered(KEY)).last_turn
+    assert last is not None
+    assert last.residual >= MAX_TOKENS
+    last = (await store.remembered(SessionKey("alice", "other"))).last_turn
+    assert last is not None
+    assert last.residual <= -MAX_TOKENS
+    assert (await store.totals(SessionKey("alice", "other"))).saved_tokens >= MAX_TOKENS
+
+
+# --- states ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_state_is_remembered_as_it_was_changed_each_change_on_the_one_before(store: Store) -> None:
+    assert await store.update(KEY, lambda state: state.with_epoch(EPOCH)) == STATE
+    assert await store.remembered(KEY) == Remembered(STATE)
+    second = {**EPOCH, "prefix": "p2", "decisions": []}
+    both = await store.update(KEY, lambda state: state.with_epoch(second))
+    assert list(both.epochs.items()) == [("p1", EPOCH), ("p2", second)]
+    assert (await store.remembered(KEY)).state == both
+    assert list((await store.remembered(KEY)).state.epochs) == ["p1", "p2"]
+
+
+async def test_a_state_may_come_before_its_session_and_makes_none(store: Store, record: MakeRecord) -> None:
+    await store.update(KEY, lambda _: STATE)
+    assert await store.session(KEY) is None
+    assert (await store.sessions(None, 10, None, "recent")).sessions == []
+    assert not await store.reset(KEY)
+    assert await store.settle(record(charge=CHARGE, context=weighed("a"))) == ONCE
+    assert await store.remembered(KEY) == Remembered(STATE, LastTurn("a", 2))
+    assert (await store.update(KEY, counts)) == SessionState({"n": {"prefix": "n", "number": 1}})
+    assert await store.totals(KEY) == ONCE
+
+
+@pytest.mark.parametrize("other", [SessionKey("bob", "s"), SessionKey("alice", "S"), SessionKey("", "alice/s")])
+async def test_no_other_session_has_a_part_in_a_state(store: Store, other: SessionKey) -> None:
+    await store.update(KEY, lambda _: STATE)
+    assert await store.remembered(other) == Remembered()
+    await store.update(other, counts)
+    await store.delete(other)
+    assert await store.remembered(KEY) == Remembered(STATE)
+
+
+async def test_changes_at_once_all_count_among_settlements_and_lessons(store: Store, record: MakeRecord) -> None:
+    work: list[Awaitable[object]] = []
+    for _ in range(40):
+        work += [store.update(KEY, counts), store.settle(record(charge=CHARGE)), store.learn({"k": one_more})]
+    await soon(asyncio.gather(*work))
+    assert (await store.remembered(KEY)).state.epochs["n"]["number"] == 40
+    assert (await store.totals(KEY)).calls == 40
+    assert await store.learned("k") == b"x" * 40
+
+
+async def test_a_change_that_fails_changes_nothing_and_takes_nobody_with_it(store: Store, record: MakeRecord) -> None:
+    await store.update(KEY, counts)
+    await store.learn({"k": one_more})
+    results = await soon(
+        asyncio.gather(
+            store.settle(record(charge=CHARGE)),
+            store.update(KEY, fails),
+            store.update(KEY, counts),
+            store.learn({"new": one_more, "k": fails}),
+            store.learn({"k": one_more}),
+            return_exceptions=True,
+        )
+    )
+    assert [isinstance(result, RuntimeError) for result in results] == [False, True, False, True, False]
+    assert (await store.remembered(KEY)).state.epochs["n"]["number"] == 2
+    assert (await store.learned("new"), await store.learned("k")) == (None, b"xx")
+    assert await store.totals(KEY) == ONCE
+
+
+async def test_a_change_whose_caller_is_cancelled_leaves_the_store_sound(store: Store) -> None:
+    task = asyncio.create_task(store.update(KEY, counts))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert (await soon(store.update(KEY, counts))).epochs["n"]["number"] == 2
+
+
+# --- lessons --------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_lesson_adds_to_what_was_learned_under_its_key(store: Store) -> None:
+    seen = list[bytes | None]()
+
+    def lesson(known: bytes | None) -> bytes:
+        seen.append(known)
+        return (known or b"") + b"\x00\xff"
+
+    assert await store.learned("a") is None
+    assert await store.learn({"a": lesson}) == {"a": b"\x00\xff"}
+    assert await store.learn({"a": lesson, "b\n漢": lambda _: b""}) == {"a": b"\x00\xff" * 2, "b\n漢": b""}
+    assert seen == [None, b"\x00\xff"]
+    assert [await store.learned(key) for key in ("a", "b\n漢", "b", "A")] == [b"\x00\xff" * 2, b"", None, None]
+
+
+async def test_no_lesson_is_no_work(store: Store) -> None:
+    assert await soon(store.learn({})) == {}
 
 
 # --- many at once ---------------------------------------------------------------------------------------------------------
@@ -417,11 +607,27 @@ async def test_a_forged_cursor_shows_nothing_of_another_namespace(store: Store, 
 
 
 async def test_a_reset_zeroes_the_totals_and_keeps_session_and_calls(store: Store, record: MakeRecord) -> None:
-    await store.settle(record(at=1_000.0, derived_session=True))
+    await store.settle(record(at=1_000.0, derived_session=True, context=weighed(came=99)))
     assert await store.reset(KEY)
     assert await store.session(KEY) == SessionView(KEY, 1_000.0, 1_002.0, Totals(), derived=True)
     assert len(await store.calls(KEY, 10)) == 1
     assert await store.settle(record(charge=CHARGE)) == ONCE
+
+
+async def test_a_reset_is_of_the_totals_alone(store: Store, record: MakeRecord) -> None:
+    await store.update(KEY, lambda _: STATE)
+    await store.settle(record(charge=CHARGE, context=weighed("a")))
+    assert await store.reset(KEY)
+    assert await store.remembered(KEY) == Remembered(STATE, LastTurn("a", 2))
+
+
+async def test_a_deleted_session_remembers_nothing_settled_or_not(store: Store, record: MakeRecord) -> None:
+    for settled in (True, False):
+        await store.update(KEY, lambda _: STATE)
+        if settled:
+            await store.settle(record(charge=CHARGE, context=weighed("a")))
+        assert await store.delete(KEY) is settled
+        assert await store.remembered(KEY) == Remembered()
 
 
 async def test_a_call_settled_before_a_reset_and_offered_again_after_it_adds_nothing(
@@ -489,6 +695,53 @@ async def test_calls_without_a_living_session_expire_too(store: Store, record: M
     assert await store.call(None, refused.call_id) is None
     assert await store.call(None, alone.call_id) is None
     assert await store.calls(SessionKey("alice", "never"), 10) == []
+
+
+async def test_a_state_expires_with_its_session(store: Store, record: MakeRecord, clock: Clock) -> None:
+    await store.update(KEY, lambda _: STATE)
+    await store.settle(record(charge=CHARGE, at=1_000.0, context=weighed("a")))
+    assert await store.expire(1_500.0) == 1
+    assert await store.remembered(KEY) == Remembered()
+
+
+async def test_a_state_that_was_changed_later_than_its_session_was_settled_outlives_it(
+    store: Store, record: MakeRecord, clock: Clock
+) -> None:
+    await store.settle(record(charge=CHARGE, at=1_000.0, context=weighed("a")))
+    clock.time = 1_600.0
+    await store.update(KEY, lambda _: STATE)
+    assert await store.expire(1_500.0) == 1
+    assert await store.remembered(KEY) == Remembered(STATE)
+    assert await store.expire(1_700.0) == 0
+    assert await store.remembered(KEY) == Remembered()
+
+
+async def test_an_old_state_goes_if_it_has_no_session_and_stays_if_it_has(
+    store: Store, record: MakeRecord, clock: Clock
+) -> None:
+    keys = {name: SessionKey("alice", name) for name in ("old", "young", "living")}
+    await store.settle(record("living", at=5_000.0))
+    for name, key in keys.items():
+        clock.time = 2_000.0 if name == "young" else 1_000.0
+        await store.update(key, lambda _: STATE)
+    assert await store.expire(1_000.0) == 0
+    assert (await store.remembered(keys["old"])).state == STATE
+    assert await store.expire(1_500.0) == 0
+    assert {name: bool((await store.remembered(key)).state.epochs) for name, key in keys.items()} == {
+        "old": False,
+        "young": True,
+        "living": True,
+    }
+
+
+async def test_what_was_not_learned_again_for_long_is_forgotten(store: Store, clock: Clock) -> None:
+    await store.learn({"old": one_more, "again": one_more})
+    clock.time = 2_000.0
+    await store.learn({"again": one_more, "new": one_more})
+    assert await store.expire(1_000.0) == 0
+    assert await store.learned("old") == b"x"
+    assert await store.expire(1_500.0) == 0
+    assert [await store.learned(key) for key in ("old", "again", "new")] == [None, b"xx", b"x"]
 
 
 async def test_a_long_list_expires_whole(store: Store, record: MakeRecord) -> None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from gateway.core.ids import call_id
 from gateway.core.ports import CallRecord, SessionKey
-from gateway.stores.memory import CALLS_IN_ALL, CALLS_PER_SESSION, MemoryStore
+from gateway.core.session import SessionState
+from gateway.stores.memory import CALLS_IN_ALL, CALLS_PER_SESSION, LESSONS_IN_ALL, STATES_IN_ALL, MemoryStore
 
 MakeRecord = Callable[..., CallRecord]
 
@@ -31,3 +32,21 @@ async def test_call_ids_are_not_remembered_without_bound(record: MakeRecord) -> 
     for name in ids:
         await store.settle(replace(template, call_id=name, request_id=name))
     assert [await store.call(None, name) is None for name in ids[:4]] == [True, True, False, False]
+
+
+async def test_states_are_kept_in_bounded_number_and_those_not_changed_for_longest_go() -> None:
+    store = MemoryStore()
+    keys = [SessionKey("alice", str(number)) for number in range(STATES_IN_ALL + 1)]
+    state = SessionState({"p": {"prefix": "p"}})
+    for key in [*keys[:-1], keys[0], keys[-1]]:
+        await store.update(key, lambda _: state)
+    kept = [(await store.remembered(key)).state == state for key in (*keys[:3], keys[-1])]
+    assert kept == [True, False, True, True]
+
+
+async def test_lessons_are_kept_in_bounded_number_and_those_not_added_to_for_longest_go() -> None:
+    store = MemoryStore()
+    keys = [str(number) for number in range(LESSONS_IN_ALL + 1)]
+    for key in [*keys[:-1], keys[0], keys[-1]]:
+        await store.learn({key: lambda _: b"x"})
+    assert [await store.learned(key) for key in (*keys[:3], keys[-1])] == [b"x", None, b"x", b"x"]

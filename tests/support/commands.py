@@ -54,7 +54,7 @@ class Commands:
         result = CliRunner().invoke(app, [str(arg) for arg in args], env=dict(env or {}), catch_exceptions=False)
         return checked(result.exit_code, result.stdout, result.stderr)
 
-    def process(self, *args: str | Path, env: Mapping[str, str] | None = None) -> Done:
+    def process(self, *args: str | Path, env: Mapping[str, str] | None = None, stdin: str | None = None) -> Done:
         """`python -m gateway …`."""
         ended = subprocess.run(
             command(args),
@@ -64,6 +64,7 @@ class Commands:
             capture_output=True,
             text=True,
             timeout=30,
+            input=stdin,
         )
         return checked(ended.returncode, ended.stdout, ended.stderr)
 

@@ -18,7 +18,7 @@ from typing import TextIO
 import pytest
 
 import gateway
-from gateway.core.ports import CallRecord, SessionKey
+from gateway.core.ports import CallRecord, ContextRecord, SessionKey
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.telemetry import log
 
@@ -85,6 +85,9 @@ def test_a_line_for_machines() -> None:
         "input_tokens": 7951,
         "output_tokens": 212,
         "usage_source": "provider",
+        "context_tokens": None,
+        "context_tokens_original": None,
+        "trimmed": None,
         "session_total_tokens": 63410,
         "overhead_ms": 1.23,
         "duration_ms": 1940.0,
@@ -93,6 +96,36 @@ def test_a_line_for_machines() -> None:
     assert nothing["input_tokens"] is None
     assert nothing["session"] is None
     assert nothing["session_total_tokens"] is None
+
+
+TRIMMED = replace(
+    CALL,
+    context=ContextRecord(
+        tokens=7_960,
+        original_tokens=18_204,
+        source="exact",
+        budget=8_000,
+        conversation_tokens=5_000,
+        tool_tokens=2_960,
+        key="k",
+        estimate=7_960,
+        trimmed={"dedupe": 3, "condense": 12},
+        fates=(("user", 10, 10, "kept"),) * 41,
+    ),
+)
+
+
+def test_a_line_says_what_was_trimmed() -> None:
+    assert "· 41 items 18,204→7,960 tok (dedupe 3, condense 12) ·" in log.text_line(TRIMMED, TOTALS)
+    machine = json.loads(log.json_line(TRIMMED, TOTALS))
+    assert (machine["context_tokens"], machine["context_tokens_original"]) == (7_960, 18_204)
+    assert machine["trimmed"] == {"dedupe": 3, "condense": 12}
+
+
+def test_a_line_says_what_would_have_been_trimmed() -> None:
+    assert TRIMMED.context is not None
+    shadow = replace(TRIMMED, context=replace(TRIMMED.context, shadow=True, tokens=18_204))
+    assert "· 41 items 18,204 tok (shadow: dedupe 3, condense 12) ·" in log.text_line(shadow, TOTALS)
 
 
 @pytest.mark.parametrize("as_json", [True, False])

@@ -6,7 +6,7 @@ messages. Pure of threads: who shares a cache between threads hands in a lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
 from typing import Final, Protocol, TypeVar, cast
@@ -56,23 +56,36 @@ class CountCache:
         size: Callable[[T], int] | None = None,
     ) -> list[T]:
         """`get` of many contents at once; `compute` is given the index of one that is new."""
-        keys = [(kind, blake2b(content, digest_size=_DIGEST).digest()) for content in contents]
+        keys = [blake2b(content, digest_size=_DIGEST).digest() for content in contents]
+        return self.get_keyed(kind, keys, lambda missing: map(compute, missing), size)
+
+    def get_keyed(
+        self,
+        kind: str,
+        keys: Sequence[Hashable],
+        compute: Callable[[Sequence[int]], Iterable[T]],
+        size: Callable[[T], int] | None = None,
+    ) -> list[T]:
+        """`get_all` for a caller who has keys of their own: digests worked out before, or anything that says as much.
+
+        `compute` is given the indices of all that are new at once, and is not asked when none is.
+        """
         table = self._table
         found: list[T | None] = []
         with self._lock:
             for key in keys:
-                entry = table.pop(key, None)
+                entry = table.pop((kind, key), None)
                 if entry is not None:
-                    table[key] = entry  # the end of the table is what was used last
+                    table[kind, key] = entry  # the end of the table is what was used last
                 found.append(cast("T", entry[0]) if entry is not None else None)
         missing = [index for index, value in enumerate(found) if value is None]
         self.hits += len(keys) - len(missing)
         self.misses += len(missing)
-        for index in missing:
-            value = found[index] = compute(index)
+        for index, value in zip(missing, compute(missing) if missing else (), strict=True):
+            found[index] = value
             cost = _ENTRY_BYTES + (size(value) if size is not None else 0)
             with self._lock:
-                self._keep(keys[index], value, cost)
+                self._keep((kind, keys[index]), value, cost)
         return cast("list[T]", found)
 
     def tokens(self, counter: _Counter, text: str) -> int:

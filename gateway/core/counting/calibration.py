@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final
 
@@ -47,12 +47,14 @@ class Corrected:
         margin: tokens to keep free above that: trim and hold against `tokens + margin`.
         offset: what was learned, in tokens; part of `tokens`.
         source: `exact`, `calibrated`, or `learned` where something was.
+        follows: it was corrected by the session's own last turn.
     """
 
     tokens: int
     margin: int
     offset: int
     source: Source
+    follows: bool = False
 
     @property
     def safe_tokens(self) -> int:
@@ -77,16 +79,41 @@ def last_turn(key: str, estimate: Estimate, reported: int) -> LastTurn:
     return LastTurn(key, reported - estimate.tokens)
 
 
-def corrected(estimate: Estimate, key: str, residuals: Sequence[int] = (), last: LastTurn | None = None) -> Corrected:
-    """An estimate corrected by a key's residuals and by the session's last turn, if that had the same key."""
+def corrected(
+    estimate: Estimate,
+    key: str,
+    residuals: Sequence[int] = (),
+    last: LastTurn | None = None,
+    surprises: Sequence[int] = (),
+) -> Corrected:
+    """An estimate corrected by a key's residuals and by the session's last turn, if that had the same key.
+
+    Sessions of one key differ in what their providers add and stay alike in themselves. So the margin of an estimate
+    that follows its session's last turn comes from `surprises`: by how much such estimates were off, reported less
+    expected; that of any other from the spread of the residuals.
+    """
     same = last is not None and last.key == key
     if not residuals and not same:
         return Corrected(estimate.tokens, _margin(estimate, estimate.tokens, ()), 0, estimate.source)
     wanted = last.residual if last is not None and same else round(median(residuals))
     offset = _clamped(wanted, estimate.tokens)
     tokens = estimate.tokens + offset
-    above = [residual - wanted for residual in residuals]
-    return Corrected(tokens, _margin(estimate, tokens, above or (0,)), offset, "learned")
+    above = surprises if same else [residual - wanted for residual in residuals]
+    return Corrected(tokens, _margin(estimate, tokens, above or (0,)), offset, "learned", follows=same)
+
+
+def ceiling(
+    estimate: Estimate,
+    key: str,
+    residuals: Sequence[int],
+    last: LastTurn | None,
+    surprises: Sequence[int],
+    *,
+    budget: int,
+) -> int:
+    """The largest estimate, uncorrected, for a request of this kind that is within `budget` with its margin."""
+    found = corrected(replace(estimate, tokens=budget), key, residuals, last, surprises)
+    return budget - found.margin - found.offset
 
 
 def _clamped(offset: int, tokens: int) -> int:

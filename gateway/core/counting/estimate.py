@@ -7,6 +7,7 @@ raises on any JSON. What was learned from reported usage comes on top: `calibrat
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -57,6 +58,8 @@ class Estimate:
         family: the name of the family whose numbers were used.
         counter: the name of the token counter.
         context: the parts of the context.
+        beside: the part of `tokens` that is no message's: what frames the request, tools, schema, a system text that
+            is no message. The rest is what `message_tokens` adds up to, but for thinking that is not counted twice.
     """
 
     tokens: int
@@ -67,6 +70,7 @@ class Estimate:
     family: str
     counter: str
     context: ContextCounts
+    beside: int = 0
 
 
 class Estimator:
@@ -83,21 +87,21 @@ class Estimator:
         self._counter_for = counter_for
         self._cache = cache
 
-    def estimate(self, request: Request) -> Estimate:
-        """The prompt tokens of a request."""
-        family = self._families.of(request.model, request.provider, request.wire)
-        counter = self._counter_for(family.tokenizer)
-        measures = self._measures(request, counter)
+    def estimate(self, request: Request, *, keys: Sequence[bytes] | None = None) -> Estimate:
+        """The prompt tokens of a request; `keys`: a digest of each message, where they were worked out before."""
+        family = self.family(request)
+        counter = self._counter_for(request.tokenizer or family.tokenizer)
+        measures = self._measures(request, counter, keys)
         counts = _sum(measures, family)
         system = any(item.role in _SYSTEM_ROLES for item in measures)
         tools = self._tools(request, counter)
         media = [item for one in measures for item in one.media]
         schema = self._schema(request, counter)
+        said = counts_tokens(counts, family) + sum(media_tokens(item, family) for item in media)
         tokens = (
-            family.start
+            said
+            + family.start
             + family.system * system
-            + counts_tokens(counts, family)
-            + sum(media_tokens(item, family) for item in media)
             + self._tools_tokens(tools, request, family, counter, system=system)
             + (family.with_schema + family.schema * schema if request.schema is not None else 0)
             + family.thinking_on * request.thinking
@@ -115,19 +119,28 @@ class Estimator:
             family=family.name,
             counter=counter.name,
             context=context_counts(measures, tools.typescript if family.rendering == "typescript" else tools.json),
+            beside=math.ceil(tokens - said),
         )
 
-    def message_tokens(self, request: Request) -> list[int]:
+    def family(self, request: Request) -> Family:
+        """The family whose numbers a request is weighed with."""
+        return self._families.of(request.model, request.provider, request.wire)
+
+    def tokenizer(self, request: Request) -> str:
+        """The name of the tokenizer a request is counted with."""
+        return request.tokenizer or self.family(request).tokenizer
+
+    def message_tokens(self, request: Request, *, keys: Sequence[bytes] | None = None) -> list[int]:
         """What each message adds, in the order of `request.messages`; without its tools and what frames the whole."""
-        family = self._families.of(request.model, request.provider, request.wire)
-        counter = self._counter_for(family.tokenizer)
+        family = self.family(request)
+        counter = self._counter_for(request.tokenizer or family.tokenizer)
         return [
             round(counts_tokens(item.counts, family) + sum(media_tokens(part, family) for part in item.media))
-            for item in self._of_messages(request, counter)
+            for item in self._of_messages(request, counter, keys)
         ]
 
-    def _measures(self, request: Request, counter: TokenCounter) -> list[Measure]:
-        found = self._of_messages(request, counter)
+    def _measures(self, request: Request, counter: TokenCounter, keys: Sequence[bytes] | None) -> list[Measure]:
+        found = self._of_messages(request, counter, keys)
         if request.system is None:
             return found
         system = self._kept(
@@ -135,9 +148,16 @@ class Estimator:
         )
         return [system, *found]
 
-    def _of_messages(self, request: Request, counter: TokenCounter) -> list[Measure]:
+    def _of_messages(self, request: Request, counter: TokenCounter, keys: Sequence[bytes] | None) -> list[Measure]:
         """Measures of the messages, most of them from the cache; what cannot be a key is measured anew."""
         wire, pieces = request.wire, request.messages
+        if keys is not None:
+            return self._cache.get_keyed(
+                f"{wire}\0{counter.name}",
+                keys,
+                lambda missing: [measure(wire, decoded(pieces[index]), counter) for index in missing],
+                _measure_bytes,
+            )
         contents = [piece if type(piece) is bytes else _content(piece) for piece in pieces]
         keyed = [index for index, content in enumerate(contents) if content is not None]
         found: list[Any] = self._cache.get_all(

@@ -15,8 +15,11 @@ from gateway.core.counting.measure import Wire
 #: a JSON value, or its bytes
 Piece = Any
 
-#: top-level fields that let a provider add what it finds
-_SERVER_FIELDS: Final = ("mcp_servers", "web_search_options", "plugins", "container")
+#: top-level fields that let a provider add what it finds, or keeps from earlier calls
+_SERVER_FIELDS: Final = (
+    *("mcp_servers", "web_search_options", "plugins", "container"),
+    *("previous_response_id", "conversation"),
+)
 #: where a system text stands that is no message
 _SYSTEM_FIELDS: Final = {"messages": "system", "responses": "instructions"}
 _FORCED_WORDS: Final = frozenset({"required", "any"})
@@ -26,6 +29,8 @@ _FORCED_TYPES: Final = frozenset({"function", "tool", "any", "custom"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """A request, taken apart. `system`: a system text outside the messages. `forced_name`: a tool that must be called.
+
+    `tokenizer`: the one to count with instead of the family's.
 
     `server`: the provider is asked to fetch things by itself, whose size no one can foresee.
     """
@@ -43,6 +48,7 @@ class Request:
     forced_name: str = ""
     thinking: bool = False
     server: bool = False
+    tokenizer: str = ""
 
 
 def read_request(
@@ -52,6 +58,7 @@ def read_request(
     model: str = "",
     provider: str = "",
     messages: Sequence[Piece] | None = None,
+    tokenizer: str = "",
 ) -> Request:
     """Take a body apart; never raises.
 
@@ -61,6 +68,7 @@ def read_request(
         model: the name the provider knows, where it differs from the body's.
         provider: who is called.
         messages: the elements of `messages` or `input`, where the caller has already told them apart.
+        tokenizer: the one to count with instead of the family's.
     """
     choice = decoded(body.get("tool_choice", body.get("function_call")))
     name = _named(choice)
@@ -82,6 +90,7 @@ def read_request(
         forced_name=name,
         server=any(_given(body, field) is not None for field in _SERVER_FIELDS),
         thinking=_thinks(decoded(body.get("thinking")), decoded(body.get("reasoning"))),
+        tokenizer=tokenizer,
     )
 
 

@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.core.conversation import Message
+from gateway.core.fitting.watch import Watch
+from gateway.core.message import Message, is_deep
 
 GAP: Final = "[...]"
 #: A block longer than this is cut at a sentence or a space: about 60 tokens, a sentence or two.
@@ -67,8 +68,9 @@ class Sliced:
         return tuple(sorted({*picked, *(self.blocks[i].needs for i in picked if self.blocks[i].needs >= 0)}))
 
 
-def slice_message(message: Message) -> Sliced:
+def slice_message(message: Message, watch: Watch | None = None) -> Sliced:
     """Cut a message. One with nothing to cut has no blocks."""
+    watch = watch or Watch()
     slots: list[Slot] = []
     blocks: list[Block] = []
     fixed: list[str] = []
@@ -82,7 +84,7 @@ def slice_message(message: Message) -> Sliced:
             slots.append(slot)
 
     for path, text in _contents(message.get("content")):
-        pieces = list(_cut(text))
+        pieces = list(_cut(text, watch))
         is_verbatim = is_verbatim and "".join(piece for piece, _ in pieces) == text
         add(Slot(path), pieces)
     for number, call in enumerate(message.get("tool_calls") or ()):
@@ -90,7 +92,7 @@ def slice_message(message: Message) -> Sliced:
         arguments = str(function.get("arguments") or "")
         long = list(_long_strings(arguments))
         for path, text in long:
-            add(Slot((number, *path), in_arguments=True), [(piece, -1) for piece in cut_text(text)])
+            add(Slot((number, *path), in_arguments=True), [(piece, -1) for piece in watch.over(cut_text(text))])
         fixed.append(f"{function.get('name')} {_without(arguments, long) if long else arguments}")
     return Sliced(tuple(slots), tuple(blocks), "\n".join(fixed), is_verbatim)
 
@@ -124,6 +126,14 @@ def render(message: Message, sliced: Sliced, picked: Sequence[int]) -> dict[str,
             for number, call in enumerate(message["tool_calls"])
         ]
     return out
+
+
+def emptied(message: Message) -> dict[str, Any]:
+    """A message that makes no calls with none of its blocks; it need not be cut for that."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return {**message, "content": [{**part, "text": part["text"] and GAP} for part in content]}
+    return {**message, "content": content and GAP}
 
 
 def _nothing(message: Message) -> str | None:
@@ -204,21 +214,22 @@ def _without(arguments: str, long: Sequence[tuple[tuple[int | str, ...], str]]) 
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _cut(text: str) -> Iterator[tuple[str, int]]:
+def _cut(text: str, watch: Watch) -> Iterator[tuple[str, int]]:
     """Pieces of a text and the number of the piece each needs, or -1."""
     value = parse_json(text) if len(text) > COMPACT and text.lstrip()[:1] in ("{", "[") else None
     if isinstance(value, dict | list) and value:
-        yield from _json_lines(value)
+        yield from _json_lines(value, watch)
     else:
-        yield from ((piece, -1) for piece in cut_text(text))
+        yield from ((piece, -1) for piece in watch.over(cut_text(text)))
 
 
 def parse_json(text: str) -> Any:
     """The value, or None where the text is no JSON (or nested too deep for one)."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return None
+    return None if is_deep(value) else value
 
 
 def cut_text(text: str) -> Iterator[str]:
@@ -254,16 +265,27 @@ def _cut_line(line: str) -> Iterator[str]:
             at = waiting.rfind(" ", LONGEST // 2, LONGEST) + 1 or LONGEST
             yield waiting[:at]
             waiting = waiting[at:]
-    if waiting:
-        yield waiting
+    yield waiting
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def _json_lines(value: Any) -> Iterator[tuple[str, int]]:
+class _Lines(list[tuple[str, int]]):
+    """Counts what is added as work."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def append(self, line: tuple[str, int]) -> None:
+        self._watch.tick()
+        super().append(line)
+
+
+def _json_lines(value: Any, watch: Watch) -> Iterator[tuple[str, int]]:
     """A line a block, each with its newline, in the order of the document."""
-    lines: list[tuple[str, int]] = []
+    lines = _Lines(watch)
     _add_json(lines, "", value)
     yield from lines
 

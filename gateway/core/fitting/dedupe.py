@@ -17,17 +17,17 @@ SHORTEST: Final = 200
 
 def dedupe(draft: Draft) -> Draft:
     """Point every result that may be changed at the first result with the same content, if that is sent whole."""
-    seen: dict[str, int] = {}
+    seen: dict[bytes, int] = {}
     changes: dict[int, Decision] = {}
     free = {index for unit in draft.open_units() if not unit.sealed for index in unit.indices}
     for item in draft.conversation.items:
         if not _counts(item) or draft.decisions[item.index] != KEEP:
             continue
-        first = seen.setdefault(item.text, item.index)
+        first = seen.setdefault(item.text_key, item.index)
         if first != item.index and item.index in free:
             changes[item.index] = Same(first)
     return draft.having(changes) if changes else draft
 
 
 def _counts(item: Item) -> bool:
-    return item.role == "tool" and not item.sealed and len(item.text) >= SHORTEST
+    return item.role == "tool" and not item.sealed and item.length >= SHORTEST

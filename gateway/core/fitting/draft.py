@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from gateway.core.conversation import Conversation, Message, Unit
-from gateway.core.fitting.reader import Reader
+from gateway.core.conversation import Conversation, Unit
+from gateway.core.fitting.parts import without
+from gateway.core.fitting.reader import Known, Made, Order, Reader
+from gateway.core.fitting.watch import Watch
+from gateway.core.message import Message, decode
 
 #: said before old lines that are repeated; neutral, and no instruction
 EARLIER: Final = "[earlier in this conversation]"
@@ -15,9 +18,10 @@ EARLIER: Final = "[earlier in this conversation]"
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """A result whose content is that of an earlier one, message `of`."""
+    """A result whose content, or these parts of it, are in an earlier one that is sent whole, message `of`."""
 
     of: int
+    parts: tuple[int, ...] = ()
 
 
 #: keep as it came, drop, keep these blocks, or point at the same result
@@ -30,6 +34,19 @@ DROP: Final[Literal["drop"]] = "drop"  # noqa: PYI064
 #: old lines: (message, blocks of it), in order
 Lines = tuple[tuple[int, tuple[int, ...]], ...]
 
+#: a message, a decision for it, and old lines that are repeated at its end
+_Want = tuple[int, Decision, Lines]
+
+_GONE: Final = Made(None, 0, b"")
+
+
+@dataclass(frozen=True, slots=True)
+class _Memo:
+    """What was read and made for a conversation, by all drafts of it."""
+
+    known: dict[int, Known] = field(default_factory=dict)
+    made: dict[_Want, Made] = field(default_factory=dict)
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -37,16 +54,30 @@ class Draft:
 
     conversation: Conversation
     reader: Reader
+    #: tokens of each message as it came
+    came: Sequence[int]
     decisions: tuple[Decision, ...]
     #: messages before this one are not to be changed
     first: int = 0
     #: message -> old lines that are repeated at its end
     recalls: Mapping[int, Lines] = field(default_factory=dict)
+    #: message -> the strategy that decided which blocks of it are kept
+    rules: Mapping[int, str] = field(default_factory=dict)
+    watch: Watch = field(default_factory=Watch)
+    memo: _Memo = field(default_factory=_Memo, repr=False)
 
     @classmethod
-    def untouched(cls, conversation: Conversation, reader: Reader) -> Draft:
-        """Everything as it came."""
-        return cls(conversation, reader, (KEEP,) * len(conversation.items))
+    def untouched(
+        cls,
+        conversation: Conversation,
+        reader: Reader,
+        *,
+        came: Sequence[int] | None = None,
+        watch: Watch | None = None,
+    ) -> Draft:
+        """Everything as it came; `came`: its tokens, where they are known."""
+        came = reader.weights(conversation) if came is None else came
+        return cls(conversation, reader, came, (KEEP,) * len(came), watch=watch or Watch())
 
     def having(self, changes: Mapping[int, Decision]) -> Draft:
         """Some messages decided otherwise."""
@@ -59,50 +90,114 @@ class Draft:
         """From `first` on everything may be decided anew, and nothing is repeated."""
         return replace(self, first=first, recalls={i: lines for i, lines in self.recalls.items() if i < first})
 
+    def as_sent(
+        self,
+        decisions: Sequence[Decision],
+        recalls: Mapping[int, Lines],
+        rules: Mapping[int, str],
+        made: Mapping[int, Made],
+    ) -> Draft:
+        """The first messages as they were decided before, when some of them were made."""
+        rest = len(self.decisions) - len(decisions)
+        draft = replace(self, decisions=(*decisions, *(KEEP,) * rest), recalls=recalls, rules=rules)
+        for index, one in made.items():
+            self.memo.made[index, decisions[index], recalls.get(index, ())] = one
+        return draft
+
+    def ruled(self, before: Draft, rule: str) -> Draft:
+        """`rule` is what decided where this draft is other than the one before it."""
+        changed = (i for i, (was, now) in enumerate(zip(before.decisions, self.decisions, strict=True)) if was != now)
+        return replace(self, rules={**self.rules, **dict.fromkeys(changed, rule)})
+
     def open_units(self) -> list[Unit]:
         """The units that may be changed."""
         return [unit for unit in self.conversation.units if unit.start >= self.first and not unit.pinned]
 
-    def message(self, index: int) -> Message | None:
+    def known(self, index: int) -> Known:
+        """What is known of a message."""
+        found = self.memo.known.get(index)
+        if found is None:
+            conversation = self.conversation
+            found = self.reader.know(conversation.items[index], conversation.messages[index], self.watch)
+            self.memo.known[index] = found
+        return found
+
+    def made(self, index: int) -> Made:
         """What is sent in the place of a message."""
-        return self._made(index)[0]
+        return self._made((index,))[0]
 
     def weight(self, index: int) -> int:
         """Its tokens."""
-        return self._made(index)[1]
+        return self.made(index).tokens
+
+    def weight_as(self, index: int, decision: Decision) -> int:
+        """Its tokens if it were decided otherwise."""
+        return self._made_as([(index, decision, self.recalls.get(index, ()))])[0].tokens
+
+    def weights(self) -> list[int]:
+        """Tokens of each message, 0 for those that are left out."""
+        return [made.tokens for made in self._made(range(len(self.decisions)))]
 
     def total(self) -> int:
         """Tokens of all messages that are sent."""
-        return sum(self.weight(index) for index in range(len(self.decisions)))
+        return sum(self.weights())
 
-    def messages(self) -> list[Message]:
+    def changed(self) -> list[int]:
+        """The messages that are not sent as they came."""
+        decisions = self.decisions
+        return [i for i, decision in enumerate(decisions) if decision != KEEP or i in self.recalls]
+
+    def sent(self) -> Conversation:
         """What is sent."""
-        made = (self.message(index) for index in range(len(self.decisions)))
-        return [message for message in made if message is not None]
+        made = [(index, one) for index, one in enumerate(self._made(range(len(self.decisions)))) if one.raw is not None]
+        return Conversation(
+            tuple([one.raw for _, one in made if one.raw is not None]),
+            tuple([one.key for _, one in made]),
+            frozenset(place for place, (index, _) in enumerate(made) if index in self.conversation.marked),
+            book=self.reader,
+        )
 
-    def _made(self, index: int) -> tuple[Message | None, int]:
-        made, weight = self._decided(index)
-        if made is None or index not in self.recalls:
-            return made, weight
-        made = _with_lines(made, self._text_of(self.recalls[index]))
-        return made, self.reader.weigh_new(made)
+    def _made(self, indices: Iterable[int]) -> list[Made]:
+        decisions, recalls = self.decisions, self.recalls
+        return self._made_as([(index, decisions[index], recalls.get(index, ())) for index in indices])
 
-    def _decided(self, index: int) -> tuple[Message | None, int]:
-        decision, item, raw = self.decisions[index], self.conversation.items[index], self.conversation.messages[index]
-        if decision == KEEP:
-            return raw, self.reader.weight(item, raw)
-        if decision == DROP:
-            return None, 0
-        if isinstance(decision, Same):
-            made = {**raw, "content": f"[same as the result of {self.conversation.items[decision.of].answers}]"}
-            return made, self.reader.weigh_new(made)
-        return self.reader.cut(item, raw, decision)
+    def _made_as(self, wanted: Sequence[_Want]) -> list[Made]:
+        made = self.memo.made
+        missing = [key for key in wanted if key not in made]
+        if missing:
+            self._make(missing)
+        return [made[key] for key in wanted]
+
+    def _make(self, wanted: Sequence[_Want]) -> None:
+        items, raws = self.conversation.items, self.conversation.messages
+        orders = {
+            key: Order(items[key[0]], raws[key[0]], self._what(key[0], key[1]))
+            for key in wanted
+            if isinstance(key[1], tuple | Same)
+        }
+        made = dict(zip(orders, self.reader.make(list(orders.values()), self.watch), strict=True))
+        for key in wanted:
+            index, decision, lines = key
+            if decision == KEEP:
+                made[key] = Made(raws[index], self.came[index], self.conversation.keys[index])
+            one = made.get(key, _GONE)
+            if lines and one.raw is not None:
+                one = self.reader.made(_with_lines(decode(one.raw), self._text_of(lines)))
+            self.memo.made[key] = one
+
+    def _what(self, index: int, decision: tuple[int, ...] | Same) -> tuple[int, ...] | str:
+        if isinstance(decision, tuple):
+            return decision
+        source = self.conversation.items[decision.of].answers
+        if decision.parts:
+            return without(decode(self.conversation.messages[index]).get("content"), decision.parts, source)
+        return f"[same as the result of {source}]"
 
     def _text_of(self, lines: Lines) -> str:
         texts = []
         for source, numbers in lines:
             item, raw = self.conversation.items[source], self.conversation.messages[source]
-            blocks = self.reader.know(item, raw).sliced.blocks
+            blocks = self.reader.sliced(item, raw, self.watch).blocks
             texts.append(f"{item.role}: " + "\n".join(blocks[number].text.rstrip("\n") for number in numbers))
         return "\n".join([EARLIER, *texts])
 
@@ -112,23 +207,3 @@ def _with_lines(message: Message, text: str) -> Message:
     if isinstance(content, list):
         return {**message, "content": [*content, {"type": "text", "text": text}]}
     return {**message, "content": f"{content}\n\n{text}" if content else text}
-
-
-def spans_of(numbers: Sequence[int]) -> str:
-    """`(0, 1, 2, 5)` as `0-2,5`."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
-
-
-def numbers_of(spans: str) -> tuple[int, ...]:
-    """The opposite; ValueError for what is none."""
-    numbers: list[int] = []
-    for span in spans.split(",") if spans else ():
-        low, _, high = span.partition("-")
-        numbers.extend(range(int(low), int(high or low) + 1))
-    return tuple(numbers)

@@ -5,27 +5,28 @@ beginning on every turn and costs twice what sending everything would. So decisi
 messages are appended as they come until the limit is hit, and then enough is cut to leave room for some turns. Even
 then the beginning is left alone as far as a fresh choice would hardly differ.
 
-An epoch is a small value without any text of the conversation: hashes and numbers of blocks. It is found again by the
-hash of the messages it was made for.
+A turn on which nothing new has to be decided is cheap: what an epoch makes of its messages is kept by the reader, and
+so is the verdict of the validator on it. What was appended since is sent as it came, behind a unit that is sent as it
+came, so that it can break nothing that the client has not broken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
 
-from gateway.core.conversation import SYSTEM_ROLES, Conversation, Message
-from gateway.core.fitting.draft import DROP, KEEP, Decision, Draft, Same, numbers_of, spans_of
+from gateway.core.conversation import Conversation, Item
+from gateway.core.fitting.draft import KEEP, Draft, Same
+from gateway.core.fitting.epoch import Epoch, Plan
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.recall import Recall, recall
-from gateway.core.fitting.strategies import DEFAULT, Drop, Strategy
+from gateway.core.fitting.receipt import Fitted, Sent
+from gateway.core.fitting.strategies import DEFAULT, Drop, Strategy, first_to_go
 from gateway.core.fitting.validate import problems
+from gateway.core.fitting.watch import Expired, Watch, never
 from gateway.core.fitting.worth import Worth, known_of
-
-#: of the way messages are cut into blocks: an epoch made by another version is not understood
-VERSION: Final = 1
+from gateway.core.message import SYSTEM_ROLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,68 +48,10 @@ class FitPolicy:
     #: for recall; `Condense` has its own
     worth: Worth = field(default_factory=Worth)
 
-
-@dataclass(frozen=True, slots=True)
-class Epoch:
-    """What was decided for the first messages of a conversation."""
-
-    #: hash of those messages
-    prefix: str
-    decisions: tuple[Decision, ...]
-    recalls: Mapping[int, tuple[tuple[int, tuple[int, ...]], ...]]
-
-    def to_json(self) -> dict[str, Any]:
-        """A value that JSON can hold."""
-        decisions = [
-            spans_of(d) if isinstance(d, tuple) else [d.of] if isinstance(d, Same) else int(d == KEEP)
-            for d in self.decisions
-        ]
-        recalls = {
-            str(index): [[source, spans_of(blocks)] for source, blocks in lines]
-            for index, lines in self.recalls.items()
-        }
-        return {"v": VERSION, "prefix": self.prefix, "decisions": decisions, "recalls": recalls}
-
-    @classmethod
-    def from_json(cls, value: Any) -> Epoch | None:
-        """The epoch, or None for what is not one of this version."""
-        try:
-            if value["v"] != VERSION:
-                return None
-            recalls = {
-                int(index): tuple((int(source), numbers_of(blocks)) for source, blocks in lines)
-                for index, lines in value["recalls"].items()
-            }
-            return cls(str(value["prefix"]), tuple(map(_decision, value["decisions"])), recalls)
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-            return None
-
-
-def _decision(value: Any) -> Decision:
-    if isinstance(value, str):
-        return numbers_of(value)
-    if isinstance(value, list):
-        return Same(int(value[0]))
-    return KEEP if value else DROP
-
-
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """The messages to send, and how it came to them."""
-
-    messages: tuple[Message, ...]
-    #: tokens of the messages as they came, and as they are sent
-    tokens_before: int
-    tokens: int
-    changed: bool
-    #: what to remember; None while everything fits
-    epoch: Epoch | None
-    #: the strategies that changed something in this turn; empty where what was sent before still fits
-    applied: tuple[str, ...]
-    #: messages left out, messages cut, old messages repeated in part
-    dropped: int
-    cut: int
-    recalled: int
+    @property
+    def may_drop(self) -> bool:
+        """Whether whole units may be left out, as the last resort too."""
+        return any(strategy.may_drop for strategy in self.strategies)
 
 
 def fit(
@@ -119,77 +62,113 @@ def fit(
     epoch: Epoch | None = None,
     policy: FitPolicy | None = None,
     salt: str = "",
+    expired: Callable[[], bool] = never,
 ) -> Fitted:
     """Make the messages weigh at most `limit` tokens, as weighed by `reader`.
 
-    What fits comes back untouched. `epoch` is what an earlier turn of the same conversation gave; one of another
-    conversation is not used. `salt` must be what it was then (see `Conversation.prefix_hashes`).
+    What fits comes back untouched, and what an earlier turn decided stays while it fits.
+
+    Args:
+        conversation: the messages; read through the same reader, or it is slow.
+        limit: tokens of all messages.
+        reader: weighs them.
+        epoch: what an earlier turn of the same conversation gave; one of another conversation is not used.
+        policy: how to choose.
+        salt: what it was when the epoch was made (see `Conversation.prefix`).
+        expired: asked every few milliseconds of choosing; when it says so, whole units are left out instead of parts.
 
     Raises:
-        ContextOverflow: what must stay is over the limit alone.
+        ContextOverflow: what must stay is over the limit alone; where no strategy leaves messages out, all must stay.
     """
     policy = policy or FitPolicy()
-    draft = Draft.untouched(conversation, reader)
-    before = draft.total()
+    came = reader.weights(conversation)
+    before = sum(came)
     if before <= limit:
-        return Fitted(conversation.messages, before, before, changed=False, epoch=None, applied=(), **_NOTHING)
-    hashes = conversation.prefix_hashes(salt)
-    before_draft = resumed = _resume(draft, epoch, hashes)
+        return Fitted.untouched(conversation, came, before)
+    draft = start = Draft.untouched(conversation, reader, came=came, watch=Watch(expired))
+    sent: Sent | None = None
     applied: tuple[str, ...] = ()
-    if resumed.total() > limit:
-        before_draft, applied = _cut(resumed, limit, policy, was_sent=resumed is not draft)
-    fitted = _recalled(before_draft, before, limit, policy)
-    if problems(conversation, fitted.messages(), fitted.total(), limit):
+    try:
+        sent = _resumed(draft, epoch, salt)
+        if sent is not None:
+            if policy.recall == "off" and before - sent.saved <= limit and epoch is not None:
+                return Fitted.having(conversation, came, before, sent=sent, epoch=epoch)
+            start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, sent.made)
+        done = start
+        if before - (sent.saved if sent is not None else 0) > limit:
+            done, applied = _cut(start, limit, policy, was_sent=sent is not None)
+    except Expired:
+        done, applied = _given_up(start, limit, policy), ("drop",)
+    done = _recalled(done, before, limit, policy)
+    if done is start and sent is not None and epoch is not None:
+        return Fitted.having(conversation, came, before, sent=sent, epoch=epoch)
+    if problems(conversation, done.sent(), done.total(), limit):
         # Our own mistake; whole units can be left out without making any.
-        fitted, applied = _dropped(draft, limit), ("drop",)
-    return _result(fitted, before, applied, Epoch(hashes[-1], fitted.decisions, fitted.recalls))
+        done, applied = _dropped(draft, limit, policy), ("drop",)
+    now = Epoch.of(conversation.prefix(len(came), salt), done)
+    sent = _kept(reader, now, lambda: Sent.of(done))
+    return Fitted.having(conversation, came, before, sent=sent, epoch=now, applied=applied)
 
 
-_NOTHING: Final[dict[str, int]] = {"dropped": 0, "cut": 0, "recalled": 0}
+def _kept(reader: Reader, epoch: Epoch, compute: Callable[[], Sent]) -> Sent:
+    return reader.kept("sent", (epoch.prefix, epoch.plan), compute, lambda sent: sent.size_bytes)
 
 
-def _result(draft: Draft, before: int, applied: tuple[str, ...], epoch: Epoch) -> Fitted:
-    decisions = draft.decisions
-    return Fitted(
-        messages=tuple(draft.messages()),
-        tokens_before=before,
-        tokens=draft.total(),
-        changed=True,
-        epoch=epoch,
-        applied=applied,
-        dropped=sum(decision == DROP for decision in decisions),
-        cut=sum(isinstance(decision, tuple | Same) for decision in decisions),
-        recalled=len({source for lines in draft.recalls.values() for source, _ in lines}),
-    )
+def _resumed(draft: Draft, epoch: Epoch | None, salt: str) -> Sent | None:
+    """What was sent before, if it was for the beginning of this conversation and may still be."""
+    conversation = draft.conversation
+    if epoch is None or not 0 < epoch.size <= len(conversation.keys):
+        return None
+    if conversation.prefix(epoch.size, salt) != epoch.prefix:
+        return None
+    try:
+        sent = _kept(draft.reader, epoch, lambda: _sent(draft, epoch))
+    except ValueError:
+        return None
+    if any(sent.decisions[index] != KEEP for index in conversation.pinned if index < epoch.size):
+        return None
+    again = [i for i in sent.marked | conversation.marked if i in sent.made and sent.made[i].raw is not None]
+    if not again:
+        return sent
+    anew = draft.as_sent(sent.decisions, sent.recalls, sent.rules, {})
+    return sent.remade({index: anew.made(index) for index in again}, conversation.marked)
 
 
-def _resume(draft: Draft, epoch: Epoch | None, hashes: Sequence[str]) -> Draft:
-    """The draft with what was decided before, if it was for the beginning of this conversation."""
-    if epoch is None or not 0 < len(epoch.decisions) <= len(hashes):
-        return draft
-    if hashes[len(epoch.decisions) - 1] != epoch.prefix or not _is_sound(draft, epoch):
-        return draft
-    resumed = replace(draft.having(dict(enumerate(epoch.decisions))), recalls=epoch.recalls)
-    pinned = (item.index for item in draft.conversation.items if item.pinned)
-    return draft if any(resumed.decisions[index] != KEEP for index in pinned) else resumed
+def _sent(draft: Draft, epoch: Epoch) -> Sent:
+    """What an epoch makes of its messages; ValueError for one that makes no sense, or what must not be sent."""
+    plan = epoch.read()
+    beginning = draft.conversation.beginning(epoch.size)
+    as_came = Draft.untouched(beginning, draft.reader, came=draft.came[: epoch.size], watch=draft.watch)
+    if not _is_sound(as_came, plan):
+        raise ValueError("numbers of another conversation")
+    sent = as_came.as_sent(plan.decisions, plan.recalls, plan.rules, {})
+    if problems(beginning, sent.sent(), 0, 0):
+        raise ValueError("not to be sent")
+    return Sent.of(sent)
 
 
-def _is_sound(draft: Draft, epoch: Epoch) -> bool:
+def _is_sound(draft: Draft, plan: Plan) -> bool:
     """Whether the numbers mean something here; an epoch comes out of a store and may be anything."""
-    size = len(epoch.decisions)
+    items, raws = draft.conversation.items, draft.conversation.messages
 
     def has(index: int, blocks: tuple[int, ...]) -> bool:
-        return 0 <= index < size and (not blocks or max(blocks) < len(known_of(draft, index).sliced.blocks))
-
-    for index, decision in enumerate(epoch.decisions):
-        if isinstance(decision, tuple) and not (has(index, decision) and not draft.conversation.items[index].sealed):
+        if not 0 <= index < len(items):
             return False
-        if isinstance(decision, Same) and not 0 <= decision.of < index:
+        return not blocks or max(blocks) < len(draft.reader.sliced(items[index], raws[index], draft.watch).blocks)
+
+    for index, decision in enumerate(plan.decisions):
+        if isinstance(decision, tuple) and not (has(index, decision) and not items[index].sealed):
+            return False
+        if isinstance(decision, Same) and not (0 <= decision.of < index and _may_point(items[index])):
             return False
     return all(
-        has(index, ()) and all(has(source, blocks) for source, blocks in lines)
-        for index, lines in epoch.recalls.items()
+        has(index, ()) and not items[index].sealed and all(has(source, blocks) for source, blocks in lines)
+        for index, lines in plan.recalls.items()
     )
+
+
+def _may_point(item: Item) -> bool:
+    return item.role == "tool" and not item.sealed
 
 
 # --- a cut ------------------------------------------------------------------------------------------------------------
@@ -198,14 +177,14 @@ def _is_sound(draft: Draft, epoch: Epoch) -> bool:
 def _cut(draft: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> tuple[Draft, tuple[str, ...]]:
     """Down to the low-water mark; what the client had cached stays while it can, and so does what was sent."""
     fixed = _system_tokens(draft)
-    low = fixed + int((limit - fixed) * policy.low_water)
+    low = _low(draft, limit, policy)
     first = _protected(draft, limit)
     for start, target in ((first, low), (first, limit), (0, low), (0, limit)):
         fresh, applied = _apply(draft.reopened(start), target, limit, policy.strategies)
         if fresh.total() <= limit:
             break
     else:
-        return _dropped(draft.reopened(0), limit), (*applied, "drop")
+        return _dropped(fresh, limit, policy), (*applied, "drop")
     same = _unchanged(draft, fresh, policy.stale * (limit - fixed)) if was_sent else 0
     if same > start:
         kept, kept_applied = _apply(draft.reopened(same), target, limit, policy.strategies)
@@ -218,6 +197,11 @@ def _apply(draft: Draft, target: int, limit: int, strategies: Sequence[Strategy]
     """Down to the target; once a strategy has done all that should be done, the limit is enough."""
     applied: list[str] = []
     enough = target
+    if any(strategy.may_drop for strategy in strategies):
+        lighter = first_to_go(draft, target)
+        if lighter is not draft:
+            applied.append("drop")
+            draft = lighter
     for strategy in strategies:
         if draft.total() <= enough:
             break
@@ -226,26 +210,41 @@ def _apply(draft: Draft, target: int, limit: int, strategies: Sequence[Strategy]
             enough = limit
         if lighter.decisions != draft.decisions:
             applied.append(strategy.name)
-            draft = lighter
+            draft = lighter.ruled(draft, strategy.name)
     return draft, tuple(applied)
 
 
-def _dropped(draft: Draft, limit: int) -> Draft:
-    """Whole units left out of the conversation as it came."""
-    untouched = Draft.untouched(draft.conversation, draft.reader)
-    dropped = Drop().apply(untouched, limit)
-    total = dropped.total()
-    if total <= limit:
-        return dropped
-    left = [index for index, decision in enumerate(dropped.decisions) if decision != DROP]
-    largest = max(left, key=dropped.weight)
+def _given_up(start: Draft, limit: int, policy: FitPolicy) -> Draft:
+    """Whole units left out of what was sent before, down to the low-water mark, with nothing read any more."""
+    draft = replace(start, watch=Watch(), first=0, recalls={})
+    if policy.may_drop:
+        dropped = Drop(reads=False).apply(draft, _low(draft, limit, policy))
+        if dropped.total() <= limit:
+            return dropped
+    return _dropped(draft, limit, policy, reads=False)
+
+
+def _dropped(draft: Draft, limit: int, policy: FitPolicy, *, reads: bool = True) -> Draft:
+    """Whole units left out of the conversation as it came, if that is allowed."""
+    if policy.may_drop:
+        untouched = Draft.untouched(draft.conversation, draft.reader, came=draft.came)
+        draft = Drop(reads=reads).apply(untouched, limit)
+    weights = draft.weights()
+    if sum(weights) <= limit:
+        return draft
+    largest = max(range(len(weights)), key=weights.__getitem__)
     raise ContextOverflow(
-        needed=total,
+        needed=sum(weights),
         limit=limit,
         index=largest,
-        role=dropped.conversation.items[largest].role,
-        tokens=dropped.weight(largest),
+        role=draft.conversation.items[largest].role,
+        tokens=weights[largest],
     )
+
+
+def _low(draft: Draft, limit: int, policy: FitPolicy) -> int:
+    fixed = _system_tokens(draft)
+    return fixed + int((limit - fixed) * policy.low_water)
 
 
 def _system_tokens(draft: Draft) -> int:
@@ -254,13 +253,13 @@ def _system_tokens(draft: Draft) -> int:
 
 def _protected(draft: Draft, limit: int) -> int:
     """Where changes may begin: behind the last cache mark up to which everything fits beside what must stay."""
-    conversation = draft.conversation
-    for unit in reversed(conversation.units):
-        if any(conversation.items[index].breakpoint for index in unit.indices):
-            behind = (u for u in conversation.units if u.start >= unit.stop and u.pinned)
-            needed = sum(map(draft.weight, range(unit.stop))) + sum(sum(map(draft.weight, u.indices)) for u in behind)
-            if needed <= limit:
-                return unit.stop
+    weights = draft.weights()
+    needed = sum(weights)
+    for unit in reversed(draft.conversation.units):
+        if needed <= limit and not draft.conversation.marked.isdisjoint(unit.indices):
+            return unit.stop
+        if not unit.pinned:
+            needed -= sum(weights[index] for index in unit.indices)
     return 0
 
 
@@ -294,15 +293,16 @@ def _recalled(draft: Draft, before: int, limit: int, policy: FitPolicy) -> Draft
     )
     if len(draft.conversation.items) - 1 in draft.recalls:
         return draft
-    return recall(draft, room, policy.recall, policy.worth)
+    try:
+        return recall(draft, room, policy.recall, policy.worth)
+    except Expired:
+        return draft
 
 
-def find(epochs: Mapping[str, Epoch], conversation: Conversation, salt: str = "") -> Epoch | None:
-    """The newest epoch of this conversation among those kept by `prefix`."""
-    return next(_found(epochs, conversation.prefix_hashes(salt)), None)
-
-
-def _found(epochs: Mapping[str, Epoch], hashes: Sequence[str]) -> Iterator[Epoch]:
-    for prefix in reversed(hashes):
-        if prefix in epochs:
-            yield epochs[prefix]
+def find(epochs: Iterable[Epoch], conversation: Conversation, salt: str = "") -> Epoch | None:
+    """Of some epochs, the one that covers most of this conversation."""
+    size = len(conversation.keys)
+    for epoch in sorted(epochs, key=lambda epoch: -epoch.size):
+        if 0 < epoch.size <= size and conversation.prefix(epoch.size, salt) == epoch.prefix:
+            return epoch
+    return None

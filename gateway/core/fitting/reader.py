@@ -1,26 +1,44 @@
-"""What is known of a message, worked out once: its tokens, its blocks, their terms.
+"""What is known of a message, worked out once: its sketch, its tokens, its blocks, their terms, and what it was cut to.
 
-All of it depends on the message alone, so it is kept under the hash of the message, bounded, and shared by every
-conversation that holds the message.
+All of it depends on the message alone, so it is kept under the hash of the message, bounded in bytes, and shared by
+every conversation that holds the message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeVar
 
-from gateway.core.conversation import Item, Message, key_of
-from gateway.core.fitting.blocks import Sliced, render, slice_message
+from gateway.core.conversation import Conversation, Item
+from gateway.core.counting.cache import CountCache
+from gateway.core.fitting.blocks import Sliced, emptied, render, slice_message
 from gateway.core.fitting.terms import Lexicon
+from gateway.core.fitting.watch import Watch
+from gateway.core.message import Message, Sketch, decode, digest, encode, read, sketch, text_of
+
+T = TypeVar("T")
 
 #: tokens of a text
 Count = Callable[[str], int]
-#: tokens of a message, framing included
-Weigh = Callable[[Message], int]
+#: tokens of each of some messages, framing included
+Weigh = Callable[[Sequence[bytes]], Sequence[int]]
+#: what is to be made of a message: these blocks of it, or the same with another content
+What = tuple[int, ...] | str
 
 #: tokens of the frame around a message: role and separators
 FRAME: Final = 4
+
+#: What things take beside their texts, in bytes: objects, tables, references.
+_SKETCH_BYTES: Final = 600
+_CALL_BYTES: Final = 400
+_BLOCK_BYTES: Final = 250
+_TERM_BYTES: Final = 100
+#: terms are known to all: this share of the bytes is theirs
+_LEXICON_SHARE: Final = 8
+#: weighed between two looks at the clock: a counter takes about 10 microseconds for 100 bytes
+_BATCH: Final = 8
 
 
 def weigher(count: Count) -> Weigh:
@@ -29,18 +47,29 @@ def weigher(count: Count) -> Weigh:
     What is no text is counted as written, which is far too much for an image and so never too little.
     """
 
-    def weigh(message: Message) -> int:
-        texts = [str(message.get("role", "")), "\n", _content(message.get("content"))]
-        for call in message.get("tool_calls") or ():
-            function = call.get("function") or {}
-            texts.append(f"\n{call.get('id', '')} {function.get('name', '')} {function.get('arguments', '')}")
-        if message.get("tool_call_id"):
-            texts.append(f"\n{message['tool_call_id']}")
-        known = ("role", "content", "tool_calls", "tool_call_id", "cache_control")
-        texts.extend(f"\n{name} {value}" for name, value in message.items() if name not in known and value)
-        return count("".join(texts)) + FRAME
+    def weigh(messages: Sequence[bytes]) -> list[int]:
+        return [count(_written(raw)) + FRAME for raw in messages]
 
     return weigh
+
+
+def _written(raw: bytes) -> str:
+    message, _ = read(raw)
+    if not isinstance(message, dict):
+        return raw.decode("utf-8", "replace")
+    texts = [str(message.get("role", "")), "\n", _content(message.get("content"))]
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            texts.append(f"\n{call.get('id', '')} {function.get('name', '')} {function.get('arguments', '')}")
+        else:
+            texts.append(f"\n{call}")
+    if message.get("tool_call_id"):
+        texts.append(f"\n{message['tool_call_id']}")
+    known = ("role", "content", "tool_calls", "tool_call_id", "cache_control")
+    texts.extend(f"\n{name} {value}" for name, value in message.items() if name not in known and value)
+    return "".join(texts)
 
 
 def _content(content: Any) -> str:
@@ -65,75 +94,142 @@ class Known:
     tokens: tuple[float, ...]
 
 
+class Made(NamedTuple):
+    """What is sent in the place of a message, None for nothing; its tokens; its hash."""
+
+    raw: bytes | None
+    tokens: int
+    key: bytes
+
+
+class Order(NamedTuple):
+    """A message to be made out of another."""
+
+    item: Item
+    raw: bytes
+    what: What
+
+
 class Reader:
-    """Reads messages and remembers, up to `limit` entries of each kind; the oldest go first."""
+    """Reads messages and remembers.
 
-    def __init__(self, weigh: Weigh, *, limit: int = 20_000) -> None:
+    Args:
+        weigh: tokens of messages. It must say the same of the same bytes every time.
+        limit_bytes: what all that is remembered may take together.
+        lock: guards the tables where threads share them.
+    """
+
+    def __init__(
+        self,
+        weigh: Weigh,
+        *,
+        limit_bytes: int = 64 * 1024 * 1024,
+        lock: AbstractContextManager[object] | None = None,
+    ) -> None:
         self._weigh = weigh
-        self._limit = limit
-        self._lexicon = Lexicon()
-        self._weights: dict[str, int] = {}
-        self._known: dict[str, Known] = {}
-        self._cut: dict[tuple[str, tuple[int, ...]], tuple[Message, int]] = {}
+        self._name = ""
+        self._lexicon = Lexicon(limit_bytes // _LEXICON_SHARE)
+        self._cache = CountCache(limit_bytes - limit_bytes // _LEXICON_SHARE, lock)
 
-    def weight(self, item: Item, message: Message) -> int:
-        """Tokens of the message as it came."""
-        weight = self._weights.get(item.key)
-        if weight is None:
-            weight = self._weights[item.key] = self._weigh(message)
-            _bound(self._weights, self._limit)
-        return weight
+    def weighing(self, weigh: Weigh, name: str) -> Reader:
+        """A reader with the same memory and other weights; readers of one name must weigh alike."""
+        other = Reader(weigh, limit_bytes=0)
+        other._name, other._lexicon, other._cache = name, self._lexicon, self._cache
+        return other
 
-    def weigh_new(self, message: Message) -> int:
-        """Tokens of a message that was just made."""
-        key = key_of(message)
-        weight = self._weights.get(key)
-        if weight is None:
-            weight = self._weights[key] = self._weigh(message)
-            _bound(self._weights, self._limit)
-        return weight
+    @property
+    def size_bytes(self) -> int:
+        """What is remembered takes about so much."""
+        return self._cache.size_bytes + self._lexicon.size_bytes
 
-    def know(self, item: Item, message: Message) -> Known:
+    def sketches(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> Sequence[Sketch]:
+        """What each message is."""
+        return self._cache.get_keyed(
+            "sketch", keys, lambda missing: [sketch(messages[index]) for index in missing], _sketch_bytes
+        )
+
+    def weights(self, conversation: Conversation) -> list[int]:
+        """Tokens of each message as it came."""
+        return self._weights(conversation.keys, conversation.messages)
+
+    def _weights(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> list[int]:
+        return self._cache.get_keyed(
+            f"weight\0{self._name}", keys, lambda missing: self._weigh([messages[index] for index in missing])
+        )
+
+    def sliced(self, item: Item, raw: bytes, watch: Watch) -> Sliced:
+        """Its blocks."""
+
+        def compute(_: Sequence[int]) -> list[Sliced]:
+            watch.tick()
+            return [_UNCUT if item.sealed else slice_message(decode(raw), watch)]
+
+        return self._cache.get_keyed("sliced", (item.key,), compute, _sliced_bytes)[0]
+
+    def know(self, item: Item, raw: bytes, watch: Watch) -> Known:
         """Its blocks and terms."""
-        known = self._known.get(item.key)
-        if known is None:
-            known = self._known[item.key] = self._read(item, message)
-            _bound(self._known, self._limit)
-        return known
 
-    def cut(self, item: Item, message: Message, picked: tuple[int, ...]) -> tuple[Message, int]:
-        """The message with the picked blocks only, and its tokens.
+        def compute(_: Sequence[int]) -> list[Known]:
+            return [self._read(item, raw, watch)]
 
-        Cache marks are not part of the key, so a marked message is made anew.
-        """
-        if item.breakpoint:
-            made = render(message, self.know(item, message).sliced, picked)
-            return made, self.weigh_new(made)
-        entry = self._cut.get((item.key, picked))
-        if entry is None:
-            made = render(message, self.know(item, message).sliced, picked)
-            entry = self._cut[item.key, picked] = made, self._weigh(made)
-            _bound(self._cut, self._limit)
-        return entry
+        return self._cache.get_keyed(f"known\0{self._name}", (item.key,), compute, _known_bytes)[0]
 
-    def terms(self, text: str) -> dict[str, int]:
-        """The terms of any text."""
-        return self._lexicon.terms(text)
+    def make(self, orders: Sequence[Order], watch: Watch) -> list[Made]:
+        """Messages made out of others, weighed."""
+        # Cache marks are not part of the key, so a marked message is made anew for the marks it has now.
+        keys = [(digest(raw) if item.breakpoint else item.key, what) for item, raw, what in orders]
+        return self._cache.get_keyed(
+            f"made\0{self._name}",
+            keys,
+            lambda missing: self._weighed([self._render(orders[index], watch) for index in missing], watch),
+            _made_bytes,
+        )
 
-    def _read(self, item: Item, message: Message) -> Known:
+    def made(self, message: Message) -> Made:
+        """A message that is made for one place only, weighed."""
+        return self._weighed([encode(message)], Watch())[0]
+
+    def kept(self, kind: str, key: Hashable, compute: Callable[[], T], size: Callable[[T], int]) -> T:
+        """What others keep here under a key of their own, about what this reader has weighed."""
+        return self._cache.get_keyed(f"{kind}\0{self._name}", (key,), lambda _: [compute()], size)[0]
+
+    def _render(self, order: Order, watch: Watch) -> bytes:
+        item, raw, what = order
+        watch.tick()
+        message = decode(raw)
+        if isinstance(what, str):
+            return encode({**message, "content": what})
+        if not what and not item.calls:
+            return encode(emptied(message))
+        return encode(render(message, self.sliced(item, raw, watch), what))
+
+    def _weighed(self, messages: Sequence[bytes], watch: Watch) -> list[Made]:
+        keys = [digest(raw) for raw in messages]
+        weights: list[int] = []
+        for start in range(0, len(messages), _BATCH):
+            watch.tick(_BATCH)
+            weights += self._weights(keys[start : start + _BATCH], messages[start : start + _BATCH])
+        return list(map(Made, messages, weights, keys))
+
+    def _read(self, item: Item, raw: bytes, watch: Watch) -> Known:
+        sliced = self.sliced(item, raw, watch)
         if item.sealed:
-            terms = self._lexicon.terms(item.text)
-            return Known(Sliced((), (), "", is_verbatim=True), (), terms, terms, ())
-        sliced = slice_message(message)
-        length = len(item.text) + sum(len(str(call)) for call in message.get("tool_calls") or ()) + 8
-        density = self.weight(item, message) / length
-        of_blocks = tuple(self._lexicon.terms(block.text) for block in sliced.blocks)
+            terms = self._lexicon.terms(text_of(raw))
+            return Known(sliced, (), terms, terms, ())
+        calls = decode(raw).get("tool_calls") if item.calls else None
+        length = item.length + sum(len(str(call)) for call in calls or ()) + 8
+        density = self._weights((item.key,), (raw,))[0] / length
+        of_blocks = tuple(self._lexicon.terms(block.text) for block in watch.over(sliced.blocks))
         fixed = self._lexicon.terms(sliced.fixed)
         tokens = tuple(len(block.text) * density for block in sliced.blocks)
         return Known(sliced, of_blocks, fixed, _merged((fixed, *of_blocks)), tokens)
 
 
-def _merged(parts: Iterable[dict[str, int]]) -> dict[str, int]:
+#: of what must not be cut
+_UNCUT: Final = Sliced((), (), "", is_verbatim=True)
+
+
+def _merged(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Every term with the highest kind it has anywhere."""
     found: dict[str, int] = {}
     for terms in parts:
@@ -143,7 +239,18 @@ def _merged(parts: Iterable[dict[str, int]]) -> dict[str, int]:
     return found
 
 
-def _bound(cache: dict[Any, Any], limit: int) -> None:
-    if len(cache) > limit:
-        for key in list(cache)[: limit // 4]:
-            del cache[key]
+def _sketch_bytes(found: Sketch) -> int:
+    return _SKETCH_BYTES + _CALL_BYTES * len(found.calls)
+
+
+def _sliced_bytes(found: Sliced) -> int:
+    return len(found.fixed) + sum(_BLOCK_BYTES + len(block.text) for block in found.blocks)
+
+
+def _known_bytes(found: Known) -> int:
+    terms = sum(map(len, found.terms)) + len(found.fixed) + len(found.all_terms)
+    return _sliced_bytes(found.sliced) + _BLOCK_BYTES * (3 + len(found.terms)) + _TERM_BYTES * terms
+
+
+def _made_bytes(found: Made) -> int:
+    return _CALL_BYTES + len(found.raw or b"")

@@ -11,11 +11,11 @@ import heapq
 from dataclasses import replace
 from typing import Final, Literal
 
-from gateway.core.conversation import RESULT_ROLES
 from gateway.core.fitting.draft import DROP, KEEP, Draft, Same
 from gateway.core.fitting.reader import Known
 from gateway.core.fitting.select import Pick, cost_of
 from gateway.core.fitting.worth import Scores, Worth, known_of, terms_kept
+from gateway.core.message import RESULT_ROLES
 
 #: off; lines of user and assistant; lines of everyone
 Recall = Literal["off", "said", "all"]
@@ -32,8 +32,11 @@ _TRIES: Final = 3
 
 def recall(draft: Draft, room: float, who: Recall, worth: Worth) -> Draft:
     """The draft with old lines of at most about `room` tokens repeated at its end; as it was where none helps."""
+    if who == "off" or room < _LEAST:
+        return draft
     last = len(draft.conversation.items) - 1
-    if who == "off" or room < _LEAST or draft.conversation.items[last].role not in RESULT_ROLES | {"user"}:
+    item = draft.conversation.items[last]
+    if item.sealed or item.role not in RESULT_ROLES | {"user"}:
         return draft
     before = draft.weight(last)
     candidates = _candidates(draft, _SPEAKERS[who])
@@ -70,6 +73,7 @@ def _choose(
     chosen: dict[int, set[int]] = {}
 
     def offer(index: int, number: int) -> tuple[float, float]:
+        draft.watch.tick()
         known, present = candidates[index]
         cost = cost_of(known, number, chosen.get(index, present)) + (0 if index in chosen else _ROLE)
         return scores.gain(index, number, known.terms[number]) / cost, cost

@@ -8,7 +8,7 @@ whole. Worth only falls while blocks are taken, so that a heap of old values nee
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -82,7 +82,10 @@ class _Choice:
     def __init__(self, draft: Draft, limit: int, worth: Worth) -> None:
         self._draft = draft
         self._limit = limit
-        self._units = {unit.start: self._opening(unit) for unit in draft.open_units()}
+        units = draft.open_units()
+        blank: dict[int, Decision] = {i: KEEP if unit.sealed else () for unit in units for i in unit.indices}
+        frames = draft.having(blank).weights()
+        self._units = {unit.start: self._opening(unit, frames) for unit in units}
         self._steps: list[_Step] = []
         candidates = {index: known for opening in self._units.values() for index, known in opening.known.items()}
         self._scores = Scores(draft, worth, candidates)
@@ -91,11 +94,9 @@ class _Choice:
             self._scores.kept.update(terms_kept(draft, index))
         self._room = float(limit - sum(draft.weight(index) for index in fixed))
 
-    def _opening(self, unit: Unit) -> _Opening:
-        blank: Decision = KEEP if unit.sealed else ()
-        framed = self._draft.having(dict.fromkeys(unit.indices, blank))
+    def _opening(self, unit: Unit, frames: Sequence[int]) -> _Opening:
         known = {index: known_of(self._draft, index) for index in unit.indices}
-        return _Opening(unit, sum(map(framed.weight, unit.indices)), known, {index: set() for index in unit.indices})
+        return _Opening(unit, sum(frames[index] for index in unit.indices), known, {i: set() for i in unit.indices})
 
     def made(self) -> Draft:
         """Fill by estimate, weigh, and fill or take back until it is right."""
@@ -134,10 +135,9 @@ class _Choice:
         heap = [entry for opening in self._units.values() for entry in self._entries(opening)]
         heapq.heapify(heap)
         while heap:
+            self._draft.watch.tick()
             stale, start, index, number = heapq.heappop(heap)
             opening = self._units[start]
-            if number in opening.picked.get(index, ()):
-                continue
             offer = self._bundle(opening) if index < 0 else self._single(opening, index, number)
             if offer.ratio <= 0:
                 continue
@@ -160,13 +160,14 @@ class _Choice:
                 yield -ratio, opening.unit.start, index, number
 
     def _single(self, opening: _Opening, index: int, number: int) -> _Offer:
+        self._draft.watch.tick()
         known = opening.known[index]
         cost = cost_of(known, number, opening.picked[index])
         return _Offer(self._scores.gain(index, number, known.terms[number]) / cost, cost, [(index, number)])
 
     def _bundle(self, opening: _Opening) -> _Offer:
         """Opening a unit with as many of its best blocks as raise the worth per token of the whole."""
-        gain = sum(self._scores.gain_fixed(known.fixed) for known in opening.known.values())
+        gain = sum(self._scores.gain_fixed(index, known.fixed) for index, known in opening.known.items())
         cost = float(opening.frame)
         best = gain / cost
         taken: set[str] = set()

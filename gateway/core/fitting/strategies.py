@@ -6,12 +6,14 @@ messages, and `drop` is what is left when choosing took too long.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from gateway.core.conversation import Unit
 from gateway.core.fitting.dedupe import dedupe
-from gateway.core.fitting.draft import DROP, KEEP, Decision, Draft
+from gateway.core.fitting.draft import DROP, KEEP, Decision, Draft, Same
+from gateway.core.fitting.overlap import overlap
 from gateway.core.fitting.reader import Known
 from gateway.core.fitting.select import condense
 from gateway.core.fitting.worth import Worth, known_of
@@ -28,20 +30,25 @@ class Strategy(Protocol):
     def is_last_word(self) -> bool:
         """What it leaves should stay: those after it are asked only if that is over the limit itself."""
 
+    @property
+    def may_drop(self) -> bool:
+        """It leaves messages out; so then may whoever has no more time to choose."""
+
     def apply(self, draft: Draft, limit: int) -> Draft:
         """The draft at `limit` tokens or less if this can be done, else as light as it gets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dedupe:
-    """Results that came twice."""
+    """Results that came twice, whole or in part."""
 
     name: str = "dedupe"
     is_last_word: bool = False
+    may_drop: bool = False
 
     def apply(self, draft: Draft, limit: int) -> Draft:  # noqa: ARG002 - there is no half of it
         """Point at the first of them."""
-        return dedupe(draft)
+        return overlap(dedupe(draft))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +59,14 @@ class Condense:
     most_characters: int = 2_000_000
     name: str = "condense"
     is_last_word: bool = True
+    may_drop: bool = True
 
     def apply(self, draft: Draft, limit: int) -> Draft:
         """Choose; what is beyond the characters is not even read."""
         read, changes = 0, dict[int, Decision]()
         task = draft.conversation.task
         for unit in reversed(draft.open_units()):
-            read += sum(len(draft.conversation.items[index].text) for index in unit.indices)
+            read += sum(draft.conversation.items[index].length for index in unit.indices)
             if read > self.most_characters and unit.start != task:
                 changes.update(dict.fromkeys(unit.indices, DROP))
         if not changes:
@@ -74,20 +82,22 @@ class Shorten:
     tokens: int = 300
     name: str = "shorten"
     is_last_word: bool = False
+    may_drop: bool = False
 
     def apply(self, draft: Draft, limit: int) -> Draft:
         """Cut the middle out until it fits."""
         total = draft.total()
-        for unit in draft.open_units():
+        changes: dict[int, Decision] = {}
+        for unit in by_priority(draft):
             for index in () if unit.sealed else unit.indices:
                 if total <= limit:
-                    return draft
+                    return draft.having(changes)
                 before = draft.weight(index)
                 if draft.decisions[index] == KEEP and before > 2 * self.tokens:
                     known = known_of(draft, index)
-                    draft = draft.having({index: known.sliced.closed(_ends(known, self.tokens / 2))})
-                    total += draft.weight(index) - before
-        return draft
+                    changes[index] = known.sliced.closed(_ends(known, self.tokens / 2))
+                    total += draft.weight_as(index, changes[index]) - before
+        return draft.having(changes)
 
 
 def _ends(known: Known, each: float) -> set[int]:
@@ -108,28 +118,61 @@ def _while(numbers: Sequence[int], known: Known, room: float) -> Iterator[int]:
 class Drop:
     """Whole units, oldest first; of the task its first block stays, or a mark."""
 
+    #: the task may be read to find its first block; that may take long
+    reads: bool = True
     name: str = "drop"
     is_last_word: bool = True
+    may_drop: bool = True
 
     def apply(self, draft: Draft, limit: int) -> Draft:
         """Leave out until it fits."""
-        total = draft.total()
         task = draft.conversation.task
-        for unit in draft.open_units():
-            if total <= limit:
-                return draft
-            if unit.start != task:
-                total -= sum(draft.weight(index) for index in unit.indices)
-                draft = draft.having(dict.fromkeys(unit.indices, DROP))
-        return _stub(draft, limit) if total > limit else draft
+        dropped, total = _left_out(draft, limit, (unit for unit in by_priority(draft) if unit.start != task))
+        return _stub(dropped, limit, reads=self.reads) if total > limit else dropped
 
 
-def _stub(draft: Draft, limit: int) -> Draft:
+def first_to_go(draft: Draft, limit: int) -> Draft:
+    """Leave out what the client has said is worth nothing, oldest first, until it fits."""
+    conversation = draft.conversation
+    worthless = (unit for unit in draft.open_units() if conversation.priority(unit) == 0)
+    return _left_out(draft, limit, (unit for unit in worthless if unit.start != conversation.task))[0]
+
+
+def by_priority(draft: Draft) -> list[Unit]:
+    """The units that may be changed, those of least priority first, then the oldest."""
+    return sorted(draft.open_units(), key=draft.conversation.priority)
+
+
+def _left_out(draft: Draft, limit: int, units: Iterable[Unit]) -> tuple[Draft, int]:
+    """The draft without as many of the units as it takes to fit, and its tokens."""
+    weights = draft.weights()
+    total = sum(weights)
+    changes: dict[int, Decision] = {}
+    pointing: dict[int, dict[int, Decision]] = {}
+    for index, decision in enumerate(draft.decisions):
+        if isinstance(decision, Same):
+            # When the other is gone, what pointed at all of it points at nothing, and a gap mark is shorter still; and
+            # what a part was left out of is whole again.
+            pointing.setdefault(decision.of, {})[index] = KEEP if decision.parts else ()
+    for unit in units:
+        if total <= limit:
+            break
+        total -= sum(weights[index] for index in unit.indices)
+        changes.update(dict.fromkeys(unit.indices, DROP))
+        alone = {i: now for index in unit.indices for i, now in pointing.get(index, {}).items() if i not in changes}
+        for index, decision in alone.items():
+            now = draft.weight_as(index, decision)
+            total, weights[index] = total + now - weights[index], now
+        changes.update(alone)
+    return (draft.having(changes) if changes else draft), total
+
+
+def _stub(draft: Draft, limit: int, *, reads: bool) -> Draft:
     """The task cut down, where it may be."""
     unit = next((unit for unit in draft.open_units() if unit.start == draft.conversation.task), None)
     if unit is None or unit.sealed:
         return draft
-    for picked in ((0,), ()) if known_of(draft, unit.start).terms else ((),):
+    for picked in ((0,), ()) if reads and known_of(draft, unit.start).terms else ((),):
         shorter = draft.having({unit.start: picked})
         if shorter.total() <= limit:
             return shorter
@@ -137,3 +180,14 @@ def _stub(draft: Draft, limit: int) -> Draft:
 
 
 DEFAULT: Final[tuple[Strategy, ...]] = (Dedupe(), Condense(), Shorten(), Drop())
+
+
+def strategies_of(names: Sequence[str], *, shorten_tokens: int, worth: Worth | None = None) -> tuple[Strategy, ...]:
+    """The strategies of a configuration, in its order; ValueError for a name that is none."""
+    known: dict[str, Strategy] = {
+        strategy.name: strategy for strategy in (Dedupe(), Condense(worth or Worth()), Shorten(shorten_tokens), Drop())
+    }
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name!r} is no strategy; there are {', '.join(known)}")
+    return tuple(known[name] for name in names)

@@ -19,6 +19,8 @@ _DENSE: Final = re.compile("[\u2e80-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaf
 _INNER: Final = re.compile(r"[0-9_/@]|[a-z]\.[a-z]|[a-z][A-Z]")
 _SHORTEST: Final = 3
 _SHORTEST_WORD: Final = 4
+#: what a term takes beside its letters: two strings, a pair, a slot in the table
+_ENTRY_BYTES: Final = 280
 
 #: Words that say nothing about the matter; only those of four letters and more are looked at.
 _STOP: Final = frozenset(
@@ -48,11 +50,12 @@ def kind_of(term: str) -> int:
 
 
 class Lexicon:
-    """Terms of texts. It remembers the kind of every term it has met, up to `limit`; it has no other state."""
+    """Terms of texts. It remembers the kind of every term it has met, up to `limit_bytes`; it has no other state."""
 
-    def __init__(self, limit: int = 200_000) -> None:
+    def __init__(self, limit_bytes: int = 8 * 1024 * 1024) -> None:
         self._known: dict[str, tuple[str, int]] = {}
-        self._limit = limit
+        self._limit = limit_bytes
+        self.size_bytes = 0
 
     def terms(self, text: str) -> dict[str, int]:
         """Term in lower case -> its kind (the highest met in this text)."""
@@ -70,9 +73,14 @@ class Lexicon:
         return found
 
     def _learn(self, token: str) -> tuple[str, int]:
-        if len(self._known) >= self._limit:
+        entry = token.lower(), -1 if _DENSE.search(token) else kind_of(token)
+        size = _ENTRY_BYTES + 2 * len(token)
+        if self.size_bytes + size > self._limit:
             self._known.clear()
-        entry = self._known[token] = token.lower(), -1 if _DENSE.search(token) else kind_of(token)
+            self.size_bytes = 0
+        if size <= self._limit:
+            self._known[token] = entry
+            self.size_bytes += size
         return entry
 
 

@@ -12,14 +12,19 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.core.conversation import SYSTEM_ROLES
 from gateway.core.fitting.draft import DROP, KEEP, Draft, Same
 from gateway.core.fitting.reader import Known
+from gateway.core.fitting.watch import Watch
+from gateway.core.message import SYSTEM_ROLES
 
 #: how much a word, a name, an identifier among the last words asks for a block that holds it too
 _ASKS: Final = (0.5, 1.0, 1.5)
 #: BM25: how far a long block is marked down
 _LENGTH: Final = 0.4
+#: so many terms looked up are a piece of work
+_TERMS_A_PIECE: Final = 100
+#: and so many blocks matched
+_BLOCKS_A_PIECE: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +51,12 @@ class Scores:
     def __init__(self, draft: Draft, worth: Worth, candidates: Mapping[int, Known]) -> None:
         self.kept: set[str] = set()
         self._weights = _weights(draft, worth)
-        matches = _matches(candidates, _last_words(draft), worth.neighbour)
-        self._factor = {i: [1 + worth.answer * match for match in found] for i, found in matches.items()}
+        self._priorities = draft.conversation.priorities
+        matches = _matches(candidates, _last_words(draft), worth.neighbour, draft.watch)
+        self._factor = {
+            i: [(1 + worth.answer * match) * self._priorities.get(i, 1.0) for match in found]
+            for i, found in matches.items()
+        }
 
     def gain(self, index: int, number: int, terms: Iterable[str], taken: Collection[str] = ()) -> float:
         """What a block adds to what is kept and `taken`."""
@@ -55,15 +64,15 @@ class Scores:
         gain = sum([weights.get(term, 0.0) for term in terms if term not in kept and term not in taken])
         return gain * self._factor[index][number] if gain else 0.0
 
-    def gain_fixed(self, terms: Iterable[str]) -> float:
+    def gain_fixed(self, index: int, terms: Iterable[str]) -> float:
         """What the uncut part of a message adds."""
         weights, kept = self._weights, self.kept
-        return sum(weights.get(term, 0.0) for term in terms if term not in kept)
+        return sum(weights.get(term, 0.0) for term in terms if term not in kept) * self._priorities.get(index, 1.0)
 
 
 def known_of(draft: Draft, index: int) -> Known:
     """What is known of a message."""
-    return draft.reader.know(draft.conversation.items[index], draft.conversation.messages[index])
+    return draft.known(index)
 
 
 def terms_kept(draft: Draft, index: int) -> Iterator[str]:
@@ -85,7 +94,7 @@ def _last_words(draft: Draft) -> dict[str, float]:
     """Terms of the last user message, of what the conversation ends with, and of the last assistant text."""
     items = draft.conversation.items
     spoken = {item.index for item in items if item.pinned and item.role not in SYSTEM_ROLES}
-    said = next((item.index for item in reversed(items) if item.role == "assistant" and item.text), None)
+    said = next((item.index for item in reversed(items) if item.role == "assistant" and item.length), None)
     if said is not None:
         spoken.add(said)
     asks: dict[str, float] = {}
@@ -103,7 +112,9 @@ def _weights(draft: Draft, worth: Worth) -> dict[str, float]:
     for item in draft.conversation.items:
         if item.role in SYSTEM_ROLES:
             continue
-        for term, kind in known_of(draft, item.index).all_terms.items():
+        terms = known_of(draft, item.index).all_terms
+        draft.watch.tick(1 + len(terms) // _TERMS_A_PIECE)
+        for term, kind in terms.items():
             if kinds.get(term, -1) < kind:
                 kinds[term] = kind
             last[term] = item.index
@@ -119,7 +130,9 @@ def _weights(draft: Draft, worth: Worth) -> dict[str, float]:
     }
 
 
-def _matches(candidates: Mapping[int, Known], asks: Mapping[str, float], spill: float) -> dict[int, list[float]]:
+def _matches(
+    candidates: Mapping[int, Known], asks: Mapping[str, float], spill: float, watch: Watch
+) -> dict[int, list[float]]:
     """How well each block answers, 0 to about 1: BM25 in relation to the best of them."""
     scores = {index: [0.0] * len(known.terms) for index, known in candidates.items()}
     answering: list[tuple[int, int, int, set[str]]] = []
@@ -128,6 +141,7 @@ def _matches(candidates: Mapping[int, Known], asks: Mapping[str, float], spill: 
     wanted = asks.keys()
     for index, known in candidates.items():
         blocks += len(known.terms)
+        watch.tick(1 + len(known.terms) // _BLOCKS_A_PIECE)
         for number, terms in enumerate(known.terms):
             length += len(terms)
             if shared := wanted & terms.keys():

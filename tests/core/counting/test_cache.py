@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,20 @@ def test_many_contents_come_back_in_order_with_only_the_new_ones_computed() -> N
 
     assert cache.get_all("kind", [b"a", b"b", b"c"], compute) == ["new 0", "known", "new 2"]
     assert asked == [0, 2]
+
+
+def test_a_caller_may_have_keys_of_its_own_and_is_asked_for_all_that_is_new_at_once() -> None:
+    cache, asked = CountCache(), list[list[int]]()
+
+    def compute(missing: Sequence[int]) -> list[str]:
+        asked.append(list(missing))
+        return [f"new {index}" for index in missing]
+
+    assert cache.get_keyed("kind", ["a", ("b", 1)], compute) == ["new 0", "new 1"]
+    assert cache.get_keyed("kind", ["c", "a", b"d"], compute) == ["new 0", "new 0", "new 2"]
+    assert cache.get_keyed("kind", ["a", "c"], compute) == ["new 0", "new 0"]
+    assert asked == [[0, 1], [0, 2]]
+    assert cache.get("kind", b"a", lambda: "another content") == "another content"
 
 
 def test_what_was_used_last_stays_when_room_is_needed() -> None:

@@ -388,3 +388,14 @@ def test_nesting_deeper_than_any_reader_is_no_failure(shipped: Estimator) -> Non
 def test_a_table_without_families_still_counts(words: Any) -> None:
     count = Estimator(families_from({}), lambda _tokenizer: words, CountCache())
     assert tokens(count, {"messages": [user("one two")]}) == 4 + 2
+
+
+def test_messages_whose_digests_are_known_are_not_hashed_and_weigh_the_same(estimator: Estimator, words: Any) -> None:
+    raws = [b'{"role":"user","content":"one two"}', b'{"role":"user","content":"three"}']
+    request = read_request("chat", {}, messages=raws)
+    plain = estimator.estimate(request)
+    assert estimator.estimate(request, keys=[b"a", b"b"]) == plain
+    assert estimator.message_tokens(request, keys=[b"a", b"b"]) == estimator.message_tokens(request)
+    asked = len(words.texts)
+    assert estimator.estimate(read_request("chat", {}, messages=raws[:1]), keys=[b"b"]).tokens < plain.tokens
+    assert len(words.texts) == asked

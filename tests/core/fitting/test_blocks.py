@@ -86,6 +86,10 @@ def test_json_becomes_lines_with_their_paths() -> None:
     assert lines[-1] == "Third.\n"
 
 
+def test_a_list_may_end_with_a_full_line() -> None:
+    assert texts_of(tool(json.dumps({"a": ["x" * 159, "y" * 159]}))) == [f"a: {'x' * 159},\n", f"{'y' * 159},\n"]
+
+
 @pytest.mark.parametrize(
     "content", ["[" * 500 + "]" * 500, '{"a":' * 50 + '"' + "x" * 300 + '"' + "}" * 50, "{broken" * 40]
 )

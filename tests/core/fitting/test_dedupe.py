@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from gateway.core.conversation import Conversation
@@ -17,15 +18,13 @@ def session(*contents: Any) -> Draft:
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": content})
     messages.append({"role": "user", "content": "on"})
-    return Draft.untouched(Conversation.of(messages), Reader(weigher(len)))
+    return Draft.untouched(Conversation.of_messages(messages), Reader(weigher(len)))
 
 
 def test_a_later_result_points_at_the_first_with_the_same_content() -> None:
     draft = dedupe(session(LONG, "other", LONG, LONG))
     assert {i: d for i, d in enumerate(draft.decisions) if d != KEEP} == {6: Same(2), 8: Same(2)}
-    pointing = draft.message(6)
-    assert pointing is not None
-    assert pointing["content"] == "[same as the result of c0]"
+    assert json.loads(draft.made(6).raw or b"")["content"] == "[same as the result of c0]"
 
 
 def test_short_results_and_results_with_images_stay() -> None:

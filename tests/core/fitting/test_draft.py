@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from gateway.core.conversation import Conversation
-from gateway.core.fitting.draft import DROP, EARLIER, Draft, numbers_of, spans_of
+from gateway.core.fitting.draft import DROP, EARLIER, KEEP, Draft, Same
 from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.message import encode
 
 LINES = "".join(f"line {n} {'x' * 40}\n" for n in range(4))
 MESSAGES: list[dict[str, Any]] = [
@@ -14,33 +15,57 @@ MESSAGES: list[dict[str, Any]] = [
     {"role": "assistant", "content": "said"},
     {"role": "user", "content": [{"type": "text", "text": "now"}]},
 ]
+RAWS = [encode(message) for message in MESSAGES]
 WEIGH = weigher(len)
 
 
 def draft() -> Draft:
-    return Draft.untouched(Conversation.of(MESSAGES), Reader(WEIGH))
+    return Draft.untouched(Conversation.of(RAWS), Reader(WEIGH))
+
+
+def contents(done: Draft) -> list[Any]:
+    return [json.loads(raw)["content"] for raw in done.sent().messages]
 
 
 def test_what_is_kept_is_the_very_message_and_what_is_dropped_weighs_nothing() -> None:
     done = draft().having({1: DROP})
-    assert done.messages() == [MESSAGES[0], MESSAGES[2]]
-    assert done.message(0) is MESSAGES[0]
-    assert done.total() == WEIGH(MESSAGES[0]) + WEIGH(MESSAGES[2])
+    assert done.sent().messages == (RAWS[0], RAWS[2])
+    assert done.made(0).raw is RAWS[0]
+    assert done.weights() == [WEIGH(RAWS)[0], 0, WEIGH(RAWS)[2]]
+    assert done.total() == sum(WEIGH([RAWS[0], RAWS[2]]))
+    assert done.changed() == [1]
 
 
 def test_recalled_lines_stand_at_the_end_and_are_weighed() -> None:
-    from dataclasses import replace
-
     done = replace(draft().having({0: (0,)}), recalls={2: ((0, (1, 3)),), 1: ((0, (2,)),)})
-    parts, said = done.messages()[2]["content"], done.messages()[1]["content"]
+    parts, said = contents(done)[2], contents(done)[1]
     assert parts[0] == {"type": "text", "text": "now"}
     assert parts[1]["text"] == f"{EARLIER}\nuser: line 1 {'x' * 40}\nline 3 {'x' * 40}"
     assert said == f"said\n\n{EARLIER}\nuser: line 2 {'x' * 40}"
-    assert done.total() == sum(map(WEIGH, done.messages()))
+    assert done.total() == sum(WEIGH(done.sent().messages))
     assert done.reopened(2).recalls.keys() == {1}
+    assert done.changed() == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("numbers", "spans"), [((), ""), ((0,), "0"), ((0, 1, 2, 5, 7, 8), "0-2,5,7-8")])
-def test_spans_come_back_as_the_numbers_they_were(numbers: tuple[int, ...], spans: str) -> None:
-    assert spans_of(numbers) == spans
-    assert numbers_of(spans) == numbers
+def test_a_decision_can_be_weighed_before_it_is_made() -> None:
+    assert draft().weight_as(0, (0,)) == draft().having({0: (0,)}).weight(0) < draft().weight(0)
+
+
+def test_the_keys_of_what_is_sent_are_those_of_its_bytes() -> None:
+    done = draft().having({0: (0,), 1: DROP})
+    assert done.sent().keys == Conversation.of(done.sent().messages).keys
+
+
+def test_a_rule_is_noted_where_it_changed_something_and_what_was_sent_can_be_taken_up_again() -> None:
+    before = draft()
+    cut = before.having({0: (0,)}).ruled(before, "condense")
+    assert cut.having({1: DROP}).ruled(cut, "drop").rules == {0: "condense", 1: "drop"}
+    again = draft().as_sent(cut.decisions[:1], {}, cut.rules, {0: cut.made(0)})
+    assert again.decisions == ((0,), KEEP, KEEP)
+    assert again.made(0) is cut.made(0)
+
+
+def test_a_result_that_came_before_is_named_by_its_call() -> None:
+    results = [{"role": "tool", "tool_call_id": f"c{n}", "content": "long"} for n in range(2)]
+    done = Draft.untouched(Conversation.of_messages(results), Reader(WEIGH)).having({1: Same(0)})
+    assert contents(done) == ["long", "[same as the result of c0]"]

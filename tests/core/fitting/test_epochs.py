@@ -5,11 +5,16 @@ from typing import Any
 
 import pytest
 
-from gateway.core.conversation import Conversation, Message
-from gateway.core.fitting.draft import DROP, KEEP, Draft, Same
-from gateway.core.fitting.epochs import Epoch, FitPolicy, Fitted, find, fit
+from gateway.core.conversation import Conversation
+from gateway.core.fitting.draft import DROP, Draft
+from gateway.core.fitting.epoch import Epoch
+from gateway.core.fitting.epochs import FitPolicy, find, fit
+from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.reader import Reader, weigher
-from gateway.core.fitting.strategies import Dedupe, Drop
+from gateway.core.fitting.receipt import Fitted
+from gateway.core.fitting.strategies import Dedupe, Drop, Shorten
+from gateway.core.fitting.validate import problems
+from gateway.core.message import encode
 
 COUNT = weigher(lambda text: len(text) // 4)
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -32,29 +37,34 @@ def session(steps: int) -> list[dict[str, Any]]:
 
 
 def run(messages: Any, limit: int, epoch: Epoch | None = None, **policy: Any) -> Fitted:
-    return fit(Conversation.of(messages), limit, Reader(COUNT), epoch=epoch, policy=FitPolicy(**policy))
+    return fit(Conversation.of_messages(messages), limit, Reader(COUNT), epoch=epoch, policy=FitPolicy(**policy))
 
 
-def written(messages: Any) -> list[str]:
-    return [json.dumps(message) for message in messages]
+def raws(messages: Any) -> tuple[bytes, ...]:
+    return tuple(encode(message) for message in messages)
+
+
+def tokens(messages: Any) -> int:
+    return sum(COUNT(raws(messages)))
 
 
 def test_a_cut_goes_down_to_the_low_water_mark_and_the_next_turns_append() -> None:
-    limit = sum(map(COUNT, session(8))) - 1
+    limit = tokens(session(8)) - 1
     first = run(session(8), limit, low_water=0.6)
     assert first.tokens <= 0.6 * limit + 10
     assert first.applied == ("condense",)
     second = run(session(9), limit, first.epoch, low_water=0.6)
     assert second.applied == ()
-    assert written(second.messages) == written([*first.messages, *step(8)])
+    assert second.messages == (*first.messages, *raws(step(8)))
+    assert second.epoch is first.epoch
 
 
 def test_the_beginning_of_what_was_sent_survives_the_next_cut() -> None:
-    limit, epoch, sent = 1200, None, list[str]()
+    limit, epoch, sent = 1200, None, tuple[bytes, ...]()
     shared = cuts = 0
     for steps in range(2, 30):
         done = run(session(steps), limit, epoch, stale=0.3)
-        now = written(done.messages)
+        now = done.messages
         if done.applied and sent:
             cuts += 1
             shared += next((n for n, (a, b) in enumerate(zip(sent, now, strict=False)) if a != b), len(sent)) > 2
@@ -66,45 +76,22 @@ def test_the_beginning_of_what_was_sent_survives_the_next_cut() -> None:
 def test_an_epoch_of_another_conversation_is_not_used() -> None:
     other = [{"role": "system", "content": "be bad"}, *session(8)[1:]]
     epoch = run(session(8), 600).epoch
-    assert written(run(other, 600, epoch).messages) == written(run(other, 600).messages)
+    assert run(other, 600, epoch).messages == run(other, 600).messages
 
 
 def test_a_longer_limit_keeps_what_was_sent_and_a_shorter_one_cuts_again() -> None:
     first = run(session(8), 700)
-    assert written(run(session(8), 800, first.epoch).messages) == written(first.messages)
+    assert run(session(8), 800, first.epoch).messages == first.messages
     shorter = run(session(8), 300, first.epoch)
     assert shorter.tokens <= 300
     assert shorter.applied
 
 
-def test_the_newest_epoch_is_found_by_the_hash_of_the_messages() -> None:
-    conversation = Conversation.of(session(5))
-    hashes = conversation.prefix_hashes("s")
-    kept = {hashes[n]: Epoch(hashes[n], (KEEP,) * (n + 1), {}) for n in (3, 7)}
-    assert find(kept, conversation, "s") == kept[hashes[7]]
+def test_the_epoch_that_covers_most_is_found_by_the_hash_of_the_messages() -> None:
+    conversation = Conversation.of_messages(session(5))
+    kept = [Epoch(conversation.prefix(size, "s"), size, f"k{size}") for size in (3, 7)]
+    assert find([*kept, Epoch("x", 9, "k9"), Epoch("x", 99, "k99")], conversation, "s") == kept[1]
     assert find(kept, conversation, "t") is None
-
-
-def test_an_epoch_survives_json() -> None:
-    epoch = Epoch("ab", (KEEP, DROP, (0, 1, 2, 7), (), Same(3)), {3: ((2, (0, 4)),)})
-    assert Epoch.from_json(json.loads(json.dumps(epoch.to_json()))) == epoch
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        7,
-        [],
-        {},
-        {"v": 2},
-        {"v": 1},
-        {"v": 1, "prefix": "x", "decisions": ["a-b"], "recalls": {}},
-        {"v": 1, "prefix": "x", "decisions": [[]], "recalls": {}},
-    ],
-)
-def test_what_is_no_epoch_is_none(value: Any) -> None:
-    assert Epoch.from_json(value) is None
 
 
 def test_an_epoch_holds_no_text_of_the_conversation() -> None:
@@ -119,21 +106,21 @@ def test_what_the_client_had_cached_stays_while_it_fits() -> None:
     messages = session(8)
     messages[3] = {**messages[3], "content": [{"type": "text", "text": messages[3]["content"], **MARK}]}
     done = run(messages, 700)
-    assert list(done.messages[:4]) == messages[:4]
+    assert done.messages[:4] == raws(messages[:4])
     tight = run(messages, 250)
     assert tight.tokens <= 250
-    assert messages[3] not in tight.messages
+    assert raws(messages)[3] not in tight.messages
 
 
 def test_recall_brings_back_what_is_asked_for_and_stays_on_later_turns() -> None:
     ask = {"role": "user", "content": "What is entry A003 worth?"}
     limit = 500
     first = run([*session(9), ask], limit, recall="all", strategies=(Drop(),))
-    assert "A003 of page 0 is worth 210" in str(first.messages[-1]["content"])
+    assert b"A003 of page 0 is worth 210" in first.messages[-1]
     assert first.recalled > 0
     answer = {"role": "assistant", "content": "210."}
     second = run([*session(9), ask, answer, {"role": "user", "content": "Thanks."}], limit, first.epoch, recall="off")
-    assert written(second.messages)[: len(first.messages)] == written(first.messages)
+    assert second.messages[: len(first.messages)] == first.messages
     assert "A003" not in str(run([*session(9), ask], limit, strategies=(Drop(),)).messages[:-1])
 
 
@@ -143,7 +130,7 @@ def test_strategies_are_tried_in_order_until_it_fits() -> None:
         *({**m, "content": step(1)[1]["content"]} if m["role"] == "tool" else m for m in step(7)),
         *step(8),
     ]
-    limit = sum(map(COUNT, twice)) - 20
+    limit = tokens(twice) - 20
     assert run(twice, limit, strategies=(Dedupe(), Drop()), low_water=1.0).applied == ("dedupe",)
     assert run(twice, limit - 300, strategies=(Dedupe(), Drop()), low_water=1.0).applied == ("dedupe", "drop")
 
@@ -153,6 +140,7 @@ class Careless:
 
     name = "careless"
     is_last_word = True
+    may_drop = True
 
     def apply(self, draft: Draft, limit: int) -> Draft:
         return draft.having({3: DROP, **dict.fromkeys(range(4, 12), DROP)})
@@ -161,20 +149,267 @@ class Careless:
 def test_a_broken_result_is_never_sent_units_are_dropped_instead() -> None:
     done = run(session(8), 700, strategies=(Careless(),))
     assert done.applied == ("drop",)
-    sent = {str(message.get("tool_call_id")) for message in done.messages if message["role"] == "tool"}
-    assert sent == {call["id"] for message in done.messages for call in message.get("tool_calls", ())}
+    sent = {str(message.get("tool_call_id")) for message in done.decoded() if message["role"] == "tool"}
+    assert sent == {call["id"] for message in done.decoded() for call in message.get("tool_calls", ())}
     assert done.tokens <= 700
 
 
 def test_pinned_by_the_client_stays() -> None:
-    messages: list[Message] = [*session(8)]
-    done = fit(Conversation.of(messages, pinned=[5]), 500, Reader(COUNT))
-    assert all(messages[index] in done.messages for index in (4, 5))
+    done = fit(Conversation.of_messages(session(8), pinned=[5, 99]), 500, Reader(COUNT))
+    assert all(raw in done.messages for raw in raws(session(8)[4:6]))
 
 
 def test_the_counts_of_a_trim_are_told() -> None:
     done = run(session(8), 500)
-    assert done.tokens_before == sum(map(COUNT, session(8)))
+    assert done.tokens_before == tokens(session(8))
     assert done.dropped == len(session(8)) - len(done.messages)
     assert done.cut > 0
     assert done.changed
+
+
+def test_without_a_strategy_that_leaves_out_what_does_not_fit_is_refused() -> None:
+    for strategies in ((), (Dedupe(),), (Dedupe(), Shorten())):
+        with pytest.raises(ContextOverflow) as caught:
+            run(session(8), 100, strategies=strategies)
+        assert caught.value.needed > 100
+    assert run(session(8), tokens(session(8)) - 500, strategies=(Shorten(tokens=20),)).dropped == 0
+
+
+def test_what_was_sent_whole_turns_ago_is_kept_as_it_came_where_that_is_asked_for() -> None:
+    ask = [{"role": "user", "content": "And now?"}, *step(20), {"role": "user", "content": "Go on."}]
+    messages = [*session(8), *ask]
+    kept = fit(Conversation.of_messages(messages, keep_last_turns=2), 600, Reader(COUNT))
+    assert kept.messages[-4:] == raws(ask)
+    assert [fate.rule for fate in kept.fates[-4:]] == ["pinned"] * 4
+    assert fit(Conversation.of_messages(messages), 300, Reader(COUNT)).messages[-4:] != raws(ask)
+
+
+def test_what_a_client_pins_later_comes_back() -> None:
+    first = run(session(8), 600)
+    gone = next(index for index, fate in enumerate(first.fates) if fate.rule == "drop")
+    conversation = Conversation.of_messages(session(8), pinned=[gone])
+    done = fit(conversation, 600, Reader(COUNT), epoch=first.epoch)
+    assert raws(session(8))[gone] in done.messages
+    assert done.epoch is not first.epoch
+
+
+def test_where_all_that_was_sent_could_stay_but_would_not_fit_the_fresh_choice_is_sent() -> None:
+    limit = tokens(session(12)) - 300
+    first = run(session(8), limit - 300, low_water=0.9)
+    stale, fresh = (run(session(12), limit, first.epoch, stale=share, low_water=0.9) for share in (100.0, 0.0))
+    assert stale.applied == ("condense",)
+    assert stale.messages == fresh.messages
+
+
+# --- another reader, other marks -------------------------------------------------------------------------------------
+
+
+def test_another_worker_sends_the_same_bytes() -> None:
+    first = run(session(8), 500, recall="all")
+    reader = Reader(COUNT)
+    again = fit(Conversation.of_messages([*session(8), *step(8)], reader), 700, reader, epoch=first.epoch)
+    assert again.messages == (*first.messages, *raws(step(8)))
+    assert again.epoch is first.epoch
+
+
+def parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every content as a part, so that a mark is all that changes."""
+    return [
+        {**message, "content": [{"type": "text", "text": message["content"]}]} if message["content"] else message
+        for message in messages
+    ]
+
+
+def mark(messages: list[dict[str, Any]], *places: int) -> list[dict[str, Any]]:
+    found = list(messages)
+    for place in places:
+        found[place] = {**found[place], "content": [{**found[place]["content"][0], **MARK}]}
+    return found
+
+
+def test_a_mark_that_moves_on_is_sent_where_it_is_now_and_nowhere_else() -> None:
+    limit, plain = 700, parts(session(8))
+    first = fit(Conversation.of_messages(plain), limit, Reader(COUNT))
+    one, *_, other = (index for index, fate in enumerate(first.fates) if fate.rule == "condense")
+    reader = Reader(COUNT)
+    for places in ([one], [other], [], [one, other]):
+        conversation = Conversation.of_messages(mark(plain, *places), reader)
+        done = fit(conversation, limit, reader, epoch=first.epoch)
+        assert done.epoch is first.epoch
+        sent = [index for index, fate in enumerate(done.fates) if fate.rule != "drop"]
+        assert [sent[n] for n, raw in enumerate(done.messages) if b"cache_control" in raw] == places
+        assert done.tokens == sum(COUNT(done.messages))
+
+
+# --- priorities ------------------------------------------------------------------------------------------------------
+
+
+def prioritised(limit: int, priorities: dict[int, float], **policy: Any) -> Fitted:
+    conversation = Conversation.of_messages(session(8), priorities=priorities)
+    return fit(conversation, limit, Reader(COUNT), policy=FitPolicy(low_water=1.0, **policy))
+
+
+def test_priority_nothing_goes_before_anything_else_is_touched() -> None:
+    limit = tokens(session(8)) - 20
+    done = prioritised(limit, {7: 0.0})
+    assert {index: fate.rule for index, fate in enumerate(done.fates) if fate.tokens_after != fate.tokens_before} == {
+        6: "drop",
+        7: "drop",
+    }
+    assert done.applied == ("drop",)
+    assert done.actions == {"drop": 2}
+
+
+def test_of_what_is_worth_nothing_no_more_goes_than_must_and_not_the_task() -> None:
+    done = prioritised(tokens(session(8)) - 20, {1: 0.0, 5: 0.0, 7: 0.0})
+    assert [index for index, fate in enumerate(done.fates) if fate.rule == "drop"] == [4, 5]
+
+
+def test_priority_nothing_is_no_leave_to_drop_where_nothing_may_be_dropped() -> None:
+    done = prioritised(tokens(session(8)) - 20, {7: 0.0}, strategies=(Shorten(tokens=20),))
+    assert done.dropped == 0
+
+
+def test_a_high_priority_is_kept_longer() -> None:
+    plain = prioritised(500, {})
+    index = next(index for index, fate in enumerate(plain.fates) if fate.role == "tool" and fate.rule == "condense")
+    high, low = (prioritised(500, {index: worth}) for worth in (50.0, 0.01))
+    assert low.fates[index].tokens_after < plain.fates[index].tokens_after < high.fates[index].tokens_after
+
+
+def test_whole_units_go_by_priority_and_then_by_age() -> None:
+    done = prioritised(tokens(session(8)) // 2, {3: 2.0, 9: 0.5}, strategies=(Drop(),))
+    gone = [index for index, fate in enumerate(done.fates) if fate.rule == "drop"]
+    assert {8, 9} <= set(gone)
+    assert {4, 5} <= set(gone)
+    assert not {2, 3} & set(gone)
+
+
+# --- the receipt -----------------------------------------------------------------------------------------------------
+
+
+def test_every_message_has_its_fate_and_a_resumed_turn_tells_the_same() -> None:
+    twice = [*session(6), *step(9), {**step(1)[0], "tool_calls": [{**step(1)[0]["tool_calls"][0], "id": "x"}]}]
+    twice += [{**step(1)[1], "tool_call_id": "x"}, {"role": "user", "content": "What is entry A003 worth?"}]
+    strategies = (Dedupe(), Shorten(tokens=30), Drop())
+    first = run(twice, 200, strategies=strategies, recall="all", low_water=0.9)
+    assert {"dedupe", "shorten", "drop"} <= first.actions.keys()
+    assert {fate.rule for fate in first.fates} >= {"pinned", "dedupe", "shorten", "drop"}
+    assert [fate.role for fate in first.fates] == [message["role"] for message in twice]
+    assert sum(fate.tokens_before for fate in first.fates) == first.tokens_before == tokens(twice)
+    assert sum(fate.tokens_after for fate in first.fates) == first.tokens == sum(COUNT(first.messages))
+    assert first.actions == {
+        rule: count
+        for rule in ("dedupe", "shorten", "drop", "recall")
+        if (count := sum(fate.rule == rule for fate in first.fates))
+    }
+    assert first.epoch is not None
+    kept = Epoch.from_json(json.loads(json.dumps(first.epoch.to_json())))
+    again = run([*twice, {"role": "assistant", "content": "210."}], 1000, kept, strategies=strategies)
+    assert again.actions == first.actions
+    assert [fate.rule for fate in again.fates[:-2]] == [fate.rule for fate in first.fates[:-1]]
+    assert again.applied == ()
+
+
+def test_old_lines_that_were_added_are_told() -> None:
+    ask = {"role": "user", "content": "What is entry A003 worth?"}
+    done = run([*session(9), ask], 500, recall="all", strategies=(Drop(),))
+    assert done.fates[-1].rule == "recall"
+    assert done.fates[-1].tokens_after > done.fates[-1].tokens_before
+    assert done.actions["recall"] == 1
+
+
+def test_what_fits_is_told_as_kept() -> None:
+    done = run(session(2), 10_000)
+    assert [fate.rule for fate in done.fates] == ["pinned", "pinned", "kept", "kept", "pinned", "pinned"]
+    assert done.actions == {}
+    assert done.decoded() == session(2)
+
+
+def test_nothing_is_repeated_in_a_message_that_must_not_be_rewritten() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:"}}
+    ask = {"role": "user", "content": [{"type": "text", "text": "What is entry A003 worth?"}, image]}
+    done = run([*session(9), ask], 500, recall="all", strategies=(Drop(),))
+    assert done.messages[-1] == encode(ask)
+
+
+# --- no more time ----------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Says that time is up at the `calls`-th look at it."""
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+
+    def __call__(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+
+def timed(calls: int, epoch: Epoch | None = None, limit: int = 700, **policy: Any) -> tuple[Fitted, bool]:
+    clock = Clock(calls)
+    conversation = Conversation.of_messages(session(30))
+    done = fit(conversation, limit, Reader(COUNT), epoch=epoch, policy=FitPolicy(**policy), expired=clock)
+    assert problems(conversation, Conversation.of(done.messages), sum(COUNT(done.messages)), limit) == []
+    return done, clock.left < 0
+
+
+@pytest.mark.parametrize("recall", ["off", "all"])
+def test_whenever_the_time_is_up_whole_units_are_left_out_and_it_fits(recall: Any) -> None:
+    calls, late = 0, True
+    while late:
+        done, late = timed(calls, recall=recall)
+        if late and recall == "off":
+            assert done.applied == ("drop",)
+            assert set(done.actions) == {"drop"}
+        calls += 1
+    # 1,800 blocks are read, scored and offered more than once: the clock is looked at often enough
+    assert calls > 20
+    assert done.applied == ("condense",)
+
+
+def test_out_of_time_what_was_sent_before_stays_and_more_is_left_out() -> None:
+    first = run(session(8), 700)
+    done, late = timed(0, first.epoch, limit=800)
+    assert late
+    assert done.applied == ("drop",)
+    cut = [fate.rule for fate in first.fates].count("condense")
+    assert cut > 0
+    assert all(fate.rule in ("drop", was.rule) for was, fate in zip(first.fates[:-2], done.fates, strict=False))
+
+
+def test_out_of_time_not_even_the_task_is_read() -> None:
+    messages = [{"role": "user", "content": "word " * 4000}, *session(3)[2:], {"role": "user", "content": "on"}]
+    done = fit(Conversation.of_messages(messages), 100, Reader(COUNT), expired=lambda: True)
+    assert done.decoded()[0] == {"role": "user", "content": "[...]"}
+
+
+def test_out_of_time_what_must_not_be_left_out_is_refused() -> None:
+    messages = [
+        *session(3),
+        {"role": "user", "content": "x" * 9000},
+        *step(30, size=400),
+        {"role": "user", "content": "on"},
+    ]
+    with pytest.raises(ContextOverflow):
+        fit(
+            Conversation.of_messages(messages),
+            500,
+            Reader(COUNT),
+            policy=FitPolicy(strategies=(Shorten(tokens=20),)),
+            expired=lambda: True,
+        )
+
+
+def test_out_of_time_what_is_too_large_is_refused_like_ever() -> None:
+    messages = [*session(3), {"role": "user", "content": "x" * 9000}]
+    with pytest.raises(ContextOverflow):
+        fit(Conversation.of_messages(messages), 500, Reader(COUNT), expired=lambda: True)
+
+
+def test_an_epoch_that_takes_too_long_to_read_is_not_needed() -> None:
+    first = run(session(30), 3000)
+    done, late = timed(0, first.epoch, limit=3000)
+    assert late
+    assert done.actions == {"drop": done.dropped}

@@ -17,7 +17,7 @@ def test_what_cannot_be_fitted_is_refused_with_the_name_of_the_largest() -> None
         {"role": "user", "content": "u" * 900},
     ]
     with pytest.raises(ContextOverflow) as caught:
-        fit(Conversation.of(messages), 1000, Reader(weigher(len)))
+        fit(Conversation.of_messages(messages), 1000, Reader(weigher(len)))
     assert isinstance(caught.value, RequestFault)
     assert (caught.value.index, caught.value.tokens, caught.value.limit, caught.value.param) == (
         3,

@@ -1,72 +1,152 @@
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from typing import Any
 
-from gateway.core.conversation import Conversation, Message
-from gateway.core.fitting.reader import FRAME, Reader, weigher
+from gateway.core.conversation import Conversation
+from gateway.core.fitting.reader import FRAME, Known, Made, Order, Reader, What, weigher
+from gateway.core.fitting.watch import Watch
+from gateway.core.message import encode
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"a": 1}'}}
 
 
+def weight(message: Any) -> int:
+    return weigher(len)([encode(message)])[0]
+
+
 def test_the_simple_weigher_counts_all_that_is_written() -> None:
-    weigh = weigher(len)
-    assert weigh({"role": "user", "content": "hi"}) == len("user\nhi") + FRAME
-    assert weigh({"role": "tool", "tool_call_id": "c1", "content": "x"}) == len("tool\nx\nc1") + FRAME
-    assert (
-        weigh({"role": "assistant", "content": None, "tool_calls": [CALL]})
-        == len('assistant\n\nc1 look {"a": 1}') + FRAME
-    )
+    assert weight({"role": "user", "content": "hi"}) == len("user\nhi") + FRAME
+    assert weight({"role": "tool", "tool_call_id": "c1", "content": "x"}) == len("tool\nx\nc1") + FRAME
+    expected = len('assistant\n\nc1 look {"a": 1}') + FRAME
+    assert weight({"role": "assistant", "content": None, "tool_calls": [CALL]}) == expected
     parts = [{"type": "text", "text": "ab"}, {"type": "image_url", "image_url": {"url": "u" * 99}}]
-    assert weigh({"role": "user", "content": parts}) > 99
-    assert weigh({"role": "user", "content": "", "reasoning_content": "r" * 50}) > 50
-    assert weigh({"role": "user", "content": 12}) == len("user\n12") + FRAME
+    assert weight({"role": "user", "content": parts}) > 99
+    assert weight({"role": "user", "content": "", "reasoning_content": "r" * 50}) > 50
+    assert weight({"role": "user", "content": 12}) == len("user\n12") + FRAME
+    assert weight({"role": "user", "content": "", "tool_calls": ["x" * 50, {"id": "y" * 50}]}) > 100
+    assert weight({"role": "user", "content": "", "tool_calls": "x"}) == len("user\n") + FRAME
+    assert weigher(len)([b"\xff no JSON", b"[1]"]) == [9 + FRAME, 3 + FRAME]
 
 
 class Counted:
-    def __init__(self) -> None:
-        self.weighed: list[str] = []
+    """Weighs by length; remembers what it was asked."""
 
-    def __call__(self, message: Message) -> int:
-        self.weighed.append(str(message["content"]))
-        return len(str(message["content"]))
+    def __init__(self) -> None:
+        self.weighed: list[bytes] = []
+        self.batches = 0
+
+    def __call__(self, messages: Sequence[bytes]) -> list[int]:
+        self.weighed += messages
+        self.batches += 1
+        return [len(raw) for raw in messages]
+
+
+def texts(*contents: str) -> list[bytes]:
+    return [encode({"role": "user", "content": content}) for content in contents]
+
+
+def known(reader: Reader, raw: bytes) -> Known:
+    return reader.know(Conversation.of([raw]).items[0], raw, Watch())
+
+
+def made(reader: Reader, raw: bytes, what: What) -> Made:
+    return reader.make([Order(Conversation.of([raw]).items[0], raw, what)], Watch())[0]
+
+
+LINES = "one line that is long enough to be a block\n" * 3
 
 
 def test_a_message_is_weighed_and_cut_once_whoever_sends_it() -> None:
     counted = Counted()
     reader = Reader(counted)
+    [raw] = texts(LINES)
     for _ in range(3):
-        message = {"role": "user", "content": "one line that is long enough to be a block\n" * 3}
-        item = Conversation.of([message]).items[0]
-        reader.weight(item, message)
-        assert reader.know(item, message) is reader.know(item, message)
-        assert reader.cut(item, message, (0,))[1] == reader.cut(item, message, (0,))[1]
-        assert reader.weigh_new(message) == len(message["content"])
+        assert reader.weights(Conversation.of([raw])) == [len(raw)]
+        assert known(reader, raw) is known(reader, raw)
+        assert made(reader, raw, (0,)) is made(reader, raw, (0,))
     assert len(counted.weighed) == 2
+
+
+def test_new_messages_are_weighed_in_one_batch() -> None:
+    counted = Counted()
+    reader = Reader(counted)
+    reader.weights(Conversation.of(texts("a", "b")))
+    assert reader.weights(Conversation.of(texts("a", "b", "c", "dd"))) == [
+        len(raw) for raw in texts("a", "b", "c", "dd")
+    ]
+    assert (counted.batches, counted.weighed) == (2, texts("a", "b", "c", "dd"))
+
+
+def test_readers_of_one_memory_weigh_each_for_themselves_and_read_together() -> None:
+    reader = Reader(Counted())
+    other = reader.weighing(lambda messages: [7] * len(messages), "other")
+    [raw] = texts(LINES)
+    conversation = Conversation.of([raw], reader)
+    assert (reader.weights(conversation), other.weights(conversation)) == ([len(raw)], [7])
+    assert known(reader, raw).sliced is known(other, raw).sliced
+    assert made(other, raw, (0,)).tokens == 7
+    assert reader.size_bytes == other.size_bytes > 0
 
 
 def test_a_message_with_a_cache_mark_is_cut_with_the_mark_it_has_now() -> None:
     reader = Reader(weigher(len))
 
-    def cut(**mark: Any) -> Message:
-        message = {"role": "user", "content": [{"type": "text", "text": "word " * 100, **mark}]}
-        return reader.cut(Conversation.of([message]).items[0], message, ())[0]
+    def cut(**mark: Any) -> bytes:
+        raw = encode({"role": "user", "content": [{"type": "text", "text": "word " * 100, **mark}]})
+        return made(reader, raw, (0,)).raw or b""
 
-    assert "cache_control" in str(cut(cache_control={"type": "ephemeral"}))
-    assert "cache_control" not in str(cut())
-    assert "cache_control" in str(cut(cache_control={"type": "ephemeral"}))
+    assert b"cache_control" in cut(cache_control={"type": "ephemeral"})
+    assert b"cache_control" not in cut()
+    assert b"cache_control" in cut(cache_control={"type": "ephemeral"})
 
 
-def test_a_full_reader_forgets_the_oldest() -> None:
-    counted = Counted()
-    reader = Reader(counted, limit=4)
-    for text in ("a", "b", "c", "d", "e", "a", "e"):
-        message = {"role": "user", "content": text}
-        reader.weight(Conversation.of([message]).items[0], message)
-    assert counted.weighed == ["a", "b", "c", "d", "e", "a"]
+def test_a_message_can_be_emptied_without_being_cut_into_blocks() -> None:
+    reader = Reader(weigher(len))
+    [raw] = texts("word " * 100)
+    assert made(reader, raw, ()).raw == encode({"role": "user", "content": "[...]"})
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": ""}]
+    raw = encode({"role": "user", "content": parts})
+    assert made(reader, raw, ()).raw == encode({"role": "user", "content": [{**parts[0], "text": "[...]"}, parts[1]]})
+    nothing = encode({"role": "assistant", "content": None})
+    assert made(reader, nothing, ()).raw == nothing
+
+
+def test_all_that_is_remembered_is_bounded_in_bytes() -> None:
+    for limit in (0, 20_000, 200_000):
+        reader = Reader(Counted(), limit_bytes=limit)
+        for number in range(100):
+            [raw] = texts(f"message number{number} of many\n" * 20)
+            conversation = Conversation.of([raw], reader)
+            assert (conversation.items[0].role, reader.weights(conversation)) == ("user", [len(raw)])
+            assert known(reader, raw).terms
+            assert made(reader, raw, (0,)).tokens < len(raw)
+            assert reader.size_bytes <= limit
+        assert (reader.size_bytes > limit // 2) == (limit > 0)
 
 
 def test_a_sealed_message_has_terms_but_no_blocks() -> None:
-    message = {"role": "user", "content": [{"type": "text", "text": "Boston"}, {"type": "image_url", "image_url": {}}]}
-    known = Reader(weigher(len)).know(Conversation.of([message]).items[0], message)
-    assert known.all_terms.keys() == {"boston"}
-    assert known.terms == ()
+    parts = [{"type": "text", "text": "Boston"}, {"type": "image_url", "image_url": {}}]
+    found = known(Reader(weigher(len)), encode({"role": "user", "content": parts}))
+    assert found.all_terms.keys() == {"boston"}
+    assert found.terms == ()
+
+
+def test_threads_may_share_a_reader_that_has_a_lock() -> None:
+    reader = Reader(Counted(), limit_bytes=100_000, lock=threading.Lock())
+    wrong: list[bytes] = []
+
+    def work() -> None:
+        for number in range(300):
+            [raw] = texts(f"number {number % 37} of many\n" * 9)
+            if reader.weights(Conversation.of([raw])) != [len(raw)] or not known(reader, raw).terms:
+                wrong.append(raw)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert reader.size_bytes <= 100_000

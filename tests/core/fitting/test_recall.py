@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,8 +23,12 @@ MESSAGES: list[dict[str, Any]] = [
 
 
 def dropped(*messages: dict[str, Any]) -> Draft:
-    draft = Draft.untouched(Conversation.of(messages), Reader(weigher(lambda text: len(text) // 4)))
+    draft = Draft.untouched(Conversation.of_messages(messages), Reader(weigher(lambda text: len(text) // 4)))
     return draft.having({0: (), 1: DROP, 2: DROP, 3: DROP})
+
+
+def last_of(draft: Draft) -> str:
+    return str(json.loads(draft.sent().messages[-1])["content"])
 
 
 def test_off_recalls_nothing() -> None:
@@ -31,7 +37,7 @@ def test_off_recalls_nothing() -> None:
 
 
 def test_said_recalls_user_and_assistant_only_behind_the_words_of_the_user() -> None:
-    content = recall(dropped(*MESSAGES), 500, "said", Worth()).messages()[-1]["content"]
+    content = last_of(recall(dropped(*MESSAGES), 500, "said", Worth()))
     assert content.startswith(f"{MESSAGES[-1]['content']}\n\n{EARLIER}\nuser: ")
     assert "HAT204" in content
     assert "assistant: Your Denver hotel" in content
@@ -39,11 +45,11 @@ def test_said_recalls_user_and_assistant_only_behind_the_words_of_the_user() -> 
 
 
 def test_all_recalls_results_too() -> None:
-    assert "tool: Denver hotel" in recall(dropped(*MESSAGES), 500, "all", Worth()).messages()[-1]["content"]
+    assert "tool: Denver hotel" in last_of(recall(dropped(*MESSAGES), 500, "all", Worth()))
 
 
 def test_what_is_still_there_is_not_repeated() -> None:
-    draft = Draft.untouched(Conversation.of(MESSAGES), Reader(weigher(len)))
+    draft = Draft.untouched(Conversation.of_messages(MESSAGES), Reader(weigher(len)))
     assert recall(draft, 500, "all", Worth()) is draft
 
 
@@ -58,3 +64,13 @@ def test_no_room_or_no_place_is_no_recall() -> None:
     assert recall(draft, 10, "all", Worth()) is draft
     begun = dropped(*MESSAGES, {"role": "assistant", "content": "It is"})
     assert recall(begun, 500, "all", Worth()) is begun
+
+
+def test_lines_that_weigh_more_than_they_seemed_are_left_alone() -> None:
+    def heavy(raws: Sequence[bytes]) -> list[int]:
+        return [len(raw) // 4 + 1000 * (EARLIER.encode() in raw) for raw in raws]
+
+    draft = Draft.untouched(Conversation.of_messages(MESSAGES), Reader(heavy)).having(
+        {0: (), 1: DROP, 2: DROP, 3: DROP}
+    )
+    assert recall(draft, 500, "all", Worth()) is draft

@@ -26,7 +26,7 @@ END = [LAST, call("c"), result("c")]
 
 
 def found(*after: dict[str, Any], tokens: int = 10, limit: int = 10, before: Any = None) -> list[str]:
-    return problems(Conversation.of(before or BEFORE), after, tokens, limit)
+    return problems(Conversation.of_messages(before or BEFORE), Conversation.of_messages(after), tokens, limit)
 
 
 def test_the_same_and_a_sound_part_of_it_pass() -> None:

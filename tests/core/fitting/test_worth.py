@@ -10,7 +10,7 @@ from gateway.core.fitting.worth import Scores, Worth, known_of, terms_kept
 
 def draft_of(*pairs: tuple[str, Any]) -> Draft:
     messages = [{"role": role, "content": content} for role, content in pairs]
-    return Draft.untouched(Conversation.of(messages), Reader(weigher(len)))
+    return Draft.untouched(Conversation.of_messages(messages), Reader(weigher(len)))
 
 
 def gain(draft: Draft, index: int, worth: Worth | None = None, kept: tuple[str, ...] = ()) -> float:

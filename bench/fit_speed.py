@@ -1,0 +1,129 @@
+"""What does fitting cost a turn? CPU time of counting and fitting on raw bytes, in one growing session.
+
+    python bench/fit_speed.py SCORER.py DATA_DIR [--tokens 100000] [--json OUT]
+
+SCORER.py (the trim benchmark) stitches the session together from recorded conversations. A turn is what a gateway does:
+digest the messages, estimate the request, fit it. Kinds of turns: the first sight of a long conversation, with and
+without a cut; turns that fit; turns that resume an earlier cut; turns that cut.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from fit import counter
+
+from gateway.core.conversation import Conversation
+from gateway.core.counting.cache import CountCache
+from gateway.core.counting.estimate import Estimator
+from gateway.core.counting.families import families_from
+from gateway.core.counting.request import read_request
+from gateway.core.fitting.epoch import Epoch
+from gateway.core.fitting.epochs import fit
+from gateway.core.fitting.reader import Reader
+from gateway.core.fitting.receipt import Fitted
+
+FAMILIES = Path(__file__).resolve().parent.parent / "config" / "families.yaml"
+
+
+class Tiktoken:
+    """The counter of o200k_base."""
+
+    name = "tiktoken:o200k_base"
+
+    def __init__(self) -> None:
+        self.count: Callable[[str], int] = counter()
+
+
+class Session:
+    """What a gateway holds for a session, and its caches."""
+
+    def __init__(self, tokens: Tiktoken) -> None:
+        families = families_from(yaml.safe_load(FAMILIES.read_text("utf-8")))
+        self.estimator = Estimator(families, lambda _: tokens, CountCache())
+        self.reader = Reader(self.weigh)
+        self.epoch: Epoch | None = None
+
+    def weigh(self, raws: Sequence[bytes]) -> Sequence[int]:
+        return self.estimator.message_tokens(read_request("chat", {"model": b'"gpt-4o"'}, messages=raws))
+
+    def turn(self, raws: Sequence[bytes], limit: int) -> tuple[Fitted, float]:
+        """A turn, and its milliseconds of CPU."""
+        start = time.thread_time()
+        conversation = Conversation.of(raws, self.reader)
+        request = read_request("chat", {"model": b'"gpt-4o"'}, messages=raws)
+        self.estimator.estimate(request, keys=conversation.keys)
+        stored = Epoch.from_json(self.epoch.to_json()) if self.epoch is not None else None
+        fitted = fit(conversation, limit, self.reader, epoch=stored)
+        spent = (time.thread_time() - start) * 1e3
+        self.epoch = fitted.epoch
+        return fitted, spent
+
+
+def session_of(scorer: Any, data: str, tokens: int) -> list[bytes]:
+    scorer.set_tokenizer(None)
+    found = sorted(scorer.load(data), key=lambda one: hashlib.sha256(one["id"].encode()).hexdigest())
+    return [json.dumps(message, ensure_ascii=False).encode() for message in scorer.growing(found, tokens)]
+
+
+def told(kind: str, spent: list[float]) -> dict[str, Any]:
+    spent.sort()
+    found = {"p50": spent[len(spent) // 2], "p95": spent[int(len(spent) * 0.95)], "max": spent[-1]} if spent else {}
+    print(f"{kind:28}", *(f"{name} {value:7.2f} ms" for name, value in found.items()), f"({len(spent)} turns)")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scorer", type=Path)
+    parser.add_argument("data")
+    parser.add_argument("--tokens", type=int, default=100_000)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    sys.path.insert(0, str(arguments.scorer.resolve().parent))
+    raws = session_of(importlib.import_module(arguments.scorer.stem), arguments.data, arguments.tokens)
+    tokens = Tiktoken()
+    tokens.count("warm")
+    ends = [e for e in range(2, len(raws) + 1) if e == len(raws) or b'"role": "assistant"' in raws[e][:30]]
+    print(f"{len(raws)} messages, {sum(map(len, raws)):,} bytes")
+    found: dict[str, Any] = {}
+
+    fits = Session(tokens)
+    total = fits.turn(raws, 10**9)[0].tokens
+    found["first sight, fits"] = told("first sight, fits", [Session(tokens).turn(raws, 10**9)[1] for _ in range(3)])
+    late = [end for end in ends if end > 0.8 * len(raws)]
+    found["fits"] = told("fits", [fits.turn(raws[:end], 10**9)[1] for end in late for _ in range(3)])
+
+    for share in (0.5, 0.9):
+        limit = int(total * share)
+        cold = [Session(tokens).turn(raws, limit)[1] for _ in range(3)]
+        found[f"first sight, cut to {share}"] = told(f"first sight, cut to {share}", cold)
+        session = Session(tokens)
+        cuts, resumed = list[float](), list[float]()
+        for end in ends:
+            fitted, spent = session.turn(raws[:end], limit)
+            if fitted.applied:
+                cuts.append(spent)
+            elif fitted.changed and end > 0.8 * len(raws):
+                resumed.append(spent)
+        found[f"cut to {share}"] = told(f"cut to {share}", cuts)
+        found[f"resumed at {share}"] = told(f"resumed at {share}", resumed)
+        other = Session(tokens)
+        other.turn(raws, 10**9)
+        other.epoch = session.epoch
+        found[f"resumed elsewhere at {share}"] = told(f"resumed elsewhere at {share}", [other.turn(raws, limit)[1]])
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""`gateway count`, `gateway trim`: a request body looked at without sending it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, load, print_json, print_table, stop
+
+if TYPE_CHECKING:
+    from gateway.inspection import Inspector
+
+T = TypeVar("T")
+
+Body = Annotated[str, typer.Argument(metavar="FILE|-", help="A request body as JSON; - reads it from stdin.")]
+ModelName = Annotated[str | None, typer.Option("-m", "--model", help="Model to count for, instead of the body's own.")]
+WireName = Annotated[
+    str | None, typer.Option("--wire", help="chat, responses, messages or completions; else guessed from the body.")
+]
+
+
+def count(  # noqa: PLR0917  # typer makes an option of each
+    body: Body,
+    model: ModelName = None,
+    wire: WireName = None,
+    items: Annotated[bool, typer.Option("--items", help="Also the tokens of each message.")] = False,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count the tokens of a request body: all of it, and its parts."""
+    from gateway.core.session import Remembered
+
+    content = _read(body)
+
+    async def work(inspector: Inspector) -> dict[str, Any]:
+        _, asked = inspector.read(content, model=model, wire=_known_wire(wire))
+        return await inspector.count(asked, Remembered(), items=items)
+
+    found = _inspected(config, work)
+    if as_json:
+        print_json(found)
+        return
+    exact = "exact" if found["source"] == "exact" else f"{found['source']}, about"
+    rows = [
+        ("total", f"{found['tokens']:,}", f"{exact} · margin {found['margin']:,}"),
+        ("conversation", f"{found['conversation_tokens']:,}", ""),
+        ("tool results", f"{found['tool_tokens']:,}", f"{found['tool_results']} different"),
+        ("tool definitions", f"{found['definition_tokens']:,}", ""),
+    ]
+    if found["budget"] is not None:
+        rows.append(("context budget", f"{found['budget']:,}", ""))
+    typer.echo(f"{found['model']} at {found['provider']} · {found['wire']} · counted with {found['counter']}", err=True)
+    print_table(("part", "tokens", ""), rows, right=("tokens",))
+    if items:
+        typer.echo("")
+        listed = [(str(item["index"]), item["role"], f"{item['tokens']:,}") for item in found["items"]]
+        print_table(("item", "role", "tokens"), listed, right=("item", "tokens"))
+
+
+def trim(  # noqa: PLR0917  # typer makes an option of each
+    body: Body,
+    budget: Annotated[
+        int | None, typer.Option("--budget", min=1, help="Input tokens; else the model's window.")
+    ] = None,
+    model: ModelName = None,
+    explain: Annotated[bool, typer.Option("--explain", help="A table of what became of each message.")] = False,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT", help="Write the body here.")] = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the body as it would be forwarded."""
+    from gateway.core.plan import Wishes
+    from gateway.core.session import Remembered
+    from gateway.inspection import context_json
+
+    content = _read(body)
+
+    async def work(inspector: Inspector) -> tuple[bytes, dict[str, Any]]:
+        call, asked = inspector.read(content, model=model, wishes=Wishes(trim="auto", budget=budget))
+        trimmed, plan = await inspector.trim(call, asked, Remembered())
+        return trimmed, context_json(plan.context, explain=True)
+
+    trimmed, context = _inspected(config, work)
+    if out is not None:
+        _write(out, trimmed)
+    if as_json:
+        print_json(context)
+    elif explain:
+        _explain(context)
+    elif out is None:
+        sys.stdout.buffer.write(trimmed + b"\n")
+    if not explain and not as_json:
+        typer.echo(_summary(context), err=True)
+
+
+def _explain(context: dict[str, Any]) -> None:
+    rows = [
+        (str(item["index"]), item["role"], f"{item['tokens']:,}", f"{item['sent_tokens']:,}", item["rule"])
+        for item in context["items"]
+    ]
+    if rows:
+        print_table(("item", "role", "tokens", "sent", "rule"), rows, right=("item", "tokens", "sent"))
+    typer.echo(_summary(context), err=True)
+
+
+def _summary(context: dict[str, Any]) -> str:
+    trimmed = ", ".join(f"{rule} {number}" for rule, number in context["trimmed"].items()) or "nothing changed"
+    budget = f" of {context['budget']:,}" if context["budget"] is not None else ", no budget known"
+    return f"{context['original_tokens']:,} → {context['tokens']:,} tokens{budget} ({trimmed})"
+
+
+def _read(name: str) -> bytes:
+    if name == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(name).read_bytes()
+    except OSError as error:
+        stop(f"{name} cannot be read: {error.strerror}", Exit.FAILED)
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        stop(f"{path} cannot be written: {error.strerror}", Exit.FAILED)
+
+
+def _known_wire(name: str | None) -> str | None:
+    from gateway.inspection import WIRES
+
+    if name is not None and name not in WIRES:
+        stop(f"--wire is one of {', '.join(WIRES)}", Exit.USAGE)
+    return name
+
+
+def _inspected(config: Path | None, work: Callable[[Inspector], Coroutine[Any, Any, T]]) -> T:
+    """What the work finds, with the configured routes, limits and strategies, and nothing learned."""
+    from gateway.core.errors import GatewayError
+    from gateway.wiring import inspector_of
+
+    settings = load(config).settings
+
+    async def run() -> T:
+        with inspector_of(settings) as inspector:
+            return await work(inspector)
+
+    with config_problems():
+        try:
+            return asyncio.run(run())
+        except GatewayError as fault:
+            stop(fault.message, Exit.FAILED)

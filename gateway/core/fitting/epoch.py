@@ -1,0 +1,155 @@
+"""What was decided for the first messages of a conversation, as a small value without any text of it.
+
+Numbers only: of messages, and of the blocks that are kept of them. It comes out of a store, where anything may have
+happened to it, so that reading it never fails and never takes much room.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+from gateway.core.fitting.draft import DROP, KEEP, Decision, Draft, Lines, Same
+
+#: of the way messages are cut into blocks, and of what is written here: an epoch of another version is not understood
+VERSION: Final = 2
+
+#: more numbers than blocks there can be in all messages of one request
+_MOST_NUMBERS: Final = 1_000_000
+#: how the rules that cut are written
+_SHORT: Final = {"condense": "c", "shorten": "s"}
+_LONG: Final = {short: rule for rule, short in _SHORT.items()}
+_RECALLED: Final = re.compile(r"(\d+)<(.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What was decided, spelled out."""
+
+    decisions: tuple[Decision, ...]
+    recalls: Mapping[int, Lines]
+    #: which strategy chose the blocks of a message
+    rules: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """What was decided for the first `size` messages, whose hash is `prefix`."""
+
+    prefix: str
+    size: int
+    #: `k3 d2 c0-2,5 =4 =4/1 7<3:0-2`: 3 kept, 2 dropped, blocks 0 to 2 and 5 kept by condense, the same as message 4,
+    #: without part 1 that stands in message 4; and blocks 0 to 2 of message 3 repeated at the end of message 7
+    plan: str
+
+    @classmethod
+    def of(cls, prefix: str, draft: Draft) -> Epoch:
+        """What a draft decided for all its messages."""
+        words = [*_words(draft), *(f"{index}<{_lines(lines)}" for index, lines in sorted(draft.recalls.items()))]
+        return cls(prefix, len(draft.decisions), " ".join(words))
+
+    def read(self) -> Plan:
+        """The plan, spelled out; ValueError for what is none."""
+        numbers = _Numbers()
+        decisions: list[Decision] = []
+        recalls: dict[int, Lines] = {}
+        rules: dict[int, str] = {}
+        for word in self.plan.split():
+            recalled = _RECALLED.fullmatch(word)
+            if recalled is not None:
+                recalls[int(recalled[1])] = tuple(_line(line, numbers) for line in recalled[2].split(";"))
+                continue
+            decided, rule = _decided(word, numbers, self.size)
+            if rule:
+                rules[len(decisions)] = rule
+            decisions.extend(decided)
+            if len(decisions) > self.size:
+                break
+        if len(decisions) != self.size:
+            raise ValueError("size")
+        return Plan(tuple(decisions), recalls, rules)
+
+    def to_json(self) -> dict[str, Any]:
+        """A value that JSON can hold."""
+        return {"v": VERSION, "prefix": self.prefix, "size": self.size, "plan": self.plan}
+
+    @classmethod
+    def from_json(cls, value: Any) -> Epoch | None:
+        """The epoch, or None for what is not one of this version."""
+        if not isinstance(value, Mapping) or value.get("v") != VERSION:
+            return None
+        prefix, size, plan = value.get("prefix"), value.get("size"), value.get("plan")
+        if not (isinstance(prefix, str) and isinstance(size, int) and isinstance(plan, str)):
+            return None
+        return cls(prefix, size, plan)
+
+
+def _words(draft: Draft) -> Iterator[str]:
+    written = (_word(decision, draft.rules.get(index, "")) for index, decision in enumerate(draft.decisions))
+    for word, same in groupby(written):
+        count = sum(1 for _ in same)
+        yield from [f"{word}{count}"] if word in ("k", "d") else [word] * count
+
+
+def _word(decision: Decision, rule: str) -> str:
+    if isinstance(decision, Same):
+        return f"={decision.of}" + ("/" + spans_of(decision.parts) if decision.parts else "")
+    if isinstance(decision, tuple):
+        return _SHORT.get(rule, f"{rule}:") + spans_of(decision)
+    return "k" if decision == KEEP else "d"
+
+
+def _decided(word: str, numbers: _Numbers, size: int) -> tuple[Sequence[Decision], str]:
+    """The decisions a word stands for, and the strategy where it chose blocks."""
+    rule, colon, spans = word.rpartition(":")
+    kind, rest = word[0], word[1:]
+    if colon or kind in _LONG:
+        return [numbers.of(spans if colon else rest)], rule if colon else _LONG[kind]
+    if kind == "=":
+        of, _, parts = rest.partition("/")
+        return [Same(int(of), numbers.of(parts))], ""
+    if kind not in "kd" or not 0 < int(rest) <= size:
+        raise ValueError(word)
+    return [KEEP if kind == "k" else DROP] * int(rest), ""
+
+
+def _lines(lines: Lines) -> str:
+    return ";".join(f"{source}:{spans_of(blocks)}" for source, blocks in lines)
+
+
+def _line(line: str, numbers: _Numbers) -> tuple[int, tuple[int, ...]]:
+    source, _, spans = line.partition(":")
+    return int(source), numbers.of(spans)
+
+
+def spans_of(numbers: Sequence[int]) -> str:
+    """`(0, 1, 2, 5)` as `0-2,5`."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+
+
+class _Numbers:
+    """Reads spans, up to a bound of numbers in all."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_NUMBERS
+
+    def of(self, spans: str) -> tuple[int, ...]:
+        """The opposite of `spans_of`; ValueError for what is none."""
+        numbers: list[int] = []
+        for span in spans.split(",") if spans else ():
+            low, _, high = span.partition("-")
+            first, last = int(low), int(high or low)
+            self._left -= max(0, last - first) + 1
+            if self._left < 0:
+                raise ValueError("too many numbers")
+            numbers.extend(range(first, last + 1))
+        return tuple(numbers)

@@ -1,0 +1,69 @@
+"""Results that share a part: rows of a search that were found before, a paragraph of a document that was read before.
+
+A part is an element of a JSON list (the result itself, or the longest list in it), or a paragraph of a text. A later
+result leaves out the parts that stand word for word in one earlier result that is sent whole, and says where they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.core.conversation import Item
+from gateway.core.fitting.draft import KEEP, Decision, Draft, Same
+from gateway.core.fitting.parts import apart
+from gateway.core.message import decode, digest
+
+#: shared parts that are not longer than this together are not worth the words that would stand for them
+SHORTEST: Final = 200
+#: a part is itself, and not a word that stands everywhere
+_PART: Final = 40
+#: of a part's hash and length
+_PART_BYTES: Final = 150
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    key: bytes
+    length: int
+
+
+def overlap(draft: Draft) -> Draft:
+    """Leave out of every result that may be changed what an earlier one says already."""
+    seen: dict[bytes, int] = {}
+    changes: dict[int, Decision] = {}
+    free = {index for unit in draft.open_units() if not unit.sealed for index in unit.indices}
+    for item in draft.conversation.items:
+        if item.role != "tool" or item.sealed or item.length < SHORTEST or draft.decisions[item.index] != KEEP:
+            continue
+        parts = _parts_of(draft, item)
+        again = _again(parts, seen) if item.index in free else None
+        if again is not None:
+            changes[item.index] = again
+        else:
+            for part in parts:
+                seen.setdefault(part.key, item.index)
+    return draft.having(changes) if changes else draft
+
+
+def _again(parts: Sequence[_Part], seen: dict[bytes, int]) -> Same | None:
+    """The parts that stand in an earlier result: in the one that holds most of them, if they are worth it."""
+    shared: dict[int, list[int]] = {}
+    for number, part in enumerate(parts):
+        if part.length >= _PART and part.key in seen:
+            shared.setdefault(seen[part.key], []).append(number)
+    lengths = {source: sum(parts[number].length for number in numbers) for source, numbers in shared.items()}
+    most = max(lengths, key=lengths.__getitem__, default=None)
+    return Same(most, tuple(shared[most])) if most is not None and lengths[most] >= SHORTEST else None
+
+
+def _parts_of(draft: Draft, item: Item) -> Sequence[_Part]:
+    def compute() -> tuple[_Part, ...]:
+        draft.watch.tick(1 + item.length // _PART)
+        parts, _, _ = apart(decode(draft.conversation.messages[item.index]).get("content"))
+        written = [json.dumps(part).encode() for part in parts]
+        return tuple(_Part(digest(part), len(part)) for part in written)
+
+    return draft.reader.kept("parts", item.key, compute, lambda parts: _PART_BYTES * len(parts))

@@ -1,0 +1,39 @@
+"""The parts of a result that can be left out alone where they stand in another one: elements of a list, paragraphs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+from gateway.core.fitting.blocks import parse_json
+
+_PARAGRAPHS: Final = "\n\n"
+
+
+def without(content: object, gone: Collection[int], source: str | None) -> str:
+    """A content without some of its parts, and a mark for them; ValueError where it has no such parts."""
+    parts, noun, together = apart(content)
+    if not gone or not set(gone) <= set(range(len(parts))):
+        raise ValueError("no such parts")
+    mark = f"[{len(gone)} {noun if len(gone) == 1 else noun + 's'} as in the result of {source}]"
+    first = min(gone)
+    return together([mark if n == first else part for n, part in enumerate(parts) if n == first or n not in gone])
+
+
+def apart(content: object) -> tuple[list[Any], str, Callable[[list[Any]], str]]:
+    """The parts of a content, what to call one, and how to put them together again; a list of parts has none."""
+    text = content if isinstance(content, str) else ""
+    value = parse_json(text) if text.lstrip()[:1] in ("{", "[") else None
+    if isinstance(value, list):
+        return value, "item", _compact
+    if isinstance(value, dict):
+        lists = [name for name, inner in value.items() if isinstance(inner, list)]
+        if lists:
+            longest = max(lists, key=lambda name: len(value[name]))
+            return value[longest], "item", lambda left: _compact({**value, longest: left})
+    return text.split(_PARAGRAPHS), "paragraph", _PARAGRAPHS.join
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,164 @@
+"""What came of a fitting: the messages to send, and the fate of each that came. No text but the messages themselves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+from gateway.core.conversation import Conversation
+from gateway.core.fitting.draft import DROP, Decision, Draft, Lines, Same
+from gateway.core.fitting.epoch import Epoch
+from gateway.core.fitting.reader import Made
+from gateway.core.message import read
+
+_MESSAGE_BYTES: Final = 400
+_NUMBER_BYTES: Final = 40
+
+
+class Fate(NamedTuple):
+    """What became of one message.
+
+    `rule` is `kept` (sent as it came), `pinned` (it had to be), `drop` (left out), `dedupe` (points at an earlier
+    result with the same content), `recall` (old lines stand at its end), or what cut it: `condense`, `shorten`.
+    """
+
+    role: str
+    tokens_before: int
+    tokens_after: int
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What the first messages of a conversation became, and what that takes off; it holds no message that was kept."""
+
+    decisions: tuple[Decision, ...]
+    recalls: Mapping[int, Lines]
+    rules: Mapping[int, str]
+    made: Mapping[int, Made]
+    #: those of them that were made of messages with cache marks, which they carry
+    marked: frozenset[int]
+    #: tokens that the changes take off
+    saved: int
+    #: messages by the rule that changed them
+    actions: Mapping[str, int]
+
+    @classmethod
+    def of(cls, draft: Draft) -> Sent:
+        """What a draft says is sent."""
+        made = {index: draft.made(index) for index in draft.changed()}
+        saved = sum(draft.came[index] - one.tokens for index, one in made.items())
+        actions = Counter(rule_of(draft.decisions[index], draft.rules.get(index, "")) for index in sorted(made))
+        marked = draft.conversation.marked & made.keys()
+        return cls(draft.decisions, draft.recalls, draft.rules, made, marked, saved, dict(actions))
+
+    def remade(self, made: Mapping[int, Made], marked: frozenset[int]) -> Sent:
+        """Some of it made anew, for the marks that there are now."""
+        saved = self.saved + sum(self.made[index].tokens - one.tokens for index, one in made.items())
+        return replace(self, made={**self.made, **made}, marked=marked & self.made.keys(), saved=saved)
+
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes."""
+        numbers = sum(len(decision) for decision in self.decisions if isinstance(decision, tuple))
+        texts = sum(len(one.raw or b"") for one in self.made.values())
+        return _MESSAGE_BYTES * (1 + len(self.made)) + 8 * len(self.decisions) + _NUMBER_BYTES * numbers + texts
+
+
+def rule_of(decision: Decision, rule: str) -> str:
+    """The rule that changed a message; `rule` is the strategy where it chose blocks."""
+    if isinstance(decision, Same):
+        return "dedupe"
+    if isinstance(decision, tuple):
+        return rule
+    return "drop" if decision == DROP else "recall"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The messages to send, and how it came to them."""
+
+    messages: tuple[bytes, ...]
+    #: hash of each, for whoever keeps things by them
+    keys: tuple[bytes, ...]
+    #: tokens of the messages as they came, and as they are sent
+    tokens_before: int
+    tokens: int
+    changed: bool
+    #: what to remember; None while everything fits, and the one that was given where nothing new was decided
+    epoch: Epoch | None
+    #: the strategies that changed something in this turn; empty where what was sent before still fits
+    applied: tuple[str, ...]
+    #: messages by the rule that changed them, in this turn or before
+    actions: Mapping[str, int]
+    #: messages left out, messages cut, old messages repeated in part
+    dropped: int
+    cut: int
+    recalled: int
+    conversation: Conversation = field(repr=False)
+    came: Sequence[int] = field(repr=False)
+    sent: Sent | None = field(repr=False)
+
+    @classmethod
+    def untouched(cls, conversation: Conversation, came: Sequence[int], tokens: int) -> Fitted:
+        """Everything as it came."""
+        return cls(
+            conversation.messages, conversation.keys, tokens, tokens, changed=False, epoch=None, applied=(), actions={},
+            dropped=0, cut=0, recalled=0, conversation=conversation, came=came, sent=None,
+        )  # fmt: skip
+
+    @classmethod
+    def having(
+        cls,
+        conversation: Conversation,
+        came: Sequence[int],
+        tokens: int,
+        *,
+        sent: Sent,
+        epoch: Epoch,
+        applied: tuple[str, ...] = (),
+    ) -> Fitted:
+        """The first messages as they were decided, the others as they came; `tokens` of all as they came."""
+        messages: list[bytes | None] = list(conversation.messages)
+        keys = list(conversation.keys)
+        for index, one in sent.made.items():
+            messages[index], keys[index] = one.raw, one.key
+        dropped = sum(one.raw is None for one in sent.made.values())
+        return cls(
+            tuple([raw for raw in messages if raw is not None]),
+            # what is left out has no key
+            tuple([key for key in keys if key]),
+            tokens_before=tokens,
+            tokens=tokens - sent.saved,
+            changed=True,
+            epoch=epoch,
+            applied=applied,
+            actions=sent.actions,
+            dropped=dropped,
+            cut=len(sent.made) - dropped - sent.actions.get("recall", 0),
+            recalled=len({source for lines in sent.recalls.values() for source, _ in lines}),
+            conversation=conversation,
+            came=came,
+            sent=sent,
+        )
+
+    @cached_property
+    def fates(self) -> tuple[Fate, ...]:
+        """One for each message that came."""
+        made = self.sent.made if self.sent is not None else {}
+        pinned = self.conversation.pinned
+        fates = []
+        for index, (one, tokens) in enumerate(zip(self.conversation.sketches, self.came, strict=True)):
+            after, rule = tokens, "pinned" if index in pinned else "kept"
+            if self.sent is not None and index in made:
+                after = made[index].tokens
+                rule = rule_of(self.sent.decisions[index], self.sent.rules.get(index, ""))
+            fates.append(Fate(one.role, tokens, after, rule))
+        return tuple(fates)
+
+    def decoded(self) -> list[Any]:
+        """The messages to send as values; None for bytes that are no JSON."""
+        return [read(raw)[0] for raw in self.messages]

@@ -1,0 +1,255 @@
+"""One chat message as its own bytes: its key, what it is whatever its conversation, and the bytes of a changed one.
+
+Any bytes can be read. What is no chat message has an unknown role; what cannot be written anew without loss (a key that
+stands twice, NaN, half a surrogate pair, nesting without end) is sealed: it may be left out, but never changed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from math import isinf
+from typing import Any, Final
+
+#: a chat message as decoded JSON
+Message = Mapping[str, Any]
+
+SYSTEM_ROLES: Final = frozenset({"system", "developer"})
+RESULT_ROLES: Final = frozenset({"tool", "function"})
+KNOWN_ROLES: Final = SYSTEM_ROLES | RESULT_ROLES | {"user", "assistant"}
+#: the role of what cannot be read
+UNKNOWN: Final = "unknown"
+
+_KEY_BYTES: Final = 16
+_MARK: Final = b'"cache_control"'
+#: A cache mark with one comma beside it. An unescaped `"cache_control"` before a colon can only be a key, because
+#: inside a JSON string every quote has a backslash before it; and the comma or brace before it is then no part of a
+#: string either. Only flat objects are taken out: those end where they seem to.
+_FLAT: Final = rb'"cache_control"\s*+:\s*+\{(?:[^{}"\\]|"[^"\\{}]*+")*+\}'
+_MARKS: Final = re.compile(rb",\s*+" + _FLAT + rb"|(?<=\{)\s*+" + _FLAT + rb"\s*+,?")
+#: an escape that may be half of a pair
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+#: JSON nested deeper than this is not written anew: encoders give up somewhere behind it
+DEEPEST: Final = 100
+
+#: where providers put reasoning that they check, or read back, byte for byte
+_REASONING_FIELDS: Final = ("reasoning_details", "thinking_blocks", "reasoning_signature", "encrypted_content")
+_REASONING_PARTS: Final = frozenset({"thinking", "redacted_thinking", "reasoning"})
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """What a message is, whatever its conversation."""
+
+    role: str
+    #: ids of the calls it makes, in order
+    calls: tuple[str, ...] = ()
+    #: ids and names of those calls that have both
+    names: tuple[tuple[str, str], ...] = ()
+    #: id of the call it answers
+    answers: str | None = None
+    #: characters of its text
+    length: int = 0
+    #: hash of its text
+    text_key: bytes = b""
+    #: it may be dropped with its unit, but never be rewritten: signed reasoning, images, unknown parts
+    sealed: bool = False
+    #: what a provider would not take
+    faults: tuple[str, ...] = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it has a role of a chat message."""
+        return self.role in KNOWN_ROLES
+
+
+def keys_of(messages: Iterable[bytes]) -> tuple[tuple[bytes, ...], frozenset[int]]:
+    """A hash of each message without its cache marks, which clients move from turn to turn; and which have marks."""
+    keys: list[bytes] = []
+    marked: list[int] = []
+    for index, raw in enumerate(messages):
+        plain = raw
+        if _MARK in raw:
+            plain = _MARKS.sub(b"", raw)
+            if plain != raw:
+                marked.append(index)
+        keys.append(blake2b(plain, digest_size=_KEY_BYTES).digest())
+    return tuple(keys), frozenset(marked)
+
+
+def digest(raw: bytes) -> bytes:
+    """A hash of the bytes as they are."""
+    return blake2b(raw, digest_size=_KEY_BYTES).digest()
+
+
+def encode(value: object) -> bytes:
+    """Compact JSON. What UTF-8 has no bytes for (half a surrogate pair, out of a JSON text in the text) reads `?`."""
+    written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return written.encode("utf-8", "replace")
+
+
+def decode(raw: bytes) -> Any:
+    """The value of a message that is not sealed."""
+    return json.loads(raw.decode())
+
+
+def read(raw: bytes) -> tuple[Any, bool]:
+    """The value of any bytes, None for what is no JSON; and whether writing it anew would lose something."""
+    odd = _Odd()
+    try:
+        value = odd.decoder.decode(raw.decode())
+    except (ValueError, RecursionError):
+        return None, True
+    return value, odd.found or is_deep(value) or (_SURROGATE.search(raw) is not None and not _is_writable(value))
+
+
+class _Odd:
+    """Finds what JSON allows, or what is often written as JSON, that does not come back as it was."""
+
+    def __init__(self) -> None:
+        self.found = False
+        self.decoder = json.JSONDecoder(
+            object_pairs_hook=self._pairs, parse_constant=self._constant, parse_int=self._int, parse_float=self._float
+        )
+
+    def _pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        self.found = self.found or len(value) != len(pairs)
+        return value
+
+    def _constant(self, name: str) -> float:
+        self.found = True
+        return float(name)
+
+    def _int(self, digits: str) -> int:
+        try:
+            return int(digits)
+        except ValueError:  # more digits than Python converts
+            self.found = True
+            return 0
+
+    def _float(self, digits: str) -> float:
+        value = float(digits)
+        self.found = self.found or isinf(value)
+        return value
+
+
+def _is_writable(value: object) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def is_deep(value: object) -> bool:
+    """Nested deeper than can be relied on."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [inner for node in level if isinstance(node, dict | list) for inner in _children(node)]
+        if not level:
+            return False
+    return True
+
+
+def _children(node: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return node.values() if isinstance(node, dict) else node
+
+
+def text_of(raw: bytes) -> str:
+    """The text of any message."""
+    value, _ = read(raw)
+    return text_parts(value.get("content")) if isinstance(value, dict) else ""
+
+
+def text_parts(content: object) -> str:
+    """The text of a message's content, whether a string or a list of parts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    return "".join(part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str))
+
+
+def sketch(raw: bytes) -> Sketch:
+    """Read a message; never raises."""
+    message, is_odd = read(raw)
+    if not isinstance(message, dict):
+        return Sketch(UNKNOWN, sealed=True)
+    content = message.get("content")
+    text = text_parts(content)
+    calls = _calls(message)
+    return Sketch(
+        role=str(message.get("role")),
+        calls=_call_ids(message, calls),
+        names=tuple((str(call.get("id")), str(_function(call).get("name"))) for call in calls),
+        answers=_answered_id(message),
+        length=len(text),
+        text_key=digest(text.encode("utf-8", "surrogatepass")),
+        sealed=is_odd or _is_sealed(message, content),
+        faults=tuple(_faults(message, content, calls)),
+    )
+
+
+def _calls(message: Message) -> list[Mapping[str, Any]]:
+    calls = message.get("tool_calls")
+    return [call for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+
+
+def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call.get("function")
+    return function if isinstance(function, Mapping) else {}
+
+
+def _call_ids(message: Message, calls: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Ids of the calls a message makes; a call of the old `function_call` kind is known by its function's name."""
+    ids = [str(call.get("id")) for call in calls]
+    old = message.get("function_call")
+    if isinstance(old, Mapping):
+        ids.append(f"function:{old.get('name')}")
+    return tuple(ids)
+
+
+def _answered_id(message: Message) -> str | None:
+    role = message.get("role")
+    if role == "tool":
+        return str(message.get("tool_call_id"))
+    return f"function:{message.get('name')}" if role == "function" else None
+
+
+def _is_sealed(message: Message, content: object) -> bool:
+    if any(message.get(name) for name in _REASONING_FIELDS):
+        return True
+    calls = message.get("tool_calls")
+    if calls and (not isinstance(calls, list) or any(_is_signed_call(call) for call in calls)):
+        return True
+    if content is None or isinstance(content, str):
+        return False
+    return not isinstance(content, list) or not all(_is_plain_text(part) for part in content)
+
+
+def _is_signed_call(call: object) -> bool:
+    """A call that is not a plain function call, or carries a signature of the model's thought beside it."""
+    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        return True
+    return bool(call.get("extra_content") or call.get("thought_signature") or call.get("provider_specific_fields"))
+
+
+def _is_plain_text(part: object) -> bool:
+    """Text and nothing that depends on its exact wording (annotations point at characters)."""
+    if not isinstance(part, Mapping) or part.get("type") in _REASONING_PARTS:
+        return False
+    return isinstance(part.get("text"), str) and set(part) <= {"type", "text", "cache_control"}
+
+
+def _faults(message: Message, content: object, calls: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    if content is None and message.get("role") != "assistant":
+        yield f"a {message.get('role')} message without content"
+    for call in calls:
+        try:
+            json.loads(_function(call).get("arguments") or "{}")
+        except (ValueError, TypeError, RecursionError):
+            yield f"arguments of call {call.get('id')} are not JSON"

@@ -1,0 +1,250 @@
+"""What becomes of one request before it is sent: its weight, its budget, and what of it is kept.
+
+`budget_of` says how many input tokens a call may take; `weigh` and `Weighed` what it takes; `make_room` chooses what
+to keep. A `Plan` is the outcome. Who calls these, and on which thread, is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+from gateway.core.conversation import Conversation
+from gateway.core.counting.calibration import Corrected, LastTurn, calibration_key, ceiling, corrected
+from gateway.core.counting.estimate import Estimate, Estimator
+from gateway.core.counting.request import Request
+from gateway.core.fitting.epoch import Epoch
+from gateway.core.fitting.epochs import FitPolicy, find, fit
+from gateway.core.fitting.overflow import ContextOverflow
+from gateway.core.fitting.reader import Reader
+from gateway.core.fitting.receipt import Fitted
+from gateway.core.ports import ContextRecord
+from gateway.core.routing import ModelFacts
+from gateway.core.session import SessionState
+
+Trim = Literal["auto", "off", "shadow"]
+
+#: of a window nobody reserved anything of: room for an answer
+_RESERVE_SHARE: Final = 0.1
+_RESERVE_MOST: Final = 4096
+#: what an answer may claim of a window: some clients ask for more than the model has
+_RESERVE_SHARE_MOST: Final = 0.5
+#: Estimates of the result may differ from the sum of its parts by a rounding; each try asks for that much less.
+_TRIES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ContextPolicy:
+    """The `context:` settings.
+
+    Attributes:
+        trim: what is done with a request that is over its budget.
+        budget: input tokens of a call; None: as the window allows.
+        reserve_tokens: kept free for the answer; None: see `budget_of`.
+        keep_last_turns: turns at the end that are never touched.
+        forward_overflow: send what cannot be made to fit instead of refusing it.
+        safety: factor over the estimate; None: as learned from reported usage.
+        fit: how the choice is made.
+    """
+
+    trim: Trim = "auto"
+    budget: int | None = None
+    reserve_tokens: int | None = None
+    keep_last_turns: int = 1
+    forward_overflow: bool = False
+    safety: float | None = None
+    fit: FitPolicy = field(default_factory=FitPolicy)
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What one call asks for itself: how it is trimmed, its budget, the tokens its answer may take."""
+
+    trim: Trim | None = None
+    budget: int | None = None
+    output: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A request and what the provider is expected to report for it."""
+
+    request: Request
+    estimate: Estimate
+    expected: Corrected
+    key: str
+
+    def fits(self, budget: int | None, safety: float | None) -> bool:
+        """Whether it is surely within the budget."""
+        if budget is None:
+            return True
+        tokens = self.expected.tokens
+        return (self.expected.safe_tokens if safety is None else tokens * safety) <= budget
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What is known from earlier calls.
+
+    `offsets` and `surprises` of this kind of request (see `corrected`), this session's last turn, the model's window as
+    its provider said it.
+    """
+
+    offsets: Sequence[int] = ()
+    surprises: Sequence[int] = ()
+    last_turn: LastTurn | None = None
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to send.
+
+    Attributes:
+        messages: to send instead of those that came; None: as they came.
+        context: what was weighed and decided.
+        epoch: a decision to remember, as JSON; None where nothing new was decided.
+        resumed: the prefix of the epoch it goes on from.
+        overflow: why it must not be sent at all.
+    """
+
+    context: ContextRecord
+    messages: tuple[bytes, ...] | None = None
+    epoch: Mapping[str, Any] | None = None
+    resumed: str | None = None
+    overflow: ContextOverflow | None = None
+
+
+def budget_of(policy: ContextPolicy, facts: ModelFacts, wishes: Wishes, learned_window: int | None) -> int | None:
+    """Input tokens that a call may take: the smallest of what limits it; None where nothing does.
+
+    A window is shared by what goes in and what comes out, so the answer's share is kept free: `reserve_tokens`, else
+    the call's own output limit, else a tenth of the window up to 4,096.
+    """
+    limits = [limit for limit in (policy.budget, wishes.budget) if limit is not None]
+    windows = [window for window in (facts.window, learned_window) if window is not None]
+    if windows:
+        window = min(windows)
+        limits.append(max(1, window - _reserve(policy, facts, wishes, window)))
+    return min(limits, default=None)
+
+
+def _reserve(policy: ContextPolicy, facts: ModelFacts, wishes: Wishes, window: int) -> int:
+    if policy.reserve_tokens is not None:
+        return policy.reserve_tokens
+    if wishes.output is None:
+        return min(_RESERVE_MOST, int(window * _RESERVE_SHARE))
+    return min(wishes.output, facts.output or wishes.output, int(window * _RESERVE_SHARE_MOST))
+
+
+def weigh(request: Request, estimate: Estimate, learned: Learned) -> Weighed:
+    """The request with its estimate corrected by what was learned."""
+    key = calibration_key(request.provider, request.model, request.wire, estimate.shape)
+    expected = corrected(estimate, key, learned.offsets, learned.last_turn, learned.surprises)
+    return Weighed(request, estimate, expected, key)
+
+
+def as_it_came(weighed: Weighed, budget: int | None) -> Plan:
+    """The plan that changes nothing."""
+    return Plan(_record(weighed, weighed, budget))
+
+
+def _record(came: Weighed, sent: Weighed, budget: int | None) -> ContextRecord:
+    return ContextRecord(
+        tokens=sent.expected.tokens,
+        original_tokens=came.expected.tokens,
+        source=sent.expected.source,
+        budget=budget,
+        conversation_tokens=sent.estimate.context.conversation_tokens,
+        tool_tokens=sent.estimate.context.tool_tokens,
+        key=sent.key,
+        estimate=sent.estimate.tokens,
+        follows=sent.expected.follows,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """What weighs a choice: whole requests, and single messages with the numbers of the same model."""
+
+    estimator: Estimator
+    reader: Reader
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a choice is made with.
+
+    Attributes:
+        budget: input tokens of the whole request.
+        policy: the settings.
+        shadow: only decide and report.
+        state: what the session remembers.
+        learned: what earlier calls taught.
+        expired: says True once the choice has taken too long.
+    """
+
+    budget: int
+    policy: ContextPolicy
+    shadow: bool
+    state: SessionState
+    learned: Learned
+    expired: Callable[[], bool]
+
+
+def make_room(came: Weighed, conversation: Conversation, room: Room, scales: Scales) -> Plan:
+    """Choose what to keep of a request that is over its budget.
+
+    Raises:
+        ContextOverflow: what must stay is over the budget alone.
+    """
+    try:
+        return _fitted(came, conversation, room, scales, _safely(came, room))
+    except ContextOverflow:
+        # What was learned and the margin on top are no reason to refuse what may be within the budget: the provider
+        # knows, and what it says is learned.
+        return _fitted(came, conversation, room, scales, room.budget)
+
+
+def _safely(came: Weighed, room: Room) -> int:
+    """The largest uncorrected estimate that is surely within the budget."""
+    if room.policy.safety is not None:
+        return int(room.budget / room.policy.safety) - came.expected.offset
+    known = room.learned
+    return ceiling(came.estimate, came.key, known.offsets, known.last_turn, known.surprises, budget=room.budget)
+
+
+def _fitted(came: Weighed, conversation: Conversation, room: Room, scales: Scales, most: int) -> Plan:
+    reader, policy = scales.reader, room.policy.fit
+    limit = most - came.estimate.beside
+    salt = "shadow" if room.shadow else ""
+    known = [epoch for value in room.state.epochs.values() if (epoch := Epoch.from_json(value)) is not None]
+    epoch = find(known, conversation, salt)
+    for _ in range(_TRIES):
+        fitted = fit(conversation, limit, reader, epoch=epoch, policy=policy, salt=salt, expired=room.expired)
+        request = replace(came.request, messages=fitted.messages)
+        sent = weigh(request, scales.estimator.estimate(request, keys=fitted.keys), room.learned)
+        if sent.estimate.tokens <= most:
+            return _plan(came, sent, room, fitted, epoch)
+        limit -= sent.estimate.tokens - most
+    needed = sent.estimate.tokens - came.estimate.beside
+    index, fate = max(enumerate(fitted.fates), key=lambda item: item[1].tokens_after)
+    raise ContextOverflow(
+        needed=needed, limit=most - came.estimate.beside, index=index, role=fate.role, tokens=fate.tokens_after
+    )
+
+
+def _plan(came: Weighed, sent: Weighed, room: Room, fitted: Fitted, epoch: Epoch | None) -> Plan:
+    record = replace(
+        _record(came, came if room.shadow else sent, room.budget),
+        trimmed=fitted.actions,
+        shadow=room.shadow,
+        fates=fitted.fates if fitted.changed else (),
+    )
+    return Plan(
+        record,
+        messages=fitted.messages if fitted.changed and not room.shadow else None,
+        epoch=fitted.epoch.to_json() if fitted.epoch is not None and fitted.epoch is not epoch else None,
+        resumed=epoch.prefix if epoch is not None else None,
+    )

@@ -1,0 +1,80 @@
+"""Token counters by the name of a tokenizer: exact ones, those that need nothing, and a user's own.
+
+A tokenizer nobody knows is counted with o200k_base, whose counts are within a few per cent of most others'; where that
+has no rank file, the heuristic counts. Every counter says by its name which it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from gateway.core.counting.heuristic import CharacterCounter, HeuristicCounter
+from gateway.core.counting.measure import TokenCounter
+from gateway.core.errors import ConfigError
+from gateway.counters import tiktoken
+
+_FALLBACK: Final = "o200k_base"
+_BARE: Final = (HeuristicCounter(), CharacterCounter())
+
+
+class Counters:
+    """The counters of this machine.
+
+    Args:
+        folder: where the rank files lie; None takes the user's TIKTOKEN_CACHE_DIR, else the folder in litellm's wheel.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder if folder is not None else tiktoken.rank_folder()
+        self._lock = Lock()
+        self._known: dict[str, TokenCounter] = {counter.name: counter for counter in _BARE}
+
+    def add(self, path: str) -> None:
+        """Make a user's own counter known under its dotted path, `package.module:Class`.
+
+        Raises:
+            ConfigError: there is no such thing, or it is no TokenCounter.
+        """
+        if path not in self._known:
+            self._known[path] = _own_counter(path)
+
+    def counter(self, tokenizer: str) -> TokenCounter:
+        """The counter of a tokenizer: exact where its ranks are at hand, else `heuristic`."""
+        name = self._name(tokenizer)
+        found = self._known.get(name)
+        if found is None:
+            with self._lock:
+                found = self._known.get(name) or tiktoken.load(self._folder, name) or _BARE[0]
+                self._known[name] = found
+        return found
+
+    def is_loaded(self, tokenizer: str) -> bool:
+        """Whether its counter is at hand; else the first one who asks waits some tenths of a second."""
+        return self._name(tokenizer) in self._known
+
+    def probe(self) -> dict[str, str]:
+        """Encoding -> name of the counter that stands for it; loads them, which takes up to a second each."""
+        return {encoding: self.counter(encoding).name for encoding in tiktoken.RANK_FILES}
+
+    def _name(self, tokenizer: str) -> str:
+        return tokenizer if tokenizer in self._known or tokenizer in tiktoken.RANK_FILES else _FALLBACK
+
+
+def is_dotted_path(tokenizer: str) -> bool:
+    """Whether a tokenizer's name is the path of a user's own counter."""
+    return ":" in tokenizer
+
+
+def _own_counter(path: str) -> TokenCounter:
+    module, _, name = path.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), name)()
+    except Exception as error:
+        raise ConfigError([f"tokenizer {path}: cannot be made: {type(error).__name__}: {error}"]) from error
+    if not isinstance(getattr(made, "name", None), str) or not callable(getattr(made, "count", None)):
+        raise ConfigError([f"tokenizer {path}: is no token counter; it needs a name and count(text) -> int"])
+    counter: TokenCounter = made
+    return counter

@@ -1,0 +1,353 @@
+"""A provider's refusal of a request that is too long for its model, read for the numbers it gives.
+
+There is no common shape: some say it with a code, most with a sentence. A sentence is believed only where it begins
+the provider's own message (after the labels that SDKs and proxies put before it). An error that quotes the request
+says something of its own first, so that a user who writes "the prompt is too long: 9 tokens > 8 maximum" teaches nobody
+a window of 8 tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from gateway.dialects.reported import count
+
+
+@dataclass(frozen=True, slots=True)
+class LengthError:
+    """What the provider said of the length it refuses, in tokens; None for what it did not say.
+
+    `limit`: what the model takes, of input or in all (few providers say which). `asked`: the input as the provider
+    counted it. `output`: what was reserved for the answer.
+    """
+
+    limit: int | None = None
+    asked: int | None = None
+    output: int | None = None
+
+
+#: 500: llama.cpp and what is built on it. 429 is none of them: a rate, a quota or a tariff, however it is worded.
+_STATUSES: Final = frozenset({400, 413, 422, 500})
+#: Bytes of a body that are looked at.
+_MAX_BODY: Final = 65_536
+#: Characters of a message that are looked at; the longest known refusal has 300, nested in a proxy's 600.
+_MAX_TEXT: Final = 2_000
+#: Errors in the text of errors that are read as JSON; what is deeper is read as printed text.
+_MAX_DEPTH: Final = 2
+_MAX_LABELS: Final = 8
+
+_CODES: Final = frozenset(
+    {
+        "context_length_exceeded",
+        "context_window_exceeded",
+        "model_context_window_exceeded",
+        "model_max_prompt_tokens_exceeded",
+        "exceed_context_size_error",
+    }
+)
+
+_FLAGS: Final = re.IGNORECASE | re.ASCII
+_NUMBER: Final = r"\d[\d,]{0,14}"
+
+
+def _pattern(sentence: str) -> re.Pattern[str]:
+    """What matches `sentence`, where `{limit}` and its like stand for numbers, and `{n}` for one that says nothing."""
+    literals = re.split(r"\{(\w+)\}", sentence)
+    for index in range(1, len(literals), 2):
+        name = literals[index]
+        literals[index] = _NUMBER if name == "n" else f"(?P<{name}>{_NUMBER})"
+    literals[::2] = map(re.escape, literals[::2])
+    return re.compile("".join(literals), _FLAGS)
+
+
+#: What SDKs, proxies and clouds write before another's words.
+_LABEL: Final = re.compile(
+    r"(?:litellm\.)?\w{0,60}(?:Error|Exception)(?:: | - )"
+    r"|Error code: \d{3} - "
+    r"|<LM Studio error> "
+    r"|<\d{3}> "
+    r"|InternalError\.[\w.]{1,60}: "
+    r"|\d{3} (?:Bad Request: )?"
+    r"|(?:Bad|Invalid) request: "
+    r"|Input validation error: "
+    r"|invalid params, "
+    r"|An error occurred \(\w{1,60}\) when calling the \w{1,60} operation: "
+    r"|The model returned the following errors: "
+    r"|\[address=[^\]]{1,60}\] ",
+    _FLAGS,
+)
+#: The way to the message of an error printed into another's, as JSON or as Python prints it. Only fields that hold no
+#: words of the request may stand before it. Backslashes are gone by then, of a line break its "n" is left.
+_PRINTED: Final = re.compile(
+    r"""b?["']?\[?n? ?\{n? {0,3}"""
+    r"""(?:["'](?:type|object|code|status|param|error|error_type)["']: ?"""
+    r"""(?:\{n? {0,3}|(?:["'][\w .-]{0,80}["']|\w{1,12}),n? {0,3})){0,8}"""
+    r"""["']message["']: ?b?["']""",
+    _FLAGS,
+)
+
+_MODEL_MAXIMUM: Final = tuple(
+    _pattern(f"{start}'s maximum {kind} length is {{limit}}")
+    for start in (
+        "'max_tokens' or 'max_completion_tokens' is too large: {output}. This model",
+        "This model",
+        "This endpoint",
+    )
+    for kind in ("context", "prompt")
+)
+_JOINT: Final = re.compile(r"(?: tokens)?[,.]? (?:however,? |and |but )?", _FLAGS)
+#: What may follow. Numbers in a sentence that is not here are not guessed at: a total of input and output is neither,
+#: and "at least" is where a server stopped counting.
+_FOLLOWING: Final = (
+    *map(
+        _pattern,
+        (
+            "you requested {output} output tokens",
+            "you requested {asked} tokens in the messages",
+            "your messages resulted in {asked} tokens",
+            "your request has {asked} input tokens",
+            "the request contains {asked} tokens",
+            "the prompt contains {asked} input tokens",
+        ),
+    ),
+    re.compile(rf"you requested (?:about )?{_NUMBER} tokens \((?P<parts>[^()]{{1,200}})\)", _FLAGS),
+)
+#: "7000 in the messages", "155 of tool input", "0 for the completion"
+_PART: Final = re.compile(rf"({_NUMBER}) (?:in|of|for) ([a-z ]{{1,40}})", _FLAGS)
+
+#: Every other sentence, the longer of two before the shorter. Where a number is an `{n}`, it is one of characters, a
+#: bound, or a sum with an unknown part for the answer.
+_SENTENCES: Final = tuple(
+    map(
+        _pattern,
+        (
+            # OpenAI, Azure
+            "Input tokens exceed the configured limit of {limit} tokens. Your messages resulted in {asked} tokens",
+            "Input tokens exceed the configured limit of {limit} tokens",
+            "Your input exceeds the context window of this model",
+            "This model's maximum context length has been exceeded",
+            # Anthropic, also at Bedrock and Vertex
+            "prompt is too long: {asked} tokens > {limit} maximum",
+            "input length and `max_tokens` exceed context limit: {asked} + {output} > {limit}",
+            "input length and max_tokens exceed context limit: {asked} + {output} > {limit}",
+            "Prompt is too long",
+            # Gemini, Vertex
+            "The input token count ({asked}) exceeds the maximum number of tokens allowed ({limit})",
+            "The input token count exceeds the maximum number of tokens allowed ({limit})",
+            "The input token count exceeds the maximum number of tokens allowed",
+            "Unable to submit request because the input token count is {asked} but model only supports up to {limit}",
+            # Bedrock
+            "Input is too long for requested model",
+            "Input Tokens Exceeded: Number of input tokens exceeds maximum length",
+            "Too many input tokens. Max input tokens: {limit}, request input token count: {asked}",
+            # Groq, Cerebras
+            "Please reduce the length of the messages or completion. Current length is {n} while limit is {limit}",
+            "Please reduce the length of the messages or completion",
+            # Mistral
+            "Prompt contains {asked} tokens and {n} draft tokens, too large for model with {limit} maximum context",
+            "Prompt contains {asked} tokens, too large for model with {limit} maximum context length",
+            "Prompt {asked} > {limit} maximum context length",
+            # Cohere
+            "too many tokens: total number of tokens in the prompt cannot exceed {limit} - received {asked}",
+            "too many tokens: total number of tokens in the prompt cannot exceed {limit}",
+            (
+                "too many tokens: size limit exceeded by {over} tokens. Try using shorter or fewer inputs. "
+                "The limit for this model is {limit} tokens"
+            ),
+            "too many tokens: size limit exceeded by {n} tokens",
+            # Fireworks, Ollama's cloud
+            "The prompt is too long: {asked}, model maximum context length: {limit}",
+            "The prompt is too long: {asked}",
+            "prompt too long; exceeded max context length",
+            "prompt too long; exceeded context length",
+            # SGLang, Together, Poolside, Volcengine, LM Studio
+            "The input ({asked} tokens) is longer than the model's context length ({limit} tokens)",
+            (
+                "Requested token count exceeds the model's maximum context length of {limit} tokens. You requested "
+                "a total of {n} tokens: {asked} tokens from the input messages and {output} tokens for the completion"
+            ),
+            "Requested token count exceeds the model's maximum context length of {limit} tokens",
+            "Input length ({asked} tokens) exceeds the maximum allowed length ({limit} tokens)",
+            "Input length ({asked}) exceeds model's maximum context length ({limit})",
+            "Input length {asked} exceeds the maximum allowed input length of {limit} tokens",
+            "Input length {asked} exceeds the maximum length {limit}",
+            "Input length {asked} exceeds context length {limit}",
+            "Input token count + max_tokens parameter must be less than the context length of the model",
+            # TGI, Hugging Face
+            (
+                "`inputs` tokens + `max_new_tokens` must be <= {limit}. "
+                "Given: {asked} `inputs` tokens and {output} `max_new_tokens`"
+            ),
+            "`inputs` must have less than {limit} tokens. Given: {asked}",
+            # vLLM; it stops to count at one too many
+            (
+                "You passed {n} input tokens and requested {output} output tokens. "
+                "However, the model's context length is only {limit} tokens"
+            ),
+            (
+                "You passed {n} input characters and requested {output} output tokens. "
+                "However, the model's context length is only {limit} tokens"
+            ),
+            "The decoder prompt (length {asked}) is longer than the maximum model length of {limit}",
+            "Prompt length of {asked} is longer than the maximum model length of {limit}",
+            # llama.cpp, its Python server, Ollama
+            "request ({asked} tokens) exceeds the available context size ({limit} tokens)",
+            "the request exceeds the available context size",
+            "Context size has been exceeded",
+            "Requested tokens ({asked}) exceed context window of {limit}",
+            "the input length exceeds the context length",
+            # LM Studio; what it keeps is the beginning
+            (
+                "Trying to keep the first {n} tokens when context the overflows. "
+                "However, the model is loaded with context length of only {limit} tokens"
+            ),
+            (
+                "The number of tokens to keep from the initial prompt is greater than the context length "
+                "(n_keep: {n}>= n_ctx: {limit})"
+            ),
+            "The number of tokens to keep from the initial prompt is greater than the context length",
+            # oMLX, mlx-serve, DS4
+            "Prompt too long: {asked} tokens exceeds max context window of {limit} tokens",
+            "Prompt exceeds maximum context length",
+            "Prompt has {asked} tokens, but the configured context size is {limit} tokens",
+            # GitHub Copilot, Moonshot, Z.ai, Qwen at DashScope, MiniMax, Doubao, AI21
+            "prompt token count of {asked} exceeds the limit of {limit}",
+            "Your request exceeded model token limit: {limit} (requested: {n})",
+            "Prompt exceeds max length",
+            "Range of input length should be [1, {limit}]",
+            "context window exceeds limit",
+            "Total tokens of image and text exceed max message tokens",
+            "The total length of all messages is too long",
+        ),
+    )
+)
+
+
+def length_error(status: int, body: bytes) -> LengthError | None:
+    """The refusal in `body`; None where it is none, or one for another reason than length."""
+    if status not in _STATUSES:
+        return None
+    text = body[:_MAX_BODY].decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
+    return _read(text, 0)
+
+
+def _read(text: str, depth: int) -> LengthError | None:
+    """Read an error as text: JSON where it is, otherwise a sentence."""
+    value = _parsed(text) if depth < _MAX_DEPTH else None
+    if value is None:
+        return _read_sentence(text)
+    for error in _errors(value):
+        found = _read_error(error, depth)
+        if found is not None:
+            return found
+    return None
+
+
+def _parsed(text: str) -> object:
+    """A JSON object or array; None for anything else, also one that is cut or too deep."""
+    if not text.startswith(("{", "[")):
+        return None
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def _errors(value: object) -> Iterator[Mapping[str, object]]:
+    """The objects of a body that say what is wrong, the inner one first."""
+    if isinstance(value, list):
+        value = value[0] if value else None
+    if not isinstance(value, dict):
+        return
+    inner = value.get("error")
+    if isinstance(inner, dict):
+        yield inner
+    yield value
+
+
+def _read_error(error: Mapping[str, object], depth: int) -> LengthError | None:
+    """Read one error object: its own numbers, its words, what it passes on of another's, its code."""
+    if error.get("type") == "exceed_context_size_error":
+        limit = count(error.get("n_ctx"))
+        if limit:
+            return LengthError(limit, count(error.get("n_prompt_tokens")))
+    metadata = error.get("metadata")
+    raw = metadata.get("raw") if isinstance(metadata, dict) else None
+    for words in (error.get("message"), error.get("Message"), error.get("error"), error.get("detail"), raw):
+        found = _read(words, depth + 1) if isinstance(words, str) else None
+        if found is not None:
+            return found
+    said = (error.get("code"), error.get("type"))
+    return LengthError() if any(isinstance(word, str) and word in _CODES for word in said) else None
+
+
+def _read_sentence(text: str) -> LengthError | None:
+    """Read one message in prose, whatever was printed before it."""
+    # Twice printed, quotes have backslashes; some proxies make apostrophes round.
+    text = text[:_MAX_TEXT].replace("\\", "").replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+    text = " ".join(text.split())
+    text, labels = _unlabelled(text)
+    found = _model_maximum(text) or _sentence(text)
+    if found is None and "ContextWindowExceededError" in labels:
+        return LengthError()
+    return found
+
+
+def _unlabelled(text: str) -> tuple[str, str]:
+    """The sentence without what stands before it, and that."""
+    start = 0
+    for _ in range(_MAX_LABELS):
+        label = _LABEL.match(text, start) or _PRINTED.match(text, start)
+        if label is None:
+            break
+        start = label.end()
+    return text[start:], text[:start]
+
+
+def _model_maximum(text: str) -> LengthError | None:
+    """The most widespread sentence: a window, and what was asked for in one of many ways."""
+    head = _first(_MODEL_MAXIMUM, text)
+    if head is None:
+        return None
+    joint = _JOINT.match(text, head.end())
+    following = _first(_FOLLOWING, text, joint.end()) if joint else None
+    said = head.groupdict() | (following.groupdict() if following else {})
+    parts = said.get("parts")
+    if parts:
+        asked, output = _parts(parts)
+        return LengthError(_number(said["limit"]), asked, output)
+    return _from_groups(said)
+
+
+def _parts(text: str) -> tuple[int | None, int | None]:
+    """The input's and the output's sum of what stands in brackets after a total."""
+    sums: dict[bool, int] = {}
+    for number, name in _PART.findall(text):
+        is_output = "completion" in name.lower() or "output" in name.lower()
+        sums[is_output] = sums.get(is_output, 0) + (_number(number) or 0)
+    return sums.get(False), sums.get(True)
+
+
+def _sentence(text: str) -> LengthError | None:
+    found = _first(_SENTENCES, text)
+    return _from_groups(found.groupdict()) if found else None
+
+
+def _first(patterns: Iterable[re.Pattern[str]], text: str, start: int = 0) -> re.Match[str] | None:
+    return next(filter(None, (pattern.match(text, start) for pattern in patterns)), None)
+
+
+def _from_groups(said: Mapping[str, str | None]) -> LengthError:
+    limit, asked, over = (_number(said.get(name)) for name in ("limit", "asked", "over"))
+    if limit is not None and over is not None:
+        asked = limit + over
+    return LengthError(limit or None, asked, _number(said.get("output")))
+
+
+def _number(digits: str | None) -> int | None:
+    return int(digits.replace(",", "")) if digits else None

@@ -1,0 +1,144 @@
+"""A request looked at without sending it: what it weighs, and what of it would be sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, Final, get_args
+
+from gateway.core.counting.measure import Wire
+from gateway.core.counting.request import wire_of
+from gateway.core.errors import InvalidRequest
+from gateway.core.plan import Plan, Wishes, budget_of
+from gateway.core.ports import ContextRecord, Fate
+from gateway.core.routing import ModelFacts, Route, Routes
+from gateway.core.session import Remembered
+from gateway.dialects.base import Call, decode, join, read_fields, write_fields
+from gateway.dialects.contents import contents_of, output_limit
+from gateway.planning import Asked, Planner
+
+WIRES: Final[Mapping[str, Wire]] = {wire: wire for wire in get_args(Wire)}
+
+
+class Inspector:
+    """Reads bodies of any format, without the path that would tell which it is."""
+
+    def __init__(self, planner: Planner, routes: Routes, facts: Callable[[Route], ModelFacts]) -> None:
+        self._planner = planner
+        self._routes = routes
+        self._facts = facts
+
+    def read(
+        self, body: bytes, *, model: str | None = None, wire: str | None = None, wishes: Wishes | None = None
+    ) -> tuple[Call, Asked]:
+        """The request in a body. `model`: asked for instead of the one it names; `wire`: its format, else guessed.
+
+        Raises:
+            InvalidRequest: it is no request that could be weighed.
+            UnknownModel: nobody serves its model.
+        """
+        fields = read_fields(body)
+        named = decode(fields["model"]) if "model" in fields else None
+        name = model or (named if isinstance(named, str) else None)
+        if not name:
+            raise InvalidRequest('The field "model" is missing. Name the model to count for.', param="model")
+        call = Call("chat", name, stream=False, body=body, fields=fields)
+        contents = contents_of(call, WIRES[wire] if wire is not None else _wire(fields))
+        if contents is None:
+            raise InvalidRequest(
+                'The body holds no "messages", "input" or "prompt" that could be weighed.', param="messages"
+            )
+        route = self._routes.resolve(name)
+        wanted = replace(wishes or Wishes(), output=output_limit(contents.fields))
+        return call, Asked(contents, route, self._facts(route), wanted, len(body))
+
+    async def count(self, asked: Asked, remembered: Remembered, *, items: bool = False) -> dict[str, Any]:
+        """What a request weighs, as `gateway count` and /api/count show it. `items`: each message's tokens too."""
+        came, learned = await self._planner.weigh(asked, remembered)
+        parts = came.estimate.context
+        found: dict[str, Any] = {
+            "model": came.request.model,
+            "provider": came.request.provider,
+            "wire": came.request.wire,
+            "tokens": came.expected.tokens,
+            "margin": came.expected.margin,
+            "source": came.expected.source,
+            "counter": came.estimate.counter,
+            "family": came.estimate.family,
+            "conversation_tokens": parts.conversation_tokens,
+            "tool_tokens": parts.tool_tokens,
+            "tool_results": parts.results,
+            "definition_tokens": parts.definition_tokens,
+            "budget": budget_of(self._planner.policy, asked.facts, asked.wishes, learned.window),
+        }
+        if items:
+            tokens = await self._planner.message_tokens(asked)
+            roles = [_role(message) for message in asked.contents.messages or ()] or ["input"] * len(tokens)
+            found["items"] = [
+                {"index": index, "role": role, "tokens": number}
+                for index, (role, number) in enumerate(zip(roles, tokens, strict=True))
+            ]
+        return found
+
+    async def context(self, asked: Asked, remembered: Remembered) -> dict[str, Any]:
+        """The numbers an agent hands on to its tools."""
+        found = await self.count(asked, remembered)
+        budget = found["budget"]
+        return {
+            "conversation_tokens": found["conversation_tokens"],
+            "accumulated_tool_tokens": found["tool_tokens"],
+            "budget": budget,
+            "remaining": None if budget is None else max(0, budget - found["tokens"] - found["margin"]),
+        }
+
+    async def trim(self, call: Call, asked: Asked, remembered: Remembered) -> tuple[bytes, Plan]:
+        """The body as it would be forwarded, and why.
+
+        Raises:
+            ContextOverflow: it cannot be made to fit.
+            InvalidRequest: requests of its format are not fitted.
+        """
+        plan = await self._planner.plan(asked, remembered)
+        if plan.overflow is not None:
+            raise plan.overflow
+        messages = plan.messages if plan.messages is not None or not asked.contents.marked else asked.contents.messages
+        return call.body if messages is None else write_fields(call.fields, {"messages": join(messages)}), plan
+
+
+def context_json(context: ContextRecord, *, explain: bool) -> dict[str, Any]:
+    """What was decided about one call, as /api and the command line show it. `explain`: each message's fate too."""
+    found: dict[str, Any] = {
+        "tokens": context.tokens,
+        "original_tokens": context.original_tokens,
+        "source": context.source,
+        "budget": context.budget,
+        "conversation_tokens": context.conversation_tokens,
+        "tool_tokens": context.tool_tokens,
+        "trimmed": context.trimmed,
+        "shadow": context.shadow,
+    }
+    if explain:
+        found["items"] = [fate_json(index, fate) for index, fate in enumerate(context.fates)]
+    return found
+
+
+def fate_json(index: int, fate: Fate) -> dict[str, Any]:
+    """One message's fate."""
+    role, tokens, sent, rule = fate
+    return {"index": index, "role": role, "tokens": tokens, "sent_tokens": sent, "rule": rule}
+
+
+def _wire(fields: Any) -> Wire:
+    """The format; only what tells formats apart is decoded."""
+    told = {name: decode(fields[name]) if name in ("model", "tools") else None for name in fields}
+    return wire_of(told)
+
+
+def _role(message: bytes) -> str:
+    try:
+        value = json.loads(message)
+    except (ValueError, RecursionError):
+        return "unknown"
+    role = value.get("role", value.get("type")) if isinstance(value, dict) else None
+    return role if isinstance(role, str) else "unknown"

@@ -1,0 +1,91 @@
+"""/api/count, /api/trim, /api/context: a request body looked at without sending it. Nothing of it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, get_args
+
+import msgspec
+from starlette.requests import Request
+from starlette.routing import Route as Path
+
+from gateway.core import errors
+from gateway.core.counting.measure import Wire
+from gateway.core.ports import SessionKey, Store
+from gateway.core.session import Remembered
+from gateway.dialects.base import Call
+from gateway.inspection import context_json
+from gateway.planning import Asked
+from gateway.server import headers as ours
+from gateway.server.auth import Access
+from gateway.server.body import Disconnected, Lease, MemoryPool, read_body
+from gateway.server.sessions import Rules, session_key, wrapped
+
+#: bodies of such requests that are looked at at once
+_BODIES_AT_ONCE: Final = 4
+_WIRES: Final = get_args(Wire)
+
+
+class ContextApi:
+    """The handlers. `rules` gives those in force."""
+
+    def __init__(self, store: Store, rules: Callable[[], Rules]) -> None:
+        self._store = store
+        self._rules = rules
+        self._memory = MemoryPool(_BODIES_AT_ONCE * rules().max_body)
+
+    def paths(self) -> list[Path]:
+        """The routes."""
+        return [
+            Path("/api/count", wrapped(self._rules, self.count), methods=["POST"]),
+            Path("/api/context", wrapped(self._rules, self.context), methods=["POST"]),
+            Path("/api/trim", wrapped(self._rules, self.trim), methods=["POST"]),
+        ]
+
+    async def count(self, request: Request, access: Access) -> Any:
+        """POST /api/count?items=1&wire=&session=: what a request body weighs."""
+        lease = Lease(self._memory)
+        try:
+            _, asked, remembered = await self._read(request, access, lease)
+            items = request.query_params.get("items") in ("1", "true")
+            return await self._rules().inspector.count(asked, remembered, items=items)
+        finally:
+            lease.release()
+
+    async def context(self, request: Request, access: Access) -> Any:
+        """POST /api/context?wire=&session=: the numbers that an agent hands on to its tools."""
+        lease = Lease(self._memory)
+        try:
+            _, asked, remembered = await self._read(request, access, lease)
+            return await self._rules().inspector.context(asked, remembered)
+        finally:
+            lease.release()
+
+    async def trim(self, request: Request, access: Access) -> Any:
+        """POST /api/trim?explain=1&session=: the body as it would be forwarded, and what was decided."""
+        lease = Lease(self._memory)
+        try:
+            call, asked, remembered = await self._read(request, access, lease)
+            body, plan = await self._rules().inspector.trim(call, asked, remembered)
+            explain = request.query_params.get("explain") in ("1", "true")
+            return {"body": msgspec.Raw(body), "context": context_json(plan.context, explain=explain)}
+        finally:
+            lease.release()
+
+    async def _read(self, request: Request, access: Access, lease: Lease) -> tuple[Call, Asked, Remembered]:
+        rules, headers = self._rules(), request.scope["headers"]
+        wire = request.query_params.get("wire")
+        if wire is not None and wire not in _WIRES:
+            raise errors.InvalidRequest(f'"wire" is one of {", ".join(_WIRES)}.', param="wire")
+        try:
+            body, _ = await read_body(request.receive, headers, rules.max_body, rules.body_timeout_s, lease)
+        except Disconnected:
+            raise errors.InvalidRequest("The request ended before its body did.") from None
+        call, asked = rules.inspector.read(body, wire=wire, wishes=ours.wishes(headers))
+        return call, asked, await self._remembered(request, access)
+
+    async def _remembered(self, request: Request, access: Access) -> Remembered:
+        """Of the session the request is asked for, so that the answer is what would be sent."""
+        name = request.query_params.get("session") or request.headers.get("x-session-id")
+        key: SessionKey | None = session_key(name, access.namespace) if name else None
+        return await self._store.remembered(key) if key is not None else Remembered()

@@ -1,0 +1,160 @@
+"""What reported usage teaches, kept in memory for the next call and written to the store behind the calls.
+
+A lesson that is lost with its process is learned again within a few calls, so nothing here is waited for. Several
+workers add to the same keys: each lesson is a function of what is known, and what comes back is everybody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from gateway.core.counting.calibration import KEPT, residuals_from
+from gateway.core.errors import StoreUnavailable
+from gateway.core.ports import CallRecord, Lesson, Observer, Store
+from gateway.core.usage import Totals
+
+#: keys that are kept in memory; a key is a provider, a model and a kind of request
+_MOST_KEYS: Final = 4096
+#: keys of one write: a few hundred take half a millisecond
+_SLICE: Final = 500
+_WRITE_AFTER_S: Final = 1.0
+_OFFSETS: Final = "offsets\n"
+_SURPRISES: Final = "surprises\n"
+_WINDOW: Final = "window\n"
+
+
+class Learner:
+    """Offsets of estimates by calibration key, and windows by model."""
+
+    def __init__(self, store: Store, write_after_s: float = _WRITE_AFTER_S) -> None:
+        self._store = store
+        self._write_after_s = write_after_s
+        self._known: dict[str, bytes | None] = {}
+        self._new_numbers: dict[str, list[int]] = {}
+        self._new_windows: dict[str, int] = {}
+        self._writing: asyncio.Task[None] | None = None
+
+    async def offsets(self, key: str) -> tuple[int, ...]:
+        """The last residuals (reported less estimated tokens) under a calibration key, the newest last."""
+        return await self._numbers(_OFFSETS + key)
+
+    async def surprises(self, key: str) -> tuple[int, ...]:
+        """The last surprises (reported less expected tokens) under a calibration key, the newest last."""
+        return await self._numbers(_SURPRISES + key)
+
+    async def _numbers(self, key: str) -> tuple[int, ...]:
+        known = residuals_from(_decode(await self._look_up(key)))
+        return (*known, *self._new_numbers.get(key, ()))[-KEPT:]
+
+    async def window(self, provider: str, model: str) -> int | None:
+        """The window that the provider itself named when it refused a request; None where it never did."""
+        name = f"{provider}\n{model}"
+        value = self._new_windows.get(name)
+        return value if value is not None else _window_from(await self._look_up(_WINDOW + name))
+
+    async def _look_up(self, key: str) -> bytes | None:
+        """From memory, else from the store; a store that is away knows nothing."""
+        if key not in self._known:
+            value = None
+            with contextlib.suppress(StoreUnavailable):
+                value = await self._store.learned(key)
+            self._keep(key, value)
+        return self._known[key]
+
+    def _keep(self, key: str, value: bytes | None) -> None:
+        if len(self._known) >= _MOST_KEYS and key not in self._known:
+            del self._known[next(iter(self._known))]
+        self._known[key] = value
+
+    def record(self, call: CallRecord, totals: Totals | None) -> None:
+        """See `Observer.record`: what the provider reported of a call, less what was estimated."""
+        del totals
+        last, surprise = call.last_turn, call.surprise
+        if last is not None:
+            self.report(last.key, last.residual)
+        if last is not None and surprise is not None:
+            self._add(_SURPRISES + last.key, surprise)
+
+    def report(self, key: str, residual: int) -> None:
+        """One more residual."""
+        self._add(_OFFSETS + key, residual)
+
+    def _add(self, key: str, number: int) -> None:
+        if len(self._new_numbers) < _MOST_KEYS or key in self._new_numbers:
+            self._new_numbers[key] = [*self._new_numbers.get(key, ()), number][-KEPT:]
+            self._write_soon()
+
+    def report_window(self, provider: str, model: str, window: int) -> None:
+        """The window that a provider named."""
+        if len(self._new_windows) < _MOST_KEYS:
+            self._new_windows[f"{provider}\n{model}"] = window
+            self._write_soon()
+
+    def _write_soon(self) -> None:
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.get_running_loop().create_task(self._write_later())
+
+    async def _write_later(self) -> None:
+        await asyncio.sleep(self._write_after_s)
+        await self._write()
+
+    async def _write(self) -> None:
+        """Offer what is new; what the store does not take now is offered with the next lessons."""
+        numbers, windows = self._new_numbers, self._new_windows
+        lessons: dict[str, Lesson] = {key: _one_more(new) for key, new in numbers.items()}
+        lessons |= {_WINDOW + name: _said(window) for name, window in windows.items()}
+        if not lessons:
+            return
+        self._new_numbers, self._new_windows = {}, {}
+        now: dict[str, bytes] = {}
+        try:
+            names = list(lessons)
+            for start in range(0, len(names), _SLICE):
+                now |= await self._store.learn({name: lessons[name] for name in names[start : start + _SLICE]})
+        except StoreUnavailable:
+            for key, new in numbers.items():
+                self._new_numbers[key] = [*new, *self._new_numbers.get(key, ())][-KEPT:]
+            self._new_windows = {**windows, **self._new_windows}
+            return
+        for key, value in now.items():
+            self._keep(key, value)
+
+    async def aclose(self) -> None:
+        """Write what is new, once."""
+        if self._writing is not None:
+            self._writing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._writing
+        await self._write()
+
+
+def _one_more(new: list[int]) -> Lesson:
+    def lesson(known: bytes | None) -> bytes:
+        return msgspec.json.encode((*residuals_from(_decode(known)), *new)[-KEPT:])
+
+    return lesson
+
+
+def _said(window: int) -> Lesson:
+    return lambda _: msgspec.json.encode(window)
+
+
+def _decode(value: bytes | None) -> object:
+    if value is None:
+        return None
+    with contextlib.suppress(msgspec.DecodeError):
+        return msgspec.json.decode(value)
+    return None
+
+
+def _window_from(value: bytes | None) -> int | None:
+    window = _decode(value)
+    return window if isinstance(window, int) and not isinstance(window, bool) and window > 0 else None
+
+
+if TYPE_CHECKING:
+    _: type[Observer] = Learner

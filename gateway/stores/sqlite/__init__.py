@@ -1,0 +1,243 @@
+"""The embedded store: one SQLite file (WAL), several workers of one machine.
+
+What is written on the way of a call runs in the loop, in shared transactions (`writer.py`): a commit in WAL mode
+without fsync costs tens of microseconds, less than handing it to a thread. So do the reads of a row or two that every
+call makes. What can wait does not: a locked database raises at once and is tried again by timer until the deadline;
+checkpoints, lists and deletions run in a thread with a connection of their own. `synchronous=NORMAL`: a commit survives
+the end of any process at once, and a power cut from the last checkpoint of the operating system on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+
+from gateway.core.errors import StoreUnavailable
+from gateway.core.ports import CallRecord, Lesson, Page, SessionKey, SessionView, Store
+from gateway.core.session import Change, Remembered, SessionState
+from gateway.core.usage import Totals
+from gateway.stores.cursor import Cursor
+from gateway.stores.sqlite import deletion, rows
+from gateway.stores.sqlite.schema import connect, migrate
+from gateway.stores.sqlite.writer import RETRY_S, Writer
+
+T = TypeVar("T")
+
+logger = logging.getLogger("gateway")
+
+#: commits between two checkpoints; a settlement touches about four pages
+_CHECKPOINT_EVERY: Final = 250
+_CHECKPOINT: Final = "PRAGMA wal_checkpoint({})"
+#: pages (of 4 KiB) of the log from which on commits wait for it to be moved
+_LOG_PAGES: Final = 2048
+#: between two transactions of a deletion, longer than a settlement waits before it tries again
+_DELETE_PAUSE_S: Final = 2.5 * RETRY_S
+#: what such a transaction writes, in commits of settlements
+_DELETE_WEIGHT: Final = 25
+
+
+class SqliteStore:
+    """See the module. Construct it where an event loop runs; `now` gives the time of day."""
+
+    def __init__(self, path: Path, *, timeout_s: float = 0.25, now: Callable[[], float] = time.time) -> None:
+        self._path = path
+        self._now = now
+        self._loop = asyncio.get_running_loop()
+        self._since_checkpoint = 0
+        self._checkpoint: asyncio.Task[None] | None = None
+        self._thread_lock = threading.Lock()
+        self._hot = connect(path, busy_timeout_s=5)
+        migrate(self._hot)
+        self._hot.execute("PRAGMA busy_timeout=0")
+        self._slow = connect(path, busy_timeout_s=timeout_s)
+        self._writer = Writer(self._hot, timeout_s, self._unavailable, lambda: self._committed(1))
+
+    async def settle(self, record: CallRecord) -> Totals:
+        """See `Store.settle`."""
+        encoded = msgspec.json.encode(record)
+        try:
+            return await self._writer.write(lambda db: rows.add(db, record, encoded))
+        except StoreUnavailable:
+            raise
+        except Exception as error:
+            logger.exception("the store cannot take call %s", record.call_id)
+            raise self._unavailable(error) from error
+
+    async def update(self, session: SessionKey, change: Change) -> SessionState:
+        """See `Store.update`."""
+        return await self._writer.write(lambda db: rows.change_state(db, session, change, self._now()))
+
+    async def learn(self, lessons: Mapping[str, Lesson]) -> Mapping[str, bytes]:
+        """See `Store.learn`."""
+        return await self._writer.write(lambda db: rows.add_lessons(db, lessons, self._now()))
+
+    def _committed(self, weight: int) -> None:
+        self._since_checkpoint += weight
+        if self._since_checkpoint >= _CHECKPOINT_EVERY and (self._checkpoint is None or self._checkpoint.done()):
+            self._since_checkpoint = 0
+            self._checkpoint = self._loop.create_task(self._checkpoint_now())
+
+    def _unavailable(self, error: Exception) -> StoreUnavailable:
+        return StoreUnavailable(f"The store {self._path.name} cannot be used: {error}. Try again shortly.")
+
+    async def _checkpoint_now(self) -> None:
+        """Move the log into the database. Beside a steady stream of commits it never catches up: then they wait."""
+        with contextlib.suppress(StoreUnavailable):
+            _, pages, moved = await self._in_thread(lambda db: db.execute(_CHECKPOINT.format("PASSIVE")).fetchone())
+            if pages <= _LOG_PAGES or moved < 0:
+                return
+            with self._writer.paused():
+                await self._in_thread(lambda db: db.execute(_CHECKPOINT.format("RESTART")).fetchone())
+
+    async def _in_thread(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        def locked() -> T:
+            with self._thread_lock:
+                return work(self._slow)
+
+        try:
+            return await asyncio.to_thread(locked)
+        except sqlite3.Error as error:
+            raise self._unavailable(error) from error
+
+    def _at_once(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return work(self._hot)
+        except sqlite3.Error as error:
+            raise self._unavailable(error) from error
+
+    async def totals(self, session: SessionKey) -> Totals:
+        """See `Store.totals`."""
+        return self._at_once(lambda db: rows.read_totals(db, session))
+
+    async def remembered(self, session: SessionKey) -> Remembered:
+        """See `Store.remembered`."""
+        return self._at_once(lambda db: rows.remembered(db, session))
+
+    async def learned(self, key: str) -> bytes | None:
+        """See `Store.learned`."""
+        return self._at_once(lambda db: rows.lesson(db, key))
+
+    async def session(self, session: SessionKey) -> SessionView | None:
+        """See `Store.session`."""
+
+        def read(connection: sqlite3.Connection) -> SessionView | None:
+            query = f"{rows.VIEW} WHERE namespace = ? AND id = ?"
+            row = connection.execute(query, (session.namespace, session.id)).fetchone()
+            return rows.view(row) if row else None
+
+        return await self._in_thread(read)
+
+    async def sessions(self, namespace: str | None, limit: int, cursor: str | None, sort: str) -> Page:
+        """See `Store.sessions`."""
+        after = Cursor.parse(cursor) if cursor else None
+        column = "total_tokens" if sort == "tokens" else "last_call_at"
+
+        def read(connection: sqlite3.Connection) -> list[SessionView]:
+            conditions, values = ["1"], list[object]()
+            if namespace is not None:
+                conditions.append("namespace = ?")
+                values.append(namespace)
+            if after is not None:
+                conditions.append(f"({column}, namespace, id) < (?, ?, ?)")
+                values += after
+            query = (
+                f"{rows.VIEW} WHERE {' AND '.join(conditions)} ORDER BY {column} DESC, namespace DESC, id DESC LIMIT ?"
+            )
+            return [rows.view(row) for row in connection.execute(query, (*values, limit + 1))]
+
+        views = await self._in_thread(read)
+        more = str(Cursor.of(views[limit - 1], sort)) if len(views) > limit else None
+        return Page(views[:limit], more)
+
+    async def calls(self, session: SessionKey, limit: int) -> Sequence[CallRecord]:
+        """See `Store.calls`."""
+        query = "SELECT record FROM calls WHERE namespace = ? AND session_id = ? ORDER BY call_id DESC LIMIT ?"
+        values = (session.namespace, session.id, limit)
+        return await self._in_thread(
+            lambda connection: [rows.record_of(row) for row in connection.execute(query, values)]
+        )
+
+    async def call(self, namespace: str | None, request_id: str) -> CallRecord | None:
+        """See `Store.call`."""
+        condition = "" if namespace is None else " AND namespace = ?"
+        scope = () if namespace is None else (namespace,)
+
+        def read(connection: sqlite3.Connection) -> CallRecord | None:
+            for column in ("call_id", "request_id"):
+                query = f"SELECT record FROM calls WHERE {column} = ?{condition} ORDER BY call_id DESC LIMIT 1"  # noqa: S608
+                row = connection.execute(query, (request_id, *scope)).fetchone()
+                if row:
+                    return rows.record_of(row)
+            return None
+
+        return await self._in_thread(read)
+
+    async def reset(self, session: SessionKey) -> bool:
+        """See `Store.reset`."""
+        zero = ", ".join(f"{name} = 0" for name in rows.SUMS)
+        query = f"UPDATE sessions SET {zero} WHERE namespace = ? AND id = ?"  # noqa: S608  # constants
+        values = (session.namespace, session.id)
+        return await self._in_thread(lambda connection: connection.execute(query, values).rowcount > 0)
+
+    async def delete(self, session: SessionKey) -> bool:
+        """See `Store.delete`."""
+        return await self._delete([(session.namespace, session.id)], None) > 0
+
+    async def expire(self, before: float) -> int:
+        """See `Store.expire`. In pieces, so that a long list never keeps the file locked."""
+        gone = 0
+        while keys := await self._in_thread(lambda db: deletion.old_sessions(db, before)):
+            gone += await self._delete(keys, before)
+        for delete in (deletion.delete_old_calls, deletion.delete_old_states, deletion.delete_old_lessons):
+            while await self._in_thread(lambda db, delete=delete: delete(db, before)):  # type: ignore[misc]
+                await self._let_others_write()
+        return gone
+
+    async def _delete(self, keys: Sequence[tuple[str, str]], before: float | None) -> int:
+        """Delete sessions with all that is theirs; those called last at or after `before` stay. Gives how many went.
+
+        A session goes in the transaction that deletes the last of its calls: nobody ever sees calls without their
+        session, one that is called meanwhile loses that call or keeps it together with its totals, and a deletion
+        that a lock cut short is simply asked for again.
+        """
+        gone = 0
+        while keys:
+            some, keys = await self._in_thread(lambda db, keys=keys: deletion.delete_sessions(db, keys, before))  # type: ignore[misc]
+            gone += some
+            await self._let_others_write()
+        return gone
+
+    async def _let_others_write(self) -> None:
+        self._committed(_DELETE_WEIGHT)
+        await asyncio.sleep(_DELETE_PAUSE_S)
+
+    async def ping(self) -> None:
+        """See `Store.ping`."""
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+
+        await self._in_thread(write)
+
+    async def aclose(self) -> None:
+        """See `Store.aclose`. What is still waiting to be written is written."""
+        if self._checkpoint is not None:
+            await self._checkpoint
+        await self._writer.drain()
+        with self._thread_lock:
+            self._slow.close()
+        self._hot.close()
+
+
+if TYPE_CHECKING:
+    _: type[Store] = SqliteStore

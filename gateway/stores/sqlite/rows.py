@@ -1,0 +1,162 @@
+"""What the columns hold: totals, records, states and lessons, read and written inside whatever transaction there is."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+
+from gateway.core.counting.calibration import LastTurn
+from gateway.core.ports import CallRecord, Lesson, SessionKey, SessionView
+from gateway.core.session import Change, Remembered, SessionState
+from gateway.core.usage import MAX_TOKENS, Charge, Totals
+
+#: the fields of `Totals`, in their order
+SUMS: Final = (
+    "calls", "input_tokens", "output_tokens", "total_tokens", "cache_read_tokens", "cache_write_tokens",
+    "reasoning_tokens", "estimated_tokens", "estimated_calls", "unpriced_calls", "trimmed_calls", "saved_tokens",
+    "cost_pico_usd",
+)  # fmt: skip
+#: a sum stops here, and an addend one step before: their sum still fits SQLite's 64 bits and never turns negative
+_MAX_SUM: Final = 2**62
+_SUM_LIST: Final = ", ".join(SUMS)
+_INSERT_CALL: Final = "INSERT OR IGNORE INTO calls VALUES (?, ?, ?, ?, ?)"
+_ADD: Final = (
+    "INSERT INTO sessions "  # noqa: S608  # constants
+    f"(namespace, id, derived, created_at, last_call_at, last_key, last_residual, {_SUM_LIST}) "
+    f"VALUES ({', '.join('?' * (7 + len(SUMS)))}) ON CONFLICT DO UPDATE SET "
+    "last_call_at = max(last_call_at, excluded.last_call_at), "
+    "last_key = coalesce(excluded.last_key, last_key), "
+    "last_residual = coalesce(excluded.last_residual, last_residual), "
+    + ", ".join(f"{name} = min({name} + excluded.{name}, {_MAX_SUM})" for name in SUMS)
+    + f" RETURNING {_SUM_LIST}"
+)
+_TOTALS: Final = f"SELECT {_SUM_LIST} FROM sessions WHERE namespace = ? AND id = ?"  # noqa: S608  # constants
+#: what `view` reads
+VIEW: Final = f"SELECT namespace, id, derived, created_at, last_call_at, {_SUM_LIST} FROM sessions"  # noqa: S608
+#: either row may be missing: a state may come before its session, and most sessions have none
+_REMEMBERED: Final = (
+    "SELECT value, last_key, last_residual FROM (SELECT ? AS namespace, ? AS id) "
+    "LEFT JOIN states USING (namespace, id) LEFT JOIN sessions USING (namespace, id)"
+)
+_STATE: Final = "SELECT value FROM states WHERE namespace = ? AND id = ?"
+_KEEP_STATE: Final = "INSERT OR REPLACE INTO states (namespace, id, changed_at, value) VALUES (?, ?, ?, ?)"
+_LESSON: Final = "SELECT value FROM lessons WHERE key = ?"
+_KEEP_LESSON: Final = "INSERT OR REPLACE INTO lessons (key, changed_at, value) VALUES (?, ?, ?)"
+_PICO: Final = Decimal(10) ** 12
+_RECORDS: Final = msgspec.json.Decoder(CallRecord)
+_STATES: Final = msgspec.json.Decoder(SessionState)
+#: states that stay decoded; one that was trimmed a few hundred times takes 0.1 ms to read
+_DECODED: Final = 256
+
+
+def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> Totals:
+    """Write a record and add its charge to its session, unless it was written before; the totals after it."""
+    key, charge = record.session, record.charge
+    namespace, session_id = (key.namespace, key.id) if key else (None, None)
+    request_id = record.request_id if record.request_id != record.call_id else None
+    inserted = connection.execute(_INSERT_CALL, (record.call_id, request_id, namespace, session_id, encoded))
+    if key is None:
+        return Totals()
+    if inserted.rowcount == 0 or charge is None:
+        return read_totals(connection, key)
+    last = record.last_turn
+    values = (
+        key.namespace,
+        key.id,
+        record.derived_session,
+        record.started_at,
+        record.started_at + record.duration_s,
+        last.key if last else None,
+        max(-MAX_TOKENS, min(last.residual, MAX_TOKENS)) if last else None,
+        *_sums(charge, record.context.saved_tokens if record.context else 0),
+    )
+    return _totals(connection.execute(_ADD, values).fetchone())
+
+
+def read_totals(connection: sqlite3.Connection, key: SessionKey) -> Totals:
+    """A session's totals; zero for an unknown one."""
+    row = connection.execute(_TOTALS, (key.namespace, key.id)).fetchone()
+    return _totals(row) if row else Totals()
+
+
+def remembered(connection: sqlite3.Connection, key: SessionKey) -> Remembered:
+    """See `Store.remembered`."""
+    value, last_key, residual = connection.execute(_REMEMBERED, (key.namespace, key.id)).fetchone()
+    last = LastTurn(last_key, residual) if isinstance(last_key, str) and isinstance(residual, int) else None
+    return Remembered(_state(value), last)
+
+
+def change_state(connection: sqlite3.Connection, key: SessionKey, change: Change, now: float) -> SessionState:
+    """Apply `change` to a session's state; the state after it."""
+    row = connection.execute(_STATE, (key.namespace, key.id)).fetchone()
+    state = change(_state(row[0] if row else None))
+    connection.execute(_KEEP_STATE, (key.namespace, key.id, now, msgspec.json.encode(state)))
+    return state
+
+
+def lesson(connection: sqlite3.Connection, key: str) -> bytes | None:
+    """What was learned under a key."""
+    row = connection.execute(_LESSON, (key,)).fetchone()
+    return row[0] if row and isinstance(row[0], bytes) else None
+
+
+def add_lessons(connection: sqlite3.Connection, lessons: Mapping[str, Lesson], now: float) -> dict[str, bytes]:
+    """Apply each lesson to what was learned under its key; what is known after it."""
+    known = {key: add_to(lesson(connection, key)) for key, add_to in lessons.items()}
+    connection.executemany(_KEEP_LESSON, ((key, now, value) for key, value in known.items()))
+    return known
+
+
+def view(row: Sequence[Any]) -> SessionView:
+    """A session as `VIEW` reads it."""
+    namespace, session_id, derived, created_at, last_call_at = row[:5]
+    return SessionView(SessionKey(namespace, session_id), created_at, last_call_at, _totals(row[5:]), bool(derived))
+
+
+def record_of(row: tuple[bytes]) -> CallRecord:
+    """A call as it was written."""
+    return _RECORDS.decode(row[0])
+
+
+def _sums(charge: Charge, saved_tokens: int) -> tuple[int, ...]:
+    usage = charge.usage
+    sums = (
+        1,
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.total_tokens,
+        usage.cache_read_tokens,
+        usage.cache_write_tokens,
+        usage.reasoning_tokens,
+        charge.estimated_tokens,
+        int(charge.source != "provider"),
+        int(charge.cost_usd is None),
+        int(saved_tokens > 0),
+        saved_tokens,
+        int((charge.cost_usd or 0) * _PICO),
+    )
+    return tuple(min(value, _MAX_SUM) for value in sums)
+
+
+def _totals(row: Sequence[int]) -> Totals:
+    *counts, cost_pico_usd = row
+    return Totals(*counts, cost_usd=cost_pico_usd / _PICO)  # type: ignore[misc, arg-type]  # as many columns as fields
+
+
+def _state(value: object) -> SessionState:
+    """What is no state of ours is none: the session's next request is looked at as if it were its first."""
+    try:
+        return _decoded(value) if isinstance(value, bytes) else SessionState()
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return SessionState()
+
+
+@lru_cache(_DECODED)
+def _decoded(value: bytes) -> SessionState:
+    """The value has just been read, so nothing here is older than the file."""
+    return _STATES.decode(value)

@@ -1,0 +1,104 @@
+"""The file: how it is opened, how it is known to be ours, and how it comes from any older format to the newest."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from gateway.core.errors import StoreUnavailable
+
+#: each entry takes the file from the version of its index to the next; entries are never changed once released
+MIGRATIONS: Final = (
+    """
+    CREATE TABLE sessions (
+        namespace TEXT NOT NULL, id TEXT NOT NULL, derived INTEGER NOT NULL,
+        created_at REAL NOT NULL, last_call_at REAL NOT NULL,
+        calls INTEGER NOT NULL, input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL,
+        total_tokens INTEGER NOT NULL, cache_read_tokens INTEGER NOT NULL, cache_write_tokens INTEGER NOT NULL,
+        reasoning_tokens INTEGER NOT NULL, estimated_tokens INTEGER NOT NULL, estimated_calls INTEGER NOT NULL,
+        unpriced_calls INTEGER NOT NULL, cost_pico_usd INTEGER NOT NULL,
+        PRIMARY KEY (namespace, id)
+    ) WITHOUT ROWID;
+    CREATE TABLE calls (
+        call_id TEXT PRIMARY KEY, request_id TEXT, namespace TEXT, session_id TEXT, record BLOB NOT NULL
+    ) WITHOUT ROWID;
+    CREATE INDEX calls_of_session ON calls (namespace, session_id, call_id);
+    CREATE INDEX calls_by_request ON calls (request_id) WHERE request_id IS NOT NULL;
+    """,
+    # The time stands before the value: past a long value it could only be read by following the value's pages.
+    """
+    ALTER TABLE sessions ADD COLUMN trimmed_calls INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE sessions ADD COLUMN saved_tokens INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE sessions ADD COLUMN last_key TEXT;
+    ALTER TABLE sessions ADD COLUMN last_residual INTEGER;
+    CREATE TABLE states (
+        namespace TEXT NOT NULL, id TEXT NOT NULL, changed_at REAL NOT NULL, value BLOB NOT NULL,
+        PRIMARY KEY (namespace, id)
+    ) WITHOUT ROWID;
+    CREATE TABLE lessons (key TEXT PRIMARY KEY, changed_at REAL NOT NULL, value BLOB NOT NULL) WITHOUT ROWID;
+    """,
+)
+
+#: marks a file as ours ("GATE")
+_APPLICATION_ID: Final = 0x47415445
+
+
+def connect(path: Path, *, busy_timeout_s: float) -> sqlite3.Connection:
+    """Open the file, and make it where there is none."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not path.exists():
+            path.touch(mode=0o600)
+        connection = sqlite3.connect(path, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("PRAGMA wal_autocheckpoint=0")
+    except (sqlite3.Error, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise StoreUnavailable(
+            f"The store {path} cannot be opened: {reason}. Name another file in store.url."
+        ) from error
+    return connection
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Bring the file to the newest format, in one transaction."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        _migrate_within(connection)
+        connection.execute("COMMIT")
+    except BaseException as error:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        if not isinstance(error, sqlite3.Error):
+            raise
+        raise StoreUnavailable(
+            f"The database cannot be brought to format {len(MIGRATIONS)}: {error}. "
+            "Look whether another program holds it, or name another file in store.url."
+        ) from error
+
+
+def _migrate_within(connection: sqlite3.Connection) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    owner = connection.execute("PRAGMA application_id").fetchone()[0]
+    tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if tables and owner != _APPLICATION_ID:
+        raise StoreUnavailable("The database was made by another program. Name another file in store.url.")
+    if version > len(MIGRATIONS):
+        raise StoreUnavailable(
+            f"The database has format {version}, this gateway knows formats up to {len(MIGRATIONS)}. "
+            "It was written by a newer version: install that one, or name another file in store.url."
+        )
+    for script in MIGRATIONS[version:]:
+        for statement in _statements(script):
+            connection.execute(statement)
+    connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
+
+
+def _statements(script: str) -> Iterator[str]:
+    """`executescript` would commit the transaction that keeps two starting workers apart."""
+    return (statement for statement in map(str.strip, script.split(";")) if statement)

@@ -1,0 +1,145 @@
+"""Group commit: what is to be written in one turn of the event loop shares one transaction, which runs in the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from gateway.core.errors import StoreUnavailable
+
+T = TypeVar("T")
+
+#: after which a locked database is tried again
+RETRY_S: Final = 0.002
+_BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+
+Work = Callable[[sqlite3.Connection], T]
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """Something on its way into a transaction."""
+
+    work: Work[Any]
+    done: asyncio.Future[Any]
+    deadline: float
+
+
+class Writer:
+    """Writes over one connection that does not wait for locks.
+
+    Args:
+        connection: used in the loop only.
+        timeout_s: how long a locked database is tried again.
+        fault: what callers are told where SQLite raised this.
+        committed: called after each transaction.
+    """
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        timeout_s: float,
+        fault: Callable[[Exception], StoreUnavailable],
+        committed: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self._timeout_s = timeout_s
+        self._fault = fault
+        self._committed = committed
+        self._loop = asyncio.get_running_loop()
+        self._pending: list[_Pending] = []
+        self._flush_handle: asyncio.Handle | None = None
+        self._paused = False
+
+    async def write(self, work: Work[T]) -> T:
+        """What `work` gave in a transaction that was committed. It may run more than once, and has effect once.
+
+        Raises:
+            StoreUnavailable: nothing was written, or it is not known whether.
+            Exception: what `work` itself raised; nothing of it was written.
+        """
+        done: asyncio.Future[T] = self._loop.create_future()
+        self._pending.append(_Pending(work, done, self._loop.time() + self._timeout_s))
+        self._schedule(0)
+        return await done
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let nothing begin meanwhile."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+            if self._pending:
+                self._schedule(0)
+
+    async def drain(self) -> None:
+        """Write what is waiting, or give it up at its deadline."""
+        while self._pending:
+            if self._flush_handle is not None:
+                self._flush_handle.cancel()
+            self._flush()
+            await asyncio.sleep(RETRY_S)
+
+    def _schedule(self, delay_s: float) -> None:
+        if self._flush_handle is None and not self._paused:
+            call = self._loop.call_later(delay_s, self._flush) if delay_s else self._loop.call_soon(self._flush)
+            self._flush_handle = call
+
+    def _flush(self) -> None:
+        self._flush_handle = None
+        batch, self._pending = self._pending, []
+        self._flush_batch(batch)
+
+    def _flush_batch(self, batch: list[_Pending]) -> None:
+        try:
+            results = self._transact(batch)
+        except sqlite3.Error as error:
+            self._failed(batch, error)
+            return
+        except Exception as error:  # noqa: BLE001  # raised by one of them, and given to it
+            self._refused(batch, error)
+            return
+        for pending, result in zip(batch, results, strict=True):
+            if not pending.done.done():
+                pending.done.set_result(result)
+        self._committed()
+
+    def _transact(self, batch: list[_Pending]) -> list[Any]:
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            results = [pending.work(connection) for pending in batch]
+            connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise
+        return results
+
+    def _failed(self, batch: list[_Pending], error: sqlite3.Error) -> None:
+        now = self._loop.time()
+        busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in _BUSY
+        waiting = []
+        for pending in batch:
+            if busy and pending.deadline > now:
+                waiting.append(pending)
+            elif not pending.done.done():
+                pending.done.set_exception(self._fault(error))
+        if waiting:
+            self._pending = waiting + self._pending
+            self._schedule(RETRY_S)
+
+    def _refused(self, batch: list[_Pending], error: Exception) -> None:
+        """One of them fails by itself: it hears of it, and no other of its transaction does."""
+        if len(batch) > 1:
+            for pending in batch:
+                self._flush_batch([pending])
+            return
+        if not batch[0].done.done():
+            batch[0].done.set_exception(error)

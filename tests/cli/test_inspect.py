@@ -1,0 +1,129 @@
+"""`gateway count` and `gateway trim`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.commands import Commands
+from tests.support.conversations import TOOLS, agent
+
+
+@pytest.fixture
+def body(tmp_path: Path) -> Path:
+    path = tmp_path / "body.json"
+    path.write_text(json.dumps({"model": "gpt-4o", "messages": agent(12), "tools": TOOLS}))
+    return path
+
+
+def test_count_says_what_a_body_weighs_and_how_it_was_counted(gateway_command: Commands, body: Path) -> None:
+    done = gateway_command("count", body)
+    assert done.code == 0
+    assert [line.split()[0] for line in done.lines[1:]] == ["total", "conversation", "tool", "tool", "context"]
+    assert "counted with tiktoken:o200k_base" in done.err
+
+
+def test_count_as_json_has_every_item(gateway_command: Commands, body: Path) -> None:
+    found = json.loads(gateway_command("count", body, "--json", "--items").out)
+    assert len(found["items"]) == 26
+    assert found["tool_results"] == 12
+
+
+def test_count_for_another_model(gateway_command: Commands, body: Path) -> None:
+    found = json.loads(gateway_command("count", body, "-m", "claude-sonnet-4-5", "--json").out)
+    assert (found["model"], found["provider"]) == ("claude-sonnet-4-5", "anthropic")
+
+
+def test_count_says_that_text_is_exact(gateway_command: Commands, tmp_path: Path) -> None:
+    path = tmp_path / "hello.json"
+    path.write_text(json.dumps({"model": "gpt-4o", "messages": [{"role": "user", "content": "hello world"}]}))
+    done = gateway_command("count", path, "--items")
+    assert "exact" in done.out
+    assert done.lines[-1].split() == ["0", "user", "6"]
+
+
+def test_a_body_is_read_from_stdin(gateway_command: Commands, body: Path) -> None:
+    done = gateway_command.process("count", "-", "--json", stdin=body.read_text())
+    assert json.loads(done.out)["tool_results"] == 12
+
+
+def test_trim_prints_the_body_as_it_would_be_forwarded(gateway_command: Commands, body: Path) -> None:
+    done = gateway_command("trim", body, "--budget", "2500")
+    came, sent = json.loads(body.read_text()), json.loads(done.out)
+    assert sent["tools"] == came["tools"]
+    assert sent["messages"][-1] == came["messages"][-1]
+    assert len(json.dumps(sent)) < len(json.dumps(came)) / 2
+    assert "of 2,500" in done.err
+
+
+def test_trim_explains_each_message(gateway_command: Commands, body: Path) -> None:
+    done = gateway_command("trim", body, "--budget", "2500", "--explain")
+    rows = [line.split() for line in done.lines[1:]]
+    assert [row[0] for row in rows] == [str(index) for index in range(26)]
+    assert {row[-1] for row in rows} <= {"pinned", "kept", "condense", "drop", "dedupe", "recall"}
+    assert rows[0][-1] == "pinned"
+
+
+def test_trim_writes_the_body_to_a_file(gateway_command: Commands, body: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    done = gateway_command("trim", body, "--budget", "2500", "-o", out)
+    assert done.out == ""
+    assert json.loads(out.read_text())["model"] == "gpt-4o"
+
+
+def test_trim_leaves_what_fits_byte_for_byte(gateway_command: Commands, body: Path) -> None:
+    done = gateway_command.process("trim", str(body))
+    assert done.out == body.read_text() + "\n"
+    assert "nothing changed" in done.err
+
+
+def test_trim_says_what_cannot_be_fitted(gateway_command: Commands, body: Path) -> None:
+    done = gateway_command("trim", body, "--budget", "50")
+    assert done.code == 1
+    assert "messages[" in done.err
+
+
+@pytest.mark.parametrize("command", ["count", "trim"])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [("", "JSON"), ("[1]", "object"), ('{"messages": []}', "model"), ('{"model": "gpt-4o"}', "messages")],
+)
+def test_what_is_no_request_is_said(
+    gateway_command: Commands, tmp_path: Path, command: str, content: str, says: str
+) -> None:
+    path = tmp_path / "odd.json"
+    path.write_text(content)
+    done = gateway_command(command, path)
+    assert done.code == 1
+    assert says in done.err
+
+
+def test_a_file_that_is_not_there_is_named(gateway_command: Commands) -> None:
+    done = gateway_command("count", "nowhere.json")
+    assert (done.code, "nowhere.json" in done.err) == (1, True)
+
+
+def test_an_unknown_format_is_refused(gateway_command: Commands, body: Path) -> None:
+    assert gateway_command("count", body, "--wire", "soap").code == 2
+
+
+def test_a_users_own_counter_is_used_and_a_broken_one_is_named(
+    gateway_command: Commands, body: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "class Ones:\n    name = 'ones'\n    def count(self, text):\n        return 1\n"
+    (tmp_path / "my_counter.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def with_tokenizer(name: str) -> Path:
+        rows: Any = [{"match": "gpt-4o", "provider": "openai", "tokenizer": name}]
+        path = tmp_path / "own.yaml"
+        path.write_text(json.dumps({"models": rows}))
+        return path
+
+    found = json.loads(gateway_command("count", body, "--json", "-c", with_tokenizer("my_counter:Ones")).out)
+    assert found["counter"] == "ones"
+    broken = gateway_command("check", "-c", with_tokenizer("my_counter:Twos"))
+    assert (broken.code, "models.0.tokenizer" in broken.out) == (3, True)

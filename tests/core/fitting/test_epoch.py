@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.core.conversation import Conversation
+from gateway.core.fitting.draft import DROP, KEEP, Draft, Same
+from gateway.core.fitting.epoch import Epoch, Plan, spans_of
+from gateway.core.fitting.reader import Reader, weigher
+
+
+def draft_with(*decisions: Any, recalls: Any = None, rules: Any = None) -> Draft:
+    messages = [{"role": "user", "content": "x"} for _ in decisions]
+    draft = Draft.untouched(Conversation.of_messages(messages), Reader(weigher(len)))
+    return replace(draft, decisions=decisions, recalls=recalls or {}, rules=rules or {})
+
+
+def test_an_epoch_survives_json_and_says_what_was_decided() -> None:
+    decisions = (KEEP, KEEP, DROP, (0, 1, 2, 7), (), Same(3), Same(3), (4,), KEEP)
+    rules = {3: "condense", 4: "shorten", 7: "mine"}
+    recalls = {8: ((2, (0, 4)), (3, (1,)))}
+    epoch = Epoch.of("ab", draft_with(*decisions, recalls=recalls, rules=rules))
+    assert epoch.plan == "k2 d1 c0-2,7 s =3 =3 mine:4 k1 8<2:0,4;3:1"
+    again = Epoch.from_json(json.loads(json.dumps(epoch.to_json())))
+    assert again == epoch
+    assert again.read() == Plan(decisions, recalls, rules)
+
+
+def test_an_epoch_is_small() -> None:
+    epoch = Epoch.of(
+        "ab",
+        draft_with(*[KEEP] * 100, *[DROP] * 200, *[tuple(range(50))] * 20, rules=dict.fromkeys(range(400), "condense")),
+    )
+    assert len(json.dumps(epoch.to_json())) < 250
+
+
+@pytest.mark.parametrize(
+    "value", [None, 7, [], {}, {"v": 1}, {"v": 2}, {"v": 2, "prefix": "x", "size": "1", "plan": "k1"}]
+)
+def test_what_is_no_epoch_is_none(value: Any) -> None:
+    assert Epoch.from_json(value) is None
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "",
+        "k1",
+        "k3",
+        "k2 k2 k2",
+        "k0 k2",
+        "k-1",
+        "kx",
+        "z1 k1",
+        "c- k1",
+        "ca-b k1",
+        "=x k1",
+        "k2 1<x",
+        "c0-90000000 k1",
+        "c0-900000 c0-900000",
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_refused(plan: str) -> None:
+    with pytest.raises(ValueError):
+        Epoch("x", 2, plan).read()
+
+
+@pytest.mark.parametrize(("numbers", "spans"), [((), ""), ((0,), "0"), ((0, 1, 2, 5, 7, 8), "0-2,5,7-8")])
+def test_spans_come_back_as_the_numbers_they_were(numbers: tuple[int, ...], spans: str) -> None:
+    assert spans_of(numbers) == spans
+    assert Epoch("x", 1, f"c{spans}").read().decisions == (numbers,)

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gateway.core.conversation import Conversation
+from gateway.core.fitting.draft import DROP, KEEP, Draft, Same
+from gateway.core.fitting.epoch import Epoch
+from gateway.core.fitting.epochs import FitPolicy, fit
+from gateway.core.fitting.overlap import overlap
+from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.strategies import Dedupe, Drop
+
+
+def row(number: int) -> dict[str, Any]:
+    return {"doc_id": f"D{number}", "title": f"title of document {number}", "text": f"word{number} " * 12}
+
+
+def rows(*numbers: int) -> str:
+    return json.dumps({"total": len(numbers), "results": [row(number) for number in numbers]})
+
+
+def messages(*contents: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [{"role": "user", "content": "go"}]
+    for number, content in enumerate(contents):
+        call = {"id": f"c{number}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        found.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        found.append({"role": "tool", "tool_call_id": f"c{number}", "content": content})
+    return [*found, {"role": "user", "content": "on"}]
+
+
+def session(*contents: Any) -> Draft:
+    return Draft.untouched(Conversation.of_messages(messages(*contents)), Reader(weigher(len)))
+
+
+def changes(draft: Draft) -> dict[int, Any]:
+    return {i: decision for i, decision in enumerate(draft.decisions) if decision != KEEP}
+
+
+def test_rows_that_were_found_before_are_left_out() -> None:
+    done = overlap(session(rows(1, 2, 3), rows(4, 2, 5, 3)))
+    assert changes(done) == {4: Same(2, (1, 3))}
+    shown = json.loads(json.loads(done.made(4).raw or b"")["content"])
+    assert shown == {"total": 4, "results": [row(4), "[2 items as in the result of c0]", row(5)]}
+    assert done.total() < session(rows(1, 2, 3), rows(4, 2, 5, 3)).total()
+
+
+def test_paragraphs_that_were_read_before_are_left_out() -> None:
+    long = "the same paragraph " * 15
+    done = overlap(session(f"first\n\n{long}\n\nend", f"second\n\n{long}"))
+    assert json.loads(done.made(4).raw or b"")["content"] == "second\n\n[1 paragraph as in the result of c0]"
+
+
+def test_a_row_of_the_same_id_that_says_something_else_stays() -> None:
+    other = json.dumps([{**row(number), "text": "changed " * 20} for number in (1, 2)])
+    assert changes(overlap(session(rows(1, 2), other))) == {}
+
+
+def test_what_is_short_or_stands_nowhere_whole_stays() -> None:
+    numbers = json.dumps(list(range(200)))
+    image = [{"type": "image_url", "image_url": {"url": "x" * 500}}]
+    draft = session(numbers, numbers + " ", rows(1), rows(1, 2), image, image)
+    assert overlap(draft) is draft
+    cut = session(rows(1, 2, 3), rows(2, 3)).having({2: (0,)})
+    assert overlap(cut) is cut
+
+
+def test_the_source_is_the_result_that_shares_most_and_no_result_that_was_cut_itself() -> None:
+    done = overlap(session(rows(1), rows(2, 3, 4), rows(1, 2, 3, 5), rows(5, 3, 4)))
+    assert changes(done) == {6: Same(4, (1, 2)), 8: Same(4, (1, 2))}
+
+
+def test_what_is_frozen_is_a_source_and_is_not_changed() -> None:
+    done = overlap(session(rows(1, 2), rows(1, 2, 3), rows(1, 2, 4)).reopened(5))
+    assert changes(done) == {6: Same(2, (0, 1))}
+
+
+def test_where_the_source_is_left_out_the_rows_come_back() -> None:
+    draft = overlap(session(rows(1, 2, 3), rows(4, 2, 3), "short"))
+    done = Drop().apply(draft, draft.total() - 10)
+    assert changes(done) == {1: DROP, 2: DROP}
+    tight = Drop().apply(draft, 300)
+    assert changes(tight) == {1: DROP, 2: DROP, 3: DROP, 4: DROP}
+    assert tight.total() <= 300
+
+
+def test_it_is_told_as_dedupe_and_an_epoch_holds_it() -> None:
+    conversation = Conversation.of_messages(messages(rows(1, 2, 3), rows(4, 2, 3), rows(1, 2, 3)))
+    reader, policy = Reader(weigher(len)), FitPolicy(strategies=(Dedupe(), Drop()), low_water=1.0)
+    limit = sum(reader.weights(conversation)) - 20
+    first = fit(conversation, limit, reader, policy=policy)
+    assert first.actions == {"dedupe": 2}
+    assert first.epoch is not None
+    assert first.epoch.plan == "k4 =2/1-2 k1 =2 k1"
+    again = fit(conversation, limit, Reader(weigher(len)), epoch=first.epoch, policy=policy)
+    assert (again.messages, again.epoch) == (first.messages, first.epoch)
+    wrong = Epoch(first.epoch.prefix, first.epoch.size, "k4 =2/1-9 k1 =2 k1")
+    assert fit(conversation, limit, Reader(weigher(len)), epoch=wrong, policy=policy).messages == first.messages

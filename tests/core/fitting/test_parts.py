@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.core.fitting.parts import apart, without
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ("[1, {}]", [1, {}]),
+        ('{"total": 2, "tags": [1], "rows": [1, 2]}', [1, 2]),
+        ('{"total": 2}', ['{"total": 2}']),
+        ("one\n\ntwo\nthree", ["one", "two\nthree"]),
+        ("[broken", ["[broken"]),
+        (None, [""]),
+        ([{"type": "text", "text": "a"}], [""]),
+    ],
+)
+def test_a_content_falls_into_parts(content: Any, parts: list[Any]) -> None:
+    assert apart(content)[0] == parts
+
+
+def test_the_mark_stands_where_the_first_part_stood_and_json_stays_json() -> None:
+    assert json.loads(without("[1, 2, 3, 4]", (1, 3), "c0")) == [1, "[2 items as in the result of c0]", 3]
+    shown = json.loads(without('{"n": 1, "rows": [{"a": "é"}, 2]}', (0,), "c0"))
+    assert shown == {"n": 1, "rows": ["[1 item as in the result of c0]", 2]}
+    assert without("a\n\nb\n\nc", (1, 2), "c0") == "a\n\n[2 paragraphs as in the result of c0]"
+
+
+@pytest.mark.parametrize("gone", [(), (2,), (0, 9)])
+def test_parts_that_are_not_there_are_refused(gone: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError):
+        without("[1, 2]", gone, "c0")

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gateway.core.conversation import Conversation
+from gateway.core.fitting.draft import DROP, KEEP, Decision, Draft, Same
+from gateway.core.fitting.epoch import Epoch
+from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.receipt import Fate, Fitted, Sent, rule_of
+
+TEXT = "a line of text that is long enough to be a block of its own\n"
+
+
+@pytest.mark.parametrize(
+    ("decision", "rule"), [(DROP, "drop"), (Same(1), "dedupe"), ((0,), "condense"), ((), "condense"), (KEEP, "recall")]
+)
+def test_the_rule_tells_what_was_done(decision: Decision, rule: str) -> None:
+    assert rule_of(decision, "condense") == rule
+
+
+def draft() -> Draft:
+    messages = [{"role": role, "content": TEXT * 9} for role in ("user", "assistant", "assistant", "user")]
+    return Draft.untouched(Conversation.of_messages(messages), Reader(weigher(len)))
+
+
+def test_what_was_sent_holds_what_was_made_and_nothing_that_was_kept() -> None:
+    before = draft()
+    done = before.having({0: (0,), 1: DROP}).ruled(before, "shorten")
+    sent = Sent.of(replace(done, recalls={3: ((1, (2,)),)}))
+    assert list(sent.made) == [0, 1, 3]
+    assert sent.actions == {"shorten": 1, "drop": 1, "recall": 1}
+    assert sent.saved == before.total() - replace(done, recalls=sent.recalls).total()
+    assert sent.size_bytes > sum(len(made.raw or b"") for made in sent.made.values())
+
+
+def test_the_receipt_tells_each_fate_and_its_sums() -> None:
+    before = draft()
+    done = before.having({0: (0,), 1: DROP}).ruled(before, "shorten")
+    sent = Sent.of(replace(done, recalls={3: ((1, (2,)),)}))
+    epoch = Epoch.of("x", done)
+    fitted = Fitted.having(
+        before.conversation, before.came, before.total(), sent=sent, epoch=epoch, applied=("shorten",)
+    )
+    assert [fate.rule for fate in fitted.fates] == ["shorten", "drop", "kept", "recall"]
+    assert fitted.fates[2] == Fate("assistant", before.came[2], before.came[2], "kept")
+    assert sum(fate.tokens_after for fate in fitted.fates) == fitted.tokens == sum(weigher(len)(fitted.messages))
+    assert (fitted.dropped, fitted.cut, fitted.recalled) == (1, 1, 1)
+    assert len(fitted.keys) == len(fitted.messages) == 3
+    assert fitted.keys == Conversation.of(fitted.messages).keys
+
+
+def test_what_fits_has_no_epoch_and_no_actions() -> None:
+    before = draft()
+    fitted = Fitted.untouched(before.conversation, before.came, before.total())
+    assert fitted.messages == before.conversation.messages
+    assert (fitted.changed, fitted.epoch, fitted.actions) == (False, None, {})
+    assert [fate.rule for fate in fitted.fates] == ["kept", "kept", "kept", "pinned"]

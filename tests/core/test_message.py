@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.core.message import DEEPEST, UNKNOWN, decode, encode, keys_of, read, sketch, text_of, text_parts
+
+MARK = b'"cache_control":{"type":"ephemeral","ttl":"1h"}'
+
+
+def key(raw: bytes) -> bytes:
+    return keys_of([raw])[0][0]
+
+
+@pytest.mark.parametrize(
+    "marked",
+    [
+        b'{"role":"user","content":"a",' + MARK + b"}",
+        b'{"role":"user",' + MARK + b',"content":"a"}',
+        b"{" + MARK + b',"role":"user","content":"a"}',
+        b'{"role":"user","content":"a" , ' + MARK.replace(b":", b" : ") + b"}",
+        b'{"role":"user","content":"a","cache_control":{}}',
+    ],
+)
+def test_a_cache_mark_does_not_change_the_key(marked: bytes) -> None:
+    plain = b'{"role":"user","content":"a"}'
+    assert key(marked) in (key(plain), key(plain.replace(b"}", b" }")))
+    assert keys_of([plain, marked])[1] == {1}
+
+
+def test_a_message_that_is_a_mark_only_has_the_key_of_an_empty_one() -> None:
+    assert key(b"{" + MARK + b"}") == key(b"{}")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        # said in a text, not set
+        (encode({"content": 'a,"cache_control":{"a":1}'}), encode({"content": "a"})),
+        (encode({"content": '{"cache_control":{"a":1},'}), encode({"content": "{"})),
+        (encode({'a,"cache_control': {}, "b": 1}), encode({"a": {}, "b": 1})),
+        # not flat
+        (b'{"a":1,"cache_control":{"b":{"c":1}}}', b'{"a":1}'),
+        (b'{"a":1,"cache_control":null}', b'{"a":1}'),
+        (b'{"a":1,"cache_control":{"b":"}"},"c":1}', b'{"a":1,"c":1}'),
+    ],
+)
+def test_what_only_looks_like_a_mark_counts(one: bytes, other: bytes) -> None:
+    assert key(one) != key(other)
+    assert keys_of([one])[1] == frozenset()
+
+
+@given(
+    st.recursive(
+        st.text(st.sampled_from('a,:{}"\\'), max_size=8) | st.integers(),
+        lambda inner: (
+            st.dictionaries(st.sampled_from(["cache_control", "a", 'a,"cache_control"']), inner, max_size=3)
+            | st.lists(inner, max_size=3)
+        ),
+    )
+)
+@settings(max_examples=300, deadline=None)
+def test_without_its_marks_a_message_is_still_json_and_nothing_else_is_lost(value: Any) -> None:
+    def unmarked(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: unmarked(v) for k, v in value.items() if k != "cache_control"}
+        return [unmarked(inner) for inner in value] if isinstance(value, list) else value
+
+    raw = json.dumps(value).encode()
+    if keys_of([raw])[1]:
+        assert raw != json.dumps(unmarked(value)).encode()
+    if unmarked(value) == value:
+        assert keys_of([raw])[1] == frozenset()
+
+
+DEEP = b"[" * (DEEPEST + 5) + b"]" * (DEEPEST + 5)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"role":"user","content":"a","content":"b"}',
+        b'{"role":"user","content":"a","x":NaN}',
+        b'{"role":"user","content":"a","x":-Infinity}',
+        b'{"role":"user","content":"a","x":1e999}',
+        b'{"role":"user","content":"a","x":' + b"7" * 5000 + b"}",
+        b'{"role":"user","content":"a\\ud800"}',
+        b'{"role":"user","content":"a","x":' + DEEP + b"}",
+        b'{"role":"user","tool_calls":"none","content":"a"}',
+    ],
+)
+def test_what_would_not_come_back_as_it_was_is_sealed(raw: bytes) -> None:
+    found = sketch(raw)
+    assert (found.role, found.sealed) == ("user", True)
+
+
+def test_escaped_pairs_and_plain_numbers_are_nothing_special() -> None:
+    assert not sketch(b'{"role":"user","content":"\\ud83d\\ude00","x":[1.5,12345678901234567890]}').sealed
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"7", b"[]", b"null", b"\xff{}", b'{"a":"\xed\xa0\x80"}', b"[" * 100_000])
+def test_what_is_no_message_has_an_unknown_role_and_is_sealed(raw: bytes) -> None:
+    found = sketch(raw)
+    assert (found.role, found.sealed, found.is_known) == (UNKNOWN, True, False)
+    assert text_of(raw) == ""
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+@settings(max_examples=300)
+def test_any_bytes_can_be_read(raw: bytes) -> None:
+    sketch(raw)
+    read(raw)
+    keys_of([raw])
+
+
+odd = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["id", "function", "name", "arguments", "text", "type"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+fields = ["role", "content", "tool_calls", "tool_call_id", "function_call", "name", "cache_control"]
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(fields), odd | st.sampled_from(["user", "tool", "assistant", "function"]), max_size=5
+    )
+)
+@settings(max_examples=300)
+def test_any_object_can_be_read(message: dict[str, Any]) -> None:
+    found = sketch(json.dumps(message).encode())
+    assert found.role == str(message.get("role"))
+
+
+def test_a_sketch_says_what_a_message_is() -> None:
+    calls = [
+        {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}},
+        {"id": "b", "type": "function", "function": {"name": "see", "arguments": "{"}},
+    ]
+    found = sketch(encode({"role": "assistant", "content": "hm", "tool_calls": calls}))
+    assert (found.calls, found.names, found.length) == (("a", "b"), (("a", "look"), ("b", "see")), 2)
+    assert found.faults == ("arguments of call b are not JSON",)
+    old = sketch(encode({"role": "assistant", "content": None, "function_call": {"name": "look", "arguments": "{}"}}))
+    assert (old.calls, old.faults, old.sealed) == (("function:look",), (), False)
+    assert sketch(encode({"role": "tool", "tool_call_id": "a", "content": "x"})).answers == "a"
+    assert sketch(encode({"role": "function", "name": "look", "content": "x"})).answers == "function:look"
+    assert sketch(encode({"role": "user", "content": None})).faults == ("a user message without content",)
+    same = [
+        sketch(encode({"role": role, "content": text})).text_key
+        for role, text in (("user", "a"), ("tool", "a"), ("tool", "b"))
+    ]
+    assert same[0] == same[1] != same[2]
+
+
+def test_odd_contents_have_no_text() -> None:
+    assert [text_parts(odd) for odd in (None, 7, {"text": "x"}, [7, {"text": 7}])] == [""] * 4
+    assert text_of(encode({"content": [{"type": "text", "text": "a"}, {"text": "b"}]})) == "ab"
+
+
+def test_written_messages_are_compact_and_half_a_pair_is_a_question_mark() -> None:
+    assert encode({"a": [1, "\u00e9"]}) == '{"a":[1,"\u00e9"]}'.encode()
+    assert encode({"a": "x\ud800"}) == b'{"a":"x?"}'
+    assert decode(encode({"a": [1, "\u00e9"]})) == {"a": [1, "\u00e9"]}

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.config import families
+from gateway.core.conversation import Conversation
+from gateway.core.counting.cache import CountCache
+from gateway.core.counting.calibration import LastTurn
+from gateway.core.counting.estimate import Estimator
+from gateway.core.counting.heuristic import CharacterCounter
+from gateway.core.counting.request import Request
+from gateway.core.fitting.overflow import ContextOverflow
+from gateway.core.fitting.reader import Reader
+from gateway.core.plan import (
+    ContextPolicy,
+    Learned,
+    Plan,
+    Room,
+    Scales,
+    Weighed,
+    Wishes,
+    as_it_came,
+    budget_of,
+    make_room,
+    weigh,
+)
+from gateway.core.routing import ModelFacts
+from gateway.core.session import SessionState
+
+ESTIMATOR = Estimator(families(), lambda _: CharacterCounter(), CountCache())
+READER = Reader(lambda messages: ESTIMATOR.message_tokens(Request(wire="chat", model="gpt-4o", messages=messages)))
+SCALES = Scales(ESTIMATOR, READER)
+
+
+@pytest.mark.parametrize(
+    ("policy", "facts", "wishes", "learned", "budget"),
+    [
+        ({}, {}, {}, None, None),
+        ({}, {"window": 128_000}, {}, None, 128_000 - 4096),
+        ({}, {"window": 8_000}, {}, None, 7_200),
+        ({}, {"window": 8_000}, {"output": 3_000}, None, 5_000),
+        ({}, {"window": 8_000, "output": 1_000}, {"output": 3_000}, None, 7_000),
+        ({}, {"window": 8_000}, {"output": 1_000_000}, None, 4_000),
+        ({"reserve_tokens": 500}, {"window": 8_000}, {"output": 3_000}, None, 7_500),
+        ({"reserve_tokens": 9_000}, {"window": 8_000}, {}, None, 1),
+        ({"budget": 3_000}, {"window": 8_000}, {}, None, 3_000),
+        ({"budget": 9_000}, {"window": 8_000}, {}, None, 7_200),
+        ({"budget": 3_000}, {}, {"budget": 2_000}, None, 2_000),
+        ({"budget": 3_000}, {}, {"budget": 4_000}, None, 3_000),
+        ({}, {}, {}, 4_000, 3_600),
+        ({}, {"window": 8_000}, {}, 4_000, 3_600),
+        ({}, {"window": 4_000}, {}, 8_000, 3_600),
+    ],
+)
+def test_the_budget_is_the_smallest_of_what_limits_a_call(
+    policy: dict[str, Any], facts: dict[str, Any], wishes: dict[str, Any], learned: int | None, budget: int | None
+) -> None:
+    assert budget_of(ContextPolicy(**policy), ModelFacts(**facts), Wishes(**wishes), learned) == budget
+
+
+def messages(turns: int) -> list[bytes]:
+    found: list[dict[str, Any]] = [
+        {"role": "system", "content": "You look things up."},
+        {"role": "user", "content": "Find the parcel of order 4711."},
+    ]
+    for number in range(turns):
+        call = {"id": f"c{number}", "type": "function", "function": {"name": "find", "arguments": f'{{"n": {number}}}'}}
+        found.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        lines = "\n".join(f"Parcel {number}-{line} lies at depot {line * 7} in row {line}." for line in range(30))
+        found.append({"role": "tool", "tool_call_id": f"c{number}", "content": lines})
+    return [json.dumps(message).encode() for message in found]
+
+
+def weighed(raws: Sequence[bytes], learned: Learned | None = None) -> Weighed:
+    request = Request(wire="chat", model="gpt-4o", provider="openai", messages=raws)
+    return weigh(request, ESTIMATOR.estimate(request), learned or Learned())
+
+
+def room(budget: int, **changes: Any) -> Room:
+    plain = Room(budget, ContextPolicy(), False, SessionState(), Learned(), lambda: False)
+    return replace(plain, **changes)
+
+
+def planned(raws: Sequence[bytes], place: Room) -> Plan:
+    return make_room(weighed(raws, place.learned), Conversation.of(raws, READER), place, SCALES)
+
+
+def test_what_fits_goes_as_it_came() -> None:
+    came = weighed(messages(3))
+    assert came.fits(None, None)
+    assert came.fits(came.expected.safe_tokens, None)
+    assert not came.fits(came.expected.safe_tokens - 1, None)
+    plan = as_it_came(came, 9_999)
+    assert (plan.messages, plan.epoch, plan.context.budget) == (None, None, 9_999)
+    assert plan.context.tokens == plan.context.original_tokens == came.expected.tokens
+    assert plan.context.saved_tokens == 0
+
+
+def test_a_fixed_factor_is_kept_instead_of_what_was_learned() -> None:
+    came = weighed(messages(3))
+    assert came.fits(came.expected.tokens, 1.0)
+    assert not came.fits(came.expected.tokens, 1.01)
+
+
+def test_a_plan_is_within_its_budget_with_its_margin_and_says_what_it_did() -> None:
+    raws = messages(12)
+    plan = planned(raws, room(2_000))
+    assert plan.messages is not None
+    sent = weighed(plan.messages)
+    assert sent.expected.safe_tokens <= 2_000
+    context = plan.context
+    assert context.tokens == sent.expected.tokens
+    assert context.original_tokens == weighed(raws).expected.tokens
+    assert context.saved_tokens == context.original_tokens - context.tokens > 0
+    assert len(context.fates) == len(raws)
+    changed = [fate for fate in context.fates if fate[3] not in ("kept", "pinned")]
+    assert sum(context.trimmed.values()) == len(changed) > 0
+    assert (context.conversation_tokens, context.tool_tokens) == (
+        sent.estimate.context.conversation_tokens,
+        sent.estimate.context.tool_tokens,
+    )
+
+
+def test_a_factor_is_kept_free() -> None:
+    plan = planned(messages(12), room(2_000, policy=ContextPolicy(safety=1.5)))
+    assert plan.messages is not None
+    assert weighed(plan.messages).expected.tokens * 1.5 <= 2_000
+
+
+def test_what_a_session_taught_is_left_room_for() -> None:
+    key = weighed(messages(1)).key
+    plain = planned(messages(12), room(2_000))
+    taught = planned(messages(12), room(2_000, learned=Learned((), (), LastTurn(key, 600))))
+    assert plain.messages is not None
+    assert taught.messages is not None
+    assert taught.context.estimate + 600 <= 2_000
+    assert taught.context.tokens == taught.context.estimate + 600
+    assert taught.context.follows
+
+
+def test_the_next_turn_goes_on_from_what_was_decided() -> None:
+    raws = messages(12)
+    first = planned(raws, room(2_000))
+    assert first.epoch is not None
+    state = SessionState().with_epoch(first.epoch)
+    later = [*raws, json.dumps({"role": "assistant", "content": "It is at depot 7."}).encode(), messages(0)[1]]
+    second = planned(later, room(2_000, state=state))
+    assert first.messages is not None
+    assert second.messages is not None
+    assert second.messages[: len(first.messages)] == first.messages
+    assert second.epoch is None
+    assert second.context.trimmed == first.context.trimmed
+
+
+def test_a_shadow_plan_sends_what_came_and_says_what_it_would_have_done() -> None:
+    raws = messages(12)
+    plan = planned(raws, room(2_000, shadow=True))
+    assert plan.messages is None
+    assert plan.context.shadow
+    assert plan.context.tokens == plan.context.original_tokens
+    assert plan.context.saved_tokens == 0
+    assert plan.context.trimmed == planned(raws, room(2_000)).context.trimmed
+    assert plan.epoch is not None
+
+
+def test_decisions_of_a_shadow_are_not_taken_for_what_was_sent() -> None:
+    raws = messages(12)
+    shadow = planned(raws, room(2_000, shadow=True))
+    assert shadow.epoch is not None
+    state = SessionState().with_epoch(shadow.epoch)
+    real = planned(raws, room(2_000, state=state))
+    assert real.epoch is not None
+    assert real.resumed is None
+    assert planned(raws, room(2_000, shadow=True, state=state)).epoch is None
+
+
+def test_what_cannot_be_fitted_is_refused_by_the_name_of_its_largest_message() -> None:
+    raws = [*messages(0), json.dumps({"role": "user", "content": "word " * 4_000}).encode()]
+    with pytest.raises(ContextOverflow, match=r"messages\[2\] \(user\)") as refused:
+        planned(raws, room(2_000))
+    assert refused.value.param == "messages[2]"
+
+
+def test_a_margin_alone_refuses_nothing() -> None:
+    raws = messages(2)
+    least = weighed([raws[0], raws[1], *raws[-2:]]).estimate.tokens
+    plan = planned(raws, room(least + 5))
+    assert plan.messages is not None
+    assert plan.context.estimate <= least + 5
+
+
+@pytest.mark.parametrize("of_this_session", [True, False])
+def test_what_was_learned_refuses_nothing_either(of_this_session: bool) -> None:
+    raws = messages(4)
+    came = weighed([raws[0], raws[1], *raws[-2:]])
+    last = LastTurn(came.key, 5_000) if of_this_session else None
+    learned = Learned(offsets=(5_000, 5_000, 5_000), last_turn=last)
+    assert planned(raws, room(came.estimate.tokens + 5, learned=learned)).messages is not None
+    with pytest.raises(ContextOverflow):
+        planned(raws, room(came.estimate.tokens - 5, learned=learned))
+
+
+def test_a_damaged_decision_is_made_anew() -> None:
+    state = SessionState({"x": {"v": 99}, "y": {"prefix": 3}})
+    assert planned(messages(12), room(2_000, state=state)).epoch is not None

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.core.errors import ConfigError
+from gateway.counters.registry import Counters
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    source = (
+        "class ByWords:\n    name = 'words'\n    def count(self, text):\n        return len(text.split())\n"
+        "class Mute:\n    name = 'mute'\nclass Broken:\n    def __init__(self):\n        raise RuntimeError('no licence')\n"
+    )
+    (tmp_path / "own_counters.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "own_counters"
+
+
+def test_a_users_own_counter_counts_under_its_dotted_path(own_module: str) -> None:
+    counters = Counters()
+    counters.add(f"{own_module}:ByWords")
+    found = counters.counter(f"{own_module}:ByWords")
+    assert (found.name, found.count("three short words")) == ("words", 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("NoSuch", "AttributeError"),
+        ("Mute", r"count\(text\)"),
+        ("Broken", "no licence"),
+    ],
+)
+def test_what_is_no_counter_is_refused_with_its_reason(own_module: str, name: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        Counters().add(f"{own_module}:{name}")
+
+
+def test_a_module_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match="no_such_module"):
+        Counters().add("no_such_module:Thing")
+
+
+def test_the_counters_that_need_nothing_have_names_of_their_own() -> None:
+    counters = Counters()
+    assert [counters.counter(name).name for name in ("heuristic", "chars/4")] == ["heuristic", "chars/4"]
+    assert counters.is_loaded("chars/4")
+
+
+def test_a_tokenizer_is_loaded_when_it_is_first_asked_for() -> None:
+    counters = Counters()
+    assert not counters.is_loaded("o200k_base")
+    counters.counter("o200k_base")
+    assert counters.is_loaded("o200k_base")
+    assert counters.is_loaded("a name that stands for the same")
+
+
+def test_a_missing_table_is_replaced_by_the_heuristic_under_its_own_name(tmp_path: Path) -> None:
+    assert Counters(tmp_path).counter("o200k_base").name == "heuristic"

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.core.counting.measure import Wire
+from gateway.core.errors import InvalidRequest
+from gateway.dialects.base import Call, read_fields
+from gateway.dialects.contents import MOST_MESSAGES, Contents, contents_of, output_limit
+
+
+def call(body: Any) -> Call:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return Call("chat", "m", stream=False, body=raw, fields=read_fields(raw))
+
+
+def contents(body: Any, wire: Wire = "chat") -> Contents:
+    found = contents_of(call(body), wire)
+    assert found is not None
+    return found
+
+
+def test_messages_are_the_bytes_they_have_in_the_body() -> None:
+    odd = b'{"messages": [ {"role" :"user", "content":"\\u0041"} ,{"a":1.0e3}], "model":"m"}'
+    assert contents(odd).messages == (b'{"role" :"user", "content":"\\u0041"}', b'{"a":1.0e3}')
+
+
+@pytest.mark.parametrize(("wire", "field"), [("chat", "messages"), ("messages", "messages"), ("responses", "input")])
+def test_each_format_keeps_its_messages_in_its_own_field(wire: Wire, field: str) -> None:
+    assert contents({field: [{"role": "user", "content": "x"}]}, wire).messages == (
+        b'{"role": "user", "content": "x"}',
+    )
+
+
+@pytest.mark.parametrize(("wire", "field"), [("responses", "input"), ("completions", "prompt")])
+def test_a_text_is_no_list_of_messages(wire: Wire, field: str) -> None:
+    found = contents({field: "hello"}, wire)
+    assert (found.messages, found.fields[field]) == (None, b'"hello"')
+
+
+def test_a_list_of_prompts_is_no_conversation() -> None:
+    assert contents({"prompt": ["a", "b"]}, "completions").messages is None
+
+
+def test_a_body_without_messages_has_no_contents() -> None:
+    assert contents_of(call({"model": "m"}), "chat") is None
+
+
+def test_a_body_of_far_too_many_messages_is_not_looked_into() -> None:
+    assert contents_of(call({"messages": [1] * (MOST_MESSAGES + 1)}), "chat") is None
+    assert contents_of(call({"messages": [1] * MOST_MESSAGES}), "chat") is not None
+
+
+def test_a_clients_mark_is_taken_out_and_everything_else_keeps_its_bytes() -> None:
+    body = (
+        b'{"messages": [{"role":"user","x_gateway":{"priority":2},"content":"caf\\u00e9", "n": 1.50},'
+        b'{"role":"assistant","content":"say \\"x_gateway\\" twice"}]}'
+    )
+    found = contents(body)
+    assert found.messages == (
+        b'{"role":"user","content":"caf\\u00e9","n":1.50}',
+        b'{"role":"assistant","content":"say \\"x_gateway\\" twice"}',
+    )
+    assert (found.priorities, found.pinned, found.marked) == ({0: 2.0}, frozenset(), True)
+
+
+def test_a_pinned_message_is_told() -> None:
+    found = contents({"messages": [{"role": "user", "x_gateway": {"priority": "pinned"}}]})
+    assert (found.pinned, found.priorities, found.marked) == (frozenset({0}), {}, True)
+
+
+def test_words_about_the_mark_are_no_mark() -> None:
+    body = {"messages": [{"role": "user", "content": '"x_gateway"', "name": "x_gateway"}, ["x_gateway"]]}
+    found = contents(body)
+    assert not found.marked
+    assert found.messages == tuple(json.dumps(message).encode() for message in body["messages"])
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [1, "high", {"prio": 1}, {"priority": -1}, {"priority": 101}, {"priority": True}, {"priority": "first"},
+     {"priority": None}, {"priority": [1]}],
+)  # fmt: skip
+def test_a_mark_that_means_nothing_is_refused_by_its_place(mark: Any) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        contents({"messages": [{"role": "user"}, {"role": "user", "x_gateway": mark}]})
+    assert "messages[1].x_gateway" in refused.value.message
+    assert str(refused.value.param).startswith("messages[1].x_gateway")
+
+
+def test_marks_are_looked_for_in_chat_messages_only() -> None:
+    assert not contents({"messages": [{"role": "user", "x_gateway": {"priority": 1}}]}, "messages").marked
+
+
+@pytest.mark.parametrize(
+    ("body", "limit"),
+    [
+        ({"max_tokens": 10}, 10),
+        ({"max_completion_tokens": 20, "max_tokens": 10}, 20),
+        ({"max_output_tokens": 30}, 30),
+        ({"max_tokens": None}, None),
+        ({"max_tokens": -1}, None),
+        ({"max_tokens": True}, None),
+        ({"max_tokens": "10"}, None),
+        ({"max_tokens": 1.5}, None),
+        ({}, None),
+    ],
+)
+def test_the_answers_limit_is_what_the_client_says(body: dict[str, Any], limit: int | None) -> None:
+    assert output_limit({name: json.dumps(value).encode() for name, value in body.items()}) == limit

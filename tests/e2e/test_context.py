@@ -1,0 +1,275 @@
+"""What a request weighs and what is sent of it, through a running gateway on real ports."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.mock import MockServer, Provider
+from tests.conftest import StartGateway
+from tests.support.conversations import TASK, TOOLS, agent, step
+from tests.support.gateways import GatewayThread
+from tests.support.web import CHAT, Reply, Web
+
+BUDGET = {"x-context-budget": "2500"}
+
+
+def ask(web: Web, session: str, messages: list[dict[str, Any]], headers: dict[str, str] | None = None) -> Reply:
+    body = {"model": "gpt-4o", "messages": messages, "tools": TOOLS}
+    return web.post(CHAT, body, {"x-session-id": session, **(headers or {})})
+
+
+def sent(mock: Provider) -> list[dict[str, Any]]:
+    """The messages of the last call that reached the provider."""
+    found: list[dict[str, Any]] = json.loads(mock.calls[-1].body)["messages"]
+    return found
+
+
+def numbers(reply: Reply) -> tuple[int, int]:
+    return int(reply.header("x-context-tokens") or -1), int(reply.header("x-context-tokens-original") or -1)
+
+
+def test_a_request_within_its_budget_is_forwarded_byte_for_byte(web: Web, mock: Provider, session: str) -> None:
+    body = b'{"messages" : [{"role":"user", "content":"caf\\u00e9"}],  "model":"gpt-4o", "x":1.50}'
+    reply = web.post(CHAT, body, {"x-session-id": session, **BUDGET})
+    assert mock.calls[-1].body == body
+    assert reply.header("x-context-trimmed") == "none"
+    tokens, original = numbers(reply)
+    assert tokens == original > 0
+
+
+def test_a_request_over_its_budget_is_sent_within_it_with_its_pairs_whole(
+    web: Web, mock: Provider, session: str
+) -> None:
+    came = agent(12)
+    reply = ask(web, session, came, BUDGET)
+    assert reply.status == 200
+    tokens, original = numbers(reply)
+    assert tokens <= 2500 < original
+    messages = sent(mock)
+    assert messages[0] == came[0]
+    assert messages[1]["content"].startswith(TASK["content"])
+    assert messages[-1] == came[-1]
+    calls = [call["id"] for message in messages for call in message.get("tool_calls") or ()]
+    assert calls == [message["tool_call_id"] for message in messages if message["role"] == "tool"]
+    assert reply.header("x-context-trimmed") != "none"
+    assert json.loads(mock.calls[-1].body)["tools"] == TOOLS
+
+
+def test_the_next_turn_begins_with_the_same_bytes(web: Web, mock: Provider, session: str) -> None:
+    ask(web, session, agent(12), BUDGET)
+    first = sent(mock)
+    reply = ask(web, session, agent(13), BUDGET)
+    assert sent(mock)[: len(first)] == first
+    assert sent(mock)[len(first) :] == step(12)
+    assert reply.header("x-context-trimmed") != "none"
+
+
+def test_another_gateway_on_the_same_store_sends_the_same(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    first = gateway_server(mock_server.url)
+    ask(first.web, "shared", agent(12), BUDGET)
+    ask(first.web, "shared", agent(13), BUDGET)
+    decided = sent(mock)
+    first.stop()
+    second = gateway_server(mock_server.url, folder=first.folder)
+    ask(second.web, "shared", agent(13), BUDGET)
+    assert sent(mock) == decided
+
+
+def test_what_was_trimmed_is_told_item_by_item_and_adds_up(web: Web, session: str) -> None:
+    came = agent(12)
+    reply = ask(web, session, came, BUDGET)
+    record = web.get(f"/api/calls/{reply.header('x-request-id')}?explain=1").json
+    items = record["context"]["items"]
+    assert [item["role"] for item in items] == [message["role"] for message in came]
+    counted: dict[str, int] = {}
+    for item in items:
+        counted[item["rule"]] = counted.get(item["rule"], 0) + 1
+        assert item["sent_tokens"] <= item["tokens"] or item["rule"] == "recall"
+    shown = dict(part.split("=") for part in (reply.header("x-context-trimmed") or "").split(","))
+    assert {rule: int(number) for rule, number in shown.items()} == {
+        rule: number for rule, number in counted.items() if rule not in ("kept", "pinned")
+    }
+    assert "items" not in web.get(f"/api/calls/{reply.header('x-request-id')}").json["context"]
+    assert "Parcel" not in json.dumps(record)
+    saved = web.get(f"/api/sessions/{session}").json["saved_by_trimming"]
+    tokens, original = numbers(reply)
+    assert saved == {"input_tokens": original - tokens, "calls": 1}
+
+
+def test_shadow_decides_and_sends_what_came(web: Web, mock: Provider, session: str) -> None:
+    came = agent(12)
+    reply = ask(web, session, came, {**BUDGET, "x-context-trim": "shadow"})
+    assert sent(mock) == came
+    assert reply.header("x-context-trimmed") == "none"
+    assert reply.header("x-context-shadow") not in (None, "none")
+    tokens, original = numbers(reply)
+    assert tokens == original > 2500
+    assert web.get(f"/api/sessions/{session}").json["saved_by_trimming"]["calls"] == 0
+
+
+def test_off_sends_what_came(web: Web, mock: Provider, session: str) -> None:
+    came = agent(12)
+    reply = ask(web, session, came, {**BUDGET, "x-context-trim": "off"})
+    assert sent(mock) == came
+    assert (reply.header("x-context-trimmed"), reply.header("x-context-shadow")) == ("none", None)
+
+
+def test_what_cannot_be_fitted_is_refused_by_name_and_costs_nothing(web: Web, mock: Provider, session: str) -> None:
+    before = len(mock.calls)
+    long = [*agent(2), {"role": "user", "content": "word " * 4000}]
+    reply = ask(web, session, long, BUDGET)
+    assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+    assert "messages[6] (user)" in reply.error["message"]
+    assert reply.header("x-should-retry") == "false"
+    assert int(reply.header("x-context-tokens-original") or 0) > 4000
+    assert len(mock.calls) == before
+    assert reply.totals == (0, 0, 0)
+
+
+def test_what_cannot_be_fitted_may_be_forwarded_instead(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"context.on_overflow": "forward"})
+    long = [*agent(2), {"role": "user", "content": "word " * 4000}]
+    assert ask(gateway.web, "s", long, BUDGET).status == 200
+    assert sent(mock) == long
+
+
+@pytest.mark.parametrize(
+    "headers", [{"x-context-budget": "many"}, {"x-context-budget": "0"}, {"x-context-budget": "-5"},
+                {"x-context-trim": "maybe"}],
+)  # fmt: skip
+def test_a_header_that_says_nothing_is_refused(web: Web, mock: Provider, session: str, headers: dict[str, str]) -> None:
+    before = len(mock.calls)
+    reply = ask(web, session, agent(1), headers)
+    assert (reply.status, reply.error["code"]) == (400, "invalid_request")
+    assert next(iter(headers)) in reply.error["message"]
+    assert reply.header("x-session-id") == session
+    assert len(mock.calls) == before
+
+
+def test_the_configured_budget_holds_and_a_header_can_only_lower_it(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"context.budget": 3000})
+    for headers, limit in (({}, 3000), ({"x-context-budget": "9000"}, 3000), ({"x-context-budget": "2000"}, 2000)):
+        reply = ask(gateway.web, f"s{limit}{len(headers)}", agent(20), headers)
+        assert numbers(reply)[0] <= limit
+        record = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json
+        assert record["context"]["budget"] == limit
+
+
+def test_the_models_window_less_the_answers_limit_is_the_budget(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    models = [{"match": "small", "provider": "upstream", "window": 4000, "output": 2000}]
+    gateway = gateway_server(mock_server.url, models=models)
+    body = {"model": "small", "messages": agent(20), "max_tokens": 1500}
+    reply = gateway.web.post(CHAT, body)
+    assert gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json["context"]["budget"] == 2500
+    assert numbers(reply)[0] <= 2500
+
+
+def test_a_providers_refusal_for_length_teaches_the_window_and_is_not_seen_by_the_client(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url)
+    reply = ask(gateway.web, "s", agent(30), {"x-mock": "window=4000"})
+    assert reply.status == 200
+    assert len(mock.calls) == 2
+    assert len(sent(mock)) <= len(agent(30))
+    record = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json
+    assert record["context"]["budget"] == 3600
+    assert "refused" in record["notes"]["context"]
+    assert record["usage"]["input_tokens"] <= 4000
+    # From now on the window is known, to other sessions too: one call is enough.
+    assert ask(gateway.web, "t", agent(30), {"x-mock": "window=4000"}).status == 200
+    assert len(mock.calls) == 3
+
+
+def test_a_refusal_for_length_that_cannot_be_helped_is_the_providers_own(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url)
+    reply = ask(gateway.web, "s", agent(1, lines=300), {"x-mock": "window=1000"})
+    assert reply.status == 400
+    assert reply.header("x-gateway-upstream-error") == "true"
+    assert "1000 tokens" in reply.error["message"]
+    assert len(mock.calls) == 1
+    off = ask(gateway.web, "t", agent(30), {"x-mock": "window=4000", "x-context-trim": "off"})
+    assert (off.status, off.header("x-gateway-upstream-error")) == (400, "true")
+
+
+def test_estimates_are_learned_from_what_the_provider_reports(web: Web, mock: Provider, session: str) -> None:
+    """The built-in provider reports what it is told to: 500 tokens more than it would."""
+    first = ask(web, session, agent(2), {"x-mock": "tokens=2000/5"})
+    second = ask(web, session, agent(2), {"x-mock": "tokens=2000/5"})
+    assert numbers(second)[0] == 2000 != numbers(first)[0]
+
+
+def test_a_message_marked_as_pinned_stays_and_the_mark_is_not_forwarded(web: Web, mock: Provider, session: str) -> None:
+    came = agent(12)
+    marked = [dict(message) for message in came]
+    marked[2]["x_gateway"] = {"priority": "pinned"}
+    reply = ask(web, session, marked, BUDGET)
+    assert reply.status == 200
+    assert sent(mock)[2:4] == came[2:4]
+    assert b"x_gateway" not in mock.calls[-1].body
+    small = [{"role": "user", "content": "hi", "x_gateway": {"priority": 3}}]
+    ask(web, f"{session}-small", small)
+    assert sent(mock) == [{"role": "user", "content": "hi"}]
+
+
+def test_a_message_of_no_priority_goes_first(web: Web, mock: Provider, session: str) -> None:
+    marked = [dict(message) for message in agent(6)]
+    marked[10]["x_gateway"] = {"priority": 0}
+    marked[11]["x_gateway"] = {"priority": 0}
+    ask(web, session, marked, {"x-context-budget": "2700"})
+    assert "call_4" not in json.dumps(sent(mock))
+    assert "call_3" in json.dumps(sent(mock))
+
+
+def test_a_mark_that_means_nothing_is_refused_by_its_place(web: Web, session: str) -> None:
+    reply = ask(web, session, [{"role": "user", "content": "hi", "x_gateway": {"prio": 1}}])
+    assert (reply.status, reply.error["param"]) == (400, "messages[0].x_gateway")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_openai_sdk_runs_a_long_agent_within_its_budget(
+    gateway: GatewayThread, mock: Provider, session: str, streamed: bool
+) -> None:
+    client = openai.OpenAI(
+        base_url=f"{gateway.url}/v1", api_key="k", max_retries=0,
+        default_headers={"x-session-id": session, "x-context-budget": "2500"},
+    )  # fmt: skip
+    create: Any = client.chat.completions.with_raw_response.create
+    for steps in range(1, 25, 3):
+        raw = create(model="gpt-4o", messages=agent(steps), tools=TOOLS, stream=streamed)
+        assert int(raw.headers["x-context-tokens"]) <= 2500
+        if streamed:
+            assert [chunk for chunk in raw.parse() if chunk.choices]
+    assert len(mock.calls) == 8
+
+
+def test_other_formats_are_weighed_and_never_changed(web: Web, mock: Provider, session: str) -> None:
+    body = {"model": "claude-sonnet-4-5", "max_tokens": 10, "messages": [{"role": "user", "content": "hello " * 300}]}
+    reply = web.post("/v1/messages", body, {"x-session-id": session, "x-context-budget": "100"})
+    assert reply.status == 200
+    assert json.loads(mock.calls[-1].body) == body
+    assert numbers(reply)[0] > 300
+    assert reply.header("x-context-trimmed") == "none"
+
+
+def test_a_call_without_reported_usage_is_charged_by_the_exact_count(
+    mock_server: MockServer, gateway_server: StartGateway, session: str
+) -> None:
+    web = gateway_server(mock_server.url).web
+    reply = web.chat(session, "usage=none", model="gpt-4o", messages=[{"role": "user", "content": "hello world"}])
+    assert reply.header("x-session-usage-source") == "estimated"
+    assert reply.totals[0] == int(reply.header("x-context-tokens") or 0) == 9

@@ -1,0 +1,143 @@
+"""/api/count, /api/context, /api/trim."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from gateway.mock import MockServer, Provider
+from tests.conftest import StartGateway
+from tests.support.conversations import TOOLS, agent
+from tests.support.web import CHAT, Web
+
+BODY: dict[str, Any] = {"model": "gpt-4o", "messages": agent(4), "tools": TOOLS}
+
+
+@pytest.fixture
+def fresh(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> Web:
+    """A gateway that has learned nothing yet."""
+    return gateway_server(mock_server.url).web
+
+
+def test_a_body_is_counted_in_its_parts(fresh: Web, mock: Provider) -> None:
+    found = fresh.post("/api/count?items=1", BODY).json
+    assert (found["model"], found["provider"], found["wire"]) == ("gpt-4o", "upstream", "chat")
+    assert (found["counter"], found["source"]) == ("tiktoken:o200k_base", "calibrated")
+    assert found["tool_results"] == 4
+    parts = found["conversation_tokens"] + found["tool_tokens"] + found["definition_tokens"]
+    assert 0 < found["tokens"] - parts < 100
+    assert [item["role"] for item in found["items"]] == [message["role"] for message in BODY["messages"]]
+    assert sum(item["tokens"] for item in found["items"]) < found["tokens"]
+    assert mock.calls == []
+
+
+def test_plain_text_is_counted_exactly(fresh: Web) -> None:
+    found = fresh.post("/api/count", {"model": "gpt-4o", "messages": [{"role": "user", "content": "hello world"}]}).json
+    assert (found["tokens"], found["source"]) == (9, "exact")
+
+
+@pytest.mark.parametrize(
+    ("wire", "body"),
+    [
+        ("responses", {"model": "gpt-4o", "input": "hello world"}),
+        ("responses", {"model": "gpt-4o", "input": [{"role": "user", "content": "hello world"}]}),
+        ("messages", {"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}),
+        ("completions", {"model": "gpt-4o", "prompt": "hello world"}),
+    ],
+)
+def test_every_format_is_counted(fresh: Web, wire: str, body: dict[str, Any]) -> None:
+    found = fresh.post("/api/count?items=1", body).json
+    assert found["wire"] == wire
+    assert found["tokens"] > 0
+    assert len(found["items"]) == 1
+
+
+def test_the_format_can_be_said(fresh: Web) -> None:
+    body = {"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    assert fresh.post("/api/count?wire=chat", body).json["wire"] == "chat"
+    refused = fresh.post("/api/count?wire=soap", body)
+    assert (refused.status, refused.error["param"]) == (400, "wire")
+
+
+def test_a_tool_result_counts_once_however_often_it_stands_there(fresh: Web) -> None:
+    twice = {**BODY, "messages": [*agent(1), *agent(1)[2:]]}
+    once = {**BODY, "messages": agent(1)}
+    assert fresh.post("/api/count", twice).json["tool_tokens"] == fresh.post("/api/count", once).json["tool_tokens"]
+
+
+def test_an_agent_gets_the_numbers_for_its_tools(fresh: Web) -> None:
+    found = fresh.post("/api/context", BODY, {"x-context-budget": "9000"}).json
+    counted = fresh.post("/api/count", BODY).json
+    assert found == {
+        "conversation_tokens": counted["conversation_tokens"],
+        "accumulated_tool_tokens": counted["tool_tokens"],
+        "budget": 9000,
+        "remaining": 9000 - counted["tokens"] - counted["margin"],
+    }
+    assert fresh.post("/api/context", BODY, {"x-context-budget": "10"}).json["remaining"] == 0
+
+
+def test_no_budget_has_no_remainder(fresh: Web) -> None:
+    found = fresh.post("/api/context", {**BODY, "model": "nobody-knows-this"}).json
+    assert (found["budget"], found["remaining"]) == (None, None)
+
+
+def test_trim_gives_the_body_that_would_be_forwarded(fresh: Web, mock: Provider) -> None:
+    body, headers = {**BODY, "messages": agent(12)}, {"x-context-budget": "2500"}
+    found = fresh.post("/api/trim?explain=1", body, headers).json
+    assert mock.calls == []
+    fresh.post(CHAT, body, headers)
+    assert found["body"] == json.loads(mock.calls[-1].body)
+    assert len(found["context"]["items"]) == len(body["messages"])
+    assert found["context"]["trimmed"]
+
+
+def test_trim_knows_what_a_session_was_sent_before(fresh: Web, mock: Provider) -> None:
+    headers = {"x-context-budget": "2500", "x-session-id": "s"}
+    fresh.post(CHAT, {**BODY, "messages": agent(12)}, headers)
+    before = json.loads(mock.calls[-1].body)["messages"]
+    found = fresh.post("/api/trim?session=s", {**BODY, "messages": agent(13)}, {"x-context-budget": "2500"}).json
+    assert found["body"]["messages"][: len(before)] == before
+
+
+def test_trim_changes_nothing_that_fits(fresh: Web) -> None:
+    found = fresh.post("/api/trim", BODY).json
+    assert found["body"] == BODY
+    assert found["context"]["trimmed"] == {}
+
+
+def test_what_cannot_be_fitted_is_said(fresh: Web) -> None:
+    body = {**BODY, "messages": [{"role": "user", "content": "word " * 3000}]}
+    reply = fresh.post("/api/trim", body, {"x-context-budget": "1000"})
+    assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("path", ["/api/count", "/api/context", "/api/trim"])
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b"{}", b'{"model":"m"}', b'{"model":3,"messages":[]}', b'{"messages":[]}']
+)
+def test_what_is_no_request_is_refused(fresh: Web, path: str, body: bytes) -> None:
+    reply = fresh.post(path, body)
+    assert (reply.status, reply.error["code"]) == (400, "invalid_request")
+
+
+def test_a_packed_body_is_unpacked(fresh: Web) -> None:
+    packed = gzip.compress(json.dumps(BODY).encode())
+    assert fresh.post("/api/count", packed, {"content-encoding": "gzip"}).json == fresh.post("/api/count", BODY).json
+
+
+def test_a_body_over_the_limit_is_refused(mock_server: MockServer, gateway_server: StartGateway) -> None:
+    gateway = gateway_server(mock_server.url, **{"server.max_body_mb": 0.01})
+    reply = gateway.web.post("/api/count", {**BODY, "messages": agent(20)})
+    assert (reply.status, reply.error["code"]) == (413, "request_too_large")
+
+
+def test_a_client_key_is_asked_for(mock_server: MockServer, gateway_server: StartGateway) -> None:
+    keys = [{"name": "alice", "key": "alice-key-0123456789"}]
+    gateway = gateway_server(mock_server.url, **{"auth.keys": keys, "auth.admin_key": "admin-key-0123456789"})
+    assert gateway.web.post("/api/count", BODY).status == 401
+    allowed = gateway.web.post("/api/count", BODY, {"authorization": "Bearer alice-key-0123456789"})
+    assert allowed.status == 200

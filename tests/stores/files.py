@@ -1,0 +1,68 @@
+"""A store in a file, and a look at the file past the store."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+
+from gateway.core.ports import CallRecord, SessionKey
+from gateway.core.usage import Charge, Usage
+from gateway.stores.sqlite import SqliteStore
+
+MakeRecord = Callable[..., CallRecord]
+
+KEY = SessionKey("alice", "s")
+CHARGE = Charge(Usage.of(10, 5), "provider", Decimal("0.01"))
+TIMEOUT_S = 0.2
+
+
+class Clock:
+    """The time of day, which goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.time = 1_000.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+@contextlib.asynccontextmanager
+async def opened(path: Path, timeout_s: float = TIMEOUT_S) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(path, timeout_s=timeout_s)
+    try:
+        yield store
+    finally:
+        await store.aclose()
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[sqlite3.Connection]:
+    """Another process in the middle of a transaction, as far as SQLite can tell."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        yield connection
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        connection.close()
+
+
+def write(path: Path, text: str, *values: object) -> None:
+    connection = sqlite3.connect(path)
+    try:
+        connection.execute(text, values)
+        connection.commit()
+    finally:
+        connection.close()
+
+
+def query(path: Path, text: str) -> list[tuple[object, ...]]:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute(text).fetchall()
+    finally:
+        connection.close()

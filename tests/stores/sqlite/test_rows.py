@@ -1,0 +1,85 @@
+"""What is damaged in the file, or was written there by somebody else, is not taken for what it is not."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from gateway.core.counting.calibration import LastTurn
+from gateway.core.ports import ContextRecord
+from gateway.core.session import Remembered, SessionState
+from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage
+from gateway.stores.sqlite.rows import SUMS
+from tests.stores.files import CHARGE, KEY, MakeRecord, opened, query, write
+
+EPOCH = {"v": 1, "prefix": "p1", "decisions": [1], "recalls": {}}
+STATE = SessionState({"p1": EPOCH})
+DEEP = b'{"epochs":{"p":{"prefix":' + b"[" * 100_000
+DAMAGED = [b"", b"{", b"\xff\xfe", b"[]", b'{"epochs":[]}', b'{"epochs":{"p":3}}', DEEP, "text", 7, 1.5]
+
+
+def test_the_columns_are_the_totals_in_their_order() -> None:
+    names = [field.name for field in fields(Totals)]
+    assert [name.replace("cost_pico_usd", "cost_usd") for name in SUMS] == names
+
+
+@pytest.mark.parametrize("value", DAMAGED, ids=lambda value: repr(value)[:12])
+async def test_a_damaged_state_is_none_and_gives_way_to_the_next(path: Path, record: MakeRecord, value: object) -> None:
+    async with opened(path) as store:
+        await store.update(KEY, lambda _: STATE)
+        await store.settle(record(charge=CHARGE, context=ContextRecord(9, 9, "exact", None, 9, 0, "k", 9)))
+        write(path, "UPDATE states SET value = ?", value)
+        assert await store.remembered(KEY) == Remembered(last_turn=LastTurn("k", 1))
+        assert await store.update(KEY, lambda state: state.with_epoch(EPOCH)) == STATE
+        assert (await store.remembered(KEY)).state == STATE
+
+
+@pytest.mark.parametrize("value", ["text", 7, 1.5])
+async def test_a_damaged_lesson_is_none_and_gives_way_to_the_next(path: Path, value: object) -> None:
+    async with opened(path) as store:
+        await store.learn({"k": lambda _: b"1"})
+        write(path, "UPDATE lessons SET value = ?", value)
+        assert await store.learned("k") is None
+        assert await store.learn({"k": lambda known: b"new" if known is None else b"old"}) == {"k": b"new"}
+        assert await store.learned("k") == b"new"
+
+
+@pytest.mark.parametrize(
+    "damage", ["last_key = NULL", "last_key = x'00'", "last_residual = 'x'", "last_residual = 0.5"]
+)
+async def test_a_damaged_last_turn_is_none(path: Path, record: MakeRecord, damage: str) -> None:
+    async with opened(path) as store:
+        await store.settle(record(charge=CHARGE, context=ContextRecord(9, 9, "exact", None, 9, 0, "k", 9)))
+        assert await store.remembered(KEY) == Remembered(last_turn=LastTurn("k", 1))
+        write(path, f"UPDATE sessions SET {damage}")  # noqa: S608  # constants
+        assert await store.remembered(KEY) == Remembered()
+
+
+async def test_a_state_of_a_newer_version_is_read_as_far_as_it_is_known(path: Path) -> None:
+    async with opened(path) as store:
+        await store.update(KEY, lambda _: STATE)
+        write(path, "UPDATE states SET value = ?", b'{"new":[1],"epochs":{"p1":{"v":2,"prefix":"p1"}}}')
+        assert (await store.remembered(KEY)).state == SessionState({"p1": {"v": 2, "prefix": "p1"}})
+
+
+async def test_a_residual_is_kept_within_what_a_number_of_json_holds(path: Path, record: MakeRecord) -> None:
+    context = ContextRecord(9, 9, "exact", None, 9, 0, "k", 9)
+    async with opened(path) as store:
+        await store.settle(record(charge=Charge(Usage.of(2**80, 1), "provider"), context=context))
+        assert (await store.remembered(KEY)).last_turn == LastTurn("k", MAX_TOKENS)
+    assert query(path, "SELECT typeof(last_residual) FROM sessions") == [("integer",)]
+
+
+async def test_a_state_that_another_worker_changed_or_deleted_is_not_answered_from_before(path: Path) -> None:
+    async with opened(path) as mine, opened(path) as other:
+        await mine.update(KEY, lambda _: STATE)
+        assert (await mine.remembered(KEY)).state == STATE
+        second = {**EPOCH, "prefix": "p2"}
+        await other.update(KEY, lambda state: state.with_epoch(second, instead_of="p1"))
+        assert (await mine.remembered(KEY)).state == SessionState({"p2": second})
+        await other.delete(KEY)
+        assert await mine.remembered(KEY) == Remembered()
+        await other.learn({"k": lambda _: b"1"})
+        assert await mine.learned("k") == b"1"

@@ -1,0 +1,194 @@
+"""Whose a file is, who may read it, and how it comes from an older format to the newest."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import stat
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from gateway.core.counting.calibration import LastTurn
+from gateway.core.errors import StoreUnavailable
+from gateway.core.ports import ContextRecord, SessionKey
+from gateway.core.session import Remembered, SessionState
+from gateway.core.usage import Totals
+from gateway.stores.sqlite import SqliteStore
+from gateway.stores.sqlite.schema import MIGRATIONS
+from tests.stores.files import CHARGE, MakeRecord, opened, query, write
+
+
+async def test_a_new_file_and_its_folder_are_for_their_owner_only(path: Path, record: MakeRecord) -> None:
+    umask = os.umask(0)
+    try:
+        async with opened(path) as store:
+            await store.settle(record())
+            modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+            folder = stat.S_IMODE(path.parent.stat().st_mode)
+    finally:
+        os.umask(umask)
+    assert modes["gateway.db"] == 0o600
+    assert set(modes.values()) == {0o600}
+    assert folder == 0o700
+
+
+async def test_a_new_file_has_the_newest_format_and_opening_it_again_changes_nothing(path: Path) -> None:
+    for _ in range(2):
+        async with opened(path):
+            pass
+        assert query(path, "PRAGMA user_version") == [(len(MIGRATIONS),)]
+    assert query(path, "PRAGMA journal_mode") == [("wal",)]
+
+
+async def test_a_file_of_a_newer_version_is_refused_with_the_remedy_and_left_alone(path: Path) -> None:
+    async with opened(path):
+        pass
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version=99")
+    connection.close()
+    with pytest.raises(StoreUnavailable, match=r"format 99.*newer version.*store\.url"):
+        SqliteStore(path)
+    assert query(path, "PRAGMA user_version") == [(99,)]
+
+
+async def test_a_file_that_is_no_database_is_refused_and_left_alone(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"this is somebody's letter\n" * 100)
+    with pytest.raises(StoreUnavailable, match=r"gateway\.db"):
+        SqliteStore(path)
+    assert path.read_bytes().startswith(b"this is somebody's letter")
+
+
+async def test_a_database_of_another_program_is_refused_and_left_alone(path: Path) -> None:
+    path.parent.mkdir()
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE sessions (mine TEXT)")
+    connection.commit()
+    connection.close()
+    with pytest.raises(StoreUnavailable):
+        SqliteStore(path)
+    assert query(path, "SELECT name FROM sqlite_master") == [("sessions",)]
+
+
+@pytest.mark.parametrize("place", ["folder", "below a file"])
+async def test_a_path_where_no_file_can_be_is_refused(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path if place == "folder" else tmp_path / "file" / "gateway.db"
+    with pytest.raises(StoreUnavailable):
+        SqliteStore(path)
+
+
+# --- older formats --------------------------------------------------------------------------------------------------------
+
+#: what the first release made, and never to be adapted to a later one
+FORMAT_1 = """
+CREATE TABLE sessions (
+    namespace TEXT NOT NULL, id TEXT NOT NULL, derived INTEGER NOT NULL,
+    created_at REAL NOT NULL, last_call_at REAL NOT NULL,
+    calls INTEGER NOT NULL, input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL,
+    total_tokens INTEGER NOT NULL, cache_read_tokens INTEGER NOT NULL, cache_write_tokens INTEGER NOT NULL,
+    reasoning_tokens INTEGER NOT NULL, estimated_tokens INTEGER NOT NULL, estimated_calls INTEGER NOT NULL,
+    unpriced_calls INTEGER NOT NULL, cost_pico_usd INTEGER NOT NULL,
+    PRIMARY KEY (namespace, id)
+) WITHOUT ROWID;
+CREATE TABLE calls (
+    call_id TEXT PRIMARY KEY, request_id TEXT, namespace TEXT, session_id TEXT, record BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX calls_of_session ON calls (namespace, session_id, call_id);
+CREATE INDEX calls_by_request ON calls (request_id) WHERE request_id IS NOT NULL;
+PRAGMA application_id=1195463749;
+PRAGMA user_version=1;
+"""
+OLD_TOTALS = Totals(3, 11, 12, 23, 4, 5, 6, 7, 2, 1, cost_usd=Decimal("0.000000000013"))
+OLD_CALL = (
+    b'{"call_id":"0000000f4240aa","request_id":"r","session":{"namespace":"alice","id":"s0"},"derived_session":false,'
+    b'"started_at":1000.0,"dialect":"chat","operation":"chat","provider":"openai","model":"gpt-5","response_model":null,'
+    b'"stream":false,"status":200,"outcome":"ok","error_code":null,"finish_reason":"stop","tools":["search"],'
+    b'"charge":{"usage":{"input_tokens":10,"output_tokens":5,"total_tokens":15,"cache_read_tokens":0,'
+    b'"cache_write_tokens":0,"reasoning_tokens":0,"audio_input_tokens":0,"audio_output_tokens":0},"source":"provider",'
+    b'"cost_usd":"0.01"},"overhead_s":0.001,"first_byte_s":0.25,"duration_s":2.0,"request_bytes":1,"response_bytes":2,'
+    b'"notes":{"a":"b"}}'
+)
+
+
+def write_format_1(path: Path, sessions: int = 3) -> None:
+    """A file as the first release left it, with data in it."""
+    path.parent.mkdir()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.executescript(FORMAT_1)
+    for number in range(sessions):
+        row = ("alice", f"s{number}", 1, 1_000.0, 2_000.0 + number, 3, 11, 12, 23, 4, 5, 6, 7, 2, 1, 13)
+        connection.execute(f"INSERT INTO sessions VALUES ({', '.join('?' * len(row))})", row)  # noqa: S608  # no text
+    connection.execute("INSERT INTO calls VALUES ('0000000f4240aa', 'r', 'alice', 's0', ?)", (OLD_CALL,))
+    connection.commit()
+    connection.close()
+
+
+async def test_the_first_format_is_never_changed(path: Path) -> None:
+    write_format_1(path)
+    made = sqlite3.connect(":memory:")
+    made.executescript(MIGRATIONS[0])
+    schema = "SELECT type, name, replace(sql, char(10), ' ') FROM sqlite_master ORDER BY name"
+    as_made = [(kind, name, sql and sql.split()) for kind, name, sql in made.execute(schema)]
+    made.close()
+    as_released = [(kind, name, sql and str(sql).split()) for kind, name, sql in query(path, schema)]
+    assert as_made == as_released
+
+
+async def test_a_file_of_the_first_format_keeps_all_totals_and_calls_and_goes_on(
+    path: Path, record: MakeRecord
+) -> None:
+    write_format_1(path)
+    for _ in range(2):
+        async with opened(path) as store:
+            page = await store.sessions("alice", 10, None, "recent")
+            assert [view.key.id for view in page.sessions] == ["s2", "s1", "s0"]
+            assert {view.totals for view in page.sessions} == {OLD_TOTALS}
+            assert {(view.created_at, view.derived) for view in page.sessions} == {(1_000.0, True)}
+            (call,) = await store.calls(SessionKey("alice", "s0"), 10)
+            assert call == await store.call("alice", "r")
+            assert (call.model, call.tools, call.notes, call.context) == ("gpt-5", ("search",), {"a": "b"}, None)
+            assert await store.remembered(SessionKey("alice", "s0")) == Remembered()
+        assert query(path, "PRAGMA user_version") == [(len(MIGRATIONS),)]
+    context = ContextRecord(6, 10, "calibrated", None, 6, 0, "k", 8)
+    item = record("s0", charge=CHARGE, context=context)
+    async with opened(path) as store:
+        assert await store.settle(item) == OLD_TOTALS.add(CHARGE, 4)
+        assert await store.remembered(SessionKey("alice", "s0")) == Remembered(last_turn=LastTurn("k", 2))
+        assert await store.update(SessionKey("alice", "s1"), lambda state: state) == SessionState()
+    assert query(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+async def test_a_worker_of_the_first_release_can_go_on_beside_a_newer_one(path: Path) -> None:
+    write_format_1(path)
+    columns = [str(name) for (name,) in query(path, "SELECT name FROM pragma_table_info('sessions')")]
+    async with opened(path) as store:
+        values = ", ".join(["'bob'", "'s'", *"11"] + ["1"] * (len(columns) - 4))
+        write(path, f"INSERT INTO sessions ({', '.join(columns)}) VALUES ({values})")  # noqa: S608  # no text
+        assert (await store.totals(SessionKey("bob", "s"))).calls == 1
+        assert (await store.totals(SessionKey("bob", "s"))).saved_tokens == 0
+
+
+async def test_several_workers_that_start_on_an_old_file_at_once_all_come_up(path: Path) -> None:
+    write_format_1(path, 200)
+
+    async def start() -> Totals:
+        async with opened(path, 5) as store:
+            return await store.totals(SessionKey("alice", "s7"))
+
+    found = await asyncio.gather(*(asyncio.to_thread(asyncio.run, start()) for _ in range(4)))
+    assert found == [OLD_TOTALS] * 4
+
+
+async def test_a_file_that_cannot_be_brought_to_the_newest_format_is_left_as_it_was(path: Path) -> None:
+    write_format_1(path)
+    write(path, "CREATE TABLE lessons (mine TEXT)")
+    before = query(path, "SELECT name, sql FROM sqlite_master")
+    with pytest.raises(StoreUnavailable, match=r"lessons.*store\.url"):
+        SqliteStore(path)
+    assert query(path, "SELECT name, sql FROM sqlite_master") == before
+    assert query(path, "PRAGMA user_version") == [(1,)]

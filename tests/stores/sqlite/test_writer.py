@@ -1,0 +1,198 @@
+"""Settlements, states and lessons on their way into transactions: locks, deadlines, and what cannot be written."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from gateway.core.errors import StoreUnavailable
+from gateway.core.session import SessionState
+from gateway.core.usage import Charge, Totals, Usage
+from gateway.stores.sqlite import SqliteStore
+from tests.stores.files import CHARGE, KEY, TIMEOUT_S, MakeRecord, locked, opened, query
+
+
+async def longest_gap(stop: asyncio.Event) -> float:
+    """The longest time in which the event loop ran nothing else."""
+    longest, last = 0.0, time.perf_counter()
+    while not stop.is_set():
+        await asyncio.sleep(0.001)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    return longest
+
+
+async def test_a_locked_database_is_unavailable_within_the_timeout_and_the_loop_runs_on(
+    path: Path, record: MakeRecord
+) -> None:
+    async with opened(path) as store:
+        stop = asyncio.Event()
+        ticker = asyncio.create_task(longest_gap(stop))
+        with locked(path):
+            started = time.perf_counter()
+            with pytest.raises(StoreUnavailable, match="locked"):
+                await asyncio.wait_for(store.settle(record(charge=CHARGE)), 5)
+            waited = time.perf_counter() - started
+        stop.set()
+        assert TIMEOUT_S * 0.8 <= waited < TIMEOUT_S + 0.4
+        assert await ticker < 0.15
+        assert await store.totals(KEY) == Totals()
+
+
+async def test_a_settlement_refused_by_a_lock_can_be_offered_again_and_counts_once(
+    path: Path, record: MakeRecord
+) -> None:
+    item = record(charge=CHARGE)
+    async with opened(path, 0.02) as store:
+        with locked(path), pytest.raises(StoreUnavailable):
+            await store.settle(item)
+        assert (await store.settle(item)).calls == 1
+
+
+async def test_a_lock_that_goes_away_in_time_is_waited_for(path: Path, record: MakeRecord) -> None:
+    async with opened(path, 5) as store:
+        with locked(path):
+            waiting = [asyncio.create_task(store.settle(record(charge=CHARGE))) for _ in range(3)]
+            await asyncio.sleep(0.03)
+            waiting.append(asyncio.create_task(store.settle(record(charge=CHARGE))))
+            await asyncio.sleep(0.03)
+            assert not any(task.done() for task in waiting)
+        totals = await asyncio.wait_for(asyncio.gather(*waiting), 3)
+    assert sorted(item.calls for item in totals) == [1, 2, 3, 4]
+
+
+async def test_totals_can_be_read_while_another_process_writes(path: Path, record: MakeRecord) -> None:
+    async with opened(path) as store:
+        await store.settle(record(charge=CHARGE))
+        with locked(path):
+            assert (await store.totals(KEY)).calls == 1
+            assert await store.session(KEY) is not None
+
+
+async def test_a_settlement_that_waits_in_a_closing_store_ends_within_the_timeout(
+    path: Path, record: MakeRecord
+) -> None:
+    store = SqliteStore(path, timeout_s=0.05)
+    with locked(path):
+        task = asyncio.create_task(store.settle(record(charge=CHARGE)))
+        await asyncio.sleep(0)
+        await asyncio.wait_for(store.aclose(), 3)
+        with pytest.raises(StoreUnavailable):
+            await task
+
+
+@pytest.mark.parametrize("verb", ["ping", "reset", "delete", "expire"])
+async def test_every_other_write_ends_within_the_timeout_too(path: Path, record: MakeRecord, verb: str) -> None:
+    async with opened(path) as store:
+        await store.settle(record(charge=CHARGE))
+        arguments: dict[str, tuple[object, ...]] = {"ping": (), "reset": (KEY,), "delete": (KEY,), "expire": (9e9,)}
+        with locked(path):
+            started = time.perf_counter()
+            with pytest.raises((StoreUnavailable, TimeoutError)):
+                await asyncio.wait_for(getattr(store, verb)(*arguments[verb]), TIMEOUT_S + 1)
+            waited = time.perf_counter() - started
+        assert waited < TIMEOUT_S + 0.5
+
+
+async def test_a_record_that_sqlite_cannot_take_fails_alone_and_at_once(
+    path: Path, record: MakeRecord, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = record(charge=Charge(Usage(-(2**70), 0, 0), "provider", None))
+    good = [record(charge=CHARGE) for _ in range(2)]
+    async with opened(path) as store:
+        work = asyncio.gather(*(store.settle(item) for item in (good[0], bad, good[1])), return_exceptions=True)
+        results = await asyncio.wait_for(work, 3)
+        assert [type(result) for result in results] == [Totals, StoreUnavailable, Totals]
+        assert (await store.totals(KEY)).calls == 2
+    assert "OverflowError" in caplog.text
+    assert bad.call_id in caplog.text
+
+
+# --- states and lessons ---------------------------------------------------------------------------------------------------
+
+
+def one_more(known: bytes | None) -> bytes:
+    return (known or b"") + b"x"
+
+
+def counts(state: SessionState) -> SessionState:
+    number = state.epochs["n"]["number"] if state.epochs else 0
+    return SessionState({"n": {"prefix": "n", "number": number + 1}})
+
+
+async def work_on(store: SqliteStore, verb: str) -> object:
+    return await (store.update(KEY, counts) if verb == "update" else store.learn({"k": one_more}))
+
+
+@pytest.mark.parametrize("verb", ["update", "learn"])
+async def test_a_change_waits_for_a_lock_no_longer_than_the_timeout_and_changes_nothing(path: Path, verb: str) -> None:
+    async with opened(path) as store:
+        stop = asyncio.Event()
+        ticker = asyncio.create_task(longest_gap(stop))
+        with locked(path):
+            started = time.perf_counter()
+            with pytest.raises(StoreUnavailable, match="locked"):
+                await asyncio.wait_for(work_on(store, verb), 5)
+            waited = time.perf_counter() - started
+            assert (await store.remembered(KEY)).state == SessionState()
+            assert await store.learned("k") is None
+        stop.set()
+        assert TIMEOUT_S * 0.8 <= waited < TIMEOUT_S + 0.4
+        assert await ticker < 0.15
+        assert (await store.remembered(KEY)).state == SessionState()
+        assert await store.learned("k") is None
+
+
+async def test_a_change_that_waited_is_made_on_what_another_process_wrote_meanwhile(path: Path) -> None:
+    async with opened(path, 5) as store:
+        await store.update(KEY, counts)
+        await store.learn({"k": one_more})
+        with locked(path) as other:
+            waiting = [asyncio.create_task(work_on(store, verb)) for verb in ("update", "learn", "update")]
+            await asyncio.sleep(0.02)
+            assert not any(task.done() for task in waiting)
+            other.execute("UPDATE states SET value = ?", (b'{"epochs":{"n":{"prefix":"n","number":70}}}',))
+            other.execute("UPDATE lessons SET value = ?", (b"y",))
+            other.execute("COMMIT")
+        results = await asyncio.wait_for(asyncio.gather(*waiting), 3)
+        assert results[1] == {"k": b"yx"}
+        assert (await store.remembered(KEY)).state.epochs["n"]["number"] == 72
+
+
+async def test_what_is_asked_for_in_one_turn_of_the_loop_is_one_transaction(path: Path, record: MakeRecord) -> None:
+    async with opened(path) as store:
+        statements = list[str]()
+        store._hot.set_trace_callback(statements.append)
+        await asyncio.gather(
+            store.update(KEY, counts), store.settle(record(charge=CHARGE)), store.learn({"k": one_more, "l": one_more})
+        )
+        store._hot.set_trace_callback(None)
+    assert [text for text in statements if text in ("BEGIN IMMEDIATE", "COMMIT")] == ["BEGIN IMMEDIATE", "COMMIT"]
+    assert [text.split()[0] for text in statements[-2:]] == ["INSERT", "COMMIT"]
+
+
+@pytest.mark.parametrize("verb", ["update", "learn"])
+async def test_a_change_in_a_closing_store_is_made_and_in_a_closed_one_refused(path: Path, verb: str) -> None:
+    store = SqliteStore(path)
+    task = asyncio.create_task(work_on(store, verb))
+    await asyncio.sleep(0)
+    await store.aclose()
+    await task
+    with pytest.raises(StoreUnavailable):
+        await asyncio.wait_for(work_on(store, verb), 3)
+    with pytest.raises(StoreUnavailable):
+        await store.remembered(KEY)
+    with pytest.raises(StoreUnavailable):
+        await store.learned("k")
+    assert len(query(path, "SELECT * FROM states UNION ALL SELECT '', * FROM lessons")) == 1
+
+
+async def test_a_state_that_json_cannot_hold_is_refused_and_the_old_one_stays(path: Path) -> None:
+    async with opened(path) as store:
+        await store.update(KEY, counts)
+        with pytest.raises(TypeError):
+            await store.update(KEY, lambda _: SessionState({"p": {"prefix": object()}}))
+        assert (await store.remembered(KEY)).state == counts(SessionState())

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.core.counting.calibration import KEPT
+from gateway.core.errors import StoreUnavailable
+from gateway.core.ports import Lesson
+from gateway.stores.learner import Learner
+from gateway.stores.memory import MemoryStore
+
+
+class AwayStore(MemoryStore):
+    """A store that can be away."""
+
+    away = False
+    writes = 0
+
+    async def learned(self, key: str) -> bytes | None:
+        self._check()
+        return await super().learned(key)
+
+    async def learn(self, lessons: Mapping[str, Lesson]) -> Mapping[str, bytes]:
+        self._check()
+        self.writes += 1
+        return await super().learn(lessons)
+
+    def _check(self) -> None:
+        if self.away:
+            raise StoreUnavailable("away")
+
+
+async def settled(learner: Learner) -> None:
+    await learner.aclose()
+
+
+async def test_what_is_reported_is_known_at_once() -> None:
+    learner = Learner(MemoryStore())
+    learner.report("k", 5)
+    learner.report("k", 7)
+    assert await learner.offsets("k") == (5, 7)
+    assert await learner.offsets("other") == ()
+    await settled(learner)
+
+
+async def test_what_was_learned_survives_the_worker() -> None:
+    store = MemoryStore()
+    first = Learner(store)
+    first.report("k", 5)
+    first.report_window("openai", "m", 8192)
+    await settled(first)
+    second = Learner(store)
+    assert await second.offsets("k") == (5,)
+    assert await second.window("openai", "m") == 8192
+    assert await second.window("openai", "n") is None
+
+
+async def test_two_workers_add_to_one_key() -> None:
+    store = MemoryStore()
+    one, two = Learner(store), Learner(store)
+    one.report("k", 1)
+    two.report("k", 2)
+    await settled(one)
+    await settled(two)
+    assert await two.offsets("k") == (1, 2)
+
+
+async def test_only_the_newest_are_kept() -> None:
+    store = MemoryStore()
+    learner = Learner(store)
+    for number in range(KEPT + 3):
+        learner.report("k", number)
+    assert await learner.offsets("k") == tuple(range(3, KEPT + 3))
+    await settled(learner)
+    assert await Learner(store).offsets("k") == tuple(range(3, KEPT + 3))
+
+
+async def test_many_reports_are_one_write() -> None:
+    store = AwayStore()
+    learner = Learner(store, write_after_s=0.01)
+    for number in range(100):
+        learner.report(f"k{number}", 1)
+    while not store.writes:
+        await asyncio.sleep(0.005)
+    await settled(learner)
+    assert store.writes == 1
+
+
+async def test_a_store_that_is_away_costs_nothing_but_the_lessons_of_others() -> None:
+    store = AwayStore()
+    store.away = True
+    learner = Learner(store, write_after_s=0.01)
+    assert await learner.offsets("k") == ()
+    learner.report("k", 3)
+    learner.report_window("p", "m", 100)
+    await asyncio.sleep(0.05)
+    assert await learner.offsets("k") == (3,)
+    assert await learner.window("p", "m") == 100
+    store.away = False
+    await settled(learner)
+    assert await Learner(store).offsets("k") == (3,)
+
+
+async def test_a_damaged_lesson_is_none() -> None:
+    store = MemoryStore()
+
+    def damaged(_: Any) -> bytes:
+        return b"{"
+
+    await store.learn({"offsets\nk": damaged, "window\np\nm": damaged, "window\np\nn": lambda _: b'"8192"'})
+    learner = Learner(store)
+    assert await learner.offsets("k") == ()
+    assert await learner.window("p", "m") is None
+    assert await learner.window("p", "n") is None
