@@ -364,7 +364,7 @@ class Exchange:
             return
         if progress.session is not None:
             progress.remembered = await gateway.store.remembered(progress.session)
-        wishes = replace(self._in.wishes, output=output_limit(contents.fields))
+        wishes = Wishes(self._in.wishes.trim, self._in.wishes.budget, output_limit(contents.fields))
         progress.asked = Asked(contents, route, gateway.facts(route), wishes, len(call.body))
         progress.plan = await gateway.planner.plan(progress.asked, progress.remembered)
         if progress.plan.overflow is not None:

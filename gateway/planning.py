@@ -28,6 +28,7 @@ from gateway.core.plan import (
     Wishes,
     as_it_came,
     budget_of,
+    key_of,
     make_room,
     weigh,
 )
@@ -134,7 +135,7 @@ class Planner:
     async def _learned(
         self, request: Request, estimate: Estimate, remembered: Remembered, window: int | None
     ) -> Learned:
-        key = weigh(request, estimate, Learned()).key
+        key = key_of(request, estimate)
         offsets, surprises = await self._learner.offsets(key), await self._learner.surprises(key)
         if window is None:
             window = await self._learner.window(request.provider, request.model)

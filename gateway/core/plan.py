@@ -138,9 +138,14 @@ def _reserve(policy: ContextPolicy, facts: ModelFacts, wishes: Wishes, window: i
     return min(wishes.output, facts.output or wishes.output, int(window * _RESERVE_SHARE_MOST))
 
 
+def key_of(request: Request, estimate: Estimate) -> str:
+    """Under which the errors of estimates like this one are learned."""
+    return calibration_key(request.provider, request.model, request.wire, estimate.shape)
+
+
 def weigh(request: Request, estimate: Estimate, learned: Learned) -> Weighed:
     """The request with its estimate corrected by what was learned."""
-    key = calibration_key(request.provider, request.model, request.wire, estimate.shape)
+    key = key_of(request, estimate)
     expected = corrected(estimate, key, learned.offsets, learned.last_turn, learned.surprises)
     return Weighed(request, estimate, expected, key)
 

@@ -27,13 +27,17 @@ _SURPRISES: Final = "surprises\n"
 _WINDOW: Final = "window\n"
 
 
+#: what is kept of one key
+Known = tuple[int, ...] | int | None
+
+
 class Learner:
     """Offsets of estimates by calibration key, and windows by model."""
 
     def __init__(self, store: Store, write_after_s: float = _WRITE_AFTER_S) -> None:
         self._store = store
         self._write_after_s = write_after_s
-        self._known: dict[str, bytes | None] = {}
+        self._known: dict[str, Known] = {}
         self._new_numbers: dict[str, list[int]] = {}
         self._new_windows: dict[str, int] = {}
         self._writing: asyncio.Task[None] | None = None
@@ -47,16 +51,18 @@ class Learner:
         return await self._numbers(_SURPRISES + key)
 
     async def _numbers(self, key: str) -> tuple[int, ...]:
-        known = residuals_from(_decode(await self._look_up(key)))
-        return (*known, *self._new_numbers.get(key, ()))[-KEPT:]
+        known = await self._look_up(key)
+        new = self._new_numbers.get(key)
+        numbers = known if isinstance(known, tuple) else ()
+        return (*numbers, *new)[-KEPT:] if new else numbers
 
     async def window(self, provider: str, model: str) -> int | None:
         """The window that the provider itself named when it refused a request; None where it never did."""
         name = f"{provider}\n{model}"
-        value = self._new_windows.get(name)
-        return value if value is not None else _window_from(await self._look_up(_WINDOW + name))
+        said = self._new_windows.get(name) or await self._look_up(_WINDOW + name)
+        return said if isinstance(said, int) else None
 
-    async def _look_up(self, key: str) -> bytes | None:
+    async def _look_up(self, key: str) -> Known:
         """From memory, else from the store; a store that is away knows nothing."""
         if key not in self._known:
             value = None
@@ -68,7 +74,7 @@ class Learner:
     def _keep(self, key: str, value: bytes | None) -> None:
         if len(self._known) >= _MOST_KEYS and key not in self._known:
             del self._known[next(iter(self._known))]
-        self._known[key] = value
+        self._known[key] = _known_from(value)
 
     def record(self, call: CallRecord, totals: Totals | None) -> None:
         """See `Observer.record`: what the provider reported of a call, less what was estimated."""
@@ -151,9 +157,12 @@ def _decode(value: bytes | None) -> object:
     return None
 
 
-def _window_from(value: bytes | None) -> int | None:
-    window = _decode(value)
-    return window if isinstance(window, int) and not isinstance(window, bool) and window > 0 else None
+def _known_from(value: bytes | None) -> Known:
+    """Numbers, or a window; None for nothing, and for what is none of ours."""
+    found = _decode(value)
+    if isinstance(found, list):
+        return residuals_from(found)
+    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
 
 
 if TYPE_CHECKING:

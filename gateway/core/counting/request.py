@@ -16,9 +16,11 @@ from gateway.core.counting.measure import Wire
 Piece = Any
 
 #: top-level fields that let a provider add what it finds, or keeps from earlier calls
-_SERVER_FIELDS: Final = (
-    *("mcp_servers", "web_search_options", "plugins", "container"),
-    *("previous_response_id", "conversation"),
+_SERVER_FIELDS: Final = frozenset(
+    {
+        *("mcp_servers", "web_search_options", "plugins", "container"),
+        *("previous_response_id", "conversation"),
+    }
 )
 #: where a system text stands that is no message
 _SYSTEM_FIELDS: Final = {"messages": "system", "responses": "instructions"}
@@ -72,7 +74,7 @@ def read_request(
     """
     choice = decoded(body.get("tool_choice", body.get("function_call")))
     name = _named(choice)
-    own = decoded(body.get("model"))
+    own = None if model else decoded(body.get("model"))
     form = _format(wire, body)
     about = form.get("description")
     title = form.get("name")
@@ -88,7 +90,7 @@ def read_request(
         schema_about=about if isinstance(about, str) else "",
         forced=bool(name) or _is_forced(choice),
         forced_name=name,
-        server=any(_given(body, field) is not None for field in _SERVER_FIELDS),
+        server=any(_given(body, field) is not None for field in _SERVER_FIELDS & body.keys()),
         thinking=_thinks(decoded(body.get("thinking")), decoded(body.get("reasoning"))),
         tokenizer=tokenizer,
     )
@@ -110,7 +112,7 @@ def wire_of(body: Mapping[str, Any]) -> Wire:
 
 def decoded(piece: Piece) -> Any:
     """The value of a piece; bytes that are no JSON are the text they hold."""
-    if not isinstance(piece, bytes | bytearray | memoryview):
+    if piece is None or not isinstance(piece, bytes | bytearray | memoryview):
         return piece
     raw = bytes(piece)
     try:
@@ -122,6 +124,8 @@ def decoded(piece: Piece) -> Any:
 def _given(body: Mapping[str, Piece], field: str) -> Piece:
     """A field's piece; None where it is absent or null."""
     piece = body.get(field)
+    if piece is None:
+        return None
     return None if isinstance(piece, bytes | bytearray | memoryview) and bytes(piece) == b"null" else piece
 
 
