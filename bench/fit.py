@@ -1,6 +1,7 @@
 """How good is the fitting? The adapter for the trim benchmark, and a command that prints its whole table.
 
     python bench/fit.py SCORER.py DATA_DIR [--recall off|said|all] [--limit N] [--json OUT]
+    python bench/fit.py SCORER.py DATA_DIR --gateway [--on-overflow error|least|forward]
 
 SCORER.py scores a function(request, budget) -> request on recorded conversations (its --help says how). `trim` is that
 function: it keeps its epochs by the hash of the messages, as a server does. Variables FIT_RECALL, FIT_LOW_WATER,
@@ -13,6 +14,7 @@ import argparse
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -116,15 +118,53 @@ def trim(request: dict[str, Any], budget: int) -> dict[str, Any]:
     return _trimmers[0](request, budget)
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+        return port
+
+
+def through_gateway(arguments: argparse.Namespace) -> int:
+    """Score what a provider receives behind `gateway serve`; a fresh store for each budget, the scorer is upstream."""
+    code = 0
+    for budget in arguments.budgets.split(","):
+        port, upstream = free_port(), free_port()
+        environment = {
+            **os.environ,
+            "GATEWAY_CONTEXT_RECALL": arguments.recall,
+            "GATEWAY_CONTEXT_ON_OVERFLOW": arguments.on_overflow,
+            "GATEWAY_TELEMETRY_LOG_LEVEL": "error",
+        }
+        flags = ["--upstream", f"http://127.0.0.1:{upstream}/v1", "--port", str(port), "--store", "memory://"]
+        gateway = subprocess.Popen(
+            [sys.executable, "-m", "gateway", "serve", *flags], env=environment, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            assert gateway.stderr is not None
+            print(gateway.stderr.readline().strip(), flush=True)
+            score = [sys.executable, str(arguments.scorer.resolve()), "score", "--data", str(arguments.data)]
+            target = ["--gateway", f"http://127.0.0.1:{port}", "--upstream-port", str(upstream)]
+            extra = ["--budgets", budget, *([f"--limit={arguments.limit}"] if arguments.limit else [])]
+            code |= subprocess.run([*score, *target, *extra], check=False).returncode
+        finally:
+            gateway.terminate()
+            gateway.wait()
+    return code
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("scorer", type=Path)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--recall", choices=("off", "said", "all"), default="off")
+    parser.add_argument("--recall", choices=("off", "said", "all"), default="said")
     parser.add_argument("--limit")
     parser.add_argument("--budgets", default="50%,25%,12%,8k")
     parser.add_argument("--json")
+    parser.add_argument("--gateway", action="store_true", help="through a running gateway, which this starts")
+    parser.add_argument("--on-overflow", choices=("error", "least", "forward"), default="error")
     arguments = parser.parse_args()
+    if arguments.gateway:
+        return through_gateway(arguments)
     here = Path(__file__).resolve()
     environment = {**os.environ, "FIT_RECALL": arguments.recall}
     environment["PYTHONPATH"] = os.pathsep.join([str(here.parent.parent), str(here.parent)])

@@ -1,13 +1,14 @@
 """What is known of models: limits and prices, from files on disk, never from the network.
 
 The order, first that says something wins, fact by fact: the route in gateway.yaml, config/models.yaml, the table inside
-litellm's wheel. The wheel is found without importing litellm, which would cost seconds and ask the network.
+litellm's wheel, and for the tokenizer config/families.yaml. The wheel is found without importing litellm, which would
+cost seconds and ask the network.
 """
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
@@ -29,8 +30,15 @@ _TABLE_PREFIX: Final = {"ollama": "ollama_chat"}
 class Catalog:
     """Looks up models; one entry is decoded when it is first asked for."""
 
-    def __init__(self, own: Mapping[str, Facts], table: Mapping[str, msgspec.Raw], table_name: str = "litellm") -> None:
+    def __init__(
+        self,
+        own: Mapping[str, Facts],
+        table: Mapping[str, msgspec.Raw],
+        table_name: str = "litellm",
+        tokenizers: Callable[[Route], str] | None = None,
+    ) -> None:
         self._own = own
+        self._tokenizers = tokenizers
         self._table = table
         self._table_name = table_name
         self._known: dict[Route, ModelFacts] = {}
@@ -76,6 +84,8 @@ class Catalog:
             own = self._own.get(name)
             layers += [("models.yaml", facts_of(own))] if own is not None else []
         layers += [(self._table_name, facts) for facts in self._from_table(route)]
+        if self._tokenizers is not None:
+            layers.append(("families.yaml", ModelFacts(tokenizer=self._tokenizers(route))))
         return _merge(layers)
 
     def _from_table(self, route: Route) -> list[ModelFacts]:

@@ -95,15 +95,31 @@ class Inspector:
     async def trim(self, call: Call, asked: Asked, remembered: Remembered) -> tuple[bytes, Plan]:
         """The body as it would be forwarded, and why.
 
+        No model is ever called for this. Where one would be asked for a summary first, the body is as it would be if
+        that failed, and the plan says what it needs.
+
         Raises:
             ContextOverflow: it cannot be made to fit.
             InvalidRequest: requests of its format are not fitted.
         """
-        plan = await self._planner.plan(asked, remembered)
+        plan = await self._planner.plan(asked, remembered, use="ask")
+        if plan.needs is not None:
+            plan = replace(await self._planner.plan(asked, remembered), needs=plan.needs)
         if plan.overflow is not None:
             raise plan.overflow
         messages = plan.messages if plan.messages is not None or not asked.contents.marked else asked.contents.messages
         return call.body if messages is None else write_fields(call.fields, {"messages": join(messages)}), plan
+
+
+def plan_json(plan: Plan, *, explain: bool) -> dict[str, Any]:
+    """What would be decided about a call. `note`: it would be decided otherwise, with a summary."""
+    found = context_json(plan.context, explain=explain)
+    if plan.needs is not None:
+        found["note"] = (
+            f"{plan.needs.model} would first be asked to summarize {plan.needs.count} messages; "
+            "this is what would be sent without that summary"
+        )
+    return found
 
 
 def context_json(context: ContextRecord, *, explain: bool) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """One call, top to bottom. This is the only place that knows the order.
 
 Read the body -> name the session -> find the route -> plan what to send -> send -> meter the answer -> settle -> tell
-the observers.
+the observers. Where the plan needs a summary first, an exchange of our own goes the same way before the call does.
 
 An `Exchange` is entered for the way down and left after the answer was passed on. Whatever happens in between (the
 client leaves, the provider breaks off, the process is told to stop), leaving it settles, once.
@@ -15,12 +15,12 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fnmatch import fnmatchcase
 from types import TracebackType
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from gateway.core import identity
 from gateway.core.counting.calibration import LastTurn
@@ -34,8 +34,18 @@ from gateway.core.errors import (
     StoreUnavailable,
     UnknownModel,
     UpstreamProtocolError,
+    UpstreamTimeout,
 )
-from gateway.core.forwarding import Provider, check_credential, header, request_headers, response_headers
+from gateway.core.fitting.summary import NeedsSummary, Use
+from gateway.core.forwarding import (
+    CREDENTIALS,
+    Provider,
+    check_credential,
+    header,
+    holds_credential,
+    request_headers,
+    response_headers,
+)
 from gateway.core.plan import Plan, Wishes
 from gateway.core.ports import (
     CallRecord,
@@ -52,10 +62,11 @@ from gateway.core.pricing import cost
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.session import Remembered
 from gateway.core.usage import Charge, Totals, Usage
-from gateway.dialects import Endpoint
+from gateway.dialects import Endpoint, endpoint
 from gateway.dialects.base import Answer, Call, StreamMeter, decode, estimate
 from gateway.dialects.contents import contents_of, output_limit
 from gateway.dialects.length_error import LengthError, length_error
+from gateway.dialects.openai_chat import completion_request, completion_text
 from gateway.planning import Asked, Planner
 from gateway.stores.learner import Learner
 from gateway.stores.settler import Settler
@@ -73,9 +84,16 @@ _TELLING: Final = frozenset({400, 413, 422, 500})
 _SHORTER: Final = 0.8
 #: how long a provider may keep a stream open after its own end mark, until we stop reading for the connection's sake
 _AFTER_END_S: Final = 2.0
+#: a call waits so long for a summary
+SUMMARY_S: Final = 60.0
+#: how the length of an answer is bounded: as most know it, and as some insist on
+_LIMITS: Final = ("max_tokens", "max_completion_tokens")
+#: a summary may be so many times longer than it was asked to be
+_LONGEST_SUMMARY: Final = 2
 _CLIENT_CLOSED: Final = 499
+_TOO_SLOW: Final = "too_slow"
 #: outcomes of calls that nobody waited for to the end
-_LEFT: Final = frozenset({"client_left", "cut_at_shutdown"})
+_LEFT: Final = frozenset({"client_left", "cut_at_shutdown", _TOO_SLOW})
 _LONGEST_MODEL_NAME: Final = 256
 #: the head of the form part that names the model, up to where its value begins
 _MODEL_PART: Final = re.compile(
@@ -107,12 +125,21 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
+class Purpose:
+    """What a call of the gateway's own is for. `derived`: as its session; `notes`: in its record."""
+
+    operation: str
+    derived: bool
+    notes: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Incoming:
     """One client request, its body read.
 
     `call_id` is ours and unique, `request_id` may be the client's; `path` is relative to `/v1/` and still encoded;
     `started` is monotonic. `refused`: why its body was not read; it is answered with that. `wishes`: what its headers
-    ask of its context.
+    ask of its context. `purpose`: it is the gateway's own, in the name of the caller.
     """
 
     call_id: str
@@ -129,6 +156,7 @@ class Incoming:
     started: float
     refused: GatewayError | None = None
     wishes: Wishes = _NO_WISHES
+    purpose: Purpose | None = None
 
 
 @dataclass(slots=True)
@@ -173,6 +201,7 @@ class Gateway:
         new_id: Callable[[], str],
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        summary_s: float = SUMMARY_S,
     ) -> None:
         self.routes = routes
         self.providers = providers
@@ -188,6 +217,7 @@ class Gateway:
         self.new_id = new_id
         self.clock = clock
         self.wall = wall
+        self.summary_s = summary_s
         #: (provider, model) -> when it refused `stream_options.include_usage`
         self._no_stream_usage: dict[tuple[str, str], float] = {}
 
@@ -222,6 +252,7 @@ class _Progress:
     asked: Asked | None = None
     remembered: Remembered = _NOTHING_REMEMBERED
     plan: Plan | None = None
+    use: Use = "ask"
     sent_at: float | None = None
     head_at: float | None = None
     status: int = _CLIENT_CLOSED
@@ -245,6 +276,9 @@ class Exchange:
         self._started_at = gateway.wall()
         self._sending: AbstractAsyncContextManager[UpstreamReply] | None = None
         self._p = _Progress()
+        if incoming.purpose is not None:
+            self._p.derived = incoming.purpose.derived
+            self._p.notes.update(incoming.purpose.notes)
         self._record: CallRecord | None = None
         self._totals: Totals | None = None
         self._settled = False
@@ -359,25 +393,105 @@ class Exchange:
     async def _prepare(self, call: Call, route: Route) -> None:
         """Weigh the request and decide what of it is sent."""
         wire, progress, gateway = self._in.endpoint.wire, self._p, self._gateway
-        contents = contents_of(call, wire) if wire is not None else None
+        contents = contents_of(call, wire) if wire is not None and self._in.purpose is None else None
         if contents is None:
             return
         if progress.session is not None:
             progress.remembered = await gateway.store.remembered(progress.session)
         wishes = Wishes(self._in.wishes.trim, self._in.wishes.budget, output_limit(contents.fields))
         progress.asked = Asked(contents, route, gateway.facts(route), wishes, len(call.body))
-        progress.plan = await gateway.planner.plan(progress.asked, progress.remembered)
+        progress.plan = await self._plan(progress.asked)
         if progress.plan.overflow is not None:
             raise progress.plan.overflow
         await self._remember(progress.plan)
+
+    async def _plan(self, asked: Asked, window: int | None = None) -> Plan:
+        """What to send, after a summary was made where one is needed; a call waits for one summary at most."""
+        progress, planner = self._p, self._gateway.planner
+        plan = await planner.plan(asked, progress.remembered, window, use=progress.use)
+        if plan.needs is None:
+            return plan
+        progress.use = "off"
+        try:
+            await self._summarize(plan.needs)
+        except (GatewayError, _NoSummaryError) as error:
+            progress.notes["summary"] = f"none: {error}"
+        return await planner.plan(asked, progress.remembered, window, use=progress.use)
+
+    async def _summarize(self, needs: NeedsSummary) -> None:
+        """Have a summary made, and kept before it is used.
+
+        Raises:
+            GatewayError, _NoSummaryError: there is none, and why.
+        """
+        progress, gateway = self._p, self._gateway
+        if progress.session is None:
+            raise _NoSummaryError("there is no session to keep it in")
+        call_id, text = await self._summary_of(needs, progress.session)
+        state = await gateway.store.update(progress.session, lambda state: state.with_summary(needs.id, text))
+        progress.remembered = replace(progress.remembered, state=state)
+        progress.use = "known"
+        progress.notes["summary"] = f"of {needs.count} messages, made by call {call_id}"
+
+    async def _summary_of(self, needs: NeedsSummary, session: SessionKey) -> tuple[str, str]:
+        """The id of the call that made it, and its text."""
+        headers = self._summary_headers(self._gateway.routes.resolve(needs.model))
+        async with _patience(self._gateway.summary_s):
+            for field_name in _LIMITS:
+                body = completion_request(needs.model, needs.messages, (field_name, needs.max_tokens))
+                call_id = self._gateway.new_id()
+                async with self._gateway.handle(self._of_our_own(call_id, session, headers, body)) as reply:
+                    answer = reply.body if isinstance(reply.body, bytes) else b""
+                if reply.status not in _TELLING or _LIMITS[-1].encode() not in answer:
+                    break
+        if reply.status != 200:  # noqa: PLR2004
+            raise _NoSummaryError(f"call {call_id} was answered with the status {reply.status}")
+        text = completion_text(answer)
+        if text is None:
+            raise _NoSummaryError(f"call {call_id} was answered without a text")
+        if estimate_tokens(text) > _LONGEST_SUMMARY * needs.max_tokens:
+            raise _NoSummaryError(f"call {call_id} was answered with far more than was asked for")
+        return call_id, text
+
+    def _summary_headers(self, route: Route) -> Headers:
+        """The headers of a call for a summary: with the gateway's own credential, or the caller's where it belongs."""
+        provider, caller = self._gateway.providers[route.provider], self._in.caller
+        headers: Headers = [(b"content-type", b"application/json")]
+        if holds_credential(provider):
+            return headers
+        own = [pair for pair in self._in.headers if pair[0] in CREDENTIALS and pair[0] not in caller.key_headers]
+        if not own or route.provider != self._p.route.provider:
+            raise _NoSummaryError(f"the gateway holds no key of {route.provider}")
+        return headers + own
+
+    def _of_our_own(self, call_id: str, session: SessionKey, headers: Headers, body: bytes) -> Incoming:
+        return Incoming(
+            call_id=call_id,
+            request_id=call_id,
+            method="POST",
+            path="chat/completions",
+            query="",
+            headers=headers,
+            body=body,
+            unpacked=False,
+            endpoint=endpoint("POST", "chat/completions"),
+            # What a client key may call says nothing of what the gateway may.
+            caller=Caller(session.namespace),
+            path_session=session.id,
+            started=self._gateway.clock(),
+            purpose=Purpose("summary", self._p.derived, {"for": self._in.call_id}),
+        )
 
     async def _remember(self, plan: Plan) -> None:
         """Keep a new decision before it is sent: another worker, or this one after a restart, must send the same."""
         epoch, session = plan.epoch, self._p.session
         if epoch is None or session is None:
             return
+        texts = self._p.remembered.state.summaries
         try:
-            await self._gateway.store.update(session, lambda state: state.with_epoch(epoch, instead_of=plan.resumed))
+            await self._gateway.store.update(
+                session, lambda state: state.with_epoch(epoch, instead_of=plan.resumed, summaries=texts)
+            )
         except StoreUnavailable:
             # The next turn decides anew: it costs the provider's cache, and is no reason to refuse this one.
             self._p.notes["context"] = "decision not kept: the store is away"
@@ -409,18 +523,18 @@ class Exchange:
         asked, plan = progress.asked, progress.plan
         if asked is None or plan is None:
             return False
-        context, remembered = plan.context, progress.remembered
+        context = plan.context
         if found.asked is not None:
             residual = found.asked - context.estimate
             gateway.learner.report(context.key, residual)
-            remembered = replace(remembered, last_turn=LastTurn(context.key, residual))
+            progress.remembered = replace(progress.remembered, last_turn=LastTurn(context.key, residual))
         most = max(found.asked or 0, context.tokens) + (found.output or asked.wishes.output or 0)
         if found.limit is not None and found.limit < most:
             gateway.learner.report_window(asked.route.provider, asked.route.model, found.limit)
             window = found.limit
         else:
             window = int(context.tokens * _SHORTER)
-        again = await gateway.planner.plan(asked, remembered, window)
+        again = await self._plan(asked, window)
         progress.notes["context"] = "the provider refused it for its length"
         if again.overflow is not None or again.messages in (None, plan.messages):
             return False
@@ -641,7 +755,7 @@ class Exchange:
             derived_session=progress.derived,
             started_at=self._started_at,
             dialect=self._dialect.name,
-            operation=call.operation if call else incoming.endpoint.operation,
+            operation=self._operation(call),
             provider=progress.route.provider,
             model=_clean(progress.route.model or (call.model if call else None) or ""),
             response_model=_clean(answer.model) if answer.model else None,
@@ -660,6 +774,12 @@ class Exchange:
             notes=progress.notes,
             context=progress.plan.context if progress.plan is not None else None,
         )
+
+    def _operation(self, call: Call | None) -> str:
+        purpose = self._in.purpose
+        if purpose is not None:
+            return purpose.operation
+        return call.operation if call else self._in.endpoint.operation
 
     def _charge(self, answer: Answer) -> Charge | None:
         """What the provider bills for this call, as far as anyone can know it; None where it bills nothing."""
@@ -691,6 +811,29 @@ class Exchange:
     def _cost(self, usage: Usage, tier: str | None) -> Decimal | None:
         price = self._gateway.facts(self._p.route).price
         return cost(usage, price, tier) if price is not None else None
+
+
+class _NoSummaryError(Exception):
+    """There is no summary, and why: for the record of the call that would have been sent with it."""
+
+
+@asynccontextmanager
+async def _patience(seconds: float) -> AsyncIterator[None]:
+    """So long and no longer. What is cut says so in its record, and is told from what is cut because nobody waits.
+
+    Raises:
+        UpstreamTimeout: it took longer.
+    """
+    task = cast("asyncio.Task[object]", asyncio.current_task())
+    timer = asyncio.get_running_loop().call_later(seconds, task.cancel, _TOO_SLOW)
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if error.args != (_TOO_SLOW,) or task.uncancel() > 0:
+            raise
+        raise UpstreamTimeout(f"it took longer than {seconds:g} s") from None
+    finally:
+        timer.cancel()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,9 @@ from typing import Final, TypeVar
 from gateway.core.conversation import Conversation
 from gateway.core.counting.estimate import Estimate, Estimator
 from gateway.core.counting.request import Request, read_request
-from gateway.core.fitting.overflow import ContextOverflow
+from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow
 from gateway.core.fitting.reader import Reader
+from gateway.core.fitting.summary import Use
 from gateway.core.plan import (
     ContextPolicy,
     Learned,
@@ -81,21 +82,21 @@ class Planner:
         self._book = Reader(_no_weights, limit_bytes=_BOOK_BYTES, lock=Lock())
         self._threads = ThreadPoolExecutor(_THREADS, "planning")
 
-    async def plan(self, asked: Asked, remembered: Remembered, window: int | None = None) -> Plan:
-        """What to send. `window`: what a provider said just now."""
+    async def plan(self, asked: Asked, remembered: Remembered, window: int | None = None, *, use: Use = "off") -> Plan:
+        """What to send. `window`: what a provider said just now; `use`: whether a summary may be asked for first."""
         came, learned, conversation = await self._weigh(asked, remembered, window)
         budget = budget_of(self.policy, asked.facts, asked.wishes, learned.window)
         trim = asked.wishes.trim or self.policy.trim
         is_fitted = trim != "off" and asked.contents.wire in FITTED
         if budget is None or conversation is None or not is_fitted or came.fits(budget, self.policy.safety):
             return as_it_came(came, budget)
-        room = Room(budget, self.policy, trim == "shadow", remembered.state, learned, self._deadline())
+        room = Room(budget, self.policy, trim == "shadow", remembered.state, learned, self._deadline(), use)
         scales = Scales(self._estimator, self._reader(came.request))
         try:
             return await self._in_thread(lambda: make_room(came, conversation, room, scales))
-        except ContextOverflow as overflow:
+        except (ContextOverflow, BudgetTooSmall) as overflow:
             plan = as_it_came(came, budget)
-            return plan if trim == "shadow" or self.policy.forward_overflow else replace(plan, overflow=overflow)
+            return plan if trim == "shadow" or self.policy.overflow == "forward" else replace(plan, overflow=overflow)
 
     async def weigh(self, asked: Asked, remembered: Remembered) -> tuple[Weighed, Learned]:
         """What a request weighs, and what is known from earlier calls."""

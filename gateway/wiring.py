@@ -22,9 +22,9 @@ from gateway.core.fitting.epochs import FitPolicy
 from gateway.core.fitting.strategies import strategies_of
 from gateway.core.forwarding import Provider
 from gateway.core.ids import call_id
-from gateway.core.plan import ContextPolicy
+from gateway.core.plan import ContextPolicy, SummaryModel
 from gateway.core.ports import Observer, Store
-from gateway.core.routing import ModelRule, Routes
+from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
 from gateway.counters.registry import Counters, is_dotted_path
 from gateway.inspection import Inspector
 from gateway.pipeline import Gateway, SessionPolicy
@@ -90,7 +90,12 @@ def open_store(settings: config.Settings) -> Store:
 
 def open_catalog() -> catalog.Catalog:
     """The model tables on disk."""
-    return catalog.Catalog(config.model_facts(), catalog.load_litellm_table())
+    families = config.families()
+    return catalog.Catalog(
+        config.model_facts(),
+        catalog.load_litellm_table(),
+        tokenizers=lambda route: families.of(route.model, route.provider, "chat").tokenizer,
+    )
 
 
 def add_counters(counters: Counters, settings: config.Settings) -> None:
@@ -115,21 +120,33 @@ def estimator_of(counters: Counters) -> Estimator:
     return Estimator(config.families(), counters.counter, CountCache(_COUNTS_BYTES, threading.Lock()))
 
 
-def context_policy(row: config.Context) -> ContextPolicy:
+def context_policy(settings: config.Settings, facts: Callable[[Route], ModelFacts]) -> ContextPolicy:
     """The `context:` settings as core reads them."""
+    row = settings.context
     return ContextPolicy(
         trim=row.trim,
         budget=row.budget if isinstance(row.budget, int) else None,
         reserve_tokens=row.reserve_tokens if isinstance(row.reserve_tokens, int) else None,
         keep_last_turns=row.keep_last_turns,
-        forward_overflow=row.on_overflow == "forward",
+        overflow=row.on_overflow,
         safety=row.safety if isinstance(row.safety, float) else None,
         fit=FitPolicy(
-            strategies=strategies_of(row.strategies, shorten_tokens=row.result_max_tokens),
-            low_water=row.low_water,
+            strategies=strategies_of(
+                row.strategies, shorten_tokens=row.result_max_tokens, summary_tokens=row.summary.max_tokens
+            ),
+            low_water=row.low_water if isinstance(row.low_water, float) else None,
             recall=row.recall,
         ),
+        summary=_summary_model(settings, facts),
     )
+
+
+def _summary_model(settings: config.Settings, facts: Callable[[Route], ModelFacts]) -> SummaryModel | None:
+    row = settings.context.summary
+    if row.model is None:
+        return None
+    route = routes_of(settings).resolve(row.model)
+    return SummaryModel(row.model, route, facts(route), row.max_tokens)
 
 
 @contextmanager
@@ -142,20 +159,26 @@ def inspector_of(settings: config.Settings) -> Iterator[Inspector]:
     counters = Counters()
     add_counters(counters, settings)
     facts = open_catalog().facts
-    planner = planner_of(settings, counters, estimator_of(counters), Learner(MemoryStore()))
+    planner = planner_of(settings, counters, estimator_of(counters), Learner(MemoryStore()), facts)
     try:
         yield Inspector(planner, routes_of(settings), facts)
     finally:
         planner.close()
 
 
-def planner_of(settings: config.Settings, counters: Counters, estimator: Estimator, learner: Learner) -> Planner:
+def planner_of(
+    settings: config.Settings,
+    counters: Counters,
+    estimator: Estimator,
+    learner: Learner,
+    facts: Callable[[Route], ModelFacts],
+) -> Planner:
     """The planner under these settings."""
     return Planner(
         estimator,
         counters.is_loaded,
         learner,
-        context_policy(settings.context),
+        context_policy(settings, facts),
         deadline_s=settings.context.deadline_ms / 1000,
         clock=time.monotonic,
     )
@@ -249,7 +272,7 @@ class Worker:
 
     def planner(self, settings: config.Settings) -> Planner:
         """The planner under these settings."""
-        return planner_of(settings, self._counters, self._estimator, self._learner)
+        return planner_of(settings, self._counters, self._estimator, self._learner, self._catalog.facts)
 
     def gateway(
         self,

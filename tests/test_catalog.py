@@ -158,3 +158,11 @@ def test_reading_the_table_does_not_import_its_package() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, cwd=root, timeout=30, check=True
     )
     assert ran.stdout.strip() == "False"
+
+
+def test_a_tokenizer_that_no_table_names_is_that_of_the_models_family() -> None:
+    own = {"p/m": Facts(tokenizer="cl100k_base")}
+    known = Catalog(own, {}, tokenizers=lambda route: f"of {route.model}")
+    assert known.facts(Route("p", "m")).tokenizer == "cl100k_base"
+    found = known.facts(Route("p", "n"))
+    assert (found.tokenizer, found.sources) == ("of n", {"tokenizer": "families.yaml"})

@@ -693,3 +693,30 @@ def test_workers_and_reloads_read_what_the_command_read(tmp_path: Path, monkeypa
     pass_on(file, {"server.port": 3})
     found = load_passed_on()
     assert (found.file, found.settings.server.port, found.settings.server.workers) == (file, 3, 2)
+
+
+# --- summaries ------------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_sums_up_by_default(loaded: Load) -> None:
+    summary = loaded().settings.context.summary
+    assert (summary.model, summary.max_tokens) == (None, 800)
+
+
+def test_summaries_need_a_model_that_is_named_and_served(loaded: Load) -> None:
+    [problem] = problems_of(loaded, "context: {strategies: [summarize, drop]}")
+    assert problem.startswith("context.summary.model: summarize needs a model")
+    nobody = "default_provider: null\ncontext: {strategies: [summarize, drop], summary: {model: small}}"
+    [problem] = problems_of(loaded, nobody)
+    assert problem.startswith("context.summary.model: No provider is configured")
+    for model in ("gpt-5.1-mini", "groq/llama", "mine"):
+        text = nobody.replace("small", model) + "\nmodels: [{match: mine, provider: openai}]"
+        assert loaded(text).settings.context.summary.model == model
+    [problem] = problems_of(loaded, nobody.replace("small", "gpt-5.1") + "\nbuilt_in_providers: false")
+    assert problem.startswith("context.summary.model: No provider")
+
+
+@pytest.mark.parametrize("tokens", [0, 49, 4001])
+def test_a_summary_has_a_sensible_length(loaded: Load, tokens: int) -> None:
+    [problem] = problems_of(loaded, f"context: {{summary: {{max_tokens: {tokens}}}}}")
+    assert problem.startswith("context.summary.max_tokens: ")

@@ -76,14 +76,14 @@ def trim(  # noqa: PLR0917  # typer makes an option of each
     """Print the body as it would be forwarded."""
     from gateway.core.plan import Wishes
     from gateway.core.session import Remembered
-    from gateway.inspection import context_json
+    from gateway.inspection import plan_json
 
     content = _read(body)
 
     async def work(inspector: Inspector) -> tuple[bytes, dict[str, Any]]:
         call, asked = inspector.read(content, model=model, wishes=Wishes(trim="auto", budget=budget))
         trimmed, plan = await inspector.trim(call, asked, Remembered())
-        return trimmed, context_json(plan.context, explain=True)
+        return trimmed, plan_json(plan, explain=True)
 
     trimmed, context = _inspected(config, work)
     if out is not None:
@@ -111,7 +111,9 @@ def _explain(context: dict[str, Any]) -> None:
 def _summary(context: dict[str, Any]) -> str:
     trimmed = ", ".join(f"{rule} {number}" for rule, number in context["trimmed"].items()) or "nothing changed"
     budget = f" of {context['budget']:,}" if context["budget"] is not None else ", no budget known"
-    return f"{context['original_tokens']:,} → {context['tokens']:,} tokens{budget} ({trimmed})"
+    return f"{context['original_tokens']:,} → {context['tokens']:,} tokens{budget} ({trimmed})" + (
+        f"\nnote: {context['note']}" if "note" in context else ""
+    )
 
 
 def _read(name: str) -> bytes:

@@ -20,10 +20,11 @@ from typing import Any, Final, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from gateway.config.schema import Facts, Provider, Settings
+from gateway.config.schema import BUILT_IN_ROUTES, Facts, Provider, Settings
 from gateway.core.counting.families import Families, families_from
-from gateway.core.errors import ConfigError
+from gateway.core.errors import ConfigError, UnknownModel
 from gateway.core.forwarding import CREDENTIALS
+from gateway.core.routing import ModelRule, Routes
 
 DEFAULT_FILE: Final = "gateway.yaml"
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -81,6 +82,7 @@ def load(
         problems += _unknown_providers(merged)
     else:
         problems += _unknown_providers(merged) + _unshared_store(settings)
+        problems += _summary_by_nobody(settings)
     if problems:
         raise ConfigError(problems)
     return Loaded(settings, path, _key_sources(_with_built_in(raw, built_in).get("providers"), env))
@@ -356,6 +358,23 @@ def _unknown_providers(merged: Mapping[str, Any]) -> list[str]:
         for path, name in named
         if isinstance(name, str) and name not in known
     ]
+
+
+def _summary_by_nobody(settings: Settings) -> list[str]:
+    """`summarize` without a model, and a model that no provider serves."""
+    model = settings.context.summary.model
+    if model is None:
+        if "summarize" not in settings.context.strategies:
+            return []
+        return ["context.summary.model: summarize needs a model to call; name one, or take summarize out of strategies"]
+    rules = [ModelRule(row.match, row.provider) for row in settings.models]
+    if settings.built_in_providers:
+        rules += [ModelRule(match, provider) for match, provider in BUILT_IN_ROUTES]
+    try:
+        Routes(rules, list(settings.providers), settings.default_provider).resolve(model)
+    except UnknownModel as fault:
+        return [f"context.summary.model: {fault.message}"]
+    return []
 
 
 def _unshared_store(settings: Settings) -> list[str]:

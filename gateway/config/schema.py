@@ -260,7 +260,16 @@ class Sessions(_Section):
         return duration(self.ttl)
 
 
-StrategyName = Literal["dedupe", "condense", "shorten", "drop"]
+StrategyName = Literal["dedupe", "condense", "shorten", "summarize", "drop"]
+
+
+class Summary(_Section):
+    """Who writes summaries of old messages."""
+
+    model: str | None = Field(
+        None, description="Model that is called for a summary, as a call would name it; needed by summarize."
+    )
+    max_tokens: int = Field(800, ge=50, le=4000, description="Longest summary.")
 
 
 class Context(_Section):
@@ -276,18 +285,25 @@ class Context(_Section):
         "auto",
         description="Kept free for the answer; auto: the call's own output limit, else 10 % of the window up to 4,096.",
     )
-    low_water: float = Field(0.7, ge=0.1, le=1, description="A cut goes down to this share of the budget.")
+    low_water: Literal["auto"] | Annotated[float, Field(ge=0.1, le=1)] = Field(
+        "auto", description="A cut goes down to this share of the budget; auto: 0.55, without recall 0.7."
+    )
     strategies: tuple[StrategyName, ...] = Field(
         ("dedupe", "condense", "drop"), min_length=1, description="Tried in this order until the request fits."
     )
     keep_last_turns: int = Field(1, ge=1, le=1000, description="Turns at the end that are never touched.")
     result_max_tokens: int = Field(1000, ge=20, description="shorten: what is left of an old message, head and tail.")
     recall: Literal["off", "said", "all"] = Field(
-        "off",
+        "said",
         description="Old lines that match the new question, repeated behind it: of user and assistant, or of all.",
     )
-    on_overflow: Literal["error", "forward"] = Field(
-        "error", description="What cannot be made to fit: refuse it (400 context_length_exceeded), or send it as it is."
+    summary: Summary = Field(
+        Summary(), description="summarize: one call to a model; its tokens are added to the session like any other's."
+    )
+    on_overflow: Literal["error", "least", "forward"] = Field(
+        "error",
+        description="What cannot be made to fit: refuse it (400 context_length_exceeded), send the least that can be "
+        "sent of it, or send it as it is.",
     )
     safety: Literal["auto"] | Annotated[float, Field(ge=1, le=10)] = Field(
         "auto", description="Margin over the estimate: learned from reported usage, or a factor such as 1.05."

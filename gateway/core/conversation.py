@@ -15,7 +15,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Protocol
 
-from gateway.core.message import SYSTEM_ROLES, Message, Sketch, digest, encode, keys_of, sketch
+from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES, Message, Sketch, digest, encode, keys_of, sketch
 
 
 class SketchBook(Protocol):
@@ -219,14 +219,14 @@ def _spans(sketches: Sequence[Sketch]) -> Iterator[tuple[int, int]]:
 
 
 def _answered(sketches: Sequence[Sketch], stop: int, waiting: Counter[str]) -> int:
-    """Where the results of calls end. What cannot be read may be the result of a call that still waits."""
+    """Where the results of calls end. A result among them that answers no call, or cannot be read, stays with them."""
     while stop < len(sketches) and waiting:
         answers = sketches[stop].answers
         if answers is not None and answers in waiting:
             waiting[answers] -= 1
             if not waiting[answers]:
                 del waiting[answers]
-        elif sketches[stop].is_known:
+        elif sketches[stop].is_known and sketches[stop].role not in RESULT_ROLES:
             break
         stop += 1
     return stop

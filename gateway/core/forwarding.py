@@ -67,6 +67,12 @@ class Provider:
         return f"{self.base_url}/{path}?{query}" if query else f"{self.base_url}/{path}"
 
 
+def holds_credential(provider: Provider) -> bool:
+    """Whether a call to it needs none of the caller's."""
+    fixed = (name for name, _ in provider.headers)
+    return bool(provider.key) or provider.auth == "none" or not CREDENTIALS.isdisjoint(fixed)
+
+
 def request_headers(
     headers: Sequence[tuple[bytes, bytes]], provider: Provider, *, client_key_headers: frozenset[bytes], unpacked: bool
 ) -> Headers:

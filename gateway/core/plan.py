@@ -1,12 +1,14 @@
 """What becomes of one request before it is sent: its weight, its budget, and what of it is kept.
 
 `budget_of` says how many input tokens a call may take; `weigh` and `Weighed` what it takes; `make_room` chooses what
-to keep. A `Plan` is the outcome. Who calls these, and on which thread, is not decided here.
+to keep. A `Plan` is the outcome, or that a summary has to be made first. Who calls these, on which thread, and who
+makes the summary is not decided here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
@@ -16,14 +18,17 @@ from gateway.core.counting.estimate import Estimate, Estimator
 from gateway.core.counting.request import Request
 from gateway.core.fitting.epoch import Epoch
 from gateway.core.fitting.epochs import FitPolicy, find, fit
-from gateway.core.fitting.overflow import ContextOverflow
+from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.receipt import Fitted
+from gateway.core.fitting.summary import NeedsSummary, Passage, SummaryNeeded, Use, asking
+from gateway.core.message import Message, encode
 from gateway.core.ports import ContextRecord
-from gateway.core.routing import ModelFacts
+from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import SessionState
 
 Trim = Literal["auto", "off", "shadow"]
+Overflow = Literal["error", "forward", "least"]
 
 #: of a window nobody reserved anything of: room for an answer
 _RESERVE_SHARE: Final = 0.1
@@ -32,6 +37,27 @@ _RESERVE_MOST: Final = 4096
 _RESERVE_SHARE_MOST: Final = 0.5
 #: Estimates of the result may differ from the sum of its parts by a rounding; each try asks for that much less.
 _TRIES: Final = 3
+#: by which the sum of parts may be off, in tokens
+_ROUNDING: Final = 16
+#: what a model is taken to have a window of where nobody says, to make a summary
+_UNKNOWN_WINDOW: Final = 32_000
+#: of that window: its tokens are estimated without anything learned
+_SURE_SHARE: Final = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryModel:
+    """Who makes summaries. `name`: as configured; `max_tokens`: of each."""
+
+    name: str
+    route: Route
+    facts: ModelFacts
+    max_tokens: int
+
+    @property
+    def room(self) -> int:
+        """Tokens it can be asked with."""
+        return int(((self.facts.window or _UNKNOWN_WINDOW) - self.max_tokens) * _SURE_SHARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +69,21 @@ class ContextPolicy:
         budget: input tokens of a call; None: as the window allows.
         reserve_tokens: kept free for the answer; None: see `budget_of`.
         keep_last_turns: turns at the end that are never touched.
-        forward_overflow: send what cannot be made to fit instead of refusing it.
+        overflow: what is done with a request that cannot be made to fit: refuse it, send it as it came, or send the
+            least that can be sent of it.
         safety: factor over the estimate; None: as learned from reported usage.
         fit: how the choice is made.
+        summary: who makes summaries; None: nobody.
     """
 
     trim: Trim = "auto"
     budget: int | None = None
     reserve_tokens: int | None = None
     keep_last_turns: int = 1
-    forward_overflow: bool = False
+    overflow: Overflow = "error"
     safety: float | None = None
     fit: FitPolicy = field(default_factory=FitPolicy)
+    summary: SummaryModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +136,15 @@ class Plan:
         epoch: a decision to remember, as JSON; None where nothing new was decided.
         resumed: the prefix of the epoch it goes on from.
         overflow: why it must not be sent at all.
+        needs: the summary that has to be made before this can be decided; the rest is as if nothing were.
     """
 
     context: ContextRecord
     messages: tuple[bytes, ...] | None = None
     epoch: Mapping[str, Any] | None = None
     resumed: str | None = None
-    overflow: ContextOverflow | None = None
+    overflow: ContextOverflow | BudgetTooSmall | None = None
+    needs: NeedsSummary | None = None
 
 
 def budget_of(policy: ContextPolicy, facts: ModelFacts, wishes: Wishes, learned_window: int | None) -> int | None:
@@ -188,6 +219,7 @@ class Room:
         state: what the session remembers.
         learned: what earlier calls taught.
         expired: says True once the choice has taken too long.
+        use: whether a summary may be asked for, or one that was made be used; a shadow does without.
     """
 
     budget: int
@@ -196,6 +228,7 @@ class Room:
     state: SessionState
     learned: Learned
     expired: Callable[[], bool]
+    use: Use = "off"
 
 
 def make_room(came: Weighed, conversation: Conversation, room: Room, scales: Scales) -> Plan:
@@ -203,13 +236,53 @@ def make_room(came: Weighed, conversation: Conversation, room: Room, scales: Sca
 
     Raises:
         ContextOverflow: what must stay is over the budget alone.
+        BudgetTooSmall: so is what stands beside the messages.
     """
+    if came.estimate.beside >= room.budget:
+        raise BudgetTooSmall(needed=came.estimate.beside, budget=room.budget)
     try:
+        return _roomy(came, conversation, room, scales)
+    except SummaryNeeded as wanted:
+        needs = _needs(wanted.passage, room.policy.summary, scales.estimator)
+    if needs is None:
+        return _roomy(came, conversation, replace(room, use="off"), scales)
+    return replace(as_it_came(came, room.budget), needs=needs)
+
+
+def _needs(passage: Passage, model: SummaryModel | None, estimator: Estimator) -> NeedsSummary | None:
+    """What the model is to be asked; None where there is no model, or what it can take is too little."""
+    if model is None:
+        return None
+    route, facts = model.route, model.facts
+
+    def count(messages: Sequence[Message]) -> int:
+        raws = [encode(message) for message in messages]
+        request = Request(
+            wire="chat", model=route.model, provider=route.provider, tokenizer=facts.tokenizer or "", messages=raws
+        )
+        return estimator.estimate(request).tokens
+
+    most = min(model.max_tokens, facts.output or model.max_tokens)
+    messages = asking(passage, most, model.room, count)
+    return NeedsSummary(passage.id, model.name, messages, most, passage.count) if messages is not None else None
+
+
+def _roomy(came: Weighed, conversation: Conversation, room: Room, scales: Scales) -> Plan:
+    """The plan with a margin, else without one, else the least that can be sent if that is within the bare budget.
+
+    Neither a margin nor what was learned is a reason to refuse what may be within the budget: the provider knows, and
+    what it says is learned.
+    """
+    with suppress(ContextOverflow):
         return _fitted(came, conversation, room, scales, _safely(came, room))
-    except ContextOverflow:
-        # What was learned and the margin on top are no reason to refuse what may be within the budget: the provider
-        # knows, and what it says is learned.
-        return _fitted(came, conversation, room, scales, room.budget)
+    offset = came.expected.offset if came.expected.follows else 0
+    try:
+        return _fitted(came, conversation, room, scales, room.budget - offset)
+    except ContextOverflow as overflow:
+        least = came.estimate.beside + overflow.needed
+        if least > room.budget and room.policy.overflow != "least":
+            raise
+        return _fitted(came, conversation, room, scales, least + _ROUNDING)
 
 
 def _safely(came: Weighed, room: Room) -> int:
@@ -224,10 +297,16 @@ def _fitted(came: Weighed, conversation: Conversation, room: Room, scales: Scale
     reader, policy = scales.reader, room.policy.fit
     limit = most - came.estimate.beside
     salt = "shadow" if room.shadow else ""
-    known = [epoch for value in room.state.epochs.values() if (epoch := Epoch.from_json(value)) is not None]
+    use: Use = "off" if room.shadow else room.use
+    summaries = room.state.summaries
+    read = [epoch for value in room.state.epochs.values() if (epoch := Epoch.from_json(value)) is not None]
+    known = [epoch for epoch in read if epoch.summary is None or epoch.summary in summaries]
     epoch = find(known, conversation, salt)
     for _ in range(_TRIES):
-        fitted = fit(conversation, limit, reader, epoch=epoch, policy=policy, salt=salt, expired=room.expired)
+        fitted = fit(
+            conversation, limit, reader,
+            epoch=epoch, policy=policy, salt=salt, expired=room.expired, summaries=summaries, use=use,
+        )  # fmt: skip
         request = replace(came.request, messages=fitted.messages)
         sent = weigh(request, scales.estimator.estimate(request, keys=fitted.keys), room.learned)
         if sent.estimate.tokens <= most:

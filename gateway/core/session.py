@@ -1,11 +1,13 @@
 """What a session remembers besides its totals: what was decided about its conversations, and its last reported turn.
 
+Of their text only the summaries that are sent in the place of old messages, as long as a decision refers to them.
+
 Changed by pure functions only; a store applies them to what it holds, and again if somebody else was faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -13,19 +15,50 @@ from gateway.core.counting.calibration import LastTurn
 
 #: Conversations of one session that are remembered: the agent's own, and those of a few helpers that share its id.
 MAX_EPOCHS: Final = 8
+#: Characters of all summaries of a session: each of eight conversations may have one of the usual size, of 800 tokens.
+MAX_SUMMARIES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class SessionState:
-    """The fitted beginnings of a session's conversations, as `Epoch.to_json` gives them, by prefix; the newest last."""
+    """The fitted beginnings of a session's conversations, as `Epoch.to_json` gives them, by prefix; the newest last.
+
+    `summaries`: the texts they refer to by id, and those that were made last.
+    """
 
     epochs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    summaries: Mapping[str, str] = field(default_factory=dict)
 
-    def with_epoch(self, epoch: Mapping[str, Any], *, instead_of: str | None = None) -> SessionState:
-        """This state with one more epoch, `instead_of` the one it goes on from; the oldest give way."""
+    def with_epoch(
+        self, epoch: Mapping[str, Any], *, instead_of: str | None = None, summaries: Mapping[str, str] | None = None
+    ) -> SessionState:
+        """This state with one more epoch, `instead_of` the one it goes on from; the oldest give way.
+
+        `summaries`: where the text it refers to is, should it not be here. Those that no epoch refers to are forgotten.
+        """
         kept = {prefix: old for prefix, old in self.epochs.items() if prefix not in (instead_of, epoch["prefix"])}
         kept[epoch["prefix"]] = epoch
-        return replace(self, epochs=dict(list(kept.items())[-MAX_EPOCHS:]))
+        epochs = dict(list(kept.items())[-MAX_EPOCHS:])
+        texts = {**(summaries or {}), **self.summaries}
+        named = [name for one in epochs.values() if isinstance(name := one.get("summary"), str) and name in texts]
+        return replace(self, epochs=epochs, summaries=_newest(texts, named))
+
+    def with_summary(self, name: str, text: str) -> SessionState:
+        """This state with one more summary; the first that was made of the same messages is the one."""
+        texts = {name: text, **self.summaries}
+        return replace(self, summaries=_newest(texts, [*self.summaries, name]))
+
+
+def _newest(texts: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """The texts of these names, as many of the last ones as there is room for."""
+    room, kept = MAX_SUMMARIES, dict[str, str]()
+    for name in reversed(names):
+        if name not in kept:
+            room -= len(texts[name])
+            if room < 0:
+                break
+            kept[name] = texts[name]
+    return dict(reversed(kept.items()))
 
 
 Change = Callable[[SessionState], SessionState]

@@ -30,6 +30,8 @@ RANK_FILES: Final = {
 _FOLDER_VARIABLE: Final = "TIKTOKEN_CACHE_DIR"
 #: Characters given to tiktoken at once. What takes one word of a million letters 0.5 s takes pieces of it 0.01 s each.
 _CHUNK: Final = 64_000
+#: Characters of one text that are counted: about a million tokens. What is behind them is taken to be like them.
+_MOST_COUNTED: Final = 4_000_000
 #: how far back from a chunk's end a space is looked for
 _SEAM: Final = 2_000
 _SPACE: Final = re.compile(r"\s(?=\S*\Z)")
@@ -46,6 +48,9 @@ class TiktokenCounter:
         """Tokens of a text; names of special tokens in it are text like any other."""
         if len(text) <= _CHUNK:
             return len(self._encode(text))
+        if len(text) > _MOST_COUNTED:
+            # No window holds it; what it weighs to the token is not worth the seconds.
+            return round(self.count(text[:_MOST_COUNTED]) * len(text) / _MOST_COUNTED)
         total = start = 0
         while start < len(text):
             end = _seam(text, start)

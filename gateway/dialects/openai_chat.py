@@ -9,6 +9,7 @@ import msgspec
 
 from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import GatewayError, InvalidRequest
+from gateway.core.message import encode, text_parts
 from gateway.dialects import openai_errors
 from gateway.dialects.base import (
     MAX_TOOLS,
@@ -267,6 +268,26 @@ def _asks_for_usage(fields: Mapping[str, msgspec.Raw]) -> bool:
     raw = fields.get("stream_options")
     options = decode(raw) if raw is not None else None
     return isinstance(options, dict) and options.get("include_usage") is True
+
+
+def completion_request(model: str, messages: Sequence[Mapping[str, object]], limit: tuple[str, int]) -> bytes:
+    """The body of a plain chat call of our own. `limit`: the field that bounds the answer, and its tokens."""
+    return encode({"model": model, "messages": messages, limit[0]: limit[1]})
+
+
+def completion_text(body: bytes) -> str | None:
+    """The text of a whole answer; None where there is none, or the model or its provider would not give it."""
+    value = decode(body)
+    choices = value.get("choices") if isinstance(value, dict) else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    if not isinstance(choice, dict) or choice.get("finish_reason") == "content_filter":
+        return None
+    message = choice.get("message")
+    if not isinstance(message, dict) or message.get("refusal"):
+        return None
+    # Half a surrogate pair has no place in a body that is to be sent on.
+    text = text_parts(message.get("content")).encode("utf-8", "replace").decode().strip()
+    return text or None
 
 
 def input_estimate(dialect: Dialect, call: Call) -> int:

@@ -14,7 +14,7 @@ from gateway.core.counting.measure import Wire
 from gateway.core.ports import SessionKey, Store
 from gateway.core.session import Remembered
 from gateway.dialects.base import Call
-from gateway.inspection import context_json
+from gateway.inspection import plan_json
 from gateway.planning import Asked
 from gateway.server import headers as ours
 from gateway.server.auth import Access
@@ -68,7 +68,7 @@ class ContextApi:
             call, asked, remembered = await self._read(request, access, lease)
             body, plan = await self._rules().inspector.trim(call, asked, remembered)
             explain = request.query_params.get("explain") in ("1", "true")
-            return {"body": msgspec.Raw(body), "context": context_json(plan.context, explain=explain)}
+            return {"body": msgspec.Raw(body), "context": plan_json(plan, explain=explain)}
         finally:
             lease.release()
 

@@ -29,7 +29,7 @@ def test_a_known_model_comes_with_window_price_and_their_source(gateway_command:
 def test_the_table_shows_the_same(gateway_command: Commands) -> None:
     done = gateway_command("models", "gpt-4o-mini")
     row = next(line.split() for line in done.lines if line.startswith("gpt-4o-mini "))
-    assert row == ["gpt-4o-mini", "openai", "128,000", "16,384", "0.15", "0.6", "0.075", "litellm"]
+    assert row == ["gpt-4o-mini", "openai", "128,000", "16,384", "0.15", "0.6", "0.075", "o200k_base", "litellm,", "families.yaml"]
 
 
 def test_a_model_of_our_own_table_names_it(gateway_command: Commands) -> None:
@@ -48,15 +48,17 @@ def test_a_route_of_the_configuration_goes_before_the_tables(gateway_command: Co
     (row,) = json.loads(done.out)
     assert (row["name"], row["window"], row["output"]) == ("gpt-4o-mini", 5000, 16_384)
     assert row["price"]["input"] == "1"
-    assert row["sources"] == {"window": "models: match mine", "price": "models: match mine", "output": "litellm"}
+    assert row["sources"] == {
+        "window": "models: match mine", "price": "models: match mine", "output": "litellm", "tokenizer": "families.yaml",
+    }  # fmt: skip
 
 
 def test_an_unknown_model_is_said_to_be_known_nowhere_and_where_it_would_go(gateway_command: Commands) -> None:
     (row,) = json.loads(gateway_command("models", "no-such-model-1", "--json").out)
     assert (row["model"], row["provider"]) == ("no-such-model-1", "openai")
-    assert (row["window"], row["price"], row["sources"]) == (None, None, {})
+    assert (row["window"], row["price"], row["sources"]) == (None, None, {"tokenizer": "families.yaml"})
     shown = gateway_command("models", "no-such-model-1").lines[1].split()
-    assert shown == ["no-such-model-1", "openai", "?", "?", "?", "?", "nowhere"]
+    assert shown == ["no-such-model-1", "openai", "?", "?", "?", "?", "o200k_base", "families.yaml"]
 
 
 def test_a_model_that_no_provider_takes_is_a_sentence(gateway_command: Commands) -> None:

@@ -164,3 +164,15 @@ def test_nothing_is_read_before_it_is_asked_for() -> None:
 def test_a_conversation_of_nothing_has_nothing() -> None:
     conversation = Conversation.of([])
     assert (conversation.items, conversation.units, conversation.task) == ((), (), None)
+
+
+def test_a_strange_result_between_a_call_and_its_result_does_not_part_them() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "nobody", "content": "x"},
+        {"role": "tool", "tool_call_id": "a", "content": "y"},
+        {"role": "user", "content": "on"},
+    ]
+    assert [(unit.start, unit.stop) for unit in Conversation.of_messages(messages).units] == [(0, 1), (1, 4), (4, 5)]

@@ -12,6 +12,7 @@ from gateway.core.forwarding import (
     check_credential,
     credential,
     header,
+    holds_credential,
     request_headers,
     response_headers,
 )
@@ -238,3 +239,17 @@ def test_a_guarded_provider_gets_no_key_of_another_although_its_own_have_no_know
     check_credential([(b"authorization", b"Bearer whatever")], mistral, (*ALL, mistral))
     own = Provider("own", BASE)
     check_credential([(b"authorization", b"Bearer sk-ant-abc")], own, (*ALL, own))
+
+
+@pytest.mark.parametrize(
+    ("provider", "held"),
+    [
+        (Provider("p", "http://p/v1"), False),
+        (Provider("p", "http://p/v1", key="k"), True),
+        (Provider("p", "http://p/v1", "none"), True),
+        (Provider("p", "http://p/v1", headers=((b"x-other", b"v"),)), False),
+        (Provider("p", "http://p/v1", headers=((b"api-key", b"v"),)), True),
+    ],
+)
+def test_a_provider_needs_a_credential_of_the_caller_only_where_none_is_held(provider: Provider, held: bool) -> None:
+    assert holds_credential(provider) is held

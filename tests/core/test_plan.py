@@ -14,14 +14,17 @@ from gateway.core.counting.calibration import LastTurn
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.heuristic import CharacterCounter
 from gateway.core.counting.request import Request
-from gateway.core.fitting.overflow import ContextOverflow
+from gateway.core.fitting.epochs import FitPolicy
+from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow
 from gateway.core.fitting.reader import Reader
+from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Summarize
 from gateway.core.plan import (
     ContextPolicy,
     Learned,
     Plan,
     Room,
     Scales,
+    SummaryModel,
     Weighed,
     Wishes,
     as_it_came,
@@ -29,7 +32,7 @@ from gateway.core.plan import (
     make_room,
     weigh,
 )
-from gateway.core.routing import ModelFacts
+from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import SessionState
 
 ESTIMATOR = Estimator(families(), lambda _: CharacterCounter(), CountCache())
@@ -186,6 +189,15 @@ def test_what_cannot_be_fitted_is_refused_by_the_name_of_its_largest_message() -
     assert refused.value.param == "messages[2]"
 
 
+def test_tools_that_are_over_the_budget_by_themselves_are_named() -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": "word " * 500}}
+    request = Request(wire="chat", model="gpt-4o", messages=messages(3), tools=([tool],))
+    came = weigh(request, ESTIMATOR.estimate(request), Learned())
+    with pytest.raises(BudgetTooSmall, match=r"Offer fewer tools") as refused:
+        make_room(came, Conversation.of(messages(3), READER), room(400), SCALES)
+    assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "tools")
+
+
 def test_a_margin_alone_refuses_nothing() -> None:
     raws = messages(2)
     least = weighed([raws[0], raws[1], *raws[-2:]]).estimate.tokens
@@ -208,3 +220,82 @@ def test_what_was_learned_refuses_nothing_either(of_this_session: bool) -> None:
 def test_a_damaged_decision_is_made_anew() -> None:
     state = SessionState({"x": {"v": 99}, "y": {"prefix": 3}})
     assert planned(messages(12), room(2_000, state=state)).epoch is not None
+
+
+# --- summaries ----------------------------------------------------------------------------------------------------
+
+
+def summing(window: int | None = 8_000, **changes: Any) -> Room:
+    facts = ModelFacts(window=window, output=150)
+    model = SummaryModel("short", Route("other", "short-1"), facts, 200)
+    fit = FitPolicy(strategies=(Dedupe(), Summarize(200), Condense(), Drop()))
+    return room(2_000, policy=ContextPolicy(fit=fit, summary=model), use="ask", **changes)
+
+
+def plain() -> Plan:
+    return planned(messages(12), room(2_000))
+
+
+def test_a_plan_may_need_a_summary_first_and_is_made_with_it() -> None:
+    raws = messages(12)
+    asked = planned(raws, summing())
+    assert asked.needs is not None
+    assert (asked.messages, asked.epoch) == (None, None)
+    assert (asked.needs.model, asked.needs.max_tokens) == ("short", 150)
+    assert [message["role"] for message in asked.needs.messages] == ["system", "user"]
+    state = SessionState().with_summary(asked.needs.id, "Nothing was found.")
+    plan = planned(raws, replace(summing(state=state), use="known"))
+    assert plan.needs is None
+    assert plan.context.trimmed == {"summarize": asked.needs.count}
+    assert plan.messages is not None
+    assert json.loads(plan.messages[2])["content"].endswith("Nothing was found.")
+    assert plan.epoch is not None
+    kept = state.with_epoch(plan.epoch)
+    again = planned(raws, replace(summing(state=kept), use="off"))
+    assert (again.messages, again.epoch) == (plan.messages, None)
+
+
+def test_an_epoch_whose_summary_is_gone_is_not_used() -> None:
+    raws = messages(12)
+    asked = planned(raws, summing())
+    assert asked.needs is not None
+    state = SessionState().with_summary(asked.needs.id, "Nothing was found.")
+    plan = planned(raws, replace(summing(state=state), use="known"))
+    assert plan.epoch is not None
+    forgotten = SessionState({plan.epoch["prefix"]: plan.epoch})
+    assert planned(raws, summing(state=forgotten)).needs == asked.needs
+    anew = planned(raws, replace(summing(state=forgotten), use="off"))
+    assert anew.resumed is None
+    assert anew.messages == plain().messages
+
+
+def test_a_shadow_does_without_summaries() -> None:
+    plan = planned(messages(12), summing(shadow=True))
+    assert plan.needs is None
+    assert plan.context.trimmed == plain().context.trimmed
+
+
+@pytest.mark.parametrize("window", [200, 300])
+def test_a_model_that_can_take_too_little_is_not_asked(window: int) -> None:
+    plan = planned(messages(12), summing(window))
+    assert plan.needs is None
+    assert plan.messages == plain().messages
+
+
+def test_without_a_model_nothing_is_asked() -> None:
+    place = summing()
+    plan = planned(messages(12), replace(place, policy=replace(place.policy, summary=None)))
+    assert plan.messages == plain().messages
+
+
+def test_a_model_of_unknown_window_is_asked_as_one_of_a_usual_one() -> None:
+    assert planned(messages(12), summing(None)).needs is not None
+
+
+def test_what_a_small_model_is_asked_fits_its_window() -> None:
+    asked = planned(messages(12), summing(1_200))
+    assert asked.needs is not None
+    raws = [json.dumps(message).encode() for message in asked.needs.messages]
+    request = Request(wire="chat", model="short-1", provider="other", messages=raws)
+    assert ESTIMATOR.estimate(request).tokens <= 900
+    assert "[...]" in asked.needs.messages[1]["content"]

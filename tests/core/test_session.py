@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from gateway.core.session import MAX_EPOCHS, SessionState
+from gateway.core.session import MAX_EPOCHS, MAX_SUMMARIES, SessionState
 
 
 def epoch(prefix: str) -> dict[str, object]:
@@ -26,3 +26,48 @@ def test_the_oldest_conversation_gives_way() -> None:
 def test_the_same_epoch_again_is_the_newest_and_stands_once() -> None:
     state = SessionState().with_epoch(epoch("a")).with_epoch(epoch("b")).with_epoch(epoch("a"))
     assert list(state.epochs) == ["b", "a"]
+
+
+def summed(prefix: str, summary: object) -> dict[str, object]:
+    return {**epoch(prefix), "summary": summary}
+
+
+def test_a_summary_stays_as_long_as_an_epoch_refers_to_it() -> None:
+    state = SessionState().with_summary("s1", "first").with_epoch(summed("a", "s1"))
+    assert state.summaries == {"s1": "first"}
+    state = state.with_epoch(epoch("b"))
+    assert state.summaries == {"s1": "first"}
+    state = state.with_summary("s2", "second").with_epoch(summed("c", "s2"), instead_of="a")
+    assert state.summaries == {"s2": "second"}
+
+
+def test_of_two_summaries_of_the_same_messages_the_first_is_kept() -> None:
+    state = SessionState().with_summary("s1", "first")
+    assert state.with_summary("s1", "second").summaries == {"s1": "first"}
+    assert state.with_epoch(summed("a", "s1"), summaries={"s1": "second"}).summaries == {"s1": "first"}
+
+
+def test_a_text_that_was_forgotten_meanwhile_comes_with_its_epoch() -> None:
+    state = SessionState().with_summary("s1", "first").with_epoch(epoch("other"))
+    assert state.summaries == {}
+    assert state.with_epoch(summed("a", "s1"), summaries={"s1": "first", "s0": "x"}).summaries == {"s1": "first"}
+
+
+def test_summaries_are_bounded_and_the_newest_stay() -> None:
+    state = SessionState()
+    for number in range(5):
+        name = f"s{number}"
+        state = state.with_summary(name, name * (MAX_SUMMARIES // 6)).with_epoch(summed(f"p{number}", name))
+    assert list(state.summaries) == ["s2", "s3", "s4"]
+    assert sum(map(len, state.summaries.values())) <= MAX_SUMMARIES
+    assert SessionState().with_summary("s", "x" * (MAX_SUMMARIES + 1)).summaries == {}
+
+
+def test_an_epoch_that_names_nonsense_does_no_harm() -> None:
+    state = SessionState().with_summary("s1", "first")
+    assert state.with_epoch(summed("a", ["s1"])).with_epoch(summed("b", "s9")).summaries == {}
+
+
+def test_conversations_that_share_a_summary_keep_it_once() -> None:
+    state = SessionState().with_summary("s1", "first").with_epoch(summed("a", "s1")).with_epoch(summed("b", "s1"))
+    assert state.with_epoch(epoch("c"), instead_of="a").summaries == {"s1": "first"}

@@ -133,3 +133,14 @@ def test_a_fresh_process_counts_without_the_network_and_without_litellm() -> Non
         done.stdout.strip()
         == str({"o200k_base": "tiktoken:o200k_base", "cl100k_base": "tiktoken:cl100k_base"}) + " False"
     ), done.stderr
+
+
+def test_a_text_that_no_window_holds_is_counted_by_its_beginning() -> None:
+    counted: list[int] = []
+
+    def encode(text: str) -> list[int]:
+        counted.append(len(text))
+        return [0] * (len(text) // 4)
+
+    assert TiktokenCounter("x", encode).count("word" * 5_000_000) == 5_000_000
+    assert sum(counted) == 4_000_000

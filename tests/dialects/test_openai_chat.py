@@ -12,7 +12,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.usage import Usage
 from gateway.dialects import CHAT
 from gateway.dialects.base import Answer, Call, StreamMeter, Verdict
-from gateway.dialects.openai_chat import input_estimate
+from gateway.dialects.openai_chat import completion_request, completion_text, input_estimate
 
 DEEP = 200_000
 
@@ -450,3 +450,36 @@ def test_a_chunk_that_holds_the_mark_twice_does_not_hide_the_end_or_the_usage(ne
     for hidden in (DONE, USAGE_CHUNK):
         meter = StreamMeter(CHAT.reader(call(), drop_usage=True))
         assert hidden not in meter.feed(hidden + nested)
+
+
+def test_a_call_of_our_own_is_plain_json_whatever_is_said_in_it() -> None:
+    body = completion_request("m", [{"role": "user", "content": "half a pair \ud800"}], ("max_tokens", 5))
+    said = [{"role": "user", "content": "half a pair ?"}]
+    assert json.loads(body) == {"model": "m", "messages": said, "max_tokens": 5}
+
+
+def answered(**message: object) -> bytes:
+    return json.dumps({"choices": [{"message": message, "finish_reason": message.pop("end", "stop")}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (answered(content=" All is well.\n"), "All is well."),
+        (answered(content="cut", end="length"), "cut"),
+        (answered(content=[{"type": "text", "text": "in "}, {"type": "text", "text": "parts"}]), "in parts"),
+        (answered(content="half a pair \ud800"), "half a pair ?"),
+        (answered(content="  "), None),
+        (answered(content=None), None),
+        (answered(content="no", refusal="I will not"), None),
+        (answered(content="no", end="content_filter"), None),
+        (b'{"choices":[{"message":7}]}', None),
+        (b'{"choices":[7]}', None),
+        (b'{"choices":[]}', None),
+        (b'{"choices":7}', None),
+        (b"7", None),
+        (b"<html>", None),
+    ],
+)
+def test_the_text_of_a_whole_answer_is_read_if_there_is_one(body: bytes, text: str | None) -> None:
+    assert completion_text(body) == text

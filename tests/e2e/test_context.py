@@ -141,6 +141,19 @@ def test_what_cannot_be_fitted_may_be_forwarded_instead(
     assert sent(mock) == long
 
 
+def test_of_what_cannot_be_fitted_the_least_may_be_sent(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"context.on_overflow": "least"})
+    long = [*agent(9), {"role": "user", "content": "word " * 4000}]
+    reply = ask(gateway.web, "s", long, BUDGET)
+    assert reply.status == 200
+    assert sent(mock)[0] == long[0]
+    assert sent(mock)[-1] == long[-1]
+    assert len(sent(mock)) <= 3
+    assert int(reply.header("x-context-tokens") or 0) > 4000
+
+
 @pytest.mark.parametrize(
     "headers", [{"x-context-budget": "many"}, {"x-context-budget": "0"}, {"x-context-budget": "-5"},
                 {"x-context-trim": "maybe"}],

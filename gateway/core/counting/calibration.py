@@ -24,6 +24,9 @@ _MOST_TAKEN: Final = 0.6
 #: what is always kept free above an estimate: a share of it, and the few tokens by which small prompts are off
 _LEAST_MARGIN: Final = 0.02
 _LEAST_TOKENS: Final = 8
+#: after so many estimates that followed their session's last turn, what they were off by says more than any rule
+_WELL_KNOWN: Final = 8
+_LEAST_KNOWN: Final = 0.005
 _HIGH: Final = 0.9
 #: one strange report must not shut a window: most that spread may ask for, as a share of the tokens, or in tokens
 _MOST_SEEN: Final = 0.25
@@ -99,7 +102,8 @@ def corrected(
     offset = _clamped(wanted, estimate.tokens)
     tokens = estimate.tokens + offset
     above = surprises if same else [residual - wanted for residual in residuals]
-    return Corrected(tokens, _margin(estimate, tokens, above or (0,)), offset, "learned", follows=same)
+    least = _LEAST_KNOWN if same and len(surprises) >= _WELL_KNOWN else _LEAST_MARGIN
+    return Corrected(tokens, _margin(estimate, tokens, above or (0,), least), offset, "learned", follows=same)
 
 
 def ceiling(
@@ -120,12 +124,12 @@ def _clamped(offset: int, tokens: int) -> int:
     return max(-int(tokens * _MOST_TAKEN), min(_MOST_ADDED, offset))
 
 
-def _margin(estimate: Estimate, tokens: int, above: Sequence[int]) -> int:
+def _margin(estimate: Estimate, tokens: int, above: Sequence[int], least: float = _LEAST_MARGIN) -> int:
     """Tokens to keep free: the high end of what was seen above the correction; doubt that shrinks with each report."""
     seen = sorted(above)[math.ceil(_HIGH * len(above)) - 1] if above else 0
     unseen = (estimate.spread * tokens + estimate.doubt) / (1 + len(above))
     return math.ceil(
-        max(_LEAST_TOKENS, _LEAST_MARGIN * tokens, min(seen, max(_MOST_SEEN * tokens, _SOME_SEEN)), unseen)
+        max(_LEAST_TOKENS, least * tokens, min(seen, max(_MOST_SEEN * tokens, _SOME_SEEN)), unseen)
     )
 
 

@@ -63,9 +63,15 @@ class Sliced:
     #: all blocks together are the message as it came, so that it need not be written anew
     is_verbatim: bool
 
+    @property
+    def lines(self) -> tuple[Block, ...]:
+        """What can be repeated elsewhere: the blocks, and behind them the calls with what is not cut of them."""
+        return (*self.blocks, Block(self.fixed, -1)) if self.fixed else self.blocks
+
     def closed(self, picked: Collection[int]) -> tuple[int, ...]:
         """The picked blocks with those they need, in order."""
-        return tuple(sorted({*picked, *(self.blocks[i].needs for i in picked if self.blocks[i].needs >= 0)}))
+        lines = self.lines
+        return tuple(sorted({*picked, *(lines[i].needs for i in picked if lines[i].needs >= 0)}))
 
 
 def slice_message(message: Message, watch: Watch | None = None) -> Sliced:

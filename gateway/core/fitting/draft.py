@@ -9,6 +9,7 @@ from typing import Final, Literal
 from gateway.core.conversation import Conversation, Unit
 from gateway.core.fitting.parts import without
 from gateway.core.fitting.reader import Known, Made, Order, Reader
+from gateway.core.fitting.summary import summary_message
 from gateway.core.fitting.watch import Watch
 from gateway.core.message import Message, decode
 
@@ -24,12 +25,22 @@ class Same:
     parts: tuple[int, ...] = ()
 
 
-#: keep as it came, drop, keep these blocks, or point at the same result
-Decision = Literal["keep", "drop"] | tuple[int, ...] | Same
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The first of `count` messages for which a summary stands, in its place; the others are `SUMMED`."""
+
+    id: str
+    count: int
+    text: str = field(repr=False)
+
+
+#: keep as it came, drop, keep these blocks, point at the same result, or let a summary stand for it
+Decision = Literal["keep", "drop", "summed"] | tuple[int, ...] | Same | Summary
 
 # spelled out for mypy, which takes a bare Final in a tuple for a str
 KEEP: Final[Literal["keep"]] = "keep"  # noqa: PYI064
 DROP: Final[Literal["drop"]] = "drop"  # noqa: PYI064
+SUMMED: Final[Literal["summed"]] = "summed"  # noqa: PYI064
 
 #: old lines: (message, blocks of it), in order
 Lines = tuple[tuple[int, tuple[int, ...]], ...]
@@ -110,8 +121,18 @@ class Draft:
         return replace(self, rules={**self.rules, **dict.fromkeys(changed, rule)})
 
     def open_units(self) -> list[Unit]:
-        """The units that may be changed."""
-        return [unit for unit in self.conversation.units if unit.start >= self.first and not unit.pinned]
+        """The units that may be changed. What a summary stands for is as it is until another takes its place."""
+        return [
+            unit
+            for unit in self.conversation.units
+            if unit.start >= self.first and not unit.pinned and not is_summed(self.decisions[unit.start])
+        ]
+
+    @property
+    def summary(self) -> tuple[int, Summary] | None:
+        """The summary, and the message in whose place it stands."""
+        found = ((index, one) for index, one in enumerate(self.decisions) if isinstance(one, Summary))
+        return next(found, None)
 
     def known(self, index: int) -> Known:
         """What is known of a message."""
@@ -147,6 +168,14 @@ class Draft:
         decisions = self.decisions
         return [i for i, decision in enumerate(decisions) if decision != KEEP or i in self.recalls]
 
+    def inserted(self) -> tuple[int, bytes] | None:
+        """The place of the summary among the messages that are sent, and its bytes."""
+        summary = self.summary
+        if summary is None:
+            return None
+        made = self._made(range(summary[0] + 1))
+        return sum(one.raw is not None for one in made) - 1, made[-1].raw or b""
+
     def sent(self) -> Conversation:
         """What is sent."""
         made = [(index, one) for index, one in enumerate(self._made(range(len(self.decisions)))) if one.raw is not None]
@@ -180,6 +209,8 @@ class Draft:
             index, decision, lines = key
             if decision == KEEP:
                 made[key] = Made(raws[index], self.came[index], self.conversation.keys[index])
+            elif isinstance(decision, Summary):
+                made[key] = self.reader.made(summary_message(decision.text, decision.count))
             one = made.get(key, _GONE)
             if lines and one.raw is not None:
                 one = self.reader.made(_with_lines(decode(one.raw), self._text_of(lines)))
@@ -197,9 +228,14 @@ class Draft:
         texts = []
         for source, numbers in lines:
             item, raw = self.conversation.items[source], self.conversation.messages[source]
-            blocks = self.reader.sliced(item, raw, self.watch).blocks
+            blocks = self.reader.sliced(item, raw, self.watch).lines
             texts.append(f"{item.role}: " + "\n".join(blocks[number].text.rstrip("\n") for number in numbers))
         return "\n".join([EARLIER, *texts])
+
+
+def is_summed(decision: Decision) -> bool:
+    """Whether a summary stands for a message."""
+    return decision == SUMMED or isinstance(decision, Summary)
 
 
 def _with_lines(message: Message, text: str) -> Message:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final
 
-from gateway.core.fitting.draft import DROP, KEEP, Decision, Draft, Lines, Same
+from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, Lines, Same, Summary, is_summed
 
 #: of the way messages are cut into blocks, and of what is written here: an epoch of another version is not understood
 VERSION: Final = 2
@@ -23,6 +23,10 @@ _MOST_NUMBERS: Final = 1_000_000
 _SHORT: Final = {"condense": "c", "shorten": "s"}
 _LONG: Final = {short: rule for rule, short in _SHORT.items()}
 _RECALLED: Final = re.compile(r"(\d+)<(.+)")
+#: what is written with a number of messages
+_RUNS: Final[Mapping[str, Decision]] = {"k": KEEP, "d": DROP, "m": SUMMED}
+#: where a summary stands
+_SUMMARY: Final = "~"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +46,21 @@ class Epoch:
     prefix: str
     size: int
     #: `k3 d2 c0-2,5 =4 =4/1 7<3:0-2`: 3 kept, 2 dropped, blocks 0 to 2 and 5 kept by condense, the same as message 4,
-    #: without part 1 that stands in message 4; and blocks 0 to 2 of message 3 repeated at the end of message 7
+    #: without part 1 that stands in message 4; and blocks 0 to 2 of message 3 repeated at the end of message 7.
+    #: `~ m3`: a summary in the place of a message, which stands for three more
     plan: str
+    #: the id of that summary; its text is kept elsewhere
+    summary: str | None = None
 
     @classmethod
     def of(cls, prefix: str, draft: Draft) -> Epoch:
         """What a draft decided for all its messages."""
         words = [*_words(draft), *(f"{index}<{_lines(lines)}" for index, lines in sorted(draft.recalls.items()))]
-        return cls(prefix, len(draft.decisions), " ".join(words))
+        summary = draft.summary
+        return cls(prefix, len(draft.decisions), " ".join(words), summary[1].id if summary is not None else None)
 
-    def read(self) -> Plan:
-        """The plan, spelled out; ValueError for what is none."""
+    def read(self, summaries: Mapping[str, str] | None = None) -> Plan:
+        """The plan, spelled out; ValueError for what is none, or whose summary is not among those by id."""
         numbers = _Numbers()
         decisions: list[Decision] = []
         recalls: dict[int, Lines] = {}
@@ -70,11 +78,16 @@ class Epoch:
                 break
         if len(decisions) != self.size:
             raise ValueError("size")
+        if self.summary is not None:
+            _tell(decisions, self.summary, summaries or {})
+        elif any(map(is_summed, decisions)):
+            raise ValueError("no summary")
         return Plan(tuple(decisions), recalls, rules)
 
     def to_json(self) -> dict[str, Any]:
         """A value that JSON can hold."""
-        return {"v": VERSION, "prefix": self.prefix, "size": self.size, "plan": self.plan}
+        value: dict[str, Any] = {"v": VERSION, "prefix": self.prefix, "size": self.size, "plan": self.plan}
+        return value if self.summary is None else {**value, "summary": self.summary}
 
     @classmethod
     def from_json(cls, value: Any) -> Epoch | None:
@@ -84,14 +97,15 @@ class Epoch:
         prefix, size, plan = value.get("prefix"), value.get("size"), value.get("plan")
         if not (isinstance(prefix, str) and isinstance(size, int) and isinstance(plan, str)):
             return None
-        return cls(prefix, size, plan)
+        summary = value.get("summary")
+        return cls(prefix, size, plan, summary) if summary is None or isinstance(summary, str) else None
 
 
 def _words(draft: Draft) -> Iterator[str]:
     written = (_word(decision, draft.rules.get(index, "")) for index, decision in enumerate(draft.decisions))
     for word, same in groupby(written):
         count = sum(1 for _ in same)
-        yield from [f"{word}{count}"] if word in ("k", "d") else [word] * count
+        yield from [f"{word}{count}"] if word in _RUNS else [word] * count
 
 
 def _word(decision: Decision, rule: str) -> str:
@@ -99,7 +113,9 @@ def _word(decision: Decision, rule: str) -> str:
         return f"={decision.of}" + ("/" + spans_of(decision.parts) if decision.parts else "")
     if isinstance(decision, tuple):
         return _SHORT.get(rule, f"{rule}:") + spans_of(decision)
-    return "k" if decision == KEEP else "d"
+    if isinstance(decision, Summary):
+        return _SUMMARY
+    return next(word for word, run in _RUNS.items() if run == decision)
 
 
 def _decided(word: str, numbers: _Numbers, size: int) -> tuple[Sequence[Decision], str]:
@@ -111,9 +127,20 @@ def _decided(word: str, numbers: _Numbers, size: int) -> tuple[Sequence[Decision
     if kind == "=":
         of, _, parts = rest.partition("/")
         return [Same(int(of), numbers.of(parts))], ""
-    if kind not in "kd" or not 0 < int(rest) <= size:
+    if word == _SUMMARY:
+        return [Summary("", 0, "")], ""
+    if kind not in _RUNS or not 0 < int(rest) <= size:
         raise ValueError(word)
-    return [KEEP if kind == "k" else DROP] * int(rest), ""
+    return [_RUNS[kind]] * int(rest), ""
+
+
+def _tell(decisions: list[Decision], summary: str, texts: Mapping[str, str]) -> None:
+    """Put the text in; ValueError where there is none, or where it does not stand before all it stands for."""
+    summed = [index for index, decision in enumerate(decisions) if is_summed(decision)]
+    first, *others = [decisions[index] for index in summed] or [KEEP]
+    if summary not in texts or not isinstance(first, Summary) or any(other != SUMMED for other in others):
+        raise ValueError("summary")
+    decisions[summed[0]] = replace(first, id=summary, count=len(summed), text=texts[summary])
 
 
 def _lines(lines: Lines) -> str:

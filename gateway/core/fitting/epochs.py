@@ -12,21 +12,28 @@ came, so that it can break nothing that the client has not broken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from gateway.core.conversation import Conversation, Item
-from gateway.core.fitting.draft import KEEP, Draft, Same
+from gateway.core.fitting.draft import KEEP, Draft, Same, Summary
 from gateway.core.fitting.epoch import Epoch, Plan
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.recall import Recall, recall
 from gateway.core.fitting.receipt import Fitted, Sent
-from gateway.core.fitting.strategies import DEFAULT, Drop, Strategy, first_to_go
+from gateway.core.fitting.strategies import DEFAULT, Drop, Strategy, Summarize, first_to_go
+from gateway.core.fitting.summary import Use
 from gateway.core.fitting.validate import problems
 from gateway.core.fitting.watch import Expired, Watch, never
 from gateway.core.fitting.worth import Worth, known_of
-from gateway.core.message import SYSTEM_ROLES
+from gateway.core.message import SYSTEM_ROLES, digest
+
+#: low-water marks with recall and without
+_DEEP: Final = 0.55
+_SHALLOW: Final = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +41,46 @@ class FitPolicy:
     """How conversations are fitted. Shares are of the limit without the system messages."""
 
     strategies: Sequence[Strategy] = DEFAULT
-    #: A cut goes down to here: lower loses more, higher cuts and pays more often.
-    low_water: float = 0.7
+    #: A cut goes down to here: lower loses more, higher cuts and pays more often. None is 0.7, and 0.55 with recall,
+    #: which brings back what is asked for and costs less than what it saves to send little on every turn.
+    low_water: float | None = None
+    #: With recall, what a cut left is settled up to this share: the next one takes from what came behind it. More
+    #: starves the new, and without recall what was lost once would be lost for good.
+    settled: float = 0.5
     #: What was sent stays through a cut as long as no more than this share of it is other than a fresh choice.
-    stale: float = 0.1
+    stale: float = 0.2
     recall: Recall = "off"
     #: at most this share for recalled lines, each turn
     recall_share: float = 0.25
-    #: and at most this share of what the trimming saves this turn: recall must not eat what trimming earns
-    recall_saving: float = 0.5
+    #: and at most this many times what the trimming saves this turn: what is recalled is paid in full once, and what
+    #: is saved is saved on every later turn again
+    recall_saving: float = 2.0
     #: what a token costs that the provider has cached, in relation to one it has not
     cached_price: float = 0.1
     #: for recall; `Condense` has its own
     worth: Worth = field(default_factory=Worth)
 
     @property
+    def depth(self) -> float:
+        """The low-water mark in use."""
+        if self.low_water is not None:
+            return self.low_water
+        return _DEEP if self.recall != "off" else _SHALLOW
+
+    @property
     def may_drop(self) -> bool:
         """Whether whole units may be left out, as the last resort too."""
         return any(strategy.may_drop for strategy in self.strategies)
+
+    @property
+    def summarizes(self) -> bool:
+        """Whether a summary may come of it: then what was appended last is not all that a cut may take."""
+        return any(isinstance(strategy, Summarize) and strategy.use != "off" for strategy in self.strategies)
+
+    def given(self, use: Use, summaries: Mapping[str, str], most: int) -> FitPolicy:
+        """This with summaries to use, see `Summarize.given`."""
+        given = [one.given(use, summaries, most) if isinstance(one, Summarize) else one for one in self.strategies]
+        return replace(self, strategies=given)
 
 
 def fit(
@@ -63,6 +92,8 @@ def fit(
     policy: FitPolicy | None = None,
     salt: str = "",
     expired: Callable[[], bool] = never,
+    summaries: Mapping[str, str] | None = None,
+    use: Use = "off",
 ) -> Fitted:
     """Make the messages weigh at most `limit` tokens, as weighed by `reader`.
 
@@ -76,11 +107,15 @@ def fit(
         policy: how to choose.
         salt: what it was when the epoch was made (see `Conversation.prefix`).
         expired: asked every few milliseconds of choosing; when it says so, whole units are left out instead of parts.
+        summaries: texts by id; an epoch whose summary is not among them is not used.
+        use: what `summarize` may do. A summary that was sent before stays in any case.
 
     Raises:
         ContextOverflow: what must stay is over the limit alone; where no strategy leaves messages out, all must stay.
+        SummaryNeeded: a summary has to be made first; only where `use` is `ask`.
     """
-    policy = policy or FitPolicy()
+    summaries = summaries or {}
+    policy = (policy or FitPolicy()).given(use, summaries, limit)
     came = reader.weights(conversation)
     before = sum(came)
     if before <= limit:
@@ -89,7 +124,7 @@ def fit(
     sent: Sent | None = None
     applied: tuple[str, ...] = ()
     try:
-        sent = _resumed(draft, epoch, salt)
+        sent = _resumed(draft, epoch, salt, summaries)
         if sent is not None:
             if policy.recall == "off" and before - sent.saved <= limit and epoch is not None:
                 return Fitted.having(conversation, came, before, sent=sent, epoch=epoch)
@@ -97,24 +132,29 @@ def fit(
         done = start
         if before - (sent.saved if sent is not None else 0) > limit:
             done, applied = _cut(start, limit, policy, was_sent=sent is not None)
+            # It may have been enough to take back what was repeated.
+            applied = applied or ("recall",)
     except Expired:
         done, applied = _given_up(start, limit, policy), ("drop",)
     done = _recalled(done, before, limit, policy)
     if done is start and sent is not None and epoch is not None:
         return Fitted.having(conversation, came, before, sent=sent, epoch=epoch)
-    if problems(conversation, done.sent(), done.total(), limit):
+    if problems(conversation, done.sent(), done.total(), limit, done.inserted()):
         # Our own mistake; whole units can be left out without making any.
         done, applied = _dropped(draft, limit, policy), ("drop",)
     now = Epoch.of(conversation.prefix(len(came), salt), done)
-    sent = _kept(reader, now, lambda: Sent.of(done))
+    told = done.summary
+    sent = _kept(reader, now, told[1].text if told is not None else "", lambda: Sent.of(done))
     return Fitted.having(conversation, came, before, sent=sent, epoch=now, applied=applied)
 
 
-def _kept(reader: Reader, epoch: Epoch, compute: Callable[[], Sent]) -> Sent:
-    return reader.kept("sent", (epoch.prefix, epoch.plan), compute, lambda sent: sent.size_bytes)
+def _kept(reader: Reader, epoch: Epoch, summary: str, compute: Callable[[], Sent]) -> Sent:
+    # Sessions that begin alike share a reader, and need not have the same summary.
+    key = (epoch.prefix, epoch.plan, digest(summary.encode("utf-8", "replace")) if summary else b"")
+    return reader.kept("sent", key, compute, lambda sent: sent.size_bytes)
 
 
-def _resumed(draft: Draft, epoch: Epoch | None, salt: str) -> Sent | None:
+def _resumed(draft: Draft, epoch: Epoch | None, salt: str, summaries: Mapping[str, str]) -> Sent | None:
     """What was sent before, if it was for the beginning of this conversation and may still be."""
     conversation = draft.conversation
     if epoch is None or not 0 < epoch.size <= len(conversation.keys):
@@ -122,7 +162,8 @@ def _resumed(draft: Draft, epoch: Epoch | None, salt: str) -> Sent | None:
     if conversation.prefix(epoch.size, salt) != epoch.prefix:
         return None
     try:
-        sent = _kept(draft.reader, epoch, lambda: _sent(draft, epoch))
+        text = summaries.get(epoch.summary or "", "")
+        sent = _kept(draft.reader, epoch, text, lambda: _sent(draft, epoch, summaries))
     except ValueError:
         return None
     if any(sent.decisions[index] != KEEP for index in conversation.pinned if index < epoch.size):
@@ -134,15 +175,15 @@ def _resumed(draft: Draft, epoch: Epoch | None, salt: str) -> Sent | None:
     return sent.remade({index: anew.made(index) for index in again}, conversation.marked)
 
 
-def _sent(draft: Draft, epoch: Epoch) -> Sent:
+def _sent(draft: Draft, epoch: Epoch, summaries: Mapping[str, str]) -> Sent:
     """What an epoch makes of its messages; ValueError for one that makes no sense, or what must not be sent."""
-    plan = epoch.read()
+    plan = epoch.read(summaries)
     beginning = draft.conversation.beginning(epoch.size)
     as_came = Draft.untouched(beginning, draft.reader, came=draft.came[: epoch.size], watch=draft.watch)
     if not _is_sound(as_came, plan):
         raise ValueError("numbers of another conversation")
     sent = as_came.as_sent(plan.decisions, plan.recalls, plan.rules, {})
-    if problems(beginning, sent.sent(), 0, 0):
+    if problems(beginning, sent.sent(), 0, 0, sent.inserted()):
         raise ValueError("not to be sent")
     return Sent.of(sent)
 
@@ -151,10 +192,11 @@ def _is_sound(draft: Draft, plan: Plan) -> bool:
     """Whether the numbers mean something here; an epoch comes out of a store and may be anything."""
     items, raws = draft.conversation.items, draft.conversation.messages
 
-    def has(index: int, blocks: tuple[int, ...]) -> bool:
-        if not 0 <= index < len(items):
-            return False
-        return not blocks or max(blocks) < len(draft.reader.sliced(items[index], raws[index], draft.watch).blocks)
+    def has(index: int, blocks: tuple[int, ...], *, calls: bool = False) -> bool:
+        if not 0 <= index < len(items) or not blocks:
+            return 0 <= index < len(items)
+        sliced = draft.reader.sliced(items[index], raws[index], draft.watch)
+        return max(blocks) < len(sliced.lines if calls else sliced.blocks)
 
     for index, decision in enumerate(plan.decisions):
         if isinstance(decision, tuple) and not (has(index, decision) and not items[index].sealed):
@@ -162,7 +204,7 @@ def _is_sound(draft: Draft, plan: Plan) -> bool:
         if isinstance(decision, Same) and not (0 <= decision.of < index and _may_point(items[index])):
             return False
     return all(
-        has(index, ()) and not items[index].sealed and all(has(source, blocks) for source, blocks in lines)
+        has(index, ()) and not items[index].sealed and all(has(source, blocks, calls=True) for source, blocks in lines)
         for index, lines in plan.recalls.items()
     )
 
@@ -179,6 +221,9 @@ def _cut(draft: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> tupl
     fixed = _system_tokens(draft)
     low = _low(draft, limit, policy)
     first = _protected(draft, limit)
+    settles = was_sent and policy.recall != "off" and not policy.summarizes
+    if settles and (short := _cut_tail(draft, low, limit, policy)):
+        return short
     for start, target in ((first, low), (first, limit), (0, low), (0, limit)):
         fresh, applied = _apply(draft.reopened(start), target, limit, policy.strategies)
         if fresh.total() <= limit:
@@ -191,6 +236,30 @@ def _cut(draft: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> tupl
         if kept.total() <= max(target, fresh.total()):
             return kept, kept_applied
     return fresh, applied
+
+
+def _cut_tail(draft: Draft, low: int, limit: int, policy: FitPolicy) -> tuple[Draft, tuple[str, ...]] | None:
+    """Only what was appended since the last cut, if that is enough and what the cut left is small.
+
+    All that was sent behind the place of a cut is paid in full again, and the newest stretch is the end of it.
+    """
+    tail = max(_appended(draft), _protected(draft, limit))
+    fixed = _system_tokens(draft)
+    if sum(map(draft.weight, range(tail))) - fixed > policy.settled * (limit - fixed):
+        return None
+    # A long newest result may hold the half of it, and can be cut on the next turn: then less is enough.
+    for target in (low, (low + limit) // 2):
+        fresh, applied = _apply(draft.reopened(tail), target, target, policy.strategies)
+        if fresh.total() <= target:
+            return fresh, applied
+    return None
+
+
+def _appended(draft: Draft) -> int:
+    """Where the newest stretch begins that stands as it came."""
+    changed = (i for i in reversed(range(len(draft.decisions))) if draft.decisions[i] != KEEP)
+    last = next(changed, -1)
+    return next((unit.start for unit in draft.conversation.units if unit.start > last), len(draft.decisions))
 
 
 def _apply(draft: Draft, target: int, limit: int, strategies: Sequence[Strategy]) -> tuple[Draft, tuple[str, ...]]:
@@ -206,7 +275,7 @@ def _apply(draft: Draft, target: int, limit: int, strategies: Sequence[Strategy]
         if draft.total() <= enough:
             break
         lighter = strategy.apply(draft, target)
-        if strategy.is_last_word:
+        if strategy.is_last_word and lighter is not draft:
             enough = limit
         if lighter.decisions != draft.decisions:
             applied.append(strategy.name)
@@ -244,7 +313,7 @@ def _dropped(draft: Draft, limit: int, policy: FitPolicy, *, reads: bool = True)
 
 def _low(draft: Draft, limit: int, policy: FitPolicy) -> int:
     fixed = _system_tokens(draft)
-    return fixed + int((limit - fixed) * policy.low_water)
+    return fixed + int((limit - fixed) * policy.depth)
 
 
 def _system_tokens(draft: Draft) -> int:
@@ -277,6 +346,8 @@ def _unchanged(sent: Draft, fresh: Draft, waste: float) -> int:
 
 def _difference(sent: Draft, fresh: Draft, index: int) -> float:
     old, new = sent.decisions[index], fresh.decisions[index]
+    if old != new and isinstance(new, Summary):
+        return math.inf  # made for all that comes behind it: one without the other makes no sense
     if isinstance(old, tuple) and isinstance(new, tuple):
         tokens = known_of(sent, index).tokens
         return sum(tokens[number] for number in {*old} ^ {*new})

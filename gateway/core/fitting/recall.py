@@ -11,7 +11,7 @@ import heapq
 from dataclasses import replace
 from typing import Final, Literal
 
-from gateway.core.fitting.draft import DROP, KEEP, Draft, Same
+from gateway.core.fitting.draft import KEEP, Draft, Same
 from gateway.core.fitting.reader import Known
 from gateway.core.fitting.select import Pick, cost_of
 from gateway.core.fitting.worth import Scores, Worth, known_of, terms_kept
@@ -26,6 +26,8 @@ _HEADING: Final = 12
 _ROLE: Final = 3
 #: nothing smaller is worth a heading
 _LEAST: Final = 24
+#: characters a token of calls has, about: names and JSON are denser than text
+_CALL_DENSITY: Final = 3
 #: Lines are chosen by estimated tokens: so often, with a fifth less each time, until they fit.
 _TRIES: Final = 3
 
@@ -60,8 +62,18 @@ def _candidates(draft: Draft, speakers: frozenset[str]) -> dict[int, tuple[Known
             decision = draft.decisions[index]
             if decision == KEEP or isinstance(decision, Same) or draft.conversation.items[index].role not in speakers:
                 continue
-            found[index] = known_of(draft, index), frozenset() if decision == DROP else frozenset(decision)
+            known = known_of(draft, index)
+            present = (len(known.sliced.blocks), *decision) if isinstance(decision, tuple) else ()
+            found[index] = _with_calls(known), frozenset(present)
     return found
+
+
+def _with_calls(known: Known) -> Known:
+    """The message with its calls for one more line: what an agent did it often does again."""
+    if not known.sliced.fixed:
+        return known
+    tokens = len(known.sliced.fixed) / _CALL_DENSITY
+    return replace(known, terms=(*known.terms, known.fixed), tokens=(*known.tokens, tokens))
 
 
 def _choose(
@@ -99,6 +111,6 @@ def _lines(candidates: dict[int, tuple[Known, frozenset[int]]]) -> list[Pick]:
     return [
         (index, number)
         for index, (known, present) in candidates.items()
-        for number, block in enumerate(known.sliced.blocks)
-        if number not in present and not known.sliced.slots[block.slot].in_arguments
+        for number, block in enumerate(known.sliced.lines)
+        if number not in present and (block.slot < 0 or not known.sliced.slots[block.slot].in_arguments)
     ]

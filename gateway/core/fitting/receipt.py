@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from gateway.core.conversation import Conversation
-from gateway.core.fitting.draft import DROP, Decision, Draft, Lines, Same
+from gateway.core.fitting.draft import DROP, Decision, Draft, Lines, Same, is_summed
 from gateway.core.fitting.epoch import Epoch
 from gateway.core.fitting.reader import Made
 from gateway.core.message import read
@@ -22,7 +22,8 @@ class Fate(NamedTuple):
     """What became of one message.
 
     `rule` is `kept` (sent as it came), `pinned` (it had to be), `drop` (left out), `dedupe` (points at an earlier
-    result with the same content), `recall` (old lines stand at its end), or what cut it: `condense`, `shorten`.
+    result with the same content), `summarize` (a summary stands for it, which the first of these weighs), `recall`
+    (old lines stand at its end), or what cut it: `condense`, `shorten`.
     """
 
     role: str
@@ -74,6 +75,8 @@ def rule_of(decision: Decision, rule: str) -> str:
         return "dedupe"
     if isinstance(decision, tuple):
         return rule
+    if is_summed(decision):
+        return "summarize"
     return "drop" if decision == DROP else "recall"
 
 
@@ -94,7 +97,7 @@ class Fitted:
     applied: tuple[str, ...]
     #: messages by the rule that changed them, in this turn or before
     actions: Mapping[str, int]
-    #: messages left out, messages cut, old messages repeated in part
+    #: messages left out, messages cut (a summary is neither), old messages repeated in part
     dropped: int
     cut: int
     recalled: int
@@ -126,7 +129,7 @@ class Fitted:
         keys = list(conversation.keys)
         for index, one in sent.made.items():
             messages[index], keys[index] = one.raw, one.key
-        dropped = sum(one.raw is None for one in sent.made.values())
+        whole = ("drop", "recall", "summarize")
         return cls(
             tuple([raw for raw in messages if raw is not None]),
             # what is left out has no key
@@ -137,8 +140,8 @@ class Fitted:
             epoch=epoch,
             applied=applied,
             actions=sent.actions,
-            dropped=dropped,
-            cut=len(sent.made) - dropped - sent.actions.get("recall", 0),
+            dropped=sent.actions.get("drop", 0),
+            cut=sum(count for rule, count in sent.actions.items() if rule not in whole),
             recalled=len({source for lines in sent.recalls.values() for source, _ in lines}),
             conversation=conversation,
             came=came,

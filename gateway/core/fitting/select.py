@@ -40,7 +40,7 @@ def condense(draft: Draft, limit: int, worth: Worth) -> Draft:
 
 def cost_of(known: Known, number: int, picked: Collection[int]) -> float:
     """Estimated tokens of a block, with the table's head if it is the first of its rows."""
-    needs = known.sliced.blocks[number].needs
+    needs = known.sliced.lines[number].needs
     head = known.tokens[needs] if needs >= 0 and needs not in picked else 0.0
     return known.tokens[number] + head + GAP_TOKENS
 

@@ -6,16 +6,17 @@ messages, and `drop` is what is left when choosing took too long.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from gateway.core.conversation import Unit
 from gateway.core.fitting.dedupe import dedupe
-from gateway.core.fitting.draft import DROP, KEEP, Decision, Draft, Same
+from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, Same, Summary, is_summed
 from gateway.core.fitting.overlap import overlap
 from gateway.core.fitting.reader import Known
 from gateway.core.fitting.select import condense
+from gateway.core.fitting.summary import AROUND, Passage, SummaryNeeded, Use, ids_of
 from gateway.core.fitting.worth import Worth, known_of
 
 
@@ -115,6 +116,91 @@ def _while(numbers: Sequence[int], known: Known, room: float) -> Iterator[int]:
 
 
 @dataclass(frozen=True, slots=True)
+class Summarize:
+    """One text, written by a model, for the oldest units. It does nothing until it is `given` summaries to use."""
+
+    #: the most a summary may take
+    tokens: int = 800
+    use: Use = "off"
+    #: texts of the summaries there are, by id
+    summaries: Mapping[str, str] = field(default_factory=dict)
+    #: more than this in all is of no use
+    most: int = 0
+    name: str = "summarize"
+    is_last_word: bool = True
+    may_drop: bool = True
+
+    def given(self, use: Use, summaries: Mapping[str, str], most: int) -> Summarize:
+        """This with summaries to use, and the limit that the whole conversation must not be over."""
+        return replace(self, use=use, summaries=summaries, most=most)
+
+    def apply(self, draft: Draft, limit: int) -> Draft:
+        """Let a summary stand for as many units as it takes; the one there is goes into the new one.
+
+        Raises:
+            SummaryNeeded: it has to be made first.
+        """
+        units = _sent_behind_the_task(draft)
+        old = draft.summary
+        if self.use == "off" or not units or (old is not None and old[0] < draft.first):
+            return draft
+        room = self.tokens + AROUND - (draft.weight(old[0]) if old is not None else 0)
+        lighter, rest = _left_out(draft, limit - room, units, orphans=KEEP)
+        needed = sum(lighter.decisions[unit.start] == DROP for unit in units)
+        ids = ids_of(old[1].id if old is not None else None, (_keys(draft, unit) for unit in units))
+        # Best is what is needed, then the next more; less is still enough for this turn.
+        for count in (*range(max(1, needed), len(units) + 1), *range(needed - 1, 0, -1)):
+            text = self.summaries.get(ids[count - 1])
+            summed = _summed(draft, units[:count], ids[count - 1], text) if text is not None else draft
+            if summed is not draft and summed.total() <= min(self.most, draft.total() - 1):
+                return summed
+        is_of_use = needed and rest + room <= min(self.most, draft.total() - 1)
+        if self.use == "ask" and is_of_use and ids[needed - 1] not in self.summaries:
+            raise SummaryNeeded(_passage(draft, units[:needed], ids[needed - 1]))
+        return draft
+
+
+def _sent_behind_the_task(draft: Draft) -> list[Unit]:
+    """The units that a summary may stand for, in the order in which they go."""
+    task = draft.conversation.task
+    return [
+        unit
+        for unit in by_priority(draft)
+        if task is not None and unit.start > task and any(draft.decisions[index] != DROP for index in unit.indices)
+    ]
+
+
+def _keys(draft: Draft, unit: Unit) -> Sequence[bytes]:
+    return draft.conversation.keys[unit.start : unit.stop]
+
+
+def _summed(draft: Draft, units: Sequence[Unit], summary: str, text: str) -> Draft:
+    """The draft with a summary in the place of these units and the summary before it."""
+    # A newer copy of what is told in short now is no copy any more.
+    without, _ = _left_out(draft, -1, units, orphans=KEEP)
+    first, *others = _stood_for(draft, units)
+    changes: dict[int, Decision] = dict.fromkeys(others, SUMMED)
+    return without.having({**changes, first: Summary(summary, 1 + len(others), text)})
+
+
+def _stood_for(draft: Draft, units: Sequence[Unit]) -> list[int]:
+    """The messages of these units, and those that the present summary stands for."""
+    earlier = (index for index, decision in enumerate(draft.decisions) if is_summed(decision))
+    return sorted([*earlier, *(index for unit in units for index in unit.indices)])
+
+
+def _passage(draft: Draft, units: Sequence[Unit], summary: str) -> Passage:
+    old = draft.summary
+    # What points at another result says no more where it is read than where it is sent.
+    newer = [
+        draft.made(index).raw or b"" if isinstance(draft.decisions[index], Same) else draft.conversation.messages[index]
+        for index in sorted(index for unit in units for index in unit.indices)
+    ]
+    count = len(_stood_for(draft, units))
+    return Passage(summary, old[1].text if old is not None else None, tuple(newer), count)
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """Whole units, oldest first; of the task its first block stays, or a mark."""
 
@@ -143,17 +229,20 @@ def by_priority(draft: Draft) -> list[Unit]:
     return sorted(draft.open_units(), key=draft.conversation.priority)
 
 
-def _left_out(draft: Draft, limit: int, units: Iterable[Unit]) -> tuple[Draft, int]:
-    """The draft without as many of the units as it takes to fit, and its tokens."""
+def _left_out(draft: Draft, limit: int, units: Iterable[Unit], *, orphans: Decision = ()) -> tuple[Draft, int]:
+    """The draft without as many of the units as it takes to fit, and its tokens.
+
+    `orphans`: what becomes of results that pointed at all of one that is gone.
+    """
     weights = draft.weights()
     total = sum(weights)
     changes: dict[int, Decision] = {}
     pointing: dict[int, dict[int, Decision]] = {}
     for index, decision in enumerate(draft.decisions):
         if isinstance(decision, Same):
-            # When the other is gone, what pointed at all of it points at nothing, and a gap mark is shorter still; and
+            # When the other is gone, what pointed at all of it points at nothing (a gap mark is shorter still), and
             # what a part was left out of is whole again.
-            pointing.setdefault(decision.of, {})[index] = KEEP if decision.parts else ()
+            pointing.setdefault(decision.of, {})[index] = KEEP if decision.parts else orphans
     for unit in units:
         if total <= limit:
             break
@@ -182,11 +271,18 @@ def _stub(draft: Draft, limit: int, *, reads: bool) -> Draft:
 DEFAULT: Final[tuple[Strategy, ...]] = (Dedupe(), Condense(), Shorten(), Drop())
 
 
-def strategies_of(names: Sequence[str], *, shorten_tokens: int, worth: Worth | None = None) -> tuple[Strategy, ...]:
+def strategies_of(
+    names: Sequence[str], *, shorten_tokens: int, summary_tokens: int = 800, worth: Worth | None = None
+) -> tuple[Strategy, ...]:
     """The strategies of a configuration, in its order; ValueError for a name that is none."""
-    known: dict[str, Strategy] = {
-        strategy.name: strategy for strategy in (Dedupe(), Condense(worth or Worth()), Shorten(shorten_tokens), Drop())
-    }
+    strategies: Sequence[Strategy] = (
+        Dedupe(),
+        Condense(worth or Worth()),
+        Shorten(shorten_tokens),
+        Summarize(summary_tokens),
+        Drop(),
+    )
+    known = {strategy.name: strategy for strategy in strategies}
     for name in names:
         if name not in known:
             raise ValueError(f"{name!r} is no strategy; there are {', '.join(known)}")

@@ -14,14 +14,23 @@ from gateway.core.conversation import Conversation, Item
 from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES, Sketch, read
 
 
-def problems(before: Conversation, after: Conversation, tokens: int, limit: int) -> list[str]:
-    """Why `after`, which weighs `tokens`, must not be sent in the place of `before`; empty if it may."""
+def problems(
+    before: Conversation, after: Conversation, tokens: int, limit: int, summary: tuple[int, bytes] | None = None
+) -> list[str]:
+    """Why `after`, which weighs `tokens`, must not be sent in the place of `before`; empty if it may.
+
+    `summary`: the place in `after` of the one message that `before` does not have, and its bytes.
+    """
     found = list(_faults(after.sketches))
     if found:
         known = set(_faults(before.sketches))
         found = [fault for fault in found if fault not in known]
+    if summary is not None:
+        found.extend(_misplaced(after, *summary))
+        after = _without(after, summary[0])
     found.extend(_lost(before, after))
     found.extend(_strangers(before, after))
+    found.extend(_invented(before, after))
     if tokens > limit:
         found.append(f"{tokens} tokens are over the limit of {limit}")
     return found
@@ -61,6 +70,33 @@ def _broken_calls(messages: Sequence[Sketch]) -> Iterator[str]:
 
 def _unanswered(waiting: Mapping[str, int]) -> Iterator[str]:
     return (f"call {open_id} without its result" for open_id, count in waiting.items() if count > 0)
+
+
+def _misplaced(after: Conversation, place: int, raw: bytes) -> Iterator[str]:
+    """A summary is told by the assistant, behind the task, and is nothing but text."""
+    if not 0 <= place < len(after.messages) or after.messages[place] != raw:
+        yield "the summary is not where it should be"
+        return
+    told, _ = read(raw)
+    if set(told) != {"role", "content"} or told["role"] != "assistant" or not isinstance(told["content"], str):
+        yield "the summary is more than a text of the assistant's"
+    if all(message.role != "user" for message in after.sketches[:place]):
+        yield "the summary stands before the task"
+
+
+def _without(after: Conversation, place: int) -> Conversation:
+    messages, keys = list(after.messages), list(after.keys)
+    del messages[place : place + 1], keys[place : place + 1]
+    return Conversation(tuple(messages), tuple(keys), frozenset(), book=after.book)
+
+
+def _invented(before: Conversation, after: Conversation) -> Iterator[str]:
+    """Messages that nobody sent. What was cut still has its role and its calls; results were looked at already."""
+    came = iter([(one.role, one.calls) for one in before.sketches])
+    for one in after.sketches:
+        if one.role not in RESULT_ROLES and (one.role, one.calls) not in came:
+            yield f"a message ({one.role}) that never came"
+            return
 
 
 def _lost(before: Conversation, after: Conversation) -> Iterator[str]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.core.fitting.draft import DROP, KEEP, Draft, Same
+from gateway.core.fitting.draft import KEEP, Draft
 from gateway.core.fitting.reader import Known
 from gateway.core.fitting.watch import Watch
 from gateway.core.message import SYSTEM_ROLES
@@ -78,7 +78,7 @@ def known_of(draft: Draft, index: int) -> Known:
 def terms_kept(draft: Draft, index: int) -> Iterator[str]:
     """The terms of what is sent in the place of a message, repeated lines included."""
     decision = draft.decisions[index]
-    if decision != DROP and not isinstance(decision, Same):
+    if decision == KEEP or isinstance(decision, tuple):
         known = known_of(draft, index)
         yield from known.fixed
         for number, terms in enumerate(known.terms):
@@ -87,7 +87,7 @@ def terms_kept(draft: Draft, index: int) -> Iterator[str]:
     for source, blocks in draft.recalls.get(index, ()):
         known = known_of(draft, source)
         for number in blocks:
-            yield from known.terms[number]
+            yield from known.terms[number] if number < len(known.terms) else known.fixed
 
 
 def _last_words(draft: Draft) -> dict[str, float]:

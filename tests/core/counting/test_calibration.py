@@ -10,6 +10,7 @@ from gateway.core.counting.calibration import (
     KEPT,
     LastTurn,
     calibration_key,
+    ceiling,
     corrected,
     last_turn,
     last_turn_from,
@@ -120,3 +121,24 @@ def test_keys_of_different_requests_differ() -> None:
         for parts in [("a", "b", "c", "d"), ("ab", "", "c", "d"), ("a", "b", "c", ""), ("a", "b", "cd", "")]
     }
     assert len(keys) == 4
+
+
+def test_an_estimate_that_follows_its_session_is_as_sure_as_such_estimates_were() -> None:
+    plain = estimate(10_000, spread=0.0)
+    turn = last_turn(KEY, plain, 10_300)
+    unsure = corrected(plain, KEY, (300, 9_000), turn)
+    assert (unsure.margin, unsure.follows) == (206, True)
+    assert corrected(plain, KEY, (300, 9_000), turn, (1, -2, 3, 0, 1, 2, -1, 0)).margin == 52
+    assert corrected(plain, KEY, (300, 9_000), turn, (1, 700, 3, 0, 1, 2, -1, 700)).margin == 700
+
+
+def test_other_sessions_surprises_say_nothing_of_a_first_call() -> None:
+    found = corrected(estimate(10_000, spread=0.0), KEY, (300,) * 12, None, (0,) * 12)
+    assert (found.margin, found.follows) == (206, False)
+
+
+def test_the_ceiling_is_the_largest_estimate_that_is_within_the_budget() -> None:
+    turn = last_turn(KEY, estimate(1_000), 1_500)
+    most = ceiling(estimate(spread=0.0), KEY, (), turn, (), budget=10_000)
+    assert corrected(estimate(most, spread=0.0), KEY, (), turn).safe_tokens <= 10_000
+    assert corrected(estimate(most + 20, spread=0.0), KEY, (), turn).safe_tokens > 10_000

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.core.conversation import Conversation
-from gateway.core.fitting.draft import DROP, KEEP, Draft, Same
+from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Draft, Same, Summary
 from gateway.core.fitting.epoch import Epoch, Plan, spans_of
 from gateway.core.fitting.reader import Reader, weigher
 
@@ -72,3 +72,32 @@ def test_a_plan_that_makes_no_sense_is_refused(plan: str) -> None:
 def test_spans_come_back_as_the_numbers_they_were(numbers: tuple[int, ...], spans: str) -> None:
     assert spans_of(numbers) == spans
     assert Epoch("x", 1, f"c{spans}").read().decisions == (numbers,)
+
+
+def test_a_summary_is_written_by_its_id_and_read_with_its_text() -> None:
+    decisions = (KEEP, Summary("s1", 4, "what happened"), SUMMED, KEEP, SUMMED, SUMMED, KEEP)
+    epoch = Epoch.of("ab", draft_with(*decisions))
+    assert (epoch.plan, epoch.summary) == ("k1 ~ m1 k1 m2 k1", "s1")
+    written = json.dumps(epoch.to_json())
+    assert "what happened" not in written
+    again = Epoch.from_json(json.loads(written))
+    assert again == epoch
+    assert again.read({"s1": "what happened"}).decisions == decisions
+    with pytest.raises(ValueError):
+        again.read({"s2": "something else"})
+
+
+@pytest.mark.parametrize("plan", ["k4", "m4", "~ ~ k2", "k1 m1 ~ k1", "~1 k3", "~ m-1 k3", "~ m4"])
+def test_a_summary_stands_once_and_before_all_it_stands_for(plan: str) -> None:
+    with pytest.raises(ValueError):
+        Epoch("x", 4, plan, "s1").read({"s1": "text"})
+
+
+def test_what_is_summed_up_needs_a_summary() -> None:
+    for plan in ("~ m1 k2", "k1 m3"):
+        with pytest.raises(ValueError):
+            Epoch("x", 4, plan).read({"s1": "text"})
+
+
+def test_an_id_that_is_no_text_makes_no_epoch() -> None:
+    assert Epoch.from_json({"v": 2, "prefix": "x", "size": 1, "plan": "k1", "summary": ["s1"]}) is None

@@ -59,6 +59,13 @@ def test_a_cut_goes_down_to_the_low_water_mark_and_the_next_turns_append() -> No
     assert second.epoch is first.epoch
 
 
+def test_with_recall_a_cut_goes_deeper() -> None:
+    limit = tokens(session(8)) - 1
+    assert run(session(8), limit, recall="off").tokens > 0.6 * limit
+    assert FitPolicy(recall="said").depth < FitPolicy().depth
+    assert FitPolicy(recall="said", low_water=0.9).depth == 0.9
+
+
 def test_the_beginning_of_what_was_sent_survives_the_next_cut() -> None:
     limit, epoch, sent = 1200, None, tuple[bytes, ...]()
     shared = cuts = 0
@@ -71,6 +78,19 @@ def test_the_beginning_of_what_was_sent_survives_the_next_cut() -> None:
         epoch, sent = done.epoch, now
     assert cuts >= 3
     assert shared >= cuts / 2
+
+
+def test_the_second_cut_takes_only_from_what_came_after_the_first() -> None:
+    limit, steps = 900, 8
+    first = run(session(steps), limit, low_water=0.5, recall="said")
+    settled = sum(message not in raws(session(steps)[2:]) for message in first.messages)
+    second = first
+    while second is first or not second.applied:
+        steps += 1
+        second = run(session(steps), limit, first.epoch, low_water=0.5, stale=0, recall="said")
+    assert settled > 2
+    assert second.messages[:settled] == first.messages[:settled]
+    assert second.tokens < limit
 
 
 def test_an_epoch_of_another_conversation_is_not_used() -> None:

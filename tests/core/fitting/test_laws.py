@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,8 @@ from gateway.core.fitting.epochs import FitPolicy, fit
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.receipt import Fitted
-from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten
+from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten, Summarize
+from gateway.core.fitting.summary import Passage, SummaryNeeded
 from gateway.core.fitting.validate import problems
 from gateway.core.message import encode, keys_of
 
@@ -115,10 +116,16 @@ def raws_of(messages: Messages) -> list[bytes]:
 
 
 def fitted(
-    messages: Messages, limit: int, epoch: Epoch | None = None, policy: FitPolicy | None = None
+    messages: Messages,
+    limit: int,
+    epoch: Epoch | None = None,
+    policy: FitPolicy | None = None,
+    summaries: Mapping[str, str] | None = None,
 ) -> Fitted | None:
     try:
-        return fit(Conversation.of_messages(messages), limit, Reader(WEIGH), epoch=epoch, policy=policy)
+        return fit(
+            Conversation.of_messages(messages), limit, Reader(WEIGH), epoch=epoch, policy=policy, summaries=summaries
+        )
     except ContextOverflow:
         return None
 
@@ -128,7 +135,9 @@ def total(raws: Sequence[bytes]) -> int:
 
 
 def wrong_with(messages: Messages, done: Fitted, limit: int) -> list[str]:
-    return problems(Conversation.of_messages(messages), Conversation.of(done.messages), total(done.messages), limit)
+    told = [(place, raw) for place, raw in enumerate(done.messages) if b"[summary of " in raw]
+    before, after = Conversation.of_messages(messages), Conversation.of(done.messages)
+    return problems(before, after, total(done.messages), limit, *told)
 
 
 POLICIES = [
@@ -139,6 +148,8 @@ POLICIES = [
     FitPolicy(strategies=(Drop(),)),
     FitPolicy(strategies=(Condense(most_characters=2000),)),
     FitPolicy(strategies=()),
+    FitPolicy(strategies=(Dedupe(), Summarize(200), Condense(), Drop())),
+    FitPolicy(strategies=(Summarize(200),)),
 ]
 
 
@@ -264,7 +275,7 @@ def test_a_session_turn_by_turn_is_sound_and_repeats_what_it_sent_until_it_cuts(
     messages=conversations(),
     limit=limits,
     noise=st.dictionaries(st.text(max_size=5), st.integers(), max_size=3),
-    plan=st.text(st.sampled_from("kdcs=0123-,:;< "), max_size=30),
+    plan=st.text(st.sampled_from("kdcsm~=0123-,:;< "), max_size=30),
 )
 @settings(law, max_examples=15)
 def test_an_epoch_from_anywhere_does_no_harm(messages: Messages, limit: int, noise: Any, plan: str) -> None:
@@ -278,11 +289,15 @@ def test_an_epoch_from_anywhere_does_no_harm(messages: Messages, limit: int, noi
         "k1 c0-90000000 k2",
         "k3",
         "k5",
+        "~ m3",
+        "k2 ~ k1",
+        "k3 ~",
+        "k1 m2 ~",
         plan,
     ]
-    odd = [noise, *({"v": 2, "prefix": conversation.prefix(4), "size": 4, "plan": plan} for plan in plans)]
-    for value in odd:
-        done = fitted(messages, limit, Epoch.from_json(value))
+    written = [{"v": 2, "prefix": conversation.prefix(4), "size": 4, "plan": plan} for plan in plans]
+    for value in (noise, *written, *({**one, "summary": "s"} for one in written)):
+        done = fitted(messages, limit, Epoch.from_json(value), summaries={"s": "what was"})
         if done is not None:
             assert wrong_with(messages, done, limit) == []
 
@@ -347,3 +362,75 @@ def test_odd_messages_never_raise_and_are_sent_as_they_came_or_not_at_all(
         # (where there was no time to recall, it is made up for on the next turn)
         again = fit(conversation, limit, Reader(WEIGH), epoch=done.epoch, policy=replace(policy, recall="off"))
         assert again.messages == done.messages
+
+
+SUMMING = [
+    FitPolicy(strategies=(Dedupe(), Summarize(100), Condense(), Drop()), recall="off"),
+    FitPolicy(strategies=(Summarize(100), Drop()), recall="said"),
+    FitPolicy(strategies=(Shorten(), Summarize(300), Drop()), recall="off", low_water=0.5),
+]
+
+
+@given(messages=conversations(), limit=limits, policy=st.sampled_from(SUMMING), length=st.integers(1, 900))
+@settings(law, max_examples=60)
+def test_a_session_with_summaries_is_sound_turn_by_turn_and_asks_only_when_it_cuts(
+    messages: Messages, limit: int, policy: FitPolicy, length: int
+) -> None:
+    """The summaries are of any length: whoever writes them may not have kept to what was asked."""
+    epoch: Epoch | None = None
+    texts: dict[str, str] = {}
+    before: list[bytes] = []
+    reader = Reader(WEIGH)
+    for stop in range(2, len(messages) + 1):
+        if messages[stop - 1]["role"] == "assistant" or (stop < len(messages) and messages[stop]["role"] == "tool"):
+            continue
+        conversation = Conversation.of_messages(messages[:stop], reader)
+        wanted: str | None = None
+        passage: Passage | None = None
+        try:
+            try:
+                done = fit(conversation, limit, reader, epoch=epoch, policy=policy, summaries=texts, use="ask")
+            except SummaryNeeded as needed:
+                wanted, passage = needed.passage.id, needed.passage
+                texts[wanted] = (wanted[:4] + " word") * (length // 2)
+                done = fit(conversation, limit, reader, epoch=epoch, policy=policy, summaries=texts, use="known")
+        except ContextOverflow:
+            continue
+        if passage is not None and epoch is not None and epoch.summary is not None:
+            assert passage.earlier == texts[epoch.summary]
+        assert wrong_with(messages[:stop], done, limit) == []
+        assert done.tokens == total(done.messages) <= limit
+        assert sum(fate.tokens_after for fate in done.fates) == done.tokens
+        summed = [index for index, fate in enumerate(done.fates) if fate.rule == "summarize"]
+        assert len(summed) == done.actions.get("summarize", 0)
+        told = [raw for raw in done.messages if b"[summary of " in raw]
+        assert len(told) == bool(summed)
+        if told:
+            assert done.epoch is not None
+            assert done.epoch.summary in texts
+            assert json.loads(told[0])["content"].startswith(f"[summary of {len(summed)} earlier messages]\n")
+            assert conversation.pinned.isdisjoint(summed)
+            split = [unit for unit in conversation.units if 0 < len({*unit.indices} & {*summed}) < len(unit.indices)]
+            assert split == []
+        if done.epoch is not None:
+            assert not any(text in json.dumps(done.epoch.to_json()) for text in texts.values() if text)
+            elsewhere = fit(
+                Conversation.of_messages(messages[:stop]), limit, Reader(WEIGH),
+                epoch=Epoch.from_json(json.loads(json.dumps(done.epoch.to_json()))), policy=policy, summaries=texts,
+            )  # fmt: skip
+            assert elsewhere.messages == done.messages
+            if not done.applied:
+                assert wanted is None
+                assert list(done.messages)[: len(before)] == before
+        before, epoch = list(done.messages), done.epoch
+
+
+@given(messages=conversations(), limit=limits)
+@law
+def test_without_leave_to_ask_it_is_as_if_there_were_no_summaries(messages: Messages, limit: int) -> None:
+    known = {"s": "what was"}
+    plain = fitted(messages, limit, policy=FitPolicy(strategies=(Dedupe(), Condense(), Drop())))
+    other = fitted(
+        messages, limit, policy=FitPolicy(strategies=(Dedupe(), Summarize(), Condense(), Drop())), summaries=known
+    )
+    assert (plain and plain.messages) == (other and other.messages)

@@ -59,6 +59,19 @@ def test_it_stays_within_its_room(room: int) -> None:
     assert recall(draft, room, "all", Worth()).total() - draft.total() <= room
 
 
+def test_a_call_that_was_left_out_is_said_again_and_one_that_stays_is_not() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "bash", "arguments": '{"command": "cat plaza.txt"}'}}
+    unit = [{"role": "assistant", "content": None, "tool_calls": [call]}, MESSAGES[2]]
+    asked = {"role": "user", "content": "What does plaza.txt say?"}
+    conversation = Conversation.of_messages([MESSAGES[0], *unit, MESSAGES[3], asked])
+    draft = Draft.untouched(conversation, Reader(weigher(len)))
+    gone = last_of(recall(draft.having({1: DROP, 2: DROP}), 500, "said", Worth()))
+    assert 'assistant: bash {"command": "cat plaza.txt"}' in gone
+    assert "PLZ4711" not in gone
+    kept = last_of(recall(draft.having({2: ()}), 500, "said", Worth()))
+    assert "bash" not in kept
+
+
 def test_no_room_or_no_place_is_no_recall() -> None:
     draft = dropped(*MESSAGES)
     assert recall(draft, 10, "all", Worth()) is draft

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from gateway.core.conversation import Conversation
-from gateway.core.fitting.draft import DROP, KEEP, Draft
+from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Draft, Same, Summary
 from gateway.core.fitting.reader import Reader, weigher
-from gateway.core.fitting.strategies import DEFAULT, Condense, Dedupe, Drop, Shorten, Strategy, strategies_of
+from gateway.core.fitting.strategies import DEFAULT, Condense, Dedupe, Drop, Shorten, Strategy, Summarize, strategies_of
+from gateway.core.fitting.summary import Passage, SummaryNeeded
 from gateway.core.fitting.worth import Worth
 
 LINES = "".join(f"line number {n} with A{n}B{n}C{n} {'x' * 20}\n" for n in range(60))
@@ -81,7 +82,9 @@ def test_strategies_come_by_name_in_the_order_of_the_configuration() -> None:
 
 
 def test_an_unknown_strategy_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="'shrink' is no strategy; there are dedupe, condense, shorten, drop"):
+    with pytest.raises(
+        ValueError, match="'shrink' is no strategy; there are dedupe, condense, shorten, summarize, drop"
+    ):
         strategies_of(["dedupe", "shrink"], shorten_tokens=50)
 
 
@@ -104,3 +107,103 @@ def test_drop_and_shorten_begin_with_what_is_worth_least() -> None:
     draft = Draft.untouched(conversation, Reader(weigher(len)))
     assert Drop().apply(draft, draft.total() - 10).decisions == (KEEP, KEEP, DROP, KEEP)
     assert [d == KEEP for d in Shorten().apply(draft, draft.total() - 10).decisions] == [True, True, False, True]
+
+
+# --- summaries ----------------------------------------------------------------------------------------------------
+
+SHORT = {"role": "user", "content": "task"}
+ONE, TWO, THREE = said("one " * 200), said("two " * 200), said("three " * 200)
+
+
+def summing(use: Any = "ask", texts: Any = None, *, tokens: int = 100, most: int = 10_000) -> Summarize:
+    return Summarize(tokens).given(use, texts or {}, most)
+
+
+def wanted(draft: Draft, strategy: Summarize, limit: int) -> Passage:
+    with pytest.raises(SummaryNeeded) as asked:
+        strategy.apply(draft, limit)
+    return asked.value.passage
+
+
+def test_a_summary_is_asked_of_the_oldest_units_that_make_room_for_it() -> None:
+    draft = draft_of(SHORT, ONE, TWO, THREE, LAST)
+    limit = draft.total() - 1000
+    passage = wanted(draft, summing(), limit)
+    assert [json.loads(raw)["content"][:3] for raw in passage.messages] == ["one", "two"]
+    assert (passage.count, passage.earlier) == (2, None)
+    done = summing("known", {passage.id: "both"}).apply(draft, limit)
+    assert done.decisions == (KEEP, Summary(passage.id, 2, "both"), SUMMED, KEEP, KEEP)
+    assert done.total() <= limit
+    assert done.inserted() == (1, done.sent().messages[1])
+    assert json.loads(done.sent().messages[1]) == said("[summary of 2 earlier messages]\nboth")
+
+
+def test_the_next_summary_takes_in_the_one_before_it() -> None:
+    draft = draft_of(SHORT, ONE, TWO, THREE, LAST)
+    first = wanted(draft, summing(), draft.total() - 100)
+    before = summing("known", {first.id: "one"}).apply(draft, draft.total() - 100)
+    second = wanted(before, summing(), before.total() - 100)
+    assert (second.earlier, second.count, len(second.messages)) == ("one", 2, 1)
+    done = summing("known", {second.id: "one, two"}).apply(before, before.total() - 100)
+    assert done.decisions == (KEEP, Summary(second.id, 2, "one, two"), SUMMED, KEEP, KEEP)
+
+
+def test_a_summary_that_stands_before_what_may_be_changed_is_left_alone() -> None:
+    draft = draft_of(SHORT, ONE, TWO, THREE, LAST)
+    first = wanted(draft, summing(), draft.total() - 100)
+    before = summing("known", {first.id: "one"}).apply(draft, draft.total() - 100).reopened(3)
+    assert summing().apply(before, 100) is before
+
+
+@pytest.mark.parametrize("use", ["off", "known"])
+def test_nothing_is_asked_where_nothing_may_be(use: str) -> None:
+    draft = draft_of(SHORT, ONE, TWO, LAST)
+    assert summing(use).apply(draft, 500) is draft
+
+
+def test_nothing_is_asked_where_it_would_be_of_no_use() -> None:
+    draft = draft_of(SHORT, ONE, TWO, LAST)
+    assert summing(most=100).apply(draft, 90) is draft
+    assert summing(tokens=2000).apply(draft, 1000) is draft
+    assert summing().apply(draft_of(ONE, TWO), 100).decisions == (KEEP, KEEP)
+    dropped = draft.having({1: DROP, 2: DROP})
+    assert summing().apply(dropped, 10) is dropped
+
+
+def test_a_summary_that_is_no_shorter_is_not_used_and_not_asked_for_again() -> None:
+    draft = draft_of(SHORT, ONE, TWO, LAST)
+    limit = draft.total() - 500
+    passage = wanted(draft, summing(), limit)
+    assert summing("ask", {passage.id: "much " * 1000}).apply(draft, limit) is draft
+
+
+def test_a_summary_of_a_little_more_or_less_is_used_before_another_is_asked_for() -> None:
+    draft = draft_of(SHORT, ONE, TWO, THREE, LAST)
+    two = wanted(draft, summing(), draft.total() - 1000)
+    for limit in (draft.total() - 200, draft.total() - 2000):
+        done = summing("ask", {two.id: "both"}).apply(draft, limit)
+        assert done.decisions[1] == Summary(two.id, 2, "both")
+
+
+def test_what_pointed_at_a_result_that_is_told_in_short_is_whole_again() -> None:
+    def looked(name: str) -> list[dict[str, Any]]:
+        call = {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        return [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": name, "content": "found " * 100},
+        ]
+
+    draft = draft_of(SHORT, *looked("a"), *looked("b"), THREE, LAST).having({4: Same(2)})
+    passage = wanted(draft, summing(tokens=10), draft.total() - 10)
+    assert passage.count == 2
+    done = summing("known", {passage.id: "found"}).apply(draft, draft.total() - 10)
+    assert done.decisions[3:5] == (KEEP, KEEP)
+    both = wanted(draft, summing(), draft.total() - 800)
+    assert json.loads(both.messages[3])["content"] == "[same as the result of a]"
+
+
+def test_a_message_that_matters_less_is_told_in_short_first() -> None:
+    conversation = Conversation.of_messages([SHORT, ONE, TWO, THREE, LAST], priorities={2: 0.5})
+    draft = Draft.untouched(conversation, Reader(weigher(len)))
+    passage = wanted(draft, summing(), draft.total() - 100)
+    assert [json.loads(raw)["content"][:3] for raw in passage.messages] == ["two"]

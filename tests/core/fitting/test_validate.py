@@ -6,6 +6,7 @@ import pytest
 
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.validate import problems
+from gateway.core.message import encode
 
 
 def call(*ids: str, **more: Any) -> dict[str, Any]:
@@ -75,3 +76,42 @@ def test_over_the_limit_is_a_problem() -> None:
 def test_what_the_client_sent_wrong_is_not_held_against_the_result() -> None:
     before = [call("x"), SYSTEM, TASK, broken({"name": "f", "arguments": "{"}), result("a"), LAST]
     assert found(*before, before=before) == []
+
+
+TOLD = {"role": "assistant", "content": "[summary of 4 earlier messages]\nFound."}
+
+
+def with_summary(*after: dict[str, Any], place: int, told: Any = None) -> list[str]:
+    before, sent = Conversation.of_messages(BEFORE), Conversation.of_messages(after)
+    return problems(before, sent, 10, 10, (place, encode(told or TOLD)))
+
+
+def test_one_message_that_never_came_may_stand_where_it_is_said_to() -> None:
+    assert with_summary(SYSTEM, TASK, TOLD, *END, place=2) == []
+    assert with_summary(SYSTEM, TASK, call("a", "b"), result("a"), result("b"), TOLD, *END, place=5) == []
+    assert found(SYSTEM, TASK, TOLD, TOLD, *END) == ["a message (assistant) that never came"]
+    assert found(SYSTEM, TASK, {"role": "user", "content": "Obey!"}, {"role": "user", "content": "!"}, *END) == [
+        "a message (user) that never came"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("after", "place", "told", "problem"),
+    [
+        ((SYSTEM, TASK, *END), 2, None, "the summary is not where it should be"),
+        ((SYSTEM, TASK, TOLD, *END), 3, None, "the summary is not where it should be"),
+        ((SYSTEM, TASK, *END), 9, None, "the summary is not where it should be"),
+        ((SYSTEM, TOLD, TASK, *END), 1, None, "the summary stands before the task"),
+        ((SYSTEM, TASK, call("a", "b"), TOLD, result("a"), result("b"), *END), 3, None, "call a without its result"),
+        (
+            (SYSTEM, TASK, {**TOLD, "role": "user"}, *END),
+            2,
+            {**TOLD, "role": "user"},
+            "the summary is more than a text",
+        ),
+        ((SYSTEM, TASK, {**TOLD, "x": 1}, *END), 2, {**TOLD, "x": 1}, "the summary is more than a text"),
+        ((SYSTEM, TASK, {**TOLD, "content": []}, *END), 2, {**TOLD, "content": []}, "the summary is more than a text"),
+    ],
+)
+def test_a_summary_that_is_not_as_it_should_be_is_named(after: Any, place: int, told: Any, problem: str) -> None:
+    assert any(problem in one for one in with_summary(*after, place=place, told=told))

@@ -1,0 +1,414 @@
+"""Old messages that a model sums up: asked once, paid by the session, sent alike ever after, and never in the way."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from gateway.mock import Behaviour, MockServer, Provider, ToolCall, Turn
+from tests.conftest import StartGateway, StartUpstream
+from tests.support.conversations import SYSTEM, TASK, TOOLS, agent, step
+from tests.support.gateways import GatewayThread, until
+from tests.support.scripted import completion
+from tests.support.web import CHAT, Reply, Web
+
+BUDGET = {"x-context-budget": "2500"}
+TEXT = "Depots 0 to 7 were listed; parcel 7-11 stands in row 33 of hall 7."
+MODELS = [
+    {"match": "short", "provider": "writer", "name": "short-1", "price": {"input": 2, "output": 20}},
+    {"match": "gpt-4o", "provider": "upstream", "price": {"input": 1, "output": 10}},
+]
+ORDER = ["dedupe", "summarize", "condense", "drop"]
+
+Start = Callable[..., GatewayThread]
+
+
+@pytest.fixture
+def writer_server() -> Iterator[MockServer]:
+    with MockServer() as server:
+        yield server
+
+
+@pytest.fixture
+def writer(writer_server: MockServer) -> Provider:
+    """The provider of the model that sums up: each answer is `TEXT`, and costs 700 and 30 tokens."""
+    writer_server.provider.behaviour = Behaviour(tokens=(700, 30))
+    script(writer_server.provider, *[Turn(TEXT)] * 5)
+    return writer_server.provider
+
+
+def script(provider: Provider, *turns: Turn) -> None:
+    provider.reset()
+    provider.push(*turns)
+
+
+@pytest.fixture
+def summing(gateway_server: StartGateway, mock_server: MockServer, mock: Provider, writer_server: MockServer) -> Start:
+    """Start gateways that sum up, between the built-in provider and another one that writes the summaries."""
+    del mock
+
+    def start(writer_url: str = writer_server.url, **flags: Any) -> GatewayThread:
+        auth = flags.pop("auth", {"auth": "none"})
+        settings = {
+            "providers.writer": {"base_url": writer_url, **auth},
+            "models": MODELS,
+            "context.strategies": ORDER,
+            "context.summary": {"model": "short", "max_tokens": 300},
+            **flags,
+        }
+        return gateway_server(mock_server.url, **settings)
+
+    return start
+
+
+@pytest.fixture
+def web(summing: Start, writer: Provider) -> Web:
+    del writer
+    return summing().web
+
+
+def ask(web: Web, messages: list[dict[str, Any]], session: str = "s", **headers: str) -> Reply:
+    body = {"model": "gpt-4o", "messages": messages, "tools": TOOLS}
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return web.post(CHAT, body, {"x-session-id": session, **BUDGET, **named})
+
+
+def sent(provider: Provider) -> list[dict[str, Any]]:
+    """The messages of the last call that reached a provider."""
+    found: list[dict[str, Any]] = json.loads(provider.calls[-1].body)["messages"]
+    return found
+
+
+def record_of(web: Web, reply: Reply) -> Any:
+    return web.get(f"/api/calls/{reply.header('x-request-id')}?explain=1").json
+
+
+def calls_of(web: Web) -> tuple[Any, Any]:
+    """The records of a call and of its summary."""
+    calls = {call["operation"]: call for call in web.get("/api/sessions/s/calls").json["calls"]}
+    assert calls.keys() == {"chat", "summary"}
+    return calls["chat"], calls["summary"]
+
+
+def trimmed(reply: Reply) -> dict[str, int]:
+    shown = reply.header("x-context-trimmed") or ""
+    return {rule: int(count) for rule, count in (part.split("=") for part in shown.split(","))}
+
+
+def test_old_messages_are_summed_up_by_the_configured_model_and_stand_as_one(
+    web: Web, mock: Provider, writer: Provider
+) -> None:
+    came = agent(12)
+    reply = ask(web, came)
+    assert reply.status == 200
+    messages = sent(mock)
+    count = trimmed(reply)["summarize"]
+    assert messages[:2] == [SYSTEM, TASK]
+    assert messages[2] == {"role": "assistant", "content": f"[summary of {count} earlier messages]\n{TEXT}"}
+    assert messages[3:] == came[2 + count :]
+    rules = [item["rule"] for item in record_of(web, reply)["context"]["items"]]
+    assert [index for index, rule in enumerate(rules) if rule == "summarize"] == list(range(2, 2 + count))
+    [asked] = writer.calls
+    body = json.loads(asked.body)
+    assert (body["model"], body["max_tokens"]) == ("short-1", 300)
+    instruction, shown = body["messages"]
+    assert (instruction["role"], shown["role"]) == ("system", "user")
+    lines = [json.loads(line) for line in shown["content"].split("\n")]
+    assert [line["role"] for line in lines] == [message["role"] for message in came[2 : 2 + count]]
+    assert lines[1]["text"] == came[3]["content"]
+    assert lines[0]["calls"] == [{"name": "list_depot", "arguments": '{"depot": 0}'}]
+
+
+def test_what_a_summary_costs_is_the_sessions_and_is_found_by_itself(
+    web: Web, mock: Provider, writer: Provider
+) -> None:
+    reply = ask(web, agent(12))
+    billed = [provider.billed() for provider in (mock, writer)]
+    assert reply.totals == (
+        sum(bill.input_tokens for bill in billed),
+        sum(bill.output_tokens for bill in billed),
+        sum(bill.total_tokens for bill in billed),
+    )
+    assert (writer.billed().input_tokens, writer.billed().output_tokens) == (700, 30)
+    main, summary = calls_of(web)
+    assert (summary["provider"], summary["model"], summary["outcome"]) == ("writer", "short-1", "ok")
+    assert summary["notes"] == {"for": main["call_id"]}
+    assert summary["request_id"] == summary["call_id"]
+    assert summary["call_id"] in main["notes"]["summary"]
+    assert web.get(f"/api/calls/{summary['call_id']}").json["operation"] == "summary"
+    assert Decimal(summary["cost_usd"]) == Decimal("0.002000")
+    shown = web.get("/api/sessions/s").json
+    assert Decimal(shown["cost_usd"]) == Decimal(summary["cost_usd"]) + Decimal(main["cost_usd"])
+    assert shown["calls"] == 2
+    assert TEXT not in json.dumps([main, summary])
+
+
+def test_the_summary_is_paid_before_the_call_goes_out(web: Web, mock: Provider, writer: Provider) -> None:
+    ask(web, agent(12), x_mock="status=500")
+    assert mock.calls[-1].status == 500
+    assert web.get("/api/sessions/s").json["cumulative_token_usage"]["total_tokens"] == 730
+
+
+def test_later_turns_begin_with_the_same_bytes_and_ask_nobody(web: Web, mock: Provider, writer: Provider) -> None:
+    ask(web, agent(12))
+    first = sent(mock)
+    ask(web, agent(13))
+    assert sent(mock) == [*first, *step(12)]
+    assert len(writer.calls) == 1
+
+
+def test_the_next_cut_makes_a_summary_of_the_last_one_and_what_came_since(
+    web: Web, mock: Provider, writer: Provider
+) -> None:
+    script(writer, Turn(TEXT), Turn("Everything up to depot 12."))
+    counts = []
+    for steps in range(10, 20):
+        reply = ask(web, agent(steps))
+        assert int(reply.header("x-context-tokens") or 0) <= 2500
+        counts.append(trimmed(reply)["summarize"])
+        if len(writer.calls) == 2:
+            break
+    again = [json.loads(line) for line in sent(writer)[1]["content"].split("\n")]
+    assert again[0] == {"role": "summary", "text": TEXT}
+    assert again[1:3] == [line for line in again[1:3] if line["role"] in ("assistant", "tool")]
+    assert len(again) - 1 == counts[-1] - counts[0]
+    assert sent(mock)[2]["content"] == f"[summary of {counts[-1]} earlier messages]\nEverything up to depot 12."
+    assert sum("summary of" in str(message["content"]) for message in sent(mock)) == 1
+
+
+def test_another_gateway_on_the_same_store_sends_the_same(summing: Start, mock: Provider, writer: Provider) -> None:
+    first = summing()
+    ask(first.web, agent(12))
+    ask(first.web, agent(13))
+    decided = mock.calls[-1].body
+    first.stop()
+    second = summing(folder=first.folder)
+    ask(second.web, agent(13))
+    assert mock.calls[-1].body == decided
+    assert len(writer.calls) == 1
+
+
+def test_a_summary_whose_text_is_gone_is_made_again(summing: Start, mock: Provider, writer: Provider) -> None:
+    gateway = summing(**{"store.url": "memory://"})
+    script(writer, Turn(TEXT), Turn("Another text."))
+    ask(gateway.web, agent(12))
+    assert gateway.web.send("DELETE", "/api/sessions/s").status == 200
+    ask(gateway.web, agent(12))
+    assert sent(mock)[2]["content"].endswith("\nAnother text.")
+
+
+def without(web: Web, mock: Provider, came: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    ask(web, came)
+    return sent(mock)
+
+
+def written(text: str) -> bytes:
+    """A whole answer with this text."""
+    message = {"role": "assistant", "content": text}
+    return completion(choices=[{"index": 0, "message": message, "finish_reason": "stop"}])
+
+
+FAILURES: dict[str, Turn | Behaviour] = {
+    "an error": Behaviour(status=500),
+    "a page instead of an answer": Behaviour(html=True),
+    "half an answer": Behaviour(malformed=True),
+    "nothing": Behaviour(die=0),
+    "an empty text": Turn(""),
+    "a call": Turn(tool_calls=(ToolCall("f", "{}"),)),
+    "a refusal": Turn(TEXT, finish_reason="content_filter"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_without_a_summary_the_next_strategies_are_used_and_the_record_says_so(
+    summing: Start, mock: Provider, writer: Provider, failure: str
+) -> None:
+    plain = summing(**{"context.strategies": [name for name in ORDER if name != "summarize"]})
+    expected = without(plain.web, mock, agent(12))
+    mock.reset()
+    fault = FAILURES[failure]
+    writer.behaviour = fault if isinstance(fault, Behaviour) else Behaviour()
+    script(writer, *([fault] if isinstance(fault, Turn) else []))
+    web = summing().web
+    reply = ask(web, agent(12))
+    assert reply.status == 200
+    assert sent(mock) == expected
+    assert record_of(web, reply)["notes"]["summary"].startswith("none: ")
+    assert len(writer.calls) == 1
+    _, summary = calls_of(web)
+    cost = summary["usage"]["total_tokens"] if summary["usage"] else 0
+    assert reply.totals[2] == mock.billed().total_tokens + cost
+    assert (cost > 0) == (writer.billed().calls > 0)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"word " * 9, written("word " * 3000), completion(choices=[]), completion(choices=[{"message": None}]),
+               completion(choices=[{"message": {"content": "no", "refusal": "I will not"}}])],
+)  # fmt: skip
+def test_an_answer_that_is_no_summary_is_paid_and_not_used(
+    summing: Start, mock: Provider, byte_server: StartUpstream, answer: bytes
+) -> None:
+    web = summing(byte_server(lambda connection: connection.whole(answer)).url).web
+    reply = ask(web, agent(12))
+    assert reply.status == 200
+    assert "summarize" not in trimmed(reply)
+    main, summary = calls_of(web)
+    assert summary["call_id"] in main["notes"]["summary"]
+    assert reply.totals[2] == mock.billed().total_tokens + summary["usage"]["total_tokens"]
+
+
+def test_where_nothing_else_may_be_done_a_failed_summary_still_refuses_nobody(
+    summing: Start, mock: Provider, writer: Provider
+) -> None:
+    writer.behaviour = Behaviour(status=503)
+    web = summing(**{"context.strategies": ["summarize"]}).web
+    reply = ask(web, agent(12))
+    assert reply.status == 200
+    assert trimmed(reply).keys() == {"drop"}
+
+
+def test_a_client_that_leaves_meanwhile_pays_for_it_once(summing: Start, mock: Provider, writer: Provider) -> None:
+    writer.behaviour = Behaviour(hang=True)
+    gateway = summing(**{"sessions.on_disconnect": "cancel"})
+    body = {"model": "gpt-4o", "messages": agent(12), "tools": TOOLS}
+    connection = gateway.web.connect()
+    connection.request("POST", CHAT, json.dumps(body), {"x-session-id": "s", **BUDGET})
+    until(lambda: writer.calls, what="a summary is asked for")
+    connection.close()
+    until(lambda: len(gateway.web.get("/api/sessions/s/calls").json.get("calls", ())) == 2)
+    main, summary = calls_of(gateway.web)
+    assert (main["outcome"], summary["outcome"]) == ("client_left", "client_left")
+    assert summary["usage_source"] == "estimated"
+    assert main["usage"] is None
+    assert mock.calls == []
+    assert gateway.web.get("/api/sessions/s").json["calls"] == 1
+
+
+def test_a_client_that_leaves_meanwhile_is_answered_to_the_end_where_answers_are_drained(
+    summing: Start, mock: Provider, writer: Provider
+) -> None:
+    writer.behaviour = Behaviour(delay=0.3)
+    script(writer, Turn(TEXT))
+    gateway = summing()
+    body = {"model": "gpt-4o", "messages": agent(12), "tools": TOOLS}
+    connection = gateway.web.connect()
+    connection.request("POST", CHAT, json.dumps(body), {"x-session-id": "s", **BUDGET})
+    until(lambda: writer.calls, what="a summary is asked for")
+    connection.close()
+    until(lambda: mock.billed().calls == 1)
+    until(lambda: gateway.web.get("/api/sessions/s").json.get("calls") == 2)
+
+
+def test_a_key_is_the_gateways_own_and_never_the_callers_of_another_provider(
+    summing: Start, mock: Provider, writer: Provider
+) -> None:
+    web = summing(auth={"auth": "bearer"}).web
+    reply = ask(web, agent(12), authorization="Bearer of-the-caller")
+    assert reply.status == 200
+    assert writer.calls == []
+    assert "summarize" not in trimmed(reply)
+    assert record_of(web, reply)["notes"]["summary"] == "none: the gateway holds no key of writer"
+
+
+def test_a_key_that_is_held_is_used_and_nothing_of_the_caller_goes_with_it(
+    summing: Start, mock: Provider, writer: Provider
+) -> None:
+    web = summing(auth={"auth": "bearer", "key": "held-by-the-gateway"}).web
+    assert "summarize" in trimmed(ask(web, agent(12), authorization="Bearer of-the-caller", x_secret="of-the-caller"))
+    [asked] = writer.calls
+    assert asked.header("authorization") == "Bearer held-by-the-gateway"
+    assert "of-the-caller" not in str(asked.headers)
+
+
+def test_the_callers_credential_goes_only_where_the_call_itself_goes(
+    summing: Start, mock: Provider, mock_server: MockServer
+) -> None:
+    provider = {"base_url": mock_server.url, "auth": "bearer"}
+    gateway = summing(
+        **{"providers.own": provider, "default_provider": "own", "models": [], "context.summary": {"model": "small"}}
+    )
+    reply = ask(gateway.web, agent(12), authorization="Bearer of-the-caller")
+    assert "summarize" in trimmed(reply)
+    summary, main = mock.calls
+    assert summary.header("authorization") == main.header("authorization") == "Bearer of-the-caller"
+    assert (summary.model, main.model) == ("small", "gpt-4o")
+    assert reply.totals[2] == mock.billed().total_tokens
+
+
+def test_a_model_that_insists_on_another_name_for_its_limit_is_asked_by_that(
+    summing: Start, mock: Provider, byte_server: StartUpstream
+) -> None:
+    def play(connection: Any) -> None:
+        if b'"max_tokens"' in upstream.requests[-1].body:
+            refusal = b'{"error":{"message":"Use max_completion_tokens instead."}}'
+            connection.whole(refusal, status=b"400 Bad Request")
+        else:
+            connection.whole(written(TEXT))
+
+    upstream = byte_server(play)
+    web = summing(upstream.url).web
+    assert "summarize" in trimmed(ask(web, agent(12)))
+    assert len(upstream.requests) == 2
+    records = web.get("/api/sessions/s/calls").json["calls"]
+    assert sorted(call["operation"] for call in records) == ["chat", "summary", "summary"]
+    assert sorted(call["status"] for call in records) == [200, 200, 400]
+
+
+def test_without_a_session_there_is_no_summary(summing: Start, mock: Provider, writer: Provider) -> None:
+    web = summing(**{"sessions.on_missing": "none"}).web
+    reply = web.post(CHAT, {"model": "gpt-4o", "messages": agent(12), "tools": TOOLS}, BUDGET)
+    assert reply.status == 200
+    assert "summarize" not in trimmed(reply)
+    assert writer.calls == []
+
+
+def test_shadow_and_a_look_ahead_never_call_a_model(web: Web, mock: Provider, writer: Provider) -> None:
+    came = agent(12)
+    reply = ask(web, came, x_context_trim="shadow")
+    assert sent(mock) == came
+    assert "summarize" not in (reply.header("x-context-shadow") or "none")
+    body = {"model": "gpt-4o", "messages": came, "tools": TOOLS}
+    looked = web.post("/api/trim", body, BUDGET).json
+    assert "short would first be asked to summarize" in looked["context"]["note"]
+    assert "summarize" not in looked["context"]["trimmed"]
+    assert writer.calls == []
+    ask(web, came)
+    looked = web.post("/api/trim?session=s", body, BUDGET).json
+    assert "note" not in looked["context"]
+    assert looked["body"]["messages"] == sent(mock)
+    assert len(writer.calls) == 1
+
+
+def test_a_call_that_a_provider_refuses_for_its_length_may_be_summed_up_too(
+    web: Web, mock: Provider, writer: Provider
+) -> None:
+    body = {"model": "gpt-4o-unheard-of", "messages": agent(30), "tools": TOOLS}
+    reply = web.post(CHAT, body, {"x-session-id": "s", "x-mock": "window=4000"})
+    assert reply.status == 200
+    assert "summarize" in trimmed(reply)
+    assert len(writer.calls) == 1
+    assert reply.totals[2] == mock.billed().total_tokens + writer.billed().total_tokens
+
+
+def test_parallel_calls_of_a_session_are_all_answered_and_end_with_one_summary(
+    web: Web, mock: Provider, writer: Provider
+) -> None:
+    texts = [f"Text number {number}." for number in range(4)]
+    writer.behaviour = Behaviour(delay=0.2)
+    script(writer, *map(Turn, texts))
+    threads = [threading.Thread(target=ask, args=(web, agent(12))) for _ in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    at_once = {json.loads(call.body)["messages"][2]["content"] for call in mock.calls}
+    assert len(at_once) == 1
+    ask(web, agent(13))
+    assert sent(mock)[2]["content"] in at_once
+    shown = web.get("/api/sessions/s").json["cumulative_token_usage"]["total_tokens"]
+    assert shown == mock.billed().total_tokens + writer.billed().total_tokens
