@@ -29,7 +29,18 @@ def test_a_known_model_comes_with_window_price_and_their_source(gateway_command:
 def test_the_table_shows_the_same(gateway_command: Commands) -> None:
     done = gateway_command("models", "gpt-4o-mini")
     row = next(line.split() for line in done.lines if line.startswith("gpt-4o-mini "))
-    assert row == ["gpt-4o-mini", "openai", "128,000", "16,384", "0.15", "0.6", "0.075", "o200k_base", "litellm,", "families.yaml"]
+    assert row == [
+        "gpt-4o-mini",
+        "openai",
+        "128,000",
+        "16,384",
+        "0.15",
+        "0.6",
+        "0.075",
+        "o200k_base",
+        "litellm,",
+        "families.yaml",
+    ]
 
 
 def test_a_model_of_our_own_table_names_it(gateway_command: Commands) -> None:

@@ -128,9 +128,7 @@ def _margin(estimate: Estimate, tokens: int, above: Sequence[int], least: float 
     """Tokens to keep free: the high end of what was seen above the correction; doubt that shrinks with each report."""
     seen = sorted(above)[math.ceil(_HIGH * len(above)) - 1] if above else 0
     unseen = (estimate.spread * tokens + estimate.doubt) / (1 + len(above))
-    return math.ceil(
-        max(_LEAST_TOKENS, least * tokens, min(seen, max(_MOST_SEEN * tokens, _SOME_SEEN)), unseen)
-    )
+    return math.ceil(max(_LEAST_TOKENS, least * tokens, min(seen, max(_MOST_SEEN * tokens, _SOME_SEEN)), unseen))
 
 
 def residuals_from(value: Any) -> tuple[int, ...]:
