@@ -16,7 +16,7 @@ from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.session import Remembered
 from gateway.dialects.base import Call, decode, join, read_fields, write_fields
 from gateway.dialects.contents import contents_of, output_limit
-from gateway.planning import Asked, Planner
+from gateway.planning import FITTED, Asked, Planner
 
 WIRES: Final[Mapping[str, Wire]] = {wire: wire for wire in get_args(Wire)}
 
@@ -102,6 +102,10 @@ class Inspector:
             ContextOverflow: it cannot be made to fit.
             InvalidRequest: requests of its format are not fitted.
         """
+        if asked.contents.wire not in FITTED:
+            raise InvalidRequest(
+                f"Only chat requests are fitted so far; a {asked.contents.wire} request is forwarded as it is."
+            )
         plan = await self._planner.plan(asked, remembered, use="ask")
         if plan.needs is not None:
             plan = replace(await self._planner.plan(asked, remembered), needs=plan.needs)

@@ -64,7 +64,7 @@ from gateway.core.session import Remembered
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.dialects import Endpoint, endpoint
 from gateway.dialects.base import Answer, Call, StreamMeter, decode, estimate
-from gateway.dialects.contents import contents_of, output_limit
+from gateway.dialects.contents import MOST_MESSAGES, contents_of, output_limit
 from gateway.dialects.length_error import LengthError, length_error
 from gateway.dialects.openai_chat import completion_request, completion_text
 from gateway.planning import Asked, Planner
@@ -80,6 +80,8 @@ _REMEMBERED: Final = 1024
 _REMEMBERED_S: Final = 3600.0
 #: statuses under which a provider says that it does not take a request as it is; llama.cpp's server says so with 500
 _TELLING: Final = frozenset({400, 413, 422, 500})
+#: a smaller window is a provider's odd word for something else
+_LEAST_WINDOW: Final = 256
 #: what is asked for where a provider refused a request for its length and did not say how long it may be
 _SHORTER: Final = 0.8
 #: how long a provider may keep a stream open after its own end mark, until we stop reading for the connection's sake
@@ -395,6 +397,12 @@ class Exchange:
         wire, progress, gateway = self._in.endpoint.wire, self._p, self._gateway
         contents = contents_of(call, wire) if wire is not None and self._in.purpose is None else None
         if contents is None:
+            if self._in.wishes.budget is not None and wire == "chat" and self._in.purpose is None:
+                raise InvalidRequest(
+                    f"A request of more than {MOST_MESSAGES:,} messages is not weighed, so that x-context-budget "
+                    "cannot be kept. Send fewer messages, or no budget.",
+                    param="messages",
+                )
             return
         if progress.session is not None:
             progress.remembered = await gateway.store.remembered(progress.session)
@@ -460,7 +468,8 @@ class Exchange:
         if holds_credential(provider):
             return headers
         own = [pair for pair in self._in.headers if pair[0] in CREDENTIALS and pair[0] not in caller.key_headers]
-        if not own or route.provider != self._p.route.provider:
+        # Where the call itself goes, a call without a credential goes too: many local servers ask for none.
+        if route.provider != self._p.route.provider:
             raise _NoSummaryError(f"the gateway holds no key of {route.provider}")
         return headers + own
 
@@ -529,7 +538,7 @@ class Exchange:
             gateway.learner.report(context.key, residual)
             progress.remembered = replace(progress.remembered, last_turn=LastTurn(context.key, residual))
         most = max(found.asked or 0, context.tokens) + (found.output or asked.wishes.output or 0)
-        if found.limit is not None and found.limit < most:
+        if found.limit is not None and _LEAST_WINDOW <= found.limit < most:
             gateway.learner.report_window(asked.route.provider, asked.route.model, found.limit)
             window = found.limit
         else:

@@ -1,7 +1,7 @@
 """Planning a call: `gateway.core.plan` with what it needs, off the event loop where it takes long.
 
 Small requests are weighed in the loop, which costs less than handing them to a thread. Large ones, and every choice of
-what to keep, run in one of two threads: with more, the loop would wait too long for its turn at the interpreter.
+what to keep, run in threads, few of them: with more, the loop would wait too long for its turn at the interpreter.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ T = TypeVar("T")
 
 #: A request up to this size is weighed in the loop: a few milliseconds where nothing of it was ever seen.
 _INLINE_BYTES: Final = 32 * 1024
-_THREADS: Final = 2
+_WEIGHING: Final = 2
+_FITTING: Final = 1
 #: formats whose messages can be chosen among
 FITTED: Final = frozenset({"chat"})
 #: for what is known of messages: their blocks, terms and weights
@@ -80,7 +81,9 @@ class Planner:
         self._deadline_s = deadline_s
         self._clock = clock
         self._book = Reader(_no_weights, limit_bytes=_BOOK_BYTES, lock=Lock())
-        self._threads = ThreadPoolExecutor(_THREADS, "planning")
+        # A long choice must not keep those waiting who only want to be weighed.
+        self._weighing = ThreadPoolExecutor(_WEIGHING, "weighing")
+        self._fitting = ThreadPoolExecutor(_FITTING, "fitting")
 
     async def plan(self, asked: Asked, remembered: Remembered, window: int | None = None, *, use: Use = "off") -> Plan:
         """What to send. `window`: what a provider said just now; `use`: whether a summary may be asked for first."""
@@ -93,7 +96,7 @@ class Planner:
         room = Room(budget, self.policy, trim == "shadow", remembered.state, learned, self._deadline(), use)
         scales = Scales(self._estimator, self._reader(came.request))
         try:
-            return await self._in_thread(lambda: make_room(came, conversation, room, scales))
+            return await _run_in(self._fitting, lambda: make_room(came, conversation, room, scales))
         except (ContextOverflow, BudgetTooSmall) as overflow:
             plan = as_it_came(came, budget)
             return plan if trim == "shadow" or self.policy.overflow == "forward" else replace(plan, overflow=overflow)
@@ -114,7 +117,11 @@ class Planner:
             return self._estimator.estimate(request, keys=keys), conversation
 
         is_large = asked.size > _INLINE_BYTES or not self._is_loaded(self._estimator.tokenizer(request))
-        estimate, conversation = await self._in_thread(work) if is_large else work()
+        estimate, conversation = await _run_in(self._weighing, work) if is_large else work()
+        rule = asked.route.rule
+        if window is None and (rule is None or rule.facts.window is None):
+            # A window that the configuration names is not overruled by what a provider once said.
+            window = await self._learner.window(request.provider, request.model)
         learned = await self._learned(request, estimate, remembered, window)
         return weigh(request, estimate, learned), learned, conversation
 
@@ -131,23 +138,18 @@ class Planner:
 
     async def message_tokens(self, asked: Asked) -> list[int]:
         """What each message weighs."""
-        return await self._in_thread(lambda: self._estimator.message_tokens(request_of(asked)))
+        return await _run_in(self._weighing, lambda: self._estimator.message_tokens(request_of(asked)))
 
     async def _learned(
         self, request: Request, estimate: Estimate, remembered: Remembered, window: int | None
     ) -> Learned:
         key = key_of(request, estimate)
         offsets, surprises = await self._learner.offsets(key), await self._learner.surprises(key)
-        if window is None:
-            window = await self._learner.window(request.provider, request.model)
         return Learned(offsets, surprises, remembered.last_turn, window)
 
     def _deadline(self) -> Callable[[], bool]:
         end = self._clock() + self._deadline_s
         return lambda: self._clock() > end
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _reader(self, request: Request) -> Reader:
         """What is known of messages, with the weights of the request's family."""
@@ -159,7 +161,12 @@ class Planner:
 
     def close(self) -> None:
         """Let the threads end; calls that wait for them have been cut by then."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._weighing, self._fitting):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def _run_in(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 def _no_weights(messages: Sequence[bytes]) -> Sequence[int]:

@@ -240,7 +240,10 @@ def _is_signed_call(call: object) -> bool:
 
 def _is_plain_text(part: object) -> bool:
     """Text and nothing that depends on its exact wording (annotations point at characters)."""
-    if not isinstance(part, Mapping) or part.get("type") in _REASONING_PARTS:
+    if not isinstance(part, Mapping):
+        return False
+    kind = part.get("type", "text")
+    if not isinstance(kind, str) or kind in _REASONING_PARTS:
         return False
     return isinstance(part.get("text"), str) and set(part) <= {"type", "text", "cache_control"}
 

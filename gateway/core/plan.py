@@ -238,7 +238,7 @@ def make_room(came: Weighed, conversation: Conversation, room: Room, scales: Sca
         ContextOverflow: what must stay is over the budget alone.
         BudgetTooSmall: so is what stands beside the messages.
     """
-    if came.estimate.beside >= room.budget:
+    if came.estimate.beside >= room.budget and (came.request.tools or came.request.schema is not None):
         raise BudgetTooSmall(needed=came.estimate.beside, budget=room.budget)
     try:
         return _roomy(came, conversation, room, scales)

@@ -77,6 +77,12 @@ def contents_of(call: Call, wire: Wire) -> Contents | None:
     except (msgspec.DecodeError, RecursionError):
         return None
     if len(messages) > MOST_MESSAGES:
+        if wire == "chat" and _MARK in fields["messages"]:
+            raise InvalidRequest(
+                f"A request of more than {MOST_MESSAGES:,} messages is not looked into, so that x_gateway cannot be "
+                "heeded. Send fewer messages, or no such field.",
+                param="messages",
+            )
         return None
     if wire == "chat" and _MARK in fields["messages"]:
         return _unmarked(Contents(wire, fields, messages))

@@ -59,8 +59,8 @@ class Learner:
     async def window(self, provider: str, model: str) -> int | None:
         """The window that the provider itself named when it refused a request; None where it never did."""
         name = f"{provider}\n{model}"
-        said = self._new_windows.get(name) or await self._look_up(_WINDOW + name)
-        return said if isinstance(said, int) else None
+        said = self._new_windows[name] if name in self._new_windows else await self._look_up(_WINDOW + name)
+        return said if isinstance(said, int) and said > 0 else None
 
     async def _look_up(self, key: str) -> Known:
         """From memory, else from the store; a store that is away knows nothing."""
@@ -79,11 +79,20 @@ class Learner:
     def record(self, call: CallRecord, totals: Totals | None) -> None:
         """See `Observer.record`: what the provider reported of a call, less what was estimated."""
         del totals
+        if call.charge is not None and call.charge.source == "provider":
+            self._refute(call.provider, call.model, call.charge.usage.input_tokens)
         last, surprise = call.last_turn, call.surprise
         if last is not None:
             self.report(last.key, last.residual)
         if last is not None and surprise is not None:
             self._add(_SURPRISES + last.key, surprise)
+
+    def _refute(self, provider: str, model: str, tokens: int) -> None:
+        """Forget a window that a call was answered beyond."""
+        name = f"{provider}\n{model}"
+        known = self._new_windows.get(name) or self._known.get(_WINDOW + name)
+        if isinstance(known, int) and tokens > known:
+            self.report_window(provider, model, 0)
 
     def report(self, key: str, residual: int) -> None:
         """One more residual."""
@@ -95,7 +104,7 @@ class Learner:
             self._write_soon()
 
     def report_window(self, provider: str, model: str, window: int) -> None:
-        """The window that a provider named."""
+        """The window that a provider named; 0 forgets it."""
         if len(self._new_windows) < _MOST_KEYS:
             self._new_windows[f"{provider}\n{model}"] = window
             self._write_soon()

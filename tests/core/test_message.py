@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.core.message import DEEPEST, UNKNOWN, decode, encode, keys_of, read, sketch, text_of, text_parts
@@ -133,6 +133,7 @@ fields = ["role", "content", "tool_calls", "tool_call_id", "function_call", "nam
         st.sampled_from(fields), odd | st.sampled_from(["user", "tool", "assistant", "function"]), max_size=5
     )
 )
+@example({"role": "user", "content": [{"type": [], "text": "a part of no type"}]})
 @settings(max_examples=300)
 def test_any_object_can_be_read(message: dict[str, Any]) -> None:
     found = sketch(json.dumps(message).encode())

@@ -206,6 +206,36 @@ def test_a_providers_refusal_for_length_teaches_the_window_and_is_not_seen_by_th
     assert len(mock.calls) == 3
 
 
+def test_a_window_of_the_configuration_is_not_overruled_by_what_a_provider_once_said(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    models = [{"match": "gpt-4o", "provider": "upstream", "window": 100_000}]
+    gateway = gateway_server(mock_server.url, models=models)
+    assert ask(gateway.web, "s", agent(30), {"x-mock": "window=4000"}).status == 200
+    later = ask(gateway.web, "t", agent(30))
+    assert later.header("x-context-trimmed") == "none"
+
+
+def test_an_absurd_window_teaches_nothing(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url)
+    assert ask(gateway.web, "s", agent(3), {"x-mock": "window=1"}).status == 400
+    assert ask(gateway.web, "t", agent(3)).status == 200
+
+
+def test_a_budget_that_cannot_be_kept_is_refused(web: Web, mock: Provider, session: str) -> None:
+    before = len(mock.calls)
+    many: list[dict[str, Any]] = [{"role": "user", "content": "hi"}] * 20_001
+    marked: list[dict[str, Any]] = [{**many[0], "x_gateway": {"priority": 0}}, *many]
+    cases: list[tuple[list[dict[str, Any]], dict[str, str]]] = [(many, BUDGET), (marked, {})]
+    for messages, headers in cases:
+        reply = ask(web, session, messages, headers)
+        assert (reply.status, reply.error["code"]) == (400, "invalid_request")
+        assert "20,000" in reply.error["message"]
+    assert len(mock.calls) == before
+
+
 def test_a_refusal_for_length_that_cannot_be_helped_is_the_providers_own(
     mock_server: MockServer, mock: Provider, gateway_server: StartGateway
 ) -> None:

@@ -109,6 +109,12 @@ def test_trim_changes_nothing_that_fits(fresh: Web) -> None:
     assert found["context"]["trimmed"] == {}
 
 
+def test_other_formats_are_not_fitted_and_that_is_said(fresh: Web) -> None:
+    reply = fresh.post("/api/trim", {"model": "gpt-4o", "input": "hello"}, {"x-context-budget": "1"})
+    assert (reply.status, reply.error["code"]) == (400, "invalid_request")
+    assert "responses" in reply.error["message"]
+
+
 def test_what_cannot_be_fitted_is_said(fresh: Web) -> None:
     body = {**BODY, "messages": [{"role": "user", "content": "word " * 3000}]}
     reply = fresh.post("/api/trim", body, {"x-context-budget": "1000"})

@@ -6,7 +6,8 @@ from typing import Any
 
 from gateway.core.counting.calibration import KEPT
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ports import Lesson
+from gateway.core.ports import CallRecord, Lesson
+from gateway.core.usage import Charge, Usage
 from gateway.stores.learner import Learner
 from gateway.stores.memory import MemoryStore
 
@@ -100,6 +101,27 @@ async def test_a_store_that_is_away_costs_nothing_but_the_lessons_of_others() ->
     store.away = False
     await settled(learner)
     assert await Learner(store).offsets("k") == (3,)
+
+
+async def test_a_window_is_forgotten_when_a_longer_request_is_answered() -> None:
+    store = MemoryStore()
+    learner = Learner(store)
+    learner.report_window("p", "m", 2_000)
+    learner.record(answered(2_000), None)
+    assert await learner.window("p", "m") == 2_000
+    learner.record(answered(2_001), None)
+    assert await learner.window("p", "m") is None
+    await settled(learner)
+    assert await Learner(store).window("p", "m") is None
+
+
+def answered(tokens: int) -> CallRecord:
+    return CallRecord(
+        call_id="c", request_id="c", session=None, derived_session=False, started_at=0.0, dialect="chat",
+        operation="chat", provider="p", model="m", response_model=None, stream=False, status=200, outcome="ok",
+        error_code=None, finish_reason=None, tools=(), charge=Charge(Usage.of(tokens, 1), "provider"),
+        overhead_s=0.0, first_byte_s=None, duration_s=0.0, request_bytes=0, response_bytes=0,
+    )  # fmt: skip
 
 
 async def test_a_damaged_lesson_is_none() -> None:

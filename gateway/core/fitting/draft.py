@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
@@ -48,6 +48,9 @@ Lines = tuple[tuple[int, tuple[int, ...]], ...]
 #: a message, a decision for it, and old lines that are repeated at its end
 _Want = tuple[int, Decision, Lines]
 
+#: a block that holds some of the last words: its number, how many terms it has, which are shared
+Answering = tuple[int, int, set[str]]
+
 _GONE: Final = Made(None, 0, b"")
 
 
@@ -56,6 +59,10 @@ class _Memo:
     """What was read and made for a conversation, by all drafts of it."""
 
     known: dict[int, Known] = field(default_factory=dict)
+    #: by what they were worked out with
+    weights: dict[Hashable, Mapping[str, float]] = field(default_factory=dict)
+    #: (message, how many blocks of it) -> those that answer the last words
+    answers: dict[tuple[int, int], Sequence[Answering]] = field(default_factory=dict)
     made: dict[_Want, Made] = field(default_factory=dict)
 
 
@@ -138,10 +145,16 @@ class Draft:
         """What is known of a message."""
         found = self.memo.known.get(index)
         if found is None:
-            conversation = self.conversation
-            found = self.reader.know(conversation.items[index], conversation.messages[index], self.watch)
-            self.memo.known[index] = found
+            self.read((index,))
+            found = self.memo.known[index]
         return found
+
+    def read(self, indices: Iterable[int]) -> None:
+        """Look up what is known of some messages, or read them, all at once."""
+        items, raws, known = self.conversation.items, self.conversation.messages, self.memo.known
+        missing = [index for index in indices if index not in known]
+        found = self.reader.know([items[index] for index in missing], [raws[index] for index in missing], self.watch)
+        known.update(zip(missing, found, strict=True))
 
     def made(self, index: int) -> Made:
         """What is sent in the place of a message."""

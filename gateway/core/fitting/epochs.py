@@ -136,7 +136,8 @@ def fit(
             applied = applied or ("recall",)
     except Expired:
         done, applied = _given_up(start, limit, policy), ("drop",)
-    done = _recalled(done, before, limit, policy)
+    else:
+        done = _recalled(done, before, limit, policy)
     if done is start and sent is not None and epoch is not None:
         return Fitted.having(conversation, came, before, sent=sent, epoch=epoch)
     if problems(conversation, done.sent(), done.total(), limit, done.inserted()):

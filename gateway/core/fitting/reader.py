@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from gateway.core.conversation import Conversation, Item
 from gateway.core.counting.cache import CountCache
 from gateway.core.fitting.blocks import Sliced, emptied, render, slice_message
-from gateway.core.fitting.terms import Lexicon
+from gateway.core.fitting.terms import WORD, Lexicon
 from gateway.core.fitting.watch import Watch
 from gateway.core.message import Message, Sketch, decode, digest, encode, read, sketch, text_of
 
@@ -90,8 +90,12 @@ class Known:
     fixed: dict[str, int]
     #: all of these together
     all_terms: dict[str, int]
+    #: those of them that are more than words
+    named: frozenset[str]
     #: estimated from the message's own tokens per character: exact counts are taken of the result only
     tokens: tuple[float, ...]
+    #: the same with the block that each needs
+    costs: tuple[float, ...]
 
 
 class Made(NamedTuple):
@@ -166,13 +170,14 @@ class Reader:
 
         return self._cache.get_keyed("sliced", (item.key,), compute, _sliced_bytes)[0]
 
-    def know(self, item: Item, raw: bytes, watch: Watch) -> Known:
-        """Its blocks and terms."""
-
-        def compute(_: Sequence[int]) -> list[Known]:
-            return [self._read(item, raw, watch)]
-
-        return self._cache.get_keyed(f"known\0{self._name}", (item.key,), compute, _known_bytes)[0]
+    def know(self, items: Sequence[Item], raws: Sequence[bytes], watch: Watch) -> list[Known]:
+        """Blocks and terms of messages."""
+        return self._cache.get_keyed(
+            f"known\0{self._name}",
+            [item.key for item in items],
+            lambda missing: (self._read(items[index], raws[index], watch) for index in missing),
+            _known_bytes,
+        )
 
     def make(self, orders: Sequence[Order], watch: Watch) -> list[Made]:
         """Messages made out of others, weighed."""
@@ -215,14 +220,19 @@ class Reader:
         sliced = self.sliced(item, raw, watch)
         if item.sealed:
             terms = self._lexicon.terms(text_of(raw))
-            return Known(sliced, (), terms, terms, ())
+            return Known(sliced, (), terms, terms, _named(terms), (), ())
         calls = decode(raw).get("tool_calls") if item.calls else None
         length = item.length + sum(len(str(call)) for call in calls or ()) + 8
         density = self._weights((item.key,), (raw,))[0] / length
         of_blocks = tuple(self._lexicon.terms(block.text) for block in watch.over(sliced.blocks))
         fixed = self._lexicon.terms(sliced.fixed)
         tokens = tuple(len(block.text) * density for block in sliced.blocks)
-        return Known(sliced, of_blocks, fixed, _merged((fixed, *of_blocks)), tokens)
+        all_terms = _merged((fixed, *of_blocks))
+        costs = tuple(
+            size + tokens[block.needs] if block.needs >= 0 else size
+            for size, block in zip(tokens, sliced.blocks, strict=True)
+        )
+        return Known(sliced, of_blocks, fixed, all_terms, _named(all_terms), tokens, costs)
 
 
 #: of what must not be cut
@@ -239,6 +249,10 @@ def _merged(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return found
 
 
+def _named(terms: Mapping[str, int]) -> frozenset[str]:
+    return frozenset([term for term, kind in terms.items() if kind != WORD])
+
+
 def _sketch_bytes(found: Sketch) -> int:
     return _SKETCH_BYTES + _CALL_BYTES * len(found.calls)
 
@@ -248,7 +262,7 @@ def _sliced_bytes(found: Sliced) -> int:
 
 
 def _known_bytes(found: Known) -> int:
-    terms = sum(map(len, found.terms)) + len(found.fixed) + len(found.all_terms)
+    terms = sum(map(len, found.terms)) + len(found.fixed) + len(found.all_terms) + len(found.named)
     return _sliced_bytes(found.sliced) + _BLOCK_BYTES * (3 + len(found.terms)) + _TERM_BYTES * terms
 
 

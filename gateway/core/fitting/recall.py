@@ -73,7 +73,9 @@ def _with_calls(known: Known) -> Known:
     if not known.sliced.fixed:
         return known
     tokens = len(known.sliced.fixed) / _CALL_DENSITY
-    return replace(known, terms=(*known.terms, known.fixed), tokens=(*known.tokens, tokens))
+    return replace(
+        known, terms=(*known.terms, known.fixed), tokens=(*known.tokens, tokens), costs=(*known.costs, tokens)
+    )
 
 
 def _choose(
@@ -81,7 +83,7 @@ def _choose(
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     scores = Scores(draft, worth, {index: known for index, (known, _) in candidates.items()})
     for index in range(len(draft.decisions)):
-        scores.kept.update(terms_kept(draft, index))
+        scores.keep(terms_kept(draft, index))
     chosen: dict[int, set[int]] = {}
 
     def offer(index: int, number: int) -> tuple[float, float]:
@@ -102,7 +104,7 @@ def _choose(
         elif cost <= room:
             room -= cost
             chosen.setdefault(index, set()).add(number)
-            scores.kept.update(candidates[index][0].terms[number])
+            scores.keep(candidates[index][0].terms[number])
     return tuple((index, candidates[index][0].sliced.closed(chosen[index])) for index in sorted(chosen))
 
 

@@ -40,9 +40,19 @@ def condense(draft: Draft, limit: int, worth: Worth) -> Draft:
 
 def cost_of(known: Known, number: int, picked: Collection[int]) -> float:
     """Estimated tokens of a block, with the table's head if it is the first of its rows."""
-    needs = known.sliced.lines[number].needs
-    head = known.tokens[needs] if needs >= 0 and needs not in picked else 0.0
-    return known.tokens[number] + head + GAP_TOKENS
+    cost = known.tokens[number]
+    if known.costs[number] > cost and known.sliced.blocks[number].needs not in picked:
+        cost = known.costs[number]
+    return cost + GAP_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """Blocks (and the frame, for a unit that is not open yet) at a price."""
+
+    ratio: float
+    cost: float
+    picks: list[Pick]
 
 
 @dataclass(slots=True)
@@ -54,19 +64,18 @@ class _Opening:
     known: dict[int, Known]
     picked: dict[int, set[int]] = field(default_factory=dict)
     is_open: bool = False
+    #: what opening it offers, and how many steps had been taken when that was worked out
+    offer: _Offer | None = None
+    steps: int = -1
 
     def left(self) -> Iterator[Pick]:
         for index, known in self.known.items():
-            yield from ((index, number) for number in range(len(known.terms)) if number not in self.picked[index])
+            picked = self.picked[index]
+            yield from ((index, number) for number in range(len(known.terms)) if number not in picked)
 
-
-@dataclass(frozen=True, slots=True)
-class _Offer:
-    """Blocks (and the frame, for a unit that is not open yet) at a price."""
-
-    ratio: float
-    cost: float
-    picks: list[Pick]
+    def least(self, index: int, number: int) -> float:
+        """The least that this block may cost, or the opening."""
+        return self.frame if index < 0 else self.known[index].tokens[number] + GAP_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,7 @@ class _Choice:
         self._scores = Scores(draft, worth, candidates)
         fixed = [i for i in range(len(draft.decisions)) if i not in candidates]
         for index in fixed:
-            self._scores.kept.update(terms_kept(draft, index))
+            self._scores.keep(terms_kept(draft, index))
         self._room = float(limit - sum(draft.weight(index) for index in fixed))
 
     def _opening(self, unit: Unit, frames: Sequence[int]) -> _Opening:
@@ -135,9 +144,10 @@ class _Choice:
         heap = [entry for opening in self._units.values() for entry in self._entries(opening)]
         heapq.heapify(heap)
         while heap:
-            self._draft.watch.tick()
             stale, start, index, number = heapq.heappop(heap)
             opening = self._units[start]
+            if opening.least(index, number) > self._room:
+                continue
             offer = self._bundle(opening) if index < 0 else self._single(opening, index, number)
             if offer.ratio <= 0:
                 continue
@@ -152,12 +162,14 @@ class _Choice:
     def _entries(self, opening: _Opening) -> Iterator[tuple[float, int, int, int]]:
         """What can be taken of a unit: its blocks once it is open, before that the opening (message -1)."""
         if not opening.is_open:
-            yield -self._bundle(opening).ratio, opening.unit.start, -1, -1
+            if opening.frame <= self._room:
+                yield -self._bundle(opening).ratio, opening.unit.start, -1, -1
             return
         for index, number in opening.left():
-            ratio = self._single(opening, index, number).ratio
-            if ratio > 0:
-                yield -ratio, opening.unit.start, index, number
+            if opening.least(index, number) <= self._room:
+                ratio = self._single(opening, index, number).ratio
+                if ratio > 0:
+                    yield -ratio, opening.unit.start, index, number
 
     def _single(self, opening: _Opening, index: int, number: int) -> _Offer:
         self._draft.watch.tick()
@@ -167,26 +179,41 @@ class _Choice:
 
     def _bundle(self, opening: _Opening) -> _Offer:
         """Opening a unit with as many of its best blocks as raise the worth per token of the whole."""
-        gain = sum(self._scores.gain_fixed(index, known.fixed) for index, known in opening.known.items())
+        if opening.offer is None or opening.steps != len(self._steps):
+            opening.offer, opening.steps = self._bundled(opening), len(self._steps)
+        return opening.offer
+
+    def _bundled(self, opening: _Opening) -> _Offer:
+        scores = self._scores
+        gain = sum([scores.gain_fixed(index, known.fixed) for index, known in opening.known.items()])
         cost = float(opening.frame)
         best = gain / cost
-        taken: set[str] = set()
         picks: list[Pick] = []
-        singles = sorted(
-            (self._single(opening, index, number) for index, number in opening.left()),
-            key=lambda offer: (-offer.ratio, offer.picks),
-        )
-        for single in singles:
-            [(index, number)] = single.picks
+        taken: set[str] = set()
+        for _, index, number, alone, price in self._singles(opening):
             terms = opening.known[index].terms[number]
-            more = gain + self._scores.gain(index, number, terms, taken)
-            if more / (cost + single.cost) <= best:
+            more = gain + (scores.gain_beside(index, number, terms, taken) if taken else alone)
+            if more / (cost + price) <= best:
                 break
-            gain, cost = more, cost + single.cost
+            gain, cost = more, cost + price
             best = gain / cost
             taken.update(terms)
             picks.append((index, number))
         return _Offer(best, cost, picks)
+
+    def _singles(self, opening: _Opening) -> list[tuple[float, int, int, float, float]]:
+        """All blocks of a unit of which none is taken, the best first: its rank, which, what it adds, its cost."""
+        found: list[tuple[float, int, int, float, float]] = []
+        for index, known in opening.known.items():
+            self._draft.watch.tick(1 + len(known.terms))
+            gains = self._scores.gains(index, known.terms)
+            costs = [cost + GAP_TOKENS for cost in known.costs]
+            found += [
+                (-gain / cost, index, number, gain, cost)
+                for number, (gain, cost) in enumerate(zip(gains, costs, strict=True))
+            ]
+        found.sort()
+        return found
 
     def _take(self, opening: _Opening, offer: _Offer) -> None:
         self._room -= offer.cost
@@ -194,10 +221,10 @@ class _Choice:
         opening.is_open = True
         if opened:
             for known in opening.known.values():
-                self._scores.kept.update(known.fixed)
+                self._scores.keep(known.fixed)
         for index, number in offer.picks:
             opening.picked[index].add(number)
-            self._scores.kept.update(opening.known[index].terms[number])
+            self._scores.keep(opening.known[index].terms[number])
         self._steps.append(_Step(opening.unit.start, offer.picks, opened))
 
     def _take_back(self) -> float:

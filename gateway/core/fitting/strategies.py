@@ -39,6 +39,10 @@ class Strategy(Protocol):
         """The draft at `limit` tokens or less if this can be done, else as light as it gets."""
 
 
+#: of what a choice may leave empty before it is filled up
+_EMPTY: Final = 0.5
+
+
 @dataclass(frozen=True, slots=True)
 class Dedupe:
     """Results that came twice, whole or in part."""
@@ -71,8 +75,29 @@ class Condense:
             if read > self.most_characters and unit.start != task:
                 changes.update(dict.fromkeys(unit.indices, DROP))
         if not changes:
-            return condense(draft, limit, self.worth)
+            return filled(draft, condense(draft, limit, self.worth), limit)
         return Drop().apply(draft.having(changes), limit)
+
+
+def filled(draft: Draft, chosen: Draft, limit: int) -> Draft:
+    """The choice, and where it left most of the room empty the newest units as they were, as many as fit.
+
+    Talk that says the same words again is worth little by its terms, and is a conversation all the same.
+    """
+    fixed = sum(draft.weight(index) for index in draft.conversation.pinned)
+    room = limit - chosen.total()
+    if room <= _EMPTY * (limit - fixed):
+        return chosen
+    changes: dict[int, Decision] = {}
+    for unit in reversed(draft.open_units()):
+        was = {index: draft.decisions[index] for index in unit.indices}
+        if draft.conversation.priority(unit) == 0 or all(chosen.decisions[i] == was[i] for i in was):
+            continue
+        more = sum(draft.weight(index) - chosen.weight(index) for index in unit.indices)
+        if more <= room:
+            room -= more
+            changes.update(was)
+    return chosen.having(changes) if changes else chosen
 
 
 @dataclass(frozen=True, slots=True)

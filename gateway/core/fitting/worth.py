@@ -8,13 +8,15 @@ of these is a factor. Weights were set on one half of 126 recorded conversations
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
-from gateway.core.fitting.draft import KEEP, Draft
+from gateway.core.fitting.draft import KEEP, Answering, Draft
 from gateway.core.fitting.reader import Known
-from gateway.core.fitting.watch import Watch
 from gateway.core.message import SYSTEM_ROLES
 
 #: how much a word, a name, an identifier among the last words asks for a block that holds it too
@@ -46,28 +48,41 @@ class Worth:
 
 
 class Scores:
-    """The worth of every block of a conversation, while choosing. `kept` grows with what is taken."""
+    """The worth of every block of a conversation, while choosing.
+
+    A term that is kept is worth nothing more: what is left of each is one table, so that what a block adds is a plain
+    sum over its terms.
+    """
 
     def __init__(self, draft: Draft, worth: Worth, candidates: Mapping[int, Known]) -> None:
-        self.kept: set[str] = set()
-        self._weights = _weights(draft, worth)
+        self._left = dict(_weights(draft, worth))
         self._priorities = draft.conversation.priorities
-        matches = _matches(candidates, _last_words(draft), worth.neighbour, draft.watch)
+        matches = _matches(draft, candidates, worth.neighbour)
         self._factor = {
             i: [(1 + worth.answer * match) * self._priorities.get(i, 1.0) for match in found]
             for i, found in matches.items()
         }
 
-    def gain(self, index: int, number: int, terms: Iterable[str], taken: Collection[str] = ()) -> float:
-        """What a block adds to what is kept and `taken`."""
-        weights, kept = self._weights, self.kept
-        gain = sum([weights.get(term, 0.0) for term in terms if term not in kept and term not in taken])
-        return gain * self._factor[index][number] if gain else 0.0
+    def keep(self, terms: Iterable[str]) -> None:
+        """These are kept from now on."""
+        self._left.update(dict.fromkeys(terms, 0.0))
+
+    def gain(self, index: int, number: int, terms: Iterable[str]) -> float:
+        """What a block adds to what is kept."""
+        return sum(map(self._left.__getitem__, terms)) * self._factor[index][number]
 
     def gain_fixed(self, index: int, terms: Iterable[str]) -> float:
         """What the uncut part of a message adds."""
-        weights, kept = self._weights, self.kept
-        return sum(weights.get(term, 0.0) for term in terms if term not in kept) * self._priorities.get(index, 1.0)
+        return sum(map(self._left.__getitem__, terms)) * self._priorities.get(index, 1.0)
+
+    def gains(self, index: int, blocks: Iterable[Iterable[str]]) -> list[float]:
+        """What each of a message's blocks adds alone."""
+        left = self._left.__getitem__
+        return [sum(map(left, terms)) * factor for terms, factor in zip(blocks, self._factor[index], strict=True)]
+
+    def gain_beside(self, index: int, number: int, terms: Iterable[str], taken: Collection[str]) -> float:
+        """What a block adds to what is kept and taken."""
+        return self.gain(index, number, [term for term in terms if term not in taken])
 
 
 def known_of(draft: Draft, index: int) -> Known:
@@ -75,19 +90,19 @@ def known_of(draft: Draft, index: int) -> Known:
     return draft.known(index)
 
 
-def terms_kept(draft: Draft, index: int) -> Iterator[str]:
+def terms_kept(draft: Draft, index: int) -> Collection[str]:
     """The terms of what is sent in the place of a message, repeated lines included."""
     decision = draft.decisions[index]
-    if decision == KEEP or isinstance(decision, tuple):
+    parts: list[Collection[str]] = []
+    if decision == KEEP:
+        parts.append(known_of(draft, index).all_terms)
+    elif isinstance(decision, tuple):
         known = known_of(draft, index)
-        yield from known.fixed
-        for number, terms in enumerate(known.terms):
-            if decision == KEEP or number in decision:
-                yield from terms
+        parts += [known.fixed, *(known.terms[number] for number in decision)]
     for source, blocks in draft.recalls.get(index, ()):
         known = known_of(draft, source)
-        for number in blocks:
-            yield from known.terms[number] if number < len(known.terms) else known.fixed
+        parts += [known.terms[number] if number < len(known.terms) else known.fixed for number in blocks]
+    return parts[0] if len(parts) == 1 else set().union(*parts)
 
 
 def _last_words(draft: Draft) -> dict[str, float]:
@@ -104,58 +119,67 @@ def _last_words(draft: Draft) -> dict[str, float]:
     return asks
 
 
-def _weights(draft: Draft, worth: Worth) -> dict[str, float]:
-    """Odds that a term is needed next, each in relation to the others."""
-    kinds: dict[str, int] = {}
-    said: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for item in draft.conversation.items:
+def _weights(draft: Draft, worth: Worth) -> Mapping[str, float]:
+    """Odds that a term is needed next, each in relation to the others: the same for all choices about a request."""
+    found = draft.memo.weights.get(worth)
+    if found is None:
+        found = draft.memo.weights[worth] = _weighed(draft, worth)
+    return found
+
+
+def _weighed(draft: Draft, worth: Worth) -> dict[str, float]:
+    # Whole tables at a time: term by term this would be the larger part of a choice.
+    items = draft.conversation.items
+    draft.read(item.index for item in items if item.role not in SYSTEM_ROLES)
+    weights: dict[str, float] = {}
+    named: set[str] = set()
+    said: Counter[str] = Counter()
+    for item in items:
         if item.role in SYSTEM_ROLES:
             continue
-        terms = known_of(draft, item.index).all_terms
-        draft.watch.tick(1 + len(terms) // _TERMS_A_PIECE)
-        for term, kind in terms.items():
-            if kinds.get(term, -1) < kind:
-                kinds[term] = kind
-            last[term] = item.index
-            if item.role == "assistant":
-                said[term] = said.get(term, 0) + 1
-    end = len(draft.conversation.items)
-    base = (worth.word, 1.0, 1.0)
-    fade = [0.0, *(age**-worth.fading for age in range(1, end + 1))]
+        known = known_of(draft, item.index)
+        draft.watch.tick(1 + len(known.all_terms) // _TERMS_A_PIECE)
+        weights.update(dict.fromkeys(known.all_terms, (len(items) - item.index) ** -worth.fading))
+        named |= known.named
+        if item.role == "assistant":
+            said.update(iter(known.all_terms))
+    for term in weights.keys() - named:
+        weights[term] *= worth.word
     use = [1.0, *(worth.said * worth.said_again**more for more in range(3))]
-    return {
-        term: base[kind] * fade[end - last[term]] * use[min(len(use) - 1, said.get(term, 0))]
-        for term, kind in kinds.items()
-    }
+    for term, times in said.items():
+        weights[term] *= use[min(len(use) - 1, times)]
+    return weights
 
 
-def _matches(
-    candidates: Mapping[int, Known], asks: Mapping[str, float], spill: float, watch: Watch
-) -> dict[int, list[float]]:
+def _matches(draft: Draft, candidates: Mapping[int, Known], spill: float) -> dict[int, list[float]]:
     """How well each block answers, 0 to about 1: BM25 in relation to the best of them."""
     scores = {index: [0.0] * len(known.terms) for index, known in candidates.items()}
-    answering: list[tuple[int, int, int, set[str]]] = []
-    holders: dict[str, int] = {}
-    blocks = length = 0
-    wanted = asks.keys()
-    for index, known in candidates.items():
-        blocks += len(known.terms)
-        watch.tick(1 + len(known.terms) // _BLOCKS_A_PIECE)
-        for number, terms in enumerate(known.terms):
-            length += len(terms)
-            if shared := wanted & terms.keys():
-                answering.append((index, number, len(terms), shared))
-                for term in shared:
-                    holders[term] = holders.get(term, 0) + 1
-    if not answering:
+    asks = _last_words(draft)
+    answering = {index: _answers(draft, index, known, asks.keys()) for index, known in candidates.items()}
+    holders = Counter(chain.from_iterable(shared for found in answering.values() for _, _, shared in found))
+    if not holders:
         return scores
+    blocks = sum(len(known.terms) for known in candidates.values())
+    length = sum(size for known in candidates.values() for size in map(len, known.terms))
     rarity = {t: asks[t] * math.log(1 + (blocks - n + 0.5) / (n + 0.5)) for t, n in holders.items()}
-    for index, number, size, shared in answering:
-        score = sum([rarity[term] for term in shared])
-        scores[index][number] = score / (1 - _LENGTH + _LENGTH * size * blocks / length)
+    rarity_of = rarity.__getitem__
+    for index, found in answering.items():
+        into = scores[index]
+        for number, size, shared in found:
+            into[number] = sum(map(rarity_of, shared)) / (1 - _LENGTH + _LENGTH * size * blocks / length)
     best = max(max(found, default=0.0) for found in scores.values())
     return {index: [score / best for score in _spilled(found, spill)] for index, found in scores.items()}
+
+
+def _answers(draft: Draft, index: int, known: Known, wanted: AbstractSet[str]) -> Sequence[Answering]:
+    """The blocks of a message that hold some of the last words."""
+    key = index, len(known.terms)
+    found = draft.memo.answers.get(key)
+    if found is None:
+        draft.watch.tick(1 + len(known.terms) // _BLOCKS_A_PIECE)
+        each = [(number, len(terms), wanted & terms.keys()) for number, terms in enumerate(known.terms)]
+        found = draft.memo.answers[key] = [one for one in each if one[2]]
+    return found
 
 
 def _spilled(scores: Sequence[float], share: float) -> list[float]:

@@ -207,3 +207,13 @@ def test_a_message_that_matters_less_is_told_in_short_first() -> None:
     draft = Draft.untouched(conversation, Reader(weigher(len)))
     passage = wanted(draft, summing(), draft.total() - 100)
     assert [json.loads(raw)["content"][:3] for raw in passage.messages] == ["two"]
+
+
+def test_talk_that_repeats_its_words_is_kept_from_its_newest_turns_on() -> None:
+    talk = [said("yes we should go there tomorrow and see") for _ in range(60)]
+    draft = draft_of({"role": "user", "content": "help me plan"}, *talk, LAST)
+    limit = draft.total() // 2
+    done = Condense().apply(draft, limit)
+    assert 0.4 * limit < done.total() <= limit
+    kept = [index for index, decision in enumerate(done.decisions) if decision == KEEP and index > 0]
+    assert kept[-20:] == list(range(42, 62)), "the newest, without a gap"

@@ -15,7 +15,7 @@ def draft_of(*pairs: tuple[str, Any]) -> Draft:
 
 def gain(draft: Draft, index: int, worth: Worth | None = None, kept: tuple[str, ...] = ()) -> float:
     scores = Scores(draft, worth or Worth(), {i: known_of(draft, i) for i in range(len(draft.decisions))})
-    scores.kept.update(kept)
+    scores.keep(kept)
     return scores.gain(index, 0, known_of(draft, index).terms[0])
 
 
