@@ -14,7 +14,7 @@ from typing import Final, Literal
 from gateway.core.fitting.draft import KEEP, Draft, Same
 from gateway.core.fitting.reader import Known
 from gateway.core.fitting.select import Pick, cost_of
-from gateway.core.fitting.worth import Scores, Worth, known_of, terms_kept
+from gateway.core.fitting.worth import Scores, Worth, known_of
 from gateway.core.message import RESULT_ROLES
 
 #: off; lines of user and assistant; lines of everyone
@@ -82,8 +82,7 @@ def _choose(
     draft: Draft, candidates: dict[int, tuple[Known, frozenset[int]]], room: float, worth: Worth
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     scores = Scores(draft, worth, {index: known for index, (known, _) in candidates.items()})
-    for index in range(len(draft.decisions)):
-        scores.keep(terms_kept(draft, index))
+    scores.keep_sent(draft, range(len(draft.decisions)))
     chosen: dict[int, set[int]] = {}
 
     def offer(index: int, number: int) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from typing import Final
 from gateway.core.conversation import Unit
 from gateway.core.fitting.draft import DROP, KEEP, Decision, Draft
 from gateway.core.fitting.reader import Known
-from gateway.core.fitting.worth import Scores, Worth, known_of, terms_kept
+from gateway.core.fitting.worth import Scores, Worth, known_of
 
 #: tokens a block costs beside its text: a gap mark, as often as not
 GAP_TOKENS: Final = 1.5
@@ -99,8 +99,7 @@ class _Choice:
         candidates = {index: known for opening in self._units.values() for index, known in opening.known.items()}
         self._scores = Scores(draft, worth, candidates)
         fixed = [i for i in range(len(draft.decisions)) if i not in candidates]
-        for index in fixed:
-            self._scores.keep(terms_kept(draft, index))
+        self._scores.keep_sent(draft, fixed)
         self._room = float(limit - sum(draft.weight(index) for index in fixed))
 
     def _opening(self, unit: Unit, frames: Sequence[int]) -> _Opening:

@@ -21,6 +21,8 @@ from gateway.core.message import SYSTEM_ROLES
 
 #: how much a word, a name, an identifier among the last words asks for a block that holds it too
 _ASKS: Final = (0.5, 1.0, 1.5)
+#: what is left of a term that only the question holds
+_ASKED: Final = 0.1
 #: BM25: how far a long block is marked down
 _LENGTH: Final = 0.4
 #: so many terms looked up are a piece of work
@@ -66,6 +68,20 @@ class Scores:
     def keep(self, terms: Iterable[str]) -> None:
         """These are kept from now on."""
         self._left.update(dict.fromkeys(terms, 0.0))
+
+    def keep_sent(self, draft: Draft, indices: Iterable[int]) -> None:
+        """What is sent of these messages is kept.
+
+        A question that names a thing does not say what is known of it: what only the question holds keeps a tenth.
+        """
+        last = len(draft.decisions) - 1
+        is_question = draft.conversation.items[last].role == "user" and last not in draft.recalls
+        if is_question:
+            left = self._left
+            left.update({term: _ASKED * left[term] for term in terms_kept(draft, last)})
+        for index in indices:
+            if index != last or not is_question:
+                self.keep(terms_kept(draft, index))
 
     def gain(self, index: int, number: int, terms: Iterable[str]) -> float:
         """What a block adds to what is kept."""

@@ -217,3 +217,12 @@ def test_talk_that_repeats_its_words_is_kept_from_its_newest_turns_on() -> None:
     assert 0.4 * limit < done.total() <= limit
     kept = [index for index, decision in enumerate(done.decisions) if decision == KEEP and index > 0]
     assert kept[-20:] == list(range(42, 62)), "the newest, without a gap"
+
+
+def test_the_very_line_that_is_asked_for_is_kept() -> None:
+    """What the question names stands in the question too, and is no less needed for that."""
+    halls = ["".join(f"Parcel {h}-{n} stands in row {n * 3} of hall {h}.\n" for n in range(30)) for h in range(9)]
+    asked = {"role": "user", "content": "In which row does Parcel 4-17 stand?"}
+    draft = draft_of({"role": "user", "content": "Where are the parcels?"}, *map(said, halls), asked)
+    done = Condense().apply(draft, draft.total() // 9)
+    assert any(b"Parcel 4-17 stands in row 51" in message for message in done.sent().messages)
