@@ -316,3 +316,88 @@ def test_a_call_without_reported_usage_is_charged_by_the_exact_count(
     reply = web.chat(session, "usage=none", model="gpt-4o", messages=[{"role": "user", "content": "hello world"}])
     assert reply.header("x-session-usage-source") == "estimated"
     assert reply.totals[0] == int(reply.header("x-context-tokens") or 0) == 9
+
+
+# --- each key of `context:` does what it says -------------------------------------------------------------------------
+
+
+def trimmed(reply: Reply) -> set[str]:
+    """The rules that changed a message."""
+    return {part.partition("=")[0] for part in (reply.header("x-context-trimmed") or "").split(",")}
+
+
+def test_strategies_are_those_that_are_named(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    web = gateway_server(mock_server.url, **{"context.strategies": ["drop"], "context.recall": "off"}).web
+    assert trimmed(ask(web, "s", agent(12), BUDGET)) == {"drop"}
+    assert all(message in agent(12) for message in sent(mock))
+    keys = {"context.strategies": ["shorten", "drop"], "context.result_max_tokens": 100, "context.recall": "off"}
+    web = gateway_server(mock_server.url, **keys).web
+    assert "shorten" in trimmed(ask(web, "s", agent(12), BUDGET))
+    cut = [message for message in sent(mock) if message not in agent(12)]
+    assert cut
+    assert all(len(message["content"]) < 700 for message in cut)
+
+
+def test_the_reserve_is_kept_free(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> None:
+    models = [{"match": "small", "provider": "upstream", "window": 4000}]
+    web = gateway_server(mock_server.url, models=models, **{"context.reserve_tokens": 1000}).web
+    reply = web.post(CHAT, {"model": "small", "messages": agent(20), "max_tokens": 10})
+    assert web.get(f"/api/calls/{reply.header('x-request-id')}").json["context"]["budget"] == 3000
+
+
+def test_a_lower_mark_cuts_deeper(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> None:
+    left = []
+    for mark in (1, 0.4):
+        web = gateway_server(mock_server.url, **{"context.low_water": mark, "context.recall": "off"}).web
+        left.append(numbers(ask(web, "s", agent(12), BUDGET))[0])
+    assert left[0] > 1.5 * left[1]
+
+
+def test_a_factor_of_safety_is_kept_free(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> None:
+    web = gateway_server(mock_server.url, **{"context.safety": 2, "context.low_water": 1}).web
+    assert 2 * numbers(ask(web, "s", agent(12), BUDGET))[0] <= 2500
+
+
+def test_the_last_turns_are_never_touched(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    turns = [
+        *agent(8),
+        {"role": "user", "content": "And parcel 9-1?"},
+        *step(8),
+        {"role": "user", "content": "Thanks."},
+    ]
+    web = gateway_server(mock_server.url, **{"context.keep_last_turns": 2, "context.recall": "off"}).web
+    assert ask(web, "s", turns, {"x-context-budget": "1500"}).status == 200
+    assert sent(mock)[-4:] == turns[-4:]
+
+
+@pytest.mark.parametrize(("recall", "comes_back"), [("off", False), ("all", True)])
+def test_old_lines_come_back_where_they_are_asked_for(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, recall: str, comes_back: bool
+) -> None:
+    web = gateway_server(mock_server.url, **{"context.recall": recall, "context.strategies": ["drop"]}).web
+    asked = [*agent(12), {"role": "user", "content": "In which row does Parcel 0-17 stand?"}]
+    assert ("recall" in trimmed(ask(web, "s", asked, BUDGET))) == comes_back
+    assert ("Parcel 0-17 stands in row 51" in sent(mock)[-1]["content"]) == comes_back
+
+
+def test_past_its_deadline_a_choice_is_given_up(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    web = gateway_server(mock_server.url, **{"context.deadline_ms": 0.001}).web
+    reply = ask(web, "s", agent(40), BUDGET)
+    assert trimmed(reply) == {"drop"}
+    assert numbers(reply)[0] <= 2500
+
+
+@pytest.mark.parametrize("trim", ["off", "shadow"])
+def test_trimming_can_be_configured_away(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, trim: str
+) -> None:
+    web = gateway_server(mock_server.url, **{"context.trim": trim}).web
+    reply = ask(web, "s", agent(12), BUDGET)
+    assert sent(mock) == agent(12)
+    assert (reply.header("x-context-shadow") is not None) == (trim == "shadow")
