@@ -11,7 +11,6 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 # "." and ".." would be taken for folders in a path
@@ -37,14 +36,6 @@ _LONGEST_MODEL_NAME: Final = 256
 _canonical: Final = json.JSONEncoder(sort_keys=True).encode
 #: `gpt-4o-2024-08-06`, `claude-sonnet-4-5-20250929`, `…-latest`, `…@20250929`: one family under several dates
 _MODEL_DATE: Final = re.compile(r"(?:[-@](?:\d{8}|\d{4}-\d{2}-\d{2}|latest|preview))+\Z")
-
-
-@dataclass(frozen=True, slots=True)
-class SessionName:
-    """An id as the client sees it, and whether it was guessed."""
-
-    id: str
-    derived: bool = False
 
 
 def is_valid(session_id: str) -> bool:

@@ -15,11 +15,9 @@ from gateway.dialects.base import (
     MAX_TOOLS,
     Answer,
     Call,
-    Dialect,
     EventReader,
     Verdict,
     decode,
-    estimate,
     flag_field,
     join,
     opening_items,
@@ -288,8 +286,3 @@ def completion_text(body: bytes) -> str | None:
     # Half a surrogate pair has no place in a body that is to be sent on.
     text = text_parts(message.get("content")).encode("utf-8", "replace").decode().strip()
     return text or None
-
-
-def input_estimate(dialect: Dialect, call: Call) -> int:
-    """Estimated input tokens of a call."""
-    return estimate(dialect.input_text(call))

@@ -11,8 +11,8 @@ import pytest
 from gateway.core.errors import InvalidRequest
 from gateway.core.usage import Usage
 from gateway.dialects import CHAT
-from gateway.dialects.base import Answer, Call, StreamMeter, Verdict
-from gateway.dialects.openai_chat import completion_request, completion_text, input_estimate
+from gateway.dialects.base import Answer, Call, StreamMeter, Verdict, estimate
+from gateway.dialects.openai_chat import completion_request, completion_text
 
 DEEP = 200_000
 
@@ -204,7 +204,7 @@ def test_every_text_of_a_request_weighs() -> None:
     )
     assert {"abcd", "find", "finds", "old", "shape"} <= set(CHAT.input_text(found))
     assert "not prompt text" not in set(CHAT.input_text(found))
-    assert input_estimate(CHAT, call(messages=["x" * 400])) == 100
+    assert estimate(CHAT.input_text(call(messages=["x" * 400]))) == 100
 
 
 # --- reading an answer ---------------------------------------------------------------------------------------------------------------

@@ -302,6 +302,8 @@ def test_a_client_that_leaves_meanwhile_is_answered_to_the_end_where_answers_are
     connection.close()
     until(lambda: mock.billed().calls == 1)
     until(lambda: gateway.web.get("/api/sessions/s").json.get("calls") == 2)
+    billed = mock.billed().total_tokens + writer.billed().total_tokens
+    assert gateway.web.get("/api/sessions/s").json["cumulative_token_usage"]["total_tokens"] == billed
 
 
 def test_a_key_is_the_gateways_own_and_never_the_callers_of_another_provider(

@@ -135,15 +135,3 @@ def residuals_from(value: Any) -> tuple[int, ...]:
     """Residuals as they were stored: a JSON list; what is none of ours is left out."""
     items = value if isinstance(value, list) else []
     return tuple(item for item in items if isinstance(item, int) and not isinstance(item, bool))[-KEPT:]
-
-
-def last_turn_to(last: LastTurn) -> dict[str, object]:
-    """As stored."""
-    return {"key": last.key, "residual": last.residual}
-
-
-def last_turn_from(value: Any) -> LastTurn | None:
-    """As it was stored, or None."""
-    key = value.get("key") if isinstance(value, dict) else None
-    residual = value.get("residual") if isinstance(value, dict) else None
-    return LastTurn(key, residual) if isinstance(key, str) and isinstance(residual, int) else None
