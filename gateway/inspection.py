@@ -14,8 +14,9 @@ from gateway.core.plan import Plan, Wishes, budget_of
 from gateway.core.ports import ContextRecord, Fate
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.session import Remembered
-from gateway.dialects.base import Call, decode, join, read_fields, write_fields
+from gateway.dialects.base import Call
 from gateway.dialects.contents import contents_of, output_limit
+from gateway.dialects.fields import decode, join, read_fields, write_fields
 from gateway.planning import FITTED, Asked, Planner
 
 WIRES: Final[Mapping[str, Wire]] = {wire: wire for wire in get_args(Wire)}

@@ -25,7 +25,6 @@ from typing import Final, Literal, cast
 from gateway.core import identity
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.counting.heuristic import estimate_tokens
-from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, Unpacker
 from gateway.core.errors import (
     GatewayError,
     GatewayFault,
@@ -63,13 +62,16 @@ from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.session import Remembered
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.dialects import Endpoint, endpoint
-from gateway.dialects.base import Answer, Call, StreamMeter, decode, estimate
+from gateway.dialects.base import Answer, Call, StreamMeter
 from gateway.dialects.contents import MOST_MESSAGES, contents_of, output_limit
+from gateway.dialects.fields import decode
 from gateway.dialects.length_error import LengthError, length_error
 from gateway.dialects.openai_chat import completion_request, completion_text
+from gateway.dialects.texts import estimate
 from gateway.planning import Asked, Planner
 from gateway.stores.learner import Learner
 from gateway.stores.settler import Settler
+from gateway.upstream.pieces import AlreadyRead, chain, for_a_while, is_packed, unpacked, without_packing
 
 logger = logging.getLogger("gateway")
 
@@ -524,7 +526,7 @@ class Exchange:
         if found is not None and await self._fit_again(found):
             await self._hang_up()
             return await self._attempt(call, route, provider, ask_usage=ask)
-        return _Read(answer.status, _without_packing(answer.headers), body)
+        return AlreadyRead(answer.status, without_packing(answer.headers), body)
 
     async def _fit_again(self, found: LengthError) -> bool:
         """Learn from a provider's refusal for length; whether there is now something shorter to send."""
@@ -589,7 +591,7 @@ class Exchange:
         body = await self._read_error(answer)
         self._p.outcome = "provider_error"
         self._p.response_bytes = len(body)
-        headers = response_headers(answer.headers, unpacked=_is_packed(answer))
+        headers = response_headers(answer.headers, unpacked=is_packed(answer))
         reply = self._reply(answer.status, headers, body)
         reply.upstream_error = answer.status >= 400  # noqa: PLR2004
         reply.totals = await self._settle()
@@ -608,7 +610,7 @@ class Exchange:
 
     async def _whole_answer(self, answer: UpstreamReply) -> Reply:
         progress = self._p
-        pieces, unpacked, size = self._pieces(answer), _is_packed(answer), 0
+        pieces, was_packed, size = self._pieces(answer), is_packed(answer), 0
         read: list[bytes] = []
         # Should it not come to its end: what had arrived by then.
         progress.reader = lambda: _estimated_from(read)
@@ -617,7 +619,7 @@ class Exchange:
                 read.append(piece)
                 size += len(piece)
                 if size > MAX_WHOLE_ANSWER:
-                    return await self._streamed(answer, _chain(read, pieces), None)
+                    return await self._streamed(answer, chain(read, pieces), None)
         except GatewayError:
             progress.outcome = "upstream_broken"
             raise
@@ -625,7 +627,7 @@ class Exchange:
         progress.answer = self._dialect.answer(body)
         progress.outcome = "ok"
         progress.response_bytes = len(body)
-        reply = self._reply(answer.status, response_headers(answer.headers, unpacked=unpacked), body)
+        reply = self._reply(answer.status, response_headers(answer.headers, unpacked=was_packed), body)
         reply.totals = await self._settle()
         reply.charge = self._record.charge if self._record else None
         reply.final = reply.totals is not None
@@ -635,7 +637,7 @@ class Exchange:
         # A client that did not ask for usage must not see the chunk that carries it, whoever asked for it.
         meter = StreamMeter(self._dialect.reader(call, drop_usage=not call.usage_asked))
         self._p.reader, self._p.is_event_stream = meter.answer, True
-        reply = self._reply(answer.status, response_headers(answer.headers, unpacked=_is_packed(answer)), b"")
+        reply = self._reply(answer.status, response_headers(answer.headers, unpacked=is_packed(answer)), b"")
         reply.totals = before if before is not None else await self._totals_now()
         reply.body = self._metered(answer, meter, reply)
         return reply
@@ -661,7 +663,7 @@ class Exchange:
         progress.outcome = "ok" if not meter.answer().error else "provider_error"
         yield await self._closing(tail)
         # The end mark is out; whatever follows changes nothing, and reading it frees the connection for another call.
-        async for piece in _for_a_while(pieces, _AFTER_END_S):
+        async for piece in for_a_while(pieces, _AFTER_END_S):
             yield piece
 
     async def _closing(self, tail: bytes) -> bytes:
@@ -675,12 +677,12 @@ class Exchange:
         """An answer that is not read: files, audio, images."""
         reply = await self._streamed(answer, self._pieces(answer), before)
         length = header(answer.headers, b"content-length")
-        if length and not _is_packed(answer):
+        if length and not is_packed(answer):
             reply.headers.append((b"content-length", length))
         return reply
 
     async def _streamed(self, answer: UpstreamReply, pieces: AsyncIterator[bytes], before: Totals | None) -> Reply:
-        reply = self._reply(answer.status, response_headers(answer.headers, unpacked=_is_packed(answer)), b"")
+        reply = self._reply(answer.status, response_headers(answer.headers, unpacked=is_packed(answer)), b"")
         reply.totals = before if before is not None else await self._totals_now()
         reply.body = self._pass_on(pieces, reply)
         return reply
@@ -700,7 +702,7 @@ class Exchange:
 
     def _pieces(self, answer: UpstreamReply) -> AsyncIterator[bytes]:
         """The body, unpacked where it came packed although we asked for it plain."""
-        return _unpacked(answer) if _is_packed(answer) else answer.chunks()
+        return unpacked(answer) if is_packed(answer) else answer.chunks()
 
     # --- refusals and the end --------------------------------------------------------------------------------------
 
@@ -845,58 +847,8 @@ async def _patience(seconds: float) -> AsyncIterator[None]:
         timer.cancel()
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """An answer whose body was read already."""
-
-    status: int
-    headers: Sequence[tuple[bytes, bytes]]
-    body: bytes
-
-    async def chunks(self) -> AsyncIterator[bytes]:
-        yield self.body
-
-
-def _without_packing(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    return [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
-
-
-def _is_packed(answer: UpstreamReply) -> bool:
-    return header(answer.headers, b"content-encoding").strip().lower().decode("latin-1") in SUPPORTED
-
-
-async def _unpacked(answer: UpstreamReply) -> AsyncIterator[bytes]:
-    unpacker, empty = Unpacker(None), True
-    try:
-        async for piece in answer.chunks():
-            empty = False
-            for part in unpacker.feed(piece):
-                yield part
-    except (Corrupt, TooLarge):
-        raise UpstreamProtocolError("The provider's answer is packed and cannot be unpacked.") from None
-    if not (empty or unpacker.complete):
-        raise UpstreamProtocolError("The provider's answer is packed and breaks off before its end.")
-
-
-async def _for_a_while(pieces: AsyncIterator[bytes], seconds: float) -> AsyncIterator[bytes]:
-    """What comes within that time; a failure is an end like any other."""
-    until = asyncio.get_running_loop().time() + seconds
-    with contextlib.suppress(GatewayError, TimeoutError, StopAsyncIteration):
-        while True:
-            async with asyncio.timeout_at(until):
-                piece = await anext(pieces)
-            yield piece
-
-
 def _estimated_from(pieces: list[bytes]) -> Answer:
     return Answer(output_estimate=int(estimate_tokens(b"".join(pieces).decode("utf-8", "replace"))))
-
-
-async def _chain(first: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    for piece in first:
-        yield piece
-    async for piece in rest:
-        yield piece
 
 
 def _only_lists(incoming: Incoming) -> bool:

@@ -59,6 +59,10 @@ TESTED_ELSEWHERE = {
     "stores.cursor": "stores/test_contract.py",  # what a cursor is worth shows in the pages it gives
     "dialects.openai_errors": "dialects/test_errors.py",  # both error shapes side by side
     "dialects.anthropic_errors": "dialects/test_errors.py",
+    "dialects.fields": "dialects/test_base.py",  # one set of bodies is read, identified and weighed
+    "dialects.opening": "dialects/test_base.py",
+    "dialects.texts": "dialects/test_base.py",
+    "upstream.pieces": "e2e/test_upstream_faults.py",  # packed, broken and endless answers of a real upstream
     "dialects": "dialects/test_endpoints.py",  # the table of endpoints
     "__main__": "cli",  # one line: python -m gateway
     # These show what they are worth only on a real port, with a real client and a real provider's faults.

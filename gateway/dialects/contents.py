@@ -15,7 +15,8 @@ import msgspec
 
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import InvalidRequest
-from gateway.dialects.base import Call, decode
+from gateway.dialects.base import Call
+from gateway.dialects.fields import decode
 
 #: the field that holds what was said, and where an array of it has elements that are messages
 _ITEMS: Final[Mapping[Wire, str]] = {

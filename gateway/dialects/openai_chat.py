@@ -11,22 +11,11 @@ from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.message import encode, text_parts
 from gateway.dialects import openai_errors
-from gateway.dialects.base import (
-    MAX_TOOLS,
-    Answer,
-    Call,
-    EventReader,
-    Verdict,
-    decode,
-    flag_field,
-    join,
-    opening_items,
-    read_fields,
-    string_field,
-    texts,
-    write_fields,
-)
+from gateway.dialects.base import MAX_TOOLS, Answer, Call, EventReader, Verdict
+from gateway.dialects.fields import decode, flag_field, join, read_fields, string_field, write_fields
+from gateway.dialects.opening import opening_items
 from gateway.dialects.reported import UsageReader
+from gateway.dialects.texts import texts
 
 _TEXT_FIELDS: Final = ("messages", "tools", "functions", "response_format")
 #: what every chunk with a choice holds, written compact or as Python's json does

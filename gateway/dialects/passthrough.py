@@ -14,22 +14,11 @@ from typing import Any, Final
 from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.dialects import anthropic_errors, openai_errors
-from gateway.dialects.base import (
-    MAX_TOOLS,
-    Answer,
-    Call,
-    EventReader,
-    Verdict,
-    decode,
-    flag_field,
-    opening_items,
-    opening_text,
-    read_fields,
-    string_field,
-    texts,
-    write_fields,
-)
+from gateway.dialects.base import MAX_TOOLS, Answer, Call, EventReader, Verdict
+from gateway.dialects.fields import decode, flag_field, read_fields, string_field, write_fields
+from gateway.dialects.opening import opening_items, opening_text
 from gateway.dialects.reported import UsageReader
+from gateway.dialects.texts import texts
 
 _TEXT_FIELDS: Final = ("messages", "input", "prompt", "system", "instructions", "tools")
 _LAST_TYPES: Final = frozenset({"message_stop", "response.completed", "response.incomplete", "response.failed"})

@@ -24,7 +24,8 @@ from gateway.core.pricing import Price, Rates, cost, price_from_table
 from gateway.core.sse import EventBuffer, data_of_events, event_data, split_events
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage, UsageSource
 from gateway.dialects import CHAT, endpoint
-from gateway.dialects.base import StreamMeter, decode, read_fields, write_fields
+from gateway.dialects.base import StreamMeter
+from gateway.dialects.fields import decode, read_fields, write_fields
 from gateway.dialects.reported import UsageReader, count
 
 law = settings(max_examples=100, deadline=None)

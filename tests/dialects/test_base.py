@@ -15,20 +15,10 @@ from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import InvalidRequest
 from gateway.core.identity import hash_of, text_of
 from gateway.core.sse import MAX_EVENT_BYTES
-from gateway.dialects.base import (
-    Answer,
-    StreamMeter,
-    Verdict,
-    decode,
-    estimate,
-    flag_field,
-    opening_items,
-    opening_text,
-    read_fields,
-    string_field,
-    texts,
-    write_fields,
-)
+from gateway.dialects.base import Answer, StreamMeter, Verdict
+from gateway.dialects.fields import decode, flag_field, read_fields, string_field, write_fields
+from gateway.dialects.opening import opening_items, opening_text
+from gateway.dialects.texts import estimate, texts
 
 DEEP = 200_000
 

@@ -7,8 +7,9 @@ import pytest
 
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import InvalidRequest
-from gateway.dialects.base import Call, read_fields
+from gateway.dialects.base import Call
 from gateway.dialects.contents import MOST_MESSAGES, Contents, contents_of, output_limit
+from gateway.dialects.fields import read_fields
 
 
 def call(body: Any) -> Call:

@@ -11,8 +11,9 @@ import pytest
 from gateway.core.errors import InvalidRequest
 from gateway.core.usage import Usage
 from gateway.dialects import CHAT
-from gateway.dialects.base import Answer, Call, StreamMeter, Verdict, estimate
+from gateway.dialects.base import Answer, Call, StreamMeter, Verdict
 from gateway.dialects.openai_chat import completion_request, completion_text
+from gateway.dialects.texts import estimate
 
 DEEP = 200_000
 

@@ -1,0 +1,137 @@
+"""The top level of a JSON body: read with every value as the bytes it has, and written again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from gateway.core.errors import InvalidRequest
+
+Fields = Mapping[str, msgspec.Raw]
+_ANY_DECODER: Final = msgspec.json.Decoder()
+#: top-level fields of a body; no API has a hundred
+_MAX_FIELDS: Final = 4096
+#: a body of so many bytes cannot have more fields than that: each takes five (`"":1,`)
+_FEW_FIELDS: Final = 4 * _MAX_FIELDS
+
+
+class _Name:
+    """A key as it stands in the body: two of the same spelling are still two."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def _name(_: type, text: str) -> _Name:
+    return _Name(text)
+
+
+def _counting_decoder() -> msgspec.json.Decoder[dict[_Name, msgspec.Raw]]:
+    """Reads one body and counts its keys, so that millions of them are refused before they are held."""
+    count = itertools.count(1)
+
+    def name(_: type, text: str) -> _Name:
+        if next(count) > _MAX_FIELDS:
+            raise InvalidRequest(f"The request body has more than {_MAX_FIELDS} fields.")
+        return _Name(text)
+
+    return msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=name)
+
+
+_FIELDS_DECODER: Final = msgspec.json.Decoder(dict[_Name, msgspec.Raw], dec_hook=_name)
+
+
+def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
+    """The top level of a JSON object.
+
+    Raises:
+        InvalidRequest: not UTF-8, not JSON, not an object, nested too deep, a key stands twice, or far too many keys.
+    """
+    try:
+        str(body, "utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"The request body is not valid UTF-8 (byte {error.start}). Send JSON encoded as UTF-8."
+        ) from None
+    try:
+        decoder = _FIELDS_DECODER if len(body) <= _FEW_FIELDS else _counting_decoder()
+        named = decoder.decode(body)
+    except msgspec.ValidationError:
+        raise InvalidRequest('The request body is JSON, but not an object. Send an object like {"model": …}.') from None
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
+    except RecursionError:
+        raise InvalidRequest("The request body is nested too deep to be read.") from None
+    fields = {name.text: raw for name, raw in named.items()}
+    if len(fields) != len(named):
+        _refuse_duplicates([name.text for name in named])
+    return fields
+
+
+def _refuse_duplicates(names: list[str]) -> None:
+    """A body whose keys stand twice means one thing to us and may mean another to the provider."""
+    name = min(name for name, times in Counter(names).items() if times > 1)
+    raise InvalidRequest(
+        f'The field "{name[:80]}" stands more than once in the request body. Send it once.', param=name[:80]
+    )
+
+
+def write_fields(fields: Fields, changes: Mapping[str, object]) -> bytes:
+    """The object again, with some top-level fields replaced or added; all others keep their bytes and their order."""
+    merged: dict[str, object] = {**fields, **changes}
+    return msgspec.json.encode(merged)
+
+
+def join(items: Sequence[bytes]) -> msgspec.Raw:
+    """The JSON array of these values."""
+    return msgspec.Raw(b"[" + b",".join(items) + b"]")
+
+
+def decode(raw: bytes | msgspec.Raw) -> Any:
+    """Any JSON value; None where it cannot be read. For foreign values that may be anything."""
+    try:
+        return _ANY_DECODER.decode(raw)
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
+        # Knows NaN and numbers beyond a double, which some providers send.
+        return json.loads(bytes(raw))
+    except (ValueError, RecursionError):
+        return None
+
+
+def string_field(fields: Fields, name: str) -> str | None:
+    """A top-level string, or None where it is absent or null.
+
+    Raises:
+        InvalidRequest: it is there and is something else.
+    """
+    raw = fields.get(name)
+    if raw is None or bytes(raw) == b"null":
+        return None
+    value = decode(raw)
+    if not isinstance(value, str):
+        raise InvalidRequest(f'The field "{name}" must be a string.', param=name)
+    return value
+
+
+def flag_field(fields: Fields, name: str) -> bool:
+    """A top-level boolean; absent and null are False.
+
+    Raises:
+        InvalidRequest: it is there and is something else.
+    """
+    raw = fields.get(name)
+    if raw is None:
+        return False
+    value = bytes(raw)
+    if value not in (b"true", b"false", b"null"):
+        raise InvalidRequest(f'The field "{name}" must be true or false.', param=name)
+    return value == b"true"

@@ -1,0 +1,154 @@
+"""What identifies a conversation by its beginning: the system texts and the first user item."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from gateway.core.identity import hash_of, text_of
+from gateway.dialects.fields import decode
+
+_ABSENT: Final = msgspec.Raw(b"")
+#: content that is decoded to find what identifies a conversation; text that needs no decoding is not counted
+_DECODED_BYTES: Final = 32 * 1024
+#: bytes of the longest role that is looked at, however it is escaped
+_LONGEST_ROLE: Final = 64
+
+
+class _Item(msgspec.Struct, gc=False):
+    role: msgspec.Raw = _ABSENT
+    content: msgspec.Raw = _ABSENT
+
+
+class _Part(msgspec.Struct, gc=False):
+    text: msgspec.Raw = _ABSENT
+
+
+def _head_decoder(length: int) -> msgspec.json.Decoder[msgspec.Struct]:
+    """Reads the first elements of an array; the others are skipped without becoming objects."""
+    elements = [(f"element{place}", msgspec.Raw, _ABSENT) for place in range(length)]
+    return msgspec.json.Decoder(msgspec.defstruct("_Head", elements, array_like=True, gc=False))
+
+
+_ITEM_DECODER: Final = msgspec.json.Decoder(_Item)
+_PART_DECODER: Final = msgspec.json.Decoder(_Part)
+#: elements of an array that are looked at: nearly always enough, and the most there ever are
+_NEAR: Final = 16
+_FAR: Final = 1024
+_NEAR_DECODER: Final = _head_decoder(_NEAR)
+_FAR_DECODER: Final = _head_decoder(_FAR)
+
+
+def _elements(array: msgspec.Raw) -> Iterator[msgspec.Raw]:
+    """The first `_FAR` elements of an array.
+
+    Raises:
+        DecodeError: it is none.
+        RecursionError: it is nested too deep to be read from here.
+    """
+    near = msgspec.structs.astuple(_NEAR_DECODER.decode(array))
+    yield from itertools.takewhile(_is_there, near)
+    if _is_there(near[-1]):
+        far = msgspec.structs.astuple(_FAR_DECODER.decode(array))
+        yield from itertools.takewhile(_is_there, far[_NEAR:])
+
+
+def _is_there(raw: msgspec.Raw) -> bool:
+    return raw is not _ABSENT
+
+
+def _first(raw: msgspec.Raw) -> bytes:
+    return bytes(memoryview(raw)[:1])
+
+
+def opening_items(raw: msgspec.Raw | None) -> list[str]:
+    """What identifies a conversation: the system texts before the first user item, and that whole item.
+
+    Only the first `_FAR` items are looked at, and none behind the first user item.
+    """
+    if raw is None:
+        return []
+    if _first(raw) != b"[":
+        return [opening_text(raw)]
+    try:
+        return _opening_of(_elements(raw))
+    except (msgspec.DecodeError, RecursionError):
+        return [hash_of(memoryview(raw))]
+
+
+def _opening_of(items: Iterator[msgspec.Raw]) -> list[str]:
+    reader = _OpeningReader()
+    found: list[str] = []
+    for item in items:
+        role, content = _role_and_content(item)
+        if role in ("system", "developer", "user"):
+            found.append(reader.text(content))
+        if role == "user":
+            break
+    return found
+
+
+def _role_and_content(raw: msgspec.Raw) -> tuple[str | None, msgspec.Raw]:
+    try:
+        item = _ITEM_DECODER.decode(raw)
+    except msgspec.DecodeError:
+        return None, _ABSENT
+    role = decode(item.role) if memoryview(item.role).nbytes <= _LONGEST_ROLE else None
+    return role if isinstance(role, str) else None, item.content
+
+
+def opening_text(raw: msgspec.Raw) -> str:
+    """What identifies a conversation in one value: a text, or parts of one."""
+    return _OpeningReader().text(raw)
+
+
+class _OpeningReader:
+    """Gives the text of what opens a conversation, and decodes only so much of it that is not plain text.
+
+    A string identifies by itself, however long. Other content up to `_DECODED_BYTES` in all is decoded and identified
+    by `text_of`; beyond that its parts are identified by their text, and a part without text by a hash of its bytes as
+    written. Clients write the opening alike on every turn, so the id stays. `cache_control` may still move from text to
+    text; only where it moves on a part without text (an image), in content this large, the id changes.
+    """
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = _DECODED_BYTES
+
+    def text(self, raw: msgspec.Raw) -> str:
+        """The text that identifies one value; an absent one is like null."""
+        first = _first(raw)
+        if first != b'"':
+            size = memoryview(raw).nbytes
+            if size > self._left:
+                return _text_of_parts(raw) if first == b"[" else _text_or_hash(raw)
+            self._left -= size
+        return _text_or_bytes(decode(raw), raw)
+
+
+def _text_of_parts(raw: msgspec.Raw) -> str:
+    try:
+        parts = list(itertools.takewhile(_is_there, msgspec.structs.astuple(_FAR_DECODER.decode(raw))))
+    except (msgspec.DecodeError, RecursionError):
+        parts = []
+    return "\n".join(map(_text_or_hash, parts)) if 0 < len(parts) < _FAR else hash_of(memoryview(raw))
+
+
+def _text_or_hash(raw: msgspec.Raw) -> str:
+    try:
+        text = raw if _first(raw) == b'"' else _PART_DECODER.decode(raw).text
+    except (msgspec.DecodeError, RecursionError):
+        text = _ABSENT
+    value = decode(text) if _first(text) == b'"' else None
+    return value if isinstance(value, str) else hash_of(memoryview(raw))
+
+
+def _text_or_bytes(content: object, raw: msgspec.Raw) -> str:
+    try:
+        return text_of(content)
+    except RecursionError:
+        return bytes(raw).decode("utf-8", "replace")

@@ -1,0 +1,80 @@
+"""The texts of a request, and about what they weigh, for formats and fields that nothing else weighs."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from gateway.core.counting.heuristic import estimate_tokens
+from gateway.dialects.fields import decode
+
+#: strings of a request that are weighed one by one
+_MAX_TEXTS: Final = 100_000
+#: characters of texts that are not ASCII that are looked at to weigh them, and how many at once
+_MAX_WEIGHED: Final = 512 * 1024
+_WEIGHED_AT_ONCE: Final = 64 * 1024
+#: a string, without its quotes, and the colon behind it if it is a key
+_STRING: Final = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"\s*+(:)?')
+
+
+def texts(value: object, depth: int = 0) -> Iterator[str]:
+    """Every string inside a JSON value that may be prompt text; data URLs and deep nesting are left out.
+
+    A value that is not decoded yet (`Raw`) is read without building it, up to `_MAX_TEXTS` strings; the rest of it is
+    taken to go on like that.
+    """
+    if isinstance(value, msgspec.Raw):
+        yield from _texts_of_raw(value)
+    elif isinstance(value, str):
+        if not value.startswith("data:"):
+            yield value
+    elif depth < 32:  # noqa: PLR2004  # deeper than any prompt; a guard, not a limit anyone meets
+        items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        for item in items:
+            yield from texts(item, depth + 1)
+
+
+def _texts_of_raw(raw: msgspec.Raw) -> Iterator[str]:
+    view = memoryview(raw)
+    found: list[str] = []
+    for number, match in enumerate(_STRING.finditer(view), 1):
+        if match[2] is None and not match[1].startswith(b"data:"):
+            text = decode(b'"' + match[1] + b'"')
+            if isinstance(text, str) and not text.startswith("data:"):
+                found.append(text)
+                yield text
+        if number == _MAX_TEXTS:
+            yield from _going_on("".join(found), match.end(), view.nbytes - match.end())
+            return
+
+
+def _going_on(text: str, read: int, left: int) -> Iterator[str]:
+    """As much of the text, again and again, as bytes are left to those that were read."""
+    whole, part = divmod(left, read)
+    yield from itertools.repeat(text, whole)
+    yield text[: len(text) * part // read]
+
+
+def estimate(parts: Iterator[str]) -> int:
+    """Estimated tokens of several texts, rounded up.
+
+    ASCII weighs by its length alone. Of other texts `_MAX_WEIGHED` characters are looked at; the rest weighs like them.
+    """
+    tokens = other = 0.0
+    weighed = unweighed = 0
+    for text in parts:
+        if text.isascii():
+            tokens += estimate_tokens(text)
+            continue
+        length = min(len(text), _MAX_WEIGHED - weighed)
+        for start in range(0, length, _WEIGHED_AT_ONCE):
+            other += estimate_tokens(text[start : min(start + _WEIGHED_AT_ONCE, length)])
+        weighed += length
+        unweighed += len(text) - length
+    if weighed:
+        tokens += other * (1 + unweighed / weighed)
+    return int(tokens + 0.999)

@@ -1,0 +1,72 @@
+"""The body of a provider's answer, in the pieces it comes in: unpacked, for a while only, or read already."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, Unpacker
+from gateway.core.errors import GatewayError, UpstreamProtocolError
+from gateway.core.forwarding import header
+from gateway.core.ports import UpstreamReply
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyRead:
+    """An answer whose body was read already."""
+
+    status: int
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """See `UpstreamReply.chunks`."""
+        yield self.body
+
+
+def without_packing(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The headers of an answer whose body is plain now."""
+    return [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
+
+
+def is_packed(answer: UpstreamReply) -> bool:
+    """Whether it came packed, although it was asked for plain."""
+    return header(answer.headers, b"content-encoding").strip().lower().decode("latin-1") in SUPPORTED
+
+
+async def unpacked(answer: UpstreamReply) -> AsyncIterator[bytes]:
+    """The body, unpacked as it comes.
+
+    Raises:
+        UpstreamProtocolError: it is not what it says it is, or breaks off.
+    """
+    unpacker, empty = Unpacker(None), True
+    try:
+        async for piece in answer.chunks():
+            empty = False
+            for part in unpacker.feed(piece):
+                yield part
+    except (Corrupt, TooLarge):
+        raise UpstreamProtocolError("The provider's answer is packed and cannot be unpacked.") from None
+    if not (empty or unpacker.complete):
+        raise UpstreamProtocolError("The provider's answer is packed and breaks off before its end.")
+
+
+async def for_a_while(pieces: AsyncIterator[bytes], seconds: float) -> AsyncIterator[bytes]:
+    """What comes within that time; a failure is an end like any other."""
+    until = asyncio.get_running_loop().time() + seconds
+    with contextlib.suppress(GatewayError, TimeoutError, StopAsyncIteration):
+        while True:
+            async with asyncio.timeout_at(until):
+                piece = await anext(pieces)
+            yield piece
+
+
+async def chain(first: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """What was read already, then the rest."""
+    for piece in first:
+        yield piece
+    async for piece in rest:
+        yield piece
