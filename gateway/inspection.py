@@ -10,8 +10,9 @@ from typing import Any, Final, get_args
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import wire_of
 from gateway.core.errors import InvalidRequest
+from gateway.core.fitting.receipt import Fate
 from gateway.core.plan import Plan, Wishes, budget_of
-from gateway.core.ports import ContextRecord, Fate
+from gateway.core.ports import ContextRecord
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.session import Remembered
 from gateway.dialects.base import Call
@@ -146,8 +147,13 @@ def context_json(context: ContextRecord, *, explain: bool) -> dict[str, Any]:
 
 def fate_json(index: int, fate: Fate) -> dict[str, Any]:
     """One message's fate."""
-    role, tokens, sent, rule = fate
-    return {"index": index, "role": role, "tokens": tokens, "sent_tokens": sent, "rule": rule}
+    return {
+        "index": index,
+        "role": fate.role,
+        "tokens": fate.tokens_before,
+        "sent_tokens": fate.tokens_after,
+        "rule": fate.rule,
+    }
 
 
 def _wire(fields: Any) -> Wire:

@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.counting.estimate import Source
+from gateway.core.fitting.receipt import Fate
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.usage import Charge, Totals
 
@@ -39,10 +40,6 @@ class SessionView:
     last_call_at: float
     totals: Totals
     derived: bool = False
-
-
-#: what became of one message: its role, its tokens as it came, its tokens as it was sent, the rule that decided
-Fate = tuple[str, int, int, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import TextIO
 import pytest
 
 import gateway
+from gateway.core.fitting.receipt import Fate
 from gateway.core.ports import CallRecord, ContextRecord, SessionKey
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.telemetry import log
@@ -110,7 +111,7 @@ TRIMMED = replace(
         key="k",
         estimate=7_960,
         trimmed={"dedupe": 3, "condense": 12},
-        fates=(("user", 10, 10, "kept"),) * 41,
+        fates=(Fate("user", 10, 10, "kept"),) * 41,
     ),
 )
 
