@@ -1,7 +1,8 @@
 """One call, top to bottom. This is the only place that knows the order.
 
-Read the body -> name the session -> find the route -> plan what to send -> send -> meter the answer -> settle -> tell
-the observers. Where the plan needs a summary first, an exchange of our own goes the same way before the call does.
+Read the body -> name the session -> find the route -> plan what to send -> hold what it may cost -> send -> meter the
+answer -> settle -> tell the observers. Where the plan needs a summary first, an exchange of our own goes the same way
+before the call does.
 
 An `Exchange` is entered for the way down and left after the answer was passed on. Whatever happens in between (the
 client leaves, the provider breaks off, the process is told to stop), leaving it settles, once.
@@ -19,13 +20,16 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fnmatch import fnmatchcase
+from math import ceil
 from types import TracebackType
 from typing import Final, Literal, cast
 
+from gateway.budgeting import Book, Budgets, Taken
 from gateway.core import identity
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import (
+    BudgetExhausted,
     GatewayError,
     GatewayFault,
     InvalidRequest,
@@ -45,8 +49,11 @@ from gateway.core.forwarding import (
     request_headers,
     response_headers,
 )
-from gateway.core.plan import Plan, Wishes
+from gateway.core.ledger import NO_LIMITS, Limits
+from gateway.core.modes import ResponseMode, mode_for, stricter
+from gateway.core.plan import NO_WISHES, Plan, Wishes
 from gateway.core.ports import (
+    LOST,
     CallRecord,
     ContextRecord,
     Headers,
@@ -60,12 +67,27 @@ from gateway.core.ports import (
 from gateway.core.pricing import cost
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.session import Remembered
+from gateway.core.spending import (
+    NO_KEY_BUDGET,
+    Allowance,
+    Charged,
+    KeyBudget,
+    Need,
+    accounts_of,
+    affordable_input,
+    allowance,
+    is_limited,
+    rate_of,
+    remaining_fraction,
+    spent_by,
+)
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.dialects import Endpoint, endpoint
 from gateway.dialects.base import Answer, Call, StreamMeter
 from gateway.dialects.contents import MOST_MESSAGES, contents_of, output_limit
 from gateway.dialects.fields import decode
 from gateway.dialects.length_error import LengthError, length_error
+from gateway.dialects.limits import answers_asked, service_tier, with_limit
 from gateway.dialects.openai_chat import completion_request, completion_text
 from gateway.dialects.texts import estimate
 from gateway.planning import Asked, Planner
@@ -95,6 +117,9 @@ _LIMITS: Final = ("max_tokens", "max_completion_tokens")
 #: a summary may be so many times longer than it was asked to be
 _LONGEST_SUMMARY: Final = 2
 _CLIENT_CLOSED: Final = 499
+#: over an estimate that only knows texts, not what frames them
+_UNWEIGHED_MARGIN: Final = 1.25
+_BUDGET_END: Final = "budget_end"
 _TOO_SLOW: Final = "too_slow"
 #: outcomes of calls that nobody waited for to the end
 _LEFT: Final = frozenset({"client_left", "cut_at_shutdown", _TOO_SLOW})
@@ -105,7 +130,6 @@ _MODEL_PART: Final = re.compile(
     re.IGNORECASE,
 )
 
-_NO_WISHES: Final = Wishes()
 _NOTHING_REMEMBERED: Final = Remembered()
 
 
@@ -121,11 +145,15 @@ class SessionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls. `models`: shell patterns it may use, empty for all; `key_headers`: where its client key stood."""
+    """Who calls.
+
+    `models`: shell patterns it may use, empty for all; `key_headers`: where its client key stood; `budget`: the key's.
+    """
 
     namespace: str
     models: tuple[str, ...] = ()
     key_headers: frozenset[bytes] = frozenset()
+    budget: KeyBudget = NO_KEY_BUDGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +166,29 @@ class Purpose:
 
 
 @dataclass(frozen=True, slots=True)
+class Directives:
+    """What the headers of a call ask of the gateway.
+
+    `context`: how it is made to fit; `budget`: declared for the session; `mode`: how tool results are shown at the
+    least; `parent`: the session that this one works for.
+    """
+
+    context: Wishes = NO_WISHES
+    budget: Limits = NO_LIMITS
+    mode: ResponseMode = "raw"
+    parent: str | None = None
+
+
+NO_DIRECTIVES: Final = Directives()
+
+
+@dataclass(frozen=True, slots=True)
 class Incoming:
     """One client request, its body read.
 
     `call_id` is ours and unique, `request_id` may be the client's; `path` is relative to `/v1/` and still encoded;
-    `started` is monotonic. `refused`: why its body was not read; it is answered with that. `wishes`: what its headers
-    ask of its context. `purpose`: it is the gateway's own, in the name of the caller.
+    `started` is monotonic. `refused`: why its body was not read; it is answered with that. `directives`: what its
+    headers ask of the gateway. `purpose`: it is the gateway's own, in the name of the caller.
     """
 
     call_id: str
@@ -159,7 +204,7 @@ class Incoming:
     path_session: str | None
     started: float
     refused: GatewayError | None = None
-    wishes: Wishes = _NO_WISHES
+    directives: Directives = NO_DIRECTIVES
     purpose: Purpose | None = None
 
 
@@ -181,6 +226,8 @@ class Reply:
     upstream_error: bool = False
     fault: GatewayError | None = None
     context: ContextRecord | None = None
+    allowance: Allowance | None = None
+    mode: ResponseMode | None = None
     overhead_s: float = 0.0
     broken: bool = False
 
@@ -198,10 +245,11 @@ class Gateway:
         store: Store,
         settler: Settler,
         planner: Planner,
+        budgets: Budgets,
         learner: Learner,
         observers: Sequence[Observer],
         policy: SessionPolicy,
-        totals_comment: Callable[[Totals, Charge | None], bytes],
+        totals_comment: Callable[[Totals, Charge | None, Allowance | None], bytes],
         new_id: Callable[[], str],
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -214,6 +262,7 @@ class Gateway:
         self.store = store
         self.settler = settler
         self.planner = planner
+        self.budgets = budgets
         self.learner = learner
         self.observers = observers
         self.policy = policy
@@ -256,6 +305,9 @@ class _Progress:
     asked: Asked | None = None
     remembered: Remembered = _NOTHING_REMEMBERED
     plan: Plan | None = None
+    book: Book = field(default_factory=Book)
+    taken: Taken | None = None
+    mode: ResponseMode | None = None
     use: Use = "ask"
     sent_at: float | None = None
     head_at: float | None = None
@@ -335,7 +387,9 @@ class Exchange:
         route = progress.route = self._route(call)
         provider = gateway.providers[route.provider]
         check_credential(self._in.headers, provider, gateway.providers.values())
-        await self._prepare(call, route)
+        if metered:
+            await self._open_book()
+        await self._make_ready(call, route)
         before = await gateway.store.totals(progress.session) if progress.session and call.stream else None
         answer = await self._send(call, route, provider)
         if not 200 <= answer.status < 300:  # noqa: PLR2004
@@ -394,26 +448,102 @@ class Exchange:
             return routes.resolve(model)
         return Route(routes.without_model(incoming.endpoint.anthropic), "")
 
-    async def _prepare(self, call: Call, route: Route) -> None:
+    async def _open_book(self) -> None:
+        """Read what the session remembers, and how the accounts stand that the call is charged to."""
+        progress, gateway, caller = self._p, self._gateway, self._in.caller
+        session, parents = progress.session, tuple[SessionKey, ...]()
+        if session is not None:
+            progress.remembered = await gateway.store.remembered(session)
+            known = progress.remembered.state.parent
+            if known is not None or self._in.directives.parent is not None:
+                parents = await gateway.budgets.parents(session, known, self._in.directives.parent)
+        charged = Charged(caller.namespace, caller.budget, session, parents, self._in.directives.budget)
+        progress.book = await gateway.budgets.book(charged)
+
+    async def _make_ready(self, call: Call, route: Route) -> None:
+        """Decide what is sent, and hold what it may cost. Tool results shrink before a call is refused.
+
+        Raises:
+            BudgetFault: even then too little is left.
+        """
+        modes = self._modes()
+        for mode in modes:
+            await self._prepare(call, route, mode)
+            try:
+                await self._reserve(call, route)
+            except BudgetExhausted:
+                if mode == modes[-1]:
+                    raise
+            else:
+                return
+
+    def _modes(self) -> tuple[ResponseMode, ...]:
+        """How tool results are shown: as the budget and the call ask for, and should that be too much."""
+        asked, standings = self._in.directives.mode, self._p.book.standings
+        if self._in.endpoint.wire != "chat" or self._in.purpose is not None:
+            return ("raw",)
+        if not self._gateway.budgets.policy.modes or not is_limited(standings):
+            return (asked,)
+        mode = stricter(asked, mode_for(remaining_fraction(standings)))
+        return (mode,) if mode == "handle_only" else (mode, "handle_only")
+
+    async def _prepare(self, call: Call, route: Route, mode: ResponseMode) -> None:
         """Weigh the request and decide what of it is sent."""
         wire, progress, gateway = self._in.endpoint.wire, self._p, self._gateway
         contents = contents_of(call, wire) if wire is not None and self._in.purpose is None else None
         if contents is None:
-            if self._in.wishes.budget is not None and wire == "chat" and self._in.purpose is None:
+            if self._in.directives.context.budget is not None and wire == "chat" and self._in.purpose is None:
                 raise InvalidRequest(
                     f"A request of more than {MOST_MESSAGES:,} messages is not weighed, so that x-context-budget "
                     "cannot be kept. Send fewer messages, or no budget.",
                     param="messages",
                 )
             return
-        if progress.session is not None:
-            progress.remembered = await gateway.store.remembered(progress.session)
-        wishes = Wishes(self._in.wishes.trim, self._in.wishes.budget, output_limit(contents.fields))
-        progress.asked = Asked(contents, route, gateway.facts(route), wishes, len(call.body))
+        progress.mode = mode
+        asked = self._in.directives.context
+        facts, output = gateway.facts(route), output_limit(contents.fields)
+        affordable = affordable_input(progress.book.standings, output, rate_of(facts.price, 0, None))
+        budget = min((one for one in (asked.budget, affordable) if one is not None), default=None)
+        progress.asked = Asked(contents, route, facts, Wishes(asked.trim, budget, output), len(call.body))
         progress.plan = await self._plan(progress.asked)
-        if progress.plan.overflow is not None:
+        # Where it is the session's budget that is too small, the ledger says so, with its arithmetic.
+        if progress.plan.overflow is not None and budget != affordable:
             raise progress.plan.overflow
         await self._remember(progress.plan)
+
+    async def _reserve(self, call: Call, route: Route) -> None:
+        """Hold what the call may cost, before it is sent."""
+        progress, gateway = self._p, self._gateway
+        if not progress.book.claims:
+            return
+        need = self._need(call, route)
+        progress.taken = await gateway.budgets.reserve(progress.book, need, self._lost_record(need))
+        progress.book = progress.taken.book
+
+    def _need(self, call: Call, route: Route) -> Need:
+        """What the call may take at the most."""
+        facts, plan, wire = self._gateway.facts(route), self._p.plan, self._in.endpoint.wire
+        fields = {name: bytes(raw) for name, raw in call.fields.items()}
+        tokens = plan.safe_tokens if plan is not None else ceil(self._input_estimate() * _UNWEIGHED_MARGIN)
+        return Need(
+            tokens,
+            output=output_limit(fields),
+            model_output=facts.output,
+            answers=answers_asked(fields),
+            has_output=wire is not None,
+            rate=rate_of(facts.price, tokens, service_tier(fields)),
+            is_priced=facts.price is not None or not route.model,
+            can_grow=call.stream and wire == "chat",
+        )
+
+    def _lost_record(self, need: Need) -> CallRecord:
+        """The record of the call should its worker be gone before it is settled: it was sent, and is paid for."""
+        record = self._make_record()
+        usage = Usage.of(need.input_tokens, 0)
+        charge = Charge(usage, "estimated", need.rate.input * need.input_tokens if need.rate is not None else None)
+        context = replace(record.context, fates=()) if record.context is not None else None
+        spent = spent_by(charge, self._gateway.budgets.policy.cached_weight)
+        return replace(record, outcome=LOST, charge=charge, spent=spent, context=context)
 
     async def _plan(self, asked: Asked, window: int | None = None) -> Plan:
         """What to send, after a summary was made where one is needed; a call waits for one summary at most."""
@@ -560,7 +690,13 @@ class Exchange:
         messages = progress.plan.messages if progress.plan is not None else None
         if messages is None and progress.asked is not None and progress.asked.contents.marked:
             messages = progress.asked.contents.messages
-        return self._dialect.write(call, model, ask_usage=ask_usage, messages=messages)
+        taken, wire = progress.taken, self._in.endpoint.wire
+        changes = None
+        if taken is not None and taken.limit is not None and wire is not None:
+            usual = self._gateway.providers[progress.route.provider].limit_field
+            changes = with_limit(call.fields, wire, taken.limit, usual)
+            progress.notes["output_limit"] = f"{taken.limit}, as the budget allows"
+        return self._dialect.write(call, model, ask_usage=ask_usage, messages=messages, changes=changes)
 
     async def _attempt(self, call: Call, route: Route, provider: Provider, *, ask_usage: bool) -> UpstreamReply:
         incoming, progress, gateway = self._in, self._p, self._gateway
@@ -595,6 +731,7 @@ class Exchange:
         reply = self._reply(answer.status, headers, body)
         reply.upstream_error = answer.status >= 400  # noqa: PLR2004
         reply.totals = await self._settle()
+        reply.allowance = self._allowance()
         reply.final = True
         return reply
 
@@ -629,6 +766,7 @@ class Exchange:
         progress.response_bytes = len(body)
         reply = self._reply(answer.status, response_headers(answer.headers, unpacked=was_packed), body)
         reply.totals = await self._settle()
+        reply.allowance = self._allowance()
         reply.charge = self._record.charge if self._record else None
         reply.final = reply.totals is not None
         return reply
@@ -637,6 +775,8 @@ class Exchange:
         # A client that did not ask for usage must not see the chunk that carries it, whoever asked for it.
         meter = StreamMeter(self._dialect.reader(call, drop_usage=not call.usage_asked))
         self._p.reader, self._p.is_event_stream = meter.answer, True
+        if self._p.taken is not None:
+            self._p.taken.lease.delivered = lambda: meter.answer().output_estimate
         reply = self._reply(answer.status, response_headers(answer.headers, unpacked=is_packed(answer)), b"")
         reply.totals = before if before is not None else await self._totals_now()
         reply.body = self._metered(answer, meter, reply)
@@ -653,6 +793,9 @@ class Exchange:
                     yield passed
                 if meter.ended:
                     break
+                if progress.taken is not None and progress.taken.lease.is_over:
+                    yield await self._end_of_budget(meter)
+                    return
         except GatewayError as fault:
             progress.outcome, progress.fault = "upstream_broken", fault
             reply.broken = True
@@ -666,12 +809,21 @@ class Exchange:
         async for piece in for_a_while(pieces, _AFTER_END_S):
             yield piece
 
+    async def _end_of_budget(self, meter: StreamMeter) -> bytes:
+        """End a stream for which no more could be held, as if the length the client asked for had been reached."""
+        self._p.outcome = _BUDGET_END
+        tail = meter.cut_short()
+        # The provider stops when it is hung up on; what it had made until then it bills, and so do we.
+        await self._hang_up()
+        return await self._closing(tail)
+
     async def _closing(self, tail: bytes) -> bytes:
         """Settle before the client can take the stream for ended, then the last bytes, totals in a comment first."""
         totals = await self._settle()
         if totals is None or not self._gateway.policy.stream_totals:
             return tail
-        return self._gateway.totals_comment(totals, self._record.charge if self._record else None) + tail
+        charge = self._record.charge if self._record else None
+        return self._gateway.totals_comment(totals, charge, self._allowance()) + tail
 
     async def _plain_stream(self, answer: UpstreamReply, before: Totals | None) -> Reply:
         """An answer that is not read: files, audio, images."""
@@ -713,8 +865,11 @@ class Exchange:
             progress.outcome = "refused" if progress.sent_at is None else "upstream_failed"
         totals = await self._settle()
         headers: Headers = [(b"content-type", b"application/json")]
-        reply = self._reply(fault.status, headers, self._dialect.error(fault, self._in.request_id))
+        reply = self._reply(
+            fault.status, headers, self._dialect.error(fault, self._in.request_id, fault.details or None)
+        )
         reply.fault = fault
+        reply.allowance = self._allowance()
         reply.totals = totals if totals is not None else await self._totals_now()
         reply.final = True
         return reply
@@ -727,8 +882,13 @@ class Exchange:
             body,
             session=self._p.session,
             context=self._p.plan.context if self._p.plan is not None else None,
+            allowance=self._allowance(),
+            mode=self._p.mode,
             overhead_s=(sent_at if sent_at is not None else self._gateway.clock()) - self._in.started,
         )
+
+    def _allowance(self) -> Allowance | None:
+        return allowance(self._p.book.standings, self._gateway.budgets.policy.warn_at)
 
     async def _totals_now(self) -> Totals | None:
         if self._p.session is None:
@@ -743,9 +903,13 @@ class Exchange:
             return self._totals
         if self._record is None:
             self._record = self._make_record()
-        # A gateway that cannot serve has no time to write that down.
-        if self._record.session is not None and not isinstance(self._p.fault, GatewayFault):
+        taken = self._p.taken
+        # A gateway that cannot serve has no time to write that down, but what was held must be given back.
+        if taken is not None or (self._record.session is not None and not isinstance(self._p.fault, GatewayFault)):
             self._totals = await self._gateway.settler.settle(self._record)
+            if taken is not None:
+                self._gateway.budgets.close(taken.lease)
+            await self._read_book_again()
         self._settled = True
         for observer in self._gateway.observers:
             try:
@@ -754,11 +918,18 @@ class Exchange:
                 logger.exception("an observer failed")
         return self._totals
 
+    async def _read_book_again(self) -> None:
+        """For what the client is told of its budget."""
+        book = self._p.book
+        if is_limited(book.standings):
+            with contextlib.suppress(StoreUnavailable):
+                self._p.book = replace(book, standings=await self._gateway.budgets.now(book.claims))
+
     def _make_record(self) -> CallRecord:
         progress, incoming, clock = self._p, self._in, self._gateway.clock
         now = clock()
         answer = progress.answer or (progress.reader() if progress.reader else Answer())
-        call = progress.call
+        call, charge = progress.call, self._charge(answer)
         return CallRecord(
             call_id=incoming.call_id,
             request_id=incoming.request_id,
@@ -776,7 +947,7 @@ class Exchange:
             error_code=progress.fault.code if progress.fault else None,
             finish_reason=_clean(answer.finish_reason) if answer.finish_reason else None,
             tools=tuple(map(_clean, answer.tools)),
-            charge=self._charge(answer),
+            charge=charge,
             overhead_s=(progress.sent_at or now) - incoming.started,
             first_byte_s=progress.head_at - incoming.started if progress.head_at is not None else None,
             duration_s=now - incoming.started,
@@ -784,6 +955,8 @@ class Exchange:
             response_bytes=progress.response_bytes,
             notes=progress.notes,
             context=progress.plan.context if progress.plan is not None else None,
+            accounts=accounts_of(progress.book.claims),
+            spent=spent_by(charge, self._gateway.budgets.policy.cached_weight),
         )
 
     def _operation(self, call: Call | None) -> str:

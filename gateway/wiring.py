@@ -16,6 +16,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
 from gateway import catalog, config
+from gateway.budgeting import Budgets
+from gateway.core import ledger
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator
 from gateway.core.errors import ConfigError
@@ -26,6 +28,7 @@ from gateway.core.ids import call_id
 from gateway.core.plan import ContextPolicy, SummaryModel
 from gateway.core.ports import Observer, Store
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
+from gateway.core.spending import BudgetPolicy, KeyBudget
 from gateway.counters.registry import Counters, is_dotted_path
 from gateway.inspection import Inspector
 from gateway.pipeline import Gateway, SessionPolicy
@@ -37,6 +40,7 @@ from gateway.server.context import ContextApi
 from gateway.server.endpoints import Forwarder, Limits
 from gateway.server.sessions import Rules, SessionsApi
 from gateway.stores.learner import Learner
+from gateway.stores.leases import Leases
 from gateway.stores.memory import MemoryStore
 from gateway.stores.settler import Settler
 from gateway.stores.sqlite import SqliteStore
@@ -148,6 +152,24 @@ def context_policy(settings: config.Settings, facts: Callable[[Route], ModelFact
     )
 
 
+def limits_of(row: config.KeyBudget) -> ledger.Limits:
+    """A budget of the configuration as the ledger reads it."""
+    return ledger.Limits(row.tokens, ledger.nano(row.usd) if row.usd is not None else None, row.calls, row.window_s)
+
+
+def budget_policy(settings: config.Settings) -> BudgetPolicy:
+    """The `budget:` settings as core reads them."""
+    row = settings.budget
+    return BudgetPolicy(
+        session=limits_of(row),
+        cached_weight=row.count_cached,
+        warn_at=row.warn_at,
+        modes=row.modes,
+        clamp=row.clamp_output,
+        exhausted_status=row.exhausted_status,
+    )
+
+
 def _summary_model(settings: config.Settings, facts: Callable[[Route], ModelFacts]) -> SummaryModel | None:
     row = settings.context.summary
     if row.model is None:
@@ -210,6 +232,7 @@ def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> Pr
         row.key.get_secret_value(),
         tuple((header.encode(), value.encode()) for header, value in row.headers.items()),
         row.key_prefixes,
+        row.limit_field,
         guarded=guarded,
     )
 
@@ -221,6 +244,8 @@ class Worker:
         self.store = store
         self._load = load
         self._settler = Settler(store)
+        self._leases = Leases(store, self._settler.settle, lease_s=settings.budget.lease_s)
+        self._leases.start()
         self._learner = Learner(store)
         self._counters = Counters()
         add_counters(self._counters, settings)
@@ -272,6 +297,7 @@ class Worker:
         add_counters(self._counters, settings)
         old, self._parts = self._parts, _Parts(settings, self)
         self._ttl_s = settings.sessions.ttl_s
+        self._leases.lease_s = settings.budget.lease_s
         logger.info("configuration reloaded")
         chore = asyncio.create_task(_retire(old))
         self._chores.add(chore)
@@ -299,6 +325,7 @@ class Worker:
             store=self.store,
             settler=self._settler,
             planner=planner,
+            budgets=Budgets(self.store, self._leases, budget_policy(settings), time.time),
             learner=self._learner,
             observers=self._observers,
             policy=SessionPolicy(
@@ -328,6 +355,7 @@ class Worker:
             chore.cancel()
         await asyncio.gather(*self._chores, return_exceptions=True)
         await self._parts.aclose()
+        await self._leases.aclose()
         await self._settler.aclose()
         await self._learner.aclose()
 
@@ -340,7 +368,15 @@ class _Parts:
         routes = routes_of(settings)
         admin = settings.auth.admin_key
         authenticator = Authenticator(
-            [KeyRule(key.name, digest(key.key.get_secret_value()), key.models) for key in settings.auth.keys],
+            [
+                KeyRule(
+                    key.name,
+                    digest(key.key.get_secret_value()),
+                    key.models,
+                    KeyBudget(limits_of(key.budget), key.rpm),
+                )
+                for key in settings.auth.keys
+            ],
             admin.get_secret_value() if admin is not None else None,
             server.cors_origins,
         )

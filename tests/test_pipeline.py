@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gateway.budgeting import Budgets
 from gateway.config import families
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator
@@ -27,11 +28,13 @@ from gateway.core.ports import CallRecord, Headers, Outgoing, SessionKey
 from gateway.core.pricing import price_per_million
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
 from gateway.core.session import Change, SessionState
+from gateway.core.spending import BudgetPolicy
 from gateway.core.usage import Totals
 from gateway.dialects import endpoint
 from gateway.pipeline import MAX_WHOLE_ANSWER, Caller, Exchange, Gateway, Incoming, Reply, SessionPolicy
 from gateway.planning import Planner
 from gateway.stores.learner import Learner
+from gateway.stores.leases import Leases
 from gateway.stores.memory import MemoryStore
 from gateway.stores.settler import Settler
 from tests.support.scripted import DONE, chunk, completion, usage_chunk
@@ -120,7 +123,7 @@ class AwayStore(MemoryStore):
 class World:
     """A gateway of fakes."""
 
-    def __init__(self, policy: SessionPolicy | None = None) -> None:
+    def __init__(self, policy: SessionPolicy | None = None, budget: BudgetPolicy | None = None) -> None:
         self.upstream, self.store, self.recorder = FakeUpstream(), AwayStore(), Recorder()
         self.settler = Settler(self.store)
         self.providers = {"p": Provider("p", "http://p/v1", "none"), "q": Provider("q", "http://q/v1", key="held")}
@@ -143,10 +146,13 @@ class World:
             store=self.store,
             settler=self.settler,
             planner=self.planner,
+            budgets=Budgets(
+                self.store, Leases(self.store, self.settler.settle, lease_s=60), budget or BudgetPolicy(), time.time
+            ),
             learner=learner,
             observers=[Failing(), self.recorder],
             policy=policy or SessionPolicy(),
-            totals_comment=lambda totals, _: b": %d\n\n" % totals.total_tokens,
+            totals_comment=lambda totals, _, __: b": %d\n\n" % totals.total_tokens,
             new_id=lambda: f"id-{next(ids)}",
         )
         self._requests = count(1)

@@ -95,12 +95,35 @@ def _long_enough(key: SecretStr) -> SecretStr:
     return key
 
 
+class KeyBudget(_Section):
+    """What a client key may spend in all its sessions together."""
+
+    tokens: int | None = Field(None, ge=0, le=2**53, description="Tokens.")
+    usd: Decimal | None = Field(None, ge=0, le=9_000_000, description="US dollars.")
+    calls: int | None = Field(None, ge=0, le=2**53, description="Calls.")
+    window: str | None = Field(None, description="The budget refills after 1h, 1d, …; null: it is for the key's life.")
+
+    @field_validator("window")
+    @classmethod
+    def _window(cls, value: str | None) -> str | None:
+        if value is not None:
+            duration(value)
+        return value
+
+    @property
+    def window_s(self) -> float | None:
+        """`window` in seconds."""
+        return duration(self.window) if self.window is not None else None
+
+
 class ClientKey(_Section):
     """One client key."""
 
     name: str = Field(description="Its sessions are kept under this name.")
     key: SecretStr = Field(description="The key itself, at least 16 characters; best as ${VARIABLE}.")
     models: tuple[str, ...] = Field((), description="Shell patterns of the models it may call; empty: all.")
+    budget: KeyBudget = Field(KeyBudget(), description="What it may spend in all its sessions together.")
+    rpm: int | None = Field(None, ge=1, description="Requests a minute.")
 
     @field_validator("name")
     @classmethod
@@ -171,6 +194,10 @@ class Provider(_Section):
     max_connections: int = Field(1024, ge=1, description="Connections to it from one worker.")
     tls: Tls = Field(Tls(), description="TLS settings.")
     key_prefixes: tuple[str, ...] = Field((), description="How this provider's own credentials begin.")
+    limit_field: Literal["max_tokens", "max_completion_tokens"] = Field(
+        "max_tokens",
+        description="How an output limit is named that a budget sets in a chat call without one.",
+    )
 
     @field_validator("base_url")
     @classmethod
@@ -320,6 +347,27 @@ class Context(_Section):
         return value
 
 
+class Budget(KeyBudget):
+    """What a session may spend."""
+
+    count_cached: float = Field(
+        1.0, ge=0, le=1, description="What a cached input token counts in the token budget; 0.1: like its price."
+    )
+    warn_at: float = Field(0.8, ge=0, le=1, description="From this share on answers carry x-session-budget-warning.")
+    modes: bool = Field(
+        default=True,
+        description="Tool results shrink as the budget does: raw above 50 % left, then table, below 20 % summary, "
+        "below 5 % handle_only.",
+    )
+    clamp_output: bool = Field(
+        default=True, description="Lower a call's output limit to what is left, instead of refusing the call."
+    )
+    exhausted_status: Literal[400, 402, 429] = Field(400, description="Status of a refusal; many clients repeat 429.")
+    lease_s: float = Field(
+        180, ge=5, le=3600, description="A hold not renewed for so long is settled from what was noted of it last."
+    )
+
+
 class StoreSettings(_Section):
     """Where sessions are kept."""
 
@@ -367,6 +415,7 @@ class Settings(_Section):
     models: tuple[Model, ...] = Field((), description="Routes; first match wins; tried before the built-in ones.")
     context: Context = Field(Context(), description="How requests are made to fit their context budget.")
     sessions: Sessions = Field(Sessions(), description="How calls are put together to sessions.")
+    budget: Budget = Field(Budget(), description="What a session may spend.")
     store: StoreSettings = Field(StoreSettings(), description="Where sessions are kept.")
     telemetry: Telemetry = Field(Telemetry(), description="Log.")
 

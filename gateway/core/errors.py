@@ -6,24 +6,27 @@ is the dialect's business (`Dialect.error`); this module only holds the facts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
 class GatewayError(Exception):
     """Base of the family. `message` is for a stranger: what, the number, the limit, the remedy."""
 
-    status: ClassVar[int] = 500
+    status: int = 500
     code: ClassVar[str] = "internal_error"
     openai_type: ClassVar[str] = "api_error"
     anthropic_type: ClassVar[str] = "api_error"
     retry: ClassVar[bool] = False
     #: seconds a client should wait before the next try; sent as `Retry-After`
-    retry_after: ClassVar[int | None] = None
+    retry_after: int | None = None
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        #: what stands beside the message, for programs
+        self.details: Mapping[str, object] = {}
 
 
 class InternalError(GatewayError):
@@ -103,6 +106,49 @@ class PayloadTooLarge(RequestFault):
     status = 413
     code = "request_too_large"
     anthropic_type = "request_too_large"
+
+
+class BudgetFault(RequestFault):
+    """A budget does not allow the call. `budget` holds the arithmetic."""
+
+    def __init__(self, message: str, budget: Mapping[str, object]) -> None:
+        super().__init__(message)
+        self.details = {"budget": budget}
+
+
+class BudgetExhausted(BudgetFault):
+    """Too little is left, whatever becomes of the calls under way."""
+
+    code = "budget_exhausted"
+    openai_type = "budget_exceeded"
+    anthropic_type = "billing_error"
+
+
+class BudgetBusy(BudgetFault):
+    """What is left is held by calls under way: some of it may come back."""
+
+    status = 429
+    code = "budget_busy"
+    openai_type = "rate_limit_error"
+    anthropic_type = "rate_limit_error"
+    retry = True
+    retry_after = 1
+
+
+class RateLimited(BudgetFault):
+    """A client key has made as many requests as it may in a minute."""
+
+    status = 429
+    code = "rate_limit_exceeded"
+    openai_type = "rate_limit_error"
+    anthropic_type = "rate_limit_error"
+    retry = True
+
+
+class PriceUnknown(RequestFault):
+    """A budget in USD is in force and nobody knows what this model costs."""
+
+    code = "price_unknown"
 
 
 class UpstreamFault(GatewayError):

@@ -49,8 +49,10 @@ _AUTH_HEADER: Final[Mapping[AuthStyle, bytes]] = {
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """What is needed to address one provider. `key` empty: the caller's own credential is forwarded.
+    """What is needed to address one provider.
 
+    `key` empty: the caller's own credential is forwarded.
+    `limit_field`: what a chat call names its answer's limit there, where it named none itself.
     `guarded`: not one that another provider's keys look like, even where this one's have no known beginning.
     """
 
@@ -60,6 +62,7 @@ class Provider:
     key: str = field(default="", repr=False)
     headers: tuple[tuple[bytes, bytes], ...] = ()
     key_prefixes: tuple[str, ...] = ()
+    limit_field: str = "max_tokens"
     guarded: bool = False
 
     def url(self, path: str, query: str) -> str:

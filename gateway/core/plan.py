@@ -95,6 +95,9 @@ class Wishes:
     output: int | None = None
 
 
+NO_WISHES: Final = Wishes()
+
+
 @dataclass(frozen=True, slots=True)
 class Weighed:
     """A request and what the provider is expected to report for it."""
@@ -131,8 +134,9 @@ class Plan:
     """What to send.
 
     Attributes:
-        messages: to send instead of those that came; None: as they came.
         context: what was weighed and decided.
+        safe_tokens: that what is sent surely does not weigh more than.
+        messages: to send instead of those that came; None: as they came.
         epoch: a decision to remember, as JSON; None where nothing new was decided.
         resumed: the prefix of the epoch it goes on from.
         overflow: why it must not be sent at all.
@@ -140,6 +144,7 @@ class Plan:
     """
 
     context: ContextRecord
+    safe_tokens: int
     messages: tuple[bytes, ...] | None = None
     epoch: Mapping[str, Any] | None = None
     resumed: str | None = None
@@ -183,7 +188,7 @@ def weigh(request: Request, estimate: Estimate, learned: Learned) -> Weighed:
 
 def as_it_came(weighed: Weighed, budget: int | None) -> Plan:
     """The plan that changes nothing."""
-    return Plan(_record(weighed, weighed, budget))
+    return Plan(_record(weighed, weighed, budget), weighed.expected.safe_tokens)
 
 
 def _record(came: Weighed, sent: Weighed, budget: int | None) -> ContextRecord:
@@ -328,6 +333,7 @@ def _plan(came: Weighed, sent: Weighed, room: Room, fitted: Fitted, epoch: Epoch
     )
     return Plan(
         record,
+        (came if room.shadow else sent).expected.safe_tokens,
         messages=fitted.messages if fitted.changed and not room.shadow else None,
         epoch=fitted.epoch.to_json() if fitted.epoch is not None and fitted.epoch is not epoch else None,
         resumed=epoch.prefix if epoch is not None else None,

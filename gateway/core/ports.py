@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Final, Protocol, runtime_checkable
 
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.counting.estimate import Source
 from gateway.core.fitting.receipt import Fate
+from gateway.core.ledger import NOTHING, AccountKey, Amount, Claim, Dimension, Granted, Hold, Refused, Standing, nano
 from gateway.core.session import Change, Remembered, SessionState
-from gateway.core.usage import Charge, Totals
+from gateway.core.usage import Charge, Totals, Usage
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -29,6 +31,11 @@ class SessionKey:
 
     namespace: str
     id: str
+
+    @property
+    def account(self) -> AccountKey:
+        """What its budget is kept on."""
+        return AccountKey("session", self.namespace, self.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,9 @@ class CallRecord:
     response_bytes: int
     notes: Mapping[str, str] = field(default_factory=dict)
     context: ContextRecord | None = None
+    #: that the call is charged to, and what of it counts against their budgets
+    accounts: tuple[AccountKey, ...] = ()
+    spent: Amount = NOTHING
 
     @property
     def last_turn(self) -> LastTurn | None:
@@ -120,11 +130,49 @@ class CallRecord:
         return LastTurn(self.context.key, self.charge.usage.input_tokens - self.context.estimate)
 
     @property
+    def saved_tokens(self) -> int:
+        """Tokens that were not sent."""
+        return self.context.saved_tokens if self.context is not None else 0
+
+    @property
     def surprise(self) -> int | None:
         """By how much more was reported than expected where the session's last turn had been learned from."""
         if self.last_turn is None or self.context is None or self.charge is None or not self.context.follows:
             return None
         return self.charge.usage.input_tokens - self.context.tokens
+
+
+#: outcome of a call whose worker was gone before it settled
+LOST: Final = "worker_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHold:
+    """A hold as a store keeps it.
+
+    Attributes:
+        units: granted, see `Hold`.
+        noted: tokens of the answer that had been delivered when its worker last said so.
+        lost: the record to write should nobody settle the call: charged for its input, at the least.
+        unit_usd: what one token more of the answer costs; None where nobody knows.
+    """
+
+    hold: Hold
+    lost: CallRecord
+    units: int = 0
+    noted: int = 0
+    unit_usd: Decimal | None = None
+
+    def as_lost(self) -> CallRecord:
+        """The record of the call, charged for what had been delivered as far as it was noted."""
+        record, charge = self.lost, self.lost.charge
+        if charge is None:
+            return record
+        usage = Usage.of(charge.usage.input_tokens, self.noted)
+        more = (self.unit_usd or 0) * self.noted
+        cost = charge.cost_usd + more if charge.cost_usd is not None else None
+        spent = record.spent.plus(Amount(self.noted, nano(more)))
+        return replace(record, charge=replace(charge, usage=usage, cost_usd=cost), spent=spent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +195,52 @@ class Store(Protocol):
         """Write `record` and add its charge to its session, in one step, once per `call_id`; the totals after it.
 
         The session remembers `record.last_turn` where there is one. A record without a session or without a charge is
-        only written. Durable against the end of this process when
-        it returns.
+        only written. The hold of the same id is given back, and `record.spent` added to `record.accounts`. A call that
+        was taken for lost when its lease ended is corrected. Durable against the end of this process when it returns.
+
+        Raises:
+            StoreUnavailable: nothing was written, or it is not known whether.
+        """
+        ...
+
+    async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
+        """Take the hold on all its accounts or on none, for as long as it is renewed every `lease_s`; once per id.
+
+        `settle` of the record with the hold's id gives it back, whatever that record says.
+
+        Raises:
+            StoreUnavailable: nothing is held, or it is not known whether; then the lease ends it.
+        """
+        ...
+
+    async def extend(self, hold_id: str, units: int) -> Granted | None:
+        """Hold up to so many more units; how many it was, which may be none. None where there is no such hold.
+
+        Raises:
+            StoreUnavailable: nothing was added, or it is not known whether.
+        """
+        ...
+
+    async def renew(self, noted: Mapping[str, int]) -> None:
+        """Begin the leases of these holds anew, and note the tokens delivered so far. Unknown holds are passed over.
+
+        Raises:
+            StoreUnavailable: it did not happen, or it is not known whether.
+        """
+        ...
+
+    async def overdue(self, limit: int) -> Sequence[OpenHold]:
+        """Holds whose lease has ended; they stay until they are settled."""
+        ...
+
+    async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
+        """How each account stands, in the order of the claims. Read on every call, so it must be cheap."""
+        ...
+
+    async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
+        """Set limits of one account in place of the configured ones, None for no limit; None for all: as configured.
+
+        Dimensions that are not named stay as they are.
 
         Raises:
             StoreUnavailable: nothing was written, or it is not known whether.

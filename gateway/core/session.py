@@ -23,11 +23,17 @@ MAX_SUMMARIES: Final = 64 * 1024
 class SessionState:
     """The fitted beginnings of a session's conversations, as `Epoch.to_json` gives them, by prefix; the newest last.
 
-    `summaries`: the texts they refer to by id, and those that were made last.
+    `summaries`: the texts they refer to by id, and those that were made last. `parent`: the session that called for
+    this one, whose budgets it spends too.
     """
 
     epochs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     summaries: Mapping[str, str] = field(default_factory=dict)
+    parent: str | None = None
+
+    def with_parent(self, parent: str) -> SessionState:
+        """This state with a parent; the first that was named stays."""
+        return self if self.parent is not None else replace(self, parent=parent)
 
     def with_epoch(
         self, epoch: Mapping[str, Any], *, instead_of: str | None = None, summaries: Mapping[str, str] | None = None

@@ -6,7 +6,7 @@ of them, never additions. `total_tokens` is the provider's own figure where it g
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from typing import Literal
 
@@ -74,22 +74,29 @@ class Totals:
 
     def add(self, charge: Charge, saved_tokens: int = 0) -> Totals:
         """The totals after `charge` of a call that was sent with `saved_tokens` less than it came with."""
+        return self._sum(charge, saved_tokens, 1)
+
+    def without(self, charge: Charge, saved_tokens: int = 0) -> Totals:
+        """The totals as if a call had not been added; never below zero, should they have begun anew since then."""
+        return _not_negative(self._sum(charge, saved_tokens, -1))
+
+    def _sum(self, charge: Charge, saved_tokens: int, sign: int) -> Totals:
         usage = charge.usage
         return replace(
             self,
-            calls=self.calls + 1,
-            input_tokens=self.input_tokens + usage.input_tokens,
-            output_tokens=self.output_tokens + usage.output_tokens,
-            total_tokens=self.total_tokens + usage.total_tokens,
-            cache_read_tokens=self.cache_read_tokens + usage.cache_read_tokens,
-            cache_write_tokens=self.cache_write_tokens + usage.cache_write_tokens,
-            reasoning_tokens=self.reasoning_tokens + usage.reasoning_tokens,
-            estimated_tokens=self.estimated_tokens + charge.estimated_tokens,
-            estimated_calls=self.estimated_calls + (charge.source != "provider"),
-            unpriced_calls=self.unpriced_calls + (charge.cost_usd is None),
-            trimmed_calls=self.trimmed_calls + (saved_tokens > 0),
-            saved_tokens=self.saved_tokens + saved_tokens,
-            cost_usd=self.cost_usd + (charge.cost_usd or 0),
+            calls=self.calls + sign,
+            input_tokens=self.input_tokens + sign * usage.input_tokens,
+            output_tokens=self.output_tokens + sign * usage.output_tokens,
+            total_tokens=self.total_tokens + sign * usage.total_tokens,
+            cache_read_tokens=self.cache_read_tokens + sign * usage.cache_read_tokens,
+            cache_write_tokens=self.cache_write_tokens + sign * usage.cache_write_tokens,
+            reasoning_tokens=self.reasoning_tokens + sign * usage.reasoning_tokens,
+            estimated_tokens=self.estimated_tokens + sign * charge.estimated_tokens,
+            estimated_calls=self.estimated_calls + sign * (charge.source != "provider"),
+            unpriced_calls=self.unpriced_calls + sign * (charge.cost_usd is None),
+            trimmed_calls=self.trimmed_calls + sign * (saved_tokens > 0),
+            saved_tokens=self.saved_tokens + sign * saved_tokens,
+            cost_usd=self.cost_usd + sign * (charge.cost_usd or 0),
         )
 
     @property
@@ -98,3 +105,7 @@ class Totals:
         if not self.estimated_calls:
             return "provider"
         return "estimated" if self.estimated_calls == self.calls else "mixed"
+
+
+def _not_negative(totals: Totals) -> Totals:
+    return replace(totals, **{name.name: max(0, getattr(totals, name.name)) for name in fields(totals)})

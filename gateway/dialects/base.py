@@ -76,6 +76,10 @@ class EventReader(Protocol):
         """All that was read so far."""
         ...
 
+    def cut_short(self) -> bytes:
+        """Events that end the stream here as one whose length limit was reached; empty where there are none."""
+        ...
+
 
 class StreamMeter:
     """Reads a stream on its way through. The bytes it returns are those that came in, less the dropped events.
@@ -151,6 +155,11 @@ class StreamMeter:
         self._catch_up()
         return self._reader.answer()
 
+    def cut_short(self) -> bytes:
+        """See `EventReader.cut_short`. What had come of an event that is not whole is left out."""
+        self._catch_up()
+        return self._reader.cut_short()
+
 
 class Dialect(Protocol):
     """One wire format. Pure: nothing here waits, and only `read` raises."""
@@ -165,8 +174,19 @@ class Dialect(Protocol):
         """
         ...
 
-    def write(self, call: Call, model: str, *, ask_usage: bool, messages: Sequence[bytes] | None = None) -> bytes:
-        """The body to send: the call's own bytes where nothing changes. `messages`: instead of the call's own."""
+    def write(
+        self,
+        call: Call,
+        model: str,
+        *,
+        ask_usage: bool,
+        messages: Sequence[bytes] | None = None,
+        changes: Mapping[str, object] | None = None,
+    ) -> bytes:
+        """The body to send: the call's own bytes where nothing changes.
+
+        `messages`: instead of the call's own; `changes`: further top-level fields to set.
+        """
         ...
 
     def opening(self, call: Call) -> list[str] | None:

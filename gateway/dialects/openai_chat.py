@@ -49,6 +49,8 @@ class _Payload(msgspec.Struct, gc=False):
     model: Any = None
     service_tier: Any = None
     error: Any = None
+    id: Any = None
+    created: Any = None
 
 
 _PAYLOAD_DECODER: Final = msgspec.json.Decoder(_Payload)
@@ -77,9 +79,17 @@ class OpenAIChat:
             usage_asked=_asks_for_usage(fields),
         )
 
-    def write(self, call: Call, model: str, *, ask_usage: bool, messages: Sequence[bytes] | None = None) -> bytes:
+    def write(
+        self,
+        call: Call,
+        model: str,
+        *,
+        ask_usage: bool,
+        messages: Sequence[bytes] | None = None,
+        changes: Mapping[str, object] | None = None,
+    ) -> bytes:
         """See `Dialect.write`. `ask_usage` sets `stream_options.include_usage` on a stream that lacks it."""
-        changes: dict[str, object] = {}
+        changes = dict(changes or {})
         if messages is not None:
             changes["messages"] = join(messages)
         if model != call.model:
@@ -132,6 +142,10 @@ class ChatReader:
         self._tools: dict[tuple[Any, Any], str] = {}
         self._output = 0.0
         self._error = False
+        self._id: Any = None
+        self._created: Any = None
+        #: choices that have begun and not ended
+        self._running: dict[str, None] = {}
 
     def plain_prefix(self, region: bytes) -> int:
         """See `EventReader.plain_prefix`. Neither the end mark nor a usage chunk has a choice in its list."""
@@ -167,6 +181,8 @@ class ChatReader:
         return Verdict.PASS
 
     def _head(self, payload: _Payload) -> None:
+        if self._id is None:
+            self._id, self._created = payload.id, payload.created
         if self._model is None and isinstance(payload.model, str) and payload.model:
             self._model = payload.model
         if isinstance(payload.service_tier, str):
@@ -177,6 +193,9 @@ class ChatReader:
     def _choice(self, choice: _Choice) -> None:
         if isinstance(choice.finish_reason, str):
             self._finish_reason = choice.finish_reason
+            self._running.pop(str(choice.index), None)
+        elif len(self._running) < MAX_TOOLS:
+            self._running[str(choice.index)] = None
         part = choice.delta or choice.message
         if part is None:
             return
@@ -225,6 +244,22 @@ class ChatReader:
             error=self._error,
         )
 
+    def cut_short(self) -> bytes:
+        """See `EventReader.cut_short`."""
+        choices = [
+            {"index": int(index) if index.isdecimal() else 0, "delta": {}, "finish_reason": "length"}
+            for index in self._running or ("0",)
+        ]
+        self._finish_reason = "length"
+        chunk = {
+            "id": self._id,
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+        }
+        return b"data: " + msgspec.json.encode(chunk) + b"\n\ndata: [DONE]\n\n"
+
 
 def _decode_payload(data: bytes) -> _Payload | None:
     try:
@@ -237,7 +272,7 @@ def _decode_payload(data: bytes) -> _Payload | None:
         return None
     raw_choices = value.get("choices")
     choices = [_lenient_choice(item) for item in raw_choices] if isinstance(raw_choices, list) else None
-    known = {name: value.get(name) for name in ("usage", "x_groq", "model", "service_tier", "error")}
+    known = {name: value.get(name) for name in ("usage", "x_groq", "model", "service_tier", "error", "id", "created")}
     return _Payload(choices=choices, **known)
 
 

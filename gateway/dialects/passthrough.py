@@ -52,12 +52,21 @@ class PassThrough:
             return Call(self._operation, None, stream=False, body=body, fields={})
         return Call(self._operation, model, stream=stream, body=body, fields=fields, usage_asked=True)
 
-    def write(self, call: Call, model: str, *, ask_usage: bool, messages: Sequence[bytes] | None = None) -> bytes:
+    def write(
+        self,
+        call: Call,
+        model: str,
+        *,
+        ask_usage: bool,
+        messages: Sequence[bytes] | None = None,
+        changes: Mapping[str, object] | None = None,
+    ) -> bytes:
         """See `Dialect.write`. Messages of these formats are never changed."""
         del ask_usage, messages
-        if call.model is None or model == call.model:
-            return call.body
-        return write_fields(call.fields, {"model": model})
+        fields = dict(changes or {})
+        if call.model is not None and model != call.model:
+            fields["model"] = model
+        return write_fields(call.fields, fields) if fields else call.body
 
     def opening(self, call: Call) -> list[str] | None:
         """See `Dialect.opening`. Messages: `system` and `messages`; Responses: `instructions` and `input`."""
@@ -208,6 +217,10 @@ class PassThroughReader:
             output_estimate=int(self._output + 0.999),
             error=self._error,
         )
+
+    def cut_short(self) -> bytes:
+        """See `EventReader.cut_short`. None is known for these formats: they are never cut."""
+        return b""
 
 
 def _list(value: object) -> list[Any]:

@@ -15,6 +15,7 @@ from typing import Final
 from gateway.core.errors import Forbidden, Unauthenticated
 from gateway.core.forwarding import CREDENTIALS, credential, header
 from gateway.core.ports import Headers
+from gateway.core.spending import NO_KEY_BUDGET, KeyBudget
 from gateway.pipeline import Caller
 
 OPEN_NAMESPACE: Final = "default"
@@ -30,6 +31,7 @@ class KeyRule:
     name: str
     digest: bytes
     models: tuple[str, ...] = ()
+    budget: KeyBudget = NO_KEY_BUDGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Authenticator:
                     'A client key is needed and none that is known was sent. Send it as "Authorization: Bearer KEY" '
                     "or in x-api-key; keys are listed under auth.keys."
                 )
-            return Caller(rule.name, rule.models, own)
+            return Caller(rule.name, rule.models, own, rule.budget)
         self._refuse_other_origins(headers)
         return Caller(OPEN_NAMESPACE if _is_loopback(peer) else _namespace_of(headers), (), own)
 

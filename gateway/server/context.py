@@ -81,7 +81,7 @@ class ContextApi:
             body, _ = await read_body(request.receive, headers, rules.max_body, rules.body_timeout_s, lease)
         except Disconnected:
             raise errors.InvalidRequest("The request ended before its body did.") from None
-        call, asked = rules.inspector.read(body, wire=wire, wishes=ours.wishes(headers))
+        call, asked = rules.inspector.read(body, wire=wire, wishes=ours.directives(headers).context)
         return call, asked, await self._remembered(request, access)
 
     async def _remembered(self, request: Request, access: Access) -> Remembered:

@@ -18,10 +18,9 @@ from urllib.parse import unquote_to_bytes
 
 from gateway.core.errors import GatewayError, InternalError, InvalidRequest, NotFound, Overloaded, ShuttingDown
 from gateway.core.identity import is_valid
-from gateway.core.plan import Wishes
 from gateway.core.ports import Headers
 from gateway.dialects import Endpoint, endpoint
-from gateway.pipeline import Gateway, Incoming, Reply
+from gateway.pipeline import NO_DIRECTIVES, Gateway, Incoming, Reply
 from gateway.server import headers as ours
 from gateway.server.auth import Authenticator
 from gateway.server.body import Disconnected, Lease, MemoryPool, discard, read_body
@@ -118,14 +117,14 @@ class Forwarder:
             await discard(receive, headers)
             await _send_fault(send, target, fault, request_id)
             return
-        body, unpacked, refused, wishes = b"", False, None, Wishes()
+        body, unpacked, refused, directives = b"", False, None, NO_DIRECTIVES
         self._reading += 1
         lease = Lease(self._memory)
         try:
             await self._admit(receive, headers)
             limits = self._limits
             body, unpacked = await read_body(receive, headers, limits.max_body, limits.body_timeout_s, lease)
-            wishes = ours.wishes(headers)
+            directives = ours.directives(headers)
         except Disconnected:
             lease.release()
             return
@@ -135,7 +134,7 @@ class Forwarder:
             self._reading -= 1
         incoming = Incoming(
             call_id, request_id, scope["method"], path, scope["query_string"].decode("latin-1"), headers, body,
-            unpacked, target, caller, session, self._gateway.clock(), refused, wishes,
+            unpacked, target, caller, session, self._gateway.clock(), refused, directives,
         )  # fmt: skip
         await self._run(incoming, receive, send, lease)
 

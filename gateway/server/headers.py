@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Final
 
 from gateway.core.errors import GatewayError, InvalidRequest
+from gateway.core.identity import is_valid
+from gateway.core.ledger import NO_LIMITS, Limits, nano
+from gateway.core.modes import MODES, ResponseMode, stricter
 from gateway.core.plan import Trim, Wishes
 from gateway.core.ports import ContextRecord, Headers
+from gateway.core.spending import Allowance
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage
-from gateway.pipeline import Reply
+from gateway.pipeline import NO_DIRECTIVES, Directives, Reply
 
 REQUEST_ID: Final = b"x-request-id"
 #: every header of ours on an answer; what a web page of an allowed origin may read
@@ -26,6 +31,11 @@ EXPOSED: Final = (
     "x-session-cumulative-calls",
     "x-session-usage-final",
     "x-session-usage-source",
+    "x-session-budget-limit-tokens",
+    "x-session-budget-remaining-tokens",
+    "x-session-budget-limit-usd",
+    "x-session-budget-remaining-usd",
+    "x-session-budget-warning",
     "x-token-usage",
     "x-context-tokens",
     "x-context-tokens-original",
@@ -33,12 +43,21 @@ EXPOSED: Final = (
     "x-context-shadow",
     "x-context-conversation-tokens",
     "x-context-tool-tokens",
+    "x-response-mode",
     "x-gateway-overhead-ms",
     "x-gateway-upstream-error",
     "x-should-retry",
 )
 _TRIMS: Final[Mapping[bytes, Trim]] = {b"off": "off", b"auto": "auto", b"shadow": "shadow"}
 _BUDGET_FORM: Final = re.compile(rb"0*[1-9][0-9]{0,14}")
+_DIRECTIVES: Final = frozenset(
+    {
+        b"x-context-trim", b"x-context-budget", b"x-session-budget-tokens", b"x-session-budget-usd",
+        b"x-response-mode", b"x-parent-session-id",
+    }
+)  # fmt: skip
+_TOKENS_FORM: Final = re.compile(rb"[0-9]{1,15}")
+_USD_FORM: Final = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,12})?")
 _NO_WISHES: Final = Wishes()
 _REQUEST_ID_FORM: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -51,7 +70,18 @@ def request_id(headers: Headers) -> str | None:
     return None
 
 
-def wishes(headers: Headers) -> Wishes:
+def directives(headers: Headers) -> Directives:
+    """What a request's headers ask of the gateway.
+
+    Raises:
+        InvalidRequest: one of them says nothing that is known.
+    """
+    if not any(name in _DIRECTIVES for name, _ in headers):
+        return NO_DIRECTIVES
+    return Directives(_wishes(headers), _declared(headers), _response_mode(headers), _parent(headers))
+
+
+def _wishes(headers: Headers) -> Wishes:
     """What a request's headers ask of its context.
 
     Raises:
@@ -71,6 +101,68 @@ def wishes(headers: Headers) -> Wishes:
                 )
             budget = min(int(value), budget or MAX_TOKENS)
     return _NO_WISHES if trim is None and budget is None else Wishes(trim, budget)
+
+
+def _declared(headers: Headers) -> Limits:
+    """The session budget that a request declares; the least where it does so twice.
+
+    Raises:
+        InvalidRequest: it is no number.
+    """
+    tokens: int | None = None
+    nano_usd: int | None = None
+    for name, value in headers:
+        if name == b"x-session-budget-tokens":
+            if not _TOKENS_FORM.fullmatch(value.strip()):
+                raise InvalidRequest(
+                    "The header x-session-budget-tokens is a number of tokens.", param="x-session-budget-tokens"
+                )
+            tokens = min(int(value), tokens if tokens is not None else MAX_TOKENS)
+        elif name == b"x-session-budget-usd":
+            if not _USD_FORM.fullmatch(value.strip()):
+                raise InvalidRequest(
+                    "The header x-session-budget-usd is a number of US dollars, such as 0.50.",
+                    param="x-session-budget-usd",
+                )
+            asked = nano(Decimal(value.strip().decode()))
+            nano_usd = min(asked, nano_usd if nano_usd is not None else asked)
+    return NO_LIMITS if tokens is None and nano_usd is None else Limits(tokens, nano_usd)
+
+
+def _response_mode(headers: Headers) -> ResponseMode:
+    """How a request asks for its tool results to be shown; the strictest where it says so twice.
+
+    Raises:
+        InvalidRequest: it is none of the modes.
+    """
+    mode: ResponseMode = "raw"
+    for name, value in headers:
+        if name == b"x-response-mode":
+            asked = next((one for one in MODES if one.encode() == value.strip().lower()), None)
+            if asked is None:
+                raise InvalidRequest(
+                    f"The header x-response-mode is one of {', '.join(MODES)}.", param="x-response-mode"
+                )
+            mode = stricter(mode, asked)
+    return mode
+
+
+def _parent(headers: Headers) -> str | None:
+    """The session that a request says its own one works for.
+
+    Raises:
+        InvalidRequest: it is no session id.
+    """
+    for name, value in headers:
+        if name == b"x-parent-session-id":
+            text = value.decode("latin-1").strip()
+            if not is_valid(text):
+                raise InvalidRequest(
+                    "The header x-parent-session-id is a session id: 1-255 characters of A-Z a-z 0-9 . _ : -",
+                    param="x-parent-session-id",
+                )
+            return text
+    return None
 
 
 def usage_json(usage: Usage | Totals) -> bytes:
@@ -96,6 +188,10 @@ def of_reply(reply: Reply, request: str) -> Headers:
         headers.append((b"x-token-usage", usage_json(reply.charge.usage)))
     if reply.context is not None:
         headers += _of_context(reply.context)
+    if reply.allowance is not None:
+        headers += _of_allowance(reply.allowance)
+    if reply.mode is not None:
+        headers.append((b"x-response-mode", reply.mode.encode()))
     if reply.upstream_error:
         headers.append((b"x-gateway-upstream-error", b"true"))
     if reply.fault is not None:
@@ -132,6 +228,19 @@ def _of_context(context: ContextRecord) -> Headers:
     return headers
 
 
+def _of_allowance(allowance: Allowance) -> Headers:
+    headers: Headers = []
+    if allowance.limit_tokens is not None:
+        headers.append((b"x-session-budget-limit-tokens", b"%d" % allowance.limit_tokens))
+        headers.append((b"x-session-budget-remaining-tokens", b"%d" % (allowance.left_tokens or 0)))
+    if allowance.limit_usd is not None:
+        headers.append((b"x-session-budget-limit-usd", allowance.limit_usd.encode()))
+        headers.append((b"x-session-budget-remaining-usd", (allowance.left_usd or "0").encode()))
+    if allowance.warning is not None:
+        headers.append((b"x-session-budget-warning", f"{allowance.warning:.4f}".encode()))
+    return headers
+
+
 def of_fault(fault: GatewayError) -> Headers:
     """What tells a client whether to send the call again."""
     headers: Headers = [(b"x-should-retry", b"true" if fault.retry else b"false")]
@@ -140,10 +249,12 @@ def of_fault(fault: GatewayError) -> Headers:
     return headers
 
 
-def totals_comment(totals: Totals, charge: Charge | None) -> bytes:
+def totals_comment(totals: Totals, charge: Charge | None, allowance: Allowance | None) -> bytes:
     """The last comment of a stream: the headers a finished answer would carry, as SSE comment lines."""
     lines = [b": x-session-usage-source: " + totals.source.encode()]
     if charge is not None:
         lines.append(b": x-token-usage: " + usage_json(charge.usage))
+    if allowance is not None:
+        lines += [b": %b: %b" % pair for pair in _of_allowance(allowance)]
     lines.append(b": x-session-cumulative-token-usage: " + usage_json(totals))
     return b"\n".join(lines) + b"\n\n"

@@ -6,13 +6,18 @@ import heapq
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from gateway.core import ledger
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.ids import first_id_at
-from gateway.core.ports import CallRecord, Lesson, Page, SessionKey, SessionView, Store
+from gateway.core.ledger import AccountKey, Claim, Dimension, Granted, Moment, Refused, Standing
+from gateway.core.ports import LOST, CallRecord, Lesson, OpenHold, Page, SessionKey, SessionView, Store
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.usage import Totals
+from gateway.stores import clock
 from gateway.stores.cursor import Cursor
 
 #: records kept of one session, and call ids remembered of all; totals are not affected by what is forgotten here
@@ -50,14 +55,27 @@ class _Newest(Generic[K, V]):
         return [key for key, (changed_at, _) in self._values.items() if changed_at < before]
 
 
+@dataclass(slots=True)
+class _Leased:
+    """A hold, the last sign of life of whoever took it, and for how long that is enough."""
+
+    opened: OpenHold
+    renewed: Moment
+    lease_s: float
+
+
 class MemoryStore:
     """Sessions in a dict. No method awaits between reading and writing, so each is one step for every caller.
 
-    `now` gives the time of day.
+    `now` gives the time of day, `moment` the time for holds.
     """
 
-    def __init__(self, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, now: Callable[[], float] = time.time, moment: Callable[[], Moment] = clock.now) -> None:
         self._now = now
+        self._moment = moment
+        self._accounts: dict[AccountKey, ledger.Account] = {}
+        self._accounts_changed: dict[AccountKey, float] = {}
+        self._holds: dict[str, _Leased] = {}
         self._sessions: dict[SessionKey, SessionView] = {}
         self._calls: dict[SessionKey, deque[CallRecord]] = {}
         self._by_id: dict[str, CallRecord] = {}
@@ -68,16 +86,23 @@ class MemoryStore:
     async def settle(self, record: CallRecord) -> Totals:
         """See `Store.settle`."""
         key = record.session
-        known = record.call_id in self._by_id
-        if not known:
+        known = self._by_id.get(record.call_id)
+        is_late = known is not None and known.outcome == LOST != record.outcome
+        if known is None or is_late:
             self._remember(record)
+            self._settle_accounts(record, known)
         if key is None:
             return Totals()
         view = self._sessions.get(key)
-        if known or record.charge is None:
-            return view.totals if view else Totals()
-        saved = record.context.saved_tokens if record.context else 0
-        totals = (view.totals if view else Totals()).add(record.charge, saved)
+        totals = view.totals if view else Totals()
+        if known is not None and not is_late:
+            return totals
+        if known is not None and known.charge is not None:
+            totals = totals.without(known.charge, known.saved_tokens)
+        elif record.charge is None:
+            return totals
+        if record.charge is not None:
+            totals = totals.add(record.charge, record.saved_tokens)
         ended = record.started_at + record.duration_s
         self._sessions[key] = SessionView(
             key,
@@ -90,12 +115,85 @@ class MemoryStore:
             self._last_turns[key] = record.last_turn
         return totals
 
+    def _settle_accounts(self, record: CallRecord, lost: CallRecord | None) -> None:
+        leased = self._holds.pop(record.call_id, None)
+        if lost is not None:
+            self._keep(ledger.correct(self._accounts, record.accounts, lost.spent, record.spent))
+            return
+        if leased is not None:
+            held = leased.opened.hold.amount(leased.opened.units)
+            keys = [claim.key for claim in leased.opened.hold.claims]
+            self._keep(ledger.settle(self._accounts, keys, held, ledger.NOTHING))
+        self._keep(ledger.settle(self._accounts, record.accounts, ledger.NOTHING, record.spent))
+
     def _remember(self, record: CallRecord) -> None:
+        is_new = record.call_id not in self._by_id
         self._by_id[record.call_id] = record
         if len(self._by_id) > CALLS_IN_ALL:
             del self._by_id[next(iter(self._by_id))]
-        if record.session is not None:
-            self._calls.setdefault(record.session, deque(maxlen=CALLS_PER_SESSION)).append(record)
+        if record.session is None:
+            return
+        calls = self._calls.setdefault(record.session, deque(maxlen=CALLS_PER_SESSION))
+        if not is_new:
+            calls = self._calls[record.session] = deque(
+                (call for call in calls if call.call_id != record.call_id), CALLS_PER_SESSION
+            )
+        calls.append(record)
+
+    async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
+        """See `Store.reserve`."""
+        leased = self._holds.get(opened.hold.id)
+        if leased is not None:
+            return Granted(leased.opened.units, await self.standings(opened.hold.claims))
+        if opened.hold.id in self._by_id:
+            # The call is over: this was under way for longer. Nobody would give it back.
+            return Granted(opened.hold.least, await self.standings(opened.hold.claims))
+        outcome = ledger.reserve(self._accounts, opened.hold, self._moment())
+        if isinstance(outcome, Refused):
+            return outcome
+        granted, changes = outcome
+        self._keep(changes)
+        self._holds[opened.hold.id] = _Leased(replace(opened, units=granted.units), self._moment(), lease_s)
+        return granted
+
+    async def extend(self, hold_id: str, units: int) -> Granted | None:
+        """See `Store.extend`."""
+        leased = self._holds.get(hold_id)
+        if leased is None:
+            return None
+        granted, changes = ledger.extend(self._accounts, leased.opened.hold, units, self._moment())
+        self._keep(changes)
+        leased.opened = replace(leased.opened, units=leased.opened.units + granted.units)
+        return granted
+
+    async def renew(self, noted: Mapping[str, int]) -> None:
+        """See `Store.renew`."""
+        for hold_id, tokens in noted.items():
+            leased = self._holds.get(hold_id)
+            if leased is not None:
+                leased.renewed = self._moment()
+                leased.opened = replace(leased.opened, noted=max(tokens, leased.opened.noted))
+
+    async def overdue(self, limit: int) -> Sequence[OpenHold]:
+        """See `Store.overdue`."""
+        now = self._moment()
+        over = (one.opened for one in self._holds.values() if ledger.is_over(one.renewed, one.lease_s, now))
+        return list(islice(over, limit))
+
+    async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
+        """See `Store.standings`."""
+        now = self._moment()
+        return tuple(ledger.standing(self._accounts.get(claim.key, ledger.EMPTY), claim, now) for claim in claims)
+
+    async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
+        """See `Store.decide`."""
+        kept = self._accounts.get(account, ledger.EMPTY)
+        decided = {**kept.decided, **limits} if limits is not None else {}
+        self._keep({account: replace(kept, decided=decided)})
+
+    def _keep(self, changes: Mapping[AccountKey, ledger.Account]) -> None:
+        self._accounts |= changes
+        self._accounts_changed |= dict.fromkeys(changes, self._now())
 
     async def totals(self, session: SessionKey) -> Totals:
         """See `Store.totals`."""
@@ -159,6 +257,9 @@ class MemoryStore:
 
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""
+        account = self._accounts.get(session.account)
+        if account is not None:
+            self._accounts[session.account] = replace(account, used=ledger.NOTHING)
         view = self._sessions.get(session)
         if view is None:
             return False
@@ -173,9 +274,14 @@ class MemoryStore:
     def _forget(self, session: SessionKey) -> bool:
         found = self._sessions.pop(session, None) is not None
         self._last_turns.pop(session, None)
+        self._drop_account(session.account)
         for record in self._calls.pop(session, ()):
             self._by_id.pop(record.call_id, None)
         return found
+
+    def _drop_account(self, key: AccountKey) -> None:
+        self._accounts.pop(key, None)
+        self._accounts_changed.pop(key, None)
 
     async def expire(self, before: float) -> int:
         """See `Store.expire`."""
@@ -186,6 +292,10 @@ class MemoryStore:
         for key in self._states.changed_before(before):
             if key not in self._sessions:
                 self._states.drop(key)
+        for account in [key for key, changed_at in self._accounts_changed.items() if changed_at < before]:
+            # A client key's account stays: it must not begin anew because the key was not used for a while.
+            if account.kind == "session" and SessionKey(account.namespace, account.id) not in self._sessions:
+                self._drop_account(account)
         for lesson in self._lessons.changed_before(before):
             self._lessons.drop(lesson)
         return len(old)

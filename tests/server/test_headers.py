@@ -89,7 +89,7 @@ def test_the_providers_errors_are_marked() -> None:
 
 
 def test_the_last_comment_of_a_stream_holds_comment_lines_only() -> None:
-    comment = headers.totals_comment(TOTALS, CHARGE)
+    comment = headers.totals_comment(TOTALS, CHARGE, None)
     assert comment.endswith(b"\n\n")
     lines = comment.decode().removesuffix("\n\n").split("\n")
     assert all(line.startswith(": x-") for line in lines)
@@ -97,4 +97,4 @@ def test_the_last_comment_of_a_stream_holds_comment_lines_only() -> None:
     assert json.loads(values["x-session-cumulative-token-usage"])["totalTokens"] == 16326
     assert json.loads(values["x-token-usage"])["totalTokens"] == 8163
     assert values["x-session-usage-source"] == "provider"
-    assert b"x-token-usage" not in headers.totals_comment(TOTALS, None)
+    assert b"x-token-usage" not in headers.totals_comment(TOTALS, None, None)

@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import msgspec
 
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ports import CallRecord, Lesson, Page, SessionKey, SessionView, Store
+from gateway.core.ledger import AccountKey, Claim, Dimension, Granted, Moment, Refused, Standing
+from gateway.core.ports import CallRecord, Lesson, OpenHold, Page, SessionKey, SessionView, Store
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.usage import Totals
+from gateway.stores import clock
 from gateway.stores.cursor import Cursor
-from gateway.stores.sqlite import deletion, rows
+from gateway.stores.sqlite import accounts, deletion, rows
 from gateway.stores.sqlite.schema import connect, migrate
 from gateway.stores.sqlite.writer import RETRY_S, Writer
 
@@ -43,14 +45,29 @@ _LOG_PAGES: Final = 2048
 _DELETE_PAUSE_S: Final = 2.5 * RETRY_S
 #: what such a transaction writes, in commits of settlements
 _DELETE_WEIGHT: Final = 25
+#: what has no session to go with
+_OLD_ROWS: Final = (
+    deletion.delete_old_calls,
+    deletion.delete_old_states,
+    deletion.delete_old_accounts,
+    deletion.delete_old_lessons,
+)
 
 
 class SqliteStore:
-    """See the module. Construct it where an event loop runs; `now` gives the time of day."""
+    """See the module. Construct it where an event loop runs; `now` gives the time of day, `moment` that of holds."""
 
-    def __init__(self, path: Path, *, timeout_s: float = 0.25, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        timeout_s: float = 0.25,
+        now: Callable[[], float] = time.time,
+        moment: Callable[[], Moment] = clock.now,
+    ) -> None:
         self._path = path
         self._now = now
+        self._moment = moment
         self._loop = asyncio.get_running_loop()
         self._since_checkpoint = 0
         self._checkpoint: asyncio.Task[None] | None = None
@@ -71,6 +88,30 @@ class SqliteStore:
         except Exception as error:
             logger.exception("the store cannot take call %s", record.call_id)
             raise self._unavailable(error) from error
+
+    async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
+        """See `Store.reserve`."""
+        return await self._writer.write(lambda db: accounts.reserve(db, opened, lease_s, self._moment()))
+
+    async def extend(self, hold_id: str, units: int) -> Granted | None:
+        """See `Store.extend`."""
+        return await self._writer.write(lambda db: accounts.extend(db, hold_id, units, self._moment()))
+
+    async def renew(self, noted: Mapping[str, int]) -> None:
+        """See `Store.renew`."""
+        await self._writer.write(lambda db: accounts.renew(db, noted, self._moment()))
+
+    async def overdue(self, limit: int) -> Sequence[OpenHold]:
+        """See `Store.overdue`."""
+        return await self._in_thread(lambda db: accounts.overdue(db, limit, self._moment()))
+
+    async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
+        """See `Store.standings`."""
+        return self._at_once(lambda db: accounts.standings(db, claims, self._moment()))
+
+    async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
+        """See `Store.decide`."""
+        await self._writer.write(lambda db: accounts.decide(db, account, limits, self._moment()))
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
         """See `Store.update`."""
@@ -185,8 +226,12 @@ class SqliteStore:
         """See `Store.reset`."""
         zero = ", ".join(f"{name} = 0" for name in rows.SUMS)
         query = f"UPDATE sessions SET {zero} WHERE namespace = ? AND id = ?"  # noqa: S608  # constants
-        values = (session.namespace, session.id)
-        return await self._in_thread(lambda connection: connection.execute(query, values).rowcount > 0)
+
+        def clear(db: sqlite3.Connection) -> bool:
+            accounts.clear(db, session.account)
+            return db.execute(query, (session.namespace, session.id)).rowcount > 0
+
+        return await self._writer.write(clear)
 
     async def delete(self, session: SessionKey) -> bool:
         """See `Store.delete`."""
@@ -197,7 +242,7 @@ class SqliteStore:
         gone = 0
         while keys := await self._in_thread(lambda db: deletion.old_sessions(db, before)):
             gone += await self._delete(keys, before)
-        for delete in (deletion.delete_old_calls, deletion.delete_old_states, deletion.delete_old_lessons):
+        for delete in _OLD_ROWS:
             while await self._in_thread(lambda db, delete=delete: delete(db, before)):  # type: ignore[misc]
                 await self._let_others_write()
         return gone

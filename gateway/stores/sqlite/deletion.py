@@ -22,14 +22,15 @@ _DELETE_CALLS: Final = (
 )
 _DELETE_STATE: Final = "DELETE FROM states WHERE namespace = ? AND id = ? AND changed_at < ?"
 _DELETE_SESSION: Final = "DELETE FROM sessions WHERE namespace = ? AND id = ?"
+_DELETE_ACCOUNT: Final = "DELETE FROM accounts WHERE kind = 'session' AND namespace = ? AND id = ?"
 _DELETE_OLD_CALLS: Final = "DELETE FROM calls WHERE call_id IN (SELECT call_id FROM calls WHERE call_id < ? LIMIT ?)"
 _DELETE_OLD_LESSONS: Final = "DELETE FROM lessons WHERE key IN (SELECT key FROM lessons WHERE changed_at < ? LIMIT ?)"
-_IS_ALONE: Final = (
+_ALONE: Final = (
     "changed_at < ? AND NOT EXISTS "
-    "(SELECT 1 FROM sessions WHERE sessions.namespace = states.namespace AND sessions.id = states.id)"
+    "(SELECT 1 FROM sessions WHERE sessions.namespace = {0}.namespace AND sessions.id = {0}.id)"
 )
-_OLD_STATES: Final = f"SELECT namespace, id FROM states WHERE {_IS_ALONE} LIMIT ?"  # noqa: S608  # constants
-_DELETE_ALONE: Final = f"DELETE FROM states WHERE namespace = ? AND id = ? AND {_IS_ALONE}"  # noqa: S608  # constants
+#: a client key's account stays: it must not begin anew because the key was not used for a while
+_IS_SESSION: Final = "kind = 'session' AND "
 
 
 def old_sessions(connection: sqlite3.Connection, before: float) -> list[Key]:
@@ -64,6 +65,7 @@ def _delete_within(
         if room == 0:
             return gone, keys[index:]
         connection.execute(_DELETE_STATE, (*key, changed_before))
+        connection.execute(_DELETE_ACCOUNT, key)
         gone += connection.execute(_DELETE_SESSION, key).rowcount
     return gone, ()
 
@@ -74,16 +76,25 @@ def delete_old_calls(connection: sqlite3.Connection, before: float) -> int:
 
 
 def delete_old_states(connection: sqlite3.Connection, before: float) -> int:
-    """Delete some of the states without a session that were changed last before this time; how many were found.
+    """Delete some of the states without a session that were changed last before this time; how many were found."""
+    return _delete_alone(connection, "states", _ALONE.format("states"), before)
 
-    They are looked for before the file is locked: nothing but a look at all states finds them.
-    """
-    keys = connection.execute(_OLD_STATES, (before, _CHUNK)).fetchall()
+
+def delete_old_accounts(connection: sqlite3.Connection, before: float) -> int:
+    """The same for accounts: of parents that never called, or sessions that never did."""
+    return _delete_alone(connection, "accounts", _IS_SESSION + _ALONE.format("accounts"), before)
+
+
+def _delete_alone(connection: sqlite3.Connection, table: str, condition: str, before: float) -> int:
+    """They are looked for before the file is locked: nothing but a look at all of them finds them."""
+    find = f"SELECT namespace, id FROM {table} WHERE {condition} LIMIT ?"  # noqa: S608  # constants
+    keys = connection.execute(find, (before, _CHUNK)).fetchall()
     if not keys:
         return 0
     connection.execute("BEGIN IMMEDIATE")
     try:
-        connection.executemany(_DELETE_ALONE, [(*key, before) for key in keys])
+        delete = f"DELETE FROM {table} WHERE namespace = ? AND id = ? AND {condition}"  # noqa: S608  # constants
+        connection.executemany(delete, [(*key, before) for key in keys])
         connection.execute("COMMIT")
     except BaseException:
         with contextlib.suppress(sqlite3.Error):

@@ -11,9 +11,10 @@ from typing import Any, Final
 import msgspec
 
 from gateway.core.counting.calibration import LastTurn
-from gateway.core.ports import CallRecord, Lesson, SessionKey, SessionView
+from gateway.core.ports import LOST, CallRecord, Lesson, SessionKey, SessionView
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.usage import MAX_TOKENS, Charge, Totals
+from gateway.stores.sqlite import accounts
 
 #: the fields of `Totals`, in their order
 SUMS: Final = (
@@ -25,6 +26,9 @@ SUMS: Final = (
 _MAX_SUM: Final = 2**62
 _SUM_LIST: Final = ", ".join(SUMS)
 _INSERT_CALL: Final = "INSERT OR IGNORE INTO calls VALUES (?, ?, ?, ?, ?)"
+_RECORD: Final = "SELECT record FROM calls WHERE call_id = ?"
+_CORRECT_CALL: Final = "UPDATE calls SET record = ? WHERE call_id = ?"
+_NO_SUMS: Final = (0,) * len(SUMS)
 _ADD: Final = (
     "INSERT INTO sessions "  # noqa: S608  # constants
     f"(namespace, id, derived, created_at, last_call_at, last_key, last_residual, {_SUM_LIST}) "
@@ -34,6 +38,11 @@ _ADD: Final = (
     "last_residual = coalesce(excluded.last_residual, last_residual), "
     + ", ".join(f"{name} = min({name} + excluded.{name}, {_MAX_SUM})" for name in SUMS)
     + f" RETURNING {_SUM_LIST}"
+)
+#: never below zero, should they have begun anew since then
+_TAKE_BACK: Final = (
+    f"UPDATE sessions SET {', '.join(f'{name} = max(0, {name} - ?)' for name in SUMS)} "  # noqa: S608  # constants
+    "WHERE namespace = ? AND id = ?"
 )
 _TOTALS: Final = f"SELECT {_SUM_LIST} FROM sessions WHERE namespace = ? AND id = ?"  # noqa: S608  # constants
 #: what `view` reads
@@ -60,9 +69,15 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> T
     namespace, session_id = (key.namespace, key.id) if key else (None, None)
     request_id = record.request_id if record.request_id != record.call_id else None
     inserted = connection.execute(_INSERT_CALL, (record.call_id, request_id, namespace, session_id, encoded))
+    lost = _lost(connection, record, encoded) if inserted.rowcount == 0 else None
+    is_new = inserted.rowcount > 0 or lost is not None
+    if is_new:
+        accounts.settle(connection, record, lost)
     if key is None:
         return Totals()
-    if inserted.rowcount == 0 or charge is None:
+    if lost is not None and lost.charge is not None:
+        connection.execute(_TAKE_BACK, (*_sums(lost.charge, lost.saved_tokens), key.namespace, key.id))
+    if charge is None or not is_new:
         return read_totals(connection, key)
     last = record.last_turn
     values = (
@@ -73,9 +88,20 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> T
         record.started_at + record.duration_s,
         last.key if last else None,
         max(-MAX_TOKENS, min(last.residual, MAX_TOKENS)) if last else None,
-        *_sums(charge, record.context.saved_tokens if record.context else 0),
+        *_sums(charge, record.saved_tokens),
     )
     return _totals(connection.execute(_ADD, values).fetchone())
+
+
+def _lost(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> CallRecord | None:
+    """What a call was written as when it was taken for lost, if it was: its own record then stands in that place."""
+    if record.outcome == LOST:
+        return None
+    known = record_of(connection.execute(_RECORD, (record.call_id,)).fetchone())
+    if known.outcome != LOST:
+        return None
+    connection.execute(_CORRECT_CALL, (encoded, record.call_id))
+    return known
 
 
 def read_totals(connection: sqlite3.Connection, key: SessionKey) -> Totals:

@@ -40,6 +40,22 @@ MIGRATIONS: Final = (
     ) WITHOUT ROWID;
     CREATE TABLE lessons (key TEXT PRIMARY KEY, changed_at REAL NOT NULL, value BLOB NOT NULL) WITHOUT ROWID;
     """,
+    # What sessions have used until now counts against the budgets they may get.
+    """
+    CREATE TABLE accounts (
+        kind TEXT NOT NULL, namespace TEXT NOT NULL, id TEXT NOT NULL,
+        used_tokens INTEGER NOT NULL, used_nano_usd INTEGER NOT NULL, used_calls INTEGER NOT NULL,
+        held_tokens INTEGER NOT NULL, held_nano_usd INTEGER NOT NULL, held_calls INTEGER NOT NULL,
+        opened_wall REAL, opened_mono REAL, opened_boot TEXT, decided BLOB, changed_at REAL NOT NULL,
+        PRIMARY KEY (kind, namespace, id)
+    ) WITHOUT ROWID;
+    INSERT INTO accounts SELECT 'session', namespace, id, total_tokens, cost_pico_usd / 1000, calls,
+        0, 0, 0, NULL, NULL, NULL, NULL, last_call_at FROM sessions;
+    CREATE TABLE holds (
+        id TEXT PRIMARY KEY, units INTEGER NOT NULL, noted INTEGER NOT NULL,
+        boot TEXT NOT NULL, mono REAL NOT NULL, wall REAL NOT NULL, lease_s REAL NOT NULL, value BLOB NOT NULL
+    ) WITHOUT ROWID;
+    """,
 )
 
 #: marks a file as ours ("GATE")

@@ -1,0 +1,131 @@
+"""A budget of tokens for one agent run, in one process: `BudgetManager`. The gateway's own budgets are kept in stores.
+
+budget = BudgetManager(100_000)
+allocation = budget.allocate(4_000)          # held: what runs beside it cannot spend it
+budget.record_usage(3_120, allocation)       # settled: what was not needed is free again
+budget.suggested_mode                        # "raw", later "table", "summary", "handle_only"
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+
+from gateway.core.errors import BudgetExhausted
+from gateway.core.ledger import (
+    EMPTY,
+    AccountKey,
+    Amount,
+    Claim,
+    Hold,
+    Limits,
+    Moment,
+    Refused,
+    reserve,
+    settle,
+    standing,
+)
+from gateway.core.modes import ResponseMode, mode_for
+
+__all__ = ["Allocation", "BudgetExhausted", "BudgetManager"]
+
+_KEY = AccountKey("session", "library")
+#: a budget without a window never looks at the time
+_NO_TIME = Moment(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Tokens held for one call until its usage is recorded."""
+
+    id: str
+    tokens: int
+
+
+class BudgetManager:
+    """Tokens that may be spent in all: held before a call, settled after it. For one thread, or one event loop.
+
+    Args:
+        total_budget: tokens, 0 or more.
+
+    Raises:
+        ValueError: the budget is negative.
+    """
+
+    def __init__(self, total_budget: int) -> None:
+        if total_budget < 0:
+            raise ValueError(f"a budget is 0 tokens or more, not {total_budget}")
+        self._claim = Claim(_KEY, Limits(tokens=total_budget))
+        self._account = EMPTY
+        self._open: dict[str, Allocation] = {}
+        self._numbers = count(1)
+        self.total_budget = total_budget
+
+    def allocate(self, tokens: int, *, least: int | None = None) -> Allocation:
+        """Hold tokens for a call: all of them, or as many as are left where those are at least `least`.
+
+        Raises:
+            BudgetExhausted: fewer are left.
+            ValueError: the number is negative.
+        """
+        if tokens < 0 or not 0 <= (least or 0) <= tokens:
+            raise ValueError(f"{tokens} tokens, at least {least}, cannot be held")
+        fixed = tokens if least is None else least
+        number = f"allocation-{next(self._numbers)}"
+        hold = Hold(number, (self._claim,), Amount(fixed), Amount(1), most=tokens - fixed)
+        outcome = reserve({_KEY: self._account}, hold, _NO_TIME)
+        if isinstance(outcome, Refused):
+            raise BudgetExhausted(
+                f"{fixed:,} tokens are needed and {self.remaining:,} of {self.total_budget:,} are left "
+                f"({self.used:,} used, {self.held:,} held).",
+                {"limit": self.total_budget, "used": self.used, "held": self.held, "needed": fixed},
+            )
+        granted, changes = outcome
+        self._account = changes[_KEY]
+        allocation = self._open[number] = Allocation(number, fixed + granted.units)
+        return allocation
+
+    def record_usage(self, tokens: int, allocation: Allocation | None = None) -> int:
+        """Add what was really spent, in the place of what was held for it; the tokens that are left then.
+
+        Recorded in full even where it is more than was held. An allocation counts once: recording it again changes
+        nothing. 0 gives it back.
+
+        Raises:
+            ValueError: the number is negative.
+        """
+        if tokens < 0:
+            raise ValueError(f"usage is 0 tokens or more, not {tokens}")
+        if allocation is None:
+            self._settle(0, tokens)
+        elif self._open.pop(allocation.id, None) is not None:
+            self._settle(allocation.tokens, tokens)
+        return self.remaining
+
+    def _settle(self, held: int, spent: int) -> None:
+        self._account = settle({_KEY: self._account}, [_KEY], Amount(held), Amount(spent))[_KEY]
+
+    @property
+    def used(self) -> int:
+        """Tokens spent."""
+        return self._account.used.tokens
+
+    @property
+    def held(self) -> int:
+        """Tokens of allocations whose usage is not known yet."""
+        return self._account.held.tokens
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be allocated."""
+        return max(0, self.total_budget - self.used - self.held)
+
+    @property
+    def usage_fraction(self) -> float:
+        """Share of the budget that is spent: 0 to 1, and beyond where a call cost more than was held for it."""
+        return standing(self._account, self._claim, _NO_TIME).used_fraction or 0.0
+
+    @property
+    def suggested_mode(self) -> ResponseMode:
+        """How tool results should be shown from here on."""
+        return mode_for(1 - self.usage_fraction)

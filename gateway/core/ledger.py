@@ -1,0 +1,322 @@
+"""The arithmetic of budgets: what an account has spent, what is held for calls under way, and what may still be held.
+
+At any moment an account's `used + held` is within its limits when a hold is granted, so that calls side by side cannot
+overspend together. A hold is taken on all accounts of a call or on none, and replaced by what the call cost, once.
+
+Values in, values out: a store applies these functions to what it keeps, in one step, and is held to them by its tests.
+Amounts are whole numbers: tokens as the budget counts them, billionths of a US dollar, calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import ROUND_CEILING, Decimal
+from typing import Final, Literal, NamedTuple
+
+Dimension = Literal["tokens", "nano_usd", "calls"]
+DIMENSIONS: Final[tuple[Dimension, ...]] = ("tokens", "nano_usd", "calls")
+
+#: No sum passes this: the largest whole number that JSON and Lua hold exactly.
+MOST: Final = 2**53
+NANO: Final = 10**9
+
+
+class Amount(NamedTuple):
+    """What is counted; each >= 0."""
+
+    tokens: int = 0
+    nano_usd: int = 0
+    calls: int = 0
+
+    def plus(self, other: Amount, times: int = 1) -> Amount:
+        """The sum, or as much of it as can be counted exactly."""
+        return Amount(*(min(MOST, one + two * times) for one, two in zip(self, other, strict=True)))
+
+    def less(self, other: Amount) -> Amount:
+        """What is left of this; nothing where the other is larger."""
+        return Amount(*(max(0, one - two) for one, two in zip(self, other, strict=True)))
+
+
+NOTHING: Final = Amount()
+
+
+def nano(usd: Decimal | int) -> int:
+    """Billionths of a US dollar, rounded up."""
+    return min(MOST, int((usd * NANO).to_integral_value(ROUND_CEILING)) if isinstance(usd, Decimal) else usd * NANO)
+
+
+class AccountKey(NamedTuple):
+    """Whose account: a session's, a client key's, or the count of a client key's requests in the running minute."""
+
+    kind: Literal["session", "key", "rate"]
+    namespace: str
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A point in time: `wall` in seconds since the epoch, `mono` on a clock that nobody sets, since this `boot`."""
+
+    wall: float
+    mono: float
+    boot: str = ""
+
+    def since(self, earlier: Moment) -> float:
+        """Seconds between the two: by the clock that nobody sets as long as it has not begun anew."""
+        if self.is_of_boot(earlier):
+            return self.mono - earlier.mono
+        return max(0.0, self.wall - earlier.wall)
+
+    def is_of_boot(self, earlier: Moment) -> bool:
+        """Whether the machine has run since then: its clock has the same name and has not gone back."""
+        return self.boot == earlier.boot and self.mono >= earlier.mono
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of an account; None: none. `window_s`: they hold for so long and begin anew; None: for the account's life."""
+
+    tokens: int | None = None
+    nano_usd: int | None = None
+    calls: int | None = None
+    window_s: float | None = None
+
+    def of(self, dimension: Dimension) -> int | None:
+        """The limit in one dimension."""
+        return (self.tokens, self.nano_usd, self.calls)[DIMENSIONS.index(dimension)]
+
+    @property
+    def is_none(self) -> bool:
+        """Whether nothing is limited."""
+        return self.tokens is None and self.nano_usd is None and self.calls is None
+
+
+NO_LIMITS: Final = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a store keeps of one.
+
+    Attributes:
+        used: of the window that began at `opened`, or of its whole life.
+        held: of all holds that are open.
+        decided: limits that an operator set for this account alone, None for "lifted"; they stand in place of the
+            configured ones.
+    """
+
+    used: Amount = NOTHING
+    held: Amount = NOTHING
+    opened: Moment | None = None
+    decided: Mapping[Dimension, int | None] = field(default_factory=dict)
+
+
+EMPTY: Final = Account()
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One account that a call is charged to, and its limits: as configured, and as the call itself declares them."""
+
+    key: AccountKey
+    configured: Limits = NO_LIMITS
+    declared: Limits = NO_LIMITS
+
+    def limits(self, account: Account) -> Limits:
+        """The limits in force. What a call declares only ever lowers them."""
+        found: dict[Dimension, int | None] = {}
+        for name in DIMENSIONS:
+            granted = account.decided[name] if name in account.decided else self.configured.of(name)
+            asked = self.declared.of(name)
+            found[name] = min((limit for limit in (granted, asked) if limit is not None), default=None)
+        return Limits(**found, window_s=self.configured.window_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How an account stands. `resets_s`: until its window ends; None where it has none."""
+
+    key: AccountKey
+    limits: Limits
+    used: Amount
+    held: Amount
+    resets_s: float | None = None
+
+    def left(self, dimension: Dimension) -> int | None:
+        """What may still be held; None where nothing limits it."""
+        limit = self.limits.of(dimension)
+        at = DIMENSIONS.index(dimension)
+        return None if limit is None else max(0, limit - self.used[at] - self.held[at])
+
+    @property
+    def used_fraction(self) -> float | None:
+        """Of the limit that is nearest, 0 to 1 and beyond; holds are not spent yet. None where nothing is limited."""
+        shares = [_share(self.used[at], self.limits.of(name)) for at, name in enumerate(DIMENSIONS)]
+        return max((share for share in shares if share is not None), default=None)
+
+
+def _share(used: int, limit: int | None) -> float | None:
+    if limit is None:
+        return None
+    return used / limit if limit else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """What is asked for before a call: `fixed`, and `unit` for each of at least `least` and at most `most` units.
+
+    A unit is a token of the answer, so that the answer can be as long as the budget allows. `id`: ours, and unique.
+    """
+
+    id: str
+    claims: tuple[Claim, ...]
+    fixed: Amount
+    unit: Amount = NOTHING
+    least: int = 0
+    most: int = 0
+
+    def amount(self, units: int) -> Amount:
+        """What is held with so many units."""
+        return self.fixed.plus(self.unit, units)
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The hold was taken, with so many units. `standings`: of each claim after it, in their order."""
+
+    units: int
+    standings: tuple[Standing, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It was not, on no account. `needed`: the least that was asked of the account that has less left.
+
+    `is_busy`: what it lacks is held by calls under way, and may come back.
+    """
+
+    standing: Standing
+    dimension: Dimension
+    needed: int
+    is_busy: bool
+
+
+Accounts = Mapping[AccountKey, Account]
+Changes = dict[AccountKey, Account]
+
+
+def standing(account: Account, claim: Claim, now: Moment) -> Standing:
+    """How an account stands for a call."""
+    limits = claim.limits(account)
+    current = _current(account, limits.window_s, now)
+    resets = None
+    if limits.window_s is not None:
+        resets = max(0.0, limits.window_s - (now.since(current.opened) if current.opened else 0.0))
+    return Standing(claim.key, limits, current.used, current.held, resets)
+
+
+def reserve(accounts: Accounts, hold: Hold, now: Moment) -> tuple[Granted, Changes] | Refused:
+    """Take a hold on all its accounts: the most units that every one of them has left. A missing account is empty."""
+    units, changes = hold.most, Changes()
+    for claim in hold.claims:
+        stands = standing(accounts.get(claim.key, EMPTY), claim, now)
+        fitting = _units(stands, hold)
+        if isinstance(fitting, Refused):
+            return fitting
+        units = min(units, fitting)
+    granted = hold.amount(units)
+    standings = []
+    for claim in hold.claims:
+        account = _current(accounts.get(claim.key, EMPTY), claim.configured.window_s, now)
+        changes[claim.key] = taken = _take(account, claim.key, granted)
+        standings.append(standing(taken, claim, now))
+    return Granted(units, tuple(standings)), changes
+
+
+def extend(accounts: Accounts, hold: Hold, units: int, now: Moment) -> tuple[Granted, Changes]:
+    """Hold up to so many more units; as many as every account has left, which may be none."""
+    for claim in hold.claims:
+        stands = standing(accounts.get(claim.key, EMPTY), claim, now)
+        units = min(units, _room(stands, NOTHING, hold.unit, units))
+    more = NOTHING.plus(hold.unit, units)
+    changes, standings = Changes(), []
+    for claim in hold.claims:
+        account = _current(accounts.get(claim.key, EMPTY), claim.configured.window_s, now)
+        # The count of requests holds nothing, and nothing would be given back there.
+        changes[claim.key] = taken = account if claim.key.kind == "rate" else _hold(account, more)
+        standings.append(standing(taken, claim, now))
+    return Granted(units, tuple(standings)), changes
+
+
+def settle(accounts: Accounts, keys: Iterable[AccountKey], held: Amount, spent: Amount) -> Changes:
+    """Give back what was held on these accounts, and add what was spent. Nothing spent: the hold is released."""
+    changes = Changes()
+    for key in keys:
+        if key.kind != "rate":
+            account = accounts.get(key, EMPTY)
+            changes[key] = replace(account, held=account.held.less(held), used=account.used.plus(spent))
+    return changes
+
+
+def correct(accounts: Accounts, keys: Iterable[AccountKey], wrong: Amount, right: Amount) -> Changes:
+    """Put what was really spent in the place of what it was taken for when a hold had run out."""
+    changes = Changes()
+    for key in keys:
+        if key.kind != "rate":
+            account = accounts.get(key, EMPTY)
+            changes[key] = replace(account, used=account.used.less(wrong).plus(right))
+    return changes
+
+
+def is_over(renewed: Moment, lease_s: float, now: Moment) -> bool:
+    """Whether the lease of a hold has ended. One of an earlier boot has no owner any more."""
+    return not now.is_of_boot(renewed) or now.since(renewed) > lease_s
+
+
+def narrowest(standings: Sequence[Standing]) -> Standing | None:
+    """The account that has the largest share used; None where nothing is limited."""
+    limited = [one for one in standings if one.used_fraction is not None and one.key.kind != "rate"]
+    return max(limited, key=lambda one: one.used_fraction or 0.0, default=None)
+
+
+def _current(account: Account, window_s: float | None, now: Moment) -> Account:
+    """The account in the window that is running now; its first one begins with what it had used until then."""
+    if window_s is None:
+        return account
+    if account.opened is None:
+        return replace(account, opened=now)
+    if now.since(account.opened) < window_s:
+        return account
+    return replace(account, used=NOTHING, opened=now)
+
+
+def _take(account: Account, key: AccountKey, amount: Amount) -> Account:
+    if key.kind == "rate":
+        # A request counts when it is made, however long it then takes and whatever becomes of it.
+        return replace(account, used=account.used.plus(Amount(calls=amount.calls)))
+    return _hold(account, amount)
+
+
+def _hold(account: Account, amount: Amount) -> Account:
+    return replace(account, held=account.held.plus(amount))
+
+
+def _units(stands: Standing, hold: Hold) -> int | Refused:
+    least = hold.amount(hold.least)
+    for at, name in enumerate(DIMENSIONS):
+        limit = stands.limits.of(name)
+        if limit is not None and least[at] and stands.used[at] + stands.held[at] + least[at] > limit:
+            is_busy = stands.used[at] + least[at] <= limit
+            return Refused(stands, name, least[at], is_busy)
+    return _room(stands, hold.fixed, hold.unit, hold.most)
+
+
+def _room(stands: Standing, fixed: Amount, unit: Amount, most: int) -> int:
+    """Units, up to `most`, for which there is room beside `fixed`."""
+    units = most
+    for at, name in enumerate(DIMENSIONS):
+        left = stands.left(name)
+        if left is not None and unit[at]:
+            units = min(units, max(0, left - fixed[at]) // unit[at])
+    return units

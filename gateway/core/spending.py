@@ -1,0 +1,375 @@
+"""What a call is charged to, what is held for it before it is sent, and what is said where that cannot be.
+
+The arithmetic is the ledger's; here it is decided with which numbers. See `gateway.core.ledger`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from math import ceil
+from typing import Final, NamedTuple
+
+from gateway.core.errors import BudgetBusy, BudgetExhausted, BudgetFault, RateLimited
+from gateway.core.ledger import (
+    DIMENSIONS,
+    MOST,
+    NANO,
+    NO_LIMITS,
+    NOTHING,
+    AccountKey,
+    Amount,
+    Claim,
+    Dimension,
+    Granted,
+    Hold,
+    Limits,
+    Refused,
+    Standing,
+    nano,
+    narrowest,
+)
+from gateway.core.ports import SessionKey
+from gateway.core.pricing import Price
+from gateway.core.usage import Charge, Usage
+
+#: of an answer whose length nobody limits, where the model's own limit is not known either
+DEFAULT_OUTPUT: Final = 16_384
+#: Such an answer may take this share of what is left, so that one call does not keep all others waiting, ...
+_OUTPUT_SHARE: Final = 4
+#: ... but not less than this
+_OUTPUT_LEAST: Final = 4_096
+#: held for a stream at first, and by which its hold is extended while it runs
+STREAM_STEP: Final = 2_048
+#: an answer shorter than this is of no use to anyone
+_USEFUL: Final = 16
+#: of what is left, the share that is kept for the answer when a request is made to fit
+_ANSWER_SHARE: Final = 4
+_MINUTE_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetPolicy:
+    """The `budget:` settings.
+
+    Attributes:
+        session: limits of every session.
+        cached_weight: what a token counts that the provider had cached.
+        warn_at: share used from which on answers carry a warning.
+        modes: whether tool results shrink as the budget does.
+        clamp: whether an answer's limit is lowered to what is left, instead of refusing the call.
+        exhausted_status: HTTP status of a refusal.
+    """
+
+    session: Limits = NO_LIMITS
+    cached_weight: float = 1.0
+    warn_at: float = 0.8
+    modes: bool = True
+    clamp: bool = True
+    exhausted_status: int = 400
+
+
+class KeyBudget(NamedTuple):
+    """What a client key may spend in all its sessions, and how many requests it may make in a minute."""
+
+    limits: Limits = NO_LIMITS
+    rpm: int | None = None
+
+
+NO_KEY_BUDGET: Final = KeyBudget()
+
+
+@dataclass(frozen=True, slots=True)
+class Charged:
+    """Who is charged: a client key, a session, its parents from the nearest up; and the budget that a call declares."""
+
+    namespace: str
+    key: KeyBudget = NO_KEY_BUDGET
+    session: SessionKey | None = None
+    parents: tuple[SessionKey, ...] = ()
+    declared: Limits = NO_LIMITS
+
+
+def claims_of(policy: BudgetPolicy, charged: Charged) -> tuple[Claim, ...]:
+    """The accounts of a call: its client key's, its parents' from the top down, its session's."""
+    claims, key = [], charged.key
+    if key.rpm is not None:
+        claims.append(Claim(AccountKey("rate", charged.namespace), Limits(calls=key.rpm, window_s=_MINUTE_S)))
+    if not key.limits.is_none:
+        claims.append(Claim(AccountKey("key", charged.namespace), key.limits))
+    claims += [Claim(parent.account, policy.session) for parent in reversed(charged.parents)]
+    if charged.session is not None:
+        claims.append(Claim(charged.session.account, policy.session, charged.declared))
+    return tuple(claims)
+
+
+def accounts_of(claims: Sequence[Claim]) -> tuple[AccountKey, ...]:
+    """Those that what was spent is added to."""
+    return tuple(claim.key for claim in claims if claim.key.kind != "rate")
+
+
+def spent_by(charge: Charge | None, cached_weight: float) -> Amount:
+    """What of a charge counts against a budget."""
+    if charge is None:
+        return NOTHING
+    usage = charge.usage
+    cached = min(usage.cache_read_tokens, usage.total_tokens)
+    tokens = usage.total_tokens - cached + ceil(cached * cached_weight)
+    return Amount(min(MOST, tokens), nano(charge.cost_usd or 0), 1)
+
+
+class Rate(NamedTuple):
+    """USD for a token of input and of output, the dearest kind of each: what is not known yet is not cheap."""
+
+    input: Decimal
+    output: Decimal
+
+
+def rate_of(price: Price | None, input_tokens: int, tier: str | None) -> Rate | None:
+    """What a call will cost a token at the most; None where nobody knows."""
+    if price is None:
+        return None
+    rates = price.rates_for(Usage.of(input_tokens, 0), tier)
+    return Rate(
+        _dearest(rates.input, rates.cache_write, rates.audio_input),
+        _dearest(rates.output, rates.audio_output, rates.reasoning),
+    )
+
+
+def _dearest(*rates: Decimal | None) -> Decimal:
+    return max(rate for rate in rates if rate is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a call may take.
+
+    Attributes:
+        input_tokens: at the most, as far as one can be sure.
+        output: the limit of one answer that the call itself sets.
+        model_output: the limit that the model has.
+        answers: how many it asks for.
+        has_output: whether the answer is paid by its tokens at all.
+        rate: USD of a token.
+        is_priced: its price is known, or it has none.
+        can_grow: its hold can be extended while the answer comes.
+    """
+
+    input_tokens: int
+    output: int | None = None
+    model_output: int | None = None
+    answers: int = 1
+    has_output: bool = True
+    rate: Rate | None = None
+    is_priced: bool = True
+    can_grow: bool = False
+
+
+def hold_for(
+    call_id: str, claims: tuple[Claim, ...], standings: Sequence[Standing], need: Need, *, clamp: bool
+) -> Hold:
+    """What to hold for a call; `standings`: of its accounts, as they were read."""
+    rate = need.rate or Rate(Decimal(0), Decimal(0))
+    fixed = Amount(max(1, need.input_tokens), nano(rate.input * need.input_tokens), 1)
+    if not need.has_output:
+        return Hold(call_id, claims, fixed)
+    unit = Amount(need.answers, nano(rate.output * need.answers))
+    most = _longest(need, fixed, unit, standings)
+    if need.output is None and need.can_grow:
+        most = min(most, STREAM_STEP)
+    least = min(most, _USEFUL) if clamp or need.output is None else most
+    return Hold(call_id, claims, fixed, unit, least, most)
+
+
+def _longest(need: Need, fixed: Amount, unit: Amount, standings: Sequence[Standing]) -> int:
+    """Units of an answer that nothing but the budget cuts short."""
+    limits = [limit for limit in (need.output, need.model_output) if limit is not None]
+    if need.output is not None:
+        return min(limits)
+    most = min(limits, default=DEFAULT_OUTPUT)
+    left = units_left(standings, fixed, unit, most * _OUTPUT_SHARE)
+    return min(most, max(_OUTPUT_LEAST, left // _OUTPUT_SHARE))
+
+
+def units_left(standings: Sequence[Standing], fixed: Amount, unit: Amount, most: int) -> int:
+    """Units, up to `most`, that every account has left beside `fixed`."""
+    units = most
+    for stands in standings:
+        for at, name in enumerate(DIMENSIONS):
+            left = stands.left(name)
+            if left is not None and unit[at]:
+                units = min(units, max(0, left - fixed[at]) // unit[at])
+    return units
+
+
+def limit_to_set(hold: Hold, granted: Granted, need: Need) -> int | None:
+    """The limit that the call has to be sent with, so that its answer stays within what is held; None: as it is."""
+    if not need.has_output or not is_limited(granted.standings):
+        return None
+    if need.output is not None:
+        return granted.units if granted.units < need.output else None
+    most = need.model_output or DEFAULT_OUTPUT
+    if not need.can_grow:
+        return granted.units if need.model_output is None or granted.units < most else None
+    # The hold grows with the answer; what is left bounds it at the provider too.
+    total = granted.units + units_left(granted.standings, NOTHING, hold.unit, most)
+    return total if total < most else None
+
+
+def is_limited(standings: Sequence[Standing], dimension: Dimension | None = None) -> bool:
+    """Whether a budget is in force: in this dimension, or in any."""
+    names = DIMENSIONS if dimension is None else (dimension,)
+    return any(
+        stands.key.kind != "rate" and stands.limits.of(name) is not None for stands in standings for name in names
+    )
+
+
+def affordable_input(standings: Sequence[Standing], output: int | None, rate: Rate | None) -> int | None:
+    """Input tokens that the budgets still allow beside an answer: what the call asks for it, up to a quarter.
+
+    None where no budget says anything of it.
+    """
+    found = []
+    for stands in standings:
+        tokens, usd = stands.left("tokens"), stands.left("nano_usd")
+        if tokens is not None:
+            found.append(tokens - min(output or _OUTPUT_LEAST, tokens // _ANSWER_SHARE))
+        if usd is not None and rate is not None and rate.input > 0:
+            for_input = usd - min(nano(rate.output * (output or _OUTPUT_LEAST)), usd // _ANSWER_SHARE)
+            found.append(int(Decimal(for_input) / NANO / rate.input))
+    return max(1, min(found)) if found else None
+
+
+def remaining_fraction(standings: Sequence[Standing]) -> float:
+    """Of the narrowest budget; calls under way are not spent yet. 1 where there is none."""
+    stands = narrowest(standings)
+    return 1.0 if stands is None else max(0.0, 1.0 - (stands.used_fraction or 0.0))
+
+
+def refusal(refused: Refused, claim: Claim, policy: BudgetPolicy, now: float) -> BudgetFault:
+    """What the caller is told. `now`: the time of day, seconds since the epoch."""
+    stands, name = refused.standing, refused.dimension
+    at = DIMENSIONS.index(name)
+    arithmetic = budget_json(stands, name, now) | {"needed": _number(refused.needed, name)}
+    if stands.key.kind == "rate":
+        limited = RateLimited(
+            f"The client key makes more than its {stands.limits.calls:,} requests a minute. "
+            f"Wait {ceil(stands.resets_s or 0)} s.",
+            arithmetic,
+        )
+        limited.retry_after = max(1, ceil(stands.resets_s or 0))
+        return limited
+    limit = stands.limits.of(name) or 0
+    whose = f'Session "{stands.key.id}"' if stands.key.kind == "session" else f'The client key "{stands.key.namespace}"'
+    used = f"{whose} has used {_said(stands.used[at], name)} of its {_said(limit, name, unit=True)}"
+    if refused.is_busy:
+        return BudgetBusy(
+            f"{used}, and calls under way hold {_said(stands.held[at], name)}: this one needs "
+            f"{_said(refused.needed, name)}. Try again when one of them has ended.",
+            arithmetic,
+        )
+    short = "" if stands.used[at] >= limit else f", and this call needs {_said(refused.needed, name)}"
+    exhausted = BudgetExhausted(f"{used}{short}. {_remedy(stands, name, claim)}", arithmetic)
+    exhausted.status = policy.exhausted_status
+    return exhausted
+
+
+def _remedy(stands: Standing, name: Dimension, claim: Claim) -> str:
+    refills = f"It refills in {_time(stands.resets_s)}. " if stands.resets_s is not None else ""
+    limit = stands.limits.of(name) or 0
+    if claim.declared.of(name) == limit:
+        header = {"tokens": "x-session-budget-tokens", "nano_usd": "x-session-budget-usd"}.get(name, "")
+        return f"{refills}The call itself declares this budget in {header}: raise it there, or start a new session."
+    if stands.key.kind == "key":
+        return f"{refills}Raise its budget where the key is configured (auth.keys, or gateway keys)."
+    option = {"tokens": "", "nano_usd": "--usd ", "calls": "--calls "}[name]
+    more = f"{2 * limit / NANO:g}" if name == "nano_usd" else str(2 * limit)
+    return f"{refills}Raise it with: gateway sessions budget {stands.key.id} {option}{more}, or start a new session."
+
+
+def budget_json(stands: Standing, name: Dimension, now: float) -> dict[str, object]:
+    """One budget for programs: whose, of what, its limit, what is used, held and left, and when it refills."""
+    at = DIMENSIONS.index(name)
+    resets = None
+    if stands.resets_s is not None:
+        resets = datetime.fromtimestamp(now + stands.resets_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    limit = stands.limits.of(name)
+    return {
+        "account": stands.key.kind,
+        "unit": _UNITS[name],
+        "limit": _number(limit, name) if limit is not None else None,
+        "used": _number(stands.used[at], name),
+        "held": _number(stands.held[at], name),
+        "resets_at": resets,
+    }
+
+
+_UNITS: Final[Mapping[Dimension, str]] = {"tokens": "tokens", "nano_usd": "usd", "calls": "calls"}
+
+
+def usd(nano_usd: int) -> str:
+    """US dollars as we write them: six decimals."""
+    return f"{Decimal(nano_usd) / NANO:.6f}"
+
+
+def _number(value: int, name: Dimension) -> int | str:
+    return usd(value) if name == "nano_usd" else value
+
+
+def _said(value: int, name: Dimension, *, unit: bool = False) -> str:
+    if name == "nano_usd":
+        return f"{usd(value)} USD"
+    return f"{value:,} {_UNITS[name]}" if unit else f"{value:,}"
+
+
+def _time(seconds: float) -> str:
+    for size, name in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{round(seconds / size)} {name}"
+    return f"{ceil(seconds)} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What a caller is told of the budgets in force: the one of each kind that has least left; None where none is.
+
+    `warning`: the largest share used, where it is large enough to warn of.
+    """
+
+    limit_tokens: int | None = None
+    left_tokens: int | None = None
+    limit_usd: str | None = None
+    left_usd: str | None = None
+    warning: float | None = None
+
+
+def allowance(standings: Sequence[Standing], warn_at: float) -> Allowance | None:
+    """What to tell of these accounts; None where nothing is limited."""
+    nearest = narrowest(standings)
+    if nearest is None:
+        return None
+    used = nearest.used_fraction or 0.0
+    limit_tokens, left_tokens = _least_left(standings, "tokens")
+    limit_nano, left_nano = _least_left(standings, "nano_usd")
+    return Allowance(
+        limit_tokens,
+        left_tokens,
+        usd(limit_nano) if limit_nano is not None else None,
+        usd(left_nano) if left_nano is not None else None,
+        used if used >= warn_at else None,
+    )
+
+
+def _least_left(standings: Sequence[Standing], name: Dimension) -> tuple[int | None, int | None]:
+    """Limit and what is left of it, of the account that has the least left."""
+    found = [
+        (left, limit)
+        for stands in standings
+        if stands.key.kind != "rate"
+        and (left := stands.left(name)) is not None
+        and (limit := stands.limits.of(name)) is not None
+    ]
+    left, limit = min(found, default=(None, None))
+    return limit, left

@@ -1,0 +1,29 @@
+"""What time it is, for holds and windows: wall time, and a clock that nobody sets."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from gateway.core.ledger import Moment
+
+#: Linux's clock that also runs while a machine sleeps, else the monotonic one. Both are the same for all processes.
+_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", None)
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+def now() -> Moment:
+    """This moment."""
+    mono = time.clock_gettime(_CLOCK) if _CLOCK is not None else time.monotonic()
+    return Moment(time.time(), mono, _boot())
+
+
+@cache
+def _boot() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        # Then a boot shows in that the clock has gone back.
+        return ""

@@ -1,0 +1,146 @@
+"""Holds that are open in this worker: kept alive, noted how far they are, extended; and those that others left behind.
+
+A worker that dies says nothing more of its holds. When their leases end, any worker that shares the store settles them
+from what was noted last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.core.errors import StoreUnavailable
+from gateway.core.ports import CallRecord, Store
+
+logger = logging.getLogger("gateway")
+
+#: between two notes of how far a stream is: what a crash may leave unknown
+TICK_S: Final = 1.0
+#: A lease is renewed when this share of it has passed, ...
+_RENEW_AT: Final = 0.33
+#: ... and looked for in the store, where its worker is gone, so often
+_SWEEP_S: Final = 5.0
+_SWEEP_MOST: Final = 100
+#: A hold is extended when fewer tokens than this are left of it; a fast model gives some hundred tokens a second.
+_SOON_USED: Final = 1_024
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One open hold.
+
+    Attributes:
+        tokens: of the answer, held so far.
+        step: units by which it is extended as it is used up, see `Hold`; 0 where it is not.
+        answers: asked for in one call: a unit is a token of each.
+        delivered: tokens of the answer that have come.
+        is_over: it could not be extended; the answer has to end.
+    """
+
+    id: str
+    tokens: int
+    step: int = 0
+    answers: int = 1
+    delivered: Callable[[], int] = field(default=lambda: 0)
+    is_over: bool = False
+    renewed_at: float = 0.0
+    noted: int = 0
+
+
+class Leases:
+    """Keeps the holds of one worker alive. `settle` takes the records of calls whose worker is gone."""
+
+    def __init__(
+        self,
+        store: Store,
+        settle: Callable[[CallRecord], Awaitable[object]],
+        *,
+        lease_s: float,
+        tick_s: float = TICK_S,
+        sweep_s: float = _SWEEP_S,
+    ) -> None:
+        self._store = store
+        self._settle = settle
+        self.lease_s = lease_s
+        self._tick_s = tick_s
+        self._sweep_s = sweep_s
+        self._open: dict[str, Lease] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin. Needs a running event loop."""
+        self._tasks = [asyncio.create_task(self._keep()), asyncio.create_task(self._sweep())]
+
+    def open(self, lease: Lease) -> Lease:
+        """Keep a hold that was just taken."""
+        lease.renewed_at = time.monotonic()
+        self._open[lease.id] = lease
+        return lease
+
+    def close(self, hold_id: str) -> None:
+        """It is being settled."""
+        self._open.pop(hold_id, None)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._tick_s)
+            # Where the store is away nothing can be noted; the leases are long enough to wait for it.
+            with contextlib.suppress(StoreUnavailable):
+                await self.tick()
+
+    async def tick(self) -> None:
+        """Note how far streams are, renew what is due, extend what is nearly used up.
+
+        Raises:
+            StoreUnavailable: the store is away.
+        """
+        now = time.monotonic()
+        noted = {lease.id: tokens for lease in self._open.values() if (tokens := self._news(lease, now)) is not None}
+        if noted:
+            await self._store.renew(noted)
+        for hold_id, tokens in noted.items():
+            lease = self._open.get(hold_id)
+            if lease is not None:
+                lease.noted, lease.renewed_at = tokens, now
+        for lease in [one for one in self._open.values() if one.step and one.tokens - one.noted < _SOON_USED]:
+            await self._extend(lease)
+
+    def _news(self, lease: Lease, now: float) -> int | None:
+        delivered = lease.delivered()
+        is_due = now - lease.renewed_at > self.lease_s * _RENEW_AT
+        return delivered if delivered != lease.noted or is_due else None
+
+    async def _extend(self, lease: Lease) -> None:
+        granted = await self._store.extend(lease.id, lease.step)
+        if granted is not None:
+            lease.tokens += granted.units * lease.answers
+        lease.is_over = lease.noted >= lease.tokens
+
+    async def _sweep(self) -> None:
+        while True:
+            with contextlib.suppress(StoreUnavailable):
+                await self.sweep()
+            await asyncio.sleep(self._sweep_s)
+
+    async def sweep(self) -> None:
+        """Settle the calls whose worker is gone.
+
+        Raises:
+            StoreUnavailable: the store is away.
+        """
+        for opened in await self._store.overdue(_SWEEP_MOST):
+            if opened.hold.id in self._open:
+                continue  # ours: a store that was away kept us from renewing it
+            logger.warning("call %s was left by its worker: charged for what is known of it", opened.hold.id)
+            await self._settle(opened.as_lost())
+
+    async def aclose(self) -> None:
+        """Stop; what is still open ends with its lease."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -1,0 +1,157 @@
+"""Accounts and holds: what the ledger's arithmetic is applied to, inside whatever transaction there is."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from gateway.core import ledger
+from gateway.core.ledger import (
+    EMPTY,
+    NOTHING,
+    Account,
+    AccountKey,
+    Amount,
+    Claim,
+    Dimension,
+    Granted,
+    Moment,
+    Refused,
+    Standing,
+)
+from gateway.core.ports import CallRecord, OpenHold
+
+_ACCOUNT: Final = (
+    "SELECT used_tokens, used_nano_usd, used_calls, held_tokens, held_nano_usd, held_calls, "
+    "opened_wall, opened_mono, opened_boot, decided FROM accounts WHERE kind = ? AND namespace = ? AND id = ?"
+)
+_KEEP_ACCOUNT: Final = "INSERT OR REPLACE INTO accounts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_HOLD: Final = "SELECT units, noted, value FROM holds WHERE id = ?"
+_IS_SETTLED: Final = "SELECT 1 FROM calls WHERE call_id = ?"
+_KEEP_HOLD: Final = (
+    "INSERT INTO holds (id, units, noted, boot, mono, wall, lease_s, value) VALUES (?, ?, 0, ?, ?, ?, ?, ?)"
+)
+_DROP_HOLD: Final = "DELETE FROM holds WHERE id = ? RETURNING units, value"
+_ADD_UNITS: Final = "UPDATE holds SET units = units + ? WHERE id = ?"
+_RENEW: Final = "UPDATE holds SET boot = ?, mono = ?, wall = ?, noted = max(noted, ?) WHERE id = ?"
+#: `ledger.is_over`; the boot that a hold of this machine run has is nearly always this one
+_OVERDUE: Final = (
+    "SELECT units, noted, value FROM holds WHERE boot != :boot OR mono > :mono OR :mono - mono > lease_s LIMIT :limit"
+)
+_HOLDS: Final = msgspec.json.Decoder(OpenHold)
+#: limits that an operator set, as JSON
+_DECIDED: Final = msgspec.json.Decoder(dict[Dimension, int | None])
+_KEY_COLUMNS: Final = "kind = ? AND namespace = ? AND id = ?"
+
+
+def reserve(db: sqlite3.Connection, opened: OpenHold, lease_s: float, now: Moment) -> Granted | Refused:
+    """See `Store.reserve`."""
+    hold = opened.hold
+    known = db.execute(_HOLD, (hold.id,)).fetchone()
+    if known is not None:
+        return Granted(known[0], standings(db, hold.claims, now))
+    if db.execute(_IS_SETTLED, (hold.id,)).fetchone() is not None:
+        # The call is over: this was under way for longer. Nobody would give it back.
+        return Granted(hold.least, standings(db, hold.claims, now))
+    outcome = ledger.reserve(_accounts(db, (claim.key for claim in hold.claims)), hold, now)
+    if isinstance(outcome, Refused):
+        return outcome
+    granted, changes = outcome
+    _keep(db, changes, now.wall)
+    value = msgspec.json.encode(opened)
+    db.execute(_KEEP_HOLD, (hold.id, granted.units, now.boot, now.mono, now.wall, lease_s, value))
+    return granted
+
+
+def extend(db: sqlite3.Connection, hold_id: str, units: int, now: Moment) -> Granted | None:
+    """See `Store.extend`."""
+    row = db.execute(_HOLD, (hold_id,)).fetchone()
+    if row is None:
+        return None
+    hold = _opened(row).hold
+    granted, changes = ledger.extend(_accounts(db, (claim.key for claim in hold.claims)), hold, units, now)
+    _keep(db, changes, now.wall)
+    db.execute(_ADD_UNITS, (granted.units, hold_id))
+    return granted
+
+
+def renew(db: sqlite3.Connection, noted: Mapping[str, int], now: Moment) -> None:
+    """See `Store.renew`."""
+    db.executemany(_RENEW, ((now.boot, now.mono, now.wall, tokens, hold_id) for hold_id, tokens in noted.items()))
+
+
+def overdue(db: sqlite3.Connection, limit: int, now: Moment) -> list[OpenHold]:
+    """See `Store.overdue`."""
+    rows = db.execute(_OVERDUE, {"boot": now.boot, "mono": now.mono, "limit": limit})
+    return [_opened(row) for row in rows]
+
+
+def standings(db: sqlite3.Connection, claims: Sequence[Claim], now: Moment) -> tuple[Standing, ...]:
+    """See `Store.standings`."""
+    accounts = _accounts(db, (claim.key for claim in claims))
+    return tuple(ledger.standing(accounts.get(claim.key, EMPTY), claim, now) for claim in claims)
+
+
+def decide(db: sqlite3.Connection, key: AccountKey, limits: Mapping[Dimension, int | None] | None, now: Moment) -> None:
+    """See `Store.decide`."""
+    account = _accounts(db, (key,)).get(key, EMPTY)
+    decided = {**account.decided, **limits} if limits is not None else {}
+    _keep(db, {key: replace(account, decided=decided)}, now.wall)
+
+
+def settle(db: sqlite3.Connection, record: CallRecord, lost: CallRecord | None) -> None:
+    """Give the call's hold back and charge its accounts; `lost`: what it was charged when it was taken for lost."""
+    ended = record.started_at + record.duration_s
+    held = db.execute(_DROP_HOLD, (record.call_id,)).fetchone()
+    if lost is not None:
+        _keep(db, ledger.correct(_accounts(db, record.accounts), record.accounts, lost.spent, record.spent), ended)
+        return
+    back, of_hold = NOTHING, tuple[AccountKey, ...]()
+    if held is not None:
+        units, value = held
+        hold = _HOLDS.decode(value).hold
+        back, of_hold = hold.amount(units), tuple(claim.key for claim in hold.claims)
+    keys = dict.fromkeys((*of_hold, *record.accounts))
+    accounts = _accounts(db, keys)
+    changes = ledger.settle(accounts, of_hold, back, NOTHING)
+    _keep(db, changes | ledger.settle({**accounts, **changes}, record.accounts, NOTHING, record.spent), ended)
+
+
+def clear(db: sqlite3.Connection, key: AccountKey) -> None:
+    """Nothing is used any more; what is held stays."""
+    db.execute(
+        f"UPDATE accounts SET used_tokens = 0, used_nano_usd = 0, used_calls = 0 WHERE {_KEY_COLUMNS}",  # noqa: S608
+        key,
+    )
+
+
+def _accounts(db: sqlite3.Connection, keys: Iterable[AccountKey]) -> dict[AccountKey, Account]:
+    found = {}
+    for key in keys:
+        row = db.execute(_ACCOUNT, key).fetchone()
+        if row is not None:
+            found[key] = _account(row)
+    return found
+
+
+def _account(row: Sequence[Any]) -> Account:
+    wall, mono, boot, decided = row[6:]
+    opened = Moment(wall, mono, boot) if wall is not None else None
+    return Account(Amount(*row[:3]), Amount(*row[3:6]), opened, _DECIDED.decode(decided) if decided else {})
+
+
+def _keep(db: sqlite3.Connection, changes: Mapping[AccountKey, Account], now: float) -> None:
+    for key, account in changes.items():
+        opened = account.opened
+        decided = msgspec.json.encode(account.decided) if account.decided else None
+        times = (opened.wall, opened.mono, opened.boot) if opened is not None else (None, None, None)
+        db.execute(_KEEP_ACCOUNT, (*key, *account.used, *account.held, *times, decided, now))
+
+
+def _opened(row: tuple[int, int, bytes]) -> OpenHold:
+    units, noted, value = row
+    return replace(_HOLDS.decode(value), units=units, noted=noted)
