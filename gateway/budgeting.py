@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from gateway.core.errors import InvalidRequest, PriceUnknown
-from gateway.core.ledger import Claim, Refused, Standing
+from gateway.core.ledger import Amount, Claim, Hold, Refused, Standing
 from gateway.core.ports import CallRecord, OpenHold, SessionKey, Store
 from gateway.core.spending import (
     STREAM_STEP,
@@ -19,6 +19,7 @@ from gateway.core.spending import (
     limit_to_set,
     refusal,
 )
+from gateway.stores.blind import Blind
 from gateway.stores.leases import Lease, Leases
 
 #: of agents that call agents
@@ -27,16 +28,19 @@ _MOST_PARENTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """The accounts of a call, and how they stood when they were read."""
+    """The accounts of a call, and how they stood when they were read; `is_blind`: last, the store is away."""
 
     claims: tuple[Claim, ...] = ()
     standings: tuple[Standing, ...] = ()
+    is_blind: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
     """A hold. `limit`: of the answer, to be sent with the call; None: as the call has it."""
 
+    hold: Hold
+    units: int
     lease: Lease
     limit: int | None
     book: Book
@@ -45,11 +49,14 @@ class Taken:
 class Budgets:
     """What calls may spend. Shared by all calls under one configuration."""
 
-    def __init__(self, store: Store, leases: Leases, policy: BudgetPolicy, wall: Callable[[], float]) -> None:
+    def __init__(
+        self, store: Store, leases: Leases, blind: Blind, policy: BudgetPolicy, wall: Callable[[], float]
+    ) -> None:
         self.policy = policy
         self._store = store
         self._leases = leases
         self._wall = wall
+        self._blind = blind
 
     async def parents(self, session: SessionKey, known: str | None, named: str | None) -> tuple[SessionKey, ...]:
         """The sessions that called for this one, from the nearest up; `named`: as this call says, the first time.
@@ -82,11 +89,22 @@ class Budgets:
     async def book(self, charged: Charged) -> Book:
         """The accounts of a call as they stand."""
         claims = claims_of(self.policy, charged)
-        return Book(claims, await self._store.standings(claims))
+        standings = await self._store.standings(claims)
+        self._blind.saw(standings)
+        return Book(claims, standings)
 
-    async def now(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
+    def blind_book(self, charged: Charged) -> Book:
+        """The same as far as this worker knows: the store is away."""
+        claims = self._blind.claims(claims_of(self.policy, charged))
+        return Book(claims, self._blind.standings(claims), is_blind=True)
+
+    async def again(self, book: Book) -> Book:
         """How the accounts stand now."""
-        return await self._store.standings(claims)
+        if book.is_blind:
+            return replace(book, standings=self._blind.standings(book.claims))
+        standings = await self._store.standings(book.claims)
+        self._blind.saw(standings)
+        return replace(book, standings=standings)
 
     async def reserve(self, book: Book, need: Need, lost: CallRecord) -> Taken:
         """Hold what a call needs; `lost`: the record to write should nobody settle it.
@@ -105,14 +123,22 @@ class Budgets:
             )
         hold = hold_for(lost.call_id, book.claims, book.standings, need, clamp=self.policy.clamp)
         unit_usd = need.rate.output if need.rate is not None else None
-        outcome = await self._store.reserve(OpenHold(hold, lost, unit_usd=unit_usd), self._leases.lease_s)
+        if book.is_blind:
+            outcome = self._blind.reserve(hold)
+        else:
+            outcome = await self._store.reserve(OpenHold(hold, lost, unit_usd=unit_usd), self._leases.lease_s)
         if isinstance(outcome, Refused):
             claim = next(claim for claim in book.claims if claim.key == outcome.standing.key)
             raise refusal(outcome, claim, self.policy, self._wall())
-        grows = need.can_grow and need.output is None and is_limited(outcome.standings)
+        grows = need.can_grow and need.output is None and not book.is_blind and is_limited(outcome.standings)
         lease = Lease(hold.id, outcome.units * need.answers, STREAM_STEP if grows else 0, need.answers)
-        return Taken(self._leases.open(lease), limit_to_set(hold, outcome, need), Book(book.claims, outcome.standings))
+        if not book.is_blind:
+            self._leases.open(lease)
+        limit = limit_to_set(hold, outcome, need)
+        return Taken(hold, outcome.units, lease, limit, replace(book, standings=outcome.standings))
 
-    def close(self, lease: Lease) -> None:
-        """The call is being settled."""
-        self._leases.close(lease.id)
+    def close(self, taken: Taken, spent: Amount) -> None:
+        """The call was settled."""
+        self._leases.close(taken.lease.id)
+        if taken.book.is_blind:
+            self._blind.settle(taken.hold, taken.units, spent)

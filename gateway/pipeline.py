@@ -305,6 +305,7 @@ class _Progress:
     asked: Asked | None = None
     remembered: Remembered = _NOTHING_REMEMBERED
     plan: Plan | None = None
+    charged: Charged = field(default_factory=lambda: Charged(""))
     book: Book = field(default_factory=Book)
     taken: Taken | None = None
     mode: ResponseMode | None = None
@@ -390,7 +391,7 @@ class Exchange:
         if metered:
             await self._open_book()
         await self._make_ready(call, route)
-        before = await gateway.store.totals(progress.session) if progress.session and call.stream else None
+        before = await self._totals_now() if call.stream else None
         answer = await self._send(call, route, provider)
         if not 200 <= answer.status < 300:  # noqa: PLR2004
             return await self._error_answer(answer)
@@ -451,14 +452,41 @@ class Exchange:
     async def _open_book(self) -> None:
         """Read what the session remembers, and how the accounts stand that the call is charged to."""
         progress, gateway, caller = self._p, self._gateway, self._in.caller
-        session, parents = progress.session, tuple[SessionKey, ...]()
+        progress.charged = Charged(
+            caller.namespace, caller.budget, progress.session, declared=self._in.directives.budget
+        )
+        if not gateway.settler.is_away:
+            try:
+                await self._read_book()
+            except StoreUnavailable as error:
+                gateway.settler.away(error)
+            else:
+                return
+        self._open_blind_book()
+
+    async def _read_book(self) -> None:
+        progress, gateway, named = self._p, self._gateway, self._in.directives.parent
+        session = progress.session
         if session is not None:
             progress.remembered = await gateway.store.remembered(session)
             known = progress.remembered.state.parent
-            if known is not None or self._in.directives.parent is not None:
-                parents = await gateway.budgets.parents(session, known, self._in.directives.parent)
-        charged = Charged(caller.namespace, caller.budget, session, parents, self._in.directives.budget)
-        progress.book = await gateway.budgets.book(charged)
+            if known is not None or named is not None:
+                parents = await gateway.budgets.parents(session, known, named)
+                progress.charged = replace(progress.charged, parents=parents)
+        progress.book = await gateway.budgets.book(progress.charged)
+
+    def _open_blind_book(self) -> None:
+        """As the accounts stood when they were last seen.
+
+        Raises:
+            StoreUnavailable: no calls are taken while the store is away.
+        """
+        self._gateway.settler.check()
+        charged, named = self._p.charged, self._in.directives.parent
+        if named is not None and not charged.parents:
+            charged = replace(charged, parents=(SessionKey(charged.namespace, named),))
+        self._p.book = self._gateway.budgets.blind_book(charged)
+        self._p.notes["store"] = "away: its budget is as it was last seen"
 
     async def _make_ready(self, call: Call, route: Route) -> None:
         """Decide what is sent, and hold what it may cost. Tool results shrink before a call is refused.
@@ -517,7 +545,13 @@ class Exchange:
         if not progress.book.claims:
             return
         need = self._need(call, route)
-        progress.taken = await gateway.budgets.reserve(progress.book, need, self._lost_record(need))
+        lost = self._lost_record(need)
+        try:
+            progress.taken = await gateway.budgets.reserve(progress.book, need, lost)
+        except StoreUnavailable as error:
+            gateway.settler.away(error)
+            self._open_blind_book()
+            progress.taken = await gateway.budgets.reserve(progress.book, need, lost)
         progress.book = progress.taken.book
 
     def _need(self, call: Call, route: Route) -> Need:
@@ -891,7 +925,7 @@ class Exchange:
         return allowance(self._p.book.standings, self._gateway.budgets.policy.warn_at)
 
     async def _totals_now(self) -> Totals | None:
-        if self._p.session is None:
+        if self._p.session is None or self._gateway.settler.is_away:
             return None
         with contextlib.suppress(StoreUnavailable):
             return await self._gateway.store.totals(self._p.session)
@@ -908,7 +942,7 @@ class Exchange:
         if taken is not None or (self._record.session is not None and not isinstance(self._p.fault, GatewayFault)):
             self._totals = await self._gateway.settler.settle(self._record)
             if taken is not None:
-                self._gateway.budgets.close(taken.lease)
+                self._gateway.budgets.close(taken, self._record.spent)
             await self._read_book_again()
         self._settled = True
         for observer in self._gateway.observers:
@@ -923,7 +957,7 @@ class Exchange:
         book = self._p.book
         if is_limited(book.standings):
             with contextlib.suppress(StoreUnavailable):
-                self._p.book = replace(book, standings=await self._gateway.budgets.now(book.claims))
+                self._p.book = await self._gateway.budgets.again(book)
 
     def _make_record(self) -> CallRecord:
         progress, incoming, clock = self._p, self._in, self._gateway.clock

@@ -39,6 +39,8 @@ from gateway.server.auth import Authenticator, KeyRule, digest
 from gateway.server.context import ContextApi
 from gateway.server.endpoints import Forwarder, Limits
 from gateway.server.sessions import Rules, SessionsApi
+from gateway.stores.blind import Blind
+from gateway.stores.journal import Journal
 from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
 from gateway.stores.memory import MemoryStore
@@ -243,7 +245,13 @@ class Worker:
     def __init__(self, store: Store, settings: config.Settings, load: Load) -> None:
         self.store = store
         self._load = load
-        self._settler = Settler(store)
+        journal, blind = settings.store.journal_path, Blind()
+        self._settler = Settler(
+            store, Journal(journal) if journal else None, is_open=settings.store.on_failure == "open"
+        )
+        self._settler.on_return = blind.forget
+        self._settler.start()
+        self._blind = blind
         self._leases = Leases(store, self._settler.settle, lease_s=settings.budget.lease_s)
         self._leases.start()
         self._learner = Learner(store)
@@ -325,7 +333,7 @@ class Worker:
             store=self.store,
             settler=self._settler,
             planner=planner,
-            budgets=Budgets(self.store, self._leases, budget_policy(settings), time.time),
+            budgets=Budgets(self.store, self._leases, self._blind, budget_policy(settings), time.time),
             learner=self._learner,
             observers=self._observers,
             policy=SessionPolicy(
@@ -392,7 +400,15 @@ class _Parts:
         self._upstreams = upstreams_of(settings.providers)
         self._planner = worker.planner(settings)
         inspector = Inspector(self._planner, routes, worker.catalog.facts)
-        self.rules = Rules(authenticator, routes, worker.catalog, inspector, limits.max_body, limits.body_timeout_s)
+        self.rules = Rules(
+            authenticator,
+            routes,
+            worker.catalog,
+            inspector,
+            budget_policy(settings),
+            limits.max_body,
+            limits.body_timeout_s,
+        )
         self.forwarder = Forwarder(
             worker.gateway(settings, routes, self._upstreams, self._planner), authenticator, limits
         )

@@ -23,16 +23,18 @@ from gateway.core.errors import StoreUnavailable, UpstreamProtocolError, Upstrea
 from gateway.core.fitting.epochs import FitPolicy
 from gateway.core.fitting.strategies import strategies_of
 from gateway.core.forwarding import Provider
+from gateway.core.ledger import Claim, Granted, Limits, Refused, Standing
 from gateway.core.plan import ContextPolicy, SummaryModel
-from gateway.core.ports import CallRecord, Headers, Outgoing, SessionKey
+from gateway.core.ports import CallRecord, Headers, OpenHold, Outgoing, SessionKey
 from gateway.core.pricing import price_per_million
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
-from gateway.core.session import Change, SessionState
+from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.spending import BudgetPolicy
 from gateway.core.usage import Totals
 from gateway.dialects import endpoint
 from gateway.pipeline import MAX_WHOLE_ANSWER, Caller, Exchange, Gateway, Incoming, Reply, SessionPolicy
 from gateway.planning import Planner
+from gateway.stores.blind import Blind
 from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
 from gateway.stores.memory import MemoryStore
@@ -110,14 +112,31 @@ class AwayStore(MemoryStore):
         return await super().settle(record)
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
-        if self.away:
-            raise StoreUnavailable("away")
+        self._look()
         return await super().update(session, change)
 
     async def totals(self, session: SessionKey) -> Totals:
+        self._look()
+        return await super().totals(session)
+
+    async def remembered(self, session: SessionKey) -> Remembered:
+        self._look()
+        return await super().remembered(session)
+
+    async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
+        self._look()
+        return await super().reserve(opened, lease_s)
+
+    async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
+        self._look()
+        return await super().standings(claims)
+
+    async def ping(self) -> None:
+        self._look()
+
+    def _look(self) -> None:
         if self.away:
             raise StoreUnavailable("away")
-        return await super().totals(session)
 
 
 class World:
@@ -147,7 +166,11 @@ class World:
             settler=self.settler,
             planner=self.planner,
             budgets=Budgets(
-                self.store, Leases(self.store, self.settler.settle, lease_s=60), budget or BudgetPolicy(), time.time
+                self.store,
+                Leases(self.store, self.settler.settle, lease_s=60),
+                Blind(),
+                budget or BudgetPolicy(),
+                time.time,
             ),
             learner=learner,
             observers=[Failing(), self.recorder],
@@ -304,9 +327,12 @@ async def test_an_observer_that_fails_fails_no_call_and_no_other_observer(world:
 
 
 async def test_while_the_store_is_away_answers_go_on_and_their_usage_is_kept(world: World) -> None:
-    exchange = world.gateway.handle(world.incoming())
-    world.store.away = True
-    async with exchange as reply:
+    def answer(_: Outgoing) -> FakeReply:
+        world.store.away = True
+        return FakeReply()
+
+    world.upstream.answer = answer
+    async with world.gateway.handle(world.incoming()) as reply:
         assert reply.status == 200
         assert reply.totals is None
         assert not reply.final
@@ -318,11 +344,38 @@ async def test_while_the_store_is_away_answers_go_on_and_their_usage_is_kept(wor
     assert (await world.store.totals(KEY)).total_tokens == 15
 
 
-async def test_a_store_that_is_away_refuses_streams_before_they_cost(world: World) -> None:
+@pytest.mark.parametrize("body", [BODY, STREAM])
+async def test_a_store_that_is_away_refuses_calls_before_they_cost(world: World, body: bytes) -> None:
     world.store.away = True
-    reply, _ = await world.call(world.incoming(STREAM))
-    assert reply.status == 503
+    for _ in range(2):
+        reply, _ = await world.call(world.incoming(body))
+        assert reply.status == 503
     assert world.upstream.sent == []
+    world.store.away = False
+    await world.settler.aclose()
+
+
+async def test_where_calls_go_on_without_the_store_they_are_added_when_it_is_back(world: World) -> None:
+    world.settler.is_open = True
+    world.store.away = True
+    for _ in range(3):
+        reply, _ = await world.call()
+        assert reply.status == 200
+    world.store.away = False
+    await world.settler.aclose()
+    assert (await world.store.totals(KEY)).total_tokens == 3 * 15
+
+
+async def test_without_the_store_no_more_is_spent_than_was_left_when_it_was_last_seen() -> None:
+    world = World(budget=BudgetPolicy(session=Limits(tokens=79)))
+    world.settler.is_open = True
+    assert (await world.call())[0].status == 200
+    world.store.away = True
+    statuses = [(await world.call())[0].status for _ in range(4)]
+    assert statuses == [200, 200, 200, 400], "64 of 79 tokens were left, each call takes 15, and needs 34 to be let through"
+    world.store.away = False
+    await world.settler.aclose()
+    assert (await world.store.totals(KEY)).total_tokens == 4 * 15
 
 
 # --- the way down -------------------------------------------------------------------------------------------------
@@ -627,6 +680,7 @@ async def test_while_the_store_is_away_a_call_is_sent_without_the_summary_that_c
         return FakeReply()
 
     summing.upstream.answer = answer
+    summing.settler.is_open = True
     reply, _ = await summing.call(summing.incoming(long_body()))
     assert reply.status == 200
     _, main = summing.upstream.sent

@@ -33,6 +33,7 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
     context: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Input tokens of a call (context.budget).")
     ] = None,
+    budget: Annotated[int | None, typer.Option(metavar="N", min=0, help="Tokens of a session (budget.tokens).")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes (server.workers).")] = None,
 ) -> None:
     """Run the gateway."""
@@ -46,6 +47,7 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
             ("server.workers", workers),
             ("store.url", store),
             ("context.budget", context),
+            ("budget.tokens", budget),
         )
         if value is not None
     }
@@ -127,7 +129,7 @@ def banner(loaded: Loaded, port: int) -> str:
     urls = max((len(row.base_url) for _, row, _ in shown_providers), default=0)
     lines += [f"  provider  {name:<{names}}  {row.base_url:<{urls}}  key: {key}" for name, row, key in shown_providers]
     origin = str(loaded.file) if loaded.file else "built-in defaults"
-    lines.append(f"  store     {_store(settings)}      config: {origin}")
+    lines.append(f"  store     {_store(settings)}      session budget: {_budget(settings)}      config: {origin}")
     if settings.auth.keys:
         lines.append(f"  clients   {', '.join(key.name for key in settings.auth.keys)}")
     lines.append(f"  try       export OPENAI_BASE_URL={url}/v1")
@@ -147,6 +149,14 @@ def _shown_providers(loaded: Loaded) -> list[tuple[str, Any, str]]:
             fallback = "none needed" if row.auth == "none" else "caller's own"
             shown.append((name, row, held or fallback))
     return shown
+
+
+def _budget(settings: Settings) -> str:
+    row = settings.budget
+    limits = [f"{row.tokens:,} tokens"] if row.tokens is not None else []
+    limits += [f"{row.usd} USD"] if row.usd is not None else []
+    limits += [f"{row.calls:,} calls"] if row.calls is not None else []
+    return (" or ".join(limits) or "none") + (f" per {row.window}" if row.window else "")
 
 
 def _store(settings: Settings) -> str:

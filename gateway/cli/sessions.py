@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_UNITS = ("tokens", "usd", "calls")
+
 app = typer.Typer(help="Sessions: totals, calls, reset, delete.", invoke_without_command=True)
 
 SessionId = Annotated[str, typer.Argument(metavar="ID", help="The session's id; KEY/ID for that of a client key.")]
@@ -48,33 +50,45 @@ def show_list(
 ) -> None:
     """List sessions."""
     from gateway.server.auth import Access
-    from gateway.server.sessions import session_json
+    from gateway.server.sessions import session_json, standings_of
+    from gateway.wiring import budget_policy
 
     if sort not in ("recent", "tokens"):
         stop("--sort is recent or tokens", Exit.USAGE)
-    page = _with_store(config, store, lambda opened: opened.sessions(None, limit, None, sort))
-    rows = [session_json(view, Access(None, admin=True)) for view in page.sessions]
+    policy = budget_policy(load(config).settings)
+
+    async def read(opened: Store) -> list[dict[str, Any]]:
+        page = await opened.sessions(None, limit, None, sort)
+        stands = await standings_of(opened, [view.key for view in page.sessions], policy)
+        admin = Access(None, admin=True)
+        return [session_json(view, admin, one) for view, one in zip(page.sessions, stands, strict=True)]
+
+    rows = _with_store(config, store, read)
     if as_json:
         print_json(rows)
         return
-    columns = ("session", "calls", "input", "output", "total", "cost $", "usage", "last call")
-    print_table(columns, [_row(row) for row in rows], right=("calls", "input", "output", "total", "cost $"))
+    columns = ("session", "calls", "input", "output", "total", "budget left", "cost $", "usage", "last call")
+    numbers = ("calls", "input", "output", "total", "budget left", "cost $")
+    print_table(columns, [_row(row) for row in rows], right=numbers)
 
 
 @app.command()
 def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Show one session and its last calls."""
     from gateway.server.auth import Access
-    from gateway.server.sessions import call_json, session_json
+    from gateway.server.sessions import call_json, session_json, standings_of
+    from gateway.wiring import budget_policy
 
     key, everything = _key(session), Access(None, admin=True)
+    policy = budget_policy(load(config).settings)
 
     async def read(opened: Store) -> dict[str, Any] | None:
         view = await opened.session(key)
         if view is None:
             return None
         calls = [call_json(record, everything) for record in await opened.calls(key, 20)]
-        return {**session_json(view, everything), "last_calls": calls}
+        (stands,) = await standings_of(opened, [key], policy)
+        return {**session_json(view, everything, stands), "last_calls": calls}
 
     found = _with_store(config, store, read)
     if found is None:
@@ -86,6 +100,43 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
     typer.echo()
     columns = ("started", "model", "status", "outcome", "input", "output", "usage", "tools", "ms")
     print_table(columns, [_call_row(row) for row in found["last_calls"]], right=("input", "output", "ms"))
+
+
+@app.command()
+def budget(  # noqa: PLR0917  # typer calls it by name
+    session: SessionId,
+    tokens: Annotated[str | None, typer.Argument(metavar="[N|none|default]", help="Tokens.")] = None,
+    usd: Annotated[str | None, typer.Option(metavar="N|none", help="US dollars.")] = None,
+    calls: Annotated[str | None, typer.Option(metavar="N|none", help="Calls.")] = None,
+    config: ConfigFile = None,
+    store: StoreUrl = None,
+) -> None:
+    """Raise, lower or lift (none) one session's budget, or let the configured one hold again (default).
+
+    It holds from the session's next call on, without a restart.
+    """
+    from gateway.core.errors import InvalidRequest
+    from gateway.server.sessions import budget_json, decided_limits, standings_of
+    from gateway.wiring import budget_policy
+
+    named = {name: value for name, value in (("tokens", tokens), ("usd", usd), ("calls", calls)) if value is not None}
+    if not named or ("default" in named.values() and len(named) > 1):
+        stop("Name a number of tokens, none or default; or --usd, or --calls.", Exit.USAGE)
+    asked = "default" if tokens == "default" else {name: None if v == "none" else v for name, v in named.items()}
+    try:
+        limits = decided_limits(asked)
+    except InvalidRequest as fault:
+        stop(fault.message, Exit.USAGE)
+    key, policy = _key(session), budget_policy(load(config).settings)
+
+    async def change(opened: Store) -> dict[str, Any]:
+        await opened.decide(key.account, limits)
+        (stands,) = await standings_of(opened, [key], policy)
+        return budget_json(stands)
+
+    now = _with_store(config, store, change)["budget"]
+    limit = ", ".join(f"{now[unit]:,} {unit}" if unit != "usd" else f"{now[unit]} USD" for unit in _UNITS if now[unit])
+    typer.echo(f"{session}: {limit} ({now['used_fraction']:.0%} used)" if now else f"{session}: no budget", err=True)
 
 
 @app.command()
@@ -147,10 +198,22 @@ def _with_store(file: Path | None, url: str | None, work: Callable[[Store], Awai
 
 def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in found.items():
-        if isinstance(value, dict):
+        if name == "budget" and isinstance(value, dict):
+            yield from _budget_facts(value)
+        elif isinstance(value, dict):
             yield from ((part, f"{number:,}") for part, number in value.items())
         elif name != "last_calls":
             yield name, "?" if value is None else str(value)
+
+
+def _budget_facts(budget: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    for unit in _UNITS:
+        if budget[unit] is not None:
+            yield f"budget {unit}", f"{budget['used'][unit]} of {budget[unit]} used"
+    yield "budget held", f"{budget['held']:,}"
+    yield "budget used", f"{budget['used_fraction']:.1%}"
+    if budget["resets_in_s"] is not None:
+        yield "budget refills in", f"{budget['resets_in_s']:,} s"
 
 
 def _row(row: dict[str, Any]) -> list[str]:
@@ -161,10 +224,17 @@ def _row(row: dict[str, Any]) -> list[str]:
         f"{usage['input_tokens']:,}",
         f"{usage['output_tokens']:,}",
         f"{usage['total_tokens']:,}",
+        _left(row["budget"]),
         row["cost_usd"] or "?",
         row["usage_source"],
         row["last_call_at"],
     ]
+
+
+def _left(budget: dict[str, Any] | None) -> str:
+    if budget is None:
+        return ""
+    return f"{budget['remaining']:,}" if budget["tokens"] is not None else f"{1 - budget['used_fraction']:.0%}"
 
 
 def _call_row(row: dict[str, Any]) -> list[str]:

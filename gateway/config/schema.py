@@ -15,6 +15,8 @@ _DURATION: Final = re.compile(r"(\d+)([smhd])\Z")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
+_JOURNALS: Final = "~/.local/share/gateway/journal"
+
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -373,6 +375,16 @@ class StoreSettings(_Section):
 
     url: str = Field("sqlite://~/.local/share/gateway/gateway.db", description="memory:// or sqlite://PATH")
     timeout_ms: int = Field(250, ge=1, description="Longest wait for the store in one call.")
+    on_failure: Literal["closed", "open"] = Field(
+        "closed",
+        description="The store is away. closed: 503 store_unavailable; open: forward, within what was left of each "
+        "budget when it was last seen, and add everything when the store is back.",
+    )
+    journal: str = Field(
+        "auto",
+        description="Folder for usage that the store has not confirmed; auto: beside the SQLite file, else "
+        "~/.local/share/gateway/journal; off: in memory only.",
+    )
 
     @field_validator("url")
     @classmethod
@@ -380,6 +392,16 @@ class StoreSettings(_Section):
         if value == "memory://" or (value.startswith("sqlite://") and len(value) > len("sqlite://")):
             return value
         raise ValueError("must be memory:// or sqlite://PATH")
+
+    @property
+    def journal_path(self) -> Path | None:
+        """The folder of the journals, or None where there is none."""
+        if self.journal == "off" or self.url == "memory://":
+            return None
+        if self.journal != "auto":
+            return Path(self.journal).expanduser()
+        beside = self.sqlite_path
+        return beside.with_name(f"{beside.name}-journals") if beside else Path(_JOURNALS).expanduser()
 
     @property
     def sqlite_path(self) -> Path | None:

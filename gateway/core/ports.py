@@ -247,6 +247,22 @@ class Store(Protocol):
         """
         ...
 
+    async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
+        """Those of these handles that the session has no text under."""
+        ...
+
+    async def keep_results(self, session: SessionKey, texts: Mapping[str, str]) -> None:
+        """Keep tool results by handle, for as long as the session is kept. The same handle always has the same text.
+
+        Raises:
+            StoreUnavailable: nothing was written, or it is not known whether.
+        """
+        ...
+
+    async def result(self, namespace: str | None, handle: str) -> str | None:
+        """The text of a handle of one namespace (None: of all)."""
+        ...
+
     async def totals(self, session: SessionKey) -> Totals:
         """The session's totals now; zero for an unknown one."""
         ...

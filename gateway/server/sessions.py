@@ -1,11 +1,12 @@
-"""/api: read, reset and delete sessions, read call records, look up models. JSON; no prompt or answer text."""
+"""/api: read, change and delete sessions, read call records, look up models. JSON; no prompt or answer text."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
 from itertools import islice
 from typing import Any, Final
 
@@ -17,8 +18,11 @@ from starlette.routing import Route as Path
 from gateway.catalog import Catalog
 from gateway.core import errors
 from gateway.core.identity import is_valid
+from gateway.core.ledger import Claim, Dimension, Standing, nano
+from gateway.core.modes import mode_for
 from gateway.core.ports import CallRecord, SessionKey, SessionView, Store
 from gateway.core.routing import ModelFacts, Route, Routes
+from gateway.core.spending import BudgetPolicy, remaining_fraction, usd
 from gateway.core.usage import Totals, Usage
 from gateway.dialects import openai_errors
 from gateway.inspection import Inspector, context_json
@@ -28,6 +32,10 @@ from gateway.server.auth import OPEN_NAMESPACE, Access, Authenticator
 Handler = Callable[[Request], Awaitable[Response]]
 
 _MAX_LIMIT: Final = 1000
+_MAX_CHANGE: Final = 64 * 1024
+#: of tokens, US dollars or calls: what the ledger counts exactly
+_MOST_LIMIT: Final = 2**53
+_DIMENSIONS: Final[Mapping[str, Dimension]] = {"tokens": "tokens", "usd": "nano_usd", "calls": "calls"}
 _MAX_LIMIT_DIGITS: Final = 20
 _NO_STORE: Final = {"cache-control": "no-store"}
 
@@ -40,6 +48,7 @@ class Rules:
     routes: Routes
     catalog: Catalog
     inspector: Inspector
+    budget: BudgetPolicy
     max_body: int
     body_timeout_s: float
 
@@ -58,7 +67,7 @@ class SessionsApi:
             Path("/api/sessions", self._wrap(self.list), methods=["GET"]),
             Path("/api/sessions/{id:path}/calls", self._wrap(self.calls), methods=["GET"]),
             Path("/api/sessions/{id:path}/reset", self._wrap(self.reset), methods=["POST"]),
-            Path("/api/sessions/{id:path}", self._wrap(self.session), methods=["GET", "DELETE"]),
+            Path("/api/sessions/{id:path}", self._wrap(self.session), methods=["GET", "DELETE", "PATCH"]),
             Path("/api/calls/{request_id:path}", self._wrap(self.call), methods=["GET"]),
             Path("/api/models", self._wrap(self.models), methods=["GET"]),
             Path("/api/reload", self._wrap(self.reload), methods=["POST"]),
@@ -74,11 +83,15 @@ class SessionsApi:
         if sort not in ("recent", "tokens"):
             raise errors.InvalidRequest('"sort" is "recent" or "tokens".', param="sort")
         page = await self._store.sessions(access.namespace, _limit(request), query.get("cursor"), sort)
-        return {"sessions": [session_json(view, access) for view in page.sessions], "cursor": page.cursor}
+        stands = await standings_of(self._store, [view.key for view in page.sessions], self._rules().budget)
+        rows = [session_json(view, access, one) for view, one in zip(page.sessions, stands, strict=True)]
+        return {"sessions": rows, "cursor": page.cursor}
 
     async def session(self, request: Request, access: Access) -> Any:
-        """GET or DELETE /api/sessions/{id}."""
+        """GET, PATCH or DELETE /api/sessions/{id}."""
         key = _key(request, access)
+        if request.method == "PATCH":
+            return await self._change(key, await self._body(request), access)
         if request.method == "DELETE":
             _require_admin(access)
             if not await self._store.delete(key):
@@ -90,7 +103,30 @@ class SessionsApi:
         recent: list[str] = []
         for record in await self._store.calls(key, 20):
             recent[:0] = record.tools
-        return {**session_json(view, access), "recent_tools": recent[-20:]}
+        (stands,) = await standings_of(self._store, [key], self._rules().budget)
+        return {**session_json(view, access, stands), "recent_tools": recent[-20:]}
+
+    async def _body(self, request: Request) -> Any:
+        """The JSON of a small request."""
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > _MAX_CHANGE:
+                raise errors.InvalidRequest(f"The body of this request has at most {_MAX_CHANGE:,} bytes.")
+        try:
+            return msgspec.json.decode(bytes(body))
+        except (msgspec.DecodeError, RecursionError):
+            raise errors.InvalidRequest('The body must be JSON, such as {"budget": {"tokens": 200000}}.') from None
+
+    async def _change(self, key: SessionKey, asked: Any, access: Access) -> Any:
+        """Raise, lower or lift the session's budget; a session that was refused goes on with its next call."""
+        _require_admin(access)
+        if not isinstance(asked, dict) or set(asked) != {"budget"}:
+            raise errors.InvalidRequest('What can be changed is "budget": {"budget": {"tokens": 200000}}.')
+        await self._store.decide(key.account, decided_limits(asked["budget"]))
+        (stands,) = await standings_of(self._store, [key], self._rules().budget)
+        view = await self._store.session(key)
+        return session_json(view, access, stands) if view else {"id": _shown(key, access), **budget_json(stands)}
 
     async def calls(self, request: Request, access: Access) -> Any:
         """GET /api/sessions/{id}/calls?limit=."""
@@ -107,7 +143,8 @@ class SessionsApi:
         if not await self._store.reset(key):
             raise _no_session(key)
         view = await self._store.session(key)
-        return session_json(view, access) if view else {}
+        (stands,) = await standings_of(self._store, [key], self._rules().budget)
+        return session_json(view, access, stands) if view else {}
 
     async def call(self, request: Request, access: Access) -> Any:
         """GET /api/calls/{request_id}?explain=1: with what became of each message."""
@@ -160,7 +197,65 @@ def fault_response(fault: errors.GatewayError) -> Response:
     return Response(openai_errors.body(fault), fault.status, {**headers, **_NO_STORE}, "application/json")
 
 
-def session_json(view: SessionView, access: Access) -> dict[str, Any]:
+async def standings_of(store: Store, sessions: Sequence[SessionKey], policy: BudgetPolicy) -> tuple[Standing, ...]:
+    """How the budgets of sessions stand, as far as they are configured or were set for them."""
+    return await store.standings([Claim(key.account, policy.session) for key in sessions])
+
+
+def decided_limits(asked: Any) -> Mapping[Dimension, int | None] | None:
+    """The limits to set for one session: numbers, null to lift one; "default" for all: as they are configured.
+
+    Raises:
+        InvalidRequest: they are something else.
+    """
+    if asked == "default":
+        return None
+    if not isinstance(asked, dict) or not asked or set(asked) - set(_DIMENSIONS):
+        raise errors.InvalidRequest(
+            '"budget" is "default", or an object with tokens, usd or calls: numbers, or null for no limit.',
+            param="budget",
+        )
+    return {_DIMENSIONS[name]: _decided(name, value) for name, value in asked.items()}
+
+
+def _decided(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    is_number = isinstance(value, int | float | str) and not isinstance(value, bool)
+    try:
+        number = Decimal(str(value)) if is_number else Decimal(-1)
+    except InvalidOperation:
+        number = Decimal(-1)
+    is_whole = number.is_finite() and number == number.to_integral_value()
+    if not number.is_finite() or not 0 <= number <= _MOST_LIMIT or (name != "usd" and not is_whole):
+        raise errors.InvalidRequest(
+            f'"budget.{name}" is a number from 0 to {_MOST_LIMIT:,}, whole where it is no money, or null for no limit.',
+            param=f"budget.{name}",
+        )
+    return nano(number) if name == "usd" else int(number)
+
+
+def budget_json(stands: Standing) -> dict[str, Any]:
+    """What a session may spend, and the mode its tool results are in for that; null where nothing is limited."""
+    if stands.limits.is_none:
+        return {"budget": None, "response_mode": "raw"}
+    limits, used = stands.limits, stands.used
+    return {
+        "budget": {
+            "tokens": limits.tokens,
+            "usd": usd(limits.nano_usd) if limits.nano_usd is not None else None,
+            "calls": limits.calls,
+            "used": {"tokens": used.tokens, "usd": usd(used.nano_usd), "calls": used.calls},
+            "held": stands.held.tokens,
+            "remaining": stands.left("tokens"),
+            "used_fraction": round(stands.used_fraction or 0.0, 4),
+            "resets_in_s": round(stands.resets_s) if stands.resets_s is not None else None,
+        },
+        "response_mode": mode_for(remaining_fraction([stands])),
+    }
+
+
+def session_json(view: SessionView, access: Access, stands: Standing) -> dict[str, Any]:
     """A session as /api and the command line show it."""
     totals = view.totals
     return {
@@ -172,6 +267,7 @@ def session_json(view: SessionView, access: Access) -> dict[str, Any]:
         "usage_source": totals.source,
         "cost_usd": None if totals.unpriced_calls else f"{totals.cost_usd:.6f}",
         "saved_by_trimming": {"input_tokens": totals.saved_tokens, "calls": totals.trimmed_calls},
+        **budget_json(stands),
         "derived_id": view.derived,
     }
 

@@ -75,6 +75,8 @@ class MemoryStore:
         self._moment = moment
         self._accounts: dict[AccountKey, ledger.Account] = {}
         self._accounts_changed: dict[AccountKey, float] = {}
+        self._results: dict[SessionKey, dict[str, str]] = {}
+        self._results_changed: dict[SessionKey, float] = {}
         self._holds: dict[str, _Leased] = {}
         self._sessions: dict[SessionKey, SessionView] = {}
         self._calls: dict[SessionKey, deque[CallRecord]] = {}
@@ -195,6 +197,23 @@ class MemoryStore:
         self._accounts |= changes
         self._accounts_changed |= dict.fromkeys(changes, self._now())
 
+    async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
+        """See `Store.missing_results`."""
+        kept = self._results.get(session, {})
+        return [handle for handle in handles if handle not in kept]
+
+    async def keep_results(self, session: SessionKey, texts: Mapping[str, str]) -> None:
+        """See `Store.keep_results`."""
+        self._results.setdefault(session, {}).update(texts)
+        self._results_changed[session] = self._now()
+
+    async def result(self, namespace: str | None, handle: str) -> str | None:
+        """See `Store.result`."""
+        for session, texts in self._results.items():
+            if namespace in (None, session.namespace) and handle in texts:
+                return texts[handle]
+        return None
+
     async def totals(self, session: SessionKey) -> Totals:
         """See `Store.totals`."""
         view = self._sessions.get(session)
@@ -275,9 +294,14 @@ class MemoryStore:
         found = self._sessions.pop(session, None) is not None
         self._last_turns.pop(session, None)
         self._drop_account(session.account)
+        self._drop_results(session)
         for record in self._calls.pop(session, ()):
             self._by_id.pop(record.call_id, None)
         return found
+
+    def _drop_results(self, session: SessionKey) -> None:
+        self._results.pop(session, None)
+        self._results_changed.pop(session, None)
 
     def _drop_account(self, key: AccountKey) -> None:
         self._accounts.pop(key, None)
@@ -296,6 +320,9 @@ class MemoryStore:
             # A client key's account stays: it must not begin anew because the key was not used for a while.
             if account.kind == "session" and SessionKey(account.namespace, account.id) not in self._sessions:
                 self._drop_account(account)
+        for key in [key for key, changed_at in self._results_changed.items() if changed_at < before]:
+            if key not in self._sessions:
+                self._drop_results(key)
         for lesson in self._lessons.changed_before(before):
             self._lessons.drop(lesson)
         return len(old)

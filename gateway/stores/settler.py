@@ -1,4 +1,4 @@
-"""Settlements that must not be lost: what the store did not take is kept and offered again until it does."""
+"""Settlements that must not be lost: what the store did not take is written down, and offered again until it does."""
 
 from __future__ import annotations
 
@@ -6,82 +6,194 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ports import CallRecord, Store
 from gateway.core.usage import Totals
+from gateway.stores.journal import Journal, Left
 
 logger = logging.getLogger("gateway")
 
-#: records waiting for a store; past it the gateway takes no calls that would add to them
+#: records kept at hand for the store; more are read from the journal again, and without one are lost
 _MAX_WAITING: Final = 10_000
 _RETRY_S: Final = 0.5
+#: between two looks for what other workers left
+_LOOK_S: Final = 10.0
 
 
 class Settler:
-    """Writes call records. Settling is idempotent by `call_id`, so offering one again is safe."""
+    """Writes call records. Settling is idempotent by `call_id`, so offering one again is safe.
 
-    def __init__(self, store: Store) -> None:
+    It also knows whether the store is away: from the first time that it could not be used, until it can again.
+
+    Args:
+        store: where records belong.
+        journal: where they wait; None: in memory only, and they are gone with the process.
+        is_open: whether calls are taken while the store is away.
+    """
+
+    def __init__(self, store: Store, journal: Journal | None = None, *, is_open: bool = False) -> None:
+        self.is_open = is_open
+        #: called when the store is back
+        self.on_return: Callable[[], None] = lambda: None
         self._store = store
+        self._journal = journal
         self._waiting: deque[CallRecord] = deque()
-        self._away = False
+        self._is_away = False
+        self._overflowed = False
+        #: records on their way into the journal
+        self._writing = 0
         self._retry: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Look for what workers left that are gone, now and again."""
+        if self._journal is not None:
+            self._looking = asyncio.create_task(self._look())
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the store cannot be used."""
+        return self._is_away
 
     def check(self) -> None:
-        """Refuse a new call while earlier ones wait for the store.
+        """Refuse a new call while the store is away, at once, unless calls are taken nevertheless.
 
         Raises:
             StoreUnavailable: the store is away.
         """
-        if self._away:
+        if self._is_away and not self.is_open:
             raise StoreUnavailable(
                 f"The store is away and {len(self._waiting)} settled calls wait for it. Try again shortly."
             )
 
+    def away(self, error: StoreUnavailable) -> None:
+        """The store could not be used: until it can again, no call waits for it."""
+        if not self._is_away:
+            logger.error("store away, %s: %s", self._consequence, error.message)
+            self._is_away = True
+        if self._retry is None or self._retry.done():
+            self._retry = asyncio.get_running_loop().create_task(self._offer_again())
+
+    @property
+    def _consequence(self) -> str:
+        return "calls go on and are journalled" if self.is_open else "calls are refused"
+
     async def settle(self, record: CallRecord) -> Totals | None:
         """Write one record; the session's totals after it, or None while the store is away."""
+        if self._is_away:
+            await self._keep(record)
+            return None
         try:
             return await self._store.settle(record)
         except asyncio.CancelledError:
             # Whether it was written is not known; offered again, it counts once.
-            self._keep(record)
+            await asyncio.shield(asyncio.ensure_future(self._keep(record)))
             raise
         except StoreUnavailable as error:
-            if not self._away:
-                logger.error("store away, settlements are kept in memory: %s", error.message)  # noqa: TRY400  # no bug
-            self._away = True
-            self._keep(record)
+            await self._keep(record)
+            self.away(error)
             return None
 
-    def _keep(self, record: CallRecord) -> None:
-        if len(self._waiting) >= _MAX_WAITING:
+    async def _keep(self, record: CallRecord) -> None:
+        """Have the record on the disk before anybody relies on it, and at hand for the store."""
+        is_at_hand = len(self._waiting) < _MAX_WAITING
+        if is_at_hand:
+            self._waiting.append(record)
+        self._writing += 1
+        try:
+            is_written = await self._journalled(record)
+        finally:
+            self._writing -= 1
+        if not is_at_hand and is_written:
+            self._overflowed = True
+        elif not is_at_hand:
             logger.error("settlement of call %s is lost: %d are waiting already", record.call_id, _MAX_WAITING)
-            return
-        self._waiting.append(record)
         if self._retry is None or self._retry.done():
             self._retry = asyncio.get_running_loop().create_task(self._offer_again())
 
+    async def _journalled(self, record: CallRecord) -> bool:
+        if self._journal is None:
+            return False
+        try:
+            await asyncio.to_thread(self._journal.append, record)
+        except OSError as error:
+            logger.error("call %s cannot be journalled and waits in memory: %s", record.call_id, error)  # noqa: TRY400
+            return False
+        return True
+
     async def _offer_again(self) -> None:
-        while self._waiting:
+        while self._waiting or self._is_away or self._writing:
             await asyncio.sleep(_RETRY_S)
             await self._drain()
 
     async def _drain(self) -> None:
         with contextlib.suppress(StoreUnavailable):
+            if self._is_away:
+                await self._store.ping()
             while self._waiting:
                 await self._store.settle(self._waiting[0])
                 self._waiting.popleft()
-            if self._away:
-                self._away = False
-                logger.warning("store back, all settlements written")
+            if not self._writing:
+                self._written()
+
+    def _written(self) -> None:
+        """The store has taken all that was at hand."""
+        if self._journal is not None:
+            if self._overflowed:
+                # The rest is in the file, which is found like that of a worker that is gone.
+                self._journal.close()
+            else:
+                self._journal.clear()
+            self._overflowed = False
+        if self._is_away:
+            self._is_away = False
+            logger.warning("store back, all settlements written")
+            self.on_return()
+
+    async def _look(self) -> None:
+        while True:
+            if not self._is_away:
+                with contextlib.suppress(StoreUnavailable, OSError):
+                    await self.recover()
+            await asyncio.sleep(_LOOK_S)
+
+    async def recover(self) -> int:
+        """Settle what workers left in their journals that are gone; how many records it was.
+
+        Raises:
+            StoreUnavailable: the store is away; what was not settled stays.
+            OSError: a journal cannot be read.
+        """
+        if self._journal is None:
+            return 0
+        found = 0
+        for left in self._journal.left_behind():
+            found += await self._recovered(left)
+        return found
+
+    async def _recovered(self, left: Left) -> int:
+        records = await asyncio.to_thread(left.records)
+        for record in records:
+            await self._store.settle(record)
+        left.delete()
+        if records:
+            logger.warning(
+                "%d calls settled from the journal %s of a worker that is gone", len(records), left.path.name
+            )
+        return len(records)
 
     async def aclose(self) -> None:
-        """Offer what is waiting one last time."""
-        if self._retry is not None:
-            self._retry.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._retry
+        """Offer what is waiting one last time; what the store does not take stays in the journal."""
+        for task in (self._retry, self._looking):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         await self._drain()
-        for record in self._waiting:
+        if self._journal is not None:
+            self._journal.close()
+        for record in self._waiting if self._journal is None else ():
             logger.error("settlement of call %s is lost: the store is away at the end", record.call_id)

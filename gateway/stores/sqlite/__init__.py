@@ -50,6 +50,7 @@ _OLD_ROWS: Final = (
     deletion.delete_old_calls,
     deletion.delete_old_states,
     deletion.delete_old_accounts,
+    deletion.delete_old_results,
     deletion.delete_old_lessons,
 )
 
@@ -154,6 +155,18 @@ class SqliteStore:
             return work(self._hot)
         except sqlite3.Error as error:
             raise self._unavailable(error) from error
+
+    async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
+        """See `Store.missing_results`."""
+        return self._at_once(lambda db: [one for one in handles if not rows.has_result(db, session, one)])
+
+    async def keep_results(self, session: SessionKey, texts: Mapping[str, str]) -> None:
+        """See `Store.keep_results`."""
+        await self._writer.write(lambda db: rows.add_results(db, session, texts, self._now()))
+
+    async def result(self, namespace: str | None, handle: str) -> str | None:
+        """See `Store.result`."""
+        return await self._in_thread(lambda db: rows.result(db, namespace, handle))
 
     async def totals(self, session: SessionKey) -> Totals:
         """See `Store.totals`."""

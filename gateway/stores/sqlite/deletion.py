@@ -22,6 +22,7 @@ _DELETE_CALLS: Final = (
 )
 _DELETE_STATE: Final = "DELETE FROM states WHERE namespace = ? AND id = ? AND changed_at < ?"
 _DELETE_SESSION: Final = "DELETE FROM sessions WHERE namespace = ? AND id = ?"
+_DELETE_RESULTS: Final = "DELETE FROM results WHERE namespace = ? AND id = ?"
 _DELETE_ACCOUNT: Final = "DELETE FROM accounts WHERE kind = 'session' AND namespace = ? AND id = ?"
 _DELETE_OLD_CALLS: Final = "DELETE FROM calls WHERE call_id IN (SELECT call_id FROM calls WHERE call_id < ? LIMIT ?)"
 _DELETE_OLD_LESSONS: Final = "DELETE FROM lessons WHERE key IN (SELECT key FROM lessons WHERE changed_at < ? LIMIT ?)"
@@ -66,6 +67,7 @@ def _delete_within(
             return gone, keys[index:]
         connection.execute(_DELETE_STATE, (*key, changed_before))
         connection.execute(_DELETE_ACCOUNT, key)
+        connection.execute(_DELETE_RESULTS, key)
         gone += connection.execute(_DELETE_SESSION, key).rowcount
     return gone, ()
 
@@ -83,6 +85,11 @@ def delete_old_states(connection: sqlite3.Connection, before: float) -> int:
 def delete_old_accounts(connection: sqlite3.Connection, before: float) -> int:
     """The same for accounts: of parents that never called, or sessions that never did."""
     return _delete_alone(connection, "accounts", _IS_SESSION + _ALONE.format("accounts"), before)
+
+
+def delete_old_results(connection: sqlite3.Connection, before: float) -> int:
+    """The same for tool results."""
+    return _delete_alone(connection, "results", _ALONE.format("results"), before)
 
 
 def _delete_alone(connection: sqlite3.Connection, table: str, condition: str, before: float) -> int:

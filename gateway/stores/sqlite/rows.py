@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import zlib
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
@@ -28,7 +29,6 @@ _SUM_LIST: Final = ", ".join(SUMS)
 _INSERT_CALL: Final = "INSERT OR IGNORE INTO calls VALUES (?, ?, ?, ?, ?)"
 _RECORD: Final = "SELECT record FROM calls WHERE call_id = ?"
 _CORRECT_CALL: Final = "UPDATE calls SET record = ? WHERE call_id = ?"
-_NO_SUMS: Final = (0,) * len(SUMS)
 _ADD: Final = (
     "INSERT INTO sessions "  # noqa: S608  # constants
     f"(namespace, id, derived, created_at, last_call_at, last_key, last_residual, {_SUM_LIST}) "
@@ -56,6 +56,8 @@ _STATE: Final = "SELECT value FROM states WHERE namespace = ? AND id = ?"
 _KEEP_STATE: Final = "INSERT OR REPLACE INTO states (namespace, id, changed_at, value) VALUES (?, ?, ?, ?)"
 _LESSON: Final = "SELECT value FROM lessons WHERE key = ?"
 _KEEP_LESSON: Final = "INSERT OR REPLACE INTO lessons (key, changed_at, value) VALUES (?, ?, ?)"
+_HAS_RESULT: Final = "SELECT 1 FROM results WHERE namespace = ? AND id = ? AND handle = ?"
+_RESULT: Final = "SELECT text FROM results WHERE handle = ? AND (? IS NULL OR namespace = ?) LIMIT 1"
 _PICO: Final = Decimal(10) ** 12
 _RECORDS: Final = msgspec.json.Decoder(CallRecord)
 _STATES: Final = msgspec.json.Decoder(SessionState)
@@ -136,6 +138,28 @@ def add_lessons(connection: sqlite3.Connection, lessons: Mapping[str, Lesson], n
     known = {key: add_to(lesson(connection, key)) for key, add_to in lessons.items()}
     connection.executemany(_KEEP_LESSON, ((key, now, value) for key, value in known.items()))
     return known
+
+
+def has_result(connection: sqlite3.Connection, key: SessionKey, handle: str) -> bool:
+    """Whether a session has a text under a handle."""
+    return connection.execute(_HAS_RESULT, (key.namespace, key.id, handle)).fetchone() is not None
+
+
+def add_results(connection: sqlite3.Connection, key: SessionKey, texts: Mapping[str, str], now: float) -> None:
+    """Keep texts of a session under their handles."""
+    rows = ((handle, key.namespace, key.id, now, _packed(text)) for handle, text in texts.items())
+    connection.executemany("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?)", rows)
+
+
+def result(connection: sqlite3.Connection, namespace: str | None, handle: str) -> str | None:
+    """The text under a handle."""
+    row = connection.execute(_RESULT, (handle, namespace, namespace)).fetchone()
+    return zlib.decompress(row[0]).decode("utf-8", "surrogatepass") if row else None
+
+
+def _packed(text: str) -> bytes:
+    """Tool results are repetitive: the fastest packing makes a third of them."""
+    return zlib.compress(text.encode("utf-8", "surrogatepass"), 1)
 
 
 def view(row: Sequence[Any]) -> SessionView:

@@ -1,0 +1,79 @@
+"""What may be spent while the store is away: what was left when it was last seen, each worker for itself.
+
+What others spend meanwhile is not known, so that a budget may be overspent by what was left of it in each worker, and
+not by more. When the store is back, it is told of everything, and nothing of this is of use any more.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from gateway.core import ledger
+from gateway.core.ledger import Account, AccountKey, Amount, Claim, Granted, Hold, Limits, Moment, Refused, Standing
+from gateway.stores import clock
+
+#: accounts remembered, those seen last
+_REMEMBERED: Final = 20_000
+
+
+class Blind:
+    """Accounts as they were last seen, and what was spent on them since the store is away."""
+
+    def __init__(self, moment: Callable[[], Moment] = clock.now) -> None:
+        self._moment = moment
+        self._seen: OrderedDict[AccountKey, Standing] = OrderedDict()
+        self._accounts: dict[AccountKey, Account] = {}
+
+    def saw(self, standings: Iterable[Standing]) -> None:
+        """How accounts stand, as the store said."""
+        for stands in standings:
+            self._seen[stands.key] = stands
+            self._seen.move_to_end(stands.key)
+        while len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+
+    def claims(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
+        """The claims, with the limits that were last in force: an operator may have set some for one session alone."""
+        return tuple(self._as_seen(claim) for claim in claims)
+
+    def _as_seen(self, claim: Claim) -> Claim:
+        seen = self._seen.get(claim.key)
+        if seen is None:
+            return claim
+        limits = seen.limits
+        known = Limits(limits.tokens, limits.nano_usd, limits.calls, claim.configured.window_s)
+        return Claim(claim.key, known, claim.declared)
+
+    def standings(self, claims: Iterable[Claim]) -> tuple[Standing, ...]:
+        """How the accounts stand as far as this worker knows."""
+        now = self._moment()
+        return tuple(ledger.standing(self._account(claim.key), claim, now) for claim in claims)
+
+    def reserve(self, hold: Hold) -> Granted | Refused:
+        """Take a hold; it lasts until it is settled."""
+        accounts = {claim.key: self._account(claim.key) for claim in hold.claims}
+        outcome = ledger.reserve(accounts, hold, self._moment())
+        if isinstance(outcome, Refused):
+            return outcome
+        granted, changes = outcome
+        self._accounts |= changes
+        return granted
+
+    def settle(self, hold: Hold, units: int, spent: Amount) -> None:
+        """Put what was spent in the place of a hold; nothing where the store was back meanwhile."""
+        known = [claim.key for claim in hold.claims if claim.key in self._accounts]
+        self._accounts |= ledger.settle(self._accounts, known, hold.amount(units), spent)
+
+    def forget(self) -> None:
+        """The store is back."""
+        self._accounts.clear()
+
+    def _account(self, key: AccountKey) -> Account:
+        account = self._accounts.get(key)
+        if account is not None:
+            return account
+        seen = self._seen.get(key)
+        # What was held then may have been spent by now: who held it is not known.
+        return Account(used=seen.used.plus(seen.held)) if seen is not None else ledger.EMPTY

@@ -1,0 +1,149 @@
+"""A file per worker of call records that the store has not taken: what is in it survives the worker.
+
+Each line holds a record behind its checksum, and is on the disk when `append` returns. A worker holds a lock on its own
+file for as long as it lives; a file that nobody holds is read, settled and deleted by whoever finds it. Settling is
+idempotent by the call's id, so that a record may be read more than once. A line that a crash cut off is left out: its
+`append` never returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from gateway.core.ports import CallRecord
+
+logger = logging.getLogger("gateway")
+
+_SUFFIX: Final = ".journal"
+_RECORDS: Final = msgspec.json.Decoder(CallRecord)
+#: one line; a record is a few kilobytes, with the fate of each of 20,000 messages a few megabytes
+_LONGEST: Final = 64 * 1024 * 1024
+
+
+class Journal:
+    """The file of this worker, and those that others left. May be used from any thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._file: int | None = None
+        self._path: Path | None = None
+
+    def append(self, record: CallRecord) -> None:
+        """Write a record down; it is on the disk when this returns.
+
+        Raises:
+            OSError: it is not.
+        """
+        value = msgspec.json.encode(record)
+        line = b"%08x %b\n" % (zlib.crc32(value), value)
+        with self._lock:
+            if self._file is None:
+                self._open()
+            file = self._file
+            if file is None:  # pragma: no cover - for the type checker
+                return
+            end = os.lseek(file, 0, os.SEEK_END)
+            try:
+                _write(file, line)
+                os.fsync(file)
+            except OSError:
+                # Half a line on a full disk would hide the ones behind it.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(file, end)
+                raise
+
+    def _open(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Never a name that was there before: what waits in another file must not be written over.
+        path = self._folder / f"{time.time_ns()}-{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._file, self._path = file, path
+
+    def clear(self) -> None:
+        """All that was appended has been settled."""
+        with self._lock:
+            file, path = self._file, self._path
+            self._file = self._path = None
+            if path is not None:
+                path.unlink(missing_ok=True)
+            if file is not None:
+                os.close(file)
+
+    def close(self) -> None:
+        """Leave what is in the file to whoever finds it."""
+        with self._lock:
+            if self._file is not None:
+                os.close(self._file)
+            self._file = self._path = None
+
+    def left_behind(self) -> Iterator[Left]:
+        """Files of workers that are gone, each locked for as long as it is looked at."""
+        for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
+            if path == self._path:
+                continue
+            try:
+                file = os.open(path, os.O_RDWR)
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Another worker may have settled and deleted it between the two steps.
+                if path.exists():
+                    yield Left(path)
+            except BlockingIOError:
+                continue
+            finally:
+                os.close(file)
+
+
+class Left:
+    """A file that a worker left."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def records(self) -> Sequence[CallRecord]:
+        """What it holds, up to a line that is not whole."""
+        found = []
+        with self.path.open("rb") as lines:
+            while line := lines.readline(_LONGEST):
+                record = _record(line)
+                if record is None:
+                    logger.warning("journal %s: a line is not whole and was left out", self.path.name)
+                    continue
+                found.append(record)
+        return found
+
+    def delete(self) -> None:
+        """All of it has been settled."""
+        self.path.unlink(missing_ok=True)
+
+
+def _write(file: int, line: bytes) -> None:
+    written = 0
+    while written < len(line):
+        written += os.write(file, line[written:])
+
+
+def _record(line: bytes) -> CallRecord | None:
+    checksum, _, value = line.rstrip(b"\n").partition(b" ")
+    if checksum != b"%08x" % zlib.crc32(value):
+        return None
+    try:
+        return _RECORDS.decode(value)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
