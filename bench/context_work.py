@@ -739,8 +739,8 @@ PARAGRAPHS = (
     "![CPU seconds of weighing and fitting over the tokens of the session](img/context-work.svg)",
     (
         "Without cuts the sum grows with the session's tokens to the power of {fits:.2f}, where 1 is growth "
-        "with the length and 2 with its square: a turn pays for what is new in it, and for each message that "
-        "is known already a hash and a look-up. A turn at the end of that session took {late:.1f} ms beyond "
+        "with the length and 2 with its square: a turn pays for what is new in it, and for what is known "
+        "already one comparison of its bytes. A turn at the end of that session took {late:.1f} ms beyond "
         "forwarding, one in the middle {middle:.1f} ms. With the smaller budget a turn from the first cut on "
         "took {tight:.1f} ms on average, cuts included."
     ),

@@ -84,13 +84,14 @@ from gateway.core.spending import (
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.dialects import Endpoint, endpoint
 from gateway.dialects.base import Answer, Call, StreamMeter
-from gateway.dialects.contents import MOST_MESSAGES, contents_of, output_limit
+from gateway.dialects.contents import MOST_MESSAGES, Contents, contents_of, output_limit, with_messages
 from gateway.dialects.fields import decode
 from gateway.dialects.length_error import LengthError, length_error
 from gateway.dialects.limits import answers_asked, service_tier, with_limit
 from gateway.dialects.openai_chat import completion_request, completion_text
 from gateway.dialects.texts import estimate
 from gateway.planning import Asked, Planner
+from gateway.results import Results
 from gateway.stores.learner import Learner
 from gateway.stores.settler import Settler
 from gateway.upstream.pieces import AlreadyRead, chain, for_a_while, is_packed, unpacked, without_packing
@@ -246,6 +247,7 @@ class Gateway:
         settler: Settler,
         planner: Planner,
         budgets: Budgets,
+        results: Results,
         learner: Learner,
         observers: Sequence[Observer],
         policy: SessionPolicy,
@@ -263,6 +265,7 @@ class Gateway:
         self.settler = settler
         self.planner = planner
         self.budgets = budgets
+        self.results = results
         self.learner = learner
         self.observers = observers
         self.policy = policy
@@ -309,6 +312,7 @@ class _Progress:
     book: Book = field(default_factory=Book)
     taken: Taken | None = None
     mode: ResponseMode | None = None
+    is_shown: bool = False
     use: Use = "ask"
     sent_at: float | None = None
     head_at: float | None = None
@@ -518,7 +522,9 @@ class Exchange:
     async def _prepare(self, call: Call, route: Route, mode: ResponseMode) -> None:
         """Weigh the request and decide what of it is sent."""
         wire, progress, gateway = self._in.endpoint.wire, self._p, self._gateway
-        contents = contents_of(call, wire) if wire is not None and self._in.purpose is None else None
+        contents = (
+            contents_of(call, wire, gateway.planner.known) if wire is not None and self._in.purpose is None else None
+        )
         if contents is None:
             if self._in.directives.context.budget is not None and wire == "chat" and self._in.purpose is None:
                 raise InvalidRequest(
@@ -528,6 +534,7 @@ class Exchange:
                 )
             return
         progress.mode = mode
+        contents = await self._shown(contents, mode)
         asked = self._in.directives.context
         facts, output = gateway.facts(route), output_limit(contents.fields)
         affordable = affordable_input(progress.book.standings, output, rate_of(facts.price, 0, None))
@@ -538,6 +545,18 @@ class Exchange:
         if progress.plan.overflow is not None and budget != affordable:
             raise progress.plan.overflow
         await self._remember(progress.plan)
+
+    async def _shown(self, contents: Contents, mode: ResponseMode) -> Contents:
+        """The contents with tool results in this mode."""
+        progress, gateway = self._p, self._gateway
+        progress.is_shown = False
+        if mode == "raw" or contents.messages is None:
+            return contents
+        shown = await gateway.results.show(contents.messages, mode, progress.session)
+        if shown is None:
+            return contents
+        progress.is_shown = True
+        return with_messages(contents, shown, gateway.planner.known)
 
     async def _reserve(self, call: Call, route: Route) -> None:
         """Hold what the call may cost, before it is sent."""
@@ -651,9 +670,10 @@ class Exchange:
             unpacked=False,
             endpoint=endpoint("POST", "chat/completions"),
             # What a client key may call says nothing of what the gateway may.
-            caller=Caller(session.namespace),
+            caller=Caller(session.namespace, budget=KeyBudget(self._in.caller.budget.limits)),
             path_session=session.id,
             started=self._gateway.clock(),
+            directives=Directives(budget=self._in.directives.budget),
             purpose=Purpose("summary", self._p.derived, {"for": self._in.call_id}),
         )
 
@@ -722,7 +742,7 @@ class Exchange:
         """What is sent: the client's own bytes where nothing has to change."""
         progress = self._p
         messages = progress.plan.messages if progress.plan is not None else None
-        if messages is None and progress.asked is not None and progress.asked.contents.marked:
+        if messages is None and progress.asked is not None and (progress.is_shown or progress.asked.contents.marked):
             messages = progress.asked.contents.messages
         taken, wire = progress.taken, self._in.endpoint.wire
         changes = None

@@ -1,7 +1,8 @@
 """Planning a call: `gateway.core.plan` with what it needs, off the event loop where it takes long.
 
-Small requests are weighed in the loop, which costs less than handing them to a thread. Large ones, and every choice of
-what to keep, run in threads, few of them: with more, the loop would wait too long for its turn at the interpreter.
+Requests with little new in them are weighed in the loop, which costs less than handing them to a thread. All others,
+and every choice of what to keep, run in threads, few of them: with more, the loop would wait too long for its turn at
+the interpreter.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from threading import Lock
 from typing import Final, TypeVar
 
 from gateway.core.conversation import Conversation
+from gateway.core.counting.beginnings import Beginning, Beginnings, is_worth_keeping
 from gateway.core.counting.estimate import Estimate, Estimator
 from gateway.core.counting.request import Request, read_request
+from gateway.core.counting.sums import Sums
+from gateway.core.fitting.ahead import START, read_ahead
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.summary import Use
+from gateway.core.message import keys_of
 from gateway.core.plan import (
     ContextPolicy,
     Learned,
@@ -40,7 +45,7 @@ from gateway.stores.learner import Learner
 
 T = TypeVar("T")
 
-#: A request up to this size is weighed in the loop: a few milliseconds where nothing of it was ever seen.
+#: So many bytes behind what is known of a request are weighed in the loop: a few milliseconds where none was ever seen.
 _INLINE_BYTES: Final = 32 * 1024
 _WEIGHING: Final = 2
 _FITTING: Final = 1
@@ -48,6 +53,8 @@ _FITTING: Final = 1
 FITTED: Final = frozenset({"chat"})
 #: for what is known of messages: their blocks, terms and weights
 _BOOK_BYTES: Final = 64 * 2**20
+#: for the beginnings of requests
+_KNOWN_BYTES: Final = 64 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,26 +87,51 @@ class Planner:
         self._learner = learner
         self._deadline_s = deadline_s
         self._clock = clock
+        #: to look beginnings up in, see `contents_of`
+        self.known = Beginnings(_KNOWN_BYTES, Lock())
         self._book = Reader(_no_weights, limit_bytes=_BOOK_BYTES, lock=Lock())
         # A long choice must not keep those waiting who only want to be weighed.
         self._weighing = ThreadPoolExecutor(_WEIGHING, "weighing")
         self._fitting = ThreadPoolExecutor(_FITTING, "fitting")
+        self._reading_ahead = Lock()
 
     async def plan(self, asked: Asked, remembered: Remembered, window: int | None = None, *, use: Use = "off") -> Plan:
         """What to send. `window`: what a provider said just now; `use`: whether a summary may be asked for first."""
-        came, learned, conversation = await self._weigh(asked, remembered, window)
+        came, learned, keys = await self._weigh(asked, remembered, window)
         budget = budget_of(self.policy, asked.facts, asked.wishes, learned.window)
         trim = asked.wishes.trim or self.policy.trim
         is_fitted = trim != "off" and asked.contents.wire in FITTED
-        if budget is None or conversation is None or not is_fitted or came.fits(budget, self.policy.safety):
+        if budget is None or keys is None or not is_fitted:
+            return as_it_came(came, budget)
+        if came.fits(budget, self.policy.safety):
+            self._read_ahead(came, asked.contents, keys, budget)
             return as_it_came(came, budget)
         room = Room(budget, self.policy, trim == "shadow", remembered.state, learned, self._deadline(), use)
         scales = Scales(self._estimator, self._reader(came.request))
         try:
-            return await _run_in(self._fitting, lambda: make_room(came, conversation, room, scales))
+            plan = await _run_in(
+                self._fitting, lambda: make_room(came, self._conversation(asked.contents, keys), room, scales)
+            )
         except (ContextOverflow, BudgetTooSmall) as overflow:
             plan = as_it_came(came, budget)
             return plan if trim == "shadow" or self.policy.overflow == "forward" else replace(plan, overflow=overflow)
+        self._read_ahead(came, asked.contents, keys, budget)
+        return plan
+
+    def _read_ahead(self, came: Weighed, contents: Contents, keys: Sequence[bytes], budget: int) -> None:
+        """Let some of what a cut has to know be read. Nobody waits for it, and one at a time is enough."""
+        filled = came.expected.tokens / budget
+        if filled <= START or not self._reading_ahead.acquire(blocking=False):
+            return
+        reader, expired = self._reader(came.request), self._deadline()
+
+        def work() -> None:
+            try:
+                read_ahead(contents.messages or (), keys, filled, reader, expired)
+            finally:
+                self._reading_ahead.release()
+
+        self._fitting.submit(work)
 
     async def weigh(self, asked: Asked, remembered: Remembered) -> tuple[Weighed, Learned]:
         """What a request weighs, and what is known from earlier calls."""
@@ -108,29 +140,57 @@ class Planner:
 
     async def _weigh(
         self, asked: Asked, remembered: Remembered, window: int | None
-    ) -> tuple[Weighed, Learned, Conversation | None]:
+    ) -> tuple[Weighed, Learned, tuple[bytes, ...] | None]:
+        """The third: what `keys_of` says of the messages; None where they are no array."""
         request = request_of(asked)
-
-        def work() -> tuple[Estimate, Conversation | None]:
-            conversation = self._conversation(asked.contents)
-            keys = conversation.keys if conversation is not None else None
-            return self._estimator.estimate(request, keys=keys), conversation
-
-        is_large = asked.size > _INLINE_BYTES or not self._is_loaded(self._estimator.tokenizer(request))
-        estimate, conversation = await _run_in(self._weighing, work) if is_large else work()
+        estimate, keys = await self._estimated(request, asked)
         rule = asked.route.rule
         if window is None and (rule is None or rule.facts.window is None):
             # A window that the configuration names is not overruled by what a provider once said.
             window = await self._learner.window(request.provider, request.model)
         learned = await self._learned(request, estimate, remembered, window)
-        return weigh(request, estimate, learned), learned, conversation
+        return weigh(request, estimate, learned), learned, keys
 
-    def _conversation(self, contents: Contents) -> Conversation | None:
-        if contents.messages is None:
-            return None
+    async def _estimated(self, request: Request, asked: Asked) -> tuple[Estimate, tuple[bytes, ...] | None]:
+        """What it weighs, and the keys of its messages. In the loop where little is new."""
+        estimator, contents = self._estimator, asked.contents
+
+        def work() -> tuple[Estimate, tuple[bytes, ...] | None]:
+            if contents.array is None:
+                return estimator.estimate(request), None
+            sums, keys = self._sums(request, contents)
+            return estimator.estimate(request, sums=sums), keys
+
+        is_loaded = self._is_loaded(estimator.tokenizer(request))
+        if is_loaded and self._new_bytes(request, asked) <= _INLINE_BYTES:
+            return work()
+        return await _run_in(self._weighing, work)
+
+    def _new_bytes(self, request: Request, asked: Asked) -> int:
+        start = asked.contents.start
+        if start is None or start.kind != self._estimator.kind(request):
+            return asked.size
+        return asked.size - len(start.text)
+
+    def _sums(self, request: Request, contents: Contents) -> tuple[Sums, tuple[bytes, ...]]:
+        """Sums and keys of all messages. Those of all but the last, which clients may yet change, are remembered."""
+        estimator, kind = self._estimator, self._estimator.kind(request)
+        start, fresh, keys = contents.start, contents.fresh, keys_of(contents.fresh)
+        known, before = (start.keys, start.sums) if start is not None else ((), None)
+        if start is not None and start.kind != kind:
+            before = estimator.sums(request, (contents.messages or ())[: len(known)], known)
+        last = max(0, len(fresh) - 1) if is_worth_keeping(contents.array or b"") else 0
+        if last > 0:
+            before = estimator.sums(request, fresh[:last], keys[:last], before)
+            begun = Beginning(contents.settled, known + keys[:last], kind, before)
+            self.known.keep(contents.wire, begun, instead_of=start)
+        return estimator.sums(request, fresh[last:], keys[last:], before), known + keys
+
+    def _conversation(self, contents: Contents, keys: tuple[bytes, ...]) -> Conversation:
         return Conversation.of(
-            contents.messages,
+            contents.messages or (),
             self._book,
+            keys=keys,
             pinned=contents.pinned,
             priorities=contents.priorities,
             keep_last_turns=self.policy.keep_last_turns,
@@ -138,7 +198,10 @@ class Planner:
 
     async def message_tokens(self, asked: Asked) -> list[int]:
         """What each message weighs."""
-        return await _run_in(self._weighing, lambda: self._estimator.message_tokens(request_of(asked)))
+        request = request_of(asked)
+        if asked.contents.messages is not None:
+            request = replace(request, messages=asked.contents.messages)
+        return await _run_in(self._weighing, lambda: self._estimator.message_tokens(request))
 
     async def _learned(
         self, request: Request, estimate: Estimate, remembered: Remembered, window: int | None
@@ -175,13 +238,13 @@ def _no_weights(messages: Sequence[bytes]) -> Sequence[int]:
 
 
 def request_of(asked: Asked) -> Request:
-    """The request as it is weighed."""
+    """The request, without the messages of an array, which are weighed apart."""
     contents = asked.contents
     return read_request(
         contents.wire,
         contents.fields,
         model=asked.route.model,
         provider=asked.route.provider,
-        messages=contents.messages,
+        messages=None if contents.array is None else (),
         tokenizer=asked.facts.tokenizer or "",
     )

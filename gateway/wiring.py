@@ -33,11 +33,13 @@ from gateway.counters.registry import Counters, is_dotted_path
 from gateway.inspection import Inspector
 from gateway.pipeline import Gateway, SessionPolicy
 from gateway.planning import Planner
+from gateway.results import Results
 from gateway.server import headers
 from gateway.server.app import GatewayApp
 from gateway.server.auth import Authenticator, KeyRule, digest
 from gateway.server.context import ContextApi
 from gateway.server.endpoints import Forwarder, Limits
+from gateway.server.keyring import KeyRing
 from gateway.server.sessions import Rules, SessionsApi
 from gateway.stores.blind import Blind
 from gateway.stores.journal import Journal
@@ -95,10 +97,14 @@ def open_store(settings: config.Settings) -> Store:
     Raises:
         StoreUnavailable: it cannot be opened.
     """
-    path = settings.store.sqlite_path
+    path, timeout_s = settings.store.sqlite_path, settings.store.timeout_ms / 1000
+    if settings.store.is_redis:
+        from gateway.stores.redis import RedisStore  # noqa: PLC0415  # only whoever uses one needs its client
+
+        return RedisStore(settings.store.url, timeout_s=timeout_s, ttl_s=settings.sessions.ttl_s)
     if path is None:
         return MemoryStore()
-    return SqliteStore(path, timeout_s=settings.store.timeout_ms / 1000)
+    return SqliteStore(path, timeout_s=timeout_s)
 
 
 def open_catalog() -> catalog.Catalog:
@@ -254,6 +260,8 @@ class Worker:
         self._blind = blind
         self._leases = Leases(store, self._settler.settle, lease_s=settings.budget.lease_s)
         self._leases.start()
+        self._results = Results(store)
+        self.keys = KeyRing(store)
         self._learner = Learner(store)
         self._counters = Counters()
         add_counters(self._counters, settings)
@@ -334,6 +342,7 @@ class Worker:
             settler=self._settler,
             planner=planner,
             budgets=Budgets(self.store, self._leases, self._blind, budget_policy(settings), time.time),
+            results=self._results,
             learner=self._learner,
             observers=self._observers,
             policy=SessionPolicy(
@@ -387,6 +396,8 @@ class _Parts:
             ],
             admin.get_secret_value() if admin is not None else None,
             server.cors_origins,
+            lambda: worker.keys.keys,
+            is_required=settings.auth.required,
         )
         limits = Limits(
             max_body=int(server.max_body_mb * 2**20),
@@ -402,6 +413,7 @@ class _Parts:
         inspector = Inspector(self._planner, routes, worker.catalog.facts)
         self.rules = Rules(
             authenticator,
+            worker.keys,
             routes,
             worker.catalog,
             inspector,
@@ -410,7 +422,7 @@ class _Parts:
             limits.body_timeout_s,
         )
         self.forwarder = Forwarder(
-            worker.gateway(settings, routes, self._upstreams, self._planner), authenticator, limits
+            worker.gateway(settings, routes, self._upstreams, self._planner), authenticator, worker.keys, limits
         )
 
     async def aclose(self) -> None:

@@ -24,10 +24,15 @@ ALLOWED = {
     "catalog": {"core", "config"},
     "planning": {"core", "dialects", "stores"},
     "inspection": {"core", "dialects", "planning"},
-    "pipeline": {"core", "dialects", "stores", "counters", "upstream", "telemetry", "config", "catalog", "planning"},
+    "budgeting": {"core", "stores"},
+    "results": {"core"},
+    "pipeline": {
+        *("core", "dialects", "stores", "counters", "upstream", "telemetry", "config", "catalog"),
+        *("planning", "budgeting", "results"),
+    },
     "server": {
         *("core", "dialects", "stores", "counters", "upstream", "telemetry", "config", "catalog"),
-        *("planning", "inspection", "pipeline"),
+        *("planning", "budgeting", "results", "inspection", "pipeline"),
     },
     "mock": set(),
 }
@@ -41,6 +46,8 @@ HOMES = {
     "pydantic": ("gateway.config",),
     "yaml": ("gateway.config",),
     "sqlite3": ("gateway.stores.sqlite",),
+    "redis": ("gateway.stores.redis",),
+    "hiredis": ("gateway.stores.redis",),
     "starlette": ("gateway.server", "gateway.mock", "gateway.wiring"),
     "uvicorn": ("gateway.server.protocol", "gateway.server.serving", "gateway.mock", "gateway.cli"),
     "httptools": ("gateway.server.protocol",),
@@ -56,6 +63,17 @@ IMPURE = {"asyncio", "time", "random", "os", "socket", "sqlite3", "threading"}
 #: module -> the test that covers it, where no file mirrors it; and why
 TESTED_ELSEWHERE = {
     "core.ports": "stores/test_contract.py",  # Protocols and plain values; the contract is their test
+    "stores.sums": "stores/test_contract.py",  # totals of stores that add by themselves
+    # What these parts of one store are worth shows in what it keeps, on a real server.
+    "stores.redis.values": "stores/test_ledger_contract.py",
+    "stores.redis.together": "stores/test_ledger_machine.py",
+    "stores.redis.apart": "stores/test_ledger_contract.py",
+    "stores.redis.lists": "stores/test_contract.py",
+    "stores.redis.keys": "stores/test_contract.py",
+    "stores.redis.scripts": "stores/test_redis.py",
+    "stores.redis.folding": "stores/test_redis.py",
+    "stores.redis.cluster": "stores/test_redis_cluster.py",
+    "stores.redis.link": "stores/test_redis.py",
     "stores.cursor": "stores/test_contract.py",  # what a cursor is worth shows in the pages it gives
     "dialects.openai_errors": "dialects/test_errors.py",  # both error shapes side by side
     "dialects.anthropic_errors": "dialects/test_errors.py",
@@ -68,7 +86,10 @@ TESTED_ELSEWHERE = {
     # These show what they are worth only on a real port, with a real client and a real provider's faults.
     "pipeline": "e2e/test_accounting.py",
     "wiring": "e2e/test_shutdown.py",
-    "planning": "e2e/test_context.py",
+    "budgeting": "e2e/test_budgets.py",
+    "results": "e2e/test_modes.py",
+    "stores.clock": "stores/test_ledger_contract.py",  # the time that a store is given where none is injected
+    "stores.sqlite.accounts": "stores/test_ledger_contract.py",
     "inspection": "server/test_context.py",
 }
 #: tested as a whole from outside: the built-in provider over HTTP, the commands by what they print, a file by its text

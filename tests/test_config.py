@@ -137,8 +137,8 @@ def test_without_an_environment_of_its_own_it_reads_the_processs(
         ("server: {max_body_mb: 0}", "server.max_body_mb: input should be greater than 0"),
         ("sessions: {ttl: forever}", "sessions.ttl: must be a duration like 90s, 15m, 12h or 30d"),
         ("sessions: {on_missing: guess}", "sessions.on_missing: input should be 'derive', 'require' or 'none'"),
-        ("store: {url: postgres}", "store.url: must be memory:// or sqlite://PATH"),
-        ("store: {url: 'sqlite://'}", "store.url: must be memory:// or sqlite://PATH"),
+        ("store: {url: postgres}", "store.url: must be memory://, sqlite://PATH, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/SERVICE/DB or redis+cluster://HOST:PORT,… (rediss… over TLS)"),
+        ("store: {url: 'sqlite://'}", "store.url: must be memory://, sqlite://PATH, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/SERVICE/DB or redis+cluster://HOST:PORT,… (rediss… over TLS)"),
         ("providers: {x: {base_url: 'ftp://h'}}", "providers.x.base_url: must be an http:// or https:// address without query"),
         ("providers: {x: {base_url: 'http://h/v1?a=b'}}", "providers.x.base_url: must be an http:// or https:// address without query"),
         ("providers: {x: {}}", "providers.x.base_url: field required"),
@@ -553,7 +553,8 @@ def test_secrets_are_not_in_the_repr_of_settings(loaded: Load) -> None:
         "providers: {openai: {key: !SECRET x}}",
         "providers: {openai: {key: SECRET",
         "key: SECRET: x",
-        "store: {url: 'redis://:SECRET@h'}",
+        "store: {url: 'redis://:SECRET@h:x'}",
+        "store: {url: 'redis+sentinel://:SECRET@h'}",
     ],
 )
 def test_a_secret_in_a_wrong_place_is_not_in_the_message(loaded: Load, text: str) -> None:
@@ -582,7 +583,7 @@ KEYS = "auth: {keys: [{name: a, key: 0123456789abcdef}]}"
 )
 def test_a_held_key_is_not_offered_to_the_network_without_client_keys(loaded: Load, host: str) -> None:
     settings = loaded(f"server: {{host: '{host}'}}", {"OPENAI_API_KEY": SECRET}).settings
-    with pytest.raises(ConfigError, match=r"auth\.keys: .*openai.*Set auth\.keys, or listen on 127\.0\.0\.1") as caught:
+    with pytest.raises(ConfigError, match=r"auth\.keys: .*openai.*Set auth\.keys, .*or listen on 127\.0\.0\.1") as caught:
         refuse_open_door(settings)
     assert SECRET not in str(caught.value)
 
@@ -635,6 +636,14 @@ def test_a_duration_is_a_number_and_a_unit(text: str, seconds: int) -> None:
 def test_anything_else_is_no_duration(text: str) -> None:
     with pytest.raises(ValueError, match="duration"):
         duration(text)
+
+
+@pytest.mark.parametrize("url", ["redis://user:SECRET@h:1/2", "rediss+sentinel://:SECRET@h,i:2/main/1"])
+def test_the_password_of_a_store_is_shown_nowhere(loaded: Load, url: str) -> None:
+    settings = loaded(f"store: {{url: '{url}'}}".replace("SECRET", SECRET)).settings
+    assert SECRET in settings.store.url
+    assert SECRET not in f"{settings!r} {settings} {settings.store} {settings.store.shown_url}"
+    assert settings.store.shown_url == url.replace("user:", "").replace(":SECRET@", "").replace("SECRET@", "")
 
 
 def test_a_stores_path_is_below_the_home_folder_where_it_says_so(loaded: Load) -> None:

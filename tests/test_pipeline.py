@@ -34,6 +34,7 @@ from gateway.core.usage import Totals
 from gateway.dialects import endpoint
 from gateway.pipeline import MAX_WHOLE_ANSWER, Caller, Exchange, Gateway, Incoming, Reply, SessionPolicy
 from gateway.planning import Planner
+from gateway.results import Results
 from gateway.stores.blind import Blind
 from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
@@ -172,6 +173,7 @@ class World:
                 budget or BudgetPolicy(),
                 time.time,
             ),
+            results=Results(self.store),
             learner=learner,
             observers=[Failing(), self.recorder],
             policy=policy or SessionPolicy(),
@@ -372,7 +374,9 @@ async def test_without_the_store_no_more_is_spent_than_was_left_when_it_was_last
     assert (await world.call())[0].status == 200
     world.store.away = True
     statuses = [(await world.call())[0].status for _ in range(4)]
-    assert statuses == [200, 200, 200, 400], "64 of 79 tokens were left, each call takes 15, and needs 34 to be let through"
+    assert statuses == [200, 200, 200, 400], (
+        "64 of 79 tokens were left, each call takes 15, and needs 34 to be let through"
+    )
     world.store.away = False
     await world.settler.aclose()
     assert (await world.store.totals(KEY)).total_tokens == 4 * 15

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from gateway.cli import demo, inspect, models, serve, sessions, setup
+from gateway.cli import demo, inspect, keys, models, serve, sessions, setup
 
 app = typer.Typer(
     name="gateway",
@@ -22,6 +22,7 @@ app.command("count")(inspect.count)
 app.command("trim")(inspect.trim)
 app.command("models")(models.models)
 app.add_typer(sessions.app, name="sessions")
+app.add_typer(keys.app, name="keys")
 
 
 @app.callback(invoke_without_command=True)

@@ -35,7 +35,7 @@ async def _open(settings: Settings) -> tuple[str, bool]:
         await store.aclose()
     except StoreUnavailable as fault:
         return f"store.url: {fault.message}", True
-    return f"store.url: {settings.store.url} can be written", False
+    return f"store.url: {settings.store.shown_url} can be written", False
 
 
 async def _ask(provider: Provider, settings: Settings) -> tuple[str, bool]:

@@ -160,5 +160,7 @@ def _budget(settings: Settings) -> str:
 
 
 def _store(settings: Settings) -> str:
+    if settings.store.is_redis:
+        return settings.store.shown_url
     path = settings.store.sqlite_path
     return f"sqlite {path}" if path else "memory (gone with the process)"

@@ -63,7 +63,7 @@ def show_list(
         admin = Access(None, admin=True)
         return [session_json(view, admin, one) for view, one in zip(page.sessions, stands, strict=True)]
 
-    rows = _with_store(config, store, read)
+    rows = with_store(config, store, read)
     if as_json:
         print_json(rows)
         return
@@ -90,7 +90,7 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
         (stands,) = await standings_of(opened, [key], policy)
         return {**session_json(view, everything, stands), "last_calls": calls}
 
-    found = _with_store(config, store, read)
+    found = with_store(config, store, read)
     if found is None:
         stop(f'There is no session "{session}".', Exit.FAILED)
     if as_json:
@@ -134,23 +134,22 @@ def budget(  # noqa: PLR0917  # typer calls it by name
         (stands,) = await standings_of(opened, [key], policy)
         return budget_json(stands)
 
-    now = _with_store(config, store, change)["budget"]
-    limit = ", ".join(f"{now[unit]:,} {unit}" if unit != "usd" else f"{now[unit]} USD" for unit in _UNITS if now[unit])
-    typer.echo(f"{session}: {limit} ({now['used_fraction']:.0%} used)" if now else f"{session}: no budget", err=True)
+    now = with_store(config, store, change)["budget"]
+    typer.echo(f"{session}: {_budget_said(now)}", err=True)
 
 
 @app.command()
 def reset(session: SessionId, config: ConfigFile = None, store: StoreUrl = None) -> None:
     """Set a session's totals to zero; its call records stay."""
     key = _key(session)
-    _say(_with_store(config, store, lambda opened: opened.reset(key)), session, "reset")
+    _say(with_store(config, store, lambda opened: opened.reset(key)), session, "reset")
 
 
 @app.command()
 def delete(session: SessionId, config: ConfigFile = None, store: StoreUrl = None) -> None:
     """Forget a session and its call records."""
     key = _key(session)
-    _say(_with_store(config, store, lambda opened: opened.delete(key)), session, "deleted")
+    _say(with_store(config, store, lambda opened: opened.delete(key)), session, "deleted")
 
 
 def _say(done: bool, session: str, what: str) -> None:
@@ -168,18 +167,19 @@ def _key(text: str) -> SessionKey:
     return key
 
 
-def _with_store(file: Path | None, url: str | None, work: Callable[[Store], Awaitable[T]]) -> T:
+def with_store(file: Path | None, url: str | None, work: Callable[[Store], Awaitable[T]], *, make: bool = False) -> T:
+    """What `work` gives, done on the configured store; `make`: where there is none yet, it is made."""
     from gateway.core.errors import StoreUnavailable
     from gateway.wiring import open_store
 
     settings = load(file, {"store.url": url} if url else None).settings
     path = settings.store.sqlite_path
-    if path is None:
+    if path is None and not settings.store.is_redis:
         stop(
             "store.url is memory://: only the running gateway knows its sessions. Ask it: GET /api/sessions",
             Exit.FAILED,
         )
-    if not path.exists():
+    if path is not None and not make and not path.exists():
         stop(f"There is no store at {path} yet; the first call makes it.", Exit.FAILED)
 
     async def run() -> T:
@@ -206,10 +206,20 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, "?" if value is None else str(value)
 
 
+def _budget_said(budget: dict[str, Any] | None) -> str:
+    if budget is None:
+        return "no budget"
+    limits = [f"{budget[unit]} USD" if unit == "usd" else f"{budget[unit]:,} {unit}" for unit in _limited(budget)]
+    return f"{', '.join(limits)} ({budget['used_fraction']:.0%} used)"
+
+
+def _limited(budget: dict[str, Any]) -> list[str]:
+    return [unit for unit in _UNITS if budget[unit] is not None]
+
+
 def _budget_facts(budget: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for unit in _UNITS:
-        if budget[unit] is not None:
-            yield f"budget {unit}", f"{budget['used'][unit]} of {budget[unit]} used"
+    for unit in _limited(budget):
+        yield f"budget {unit}", f"{budget['used'][unit]} of {budget[unit]} used"
     yield "budget held", f"{budget['held']:,}"
     yield "budget used", f"{budget['used_fraction']:.1%}"
     if budget["resets_in_s"] is not None:

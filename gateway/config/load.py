@@ -20,7 +20,7 @@ from typing import Any, Final, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from gateway.config.schema import BUILT_IN_ROUTES, Facts, Provider, Settings
+from gateway.config.schema import BUILT_IN_ROUTES, Facts, KeyBudget, Provider, Settings
 from gateway.core.counting.families import Families, families_from
 from gateway.core.errors import ConfigError, UnknownModel
 from gateway.core.forwarding import CREDENTIALS
@@ -88,6 +88,18 @@ def load(
     return Loaded(settings, path, _key_sources(_with_built_in(raw, built_in).get("providers"), env))
 
 
+def key_budget(values: Mapping[str, object]) -> KeyBudget:
+    """A client key's budget from elsewhere than the file.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    try:
+        return KeyBudget.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_describe(error)) from None
+
+
 def pass_on(loaded_from: Path | None, flags: Mapping[str, object]) -> None:
     """Leave a command's `-c` and flags where its worker processes and later reloads find them."""
     if loaded_from is not None:
@@ -115,11 +127,12 @@ def refuse_open_door(settings: Settings) -> None:
         for name, provider in settings.providers.items()
         if provider.key.get_secret_value() or CREDENTIALS & {header.encode() for header in provider.headers}
     )
-    if is_loopback(settings.server.host) or settings.auth.keys or not held:
+    if is_loopback(settings.server.host) or settings.auth.keys or settings.auth.required or not held:
         return
     problem = (
         f"auth.keys: {settings.server.host} is reachable from the network and the gateway holds the key of "
-        f"{', '.join(held)}, so anyone could spend it. Set auth.keys, or listen on 127.0.0.1."
+        f"{', '.join(held)}, so anyone could spend it. Set auth.keys, or auth.required with "
+        "keys made by gateway keys add, or listen on 127.0.0.1."
     )
     raise ConfigError([problem])
 

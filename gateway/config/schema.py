@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from gateway.core import redis_url
 from gateway.core.identity import is_valid
 
 _DURATION: Final = re.compile(r"(\d+)([smhd])\Z")
@@ -144,6 +145,11 @@ class Auth(_Section):
     """Who may call."""
 
     keys: tuple[ClientKey, ...] = Field((), description="Client keys. Empty: open; then listen on loopback only.")
+    required: bool = Field(
+        default=False,
+        description="Refuse calls without a client key even where none is listed here: for keys that are kept in the "
+        "store (gateway keys).",
+    )
     admin_key: SecretStr | None = Field(
         None, description="Needed for writes under /api when set; when unset those are for loopback only."
     )
@@ -373,7 +379,12 @@ class Budget(KeyBudget):
 class StoreSettings(_Section):
     """Where sessions are kept."""
 
-    url: str = Field("sqlite://~/.local/share/gateway/gateway.db", description="memory:// or sqlite://PATH")
+    url: str = Field(
+        "sqlite://~/.local/share/gateway/gateway.db",
+        description="memory://, sqlite://PATH, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/SERVICE/DB, "
+        "redis+cluster://HOST:PORT,…; rediss instead of redis: over TLS. USER:PASSWORD@ may stand before the host.",
+        repr=False,
+    )
     timeout_ms: int = Field(250, ge=1, description="Longest wait for the store in one call.")
     on_failure: Literal["closed", "open"] = Field(
         "closed",
@@ -391,7 +402,24 @@ class StoreSettings(_Section):
     def _url(cls, value: str) -> str:
         if value == "memory://" or (value.startswith("sqlite://") and len(value) > len("sqlite://")):
             return value
-        raise ValueError("must be memory:// or sqlite://PATH")
+        try:
+            redis_url.parse(value)
+        except ValueError:
+            raise ValueError(
+                "must be memory://, sqlite://PATH, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/SERVICE/DB or "
+                "redis+cluster://HOST:PORT,… (rediss… over TLS)"
+            ) from None
+        return value
+
+    @property
+    def shown_url(self) -> str:
+        """Where it is, without a password."""
+        return redis_url.parse(self.url).shown if self.is_redis else self.url
+
+    @property
+    def is_redis(self) -> bool:
+        """Whether it is on servers of its own."""
+        return self.url.startswith("redis")
 
     @property
     def journal_path(self) -> Path | None:

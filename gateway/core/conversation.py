@@ -15,7 +15,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Protocol
 
-from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES, Message, Sketch, digest, encode, keys_of, sketch
+from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES, Message, Sketch, digest, encode, keys_of, marked_of, sketch
 
 
 class SketchBook(Protocol):
@@ -81,6 +81,7 @@ class Conversation:
         messages: Sequence[bytes],
         reader: SketchBook | None = None,
         *,
+        keys: tuple[bytes, ...] | None = None,
         pinned: Collection[int] = (),
         priorities: Mapping[int, float] | None = None,
         keep_last_turns: int = 1,
@@ -90,6 +91,7 @@ class Conversation:
         Args:
             messages: the bytes of each.
             reader: remembers what was read; without one every message is read once for this conversation.
+            keys: what `keys_of` says of the messages, where it was asked before.
             pinned: indices that a client wants kept as they are.
             priorities: index -> what the message's text is worth in relation to others; 0 goes first, before anything
                 else is touched. A unit goes first if this was said of one of its messages and nothing more of another.
@@ -101,8 +103,9 @@ class Conversation:
         """
         if priorities and not all(priority >= 0 for priority in priorities.values()):
             raise ValueError("a priority is 0 or more")
-        keys, marked = keys_of(messages)
-        return cls(tuple(messages), keys, marked, frozenset(pinned), priorities or {}, keep_last_turns, reader)
+        known = keys if keys is not None else keys_of(messages)
+        marked = marked_of(messages)
+        return cls(tuple(messages), known, marked, frozenset(pinned), priorities or {}, keep_last_turns, reader)
 
     @classmethod
     def of_messages(

@@ -191,6 +191,12 @@ class StoreUnavailable(GatewayFault):
     code = "store_unavailable"
 
 
+class StoreConflict(StoreUnavailable):
+    """Others changed the same thing in the store each time we tried."""
+
+    code = "store_conflict"
+
+
 class Overloaded(GatewayFault):
     """`server.max_concurrency` calls are already under way."""
 

@@ -25,11 +25,12 @@ UNKNOWN: Final = "unknown"
 
 _KEY_BYTES: Final = 16
 _MARK: Final = b'"cache_control"'
-#: A cache mark with one comma beside it. An unescaped `"cache_control"` before a colon can only be a key, because
-#: inside a JSON string every quote has a backslash before it; and the comma or brace before it is then no part of a
-#: string either. Only flat objects are taken out: those end where they seem to.
-_FLAT: Final = rb'"cache_control"\s*+:\s*+\{(?:[^{}"\\]|"[^"\\{}]*+")*+\}'
-_MARKS: Final = re.compile(rb",\s*+" + _FLAT + rb"|(?<=\{)\s*+" + _FLAT + rb"\s*+,?")
+#: A cache mark. An unescaped `"cache_control"` before a colon can only be a key, because inside a JSON string every
+#: quote has a backslash before it; and the comma or brace before it is then no part of a string either. Only flat
+#: objects are taken out: those end where they seem to.
+_FLAT: Final = re.compile(rb'"cache_control"\s*+:\s*+\{(?:[^{}"\\]|"[^"\\{}]*+")*+\}')
+_SPACES: Final = re.compile(rb"\s*+")
+_SPACE: Final = b" \t\n\r\f\v"
 #: an escape that may be half of a pair
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 #: JSON nested deeper than this is not written anew: encoders give up somewhere behind it
@@ -66,18 +67,47 @@ class Sketch:
         return self.role in KNOWN_ROLES
 
 
-def keys_of(messages: Iterable[bytes]) -> tuple[tuple[bytes, ...], frozenset[int]]:
-    """A hash of each message without its cache marks, which clients move from turn to turn; and which have marks."""
-    keys: list[bytes] = []
-    marked: list[int] = []
-    for index, raw in enumerate(messages):
-        plain = raw
-        if _MARK in raw:
-            plain = _MARKS.sub(b"", raw)
-            if plain != raw:
-                marked.append(index)
-        keys.append(blake2b(plain, digest_size=_KEY_BYTES).digest())
-    return tuple(keys), frozenset(marked)
+def plain(raw: bytes) -> bytes:
+    """A message, or any piece of JSON, without its cache marks, which clients move from turn to turn.
+
+    With each goes one comma beside it. What has none is returned itself.
+    """
+    kept: list[bytes] = []
+    done = 0
+    at = raw.find(_MARK)
+    while at >= 0:
+        found = _FLAT.match(raw, at)
+        cut = _cut(raw, at, found.end(), done) if found is not None else None
+        if cut is not None:
+            kept.append(raw[done : cut[0]])
+            done = cut[1]
+        at = raw.find(_MARK, max(at + 1, done))
+    return b"".join([*kept, raw[done:]]) if done else raw
+
+
+def _cut(raw: bytes, start: int, stop: int, done: int) -> tuple[int, int] | None:
+    """What goes with the mark at `start`: the comma before it, or one behind it where it is an object's first field."""
+    before = start - 1
+    while before >= done and raw[before] in _SPACE:
+        before -= 1
+    if before < done or raw[before] not in b",{":
+        return None
+    if raw[before] == ord(","):
+        return before, stop
+    behind = _SPACES.match(raw, stop)
+    end = behind.end() if behind is not None else stop
+    return before + 1, end + (raw[end : end + 1] == b",")
+
+
+def keys_of(messages: Iterable[bytes]) -> tuple[bytes, ...]:
+    """A hash of each message without its cache marks."""
+    plains = [plain(raw) if _MARK in raw else raw for raw in messages]
+    return tuple([blake2b(raw, digest_size=_KEY_BYTES).digest() for raw in plains])
+
+
+def marked_of(messages: Iterable[bytes]) -> frozenset[int]:
+    """Which messages have cache marks."""
+    return frozenset([index for index, raw in enumerate(messages) if _MARK in raw and plain(raw) is not raw])
 
 
 def digest(raw: bytes) -> bytes:

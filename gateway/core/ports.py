@@ -15,7 +15,20 @@ from typing import Final, Protocol, runtime_checkable
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.counting.estimate import Source
 from gateway.core.fitting.receipt import Fate
-from gateway.core.ledger import NOTHING, AccountKey, Amount, Claim, Dimension, Granted, Hold, Refused, Standing, nano
+from gateway.core.ledger import (
+    NO_LIMITS,
+    NOTHING,
+    AccountKey,
+    Amount,
+    Claim,
+    Dimension,
+    Granted,
+    Hold,
+    Limits,
+    Refused,
+    Standing,
+    nano,
+)
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.usage import Charge, Totals, Usage
 
@@ -176,6 +189,22 @@ class OpenHold:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredKey:
+    """A client key that is kept in the store: by the digest of the key, which is shown once and kept nowhere.
+
+    `models`: shell patterns of those it may call, empty for all; `limits`: of all its sessions together; `rpm`:
+    requests a minute.
+    """
+
+    name: str
+    digest: bytes
+    created_at: float
+    models: tuple[str, ...] = ()
+    limits: Limits = NO_LIMITS
+    rpm: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """One page of a list, newest first; `cursor` continues it, None at the end."""
 
@@ -261,6 +290,18 @@ class Store(Protocol):
 
     async def result(self, namespace: str | None, handle: str) -> str | None:
         """The text of a handle of one namespace (None: of all)."""
+        ...
+
+    async def keys(self) -> Sequence[StoredKey]:
+        """The client keys that are kept here, by name."""
+        ...
+
+    async def add_key(self, key: StoredKey) -> bool:
+        """Keep a client key; False where there is one of that name."""
+        ...
+
+    async def revoke_key(self, name: str) -> bool:
+        """Forget a client key, not its sessions nor its account; False where there is none of that name."""
         ...
 
     async def totals(self, session: SessionKey) -> Totals:

@@ -45,6 +45,8 @@ _OUTPUT_LEAST: Final = 4_096
 STREAM_STEP: Final = 2_048
 #: an answer shorter than this is of no use to anyone
 _USEFUL: Final = 16
+#: nor one of which less than this part is left because of calls that are about to give something back
+_STUMP: Final = 4
 #: of what is left, the share that is kept for the answer when a request is made to fit
 _ANSWER_SHARE: Final = 4
 _MINUTE_S: Final = 60.0
@@ -179,8 +181,14 @@ def hold_for(
     most = _longest(need, fixed, unit, standings)
     if need.output is None and need.can_grow:
         most = min(most, STREAM_STEP)
-    least = min(most, _USEFUL) if clamp or need.output is None else most
+    least = _shortest(most, standings) if clamp or need.output is None else most
     return Hold(call_id, claims, fixed, unit, least, most)
+
+
+def _shortest(most: int, standings: Sequence[Standing]) -> int:
+    """Units that are worth a call. What others hold may come back: waiting for it is better than a stump."""
+    are_others = any(any(stands.held) for stands in standings)
+    return min(most, max(_USEFUL, most // _STUMP) if are_others else _USEFUL)
 
 
 def _longest(need: Need, fixed: Amount, unit: Amount, standings: Sequence[Standing]) -> int:
@@ -271,21 +279,22 @@ def refusal(refused: Refused, claim: Claim, policy: BudgetPolicy, now: float) ->
             arithmetic,
         )
     short = "" if stands.used[at] >= limit else f", and this call needs {_said(refused.needed, name)}"
-    exhausted = BudgetExhausted(f"{used}{short}. {_remedy(stands, name, claim)}", arithmetic)
+    exhausted = BudgetExhausted(f"{used}{short}. {_remedy(stands, name, claim, refused.needed)}", arithmetic)
     exhausted.status = policy.exhausted_status
     return exhausted
 
 
-def _remedy(stands: Standing, name: Dimension, claim: Claim) -> str:
+def _remedy(stands: Standing, name: Dimension, claim: Claim, needed: int) -> str:
     refills = f"It refills in {_time(stands.resets_s)}. " if stands.resets_s is not None else ""
-    limit = stands.limits.of(name) or 0
+    limit, at = stands.limits.of(name) or 0, DIMENSIONS.index(name)
     if claim.declared.of(name) == limit:
         header = {"tokens": "x-session-budget-tokens", "nano_usd": "x-session-budget-usd"}.get(name, "")
         return f"{refills}The call itself declares this budget in {header}: raise it there, or start a new session."
     if stands.key.kind == "key":
         return f"{refills}Raise its budget where the key is configured (auth.keys, or gateway keys)."
     option = {"tokens": "", "nano_usd": "--usd ", "calls": "--calls "}[name]
-    more = f"{2 * limit / NANO:g}" if name == "nano_usd" else str(2 * limit)
+    enough = max(2 * limit, stands.used[at] + 2 * needed)
+    more = f"{enough / NANO:g}" if name == "nano_usd" else str(enough)
     return f"{refills}Raise it with: gateway sessions budget {stands.key.id} {option}{more}, or start a new session."
 
 

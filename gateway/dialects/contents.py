@@ -7,16 +7,19 @@ mark is ours and is taken out before anything is weighed, compared or forwarded.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import msgspec
 
+from gateway.core.counting.beginnings import Beginning, Beginnings
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import InvalidRequest
+from gateway.core.message import plain
 from gateway.dialects.base import Call
-from gateway.dialects.fields import decode
+from gateway.dialects.fields import decode, join
 
 #: the field that holds what was said, and where an array of it has elements that are messages
 _ITEMS: Final[Mapping[Wire, str]] = {
@@ -33,27 +36,51 @@ MOST_PRIORITY: Final = 100.0
 PINNED: Final = "pinned"
 _OUTPUT_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _MARK: Final = b'"x_gateway"'
+_NOTHING_KNOWN: Final = Beginnings(0)
+_SPACE: Final = b" \t\r\n"
 _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _MESSAGE: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Contents:
     """What a request is made of.
 
     Attributes:
         wire: its format.
         fields: the top level, values as bytes; what the marks of a client were taken out of is not in here.
-        messages: the elements of the messages or input items, without marks; None where they are no array.
+        array: the messages or input items as they stand in the body, without the client's marks; None where they are
+            no array.
+        start: what is known of its first messages.
+        rest: the array behind those, without cache marks.
+        fresh: the messages in it.
         pinned: indices of messages that the client wants sent as they are.
         priorities: of messages that the client gave one; 1 is usual.
     """
 
     wire: Wire
     fields: Mapping[str, bytes]
-    messages: tuple[bytes, ...] | None
+    array: bytes | None = None
+    start: Beginning | None = None
+    rest: bytes = b""
+    fresh: tuple[bytes, ...] = ()
     pinned: frozenset[int] = frozenset()
     priorities: Mapping[int, float] | None = None
+
+    @cached_property
+    def messages(self) -> tuple[bytes, ...] | None:
+        """All messages or input items, without the client's marks; None where they are no array."""
+        if self.start is None and self.rest is self.array:
+            return self.fresh
+        return _split(self.array) if self.array is not None else None
+
+    @property
+    def settled(self) -> bytes:
+        """The array without cache marks, up to the end of its last message but one."""
+        begun = self.start.text if self.start is not None else b""
+        last = len(self.fresh[-1]) if self.fresh else 0
+        messages = self.rest[:-1].rstrip(_SPACE)
+        return begun + messages[: len(messages) - last].rstrip(_SPACE).removesuffix(b",").rstrip(_SPACE)
 
     @property
     def marked(self) -> bool:
@@ -61,33 +88,71 @@ class Contents:
         return self.priorities is not None
 
 
-def contents_of(call: Call, wire: Wire) -> Contents | None:
+def contents_of(call: Call, wire: Wire, known: Beginnings | None = None) -> Contents | None:
     """The contents of a call; None where there is nothing to weigh, or far too much.
+
+    Args:
+        call: as its dialect read it.
+        wire: its format.
+        known: where beginnings of earlier calls are looked up.
 
     Raises:
         InvalidRequest: a mark of a client means nothing.
     """
     fields = {name: bytes(raw) for name, raw in call.fields.items()}
-    items = call.fields.get(_ITEMS[wire])
-    if items is None:
+    array = fields.get(_ITEMS[wire])
+    if array is None:
         return None
-    if wire in _WITHOUT_MESSAGES or memoryview(items)[0] != ord("["):
-        return Contents(wire, fields, None)
+    if wire in _WITHOUT_MESSAGES or not array.startswith(b"["):
+        return Contents(wire, fields)
     try:
-        messages = tuple(map(bytes, _LIST.decode(items)))
+        return _of_array(wire, fields, array, known or _NOTHING_KNOWN)
     except (msgspec.DecodeError, RecursionError):
         return None
-    if len(messages) > MOST_MESSAGES:
-        if wire == "chat" and _MARK in fields["messages"]:
+
+
+def _of_array(wire: Wire, fields: Mapping[str, bytes], array: bytes, known: Beginnings) -> Contents | None:
+    start, rest = _behind_known(wire, array, known)
+    fresh = _split(rest)
+    is_marked = wire == "chat" and _MARK in rest
+    if len(fresh) + (len(start.keys) if start is not None else 0) > MOST_MESSAGES:
+        if is_marked:
             raise InvalidRequest(
                 f"A request of more than {MOST_MESSAGES:,} messages is not looked into, so that x_gateway cannot be "
                 "heeded. Send fewer messages, or no such field.",
                 param="messages",
             )
         return None
-    if wire == "chat" and _MARK in fields["messages"]:
-        return _unmarked(Contents(wire, fields, messages))
-    return Contents(wire, fields, messages)
+    marks = _Marks.of(_split(array)) if is_marked else None
+    if marks is None:
+        return Contents(wire, fields, array, start, rest, fresh)
+    array = bytes(join(marks.messages))
+    start, rest = _behind_known(wire, array, known)
+    return Contents(wire, fields, array, start, rest, _split(rest), frozenset(marks.pinned), marks.priorities)
+
+
+def with_messages(contents: Contents, messages: Sequence[bytes], known: Beginnings | None = None) -> Contents:
+    """The contents with other messages in the place of theirs, as many of them."""
+    array = bytes(join(messages))
+    start, rest = _behind_known(contents.wire, array, known or _NOTHING_KNOWN)
+    return replace(contents, array=array, start=start, rest=rest, fresh=_split(rest))
+
+
+def _behind_known(wire: Wire, array: bytes, known: Beginnings) -> tuple[Beginning | None, bytes]:
+    """What is known of an array's beginning, and what comes behind that, without cache marks."""
+    start = known.of(wire, array)
+    rest = plain(array[len(start.text) :] if start is not None else array)
+    if start is None and rest is not array:
+        start = known.of(wire, rest)
+        rest = rest[len(start.text) :] if start is not None else rest
+    return start, rest
+
+
+def _split(array: bytes) -> tuple[bytes, ...]:
+    """The elements of an array, or of what is left of one behind some of its elements."""
+    if not array.startswith(b"["):
+        array = b"[" + array.lstrip(_SPACE).removeprefix(b",")
+    return tuple(map(bytes, _LIST.decode(array)))
 
 
 def output_limit(fields: Mapping[str, bytes]) -> int | None:
@@ -99,24 +164,34 @@ def output_limit(fields: Mapping[str, bytes]) -> int | None:
     return None
 
 
-def _unmarked(contents: Contents) -> Contents:
-    messages, priorities = list(contents.messages or ()), dict[int, float]()
-    pinned = set()
-    found = False
-    for index, raw in enumerate(messages):
-        fields = _marked_fields(raw)
-        if fields is None:
-            continue
-        found = True
-        priority = _priority(decode(fields.pop("x_gateway")), f"messages[{index}].x_gateway")
-        messages[index] = msgspec.json.encode(fields)
-        if priority == PINNED:
-            pinned.add(index)
-        elif isinstance(priority, float):
-            priorities[index] = priority
-    if not found:
-        return contents
-    return Contents(contents.wire, contents.fields, tuple(messages), frozenset(pinned), priorities)
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """Messages without a client's marks, and what those said."""
+
+    messages: list[bytes]
+    pinned: set[int]
+    priorities: dict[int, float]
+
+    @classmethod
+    def of(cls, messages: Sequence[bytes]) -> _Marks | None:
+        """Those of all messages; None where there are none.
+
+        Raises:
+            InvalidRequest: one means nothing.
+        """
+        marks, found = cls(list(messages), set(), {}), False
+        for index, raw in enumerate(messages):
+            fields = _marked_fields(raw)
+            if fields is None:
+                continue
+            found = True
+            priority = _priority(decode(fields.pop("x_gateway")), f"messages[{index}].x_gateway")
+            marks.messages[index] = msgspec.json.encode(fields)
+            if priority == PINNED:
+                marks.pinned.add(index)
+            elif isinstance(priority, float):
+                marks.priorities[index] = priority
+        return marks if found else None
 
 
 def _marked_fields(raw: bytes) -> dict[str, msgspec.Raw] | None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from gateway.core.errors import Forbidden, Unauthenticated
 from gateway.core.forwarding import CREDENTIALS, credential, header
-from gateway.core.ports import Headers
+from gateway.core.ports import Headers, StoredKey
 from gateway.core.spending import NO_KEY_BUDGET, KeyBudget
 from gateway.pipeline import Caller
 
@@ -48,12 +48,29 @@ def digest(key: str) -> bytes:
 
 
 class Authenticator:
-    """Decides from the headers and the peer's address; never from `Host` or `X-Forwarded-For`."""
+    """Decides from the headers and the peer's address; never from `Host` or `X-Forwarded-For`.
 
-    def __init__(self, keys: Sequence[KeyRule], admin_key: str | None, origins: Sequence[str] = ()) -> None:
-        """Set up; `origins`: of web pages that may call although they are not ours."""
+    Args:
+        keys: the configured client keys.
+        admin_key: what writes under /api need; None: they are for this machine.
+        origins: of web pages that may call although they are not ours.
+        stored: further client keys, by digest, as they are now.
+        is_required: nobody calls without a client key, even where there is none at all.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[KeyRule],
+        admin_key: str | None,
+        origins: Sequence[str] = (),
+        stored: Callable[[], Mapping[bytes, StoredKey]] = dict,
+        *,
+        is_required: bool = False,
+    ) -> None:
         self._origins = frozenset(origins)
-        self._keys = {rule.digest: rule for rule in keys}
+        self._configured = {rule.digest: rule for rule in keys}
+        self._stored = stored
+        self._is_required = is_required
         self._admin = digest(admin_key) if admin_key is not None else None
 
     def caller(self, headers: Headers, peer: str | None) -> Caller:
@@ -64,13 +81,13 @@ class Authenticator:
             Forbidden: a web page of another origin sends it, and nothing else would stop it.
         """
         presented = _credentials(headers)
-        own = frozenset(name for name, value in presented if value in self._keys or value == self._admin)
-        if self._keys:
-            rule = next((self._keys[value] for _, value in presented if value in self._keys), None)
+        own = frozenset(name for name, value in presented if self._rule(value) or value == self._admin)
+        if self._needs_key:
+            rule = next((rule for _, value in presented if (rule := self._rule(value))), None)
             if rule is None:
                 raise Unauthenticated(
                     'A client key is needed and none that is known was sent. Send it as "Authorization: Bearer KEY" '
-                    "or in x-api-key; keys are listed under auth.keys."
+                    "or in x-api-key; keys are listed under auth.keys, or made by: gateway keys add NAME."
                 )
             return Caller(rule.name, rule.models, own, rule.budget)
         self._refuse_other_origins(headers)
@@ -90,13 +107,28 @@ class Authenticator:
         if self._admin is None and _is_direct_loopback(headers, peer):
             return Access(None, admin=True)
         for value in presented:
-            if value in self._keys:
-                return Access(self._keys[value].name, admin=False)
-        if not self._keys and presented and not _is_loopback(peer):
+            rule = self._rule(value)
+            if rule is not None:
+                return Access(rule.name, admin=False)
+        if not self._needs_key and presented and not _is_loopback(peer):
             return Access(_namespace_of(headers), admin=False)
-        if not self._keys and _is_loopback(peer):
+        if not self._needs_key and _is_loopback(peer):
             return Access(OPEN_NAMESPACE, admin=False)
         raise Unauthenticated('Send your client key, or the admin key, as "Authorization: Bearer KEY".')
+
+    @property
+    def _needs_key(self) -> bool:
+        return self._is_required or bool(self._configured or self._stored())
+
+    def _rule(self, value: bytes) -> KeyRule | None:
+        """The client key of this digest. A configured one stands before a stored one of the same key."""
+        configured = self._configured.get(value)
+        if configured is not None:
+            return configured
+        stored = self._stored().get(value)
+        if stored is None:
+            return None
+        return KeyRule(stored.name, stored.digest, stored.models, KeyBudget(stored.limits, stored.rpm))
 
     def _refuse_other_origins(self, headers: Headers) -> None:
         origin = header(headers, b"origin").decode("latin-1").lower()

@@ -24,6 +24,7 @@ from gateway.pipeline import NO_DIRECTIVES, Gateway, Incoming, Reply
 from gateway.server import headers as ours
 from gateway.server.auth import Authenticator
 from gateway.server.body import Disconnected, Lease, MemoryPool, discard, read_body
+from gateway.server.keyring import KeyRing
 from gateway.upstream.silence import Silence
 
 logger = logging.getLogger("gateway")
@@ -86,8 +87,9 @@ class _Connection:
 class Forwarder:
     """The ASGI endpoint of everything that is forwarded. `close` ends what is still running."""
 
-    def __init__(self, gateway: Gateway, authenticator: Authenticator, limits: Limits) -> None:
+    def __init__(self, gateway: Gateway, authenticator: Authenticator, keys: KeyRing, limits: Limits) -> None:
         self._gateway = gateway
+        self._keys = keys
         self._authenticator = authenticator
         self._limits = limits
         self._running: dict[asyncio.Task[None], _Connection] = {}
@@ -112,6 +114,7 @@ class Forwarder:
             if session is not None and not is_valid(session):
                 raise InvalidRequest("A session id in the path has 1-255 characters of A-Z a-z 0-9 . _ : -")
             peer = scope["client"][0] if scope.get("client") else None
+            await self._keys.ready()
             caller = self._authenticator.caller(headers, peer)
         except GatewayError as fault:
             await discard(receive, headers)

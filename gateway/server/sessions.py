@@ -28,6 +28,7 @@ from gateway.dialects import openai_errors
 from gateway.inspection import Inspector, context_json
 from gateway.server import headers as ours
 from gateway.server.auth import OPEN_NAMESPACE, Access, Authenticator
+from gateway.server.keyring import KeyRing
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -45,6 +46,7 @@ class Rules:
     """What a reload replaces."""
 
     authenticator: Authenticator
+    keys: KeyRing
     routes: Routes
     catalog: Catalog
     inspector: Inspector
@@ -69,6 +71,7 @@ class SessionsApi:
             Path("/api/sessions/{id:path}/reset", self._wrap(self.reset), methods=["POST"]),
             Path("/api/sessions/{id:path}", self._wrap(self.session), methods=["GET", "DELETE", "PATCH"]),
             Path("/api/calls/{request_id:path}", self._wrap(self.call), methods=["GET"]),
+            Path("/api/results/{handle}", self._wrap(self.result), methods=["GET"]),
             Path("/api/models", self._wrap(self.models), methods=["GET"]),
             Path("/api/reload", self._wrap(self.reload), methods=["POST"]),
         ]
@@ -157,6 +160,16 @@ class SessionsApi:
             found["context"] = context_json(record.context, explain=True)
         return found
 
+    async def result(self, request: Request, access: Access) -> Any:
+        """GET /api/results/{handle}: a tool result of which a session was shown less, as it came."""
+        handle = request.path_params["handle"]
+        text = await self._store.result(access.namespace, handle)
+        if text is None:
+            raise errors.NotFound(
+                f'There is no result "{handle[:100]}". It belongs to another client key, or its session has expired.'
+            )
+        return text
+
     async def models(self, request: Request, access: Access) -> Any:
         """GET /api/models?q=: what is known of the models whose name contains q."""
         del access
@@ -183,8 +196,10 @@ def wrapped(rules: Callable[[], Rules], handler: Callable[[Request, Access], Awa
     async def handle(request: Request) -> Response:
         try:
             peer = request.client.host if request.client else None
+            await rules().keys.ready()
             access = rules().authenticator.api(request.scope["headers"], peer)
-            return _json(await handler(request, access))
+            found = await handler(request, access)
+            return _text(found) if isinstance(found, str) else _json(found)
         except errors.GatewayError as fault:
             return fault_response(fault)
 
@@ -409,6 +424,12 @@ def _limit(request: Request) -> int:
 
 def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _text(text: str) -> Response:
+    """What a tool said, for whoever asks; a browser must not take it for a page."""
+    headers = {**_NO_STORE, "x-content-type-options": "nosniff", "content-security-policy": "sandbox"}
+    return Response(text.encode("utf-8", "replace"), media_type="text/plain; charset=utf-8", headers=headers)
 
 
 def _json(value: Any) -> Response:

@@ -14,7 +14,7 @@ from gateway.core import ledger
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.ids import first_id_at
 from gateway.core.ledger import AccountKey, Claim, Dimension, Granted, Moment, Refused, Standing
-from gateway.core.ports import LOST, CallRecord, Lesson, OpenHold, Page, SessionKey, SessionView, Store
+from gateway.core.ports import LOST, CallRecord, Lesson, OpenHold, Page, SessionKey, SessionView, Store, StoredKey
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.usage import Totals
 from gateway.stores import clock
@@ -75,6 +75,7 @@ class MemoryStore:
         self._moment = moment
         self._accounts: dict[AccountKey, ledger.Account] = {}
         self._accounts_changed: dict[AccountKey, float] = {}
+        self._keys: dict[str, StoredKey] = {}
         self._results: dict[SessionKey, dict[str, str]] = {}
         self._results_changed: dict[SessionKey, float] = {}
         self._holds: dict[str, _Leased] = {}
@@ -213,6 +214,18 @@ class MemoryStore:
             if namespace in (None, session.namespace) and handle in texts:
                 return texts[handle]
         return None
+
+    async def keys(self) -> Sequence[StoredKey]:
+        """See `Store.keys`."""
+        return [self._keys[name] for name in sorted(self._keys)]
+
+    async def add_key(self, key: StoredKey) -> bool:
+        """See `Store.add_key`."""
+        return self._keys.setdefault(key.name, key) is key
+
+    async def revoke_key(self, name: str) -> bool:
+        """See `Store.revoke_key`."""
+        return self._keys.pop(name, None) is not None
 
     async def totals(self, session: SessionKey) -> Totals:
         """See `Store.totals`."""

@@ -63,7 +63,7 @@ def test_the_start_up_lines_say_what_one_needs_to_know(serving: Serve, gateway_c
     assert lines[0] == f"gateway {__version__} · {gateway.url}"
     assert re.fullmatch(r"  provider  mock +http://127\.0\.0\.1:\d+/v1 +key: none needed", lines[1])
     store = gateway_command.folder / ".local/share/gateway/gateway.db"
-    assert lines[2] == f"  store     sqlite {store}      config: built-in defaults"
+    assert lines[2] == f"  store     sqlite {store}      session budget: none      config: built-in defaults"
     assert lines[3] == f"  try       export OPENAI_BASE_URL={gateway.url}/v1"
     assert lines[4] == f"            export ANTHROPIC_BASE_URL={gateway.url}"
     assert len(lines) == 5

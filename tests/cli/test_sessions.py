@@ -166,7 +166,7 @@ def test_a_file_that_is_no_database_is_a_sentence_and_left_alone(gateway_command
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("url", ["redis://localhost", "sqlite://", "nonsense"])
+@pytest.mark.parametrize("url", ["mysql://localhost", "sqlite://", "nonsense"])
 def test_a_store_of_no_known_kind_is_wrong_usage(url: str, gateway_command: Commands) -> None:
     done = gateway_command("sessions", "list", "--store", url)
     assert done.code == 2
@@ -175,3 +175,28 @@ def test_a_store_of_no_known_kind_is_wrong_usage(url: str, gateway_command: Comm
 
 def test_a_sort_of_no_known_kind_is_wrong_usage(store: str, gateway_command: Commands) -> None:
     assert gateway_command("sessions", "list", "--sort", "name", "--store", store).code == 2
+
+
+# --- budgets ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_refused_session_goes_on_after_its_budget_is_raised_by_command(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, gateway_command: Commands
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.calls": 1})
+    assert [gateway.web.chat("s").status for _ in range(2)] == [200, 400]
+    store = ["--store", f"sqlite://{gateway.store}"]
+    done = gateway_command("sessions", "budget", "s", "--calls", "3", *store)
+    assert done.code == 0
+    assert "s: 3 calls (33% used)" in done.err
+    assert [gateway.web.chat("s").status for _ in range(3)] == [200, 200, 400]
+    assert gateway_command("sessions", "budget", "s", "--calls", "none", *store).code == 0
+    assert gateway.web.chat("s").status == 200
+    assert gateway_command("sessions", "budget", "s", "default", *store).code == 0
+    assert gateway.web.chat("s").status == 400
+
+
+@pytest.mark.parametrize("asked", [[], ["many"], ["-5"], ["1.5"], ["--usd", "x"], ["default", "--calls", "3"]])
+def test_a_budget_that_is_none_is_refused(gateway: GatewayThread, gateway_command: Commands, asked: list[str]) -> None:
+    done = gateway_command("sessions", "budget", "s", *asked, "--store", f"sqlite://{gateway.store}")
+    assert done.code == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
 from itertools import count
@@ -12,10 +12,16 @@ from typing import Any
 import pytest
 
 from gateway.core.ids import call_id
-from gateway.core.ports import CallRecord, SessionKey
+from gateway.core.ports import CallRecord, SessionKey, Store
 from gateway.core.usage import Charge, Usage
+from gateway.stores.memory import MemoryStore
+from gateway.stores.redis import RedisStore
+from gateway.stores.sqlite import SqliteStore
+from tests.stores.files import Clock, Time
+from tests.stores.redis_servers import RedisCluster, RedisServer
 
 MakeRecord = Callable[..., CallRecord]
+OpenStore = Callable[[Clock, Time], Awaitable[Store]]
 
 _TEMPLATE = CallRecord(
     call_id="",
@@ -48,6 +54,107 @@ _TEMPLATE = CallRecord(
 def path(tmp_path: Path) -> Path:
     """Where a store in a file may be: the folder is not there yet."""
     return tmp_path / "data" / "gateway.db"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """The time of day of `store`."""
+    return Clock()
+
+
+@pytest.fixture
+def moments() -> Time:
+    """The time for the holds of `store`."""
+    return Time()
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+    """`folder()`: one that is empty, each time."""
+    return lambda: tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def open_embedded(request: pytest.FixtureRequest, folder: Callable[[], Path]) -> OpenStore:
+    """`await open_embedded(clock, moments)`: each store that goes by the clocks of this machine, empty."""
+
+    async def in_memory(clock: Clock, moments: Time) -> Store:
+        return MemoryStore(clock, moments)
+
+    async def in_file(clock: Clock, moments: Time) -> Store:
+        return SqliteStore(folder() / "gateway.db", timeout_s=5, now=clock, moment=moments)
+
+    return in_memory if request.param == "memory" else in_file
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One server for all tests; whoever opens a store on it empties it first."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
+    """One cluster for all tests."""
+    cluster = RedisCluster(tmp_path_factory.mktemp("cluster"))
+    yield cluster
+    cluster.kill()
+
+
+@pytest.fixture
+def open_redis(redis_server: RedisServer) -> OpenStore:
+    """`await open_redis(clock, moments)`: a store on one server, empty."""
+
+    async def opened(clock: Clock, moments: Time) -> Store:
+        redis_server.cli("flushall")
+        return RedisStore(redis_server.url, timeout_s=5, now=clock, ahead_s=lambda: moments.passed)
+
+    return opened
+
+
+@pytest.fixture
+def open_cluster(redis_cluster: RedisCluster) -> OpenStore:
+    """`await open_cluster(clock, moments)`: a store on a cluster, empty."""
+
+    async def opened(clock: Clock, moments: Time) -> Store:
+        redis_cluster.flush()
+        return RedisStore(redis_cluster.url, timeout_s=5, now=clock, ahead_s=lambda: moments.passed)
+
+    return opened
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis", "cluster"])
+def open_store(request: pytest.FixtureRequest, folder: Callable[[], Path]) -> OpenStore:
+    """`await open_store(clock, moments)`: each kind of store, empty."""
+
+    async def in_memory(clock: Clock, moments: Time) -> Store:
+        return MemoryStore(clock, moments)
+
+    async def in_file(clock: Clock, moments: Time) -> Store:
+        return SqliteStore(folder() / "gateway.db", timeout_s=5, now=clock, moment=moments)
+
+    if request.param in ("redis", "cluster"):
+        shared: OpenStore = request.getfixturevalue(f"open_{request.param}")
+        return shared
+    return in_memory if request.param == "memory" else in_file
+
+
+@pytest.fixture
+async def embedded(open_embedded: OpenStore, clock: Clock, moments: Time) -> AsyncIterator[Store]:
+    """Each store that goes by the clocks of this machine."""
+    made = await open_embedded(clock, moments)
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+async def store(open_store: OpenStore, clock: Clock, moments: Time) -> AsyncIterator[Store]:
+    """Each kind of store, empty."""
+    made = await open_store(clock, moments)
+    yield made
+    await made.aclose()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 
+from gateway.core.ledger import Moment
 from gateway.core.ports import CallRecord, SessionKey
 from gateway.core.usage import Charge, Usage
 from gateway.stores.sqlite import SqliteStore
@@ -27,6 +28,25 @@ class Clock:
 
     def __call__(self) -> float:
         return self.time
+
+
+class Time:
+    """The time for holds and windows: what a machine's two clocks show, and since which boot."""
+
+    def __init__(self) -> None:
+        self.wall = 1_000.0
+        self.mono = 50.0
+        self.boot = "first boot"
+        #: by how much a server's clock is taken to be ahead of what it shows
+        self.passed = 0.0
+
+    def __call__(self) -> Moment:
+        return Moment(self.wall, self.mono, self.boot)
+
+    def go_on(self, seconds: float) -> None:
+        self.wall += seconds
+        self.mono += seconds
+        self.passed += seconds
 
 
 @contextlib.asynccontextmanager

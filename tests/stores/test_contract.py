@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -17,8 +16,6 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.ports import CallRecord, ContextRecord, SessionKey, SessionView, Store
 from gateway.core.session import Remembered, SessionState
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage, UsageSource
-from gateway.stores.memory import MemoryStore
-from gateway.stores.sqlite import SqliteStore
 from tests.stores.files import Clock
 
 T = TypeVar("T")
@@ -29,19 +26,6 @@ CHARGE = Charge(Usage(10, 5, 15, 4, 3, 2), "provider", Decimal("0.000123"))
 ONCE = Totals().add(CHARGE)
 EPOCH = {"v": 1, "prefix": "p1", "decisions": [1, "0-3 7", [2]], "recalls": {"5": [[3, "1-2"]]}}
 STATE = SessionState({"p1": EPOCH})
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> AsyncIterator[Store]:
-    in_memory = request.param == "memory"
-    opened: Store = MemoryStore(clock) if in_memory else SqliteStore(tmp_path / "gateway.db", timeout_s=5, now=clock)
-    yield opened
-    await opened.aclose()
 
 
 def weighed(

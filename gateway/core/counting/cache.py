@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from hashlib import blake2b
 from typing import Final, Protocol, TypeVar, cast
+
+from gateway.core.message import digest
 
 T = TypeVar("T")
 
 #: what an entry costs beside its value: key, digest, slot in the table
 _ENTRY_BYTES: Final = 256
-_DIGEST: Final = 16
 
 
 class _Counter(Protocol):
@@ -46,18 +46,7 @@ class CountCache:
 
         `size` tells how many bytes a value takes. Two threads that ask at once may both compute; the results are equal.
         """
-        return self.get_all(kind, (content,), lambda _: compute(), size)[0]
-
-    def get_all(
-        self,
-        kind: str,
-        contents: Sequence[bytes],
-        compute: Callable[[int], T],
-        size: Callable[[T], int] | None = None,
-    ) -> list[T]:
-        """`get` of many contents at once; `compute` is given the index of one that is new."""
-        keys = [blake2b(content, digest_size=_DIGEST).digest() for content in contents]
-        return self.get_keyed(kind, keys, lambda missing: map(compute, missing), size)
+        return self.get_keyed(kind, (digest(content),), lambda _: (compute(),), size)[0]
 
     def get_keyed(
         self,
@@ -66,7 +55,7 @@ class CountCache:
         compute: Callable[[Sequence[int]], Iterable[T]],
         size: Callable[[T], int] | None = None,
     ) -> list[T]:
-        """`get_all` for a caller who has keys of their own: digests worked out before, or anything that says as much.
+        """`get` of many at once, for a caller who has keys of their own: digests, or anything that says as much.
 
         `compute` is given the indices of all that are new at once, and is not asked when none is.
         """
@@ -87,6 +76,20 @@ class CountCache:
             with self._lock:
                 self._keep((kind, keys[index]), value, cost)
         return cast("list[T]", found)
+
+    def peek(self, kind: str, key: Hashable) -> object:
+        """What is kept, None where nothing is."""
+        with self._lock:
+            entry = self._table.pop((kind, key), None)
+            if entry is None:
+                return None
+            self._table[kind, key] = entry
+            return entry[0]
+
+    def put(self, kind: str, key: Hashable, value: object, size: int) -> None:
+        """Keep something instead of what is kept; `size`: bytes it takes."""
+        with self._lock:
+            self._keep((kind, key), value, _ENTRY_BYTES + size)
 
     def tokens(self, counter: _Counter, text: str) -> int:
         """Tokens of a text, counted once."""

@@ -6,7 +6,7 @@ numbers. The provider bills it each time; what it bills is `estimate.py`'s to sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from gateway.core.counting.measure import Counts, Measure
@@ -36,23 +36,29 @@ class ContextCounts:
         return self.conversation_tokens + self.tool_tokens + self.definition_tokens
 
 
-def context_counts(measures: Iterable[Measure], definition_tokens: int = 0) -> ContextCounts:
-    """The parts of a request whose messages were measured."""
-    conversation = tool = different = repeated = 0
-    ids: set[str] = set()
-    contents: set[bytes] = set()
+def context_counts(
+    measures: Iterable[Measure], before: ContextCounts, seen: Collection[str | bytes]
+) -> tuple[ContextCounts, frozenset[str | bytes]]:
+    """The parts of messages that come behind others, of all together; and what of results was seen in all.
+
+    Args:
+        measures: of the messages.
+        before: the parts of those before them.
+        seen: ids and digests of the results in those.
+    """
+    conversation, tool = before.conversation_tokens, before.tool_tokens
+    different, repeated = before.results, before.repeated_tokens
+    known = set(seen)
     for measure in measures:
         conversation += conversation_tokens(measure.counts)
         for result in measure.results:
-            known = result.digest in contents or (result.call_id != "" and result.call_id in ids)
-            ids.add(result.call_id)
-            contents.add(result.digest)
-            if known:
+            if result.digest in known or (result.call_id != "" and result.call_id in known):
                 repeated += result.tokens
             else:
                 different += 1
                 tool += result.tokens
-    return ContextCounts(conversation, tool, definition_tokens, different, repeated)
+            known.update((result.call_id, result.digest))
+    return ContextCounts(conversation, tool, before.definition_tokens, different, repeated), frozenset(known)
 
 
 def conversation_tokens(counts: Counts) -> int:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Final, Literal
 
 from gateway.core.counting.cache import CountCache
-from gateway.core.counting.context import ContextCounts, context_counts
+from gateway.core.counting.context import ContextCounts
 from gateway.core.counting.families import Families, Family
 from gateway.core.counting.images import image_doubt, image_tokens
-from gateway.core.counting.measure import Counts, Measure, TokenCounter, measure, text_measure
+from gateway.core.counting.measure import Counts, Measure, TokenCounter, Wire, measure, text_measure
 from gateway.core.counting.media import Media
 from gateway.core.counting.request import Piece, Request, decoded
+from gateway.core.counting.sums import Sums
 from gateway.core.counting.tools import compact, strings_of, typescript
+from gateway.core.message import digest, keys_of, plain
 
 #: How good a number is. exact: this kind of request is predicted to the token; calibrated: by the family's numbers;
 #: learned: corrected by what the provider reported before.
@@ -28,7 +31,6 @@ Source = Literal["exact", "calibrated", "learned"]
 #: bytes a kept measure takes, and each of its media and results
 _MEASURE_BYTES: Final = 400
 _PART_BYTES: Final = 200
-_SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 #: what stands round the declarations of functions
 _NAMESPACE: Final = "namespace functions {\n\n} // namespace functions"
 
@@ -43,6 +45,9 @@ class Tools:
     server: int = 0
     server_json: int = 0
     deferred: int = 0
+
+
+_NO_TOOLS: Final = Tools()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +92,19 @@ class Estimator:
         self._counter_for = counter_for
         self._cache = cache
 
-    def estimate(self, request: Request, *, keys: Sequence[bytes] | None = None) -> Estimate:
-        """The prompt tokens of a request; `keys`: a digest of each message, where they were worked out before."""
+    def estimate(self, request: Request, *, keys: Sequence[bytes] | None = None, sums: Sums | None = None) -> Estimate:
+        """The prompt tokens of a request.
+
+        Args:
+            request: what is asked for.
+            keys: what `keys_of` says of its messages, where it was asked before.
+            sums: of its messages, where they were added up before; the request need not hold them then.
+        """
         family = self.family(request)
         counter = self._counter_for(request.tokenizer or family.tokenizer)
-        measures = self._measures(request, counter, keys)
-        counts = _sum(measures, family)
-        system = any(item.role in _SYSTEM_ROLES for item in measures)
+        total = sums if sums is not None else self.sums(request, request.messages, keys)
+        counts, media, system = total.kept(family.thoughts), total.media, total.system
         tools = self._tools(request, counter)
-        media = [item for one in measures for item in one.media]
         schema = self._schema(request, counter)
         said = counts_tokens(counts, family) + sum(media_tokens(item, family) for item in media)
         tokens = (
@@ -118,7 +127,7 @@ class Estimator:
             shape=shape,
             family=family.name,
             counter=counter.name,
-            context=context_counts(measures, tools.typescript if family.rendering == "typescript" else tools.json),
+            context=total.parts(tools.typescript if family.rendering == "typescript" else tools.json),
             beside=math.ceil(tokens - said),
         )
 
@@ -136,34 +145,51 @@ class Estimator:
         counter = self._counter_for(request.tokenizer or family.tokenizer)
         return [
             round(counts_tokens(item.counts, family) + sum(media_tokens(part, family) for part in item.media))
-            for item in self._of_messages(request, counter, keys)
+            for item in self._of_messages(request.wire, request.messages, counter, keys)
         ]
 
-    def _measures(self, request: Request, counter: TokenCounter, keys: Sequence[bytes] | None) -> list[Measure]:
-        found = self._of_messages(request, counter, keys)
-        if request.system is None:
-            return found
-        system = self._kept(
-            f"system\0{counter.name}", request.system, lambda value: text_measure(value, counter), _measure_bytes
-        )
-        return [system, *found]
+    def sums(
+        self,
+        request: Request,
+        messages: Sequence[Piece],
+        keys: Sequence[bytes] | None = None,
+        before: Sums | None = None,
+    ) -> Sums:
+        """Sums of messages of a request, and of its system text where that is none of them.
 
-    def _of_messages(self, request: Request, counter: TokenCounter, keys: Sequence[bytes] | None) -> list[Measure]:
+        Args:
+            request: what they are part of.
+            messages: to be measured.
+            keys: what `keys_of` says of them, where it was asked before.
+            before: the sums of all that come before them; of one `kind` with the request's.
+        """
+        counter = self._counter_for(self.tokenizer(request))
+        if before is None:
+            before = Sums().plus(self._system(request, counter))
+        return before.plus(self._of_messages(request.wire, messages, counter, keys))
+
+    def kind(self, request: Request) -> Hashable:
+        """Sums may go on from those of a request of the same kind: counted alike, and with the same system text."""
+        system = _content(request.system) if request.system is not None else None
+        counter = self._counter_for(self.tokenizer(request))
+        return request.wire, counter.name, digest(system) if system is not None else None
+
+    def _system(self, request: Request, counter: TokenCounter) -> list[Measure]:
+        if request.system is None:
+            return []
+        kind = f"system\0{counter.name}"
+        return [self._kept(kind, request.system, lambda value: text_measure(value, counter), _measure_bytes)]
+
+    def _of_messages(
+        self, wire: Wire, pieces: Sequence[Piece], counter: TokenCounter, keys: Sequence[bytes] | None
+    ) -> list[Measure]:
         """Measures of the messages, most of them from the cache; what cannot be a key is measured anew."""
-        wire, pieces = request.wire, request.messages
-        if keys is not None:
-            return self._cache.get_keyed(
-                f"{wire}\0{counter.name}",
-                keys,
-                lambda missing: [measure(wire, decoded(pieces[index]), counter) for index in missing],
-                _measure_bytes,
-            )
-        contents = [piece if type(piece) is bytes else _content(piece) for piece in pieces]
-        keyed = [index for index, content in enumerate(contents) if content is not None]
-        found: list[Any] = self._cache.get_all(
+        contents = pieces if keys is not None else [_content(piece) for piece in pieces]
+        keyed = [content for content in contents if content is not None]
+        found: list[Any] = self._cache.get_keyed(
             f"{wire}\0{counter.name}",
-            [content for content in contents if content is not None],
-            lambda place: measure(wire, decoded(pieces[keyed[place]]), counter),
+            keys if keys is not None else keys_of(keyed),
+            lambda missing: [measure(wire, decoded(plain(keyed[index])), counter) for index in missing],
             _measure_bytes,
         )
         for index, content in enumerate(contents):
@@ -178,13 +204,11 @@ class Estimator:
         return self._cache.get(kind, content, lambda: compute(decoded(piece)), size)
 
     def _tools(self, request: Request, counter: TokenCounter) -> Tools:
-        total = Tools()
-        for piece in request.tools:
-            found = self._kept(
-                f"tools\0{counter.name}", piece, lambda value: weigh_tools(value, counter), lambda _: 100
-            )
-            total = _add_tools(total, found)
-        return total
+        kind = f"tools\0{counter.name}"
+        found = [
+            self._kept(kind, piece, lambda value: weigh_tools(value, counter), lambda _: 100) for piece in request.tools
+        ]
+        return reduce(_add_tools, found) if found else _NO_TOOLS
 
     def _schema(self, request: Request, counter: TokenCounter) -> int:
         """Tokens of the schema an answer must follow, as far as models are shown it, with its name and description."""
@@ -332,19 +356,6 @@ def shown_schema(schema: object, depth: int = 0) -> object:
     if isinstance(schema, list):
         return [shown_schema(item, depth + 1) for item in schema]
     return schema
-
-
-def _sum(measures: Sequence[Measure], family: Family) -> Counts:
-    if not measures:
-        return Counts()
-    total = Counts(*map(sum, zip(*(item.counts for item in measures), strict=True)))
-    if family.thoughts == "all" or not (total.thinking or total.seals):
-        return total
-    if family.thoughts == "none":
-        return total._replace(thinking=0, sealed=0, seals=0)
-    last = max((index for index, item in enumerate(measures) if item.asks), default=-1)
-    turn = Counts(*map(sum, zip(Counts(), *(item.counts for item in measures[last + 1 :]), strict=True)))
-    return total._replace(thinking=turn.thinking, sealed=turn.sealed, seals=turn.seals)
 
 
 def _shape(request: Request, tools: Tools, counts: Counts, media: Iterable[Media], *, system: bool) -> str:

@@ -8,7 +8,6 @@ measure; what nobody here knows is counted as the JSON it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
@@ -51,8 +50,7 @@ class Counts(NamedTuple):
     called: int = 0  # tokens of the names of called tools, once more: some providers repeat them above the result
 
 
-@dataclass(frozen=True, slots=True)
-class ToolResult:
+class ToolResult(NamedTuple):
     """A tool result: the call it answers, a digest of its content, its tokens."""
 
     call_id: str
@@ -60,8 +58,7 @@ class ToolResult:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
+class Measure(NamedTuple):
     """A message, weighed. `role`: as sent, or an item's type where it has no role; `asks`: a person wrote it."""
 
     counts: Counts
@@ -85,9 +82,8 @@ class _Tally:
 
     def say(self, kind: str, text: object) -> None:
         """Text of a kind; other scalars are read as their JSON."""
-        if text is None or text == "":
-            return
-        self.add(kind, self.count(text if isinstance(text, str) else compact(text)))
+        if text is not None and text != "":
+            self.add(kind, self.count(text if isinstance(text, str) else compact(text)))
 
     def unknown(self, value: object) -> None:
         """A part nobody here knows: its JSON, with data URLs as what they hold."""
@@ -108,21 +104,24 @@ class _Tally:
             self.add("seals", 1)
 
     def call(self, name: object, arguments: object) -> None:
+        called = self.sums.get("called", 0)
         self.add("calls", 1)
-        self.say("call", name)
         self.say("called", name)
+        self.add("call", self.sums.get("called", 0) - called)
         self.say("call", arguments)
 
     def result(self, call_id: object, content: object) -> None:
         """The answer to a call: its texts are a result's, its images are images."""
-        inner = _Tally(self.count)
-        _parts(inner, content)
-        tokens = inner.sums.get("text", 0) + inner.sums.get("other", 0)
+        if isinstance(content, str):
+            said, tokens = content, self.count(content) if content else 0
+        else:
+            inner = _Tally(self.count)
+            _parts(inner, content)
+            said, tokens = "\0".join(strings_of(content)), inner.sums.get("text", 0) + inner.sums.get("other", 0)
+            self.media += inner.media
         self.add("results", 1)
         self.add("result", tokens)
-        self.media += inner.media
-        texts = [*strings_of(content)]
-        digest = blake2b("\0".join(texts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        digest = blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         self.results.append(ToolResult(call_id if isinstance(call_id, str) else "", digest, tokens))
 
     def measure(self, role: str, *, messages: int = 1, asks: bool = False) -> Measure:

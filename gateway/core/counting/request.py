@@ -24,6 +24,7 @@ _SERVER_FIELDS: Final = frozenset(
 )
 #: where a system text stands that is no message
 _SYSTEM_FIELDS: Final = {"messages": "system", "responses": "instructions"}
+_decode: Final = json.JSONDecoder().decode
 _FORCED_WORDS: Final = frozenset({"required", "any"})
 _FORCED_TYPES: Final = frozenset({"function", "tool", "any", "custom"})
 
@@ -116,7 +117,7 @@ def decoded(piece: Piece) -> Any:
         return piece
     raw = bytes(piece)
     try:
-        return json.loads(raw)
+        return _decode(raw.decode())
     except (ValueError, RecursionError):
         return raw.decode("utf-8", "replace")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from gateway.core.conversation import Conversation, Unit
 from gateway.core.fitting.parts import without
@@ -51,6 +51,18 @@ _Want = tuple[int, Decision, Lines]
 #: a block that holds some of the last words: its number, how many terms it has, which are shared
 Answering = tuple[int, int, set[str]]
 
+#: (message, block)
+Pick = tuple[int, int]
+
+
+class Step(NamedTuple):
+    """Blocks of a unit that were chosen together, and whether that was the first of them."""
+
+    start: int
+    added: Sequence[Pick]
+    opened: bool
+
+
 _GONE: Final = Made(None, 0, b"")
 
 
@@ -81,6 +93,8 @@ class Draft:
     recalls: Mapping[int, Lines] = field(default_factory=dict)
     #: message -> the strategy that decided which blocks of it are kept
     rules: Mapping[int, str] = field(default_factory=dict)
+    #: how the blocks were chosen, the best first
+    steps: Sequence[Step] = ()
     watch: Watch = field(default_factory=Watch)
     memo: _Memo = field(default_factory=_Memo, repr=False)
 
@@ -104,9 +118,10 @@ class Draft:
             decisions[index] = decision
         return replace(self, decisions=tuple(decisions))
 
-    def reopened(self, first: int) -> Draft:
-        """From `first` on everything may be decided anew, and nothing is repeated."""
-        return replace(self, first=first, recalls={i: lines for i, lines in self.recalls.items() if i < first})
+    def reopened(self, first: int, steps: Sequence[Step] = ()) -> Draft:
+        """From `first` on everything may be decided anew, and nothing is repeated; `steps` of a choice among more."""
+        recalls = {i: lines for i, lines in self.recalls.items() if i < first}
+        return replace(self, first=first, recalls=recalls, steps=steps)
 
     def as_sent(
         self,
@@ -151,9 +166,10 @@ class Draft:
 
     def read(self, indices: Iterable[int]) -> None:
         """Look up what is known of some messages, or read them, all at once."""
-        items, raws, known = self.conversation.items, self.conversation.messages, self.memo.known
+        known = self.memo.known
         missing = [index for index in indices if index not in known]
-        found = self.reader.know([items[index] for index in missing], [raws[index] for index in missing], self.watch)
+        keys, raws = self.conversation.keys, self.conversation.messages
+        found = self.reader.know([keys[index] for index in missing], [raws[index] for index in missing], self.watch)
         known.update(zip(missing, found, strict=True))
 
     def made(self, index: int) -> Made:
@@ -211,9 +227,9 @@ class Draft:
         return [made[key] for key in wanted]
 
     def _make(self, wanted: Sequence[_Want]) -> None:
-        items, raws = self.conversation.items, self.conversation.messages
+        raws = self.conversation.messages
         orders = {
-            key: Order(items[key[0]], raws[key[0]], self._what(key[0], key[1]))
+            key: Order(self.conversation.items[key[0]], raws[key[0]], self._what(key[0], key[1]))
             for key in wanted
             if isinstance(key[1], tuple | Same)
         }
@@ -240,9 +256,8 @@ class Draft:
     def _text_of(self, lines: Lines) -> str:
         texts = []
         for source, numbers in lines:
-            item, raw = self.conversation.items[source], self.conversation.messages[source]
-            blocks = self.reader.sliced(item, raw, self.watch).lines
-            texts.append(f"{item.role}: " + "\n".join(blocks[number].text.rstrip("\n") for number in numbers))
+            role, blocks = self.conversation.sketches[source].role, self.known(source).sliced.lines
+            texts.append(f"{role}: " + "\n".join(blocks[number].text.rstrip("\n") for number in numbers))
         return "\n".join([EARLIER, *texts])
 
 

@@ -122,31 +122,53 @@ def fit(
         return Fitted.untouched(conversation, came, before)
     draft = start = Draft.untouched(conversation, reader, came=came, watch=Watch(expired))
     sent: Sent | None = None
-    applied: tuple[str, ...] = ()
     try:
         sent = _resumed(draft, epoch, salt, summaries)
-        if sent is not None:
-            if policy.recall == "off" and before - sent.saved <= limit and epoch is not None:
-                return Fitted.having(conversation, came, before, sent=sent, epoch=epoch)
+        if sent is not None and epoch is not None:
+            if before - sent.saved <= limit:
+                sent, now = _continued(draft, sent, epoch, limit, policy=policy, salt=salt)
+                return Fitted.having(conversation, came, before, sent=sent, epoch=now)
             start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, sent.made)
-        done = start
-        if before - (sent.saved if sent is not None else 0) > limit:
-            done, applied = _cut(start, limit, policy, was_sent=sent is not None)
-            # It may have been enough to take back what was repeated.
-            applied = applied or ("recall",)
+        done, applied = _cut(start, limit, policy, was_sent=sent is not None)
+        # It may have been enough to take back what was repeated.
+        applied = applied or ("recall",)
     except Expired:
         done, applied = _given_up(start, limit, policy), ("drop",)
     else:
-        done = _recalled(done, before, limit, policy)
-    if done is start and sent is not None and epoch is not None:
-        return Fitted.having(conversation, came, before, sent=sent, epoch=epoch)
+        done = _recalled(done, before, done.total(), limit, policy)
     if problems(conversation, done.sent(), done.total(), limit, done.inserted()):
         # Our own mistake; whole units can be left out without making any.
         done, applied = _dropped(draft, limit, policy), ("drop",)
-    now = Epoch.of(conversation.prefix(len(came), salt), done)
-    told = done.summary
-    sent = _kept(reader, now, told[1].text if told is not None else "", lambda: Sent.of(done))
+    sent, now = _remembered(done, salt, lambda: Sent.of(done))
     return Fitted.having(conversation, came, before, sent=sent, epoch=now, applied=applied)
+
+
+def _continued(
+    draft: Draft, sent: Sent, epoch: Epoch, limit: int, *, policy: FitPolicy, salt: str
+) -> tuple[Sent, Epoch]:
+    """What was sent before still fits: nothing but the last message may be other than before, for lines behind it."""
+    if policy.recall == "off":
+        return sent, epoch
+    start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, {})
+    before, last = sum(draft.came), len(draft.came) - 1
+    done = _recalled(start, before, before - sent.saved, limit, policy)
+    if done is start:
+        return sent, epoch
+    longer = sent.with_lines(done, last)
+    was = Conversation(
+        draft.conversation.messages[last:], draft.conversation.keys[last:], frozenset(), book=draft.reader
+    )
+    made = longer.made[last]
+    now = Conversation((made.raw or b"",), (made.key,), frozenset(), book=draft.reader)
+    if problems(was, now, before - longer.saved, limit):
+        return sent, epoch
+    return _remembered(done, salt, lambda: longer)
+
+
+def _remembered(done: Draft, salt: str, compute: Callable[[], Sent]) -> tuple[Sent, Epoch]:
+    epoch = Epoch.of(done.conversation.prefix(len(done.came), salt), done)
+    told = done.summary
+    return _kept(done.reader, epoch, told[1].text if told is not None else "", compute), epoch
 
 
 def _kept(reader: Reader, epoch: Epoch, summary: str, compute: Callable[[], Sent]) -> Sent:
@@ -233,7 +255,8 @@ def _cut(draft: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> tupl
         return _dropped(fresh, limit, policy), (*applied, "drop")
     same = _unchanged(draft, fresh, policy.stale * (limit - fixed)) if was_sent else 0
     if same > start:
-        kept, kept_applied = _apply(draft.reopened(same), target, limit, policy.strategies)
+        # The same choice with less room behind what stays, not another one.
+        kept, kept_applied = _apply(draft.reopened(same, fresh.steps), target, limit, policy.strategies)
         if kept.total() <= max(target, fresh.total()):
             return kept, kept_applied
     return fresh, applied
@@ -318,7 +341,7 @@ def _low(draft: Draft, limit: int, policy: FitPolicy) -> int:
 
 
 def _system_tokens(draft: Draft) -> int:
-    return sum(draft.weight(item.index) for item in draft.conversation.items if item.role in SYSTEM_ROLES)
+    return sum(draft.weight(i) for i, one in enumerate(draft.conversation.sketches) if one.role in SYSTEM_ROLES)
 
 
 def _protected(draft: Draft, limit: int) -> int:
@@ -355,16 +378,15 @@ def _difference(sent: Draft, fresh: Draft, index: int) -> float:
     return 0 if old == new else abs(sent.weight(index) - fresh.weight(index))
 
 
-def _recalled(draft: Draft, before: int, limit: int, policy: FitPolicy) -> Draft:
-    """Old lines at the end, within the room and the money there is for them."""
-    total = draft.total()
+def _recalled(draft: Draft, before: int, total: int, limit: int, policy: FitPolicy) -> Draft:
+    """Old lines at the end, within the room and the money there is for them; `total`: the tokens of the draft."""
+    if policy.recall == "off" or len(draft.decisions) - 1 in draft.recalls:
+        return draft
     room = min(
         limit - total,
         policy.recall_share * (limit - _system_tokens(draft)),
         policy.recall_saving * policy.cached_price * (before - total),
     )
-    if len(draft.conversation.items) - 1 in draft.recalls:
-        return draft
     try:
         return recall(draft, room, policy.recall, policy.worth)
     except Expired:

@@ -6,7 +6,7 @@ every conversation that holds the message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
@@ -163,21 +163,24 @@ class Reader:
 
     def sliced(self, item: Item, raw: bytes, watch: Watch) -> Sliced:
         """Its blocks."""
+        return self._sliced(item.key, raw, watch, sealed=item.sealed)
+
+    def _sliced(self, key: bytes, raw: bytes, watch: Watch, *, sealed: bool) -> Sliced:
 
         def compute(_: Sequence[int]) -> list[Sliced]:
             watch.tick()
-            return [_UNCUT if item.sealed else slice_message(decode(raw), watch)]
+            return [_UNCUT if sealed else slice_message(decode(raw), watch)]
 
-        return self._cache.get_keyed("sliced", (item.key,), compute, _sliced_bytes)[0]
+        return self._cache.get_keyed("sliced", (key,), compute, _sliced_bytes)[0]
 
-    def know(self, items: Sequence[Item], raws: Sequence[bytes], watch: Watch) -> list[Known]:
+    def know(self, keys: Sequence[bytes], raws: Sequence[bytes], watch: Watch) -> list[Known]:
         """Blocks and terms of messages."""
-        return self._cache.get_keyed(
-            f"known\0{self._name}",
-            [item.key for item in items],
-            lambda missing: (self._read(items[index], raws[index], watch) for index in missing),
-            _known_bytes,
-        )
+
+        def compute(missing: Sequence[int]) -> Iterator[Known]:
+            sketches = self.sketches([keys[index] for index in missing], [raws[index] for index in missing])
+            return (self._read(keys[i], raws[i], one, watch) for i, one in zip(missing, sketches, strict=True))
+
+        return self._cache.get_keyed(f"known\0{self._name}", keys, compute, _known_bytes)
 
     def make(self, orders: Sequence[Order], watch: Watch) -> list[Made]:
         """Messages made out of others, weighed."""
@@ -216,14 +219,14 @@ class Reader:
             weights += self._weights(keys[start : start + _BATCH], messages[start : start + _BATCH])
         return list(map(Made, messages, weights, keys))
 
-    def _read(self, item: Item, raw: bytes, watch: Watch) -> Known:
-        sliced = self.sliced(item, raw, watch)
-        if item.sealed:
+    def _read(self, key: bytes, raw: bytes, one: Sketch, watch: Watch) -> Known:
+        sliced = self._sliced(key, raw, watch, sealed=one.sealed)
+        if one.sealed:
             terms = self._lexicon.terms(text_of(raw))
             return Known(sliced, (), terms, terms, _named(terms), (), ())
-        calls = decode(raw).get("tool_calls") if item.calls else None
-        length = item.length + sum(len(str(call)) for call in calls or ()) + 8
-        density = self._weights((item.key,), (raw,))[0] / length
+        calls = decode(raw).get("tool_calls") if one.calls else None
+        length = one.length + sum(len(str(call)) for call in calls or ()) + 8
+        density = self._weights((key,), (raw,))[0] / length
         of_blocks = tuple(self._lexicon.terms(block.text) for block in watch.over(sliced.blocks))
         fixed = self._lexicon.terms(sliced.fixed)
         tokens = tuple(len(block.text) * density for block in sliced.blocks)

@@ -8,14 +8,18 @@ injected instructions, so that by default only what user and assistant said is r
 from __future__ import annotations
 
 import heapq
-from dataclasses import replace
-from typing import Final, Literal
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Final, Literal, NamedTuple
 
-from gateway.core.fitting.draft import KEEP, Draft, Same
+from gateway.core.fitting.draft import KEEP, Draft, Lines, Same
 from gateway.core.fitting.reader import Known
-from gateway.core.fitting.select import Pick, cost_of
-from gateway.core.fitting.worth import Scores, Worth, known_of
-from gateway.core.message import RESULT_ROLES
+from gateway.core.fitting.select import GAP_TOKENS
+from gateway.core.fitting.worth import ASKED, Worth, answered, known_of, last_words, rarity, terms_kept
+from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES
 
 #: off; lines of user and assistant; lines of everyone
 Recall = Literal["off", "said", "all"]
@@ -30,21 +34,31 @@ _LEAST: Final = 24
 _CALL_DENSITY: Final = 3
 #: Lines are chosen by estimated tokens: so often, with a fifth less each time, until they fit.
 _TRIES: Final = 3
+#: what an entry of the tables below takes, and a number in them
+_ENTRY_BYTES: Final = 300
+_NUMBER_BYTES: Final = 16
 
 
 def recall(draft: Draft, room: float, who: Recall, worth: Worth) -> Draft:
     """The draft with old lines of at most about `room` tokens repeated at its end; as it was where none helps."""
     if who == "off" or room < _LEAST:
         return draft
-    last = len(draft.conversation.items) - 1
-    item = draft.conversation.items[last]
-    if item.sealed or item.role not in RESULT_ROLES | {"user"}:
+    last = len(draft.decisions) - 1
+    message = draft.conversation.sketches[last]
+    if message.sealed or message.role not in RESULT_ROLES | {"user"}:
         return draft
+    past = _past(draft, _SPEAKERS[who])
+    if not past.lines:
+        return draft
+    left = _left(draft, past, worth)
+    offered = [line for line in past.lines if not left.keys().isdisjoint(line.terms)]
+    if not offered:
+        return draft
+    offers = list(zip(offered, _factors(draft, past, offered, worth), strict=True))
     before = draft.weight(last)
-    candidates = _candidates(draft, _SPEAKERS[who])
     wanted = room
     for _ in range(_TRIES):
-        lines = _choose(draft, candidates, wanted - _HEADING, worth)
+        lines = _choose(draft, past, offers, dict(left), wanted - _HEADING)
         if not lines:
             break
         recalled = replace(draft, recalls={**draft.recalls, last: lines})
@@ -54,18 +68,98 @@ def recall(draft: Draft, room: float, who: Recall, worth: Worth) -> Draft:
     return draft
 
 
-def _candidates(draft: Draft, speakers: frozenset[str]) -> dict[int, tuple[Known, frozenset[int]]]:
-    """Messages of the speakers that are not whole any more, with the blocks of them that are still there."""
-    found = {}
-    for unit in draft.conversation.units:
-        for index in () if unit.pinned or unit.sealed else unit.indices:
-            decision = draft.decisions[index]
-            if decision == KEEP or isinstance(decision, Same) or draft.conversation.items[index].role not in speakers:
-                continue
-            known = known_of(draft, index)
-            present = (len(known.sliced.blocks), *decision) if isinstance(decision, tuple) else ()
-            found[index] = _with_calls(known), frozenset(present)
-    return found
+# --- what can be recalled: the same until the next cut ---------------------------------------------------------------
+
+
+class _Line(NamedTuple):
+    """Something that was said and is not sent any more."""
+
+    source: int
+    number: int
+    #: its place among all blocks
+    place: int
+    #: those of its terms that are not sent
+    terms: tuple[str, ...]
+    #: tokens, alone and with the head it needs, and which that is
+    cost: float
+    whole: float
+    needs: int
+
+
+class _Seen(NamedTuple):
+    """A term: the last message that has it, how many of the assistant's do, whether it is more than a word."""
+
+    last: int
+    said: int
+    is_named: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """What of the first `size` messages can be recalled, and what can be found in it."""
+
+    size: int
+    lines: tuple[_Line, ...]
+    #: the terms of these lines
+    seen: Mapping[str, _Seen]
+    #: term -> the places of all blocks that have it, and how many terms each place has; none between two messages
+    holders: Mapping[str, Sequence[int]]
+    lengths: Sequence[int]
+    blocks: int
+    #: message -> the blocks of it that are still sent
+    present: Mapping[int, frozenset[int]]
+
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes."""
+        places = sum(map(len, self.holders.values())) + len(self.lengths)
+        numbers = sum(map(len, self.present.values())) + sum(len(line.terms) for line in self.lines)
+        entries = len(self.lines) + len(self.seen) + len(self.holders) + len(self.present)
+        return _ENTRY_BYTES * entries + _NUMBER_BYTES * (places + numbers)
+
+
+def _past(draft: Draft, speakers: frozenset[str]) -> _Past:
+    """What was sent as it came since the last cut changes nothing about it, so that it is worked out once for a cut."""
+    size = 1 + max((i for i, decision in enumerate(draft.decisions) if decision != KEEP), default=-1)
+    recalls = tuple(sorted((i, lines) for i, lines in draft.recalls.items() if i < size))
+    key = draft.conversation.prefix(size), draft.decisions[:size], recalls, speakers
+    return draft.reader.kept("past", key, lambda: _read_past(draft, size, speakers), lambda past: past.size_bytes)
+
+
+def _read_past(draft: Draft, size: int, speakers: frozenset[str]) -> _Past:
+    draft.read(range(size))
+    sent = set[str]().union(*(terms_kept(draft, index) for index in range(size)))
+    lines: list[_Line] = []
+    holders: dict[str, list[int]] = {}
+    lengths: list[int] = []
+    present: dict[int, frozenset[int]] = {}
+    blocks = 0
+    for index in _changed(draft, size, speakers):
+        known = _with_calls(known_of(draft, index))
+        decision = draft.decisions[index]
+        present[index] = frozenset((len(known.sliced.blocks), *decision) if isinstance(decision, tuple) else ())
+        draft.watch.tick(1 + len(known.terms))
+        for number, terms in enumerate(known.terms):
+            for term in terms:
+                holders.setdefault(term, []).append(len(lengths) + number)
+        lines += _lines(index, known, present[index], len(lengths), sent)
+        blocks += len(known.terms)
+        lengths += [*map(len, known.terms), 0]
+    needed = frozenset(chain.from_iterable(line.terms for line in lines))
+    return _Past(size, tuple(lines), _seen(draft, size, needed), holders, lengths, blocks, present)
+
+
+def _changed(draft: Draft, size: int, speakers: frozenset[str]) -> list[int]:
+    """Messages of the speakers that are not whole any more."""
+    return [
+        index
+        for unit in draft.conversation.units
+        for index in (() if unit.sealed else unit.indices)
+        if index < size
+        and draft.decisions[index] != KEEP
+        and not isinstance(draft.decisions[index], Same)
+        and draft.conversation.sketches[index].role in speakers
+    ]
 
 
 def _with_calls(known: Known) -> Known:
@@ -78,40 +172,102 @@ def _with_calls(known: Known) -> Known:
     )
 
 
+def _lines(index: int, known: Known, present: frozenset[int], start: int, sent: AbstractSet[str]) -> Iterator[_Line]:
+    """Blocks of what was said or found that are not sent and say something else; arguments are not lines."""
+    for number, block in enumerate(known.sliced.lines):
+        terms = tuple([term for term in known.terms[number] if term not in sent])
+        is_argument = block.slot >= 0 and known.sliced.slots[block.slot].in_arguments
+        if terms and number not in present and not is_argument:
+            yield _Line(index, number, start + number, terms, known.tokens[number], known.costs[number], block.needs)
+
+
+def _seen(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, _Seen]:
+    last: dict[str, int] = {}
+    said: Counter[str] = Counter()
+    named: set[str] = set()
+    for index, message in enumerate(draft.conversation.sketches[:size]):
+        if message.role in SYSTEM_ROLES:
+            continue
+        known = known_of(draft, index)
+        found = terms & known.all_terms.keys()
+        last.update(dict.fromkeys(found, index))
+        named |= found & known.named
+        if message.role == "assistant":
+            said.update(found)
+    return {term: _Seen(index, said[term], term in named) for term, index in last.items()}
+
+
+# --- what is worth it now ---------------------------------------------------------------------------------------------
+
+
+def _left(draft: Draft, past: _Past, worth: Worth) -> dict[str, float]:
+    """What the terms of the lines are worth that are not sent in what came since, either."""
+    end = len(draft.decisions)
+    question = end - 1 if draft.conversation.sketches[-1].role == "user" and end - 1 not in draft.recalls else None
+    since = range(past.size, end)
+    draft.read({*since, *(source for index in since for source, _ in draft.recalls.get(index, ()))})
+    sent: set[str] = set()
+    for index in since:
+        if index != question:
+            sent.update(past.seen.keys() & terms_kept(draft, index))
+    left = {
+        term: worth.odds(end - one.last, one.said, is_named=one.is_named)
+        for term, one in past.seen.items()
+        if term not in sent
+    }
+    if question is not None:
+        asked = known_of(draft, question)
+        for term in left.keys() & asked.all_terms.keys():
+            one = past.seen[term]
+            left[term] = ASKED * worth.odds(1, one.said, is_named=one.is_named or term in asked.named)
+    return left
+
+
+def _factors(draft: Draft, past: _Past, lines: Sequence[_Line], worth: Worth) -> list[float]:
+    """What the worth of each line gains where it, or one beside it, answers the last words."""
+    scores = [0.0] * (len(past.lengths) + 1)
+    for term, asks in last_words(draft).items():
+        places = past.holders.get(term, ())
+        weight = rarity(asks, past.blocks, len(places))
+        for place in places:
+            scores[place] += weight
+    mean = sum(past.lengths) / past.blocks
+    scores = [score and answered(score, size / mean) for score, size in zip(scores, (*past.lengths, 0), strict=True)]
+    best = max(scores) or 1.0
+    priorities = draft.conversation.priorities
+    return [
+        (1 + worth.answer * _spilled(scores, line.place, worth.neighbour) / best) * priorities.get(line.source, 1.0)
+        for line in lines
+    ]
+
+
+def _spilled(scores: Sequence[float], place: int, share: float) -> float:
+    return scores[place] + share * max(scores[place - 1], scores[place + 1])
+
+
 def _choose(
-    draft: Draft, candidates: dict[int, tuple[Known, frozenset[int]]], room: float, worth: Worth
-) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    scores = Scores(draft, worth, {index: known for index, (known, _) in candidates.items()})
-    scores.keep_sent(draft, range(len(draft.decisions)))
+    draft: Draft, past: _Past, offered: Sequence[tuple[_Line, float]], left: dict[str, float], room: float
+) -> Lines:
     chosen: dict[int, set[int]] = {}
 
-    def offer(index: int, number: int) -> tuple[float, float]:
+    def offer(line: _Line, factor: float) -> tuple[float, float]:
         draft.watch.tick()
-        known, present = candidates[index]
-        cost = cost_of(known, number, chosen.get(index, present)) + (0 if index in chosen else _ROLE)
-        return scores.gain(index, number, known.terms[number]) / cost, cost
+        has_head = line.needs in chosen.get(line.source, past.present[line.source])
+        cost = (line.cost if has_head else line.whole) + GAP_TOKENS + (0 if line.source in chosen else _ROLE)
+        return sum([left.get(term, 0.0) for term in line.terms]) * factor / cost, cost
 
-    heap = [(-offer(index, number)[0], index, number) for index, number in _lines(candidates)]
+    heap = [(-offer(line, factor)[0], place) for place, (line, factor) in enumerate(offered)]
     heapq.heapify(heap)
     while heap:
-        stale, index, number = heapq.heappop(heap)
-        ratio, cost = offer(index, number)
+        stale, place = heapq.heappop(heap)
+        line, factor = offered[place]
+        ratio, cost = offer(line, factor)
         if ratio <= 0:
             continue
         if -ratio > stale and heap and -ratio > heap[0][0]:
-            heapq.heappush(heap, (-ratio, index, number))
+            heapq.heappush(heap, (-ratio, place))
         elif cost <= room:
             room -= cost
-            chosen.setdefault(index, set()).add(number)
-            scores.keep(candidates[index][0].terms[number])
-    return tuple((index, candidates[index][0].sliced.closed(chosen[index])) for index in sorted(chosen))
-
-
-def _lines(candidates: dict[int, tuple[Known, frozenset[int]]]) -> list[Pick]:
-    """Blocks of what was said or found; arguments are not lines."""
-    return [
-        (index, number)
-        for index, (known, present) in candidates.items()
-        for number, block in enumerate(known.sliced.lines)
-        if number not in present and (block.slot < 0 or not known.sliced.slots[block.slot].in_arguments)
-    ]
+            chosen.setdefault(line.source, set()).add(line.number)
+            left.update(dict.fromkeys(line.terms, 0.0))
+    return tuple((index, known_of(draft, index).sliced.closed(chosen[index])) for index in sorted(chosen))

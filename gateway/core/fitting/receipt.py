@@ -61,6 +61,19 @@ class Sent:
         saved = self.saved + sum(self.made[index].tokens - one.tokens for index, one in made.items())
         return replace(self, made={**self.made, **made}, marked=marked & self.made.keys(), saved=saved)
 
+    def with_lines(self, draft: Draft, index: int) -> Sent:
+        """This when the draft adds nothing but old lines at the end of one message that was kept."""
+        made = draft.made(index)
+        return replace(
+            self,
+            decisions=draft.decisions,
+            recalls=draft.recalls,
+            made={**self.made, index: made},
+            marked=self.marked | (draft.conversation.marked & {index}),
+            saved=self.saved + draft.came[index] - made.tokens,
+            actions={**self.actions, "recall": self.actions.get("recall", 0) + 1},
+        )
+
     @property
     def size_bytes(self) -> int:
         """About what it takes."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gateway.core.conversation import Unit
-from gateway.core.fitting.draft import DROP, KEEP, Decision, Draft
+from gateway.core.fitting.draft import DROP, KEEP, Decision, Draft, Pick, Step
 from gateway.core.fitting.reader import Known
 from gateway.core.fitting.worth import Scores, Worth, known_of
 
@@ -25,9 +25,6 @@ _ROUNDS: Final = 3
 _CLOSE: Final = 0.02
 _SAME: Final = 1e-12
 
-#: (message, block)
-Pick = tuple[int, int]
-
 
 def condense(draft: Draft, limit: int, worth: Worth) -> Draft:
     """Choose anew for every unit that is open, so that all messages together weigh at most `limit` tokens.
@@ -35,7 +32,8 @@ def condense(draft: Draft, limit: int, worth: Worth) -> Draft:
     The result is over the limit only where that which must stay already is: pinned units, what was decided before,
     and a stub of the task.
     """
-    return _Choice(draft, limit, worth).made()
+    choice = _Choice(draft, limit)
+    return choice.again(draft.steps) if draft.steps else choice.made(worth)
 
 
 def cost_of(known: Known, number: int, picked: Collection[int]) -> float:
@@ -74,40 +72,37 @@ class _Opening:
             yield from ((index, number) for number in range(len(known.terms)) if number not in picked)
 
     def least(self, index: int, number: int) -> float:
-        """The least that this block may cost, or the opening."""
-        return self.frame if index < 0 else self.known[index].tokens[number] + GAP_TOKENS
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One offer taken, so that it can be taken back."""
-
-    start: int
-    added: list[Pick]
-    opened: bool
+        """The least that this block may cost, or the opening; what that offered is not made smaller to fit."""
+        if index < 0:
+            return self.offer.cost if self.offer is not None else self.frame
+        return self.known[index].tokens[number] + GAP_TOKENS
 
 
 class _Choice:
-    def __init__(self, draft: Draft, limit: int, worth: Worth) -> None:
+    _scores: Scores
+
+    def __init__(self, draft: Draft, limit: int) -> None:
         self._draft = draft
         self._limit = limit
-        units = draft.open_units()
+        units = [unit for unit in draft.open_units() if not _is_gone(draft, unit)]
         blank: dict[int, Decision] = {i: KEEP if unit.sealed else () for unit in units for i in unit.indices}
         frames = draft.having(blank).weights()
+        draft.read(index for unit in units for index in unit.indices)
         self._units = {unit.start: self._opening(unit, frames) for unit in units}
-        self._steps: list[_Step] = []
-        candidates = {index: known for opening in self._units.values() for index, known in opening.known.items()}
-        self._scores = Scores(draft, worth, candidates)
-        fixed = [i for i in range(len(draft.decisions)) if i not in candidates]
-        self._scores.keep_sent(draft, fixed)
-        self._room = float(limit - sum(draft.weight(index) for index in fixed))
+        self._steps: list[Step] = []
+        self._room = 0.0
 
     def _opening(self, unit: Unit, frames: Sequence[int]) -> _Opening:
         known = {index: known_of(self._draft, index) for index in unit.indices}
         return _Opening(unit, sum(frames[index] for index in unit.indices), known, {i: set() for i in unit.indices})
 
-    def made(self) -> Draft:
+    def made(self, worth: Worth) -> Draft:
         """Fill by estimate, weigh, and fill or take back until it is right."""
+        candidates = {index: known for opening in self._units.values() for index, known in opening.known.items()}
+        fixed = [i for i in range(len(self._draft.decisions)) if i not in candidates]
+        self._scores = Scores(self._draft, worth, candidates)
+        self._scores.keep_sent(self._draft, fixed)
+        self._room = float(self._limit - sum(self._draft.weight(index) for index in fixed))
         task = self._draft.conversation.task
         if task is not None and task in self._units:
             self._start_with(self._units[task], task)
@@ -118,6 +113,23 @@ class _Choice:
             draft = self._weighed()
             if len(self._steps) == steps or self._room < _CLOSE * self._limit:
                 break
+        return self._within(draft)
+
+    def again(self, steps: Sequence[Step]) -> Draft:
+        """What was chosen among these units and others, the least of it taken back until it fits."""
+        task = self._draft.conversation.task
+        if task is not None and task in self._units:
+            self._units[task].is_open = True
+        for step in steps:
+            if step.start in self._units:
+                opening = self._units[step.start]
+                opening.is_open = True
+                for index, number in step.added:
+                    opening.picked[index].add(number)
+                self._steps.append(step)
+        return self._within(self._weighed())
+
+    def _within(self, draft: Draft) -> Draft:
         while self._room < 0 and self._steps:
             freed = 0.0
             while self._steps and freed <= -self._room:
@@ -161,8 +173,10 @@ class _Choice:
     def _entries(self, opening: _Opening) -> Iterator[tuple[float, int, int, int]]:
         """What can be taken of a unit: its blocks once it is open, before that the opening (message -1)."""
         if not opening.is_open:
-            if opening.frame <= self._room:
-                yield -self._bundle(opening).ratio, opening.unit.start, -1, -1
+            if opening.least(-1, -1) <= self._room:
+                # an offer of an earlier round is no less than what it is now, and is looked at again when it is due
+                offer = opening.offer or self._bundle(opening)
+                yield -offer.ratio, opening.unit.start, -1, -1
             return
         for index, number in opening.left():
             if opening.least(index, number) <= self._room:
@@ -224,7 +238,7 @@ class _Choice:
         for index, number in offer.picks:
             opening.picked[index].add(number)
             self._scores.keep(opening.known[index].terms[number])
-        self._steps.append(_Step(opening.unit.start, offer.picks, opened))
+        self._steps.append(Step(opening.unit.start, offer.picks, opened))
 
     def _take_back(self) -> float:
         """Undo the last step; estimated tokens freed."""
@@ -238,9 +252,15 @@ class _Choice:
         return freed
 
     def _drafted(self) -> Draft:
-        return self._draft.having(
-            {index: _decision(opening, index) for opening in self._units.values() for index in opening.unit.indices}
-        )
+        changes = {
+            index: _decision(opening, index) for opening in self._units.values() for index in opening.unit.indices
+        }
+        return replace(self._draft.having(changes), steps=tuple(self._steps))
+
+
+def _is_gone(draft: Draft, unit: Unit) -> bool:
+    """Left out by an earlier cut: it stays so, or the beginning would be another one; recall is what brings it back."""
+    return all(draft.decisions[index] == DROP for index in unit.indices)
 
 
 def _decision(opening: _Opening, index: int) -> Decision:

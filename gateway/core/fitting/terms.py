@@ -61,7 +61,7 @@ class Lexicon:
         """Term in lower case -> its kind (the highest met in this text)."""
         found: dict[str, int] = {}
         known = self._known
-        for token in set(_TERM.findall(text)):
+        for token in dict.fromkeys(_TERM.findall(text)):  # in their order, or sums would differ from process to process
             entry = known.get(token)
             if entry is None:
                 entry = self._learn(token)

@@ -22,7 +22,7 @@ from gateway.core.message import SYSTEM_ROLES
 #: how much a word, a name, an identifier among the last words asks for a block that holds it too
 _ASKS: Final = (0.5, 1.0, 1.5)
 #: what is left of a term that only the question holds
-_ASKED: Final = 0.1
+ASKED: Final = 0.1
 #: BM25: how far a long block is marked down
 _LENGTH: Final = 0.4
 #: so many terms looked up are a piece of work
@@ -47,6 +47,13 @@ class Worth:
     answer: float = 10.0
     #: share of a neighbour's match that spills over: a table's row is read with the row beside it
     neighbour: float = 0.3
+
+    def odds(self, age: int, said: int, *, is_named: bool) -> float:
+        """That a term is needed next, in relation to others: last seen so many messages ago, said in so many."""
+        odds: float = age**-self.fading
+        if not is_named:
+            odds *= self.word
+        return odds * self.said * self.said_again ** (min(said, 3) - 1) if said else odds
 
 
 class Scores:
@@ -78,7 +85,7 @@ class Scores:
         is_question = draft.conversation.items[last].role == "user" and last not in draft.recalls
         if is_question:
             left = self._left
-            left.update({term: _ASKED * left[term] for term in terms_kept(draft, last)})
+            left.update({term: ASKED * left[term] for term in terms_kept(draft, last)})
         for index in indices:
             if index != last or not is_question:
                 self.keep(terms_kept(draft, index))
@@ -121,15 +128,17 @@ def terms_kept(draft: Draft, index: int) -> Collection[str]:
     return parts[0] if len(parts) == 1 else set().union(*parts)
 
 
-def _last_words(draft: Draft) -> dict[str, float]:
+def last_words(draft: Draft) -> dict[str, float]:
     """Terms of the last user message, of what the conversation ends with, and of the last assistant text."""
-    items = draft.conversation.items
-    spoken = {item.index for item in items if item.pinned and item.role not in SYSTEM_ROLES}
-    said = next((item.index for item in reversed(items) if item.role == "assistant" and item.length), None)
+    conversation, sketches = draft.conversation, draft.conversation.sketches
+    spoken = {index for index in conversation.pinned if sketches[index].role not in SYSTEM_ROLES}
+    said = next(
+        (i for i in reversed(range(len(sketches))) if sketches[i].role == "assistant" and sketches[i].length), None
+    )
     if said is not None:
         spoken.add(said)
     asks: dict[str, float] = {}
-    for index in spoken:
+    for index in sorted(spoken):
         for term, kind in known_of(draft, index).all_terms.items():
             asks[term] = max(asks.get(term, 0.0), _ASKS[kind])
     return asks
@@ -170,21 +179,30 @@ def _weighed(draft: Draft, worth: Worth) -> dict[str, float]:
 def _matches(draft: Draft, candidates: Mapping[int, Known], spill: float) -> dict[int, list[float]]:
     """How well each block answers, 0 to about 1: BM25 in relation to the best of them."""
     scores = {index: [0.0] * len(known.terms) for index, known in candidates.items()}
-    asks = _last_words(draft)
+    asks = last_words(draft)
     answering = {index: _answers(draft, index, known, asks.keys()) for index, known in candidates.items()}
     holders = Counter(chain.from_iterable(shared for found in answering.values() for _, _, shared in found))
     if not holders:
         return scores
     blocks = sum(len(known.terms) for known in candidates.values())
     length = sum(size for known in candidates.values() for size in map(len, known.terms))
-    rarity = {t: asks[t] * math.log(1 + (blocks - n + 0.5) / (n + 0.5)) for t, n in holders.items()}
-    rarity_of = rarity.__getitem__
+    rarity_of = {term: rarity(asks[term], blocks, count) for term, count in holders.items()}.__getitem__
     for index, found in answering.items():
         into = scores[index]
         for number, size, shared in found:
-            into[number] = sum(map(rarity_of, shared)) / (1 - _LENGTH + _LENGTH * size * blocks / length)
+            into[number] = answered(math.fsum(map(rarity_of, shared)), size * blocks / length)
     best = max(max(found, default=0.0) for found in scores.values())
     return {index: [score / best for score in _spilled(found, spill)] for index, found in scores.items()}
+
+
+def rarity(asks: float, blocks: int, count: int) -> float:
+    """What a word that asks is worth where `count` of so many blocks have it."""
+    return asks * math.log(1 + (blocks - count + 0.5) / (count + 0.5))
+
+
+def answered(score: float, length: float) -> float:
+    """The score of a block; `length` in relation to the mean of all."""
+    return score / (1 - _LENGTH + _LENGTH * length)
 
 
 def _answers(draft: Draft, index: int, known: Known, wanted: AbstractSet[str]) -> Sequence[Answering]:

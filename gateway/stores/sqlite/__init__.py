@@ -23,7 +23,7 @@ import msgspec
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import AccountKey, Claim, Dimension, Granted, Moment, Refused, Standing
-from gateway.core.ports import CallRecord, Lesson, OpenHold, Page, SessionKey, SessionView, Store
+from gateway.core.ports import CallRecord, Lesson, OpenHold, Page, SessionKey, SessionView, Store, StoredKey
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.usage import Totals
 from gateway.stores import clock
@@ -31,6 +31,7 @@ from gateway.stores.cursor import Cursor
 from gateway.stores.sqlite import accounts, deletion, rows
 from gateway.stores.sqlite.schema import connect, migrate
 from gateway.stores.sqlite.writer import RETRY_S, Writer
+from gateway.stores.sums import SUMS
 
 T = TypeVar("T")
 
@@ -168,6 +169,18 @@ class SqliteStore:
         """See `Store.result`."""
         return await self._in_thread(lambda db: rows.result(db, namespace, handle))
 
+    async def keys(self) -> Sequence[StoredKey]:
+        """See `Store.keys`."""
+        return self._at_once(rows.keys)
+
+    async def add_key(self, key: StoredKey) -> bool:
+        """See `Store.add_key`."""
+        return await self._writer.write(lambda db: rows.add_key(db, key))
+
+    async def revoke_key(self, name: str) -> bool:
+        """See `Store.revoke_key`."""
+        return await self._writer.write(lambda db: rows.revoke_key(db, name))
+
     async def totals(self, session: SessionKey) -> Totals:
         """See `Store.totals`."""
         return self._at_once(lambda db: rows.read_totals(db, session))
@@ -237,7 +250,7 @@ class SqliteStore:
 
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""
-        zero = ", ".join(f"{name} = 0" for name in rows.SUMS)
+        zero = ", ".join(f"{name} = 0" for name in SUMS)
         query = f"UPDATE sessions SET {zero} WHERE namespace = ? AND id = ?"  # noqa: S608  # constants
 
         def clear(db: sqlite3.Connection) -> bool:

@@ -5,26 +5,18 @@ from __future__ import annotations
 import sqlite3
 import zlib
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 
 from gateway.core.counting.calibration import LastTurn
-from gateway.core.ports import LOST, CallRecord, Lesson, SessionKey, SessionView
+from gateway.core.ports import LOST, CallRecord, Lesson, SessionKey, SessionView, StoredKey
 from gateway.core.session import Change, Remembered, SessionState
-from gateway.core.usage import MAX_TOKENS, Charge, Totals
+from gateway.core.usage import MAX_TOKENS, Totals
 from gateway.stores.sqlite import accounts
+from gateway.stores.sums import MAX_SUM, SUMS, sums_of, totals_of
 
-#: the fields of `Totals`, in their order
-SUMS: Final = (
-    "calls", "input_tokens", "output_tokens", "total_tokens", "cache_read_tokens", "cache_write_tokens",
-    "reasoning_tokens", "estimated_tokens", "estimated_calls", "unpriced_calls", "trimmed_calls", "saved_tokens",
-    "cost_pico_usd",
-)  # fmt: skip
-#: a sum stops here, and an addend one step before: their sum still fits SQLite's 64 bits and never turns negative
-_MAX_SUM: Final = 2**62
 _SUM_LIST: Final = ", ".join(SUMS)
 _INSERT_CALL: Final = "INSERT OR IGNORE INTO calls VALUES (?, ?, ?, ?, ?)"
 _RECORD: Final = "SELECT record FROM calls WHERE call_id = ?"
@@ -36,7 +28,7 @@ _ADD: Final = (
     "last_call_at = max(last_call_at, excluded.last_call_at), "
     "last_key = coalesce(excluded.last_key, last_key), "
     "last_residual = coalesce(excluded.last_residual, last_residual), "
-    + ", ".join(f"{name} = min({name} + excluded.{name}, {_MAX_SUM})" for name in SUMS)
+    + ", ".join(f"{name} = min({name} + excluded.{name}, {MAX_SUM})" for name in SUMS)
     + f" RETURNING {_SUM_LIST}"
 )
 #: never below zero, should they have begun anew since then
@@ -58,8 +50,8 @@ _LESSON: Final = "SELECT value FROM lessons WHERE key = ?"
 _KEEP_LESSON: Final = "INSERT OR REPLACE INTO lessons (key, changed_at, value) VALUES (?, ?, ?)"
 _HAS_RESULT: Final = "SELECT 1 FROM results WHERE namespace = ? AND id = ? AND handle = ?"
 _RESULT: Final = "SELECT text FROM results WHERE handle = ? AND (? IS NULL OR namespace = ?) LIMIT 1"
-_PICO: Final = Decimal(10) ** 12
 _RECORDS: Final = msgspec.json.Decoder(CallRecord)
+_KEYS: Final = msgspec.json.Decoder(StoredKey)
 _STATES: Final = msgspec.json.Decoder(SessionState)
 #: states that stay decoded; one that was trimmed a few hundred times takes 0.1 ms to read
 _DECODED: Final = 256
@@ -78,7 +70,7 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> T
     if key is None:
         return Totals()
     if lost is not None and lost.charge is not None:
-        connection.execute(_TAKE_BACK, (*_sums(lost.charge, lost.saved_tokens), key.namespace, key.id))
+        connection.execute(_TAKE_BACK, (*sums_of(lost.charge, lost.saved_tokens), key.namespace, key.id))
     if charge is None or not is_new:
         return read_totals(connection, key)
     last = record.last_turn
@@ -90,9 +82,9 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> T
         record.started_at + record.duration_s,
         last.key if last else None,
         max(-MAX_TOKENS, min(last.residual, MAX_TOKENS)) if last else None,
-        *_sums(charge, record.saved_tokens),
+        *sums_of(charge, record.saved_tokens),
     )
-    return _totals(connection.execute(_ADD, values).fetchone())
+    return totals_of(connection.execute(_ADD, values).fetchone())
 
 
 def _lost(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> CallRecord | None:
@@ -109,7 +101,7 @@ def _lost(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) ->
 def read_totals(connection: sqlite3.Connection, key: SessionKey) -> Totals:
     """A session's totals; zero for an unknown one."""
     row = connection.execute(_TOTALS, (key.namespace, key.id)).fetchone()
-    return _totals(row) if row else Totals()
+    return totals_of(row) if row else Totals()
 
 
 def remembered(connection: sqlite3.Connection, key: SessionKey) -> Remembered:
@@ -162,40 +154,31 @@ def _packed(text: str) -> bytes:
     return zlib.compress(text.encode("utf-8", "surrogatepass"), 1)
 
 
+def keys(connection: sqlite3.Connection) -> list[StoredKey]:
+    """The client keys, by name."""
+    return [_KEYS.decode(value) for (value,) in connection.execute("SELECT value FROM keys ORDER BY name")]
+
+
+def add_key(connection: sqlite3.Connection, key: StoredKey) -> bool:
+    """Keep a client key, unless there is one of its name."""
+    values = (key.name, msgspec.json.encode(key))
+    return connection.execute("INSERT OR IGNORE INTO keys VALUES (?, ?)", values).rowcount > 0
+
+
+def revoke_key(connection: sqlite3.Connection, name: str) -> bool:
+    """Forget a client key."""
+    return connection.execute("DELETE FROM keys WHERE name = ?", (name,)).rowcount > 0
+
+
 def view(row: Sequence[Any]) -> SessionView:
     """A session as `VIEW` reads it."""
     namespace, session_id, derived, created_at, last_call_at = row[:5]
-    return SessionView(SessionKey(namespace, session_id), created_at, last_call_at, _totals(row[5:]), bool(derived))
+    return SessionView(SessionKey(namespace, session_id), created_at, last_call_at, totals_of(row[5:]), bool(derived))
 
 
 def record_of(row: tuple[bytes]) -> CallRecord:
     """A call as it was written."""
     return _RECORDS.decode(row[0])
-
-
-def _sums(charge: Charge, saved_tokens: int) -> tuple[int, ...]:
-    usage = charge.usage
-    sums = (
-        1,
-        usage.input_tokens,
-        usage.output_tokens,
-        usage.total_tokens,
-        usage.cache_read_tokens,
-        usage.cache_write_tokens,
-        usage.reasoning_tokens,
-        charge.estimated_tokens,
-        int(charge.source != "provider"),
-        int(charge.cost_usd is None),
-        int(saved_tokens > 0),
-        saved_tokens,
-        int((charge.cost_usd or 0) * _PICO),
-    )
-    return tuple(min(value, _MAX_SUM) for value in sums)
-
-
-def _totals(row: Sequence[int]) -> Totals:
-    *counts, cost_pico_usd = row
-    return Totals(*counts, cost_usd=cost_pico_usd / _PICO)  # type: ignore[misc, arg-type]  # as many columns as fields
 
 
 def _state(value: object) -> SessionState:

@@ -55,6 +55,7 @@ MIGRATIONS: Final = (
         id TEXT PRIMARY KEY, units INTEGER NOT NULL, noted INTEGER NOT NULL,
         boot TEXT NOT NULL, mono REAL NOT NULL, wall REAL NOT NULL, lease_s REAL NOT NULL, value BLOB NOT NULL
     ) WITHOUT ROWID;
+    CREATE TABLE keys (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
     CREATE TABLE results (
         handle TEXT NOT NULL, namespace TEXT NOT NULL, id TEXT NOT NULL, changed_at REAL NOT NULL, text BLOB NOT NULL,
         PRIMARY KEY (namespace, id, handle)

@@ -28,19 +28,6 @@ def test_the_same_content_of_another_kind_is_another_question() -> None:
     assert cache.get("b", b"content", lambda: 2) == 2
 
 
-def test_many_contents_come_back_in_order_with_only_the_new_ones_computed() -> None:
-    cache = CountCache()
-    cache.get("kind", b"b", lambda: "known")
-    asked: list[int] = []
-
-    def compute(index: int) -> str:
-        asked.append(index)
-        return f"new {index}"
-
-    assert cache.get_all("kind", [b"a", b"b", b"c"], compute) == ["new 0", "known", "new 2"]
-    assert asked == [0, 2]
-
-
 def test_a_caller_may_have_keys_of_its_own_and_is_asked_for_all_that_is_new_at_once() -> None:
     cache, asked = CountCache(), list[list[int]]()
 
@@ -53,6 +40,18 @@ def test_a_caller_may_have_keys_of_its_own_and_is_asked_for_all_that_is_new_at_o
     assert cache.get_keyed("kind", ["a", "c"], compute) == ["new 0", "new 0"]
     assert asked == [[0, 1], [0, 2]]
     assert cache.get("kind", b"a", lambda: "another content") == "another content"
+
+
+def test_what_was_put_is_kept_instead_of_what_was_there_and_can_be_looked_at() -> None:
+    cache = CountCache(limit_bytes=2 * 356)
+    assert cache.peek("kind", "key") is None
+    for value in (1, 2):
+        cache.put("kind", "key", value, 100)
+    assert (cache.peek("kind", "key"), len(cache), cache.size_bytes) == (2, 1, 356)
+    cache.put("kind", "other", 3, 100)
+    assert cache.peek("kind", "key") == 2
+    cache.put("kind", "third", 4, 100)
+    assert (cache.peek("kind", "other"), cache.peek("kind", "key")) == (None, 2)
 
 
 def test_what_was_used_last_stays_when_room_is_needed() -> None:

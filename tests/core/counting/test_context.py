@@ -13,7 +13,8 @@ def result(call_id: str, text: str) -> dict[str, str]:
 
 
 def counts(words: Any, *messages: dict[str, Any]) -> ContextCounts:
-    return context_counts([measure("chat", message, words) for message in messages], 5)
+    measures = [measure("chat", message, words) for message in messages]
+    return context_counts(measures, ContextCounts(definition_tokens=5), ())[0]
 
 
 def test_conversation_and_results_are_counted_apart(words: Any) -> None:
@@ -46,5 +47,6 @@ def test_results_without_an_id_are_told_apart_by_content(words: Any) -> None:
 
 def test_results_of_one_anthropic_message_are_each_a_result(words: Any) -> None:
     blocks = [{"type": "tool_result", "tool_use_id": str(n), "content": f"number {n}"} for n in range(3)]
-    found = context_counts([measure("messages", {"role": "user", "content": blocks}, words)])
+    measures = [measure("messages", {"role": "user", "content": blocks}, words)]
+    found, _ = context_counts(measures, ContextCounts(), ())
     assert (found.tool_tokens, found.results, found.conversation_tokens) == (6, 3, 0)

@@ -179,7 +179,7 @@ def test_order_and_pinned_messages_stay(messages: Messages, limit: int) -> None:
     done = fitted(messages, limit)
     if done is not None:
         conversation = Conversation.of_messages(messages)
-        assert done.keys == keys_of(done.messages)[0]
+        assert done.keys == keys_of(done.messages)
         places = [done.keys.index(item.key) for item in conversation.items if item.pinned]
         assert places == sorted(places)
         ids = [message["tool_call_id"] for message in done.decoded() if message["role"] == "tool"]

@@ -48,7 +48,7 @@ def texts(*contents: str) -> list[bytes]:
 
 
 def known(reader: Reader, raw: bytes) -> Known:
-    return reader.know(Conversation.of([raw]).items, [raw], Watch())[0]
+    return reader.know(Conversation.of([raw]).keys, [raw], Watch())[0]
 
 
 def made(reader: Reader, raw: bytes, what: What) -> Made:

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import DROP, EARLIER, Draft
+from gateway.core.fitting.epochs import FitPolicy, fit
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.recall import recall
 from gateway.core.fitting.worth import Worth
@@ -87,3 +88,26 @@ def test_lines_that_weigh_more_than_they_seemed_are_left_alone() -> None:
         {0: (), 1: DROP, 2: DROP, 3: DROP}
     )
     assert recall(draft, 500, "all", Worth()) is draft
+
+
+def test_turn_by_turn_a_reader_that_remembers_recalls_what_a_fresh_one_does() -> None:
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "Look things up."}]
+    for number in range(60):
+        code = f"PLZ{4000 + number * 7}"
+        messages.append({"role": "user", "content": f"Which hotel in town {number % 7}, and is {code} right?"})
+        messages.append(
+            {"role": "assistant", "content": f"Town {number % 7} has the Plaza {number}, code {code}. " * 3}
+        )
+    weigh = weigher(lambda text: len(text) // 4)
+    warm, policy = Reader(weigh), FitPolicy(recall="said")
+    first = second = None
+    recalled = 0
+    for end in range(2, len(messages), 2):
+        turn = messages[:end]
+        first = fit(Conversation.of_messages(turn, warm), 900, warm, epoch=first, policy=policy).epoch
+        fresh = Reader(weigh)
+        fitted = fit(Conversation.of_messages(turn, fresh), 900, fresh, epoch=second, policy=policy)
+        second = fitted.epoch
+        assert first == second
+        recalled += fitted.recalled
+    assert recalled

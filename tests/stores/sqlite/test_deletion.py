@@ -13,7 +13,7 @@ from gateway.core.errors import StoreUnavailable
 from gateway.core.ids import first_id_at
 from gateway.core.ports import SessionKey
 from gateway.stores.sqlite import SqliteStore, deletion
-from gateway.stores.sqlite.rows import SUMS
+from gateway.stores.sums import SUMS
 from tests.stores.files import CHARGE, KEY, MakeRecord, locked, opened, query, write
 
 

@@ -11,7 +11,7 @@ from gateway.core.counting.calibration import LastTurn
 from gateway.core.ports import ContextRecord
 from gateway.core.session import Remembered, SessionState
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage
-from gateway.stores.sqlite.rows import SUMS
+from gateway.stores.sums import SUMS
 from tests.stores.files import CHARGE, KEY, MakeRecord, opened, query, write
 
 EPOCH = {"v": 1, "prefix": "p1", "decisions": [1], "recalls": {}}

@@ -1,0 +1,119 @@
+"""`gateway keys`: client keys that are kept in the store, so that they come and go without a restart."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, load, print_json, print_table, stop
+from gateway.cli.sessions import StoreUrl, with_store
+
+if TYPE_CHECKING:
+    from gateway.core.ledger import Limits, Standing
+    from gateway.core.ports import Store, StoredKey
+
+app = typer.Typer(help="Client keys kept in the store: list, add, revoke.", invoke_without_command=True)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The sessions of the key are kept under this name.")]
+
+
+@app.callback()
+def keys(context: typer.Context, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
+    """List the keys where no other command is named."""
+    if context.invoked_subcommand is None:
+        show_list(config, store, as_json=as_json)
+
+
+@app.command("list")
+def show_list(config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
+    """List the keys, their budgets and what they have used. The keys themselves are shown to nobody."""
+    from gateway.core.ledger import AccountKey, Claim
+
+    async def read(opened: Store) -> list[dict[str, Any]]:
+        kept = await opened.keys()
+        stands = await opened.standings([Claim(AccountKey("key", key.name), key.limits) for key in kept])
+        return [_row(key, one) for key, one in zip(kept, stands, strict=True)]
+
+    rows = with_store(config, store, read)
+    if as_json:
+        print_json(rows)
+        return
+    columns = ("name", "models", "tokens", "usd", "calls", "window s", "rpm", "used", "created")
+    print_table(columns, [[_shown(value) for value in row.values()] for row in rows])
+
+
+@app.command()
+def add(  # noqa: PLR0917  # typer calls it by name
+    name: Name,
+    budget_tokens: Annotated[int | None, typer.Option(min=0, help="Tokens of all its sessions together.")] = None,
+    budget_usd: Annotated[str | None, typer.Option(metavar="N", help="US dollars, the same.")] = None,
+    budget_calls: Annotated[int | None, typer.Option(min=0, help="Calls, the same.")] = None,
+    window: Annotated[str | None, typer.Option(metavar="1h|1d|...", help="The budget refills after this.")] = None,
+    models: Annotated[list[str] | None, typer.Option(help="Pattern of models it may call; repeat for more.")] = None,
+    rpm: Annotated[int | None, typer.Option(min=1, help="Requests a minute.")] = None,
+    config: ConfigFile = None,
+    store: StoreUrl = None,
+) -> None:
+    """Make a key. It is printed once, on stdout; the store keeps a hash of it."""
+    import secrets
+
+    from gateway.core.identity import is_valid
+    from gateway.core.ports import StoredKey
+    from gateway.server.auth import digest
+
+    if not is_valid(name):
+        stop(f'"{name}" is no name: 1-255 characters of A-Z a-z 0-9 . _ : -', Exit.USAGE)
+    if any(key.name == name for key in load(config).settings.auth.keys):
+        stop(f'"{name}" is the name of a key in the configuration (auth.keys); choose another.', Exit.USAGE)
+    limits = _limits(budget_tokens, budget_usd, budget_calls, window)
+    key = f"gw-{secrets.token_urlsafe(32)}"
+    kept = StoredKey(name, digest(key), time.time(), tuple(models or ()), limits, rpm)
+    if not with_store(config, store, lambda opened: opened.add_key(kept), make=True):
+        stop(f'There is a key "{name}" already. Revoke it first: gateway keys revoke {name}', Exit.FAILED)
+    typer.echo(f"{name}: this key is shown once. It holds within seconds, in every running gateway.", err=True)
+    typer.echo(key)
+
+
+@app.command()
+def revoke(name: Name, config: ConfigFile = None, store: StoreUrl = None) -> None:
+    """Forget a key: within seconds its calls are refused. Its sessions and what it has used stay."""
+    if not with_store(config, store, lambda opened: opened.revoke_key(name)):
+        stop(f'There is no key "{name}" in the store.', Exit.FAILED)
+    typer.echo(f"revoked {name}", err=True)
+
+
+def _limits(tokens: int | None, usd: str | None, calls: int | None, window: str | None) -> Limits:
+    from gateway.config import key_budget
+    from gateway.wiring import limits_of
+
+    with config_problems():
+        return limits_of(key_budget({"tokens": tokens, "usd": usd, "calls": calls, "window": window}))
+
+
+def _row(key: StoredKey, stands: Standing) -> dict[str, Any]:
+    from datetime import UTC, datetime
+
+    from gateway.core.spending import usd
+
+    limits, used = key.limits, stands.used_fraction
+    return {
+        "name": key.name,
+        "models": list(key.models),
+        "tokens": limits.tokens,
+        "usd": usd(limits.nano_usd) if limits.nano_usd is not None else None,
+        "calls": limits.calls,
+        "window_s": limits.window_s,
+        "rpm": key.rpm,
+        "used_fraction": round(used, 4) if used is not None else None,
+        "created_at": datetime.fromtimestamp(key.created_at, UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(value) or "all"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

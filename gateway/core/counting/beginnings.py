@@ -1,0 +1,127 @@
+"""What is known of the first messages of a request: a turn's messages begin with the very bytes of the last turn's.
+
+To compare bytes is fifty times faster than to hash them, so the text is kept. It belongs to no session: whoever sends
+the same bytes goes on from the same sums.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Hashable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final, cast
+
+from gateway.core.counting.cache import CountCache
+from gateway.core.counting.measure import Wire
+from gateway.core.counting.sums import Sums
+
+#: What is shorter is weighed anew in less time than it takes to find it.
+_LEAST_BYTES: Final = 4096
+#: A beginning is looked for by a few bytes in front of one of these places, the last that it reaches.
+_GROWTH: Final = 1.2
+_SIGN_BYTES: Final = 64
+#: beginnings of one sign that are remembered: others of about the same length that agree up to that place
+_OF_ONE_SIGN: Final = 16
+#: bytes that a beginning takes beside its text, and for each message
+_BYTES: Final = 600
+_KEY_BYTES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The first messages of an array.
+
+    Attributes:
+        text: the array without cache marks, from its bracket to the end of the last of these messages.
+        keys: what `keys_of` says of them.
+        kind: of the request they were weighed for, see `Estimator.kind`.
+        sums: of them.
+    """
+
+    text: bytes
+    keys: tuple[bytes, ...]
+    kind: Hashable
+    sums: Sums
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes."""
+        return _BYTES + len(self.text) + _KEY_BYTES * len(self.keys) + self.sums.size_bytes
+
+
+class Beginnings:
+    """Beginnings of arrays, bounded in bytes. Of two that threads keep at once one may be lost: it is weighed anew.
+
+    Args:
+        limit_bytes: what all may take together; 0 keeps none.
+        lock: guards the table where threads share it.
+    """
+
+    def __init__(self, limit_bytes: int, lock: AbstractContextManager[object] | None = None) -> None:
+        self._cache = CountCache(limit_bytes, lock)
+
+    def of(self, wire: Wire, array: bytes) -> Beginning | None:
+        """The longest known beginning of an array that is JSON, without cache marks."""
+        for place in _places(len(array)):
+            fits = [known for known in self._at(wire, _sign(array, place)) if _begins(array, known.text)]
+            if fits:
+                return max(fits, key=lambda known: len(known.text))
+        return None
+
+    def keep(self, wire: Wire, beginning: Beginning, instead_of: Beginning | None = None) -> None:
+        """Remember a beginning; the shorter one it goes on from is given up for it."""
+        if instead_of is not None:
+            self._put(wire, instead_of.text, ())
+        self._put(wire, beginning.text, (beginning,))
+
+    def _put(self, wire: Wire, text: bytes, instead: tuple[Beginning, ...]) -> None:
+        places = _places(len(text))
+        if not places:
+            return
+        sign = _sign(text, places[0])
+        others = [known for known in self._at(wire, sign) if known.text != text]
+        kept = (*others, *instead)[-_OF_ONE_SIGN:]
+        self._cache.put(wire, sign, kept, sum(known.size_bytes for known in kept))
+
+    def _at(self, wire: Wire, sign: Hashable) -> tuple[Beginning, ...]:
+        return cast("tuple[Beginning, ...]", self._cache.peek(wire, sign) or ())
+
+    @property
+    def size_bytes(self) -> int:
+        """What all take."""
+        return self._cache.size_bytes
+
+
+def is_worth_keeping(text: bytes) -> bool:
+    """Whether a text is long enough to be kept."""
+    return len(text) >= _LEAST_BYTES
+
+
+def _places(length: int) -> tuple[int, ...]:
+    """The places that a text of this length reaches, the last one first."""
+    return _PLACES[: bisect_right(_PLACES, length)][::-1]
+
+
+def _sign(text: bytes, place: int) -> Hashable:
+    return place, text[place - _SIGN_BYTES : place]
+
+
+def _begins(array: bytes, text: bytes) -> bool:
+    """Whether the text is the first elements of the array, and not the half of an element."""
+    if not array.startswith(text):
+        return False
+    end = len(text)
+    while array[end] in b" \t\r\n":
+        end += 1
+    return array[end] in b",]"
+
+
+def _all_places() -> Iterator[int]:
+    place = float(_LEAST_BYTES)
+    while place < 2**31:  # more than any body
+        yield round(place)
+        place *= _GROWTH
+
+
+_PLACES: Final = tuple(_all_places())

@@ -1,0 +1,83 @@
+"""Measures of messages added up, so that a longer conversation goes on from the sums of a shorter one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.core.counting.context import ContextCounts, context_counts
+from gateway.core.counting.measure import Counts, Measure
+from gateway.core.counting.media import Media
+
+_SYSTEM_ROLES: Final = frozenset({"system", "developer"})
+_NO_COUNTS: Final = Counts()
+_NO_PARTS: Final = ContextCounts()
+#: bytes that sums take, and each of what is listed in them
+_SUMS_BYTES: Final = 1_200
+_PART_BYTES: Final = 160
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """What messages make together, in their order.
+
+    Attributes:
+        counts: of all.
+        turn: thinking, sealed and seals of those behind the last that a person wrote.
+        media: of all.
+        system: whether one of them is a system text.
+        context: the parts of the context, without definitions.
+        seen: ids and digests of the tool results among them.
+    """
+
+    counts: Counts = _NO_COUNTS
+    turn: Counts = _NO_COUNTS
+    media: tuple[Media, ...] = ()
+    system: bool = False
+    context: ContextCounts = _NO_PARTS
+    seen: frozenset[str | bytes] = frozenset()
+
+    def plus(self, measures: Sequence[Measure]) -> Sums:
+        """The sums with these messages behind the others."""
+        if not measures:
+            return self
+        counts = Counts(*map(sum, zip(self.counts, *[item.counts for item in measures], strict=True)))
+        context, seen = context_counts(measures, self.context, self.seen)
+        return Sums(
+            counts,
+            _thoughts(self.turn, measures) if counts.thinking or counts.sealed or counts.seals else _NO_COUNTS,
+            (*self.media, *[part for item in measures for part in item.media]),
+            self.system or not _SYSTEM_ROLES.isdisjoint([item.role for item in measures]),
+            context,
+            seen,
+        )
+
+    def kept(self, thoughts: str) -> Counts:
+        """The counts of what a provider keeps: all earlier thinking, that of the turn, or none."""
+        if thoughts == "all" or not (self.counts.thinking or self.counts.seals):
+            return self.counts
+        turn = self.turn if thoughts == "turn" else _NO_COUNTS
+        return self.counts._replace(thinking=turn.thinking, sealed=turn.sealed, seals=turn.seals)
+
+    def parts(self, definition_tokens: int) -> ContextCounts:
+        """The parts of the context, with the definitions of the tools offered."""
+        own = self.context
+        return ContextCounts(
+            own.conversation_tokens, own.tool_tokens, definition_tokens, own.results, own.repeated_tokens
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """What they take."""
+        return _SUMS_BYTES + _PART_BYTES * (len(self.seen) + len(self.media))
+
+
+def _thoughts(before: Counts, measures: Sequence[Measure]) -> Counts:
+    asked = max([index for index, item in enumerate(measures) if item.asks], default=-1)
+    thinking, sealed, seals = (before.thinking, before.sealed, before.seals) if asked < 0 else (0, 0, 0)
+    for item in measures[asked + 1 :]:
+        thinking += item.counts.thinking
+        sealed += item.counts.sealed
+        seals += item.counts.seals
+    return Counts(thinking=thinking, sealed=sealed, seals=seals)

@@ -1,0 +1,41 @@
+"""Reading ahead: what a cut has to know of old messages is read a few at a time, on the turns before it.
+
+It decides nothing: a cut that finds nothing read reads all of it and comes to the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import accumulate
+from typing import Final
+
+from gateway.core.conversation import Conversation
+from gateway.core.fitting.reader import Order, Reader
+from gateway.core.fitting.watch import Expired, Watch, never
+
+#: A cut is near enough from here on, as a share of the budget; up to the budget everything is read once.
+START: Final = 0.5
+#: messages and bytes of a turn: a few times what a turn adds
+MOST_MESSAGES: Final = 8
+MOST_BYTES: Final = 32 * 1024
+
+
+def read_ahead(
+    messages: Sequence[bytes], keys: Sequence[bytes], filled: float, reader: Reader, expired: Callable[[], bool] = never
+) -> int:
+    """Read a few of the messages, which fill so much of their budget; how many were looked at."""
+    stop = math.ceil(len(messages) * min(1.0, (filled - START) / (1 - START)))
+    raws = messages[max(0, stop - MOST_MESSAGES) : max(0, stop)]
+    few = sum(1 for size in accumulate(len(raw) for raw in reversed(raws)) if size <= MOST_BYTES)
+    if not few:
+        return 0
+    part = Conversation.of(messages[stop - few : stop], reader, keys=tuple(keys[stop - few : stop]))
+    watch = Watch(expired)
+    with suppress(Expired):
+        reader.know(part.keys, part.messages, watch)
+        # as a choice begins: with nothing of them taken
+        orders = [Order(item, raw, ()) for item, raw in zip(part.items, part.messages, strict=True) if not item.sealed]
+        reader.make(orders, watch)
+    return few

@@ -1,0 +1,141 @@
+"""Response modes: how tool results are shown to the model as a session's budget shrinks.
+
+Raw as they came; as tables, with nothing left out; as summaries, with the way to the full text; as that way alone. Each
+message is shown for itself and always the same way in the same mode, so that a provider's prompt cache holds for as
+long as the mode does. What is shown shorter names the handle under which the caller keeps the original.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+from gateway.core.message import RESULT_ROLES, Message, decode, encode, sketch, text_parts
+from gateway.core.modes.extract import LONGEST, extract, limit_of, tokens_of
+from gateway.core.modes.handle import described, pointer, points
+from gateway.core.modes.table import is_tabled, tabled
+
+ResponseMode = Literal["raw", "table", "summary", "handle_only"]
+
+#: mildest first
+MODES: Final[tuple[ResponseMode, ...]] = get_args(ResponseMode)
+#: the modes in force while more than this share of the budget is left
+_ABOVE: Final[tuple[tuple[float, ResponseMode], ...]] = ((0.5, "raw"), (0.2, "table"), (0.05, "summary"))
+
+#: A result of up to so many characters is never changed: the line that stands for it would be about as long.
+SHORTEST: Final = 300
+#: what is shown has at most this share of the characters of what came: less is not worth another form
+_WORTH: Final = 0.9
+#: and so much where something is left out
+_WORTH_LOSS: Final = 0.75
+#: characters of the line that names the handle, without the handle and what it says
+_LINE: Final = 66
+#: a character of that line is as many tokens as two of other texts
+_DENSE: Final = 2
+#: More characters than this were not shown by us, whatever they look like: a summary and its gap marks have fewer.
+_SHOWN_MOST: Final = 3 * LONGEST
+
+
+def stricter(one: ResponseMode, other: ResponseMode) -> ResponseMode:
+    """The one that shows less."""
+    return max(one, other, key=MODES.index)
+
+
+def mode_for(remaining_fraction: float) -> ResponseMode:
+    """The mode while this share of the budget is left, 1 for all of it."""
+    return next((mode for above, mode in _ABOVE if remaining_fraction > above), "handle_only")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One tool result as it is sent.
+
+    Attributes:
+        raw: the message's JSON bytes.
+        form: how it is shown, which may be milder than the mode asked for.
+        handle: under which the original is to be stored; None where nothing is left out.
+        content: that original, the text of the message.
+    """
+
+    raw: bytes
+    form: ResponseMode
+    handle: str | None = None
+    content: str | None = None
+
+
+def show(raw: bytes, mode: ResponseMode, handle_of: Callable[[str], str]) -> Shown | None:
+    """A message as it is sent in a mode; None if it is sent as it came.
+
+    Args:
+        raw: JSON bytes of a chat message.
+        mode: the strictest form it may get.
+        handle_of: the handle of a text; letters, digits, `_` and `-`.
+    """
+    if mode == "raw" or len(raw) <= SHORTEST:
+        return None
+    found = sketch(raw)
+    if found.role not in RESULT_ROLES or found.sealed or found.length <= SHORTEST:
+        return None
+    message = decode(raw)
+    content = message["content"]
+    text = text_parts(content)
+    if _was_shown(text, mode):
+        return None
+    # What is left out is left out of the text as one, so a short form of several parts is not weighed against tables.
+    shaped = _shaped(content) if mode == "table" or isinstance(content, str) or len(content) == 1 else content
+    whole = text_parts(shaped)
+    if mode != "table":
+        short = _short(message, text, whole, mode, handle_of)
+        if short is not None:
+            return short
+    return Shown(encode({**message, "content": shaped}), "table") if len(whole) <= _WORTH * len(text) else None
+
+
+def _was_shown(text: str, mode: ResponseMode) -> bool:
+    """Whether a text has the form of what we show.
+
+    Anybody can give a text this form; it then stays as it is, and what stays as it is for that is short.
+    """
+    return len(text) <= _SHOWN_MOST and (points(text) or (mode != "table" and is_tabled(text)))
+
+
+def _shaped(content: Any) -> Any:
+    """A content with each of its texts as a table, where that is surely shorter."""
+    if isinstance(content, str):
+        return _lossless(content)
+    return [{**part, "text": _lossless(part["text"])} for part in content]
+
+
+def _lossless(text: str) -> str:
+    table = tabled(text) if len(text) > SHORTEST else None
+    return table if table is not None and len(table) <= _WORTH * len(text) else text
+
+
+def _short(
+    message: Message, text: str, whole: str, mode: ResponseMode, handle_of: Callable[[str], str]
+) -> Shown | None:
+    """A message in part; None where the `whole` text with nothing left out is about as short.
+
+    All of this but the size and the handle depends on the whole text, so that whole texts stay whole when shown again.
+    """
+    limit = limit_of(whole)
+    enough = LONGEST if mode == "summary" and tokens_of(whole) <= limit else SHORTEST
+    if len(whole) <= enough:
+        return None
+    says = extract(text, limit) if mode == "summary" else described(text)
+    handle = handle_of(text)
+    if len(says) + _DENSE * (len(handle) + _LINE) > _WORTH_LOSS * len(whole):
+        return None
+    if mode == "summary":
+        short = f"{says}\n{pointer('summary of', len(text), handle)}"
+    else:
+        short = pointer(f"{says};", len(text), handle)
+    return Shown(encode({**message, "content": _alone(message["content"], short)}), mode, handle, text)
+
+
+def _alone(content: Any, text: str) -> Any:
+    """A content of this text only; in a list of parts it stands for all of them and carries their marks."""
+    if isinstance(content, str):
+        return text
+    return [{**{key: value for part in content for key, value in part.items()}, "text": text}]

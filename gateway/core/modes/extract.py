@@ -1,0 +1,165 @@
+"""The most telling blocks of a result, word for word: how it begins, what went wrong, rows and lines with rare names.
+
+The choice depends on the text alone, never on the question, so that the same result is shown the same way on every
+turn. Blocks and terms are those of `gateway.core.fitting`; a gap reads `[...]`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from gateway.core.counting.heuristic import HeuristicCounter
+from gateway.core.fitting.blocks import GAP, Block, Sliced, Slot, render, slice_message
+from gateway.core.fitting.terms import IDENTIFIER, NAME, WORD, Lexicon
+from gateway.core.message import Message
+from gateway.core.modes.handle import TROUBLE
+from gateway.core.modes.table import rows_of
+
+#: tokens of an extract: a share of the text's, within bounds
+_SHARE: Final = 0.15
+_LEAST: Final = 120
+_MOST: Final = 400
+#: and characters, whatever they weigh; gap marks come on top
+LONGEST: Final = 4000
+#: Characters of a text that are looked at, and rows of a table: half a second's worth. Three quarters of them are the
+#: first ones, the others the last.
+_READ: Final = 200_000
+_ROWS: Final = 2000
+_HEAD: Final = 0.75
+#: Characters of the columns' names. A wider table is read as other JSON is, values beside their keys.
+_WIDEST: Final = 240
+#: A text of so many characters has tokens enough for the longest extract; what is behind them need not be counted.
+_LARGE: Final = 40_000
+#: Characters of a block. Only rows and values of JSON are longer.
+_BLOCK: Final = 480
+
+#: what a term adds where it first stands
+_ADDS: Final = {WORD: 0.1, NAME: 0.7, IDENTIFIER: 1.0}
+#: a number says less than an id, and so does a word in capitals, of which headings are made
+_NUMBER: Final = 0.2
+_CAPITALS: Final = 0.5
+#: factor of a block that says what went wrong
+_TROUBLE: Final = 3.0
+#: The first blocks say what it is, the last ones what came of it: added to a factor of 1, less with the distance.
+_FIRST: Final = 1.0
+_LAST: Final = 0.5
+#: tokens of a gap mark, as often as not
+_GAP_TOKENS: Final = 1.5
+
+_COUNTER: Final = HeuristicCounter()
+
+
+def tokens_of(text: str) -> int:
+    """Tokens of a text, about; of a long one, of as much of it as is more than any extract."""
+    return _COUNTER.count(text[:_LARGE])
+
+
+def limit_of(text: str) -> int:
+    """Tokens that an extract of a text may have."""
+    return min(_MOST, max(_LEAST, int(tokens_of(text) * _SHARE)))
+
+
+def extract(text: str, limit: int) -> str:
+    """What is most telling of a text, in its order, gaps marked, in about as many tokens at most."""
+    rows = rows_of(text)
+    if rows is not None and len(rows[0]) > _WIDEST:
+        rows = None
+    message: Message = {"role": "tool", "content": text if rows is not None else _ends(text)}
+    sliced = slice_message(message) if rows is None else _sliced_rows(rows)
+    if not sliced.blocks:  # JSON of nothing but empty keys
+        return GAP
+    sliced = replace(sliced, blocks=tuple(replace(block, text=_clipped(block.text)) for block in sliced.blocks))
+    return str(render(message, sliced, _picked(sliced.blocks, limit))["content"]).rstrip("\n")
+
+
+def _ends(text: str) -> str:
+    """A text, without its middle if it is long."""
+    head = int(_READ * _HEAD)
+    return f"{text[:head]}\n{GAP}\n{text[head - _READ :]}" if len(text) > _READ else text
+
+
+def _sliced_rows(rows: Sequence[str]) -> Sliced:
+    """A table as blocks: its columns first, which are always taken, then its rows."""
+    lines = rows[1:]
+    head = f"[some of {len(lines)} rows; empty cell: no such key]\n{rows[0]}\n"
+    if len(lines) > _ROWS:
+        first = int(_ROWS * _HEAD)
+        lines = [*lines[:first], *lines[first - _ROWS :]]
+    blocks = (Block(head, 0), *(Block(f"{line}\n", 0) for line in lines))
+    return Sliced((Slot(()),), blocks, "", is_verbatim=False)
+
+
+def _clipped(text: str) -> str:
+    return text if len(text) <= _BLOCK else f"{text[: _BLOCK - 2]}…\n"
+
+
+def _picked(blocks: Sequence[Block], limit: int) -> Sequence[int]:
+    """The blocks of most worth for the tokens there are; the first in any case."""
+    choice = _Choice(blocks, limit)
+    heap = [(-choice.ratio(number), number) for number in range(1, len(blocks))]
+    heapq.heapify(heap)
+    choice.take(0)
+    while heap:
+        stale, number = heapq.heappop(heap)
+        ratio = choice.ratio(number)
+        if heap and -ratio > stale and -ratio > heap[0][0]:
+            heapq.heappush(heap, (-ratio, number))  # part of what it says is taken: its turn comes later
+        elif ratio > 0 and choice.has_room(number):
+            choice.take(number)
+    return sorted(choice.picked)
+
+
+class _Choice:
+    """What is taken, and what each block adds to it: the worth of its terms that stand in no block that is taken."""
+
+    def __init__(self, blocks: Sequence[Block], limit: int) -> None:
+        lexicon = Lexicon()
+        self.picked: list[int] = []
+        self._blocks = blocks
+        self._terms = [lexicon.terms(block.text) for block in blocks]
+        self._left = _worths(self._terms)
+        self._factors = [_factor(block.text, number, len(blocks)) for number, block in enumerate(blocks)]
+        self._costs = [_COUNTER.count(block.text) + _GAP_TOKENS for block in blocks]
+        self._tokens = float(limit)
+        self._characters = LONGEST
+
+    def ratio(self, number: int) -> float:
+        """Worth of a block for each of its tokens."""
+        return sum(map(self._left.__getitem__, self._terms[number])) * self._factors[number] / self._costs[number]
+
+    def has_room(self, number: int) -> bool:
+        """Whether a block can be taken."""
+        return self._costs[number] <= self._tokens and len(self._blocks[number].text) <= self._characters
+
+    def take(self, number: int) -> None:
+        """Take a block: its terms are worth nothing more."""
+        self.picked.append(number)
+        self._left.update(dict.fromkeys(self._terms[number], 0.0))
+        self._tokens -= self._costs[number]
+        self._characters -= len(self._blocks[number].text)
+
+
+def _factor(text: str, number: int, count: int) -> float:
+    place = 1 + _FIRST / (1 + number) + _LAST / (count - number)
+    return place * _TROUBLE if TROUBLE.search(text) else place
+
+
+def _worths(terms: Sequence[Mapping[str, int]]) -> dict[str, float]:
+    """Of each term: a word or name in many blocks is what the text is about, an identifier in many tells nothing."""
+    held = Counter(term for found in terms for term in found)
+    kinds = {term: kind for found in terms for term, kind in found.items()}
+    return {
+        term: _adds(term, kinds[term]) * (1 + math.log(times)) ** (-1 if kinds[term] == IDENTIFIER else 1)
+        for term, times in held.items()
+    }
+
+
+def _adds(term: str, kind: int) -> float:
+    if kind == IDENTIFIER and term.isalpha():
+        return _CAPITALS
+    return _NUMBER if term.replace(".", "").isdigit() else _ADDS[kind]

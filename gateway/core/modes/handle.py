@@ -1,0 +1,106 @@
+"""The line that says where the full text of a result is kept, and in a few words what the result was."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final
+
+from gateway.core.modes.notation import bared, parse, written
+
+#: what a handle is made of
+_HANDLE: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
+#: a description, before its size and handle
+_LONGEST: Final = 240
+#: the beginning of a text, and the line of it that says what went wrong, as they are quoted in it
+_BEGINNING: Final = 120
+_TROUBLE_LINE: Final = 80
+#: characters at the end of a text in which that line is looked for
+_SEARCHED: Final = 100_000
+#: a value that stands in it
+_VALUE: Final = 32
+#: a key or column
+_NAME: Final = 40
+_POINTER: Final = re.compile(r"\[.{1,300} [\d,]{1,20} characters; full text: GET /api/results/[A-Za-z0-9_-]{1,128}\]")
+#: a line that says what went wrong; the last one says it best in most languages
+TROUBLE: Final = re.compile(
+    r"(?i)\b(?:\w*error|\w*exception|traceback|fail(?:s|ed|ure)?|fatal|panic|denied|refused|not found|no such"
+    r"|cannot|unable|invalid|timed? ?out|undefined)\b"
+)
+
+
+def pointer(what: str, size: int, handle: str) -> str:
+    """The line that names what is shown, the characters of the original, and its handle.
+
+    Raises:
+        ValueError: the handle is not made of letters, digits, `_` and `-`, so that its line could not be told again.
+    """
+    if _HANDLE.fullmatch(handle) is None:
+        raise ValueError("a handle is made of at most 128 letters, digits, _ and -")
+    return f"[{what} {size:,} characters; full text: GET /api/results/{handle}]"
+
+
+def points(text: str) -> bool:
+    """Whether a text ends with such a line: it was shown before."""
+    return _POINTER.fullmatch(text, text.rfind("\n") + 1) is not None
+
+
+def described(text: str) -> str:
+    """What a result is, in a line: kind, size in rows or lines, names of columns, short values, first words."""
+    parsed = parse(text)
+    if parsed is None:
+        return _cut(_of_text(text), _LONGEST)
+    value = parsed.value
+    said = ", ".join(_fields(value)) if isinstance(value, dict) else _list(value)
+    kind = "JSON lines" if parsed.is_lines else "JSON"
+    return _cut(f"{kind}, {said}", _LONGEST)
+
+
+def _fields(value: dict[str, Any]) -> Iterator[str]:
+    for key, inner in islice(value.items(), _LONGEST):
+        name = _line(key, _NAME)
+        if isinstance(inner, dict | list):
+            yield f"{name} ({_list(inner) if isinstance(inner, list) else f'{len(inner)} keys'})"
+        else:
+            short = _scalar(inner)
+            yield f"{name} {short}" if len(short) <= _VALUE else name
+
+
+def _list(values: list[Any], depth: int = 1) -> str:
+    """How many, and what the first one is."""
+    first = values[0] if values else None
+    count = len(values)
+    if isinstance(first, dict):
+        columns = ", ".join(_line(name, _NAME) for name in islice(first, _LONGEST))
+        return f"{_many(count, 'row')} with columns {columns}"
+    if isinstance(first, list):
+        return f"{_many(count, 'list')}{f', the first of {_list(first, depth - 1)}' if depth else ''}"
+    return f"{_many(count, 'value')}{f', first {_line(_scalar(first), _VALUE)}' if values else ''}"
+
+
+def _scalar(value: Any) -> str:
+    text = bared(value) if isinstance(value, str) else None
+    return text if text is not None else written(value)
+
+
+def _of_text(text: str) -> str:
+    last_lines = text[-_SEARCHED:].splitlines()
+    trouble = next((line for line in reversed(last_lines) if TROUBLE.search(line)), "")
+    begins = _line(text.lstrip(), _BEGINNING)
+    says = _line(trouble, _TROUBLE_LINE)
+    lines = _many(text.rstrip("\n").count("\n") + 1, "line")
+    return f'text, {lines}, begins "{begins}"' + (f', says "{says}"' if says not in begins else "")
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def _line(text: str, most: int) -> str:
+    """The beginning of a text, on one line."""
+    return _cut(" ".join(text[: 4 * most].split()), most)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -1,0 +1,65 @@
+"""`redis://`, `rediss://`, `redis+sentinel://` and `redis+cluster://`: where a Redis is, and how it is spoken to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+from urllib.parse import unquote, urlsplit
+
+_PORTS: Final = {"single": 6379, "sentinel": 26379, "cluster": 6379}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """`shown` names it without its password."""
+
+    kind: Literal["single", "sentinel", "cluster"]
+    hosts: tuple[tuple[str, int], ...]
+    shown: str
+    tls: bool = False
+    username: str | None = None
+    password: str | None = None
+    db: int = 0
+    service: str = ""
+
+    def __repr__(self) -> str:
+        return f"Address({self.shown})"
+
+
+def parse(url: str) -> Address:
+    """Read a URL: hosts with commas between them, the service's name for sentinels, the number of the database.
+
+    Raises:
+        ValueError: it is none; the message does not repeat it.
+    """
+    kinds: dict[str, Literal["single", "sentinel", "cluster"]] = {
+        **dict.fromkeys(("redis", "rediss"), "single"),
+        **dict.fromkeys(("redis+sentinel", "rediss+sentinel"), "sentinel"),
+        **dict.fromkeys(("redis+cluster", "rediss+cluster"), "cluster"),
+    }
+    scheme, _, rest = url.partition("://")
+    place, _, path = rest.partition("/")
+    who, _, hosts = place.rpartition("@")
+    shown = f"{scheme}://{hosts}{'/' if path else ''}{path}"
+    try:
+        kind = kinds[scheme]
+        user, _, password = who.partition(":")
+        steps = path.split("/") if path else []
+        service = unquote(steps.pop(0)) if kind == "sentinel" else ""
+        db = int(steps.pop(0)) if steps else 0
+        found = tuple(_host(one, _PORTS[kind]) for one in hosts.split(","))
+        is_ours = not steps and db >= 0 and (kind != "cluster" or not db) and (kind != "single" or len(found) == 1)
+        if not is_ours or (kind == "sentinel" and not service):
+            raise ValueError(path)
+    except (KeyError, ValueError, IndexError):
+        raise ValueError("this is no address of a Redis") from None
+    return Address(
+        kind, found, shown, scheme.startswith("rediss"), unquote(user) or None, unquote(password) or None, db, service
+    )
+
+
+def _host(text: str, port: int) -> tuple[str, int]:
+    parts = urlsplit(f"//{text}")
+    if not parts.hostname or parts.path or parts.query:
+        raise ValueError(text)
+    return parts.hostname, parts.port or port

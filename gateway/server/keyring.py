@@ -1,0 +1,52 @@
+"""The client keys that are kept in the store, as this worker knows them: read again every few seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from gateway.core.errors import StoreUnavailable
+from gateway.core.ports import Store, StoredKey
+
+#: within which a key that was added or revoked elsewhere is known here
+_FRESH_S: Final = 2.0
+
+
+class KeyRing:
+    """Stored keys by their digest. `ready` before `keys`."""
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._keys: Mapping[bytes, StoredKey] = {}
+        self._read_at: float | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def keys(self) -> Mapping[bytes, StoredKey]:
+        """As they were read last."""
+        return self._keys
+
+    async def ready(self) -> None:
+        """Read the keys, if that was not done just now.
+
+        Raises:
+            StoreUnavailable: they were never read. Nobody can say who may call.
+        """
+        if self._is_fresh():
+            return
+        async with self._lock:
+            if self._is_fresh():
+                return
+            try:
+                self._keys = {key.digest: key for key in await self._store.keys()}
+            except StoreUnavailable:
+                # Those known a moment ago still hold; they are asked for again soon, not by each call.
+                if self._read_at is None:
+                    raise
+            self._read_at = self._clock()
+
+    def _is_fresh(self) -> bool:
+        return self._read_at is not None and self._clock() - self._read_at < _FRESH_S

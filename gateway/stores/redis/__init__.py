@@ -1,0 +1,319 @@
+"""The shared store: Redis 6.2 or newer, or Valkey; one server, sentinels, or a cluster; several machines.
+
+Each verb is a Lua script that runs in one step, by the server's clock, and has effect once per id. Every request has a
+deadline; whatever goes wrong is StoreUnavailable. Redis itself forgets what it has not yet put on disk when its machine
+loses power: with `appendonly yes` and `appendfsync everysec` up to a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from gateway.core.counting.calibration import LastTurn
+from gateway.core.errors import StoreConflict
+from gateway.core.ledger import DIMENSIONS, AccountKey, Claim, Dimension, Granted, Refused, Standing
+from gateway.core.ports import CallRecord, Lesson, OpenHold, Page, SessionKey, SessionView, Store, StoredKey
+from gateway.core.redis_url import parse
+from gateway.core.session import Change, Remembered, SessionState
+from gateway.core.usage import Totals
+from gateway.stores.redis import values
+from gateway.stores.redis.apart import BooksApart
+from gateway.stores.redis.cluster import ClusterLink
+from gateway.stores.redis.folding import Folding
+from gateway.stores.redis.keys import Keys, session_of, tag_of
+from gateway.stores.redis.link import Link, single_link
+from gateway.stores.redis.lists import Lists
+from gateway.stores.redis.scripts import Command, Scripts
+from gateway.stores.redis.together import Books, BooksTogether, Clerk
+
+#: times that somebody else was faster until a change is given up, and how long is waited at most before each
+_TRIES: Final = 12
+_PAUSE_S: Final = 0.004
+#: keys live this much longer than what they hold is kept: the hourly clearing comes first
+_GRACE_S: Final = 7_200.0
+_KEYS: Final = msgspec.json.Decoder(StoredKey)
+
+
+class RedisStore:
+    """See the module. Construct it where an event loop runs.
+
+    Args:
+        url: see `gateway.core.redis_url`.
+        timeout_s: how long a request may take, from when it is sent.
+        ttl_s: for which sessions are kept; a server that no gateway clears any more forgets them by itself.
+        prefix: of all keys, so that several gateways can share a server.
+        connections: at most, to each server.
+        now: gives the time of day, for what is called old.
+        ahead_s: by how much the server's clock is taken to be ahead; for tests alone.
+
+    Raises:
+        ValueError: the URL is none of a Redis.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 0.25,
+        ttl_s: float = 30 * 86_400,
+        prefix: str = "gateway:",
+        connections: int = 16,
+        now: Callable[[], float] = time.time,
+        ahead_s: Callable[[], float] | None = None,
+    ) -> None:
+        address = parse(url)
+        scripts = Scripts(ahead_s)
+        self._now = now
+        self._keys = Keys(prefix)
+        self._verb = scripts.call
+        open_node = partial(single_link, scripts=scripts, timeout_s=timeout_s, connections=connections)
+        is_cluster = address.kind == "cluster"
+        self._link: Link = ClusterLink(address, open_node) if is_cluster else open_node(address)
+        self._clerk = Clerk(self._keys, scripts, ttl_s + _GRACE_S, now)
+        books = BooksApart if is_cluster else BooksTogether
+        self._books: Books = books(self._link, self._clerk)
+        self._lists = Lists(self._link, self._keys, scripts)
+        self._states = Folding[SessionKey, Change](self._change)
+        self._lessons = Folding[str, Mapping[str, Lesson]](self._teach)
+
+    # --- budgets ------------------------------------------------------------------------------------------------------
+
+    async def settle(self, record: CallRecord) -> Totals:
+        """See `Store.settle`."""
+        return await self._books.settle(record)
+
+    async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
+        """See `Store.reserve`."""
+        return await self._books.reserve(opened, lease_s)
+
+    async def extend(self, hold_id: str, units: int) -> Granted | None:
+        """See `Store.extend`."""
+        return await self._books.extend(hold_id, units)
+
+    async def renew(self, noted: Mapping[str, int]) -> None:
+        """See `Store.renew`."""
+        await self._books.renew(noted)
+
+    async def overdue(self, limit: int) -> Sequence[OpenHold]:
+        """See `Store.overdue`."""
+        return await self._books.overdue(limit)
+
+    async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
+        """See `Store.standings`."""
+        return await self._books.standings(claims)
+
+    async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
+        """See `Store.decide`."""
+        arguments = self._clerk.basic() | {"kind": account.kind}
+        if limits is not None:
+            fields = {name: f"d{number}" for number, name in enumerate(DIMENSIONS, 1)}
+            arguments["limits"] = [(fields[name], -1 if one is None else one) for name, one in limits.items()]
+        await self._each(
+            self._verb("decide", (self._keys.account(account),), arguments), *self._clerk.noticed([account])
+        )
+
+    async def _each(self, *commands: Command) -> None:
+        """Commands whose keys may lie on different servers."""
+        for command in commands:
+            await self._link.call(command)
+
+    # --- sessions -----------------------------------------------------------------------------------------------------
+
+    async def totals(self, session: SessionKey) -> Totals:
+        """See `Store.totals`."""
+        [row] = await self._link.call(("HMGET", self._keys.session(_tag(session)), *values.TOTALS))
+        return values.totals(row)
+
+    async def session(self, session: SessionKey) -> SessionView | None:
+        """See `Store.session`."""
+        [view] = await self._lists.views([session])
+        return view
+
+    async def remembered(self, session: SessionKey) -> Remembered:
+        """See `Store.remembered`."""
+        tag = _tag(session)
+        state, (key, residual) = await self._link.call(
+            ("HGET", self._keys.state(tag), "s"), ("HMGET", self._keys.session(tag), "last_key", "residual")
+        )
+        last = LastTurn(key.decode(), int(residual)) if key is not None and residual is not None else None
+        return Remembered(values.state(state), last)
+
+    async def update(self, session: SessionKey, change: Change) -> SessionState:
+        """See `Store.update`."""
+        state: SessionState = await self._states.add(session, change)
+        return state
+
+    async def _change(self, session: SessionKey, changes: Sequence[Change]) -> Sequence[SessionState | Exception]:
+        name = self._keys.state(_tag(session))
+        [(version, value)] = await self._link.call(("HMGET", name, "v", "s"))
+        for number in range(_TRIES):
+            state, results = _in_turn(values.state(value), changes)
+            if all(isinstance(result, Exception) for result in results):
+                return results
+            arguments = self._clerk.basic() | {"version": int(version or 0)}
+            [(done, *rest)] = await self._link.call(self._verb("swap", (name,), arguments, values.encode_json(state)))
+            if done:
+                await self._each(*self._clerk.noticed([session.account]))
+                return results
+            version, value = rest
+            await asyncio.sleep(random.random() * _PAUSE_S * (number + 1))  # noqa: S311  # only spreads them
+        raise StoreConflict(f'Too many changes of session "{session.id}" at once. Try again shortly.')
+
+    # --- lessons ------------------------------------------------------------------------------------------------------
+
+    async def learned(self, key: str) -> bytes | None:
+        """See `Store.learned`."""
+        [value] = await self._link.call(("HGET", self._keys.lessons, key))
+        return value if isinstance(value, bytes) else None
+
+    async def learn(self, lessons: Mapping[str, Lesson]) -> Mapping[str, bytes]:
+        """See `Store.learn`."""
+        known: Mapping[str, bytes] = await self._lessons.add("", lessons) if lessons else {}
+        return known
+
+    async def _teach(
+        self, _: str, lessons: Sequence[Mapping[str, Lesson]]
+    ) -> Sequence[Mapping[str, bytes] | Exception]:
+        names = list({name: None for some in lessons for name in some})
+        [known] = await self._link.call(("HMGET", self._keys.lessons, *names))
+        for number in range(_TRIES):
+            old = dict(zip(names, known, strict=True))
+            new, results = _taught(old, lessons)
+            if not new:
+                return results
+            was = [old[name] for name in new]
+            arguments = self._clerk.basic() | {"names": list(new), "was": [one is not None for one in was]}
+            packed = (*(one or b"" for one in was), *new.values())
+            keys = (self._keys.lessons, self._keys.lesson_times)
+            [(done, *rest)] = await self._link.call(self._verb("teach", keys, arguments, *packed))
+            if done:
+                return results
+            old |= dict(zip(new, rest[0], strict=True))
+            known = list(old.values())
+            await asyncio.sleep(random.random() * _PAUSE_S * (number + 1))  # noqa: S311  # only spreads them
+        raise StoreConflict("Too many lessons at once. Try again shortly.")
+
+    # --- tool results and client keys ---------------------------------------------------------------------------------
+
+    async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
+        """See `Store.missing_results`."""
+        name = self._keys.results(_tag(session))
+        found = await self._link.call(*(("HEXISTS", name, f"={handle}") for handle in handles)) if handles else []
+        return [handle for handle, is_there in zip(handles, found, strict=True) if not is_there]
+
+    async def keep_results(self, session: SessionKey, texts: Mapping[str, str]) -> None:
+        """See `Store.keep_results`."""
+        tag = _tag(session)
+        packed = (zlib.compress(text.encode(), 1) for text in texts.values())
+        arguments = self._clerk.basic() | {"handles": list(texts)}
+        verbs = [self._verb("keep_results", (self._keys.results(tag),), arguments, *packed)]
+        for handle in texts:
+            for scope in (None, session.namespace):
+                arguments = {"place": tag, "ttl": self._clerk.ttl_ms}
+                verbs.append(self._verb("name", (self._keys.handled(scope, handle),), arguments))
+        await asyncio.gather(*map(self._each, [*verbs, *self._clerk.noticed([session.account])]))
+
+    async def result(self, namespace: str | None, handle: str) -> str | None:
+        """See `Store.result`."""
+        [tags] = await self._link.call(("ZRANGE", self._keys.handled(namespace, handle), 0, -1))
+        for tag in map(bytes.decode, tags):
+            [text] = await self._link.call(("HGET", self._keys.results(tag), f"={handle}"))
+            if text is not None and session_of(tag) is not None:
+                return zlib.decompress(text).decode()
+        return None
+
+    async def keys(self) -> Sequence[StoredKey]:
+        """See `Store.keys`."""
+        [rows] = await self._link.call(("HVALS", self._keys.client_keys))
+        return sorted(map(_KEYS.decode, rows), key=lambda key: key.name)
+
+    async def add_key(self, key: StoredKey) -> bool:
+        """See `Store.add_key`."""
+        value = values.encode_json(key)
+        [added] = await self._link.call(("HSETNX", self._keys.client_keys, key.name, value))
+        return bool(added)
+
+    async def revoke_key(self, name: str) -> bool:
+        """See `Store.revoke_key`."""
+        [revoked] = await self._link.call(("HDEL", self._keys.client_keys, name))
+        return bool(revoked)
+
+    # --- lists --------------------------------------------------------------------------------------------------------
+
+    async def sessions(self, namespace: str | None, limit: int, cursor: str | None, sort: str) -> Page:
+        """See `Store.sessions`."""
+        return await self._lists.page(namespace, limit, cursor, sort)
+
+    async def calls(self, session: SessionKey, limit: int) -> Sequence[CallRecord]:
+        """See `Store.calls`."""
+        return await self._lists.calls(session, limit)
+
+    async def call(self, namespace: str | None, request_id: str) -> CallRecord | None:
+        """See `Store.call`."""
+        return await self._lists.call(namespace, request_id)
+
+    async def reset(self, session: SessionKey) -> bool:
+        """See `Store.reset`."""
+        return await self._lists.reset(session)
+
+    async def delete(self, session: SessionKey) -> bool:
+        """See `Store.delete`."""
+        return await self._lists.forget(session)
+
+    async def expire(self, before: float) -> int:
+        """See `Store.expire`."""
+        return await self._lists.expire(before)
+
+    async def ping(self) -> None:
+        """See `Store.ping`."""
+        await self._link.call(("SET", self._keys.ping, "", "PX", 1_000))
+
+    async def aclose(self) -> None:
+        """See `Store.aclose`. What is still waiting to be written is written."""
+        await self._states.drain()
+        await self._lessons.drain()
+        await self._link.aclose()
+
+
+def _tag(session: SessionKey) -> str:
+    return tag_of(session.namespace, session.id)
+
+
+def _in_turn(state: SessionState, changes: Sequence[Change]) -> tuple[SessionState, list[SessionState | Exception]]:
+    """Each change on the one before; one that fails changes nothing."""
+    results: list[SessionState | Exception] = []
+    for change in changes:
+        try:
+            state = change(state)
+            results.append(state)
+        except Exception as error:  # noqa: BLE001  # a caller's own, and given to it
+            results.append(error)
+    return state, results
+
+
+def _taught(
+    known: Mapping[str, bytes | None], lessons: Sequence[Mapping[str, Lesson]]
+) -> tuple[dict[str, bytes], list[Mapping[str, bytes] | Exception]]:
+    new: dict[str, bytes] = {}
+    results: list[Mapping[str, bytes] | Exception] = []
+    for some in lessons:
+        try:
+            taught = {name: lesson(new.get(name, known[name])) for name, lesson in some.items()}
+        except Exception as error:  # noqa: BLE001  # a caller's own, and given to it
+            results.append(error)
+        else:
+            new |= taught
+            results.append(taught)
+    return new, results
+
+
+if TYPE_CHECKING:
+    _: type[Store] = RedisStore

@@ -1,0 +1,239 @@
+"""Accounts, holds and settlements in a cluster, where each session and each client key may be on another server.
+
+A hold is taken part by part: first where its call is at home, then on the other accounts in the order of the claims;
+what was taken is given back when a later part is refused. It can be found before it is taken, and is never taken after
+its lease has ended: should this process end in between, the hold is overdue like any other. A settlement does what is
+on other servers first and the session last, each once; offered again it goes on where it had stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from gateway.core.errors import StoreUnavailable
+from gateway.core.ledger import AccountKey, Claim, Granted, Refused, Standing
+from gateway.core.ports import LOST, CallRecord, OpenHold
+from gateway.core.usage import Totals
+from gateway.stores.redis import values
+from gateway.stores.redis.keys import SHARDS, tag_of_account
+from gateway.stores.redis.link import Link
+from gateway.stores.redis.scripts import Command
+from gateway.stores.redis.together import Books, Clerk, home_of
+
+#: a part of a hold was not taken: it came after the end of its lease
+_LATE = 2
+
+
+@dataclass(slots=True)
+class _Part:
+    """What of a hold lies in one slot."""
+
+    hold: str
+    units: int
+    claims: Sequence[Claim]
+    standings: tuple[Standing, ...]
+
+
+class BooksApart:
+    """See the module."""
+
+    def __init__(self, link: Link, clerk: Clerk) -> None:
+        self._link = link
+        self._clerk = clerk
+        self._keys = clerk.keys
+
+    # --- reserving ----------------------------------------------------------------------------------------------------
+
+    async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
+        """See `Store.reserve`."""
+        hold, home = opened.hold, home_of(opened.lost)
+        arguments = self._clerk.taking(opened, lease_s)
+        arguments["deadline"] = await self._announce(hold.id, home, arguments["lease"])
+        parts: list[_Part] = []
+        for tag, claims in _by_tag(home, hold.claims):
+            part = await self._take(tag, claims, opened, arguments | {"home": tag == home})
+            if isinstance(part, Refused):
+                await self._undo(parts, hold.id)
+                return part
+            parts.append(part)
+            arguments["most"] = part.units
+        for command in self._clerk.noticed([claim.key for claim in hold.claims]):
+            await self._link.call(command)
+        return await self._level(parts, hold.claims)
+
+    async def _announce(self, hold_id: str, home: str, lease: int) -> int:
+        arguments = {"id": hold_id, "tag": home, "lease": lease}
+        [deadline] = await self._link.call(self._clerk.call("announce", self._keys.shard_of(hold_id), arguments))
+        return int(deadline)
+
+    async def _take(
+        self, tag: str, claims: Sequence[Claim], opened: OpenHold, arguments: Mapping[str, Any]
+    ) -> _Part | Refused:
+        hold = opened.hold
+        name = self._keys.hold(hold.id, tag)
+        settled = self._keys.calls(tag)[0] if arguments["home"] else self._keys.settled(tag, hold.id)
+        keys = (name, settled, *(self._keys.account(claim.key) for claim in claims))
+        packed = values.held(hold, claims, self._keys)
+        verb = self._clerk.call("reserve", keys, arguments, packed, values.encode_json(opened))
+        [(status, *reply)] = await self._link.call(verb)
+        if status == _LATE:
+            raise StoreUnavailable("The store took longer than the lease of a hold. Try again shortly.")
+        if status == 0:
+            return values.refused(replace(hold, most=arguments["most"]), claims, reply)
+        granted = values.granted(claims, reply)
+        return _Part(name, granted.units, claims, granted.standings)
+
+    async def _undo(self, parts: Sequence[_Part], hold_id: str) -> None:
+        for part in reversed(parts):
+            await self._link.call(self._clerk.call("lessen", (part.hold,), self._clerk.basic() | {"undo": True}))
+        await self._forget(hold_id)
+
+    async def _level(self, parts: Sequence[_Part], claims: Sequence[Claim]) -> Granted:
+        """Give back what one part has more than another."""
+        units = min(part.units for part in parts)
+        for part in parts:
+            if part.units > units:
+                arguments = self._clerk.basic() | {"units": part.units - units}
+                [reply] = await self._link.call(self._clerk.call("lessen", (part.hold,), arguments))
+                if reply is not None:
+                    part.standings = values.standings(part.claims, *reply)
+        stands = {one.key: one for part in parts for one in part.standings}
+        return Granted(units, tuple(stands[claim.key] for claim in claims))
+
+    # --- open holds ---------------------------------------------------------------------------------------------------
+
+    async def extend(self, hold_id: str, units: int) -> Granted | None:
+        """See `Store.extend`."""
+        home = await self._home(hold_id)
+        opened = await self._opened(hold_id, home) if home is not None else None
+        if home is None or opened is None:
+            return None
+        parts: list[_Part] = []
+        for tag, claims in _by_tag(home, opened.hold.claims):
+            name = self._keys.hold(hold_id, tag)
+            arguments = self._clerk.basic() | {"units": parts[-1].units if parts else units}
+            [reply] = await self._link.call(self._clerk.call("extend", (name,), arguments))
+            if reply is None:
+                # It is being settled.
+                return None
+            granted = values.granted(claims, reply)
+            parts.append(_Part(name, granted.units, claims, granted.standings))
+        return await self._level(parts, opened.hold.claims)
+
+    async def renew(self, noted: Mapping[str, int]) -> None:
+        """See `Store.renew`."""
+        await asyncio.gather(*(self._renew(hold_id, tokens) for hold_id, tokens in noted.items()))
+
+    async def _renew(self, hold_id: str, tokens: int) -> None:
+        home = await self._home(hold_id)
+        if home is None:
+            return
+        arguments = {"noted": [tokens], "ids": [hold_id]}
+        verb = self._clerk.call("renew", (self._keys.hold(hold_id, home),), arguments)
+        [[lease]] = await self._link.call(verb)
+        if lease:
+            deadlines = self._keys.shard_of(hold_id)[:1]
+            await self._link.call(self._clerk.call("prolong", deadlines, {"lease": lease, "id": hold_id}))
+
+    async def overdue(self, limit: int) -> Sequence[OpenHold]:
+        """See `Store.overdue`."""
+        shards = (self._clerk.call("overdue", self._keys.shard(one), {"limit": limit}) for one in range(SHARDS))
+        replies = await asyncio.gather(*(self._link.call(verb) for verb in shards))
+        found: list[OpenHold] = []
+        for hold_id, tag in (pair for [pairs] in replies for pair in pairs):
+            name = hold_id.decode()
+            opened = await self._opened(name, tag.decode())
+            if opened is None:
+                await self._forget(name)  # never taken, or settled by one that ended before it could say so
+            else:
+                found.append(opened)
+            if len(found) == limit:
+                break
+        return found
+
+    async def _home(self, hold_id: str) -> str | None:
+        [tag] = await self._link.call(("HGET", self._keys.shard_of(hold_id)[1], hold_id))
+        return None if tag is None else tag.decode()
+
+    async def _opened(self, hold_id: str, home: str) -> OpenHold | None:
+        [row] = await self._link.call(("HMGET", self._keys.hold(hold_id, home), "u", "n", "v"))
+        return values.opened(row)
+
+    async def _forget(self, hold_id: str) -> None:
+        deadlines, places = self._keys.shard_of(hold_id)
+        await self._link.call(("ZREM", deadlines, hold_id), ("HDEL", places, hold_id))
+
+    # --- settling -----------------------------------------------------------------------------------------------------
+
+    async def settle(self, record: CallRecord) -> Totals:
+        """See `Store.settle`."""
+        home = home_of(record)
+        opened = await self._opened(record.call_id, home)
+        held = [claim.key for claim in opened.hold.claims] if opened is not None else []
+        accounts: dict[str, list[AccountKey]] = {tag_of_account(key): [] for key in held}
+        for key in record.accounts:
+            accounts.setdefault(tag_of_account(key), []).append(key)
+        at_home = accounts.pop(home, [])
+        await asyncio.gather(*(self._settle_part(tag, keys, record) for tag, keys in accounts.items()))
+        arguments = self._clerk.settling(record, values.accounts_of(at_home, self._keys))
+        names = (self._keys.hold(record.call_id, home), *self._keys.all_of(home))
+        [(changed, sums, last)] = await self._link.call(
+            self._clerk.call("settle", names, arguments, values.encode_json(record))
+        )
+        if changed:
+            await self._index(record, home, sums, last)
+        await self._forget(record.call_id)
+        return values.totals(sums) if record.session is not None else Totals()
+
+    async def _settle_part(self, tag: str, accounts: Sequence[AccountKey], record: CallRecord) -> None:
+        names = (self._keys.hold(record.call_id, tag), self._keys.settled(tag, record.call_id))
+        arguments = self._clerk.basic() | {
+            "lost": record.outcome == LOST,
+            "spent": values.spent(record),
+            "accounts": values.accounts_of(accounts, self._keys),
+        }
+        await self._link.call(self._clerk.call("settle_part", names, arguments))
+
+    async def _index(self, record: CallRecord, home: str, sums: Sequence[bytes | None], last: bytes | None) -> None:
+        """Make the call and its session findable; each of these may be done again."""
+        index, ttl = self._clerk.index(record), self._clerk.ttl_ms
+        commands: list[Command] = [
+            ("SET", index["id"], home, "PX", ttl),
+            ("ZADD", index["oldest"], "LT", index["began"], home),
+        ]
+        commands += [
+            self._clerk.call("name", (name,), {"place": index["place"], "ttl": ttl}) for name in index["named"]
+        ]
+        if last is not None:
+            for recent, tokens in index["lists"]:
+                commands += [("ZADD", recent, "GT", last, index["member"]), ("PEXPIRE", recent, ttl)]
+                commands += [("ZADD", tokens, sums[3] or 0, index["member"]), ("PEXPIRE", tokens, ttl)]
+        await asyncio.gather(*(self._link.call(command) for command in commands))
+
+    async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
+        """See `Store.standings`."""
+        verbs = [self._clerk.call("standings", (self._keys.account(claim.key),), {}) for claim in claims]
+        replies = await asyncio.gather(*(self._link.call(verb) for verb in verbs))
+        return tuple(
+            stand
+            for claim, [(now, rows)] in zip(claims, replies, strict=True)
+            for stand in values.standings((claim,), now, rows)
+        )
+
+
+def _by_tag(home: str, claims: Sequence[Claim]) -> list[tuple[str, list[Claim]]]:
+    """The claims by where they lie: those at home first, be there none, then the others in their order."""
+    at_home = [claim for claim in claims if tag_of_account(claim.key) == home]
+    others = [claim for claim in claims if tag_of_account(claim.key) != home]
+    found: dict[str, list[Claim]] = {home: at_home}
+    for tag, some in groupby(others, lambda claim: tag_of_account(claim.key)):
+        found.setdefault(tag, []).extend(some)
+    return list(found.items())
+
+
+if TYPE_CHECKING:
+    _: type[Books] = BooksApart

@@ -1,0 +1,139 @@
+"""What the keys in Redis are called.
+
+What belongs to one session carries one hash tag and so lies on one server of a cluster; so does what belongs to one
+client key. Lists that go over sessions have keys of their own.
+"""
+
+from __future__ import annotations
+
+import zlib
+from functools import lru_cache
+from typing import Final
+from urllib.parse import quote, unquote
+
+from gateway.core.ledger import AccountKey
+from gateway.core.ports import SessionKey
+
+#: parts of the list of open holds in a cluster, so that no one server keeps them all
+SHARDS: Final = 16
+_NAMES: Final = 16_384
+
+
+@lru_cache(_NAMES)
+def tag_of(namespace: str, session_id: str) -> str:
+    """Of a session. What is quoted holds neither the slash between the two nor a brace."""
+    return f"{quote(namespace, safe='')}/{quote(session_id, safe='')}"
+
+
+def tag_of_account(key: AccountKey) -> str:
+    """Of an account: its session's, or its client key's, which has no slash."""
+    return tag_of(key.namespace, key.id) if key.kind == "session" else quote(key.namespace, safe="")
+
+
+def tag_of_call(call_id: str) -> str:
+    """Of a call without a session; no session's has two slashes in a row."""
+    return f"//{quote(call_id, safe='')}"
+
+
+def session_of(tag: str) -> SessionKey | None:
+    """Whose tag it is; None for that of a call without a session."""
+    if tag.startswith("//"):
+        return None
+    namespace, _, session_id = tag.partition("/")
+    return SessionKey(unquote(namespace), unquote(session_id))
+
+
+def member_of(key: SessionKey) -> str:
+    """A session in a sorted list: compares as namespace and id do."""
+    return f"{key.namespace}\0{key.id}"
+
+
+def session_of_member(member: bytes) -> SessionKey:
+    """What `member_of` was made of."""
+    namespace, _, session_id = member.decode().partition("\0")
+    return SessionKey(namespace, session_id)
+
+
+@lru_cache(_NAMES)
+def _account(key: AccountKey) -> str:
+    """An account, under any prefix."""
+    name = "a" if key.kind == "session" else f"{key.kind}:{quote(key.id, safe='')}"
+    return f"{{{tag_of_account(key)}}}:{name}"
+
+
+class Keys:
+    """The names under one prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self.lessons = f"{prefix}{{lessons}}"
+        self.lesson_times = f"{prefix}{{lessons}}:t"
+        self.holds = f"{prefix}{{holds}}"
+        self.places = f"{prefix}{{holds}}:p"
+        self.client_keys = f"{prefix}{{keys}}"
+        self.alone = f"{prefix}alone"
+        self.oldest = f"{prefix}oldest"
+        self.ping = f"{prefix}ping"
+
+    def under(self, tag: str, name: str) -> str:
+        """Something that belongs to a session, a client key or a call."""
+        return f"{self._prefix}{{{tag}}}:{name}"
+
+    def session(self, tag: str) -> str:
+        """Totals and times."""
+        return self.under(tag, "s")
+
+    def state(self, tag: str) -> str:
+        """What the session remembers of its conversations."""
+        return self.under(tag, "t")
+
+    def results(self, tag: str) -> str:
+        """Tool results by handle."""
+        return self.under(tag, "x")
+
+    def all_of(self, tag: str) -> tuple[str, ...]:
+        """What a session has, in the order of the scripts that write or forget it."""
+        return *self.calls(tag), self.session(tag), self.state(tag), self.results(tag), self.under(tag, "a")
+
+    def calls(self, tag: str) -> tuple[str, str, str]:
+        """Ids of the calls, their records, and what is known of those taken for lost."""
+        return self.under(tag, "i"), self.under(tag, "c"), self.under(tag, "l")
+
+    def account(self, key: AccountKey) -> str:
+        """An account."""
+        return self._prefix + _account(key)
+
+    def hold(self, hold_id: str, tag: str | None = None) -> str:
+        """A hold: by itself, or what of it lies in one slot."""
+        return f"{self._prefix}h:{hold_id}" if tag is None else self.under(tag, f"h:{hold_id}")
+
+    def settled(self, tag: str, call_id: str) -> str:
+        """That a call was charged to accounts here."""
+        return self.under(tag, f"z:{call_id}")
+
+    def shard(self, number: int) -> tuple[str, str]:
+        """Deadlines and places of some open holds."""
+        return f"{self._prefix}{{holds{number}}}", f"{self._prefix}{{holds{number}}}:p"
+
+    def shard_of(self, hold_id: str) -> tuple[str, str]:
+        """Those among which a hold is."""
+        return self.shard(zlib.crc32(hold_id.encode()) % SHARDS)
+
+    def place(self, call_id: str) -> str:
+        """Where a call's record is."""
+        return f"{self._prefix}p:{call_id}"
+
+    def handled(self, namespace: str | None, handle: str) -> str:
+        """Which sessions have a text under a handle: of one namespace, or of all."""
+        scope = "" if namespace is None else f"{quote(namespace, safe='')}/"
+        return f"{self._prefix}x:{scope}{quote(handle, safe='')}"
+
+    def named(self, namespace: str | None, request_id: str) -> str:
+        """Where the records of calls with a request id are: of one namespace, or of all."""
+        scope = "" if namespace is None else f"{quote(namespace, safe='')}/"
+        return f"{self._prefix}r:{scope}{quote(request_id, safe='')}"
+
+    def sorted_list(self, namespace: str | None, sort: str) -> str:
+        """The sessions of a namespace, or all, as they are sorted."""
+        name = "tokens" if sort == "tokens" else "recent"
+        return f"{self._prefix}{name}" if namespace is None else f"{self._prefix}{name}:{quote(namespace, safe='')}"

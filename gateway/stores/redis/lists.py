@@ -1,0 +1,172 @@
+"""What goes over sessions: their lists, their calls by name, and the forgetting of what is old.
+
+In a cluster these keys lie elsewhere than the sessions and are written after them: they may be a moment behind, and
+name what is gone. So whoever reads them looks at the session itself, and takes out what is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from gateway.core.ids import first_id_at
+from gateway.core.ports import CallRecord, Page, SessionKey, SessionView
+from gateway.stores.cursor import Cursor
+from gateway.stores.redis import values
+from gateway.stores.redis.keys import Keys, member_of, session_of, session_of_member, tag_of
+from gateway.stores.redis.link import Link
+from gateway.stores.redis.scripts import Command, Scripts
+
+#: what is looked at in one round trip
+_CHUNK: Final = 200
+_NAMESAKES: Final = 31
+#: digits of a call's id that are its time
+_TIME_DIGITS: Final = 12
+
+
+class Lists:
+    """See the module."""
+
+    def __init__(self, link: Link, keys: Keys, scripts: Scripts) -> None:
+        self._link = link
+        self._keys = keys
+        self._verb = scripts.call
+
+    async def views(self, sessions: Sequence[SessionKey]) -> list[SessionView | None]:
+        """Sessions as they are now."""
+        if not sessions:
+            return []
+        names = (self._keys.session(tag_of(key.namespace, key.id)) for key in sessions)
+        rows = await self._link.call(*(("HMGET", name, *values.VIEW) for name in names))
+        return [values.view(key, row) for key, row in zip(sessions, rows, strict=True)]
+
+    async def page(self, namespace: str | None, limit: int, cursor: str | None, sort: str) -> Page:
+        """See `Store.sessions`."""
+        after = Cursor.parse(cursor) if cursor else None
+        name = self._keys.sorted_list(namespace, sort)
+        found: list[tuple[SessionView, Cursor]] = []
+        while len(found) <= limit:
+            wanted = limit + 1 - len(found)
+            rows = await self._rows(name, wanted, after)
+            keys = [session_of_member(member) for member, _ in rows]
+            places = [Cursor(score, *key) for key, (_, score) in zip(_parts(keys), rows, strict=True)]
+            views = await self.views(keys)
+            found += [(view, place) for view, place in zip(views, places, strict=True) if view is not None]
+            await self._take_out(name, [member for (member, _), view in zip(rows, views, strict=True) if view is None])
+            if len(rows) < wanted:
+                break
+            after = places[-1]
+        more = str(found[limit - 1][1]) if len(found) > limit else None
+        return Page([view for view, _ in found[:limit]], more)
+
+    async def _rows(self, name: str, limit: int, after: Cursor | None) -> list[tuple[bytes, float]]:
+        arguments: dict[str, Any] = {"limit": limit}
+        if after is not None:
+            member = member_of(SessionKey(after.namespace, after.id))
+            arguments |= {"score": repr(float(after.value)), "member": member}
+        [reply] = await self._link.call(self._verb("page", (name,), arguments))
+        return [(member, float(score)) for member, score in zip(reply[::2], reply[1::2], strict=True)]
+
+    async def _take_out(self, name: str, members: Sequence[bytes]) -> None:
+        if members:
+            await self._link.call(("ZREM", name, *members))
+
+    async def calls(self, session: SessionKey, limit: int) -> Sequence[CallRecord]:
+        """See `Store.calls`."""
+        ids, records, _ = self._keys.calls(tag_of(session.namespace, session.id))
+        [newest] = await self._link.call(("ZREVRANGE", ids, 0, limit - 1))
+        if limit < 1 or not newest:
+            return []
+        [rows] = await self._link.call(("HMGET", records, *newest))
+        return [values.RECORDS.decode(row) for row in rows if row is not None]
+
+    async def call(self, namespace: str | None, name: str) -> CallRecord | None:
+        """See `Store.call`."""
+        [tag], [places] = (
+            await self._link.call(("GET", self._keys.place(name))),
+            await self._link.call(("ZREVRANGE", self._keys.named(namespace, name), 0, _NAMESAKES)),
+        )
+        candidates = [(name, tag.decode())] if tag is not None else []
+        candidates += [(one, where) for one, _, where in (place.decode().partition("\n") for place in places)]
+        for call_id, where in candidates:
+            session = session_of(where)
+            if namespace is not None and (session is None or session.namespace != namespace):
+                continue
+            [row] = await self._link.call(("HGET", self._keys.calls(where)[1], call_id))
+            if row is not None:
+                return values.RECORDS.decode(row)
+        return None
+
+    async def reset(self, session: SessionKey) -> bool:
+        """See `Store.reset`."""
+        tag = tag_of(session.namespace, session.id)
+        names = (self._keys.session(tag), self._keys.account(session.account))
+        [found] = await self._link.call(self._verb("reset", names, {}))
+        if found:
+            for scope in (None, session.namespace):
+                await self._link.call(("ZADD", self._keys.sorted_list(scope, "tokens"), 0, member_of(session)))
+        return bool(found)
+
+    async def forget(self, session: SessionKey, before: float | None = None) -> bool:
+        """Forget a session with all that is its, if it was called last before this time."""
+        tag = tag_of(session.namespace, session.id)
+        arguments = {} if before is None else {"before": before}
+        [found] = await self._link.call(self._verb("forget", self._keys.all_of(tag), arguments))
+        [gone] = await self._link.call(("EXISTS", self._keys.session(tag)))
+        if not gone:
+            await self._leave_lists(session)
+            await self._link.call(("ZREM", self._keys.oldest, tag))
+        return bool(found)
+
+    async def _leave_lists(self, session: SessionKey) -> None:
+        for scope in (None, session.namespace):
+            for sort in ("recent", "tokens"):
+                await self._take_out(self._keys.sorted_list(scope, sort), [member_of(session).encode()])
+
+    async def expire(self, before: float) -> int:
+        """See `Store.expire`."""
+        gone = await self._expire_sessions(before)
+        await self._expire_calls(before)
+        await self._expire_alone(before)
+        names = (self._keys.lessons, self._keys.lesson_times)
+        verb = self._verb("unlearn", names, {"before": before, "limit": _CHUNK})
+        while (await self._link.call(verb))[0]:
+            pass
+        return gone
+
+    async def _expire_sessions(self, before: float) -> int:
+        gone = 0
+        name = self._keys.sorted_list(None, "recent")
+        while members := await self._old(name, before):
+            for member in members:
+                gone += await self.forget(session_of_member(member), before)
+            # One that was called again meanwhile is put back by that call.
+            await self._take_out(name, members)
+        return gone
+
+    async def _expire_calls(self, before: float) -> None:
+        oldest_kept = first_id_at(before)
+        while tags := await self._old(self._keys.oldest, int(before * 1000)):
+            for tag in tags:
+                verb = self._verb("forget_calls", self._keys.calls(tag.decode()), {"before": oldest_kept})
+                [oldest] = await self._link.call(verb)
+                entry: Command = ("ZREM", self._keys.oldest, tag)
+                if oldest is not None:
+                    entry = ("ZADD", self._keys.oldest, int(oldest[:_TIME_DIGITS], 16), tag)
+                await self._link.call(entry)
+
+    async def _expire_alone(self, before: float) -> None:
+        while tags := await self._old(self._keys.alone, before):
+            await self._take_out(self._keys.alone, tags)
+            for tag in tags:
+                *_, session, state, results, account = self._keys.all_of(tag.decode())
+                names = (session, state, results, account)
+                await self._link.call(self._verb("forget_alone", names, {"before": before}))
+
+    async def _old(self, name: str, before: float) -> list[bytes]:
+        [found] = await self._link.call(("ZRANGEBYSCORE", name, "-inf", f"({before!r}", "LIMIT", 0, _CHUNK))
+        return list(found)
+
+
+def _parts(keys: Sequence[SessionKey]) -> list[tuple[str, str]]:
+    return [(key.namespace, key.id) for key in keys]

@@ -1,0 +1,17 @@
+-- Give A.units back, or with A.undo the hold itself as if it had never been. KEYS: the hold. Gives {now, accounts}.
+local hold = KEYS[1]
+local kept = redis.call('HMGET', hold, 'u', 'f')
+if not kept[2] then
+    return false
+end
+local held = cmsgpack.unpack(kept[2])
+local at = now()
+local accounts = load_all(held[3], at)
+if A.undo then
+    hold_on(held[3], accounts, held[2], tonumber(kept[1]), held[1], -1)
+    redis.call('DEL', hold)
+else
+    hold_on(held[3], accounts, held[2], A.units, nil, -1)
+    redis.call('HINCRBY', hold, 'u', -A.units)
+end
+return { at, views(accounts) }

@@ -1,0 +1,16 @@
+-- Begin leases anew, and note what was delivered. KEYS: the holds. A: noted (as many), ids, and maybe index.
+-- Gives the length of each lease, 0 for an unknown hold.
+local at, leases = now(), {}
+for k, hold in ipairs(KEYS) do
+    local kept = redis.call('HMGET', hold, 'l', 'n')
+    leases[k] = tonumber(kept[1] or 0)
+    if kept[1] then
+        if A.noted[k] > tonumber(kept[2]) then
+            redis.call('HSET', hold, 'n', A.noted[k])
+        end
+        if A.index then
+            redis.call('ZADD', A.index, 'XX', at + leases[k], A.ids[k])
+        end
+    end
+end
+return leases

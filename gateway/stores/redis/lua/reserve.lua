@@ -1,0 +1,43 @@
+-- Take a hold on all these accounts or on none. KEYS: the hold, what remembers its call as settled, the accounts.
+-- A: id, least, most, lease, home, and maybe: index, deadline. ARGV[3]: fixed, unit, claims; ARGV[4]: the hold.
+-- Gives {1, units, now, accounts} | {0, claim, now, account} | {2}: too late.
+local hold, settled = KEYS[1], KEYS[2]
+local held = cmsgpack.unpack(ARGV[3])
+local fixed, unit, claims = held[1], held[2], held[3]
+local at = now()
+local accounts = load_all(claims, at)
+local known = redis.call('HGET', hold, 'u')
+if known then
+    return { 1, tonumber(known), at, views(accounts) }
+end
+local over
+if A.home then
+    over = redis.call('ZSCORE', settled, A.id)
+else
+    over = redis.call('EXISTS', settled) == 1
+end
+if over then
+    -- The call is over: this was under way for longer. Nobody would give it back.
+    return { 1, A.least, at, views(accounts) }
+end
+if A.deadline and at > A.deadline then
+    return { 2 }
+end
+local units = A.most
+for k, claim in ipairs(claims) do
+    local a = accounts[k]
+    for i = 1, 3 do
+        local least = math.min(MOST, fixed[i] + unit[i] * A.least)
+        local limited = limit(a, claim, i)
+        if limited ~= NONE and least > 0 and limited - a.u[i] - a.h[i] < least then
+            return { 0, k, at, { view(a) } }
+        end
+    end
+    units = math.min(units, room(a, claim, fixed, unit, A.most))
+end
+hold_on(claims, accounts, unit, units, fixed, 1)
+redis.call('HSET', hold, 'u', units, 'n', 0, 'l', A.lease, 'f', ARGV[3], 'v', ARGV[4])
+if A.index then
+    redis.call('ZADD', A.index, at + A.lease, A.id)
+end
+return { 1, units, at, views(accounts) }

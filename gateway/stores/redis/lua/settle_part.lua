@@ -1,0 +1,11 @@
+-- The part of a settlement that lies on another server than its session. KEYS: the part of the hold, what remembers
+-- the call as settled. A: lost, spent, accounts.
+local hold, settled = KEYS[1], KEYS[2]
+local known = redis.call('GET', settled)
+release(hold)
+if known and (A.lost or known == '') then
+    return 0
+end
+charge(A.accounts, known and cmsgpack.unpack(known) or { 0, 0, 0 }, A.spent)
+redis.call('SET', settled, A.lost and cmsgpack.pack(A.spent) or '', 'PX', A.ttl)
+return 1

@@ -1,0 +1,6 @@
+-- How accounts stand. KEYS: the accounts. Gives {now, accounts}.
+local found = {}
+for k, name in ipairs(KEYS) do
+    found[k] = view(load(name))
+end
+return { now(), found }

@@ -1,0 +1,186 @@
+"""Accounts, holds and settlements where all keys are on one server: each verb is one step, and one round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from gateway.core.ids import first_id_at
+from gateway.core.ledger import AccountKey, Claim, Granted, Refused, Standing
+from gateway.core.ports import LOST, CallRecord, OpenHold
+from gateway.core.usage import Totals
+from gateway.stores.redis import values
+from gateway.stores.redis.keys import Keys, member_of, tag_of, tag_of_account, tag_of_call
+from gateway.stores.redis.link import Link
+from gateway.stores.redis.scripts import Command, Scripts
+
+#: records kept of one session; totals are not affected by what is forgotten here
+CALLS_PER_SESSION: Final = 1000
+
+
+class Books(Protocol):
+    """What of a store deals with budgets; see `Store` for each."""
+
+    async def settle(self, record: CallRecord) -> Totals: ...  # noqa: D102
+    async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused: ...  # noqa: D102
+    async def extend(self, hold_id: str, units: int) -> Granted | None: ...  # noqa: D102
+    async def renew(self, noted: Mapping[str, int]) -> None: ...  # noqa: D102
+    async def overdue(self, limit: int) -> Sequence[OpenHold]: ...  # noqa: D102
+    async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]: ...  # noqa: D102
+
+
+def home_of(record: CallRecord) -> str:
+    """The hash tag of what belongs to a call."""
+    key = record.session
+    return tag_of(key.namespace, key.id) if key is not None else tag_of_call(record.call_id)
+
+
+class Clerk:
+    """What both kinds of books need: keys, scripts, and the arguments that nearly all verbs take."""
+
+    def __init__(self, keys: Keys, scripts: Scripts, ttl_s: float, now: Callable[[], float]) -> None:
+        self.keys = keys
+        self.call = scripts.call
+        self.ttl_ms = int(ttl_s * 1000)
+        self.ttl_s = ttl_s
+        self.now = now
+
+    def basic(self) -> dict[str, Any]:
+        """How long keys live, and what time it is for whoever asks what is old."""
+        return {"ttl": self.ttl_ms, "at": self.now()}
+
+    def taking(self, opened: OpenHold, lease_s: float) -> dict[str, Any]:
+        """The arguments of a reservation."""
+        hold = opened.hold
+        return self.basic() | {
+            "id": hold.id,
+            "least": hold.least,
+            "most": hold.most,
+            "lease": values.micro(lease_s),
+            "home": True,
+        }
+
+    def settling(self, record: CallRecord, accounts: Sequence[tuple[str, str]]) -> dict[str, Any]:
+        """The arguments of a settlement."""
+        return self.basic() | {
+            "id": record.call_id,
+            "lost": record.outcome == LOST,
+            "session": record.session is not None,
+            "spent": values.spent(record),
+            "accounts": accounts,
+            "sums": values.sums(record),
+            "keep": CALLS_PER_SESSION,
+            "oldest": first_id_at(self.now() - self.ttl_s),
+            "derived": int(record.derived_session),
+            "started": repr(float(record.started_at)),
+            "ended": repr(float(record.started_at + record.duration_s)),
+            **values.last_turn(record),
+        }
+
+    def noticed(self, accounts: Sequence[AccountKey]) -> list[Command]:
+        """That sessions have accounts, so that those of sessions which never call can be found and forgotten."""
+        now = self.now()
+        tags = [tag_of_account(key) for key in accounts if key.kind == "session"]
+        if not tags:
+            return []
+        return [("ZADD", self.keys.alone, "GT", *(part for tag in tags for part in (now, tag)))]
+
+    def names(self, record: CallRecord) -> list[str]:
+        """Where a call is found by the request id that a client gave it."""
+        if record.request_id == record.call_id:
+            return []
+        scopes = [None] if record.session is None else [None, record.session.namespace]
+        return [self.keys.named(scope, record.request_id) for scope in scopes]
+
+    def lists(self, record: CallRecord) -> list[tuple[str, str]]:
+        """The lists that a call's session is in."""
+        if record.session is None:
+            return []
+        scopes = [None, record.session.namespace]
+        return [(self.keys.sorted_list(scope, "recent"), self.keys.sorted_list(scope, "tokens")) for scope in scopes]
+
+    def index(self, record: CallRecord) -> dict[str, Any]:
+        """Where a call and its session are to be found."""
+        tag = home_of(record)
+        return {
+            "holds": self.keys.holds,
+            "id": self.keys.place(record.call_id),
+            "tag": tag,
+            "named": self.names(record),
+            "place": f"{record.call_id}\n{tag}",
+            "oldest": self.keys.oldest,
+            "began": int(record.started_at * 1000),
+            "lists": self.lists(record),
+            "member": member_of(record.session) if record.session is not None else "",
+        }
+
+
+class BooksTogether:
+    """See the module."""
+
+    def __init__(self, link: Link, clerk: Clerk) -> None:
+        self._link = link
+        self._clerk = clerk
+        self._keys = clerk.keys
+
+    async def settle(self, record: CallRecord) -> Totals:
+        """See `Store.settle`."""
+        clerk, tag = self._clerk, home_of(record)
+        arguments = clerk.settling(record, values.accounts_of(record.accounts, self._keys))
+        arguments["index"] = clerk.index(record)
+        keys = (self._keys.hold(record.call_id), *self._keys.all_of(tag))
+        [(_, sums, _)] = await self._link.call(clerk.call("settle", keys, arguments, values.encode_json(record)))
+        return values.totals(sums) if record.session is not None else Totals()
+
+    async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
+        """See `Store.reserve`."""
+        clerk, hold = self._clerk, opened.hold
+        keys = (
+            self._keys.hold(hold.id),
+            self._keys.calls(home_of(opened.lost))[0],
+            *(self._keys.account(claim.key) for claim in hold.claims),
+        )
+        arguments = clerk.taking(opened, lease_s) | {"index": self._keys.holds}
+        packed = values.held(hold, hold.claims, self._keys)
+        verb = clerk.call("reserve", keys, arguments, packed, values.encode_json(opened))
+        noticed = clerk.noticed([claim.key for claim in hold.claims])
+        [(status, *reply), *_] = await self._link.call(verb, *noticed)
+        return values.granted(hold.claims, reply) if status == 1 else values.refused(hold, hold.claims, reply)
+
+    async def extend(self, hold_id: str, units: int) -> Granted | None:
+        """See `Store.extend`."""
+        hold = self._keys.hold(hold_id)
+        arguments = self._clerk.basic() | {"units": units}
+        reply, kept = await self._link.call(
+            self._clerk.call("extend", (hold,), arguments), ("HMGET", hold, "u", "n", "v")
+        )
+        opened = values.opened(kept)
+        return values.granted(opened.hold.claims, reply) if reply is not None and opened is not None else None
+
+    async def renew(self, noted: Mapping[str, int]) -> None:
+        """See `Store.renew`."""
+        if noted:
+            arguments = {"noted": list(noted.values()), "ids": list(noted), "index": self._keys.holds}
+            await self._link.call(self._clerk.call("renew", [self._keys.hold(one) for one in noted], arguments))
+
+    async def overdue(self, limit: int) -> Sequence[OpenHold]:
+        """See `Store.overdue`."""
+        keys = (self._keys.holds, self._keys.places)
+        [ids] = await self._link.call(self._clerk.call("overdue", keys, {"limit": limit}))
+        if not ids:
+            return []
+        names = [hold_id.decode() for hold_id, _ in ids]
+        kept = await self._link.call(*(("HMGET", self._keys.hold(one), "u", "n", "v") for one in names))
+        return [found for row in kept if (found := values.opened(row)) is not None]
+
+    async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
+        """See `Store.standings`."""
+        if not claims:
+            return ()
+        keys = [self._keys.account(claim.key) for claim in claims]
+        [(now, rows)] = await self._link.call(self._clerk.call("standings", keys, {}))
+        return values.standings(claims, now, rows)
+
+
+if TYPE_CHECKING:
+    _: type[Books] = BooksTogether

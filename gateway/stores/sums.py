@@ -1,0 +1,46 @@
+"""A session's totals as whole numbers in columns: what stores that add by themselves keep of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Final
+
+from gateway.core.usage import Charge, Totals
+
+#: the fields of `Totals`, in their order
+SUMS: Final = (
+    "calls", "input_tokens", "output_tokens", "total_tokens", "cache_read_tokens", "cache_write_tokens",
+    "reasoning_tokens", "estimated_tokens", "estimated_calls", "unpriced_calls", "trimmed_calls", "saved_tokens",
+    "cost_pico_usd",
+)  # fmt: skip
+#: a sum stops here, and an addend one step before: their sum still fits 64 bits and never turns negative
+MAX_SUM: Final = 2**62
+_PICO: Final = Decimal(10) ** 12
+
+
+def sums_of(charge: Charge, saved_tokens: int) -> tuple[int, ...]:
+    """What a call adds to each column."""
+    usage = charge.usage
+    sums = (
+        1,
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.total_tokens,
+        usage.cache_read_tokens,
+        usage.cache_write_tokens,
+        usage.reasoning_tokens,
+        charge.estimated_tokens,
+        int(charge.source != "provider"),
+        int(charge.cost_usd is None),
+        int(saved_tokens > 0),
+        saved_tokens,
+        int((charge.cost_usd or 0) * _PICO),
+    )
+    return tuple(min(value, MAX_SUM) for value in sums)
+
+
+def totals_of(row: Sequence[int]) -> Totals:
+    """The totals that stand in these columns."""
+    *counts, cost_pico_usd = row
+    return Totals(*counts, cost_usd=cost_pico_usd / _PICO)  # type: ignore[misc, arg-type]  # as many columns as fields

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.core.counting.context import ContextCounts
+from gateway.core.counting.measure import Counts, Measure, ToolResult
+from gateway.core.counting.media import Media
+from gateway.core.counting.sums import Sums
+
+COUNTS = st.builds(Counts, *[st.integers(0, 9)] * len(Counts._fields)) | st.builds(Counts, text=st.integers(0, 9))
+RESULTS = st.builds(ToolResult, st.sampled_from(["", "a", "b", "c"]), st.sampled_from([b"1", b"2", b"3"]), st.just(5))
+MEASURE = st.builds(
+    Measure,
+    COUNTS,
+    st.lists(st.builds(Media, st.sampled_from(["image", "pdf"]), st.integers(1, 9)), max_size=2).map(tuple),
+    st.lists(RESULTS, max_size=2).map(tuple),
+    st.sampled_from(["system", "developer", "user", "tool"]),
+    st.booleans(),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(MEASURE, max_size=8), st.data())
+def test_sums_are_the_same_wherever_they_were_interrupted(measures: list[Measure], data: Any) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(measures)), max_size=4)))
+    found = Sums()
+    for start, stop in zip([0, *cuts], [*cuts, len(measures)], strict=True):
+        found = found.plus(measures[start:stop])
+    assert found == Sums().plus(measures)
+
+
+def asking(text: int) -> Measure:
+    return Measure(Counts(text=text, messages=1), role="user", asks=True)
+
+
+def thinking(tokens: int) -> Measure:
+    return Measure(Counts(thinking=tokens, sealed=tokens, seals=1, messages=1), role="assistant")
+
+
+@pytest.mark.parametrize(("thoughts", "tokens"), [("all", 7), ("turn", 4), ("none", 0)])
+def test_earlier_thinking_is_kept_as_the_provider_keeps_it(thoughts: str, tokens: int) -> None:
+    found = Sums().plus([asking(1), thinking(3)]).plus([asking(2)]).plus([thinking(4)]).kept(thoughts)
+    assert (found.thinking, found.sealed, found.text) == (tokens, tokens, 3)
+
+
+def test_without_a_person_the_turn_is_all_there_is() -> None:
+    assert Sums().plus([thinking(3)]).plus([thinking(4)]).kept("turn").thinking == 7
+
+
+def test_a_result_is_known_from_before() -> None:
+    result = Measure(Counts(result=5, results=1), results=(ToolResult("a", b"1", 5),), role="tool")
+    found = Sums().plus([result]).plus([result]).parts(3)
+    assert found == ContextCounts(0, 5, 3, results=1, repeated_tokens=5)
+
+
+def test_what_sums_take_grows_with_what_they_list() -> None:
+    result = Measure(Counts(), (Media("image"),), (ToolResult("a", b"1", 5),))
+    assert Sums().plus([result]).size_bytes > Sums().size_bytes

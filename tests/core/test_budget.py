@@ -1,0 +1,122 @@
+"""A budget of tokens for one agent run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.core.budget import Allocation, BudgetExhausted, BudgetManager
+
+
+def numbers(budget: BudgetManager) -> tuple[int, int, int]:
+    return budget.used, budget.held, budget.remaining
+
+
+def test_what_is_allocated_is_held_until_its_usage_is_recorded() -> None:
+    budget = BudgetManager(100)
+    assert (budget.total_budget, budget.usage_fraction, *numbers(budget)) == (100, 0.0, 0, 0, 100)
+    first, second = budget.allocate(40), budget.allocate(60)
+    assert (first.tokens, second.tokens, *numbers(budget)) == (40, 60, 0, 100, 0)
+    assert budget.record_usage(25, first) == 15
+    assert (*numbers(budget), budget.usage_fraction) == (25, 60, 15, 0.25)
+    assert budget.record_usage(0, second) == 75
+    assert numbers(budget) == (25, 0, 75)
+
+
+def test_an_allocation_counts_once() -> None:
+    budget = BudgetManager(100)
+    first = budget.allocate(40)
+    for usage in (30, 30, 99):
+        assert budget.record_usage(usage, first) == 70
+    assert budget.record_usage(5, Allocation("of another budget", 5)) == 70
+
+
+def test_usage_beyond_what_was_held_or_never_held_is_recorded_in_full() -> None:
+    budget = BudgetManager(100)
+    assert budget.record_usage(150, budget.allocate(10)) == 0
+    assert budget.record_usage(50) == 0
+    assert (budget.used, budget.usage_fraction) == (200, 2.0)
+
+
+def test_what_is_not_left_is_not_allocated_and_the_error_says_the_numbers() -> None:
+    budget = BudgetManager(1_000)
+    budget.record_usage(300)
+    budget.allocate(600)
+    with pytest.raises(BudgetExhausted) as caught:
+        budget.allocate(101)
+    assert caught.value.message == "101 tokens are needed and 100 of 1,000 are left (300 used, 600 held)."
+    assert caught.value.details == {"budget": {"limit": 1_000, "used": 300, "held": 600, "needed": 101}}
+    assert numbers(budget) == (300, 600, 100)
+
+
+def test_an_allocation_takes_what_is_left_where_that_is_enough() -> None:
+    budget = BudgetManager(100)
+    assert budget.allocate(80, least=50).tokens == 80
+    assert budget.allocate(80, least=20).tokens == 20
+    with pytest.raises(BudgetExhausted, match=r"^1 tokens are needed and 0 of 100"):
+        budget.allocate(80, least=1)
+    assert budget.allocate(80, least=0).tokens == 0
+    assert budget.allocate(0).tokens == 0
+
+
+@pytest.mark.parametrize(("tokens", "least"), [(-1, None), (5, 6), (5, -1)])
+def test_odd_allocations_are_refused(tokens: int, least: int | None) -> None:
+    budget = BudgetManager(100)
+    with pytest.raises(ValueError, match="cannot be held"):
+        budget.allocate(tokens, least=least)
+    assert numbers(budget) == (0, 0, 100)
+
+
+def test_negative_budgets_and_usages_are_refused() -> None:
+    with pytest.raises(ValueError, match="not -1"):
+        BudgetManager(-1)
+    budget = BudgetManager(10)
+    held = budget.allocate(4)
+    with pytest.raises(ValueError, match="not -3"):
+        budget.record_usage(-3, held)
+    assert numbers(budget) == (0, 4, 6)
+
+
+def test_a_budget_of_nothing_is_used_up() -> None:
+    budget = BudgetManager(0)
+    assert (budget.usage_fraction, budget.remaining) == (1.0, 0)
+    with pytest.raises(BudgetExhausted):
+        budget.allocate(1)
+
+
+@pytest.mark.parametrize(
+    ("used", "mode"),
+    [(0, "raw"), (49, "raw"), (60, "table"), (90, "summary"), (97, "handle_only"), (150, "handle_only")],
+)
+def test_results_are_shown_the_shorter_the_less_is_left(used: int, mode: str) -> None:
+    budget = BudgetManager(100)
+    budget.record_usage(used)
+    assert budget.suggested_mode == mode
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 200), st.lists(st.tuples(st.integers(0, 80), st.integers(0, 80)), max_size=12), st.randoms())
+def test_law_no_interleaving_holds_more_than_the_budget_and_all_end_in_the_sum_of_what_was_recorded(
+    total: int, calls: list[tuple[int, int]], chance: Any
+) -> None:
+    budget, waiting, recorded = BudgetManager(total), list[tuple[Allocation, int]](), 0
+    for asked, usage in calls:
+        try:
+            allocation = budget.allocate(asked)
+        except BudgetExhausted:
+            assert budget.used + budget.held + asked > total
+        else:
+            assert not asked or budget.used + budget.held <= total
+            waiting.append((allocation, usage))
+        if waiting and chance.random() < 0.5:
+            one, spent = waiting.pop(chance.randrange(len(waiting)))
+            for _ in range(2):
+                budget.record_usage(spent, one)
+            recorded += spent
+    for one, usage in waiting:
+        budget.record_usage(usage, one)
+        recorded += usage
+    assert (budget.used, budget.held) == (recorded, 0)

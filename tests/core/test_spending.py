@@ -1,0 +1,313 @@
+"""What is held for a call, what of it counts, and what is said where there is too little."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.errors import BudgetBusy, BudgetExhausted, RateLimited
+from gateway.core.ledger import Account, AccountKey, Amount, Claim, Granted, Limits, Moment, Refused, Standing, reserve
+from gateway.core.ports import SessionKey
+from gateway.core.pricing import price_per_million
+from gateway.core.spending import (
+    DEFAULT_OUTPUT,
+    STREAM_STEP,
+    BudgetPolicy,
+    Charged,
+    KeyBudget,
+    Need,
+    Rate,
+    accounts_of,
+    affordable_input,
+    allowance,
+    budget_json,
+    claims_of,
+    hold_for,
+    is_limited,
+    limit_to_set,
+    rate_of,
+    refusal,
+    remaining_fraction,
+    spent_by,
+)
+from gateway.core.usage import Charge, Usage
+
+SESSION = SessionKey("alice", "s")
+POLICY = BudgetPolicy(session=Limits(tokens=1_000))
+NOW = Moment(1_000.0, 50.0)
+
+
+def stands(limits: Limits | None = None, used: int = 0, held: int = 0, **fields: Any) -> Standing:
+    amounts = Amount(used, used, used), Amount(held, held, held)
+    return Standing(SESSION.account, limits or Limits(tokens=1_000), *amounts, **fields)
+
+
+def claim(limits: Limits | None = None) -> Claim:
+    return Claim(SESSION.account, limits or Limits(tokens=1_000))
+
+
+# --- who is charged -------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_is_charged_to_its_key_its_parents_from_the_top_and_its_session() -> None:
+    parents = (SessionKey("alice", "near"), SessionKey("alice", "far"))
+    key = KeyBudget(Limits(tokens=9), rpm=5)
+    claims = claims_of(POLICY, Charged("alice", key, SESSION, parents, Limits(tokens=7)))
+    assert [(one.key.kind, one.key.id) for one in claims] == [
+        ("rate", ""), ("key", ""), ("session", "far"), ("session", "near"), ("session", "s"),
+    ]  # fmt: skip
+    assert claims[0].configured == Limits(calls=5, window_s=60)
+    assert claims[-1].declared == Limits(tokens=7)
+    assert claims[2].declared.is_none, "what a call declares is for its own session"
+    assert [key.kind for key in accounts_of(claims)] == ["key", "session", "session", "session"]
+
+
+def test_a_key_without_a_budget_has_no_account() -> None:
+    assert claims_of(POLICY, Charged("alice")) == ()
+
+
+# --- what counts ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("weight", "tokens"), [(1.0, 110), (0.0, 30), (0.1, 38), (0.11, 39)], ids=["full", "free", "price", "rounded up"]
+)
+def test_cached_tokens_count_as_configured(weight: float, tokens: int) -> None:
+    charge = Charge(Usage(100, 10, 110, cache_read_tokens=80), "provider", Decimal("0.0000000001"))
+    assert spent_by(charge, weight) == Amount(tokens, 1, 1)
+
+
+def test_what_was_not_billed_counts_nothing() -> None:
+    assert spent_by(None, 1.0) == Amount()
+
+
+def test_cached_tokens_beyond_the_total_are_no_credit() -> None:
+    charge = Charge(Usage(100, 10, 110, cache_read_tokens=500), "provider", None)
+    assert spent_by(charge, 0.0) == Amount(0, 0, 1)
+
+
+def test_a_call_is_held_at_the_dearest_rate_it_may_come_to() -> None:
+    price = price_per_million(
+        input=Decimal(1), output=Decimal(4), cache_read=Decimal("0.1"), cache_write=Decimal("1.25")
+    )
+    assert rate_of(price, 10, None) == Rate(Decimal("0.00000125"), Decimal("0.000004"))
+    assert rate_of(None, 10, None) is None
+
+
+# --- what is held ---------------------------------------------------------------------------------------------------------
+
+
+def hold(need: Need, standings: tuple[Standing, ...] = (), *, clamp: bool = True) -> Any:
+    return hold_for("h", (claim(),), standings or (stands(),), need, clamp=clamp)
+
+
+def test_the_input_and_the_limit_of_each_answer_are_held() -> None:
+    made = hold(Need(100, output=50, answers=3, rate=Rate(Decimal("0.001"), Decimal("0.002"))))
+    assert made.fixed == Amount(100, 100_000_000, 1)
+    assert made.unit == Amount(3, 6_000_000)
+    assert (made.least, made.most) == (16, 50)
+
+
+def test_without_clamping_it_is_all_or_nothing() -> None:
+    assert hold(Need(100, output=50), clamp=False).least == 50
+
+
+def test_a_short_answer_is_held_whole() -> None:
+    assert (hold(Need(1, output=3)).least, hold(Need(1, output=3)).most) == (3, 3)
+
+
+def test_while_others_hold_an_answer_is_not_cut_to_a_stump() -> None:
+    assert hold(Need(100, output=400), (stands(held=5),)).least == 100
+
+
+def test_a_limit_beyond_what_the_model_gives_is_not_held() -> None:
+    assert hold(Need(1, output=10**9, model_output=4_000)).most == 4_000
+
+
+def test_what_has_no_answer_of_tokens_holds_its_input_only() -> None:
+    made = hold(Need(0, output=50, has_output=False))
+    assert (made.fixed, made.unit, made.most) == (Amount(1, 0, 1), Amount(), 0)
+
+
+def test_an_answer_nobody_limits_takes_a_share_of_what_is_left() -> None:
+    rich = (stands(Limits(tokens=100_000)),)
+    assert hold(Need(0), rich).most == DEFAULT_OUTPUT
+    assert hold(Need(0, model_output=8_000), rich).most == 8_000
+    assert hold(Need(0), (stands(Limits(tokens=40_001)),)).most == 10_000
+    assert hold(Need(0), (stands(Limits(tokens=6_000)),)).most == 4_096
+    assert hold(Need(0, can_grow=True), rich).most == STREAM_STEP
+
+
+def granted(need: Need, limits: Limits, used: int = 0) -> tuple[Any, Granted]:
+    account = claim(limits)
+    made = hold_for("h", (account,), (stands(limits, used),), need, clamp=True)
+    outcome = reserve({SESSION.account: Account(used=Amount(used))}, made, NOW)
+    assert not isinstance(outcome, Refused)
+    return made, outcome[0]
+
+
+@pytest.mark.parametrize(
+    ("need", "limits", "limit"),
+    [
+        (Need(100, output=50), Limits(tokens=1_000), None),
+        (Need(100, output=5_000), Limits(tokens=1_000), 900),
+        (Need(100, output=5_000), Limits(), None),
+        (Need(100), Limits(), None),
+        (Need(100), Limits(tokens=1_000), 900),
+        (Need(100, model_output=200), Limits(tokens=1_000), None),
+        (Need(100, model_output=2_000), Limits(tokens=1_000), 900),
+        (Need(100, can_grow=True), Limits(tokens=1_000), 900),
+        (Need(100, can_grow=True), Limits(tokens=5_000), 4_900),
+        (Need(100, can_grow=True), Limits(tokens=50_000), None),
+        (Need(100, can_grow=True, model_output=3_000), Limits(tokens=5_000), None),
+        (Need(100, has_output=False), Limits(tokens=1_000), None),
+        (Need(100, output=5_000), Limits(calls=3), None),
+    ],
+)
+def test_a_limit_is_set_only_where_the_budget_is_what_ends_the_answer(
+    need: Need, limits: Limits, limit: int | None
+) -> None:
+    made, outcome = granted(need, limits)
+    assert limit_to_set(made, outcome, need) == limit
+
+
+@given(
+    left=st.integers(16, 10**6),
+    others=st.integers(0, 1_000),
+    need=st.builds(
+        Need,
+        st.integers(0, 10**6),
+        output=st.one_of(st.none(), st.integers(1, 10**7)),
+        answers=st.integers(1, 9),
+        can_grow=st.booleans(),
+    ),
+)
+def test_what_is_granted_with_the_limit_that_is_set_stays_within_the_budget(left: int, others: int, need: Need) -> None:
+    limits = Limits(tokens=left + others)
+    made = hold_for("h", (claim(limits),), (stands(limits, held=others),), need, clamp=True)
+    outcome = reserve({SESSION.account: Account(held=Amount(others))}, made, NOW)
+    if isinstance(outcome, Refused):
+        return
+    limit = limit_to_set(made, outcome[0], need)
+    sent = limit if limit is not None else need.output if need.output is not None else outcome[0].units
+    assert max(1, need.input_tokens) + sent * need.answers <= left
+
+
+# --- what may go in -------------------------------------------------------------------------------------------------------
+
+
+def test_the_input_leaves_room_for_an_answer() -> None:
+    assert affordable_input([stands()], None, None) == 750
+    assert affordable_input([stands()], 100, None) == 900
+    assert affordable_input([stands(used=990)], 100, None) == 8
+    assert affordable_input([stands(used=2_000)], 100, None) == 1
+    assert affordable_input([stands(Limits(calls=5))], 100, None) is None
+
+
+def test_the_input_costs_no_more_than_is_left() -> None:
+    dollar = stands(Limits(nano_usd=10**9))
+    assert affordable_input([dollar], 100, Rate(Decimal("0.001"), Decimal("0.001"))) == 900
+    assert affordable_input([dollar], None, Rate(Decimal("0.001"), Decimal("0.001"))) == 750
+    assert affordable_input([dollar], 100, None) is None
+    assert affordable_input([dollar], 100, Rate(Decimal(0), Decimal(0))) is None
+
+
+# --- what is said ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_exhausted_budget_says_who_how_much_and_what_to_do() -> None:
+    fault = refusal(Refused(stands(used=1_200), "tokens", 9, is_busy=False), claim(), POLICY, 0)
+    assert isinstance(fault, BudgetExhausted)
+    assert fault.status == 400
+    assert fault.message == (
+        'Session "s" has used 1,200 of its 1,000 tokens. '
+        "Raise it with: gateway sessions budget s 2000, or start a new session."
+    )
+    assert fault.details["budget"] == {
+        "account": "session", "unit": "tokens", "limit": 1_000, "used": 1_200, "held": 0, "resets_at": None,
+        "needed": 9,
+    }  # fmt: skip
+
+
+def test_the_status_of_a_refusal_is_as_configured_for_this_one_only() -> None:
+    strict = BudgetPolicy(exhausted_status=402)
+    assert refusal(Refused(stands(), "tokens", 9, is_busy=False), claim(), strict, 0).status == 402
+    assert BudgetExhausted.status == 400
+
+
+def test_a_budget_that_refills_says_when() -> None:
+    minutes = stands(Limits(tokens=10, window_s=3_600), used=10, resets_s=600.0)
+    fault = refusal(Refused(minutes, "tokens", 9, is_busy=False), claim(), POLICY, 1_795_000_000)
+    assert "It refills in 10 min." in fault.message
+    assert budget_json(minutes, "tokens", 1_795_000_000)["resets_at"] == "2026-11-18T11:16:40Z"
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(30, "30 s"), (7_300, "2 h"), (200_000, "2 d"), (90, "90 s")])
+def test_times_are_said_in_a_unit_that_people_use(seconds: float, said: str) -> None:
+    refills = stands(used=1_000, resets_s=seconds)
+    assert f"in {said}." in refusal(Refused(refills, "tokens", 1, is_busy=False), claim(), POLICY, 0).message
+
+
+def test_money_is_said_in_dollars() -> None:
+    broke = stands(Limits(nano_usd=10**9), used=10**9)
+    fault = refusal(Refused(broke, "nano_usd", 5_000, is_busy=False), claim(), POLICY, 0)
+    assert 'Session "s" has used 1.000000 USD of its 1.000000 USD.' in fault.message
+    assert "--usd 2," in fault.message
+    assert fault.details["budget"]["limit"] == "1.000000"  # type: ignore[index]
+
+
+def test_what_is_held_by_others_is_busy() -> None:
+    fault = refusal(Refused(stands(held=995), "tokens", 9, is_busy=True), claim(), POLICY, 0)
+    assert isinstance(fault, BudgetBusy)
+    assert "calls under way hold 995: this one needs 9" in fault.message
+
+
+def test_a_declared_budget_is_raised_where_it_is_declared() -> None:
+    declared = Claim(SESSION.account, Limits(tokens=9_000), Limits(tokens=1_000))
+    fault = refusal(Refused(stands(used=1_000), "tokens", 9, is_busy=False), declared, POLICY, 0)
+    assert "declares this budget in x-session-budget-tokens" in fault.message
+
+
+def test_a_client_key_is_told_where_its_budget_is_set() -> None:
+    key = Standing(AccountKey("key", "alice"), Limits(calls=1), Amount(0, 0, 1), Amount())
+    fault = refusal(Refused(key, "calls", 1, is_busy=False), Claim(key.key, Limits(calls=1)), POLICY, 0)
+    assert fault.message.startswith('The client key "alice" has used 1 of its 1 calls. Raise its budget where')
+
+
+def test_a_client_key_that_asks_too_often_is_told_when_to_come_back() -> None:
+    rate = Standing(AccountKey("rate", "alice"), Limits(calls=2, window_s=60), Amount(calls=2), Amount(), 12.3)
+    fault = refusal(Refused(rate, "calls", 1, is_busy=False), Claim(rate.key, rate.limits), POLICY, 0)
+    assert isinstance(fault, RateLimited)
+    assert (fault.retry_after, "Wait 13 s" in fault.message) == (13, True)
+
+
+# --- headers --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_account_with_least_left_is_the_one_that_is_told_of() -> None:
+    top = Standing(AccountKey("key", "a"), Limits(tokens=500, nano_usd=10**9), Amount(450), Amount(20))
+    told = allowance([stands(used=100), top], 0.8)
+    assert told is not None
+    assert (told.limit_tokens, told.left_tokens, told.limit_usd, told.left_usd) == (500, 30, "1.000000", "1.000000")
+    assert told.warning == 0.9
+
+
+def test_below_the_mark_nobody_is_warned_and_without_limits_nothing_is_told() -> None:
+    told = allowance([stands(used=799)], 0.8)
+    assert told is not None
+    assert told.warning is None
+    assert told.limit_usd is None
+    rate = Standing(AccountKey("rate", "a"), Limits(calls=1), Amount(calls=1), Amount())
+    assert allowance([rate, stands(Limits())], 0.8) is None
+
+
+def test_what_remains_is_that_of_the_narrowest_and_holds_are_not_spent() -> None:
+    assert remaining_fraction([stands(used=100, held=800), stands(Limits(tokens=200), used=150)]) == 0.25
+    assert remaining_fraction([stands(used=5_000)]) == 0
+    assert remaining_fraction([]) == 1
+    assert is_limited([stands(Limits(calls=1))])
+    assert not is_limited([stands(Limits(calls=1))], "tokens")

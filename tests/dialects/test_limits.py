@@ -1,0 +1,59 @@
+"""How long an answer may be and how many are asked for, as each API says it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.core.counting.measure import Wire
+from gateway.dialects.limits import answers_asked, service_tier, with_limit
+
+
+def fields(**values: Any) -> dict[str, bytes]:
+    return {name: json.dumps(value).encode() for name, value in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("asked", "number"),
+    [
+        ({}, 1),
+        ({"n": 3}, 3),
+        ({"n": 2, "best_of": 7}, 7),
+        ({"n": 10**400}, 1024),
+        *(({"n": nonsense}, 1) for nonsense in (None, -5, 0, True, "9", 2.5)),
+    ],
+)
+def test_answers_are_counted_and_nonsense_is_one(asked: dict[str, Any], number: int) -> None:
+    assert answers_asked(fields(**asked)) == number
+
+
+def test_a_service_tier_is_a_name() -> None:
+    assert service_tier(fields(service_tier="flex")) == "flex"
+    assert service_tier(fields(service_tier=3)) is None
+    assert service_tier({}) is None
+
+
+@pytest.mark.parametrize(
+    ("wire", "own", "set_fields"),
+    [
+        ("chat", {}, {"max_tokens": 50}),
+        ("chat", {"max_tokens": None}, {"max_tokens": 50}),
+        ("chat", {"max_completion_tokens": 900}, {"max_completion_tokens": 50}),
+        ("chat", {"max_tokens": 900, "max_completion_tokens": 20}, {"max_completion_tokens": 20, "max_tokens": 50}),
+        ("chat", {"max_tokens": "many"}, {"max_tokens": 50}),
+        ("responses", {}, {"max_output_tokens": 50}),
+        ("messages", {"max_tokens": 80}, {"max_tokens": 50}),
+        ("completions", {}, {"max_tokens": 50}),
+    ],
+)
+def test_a_limit_is_set_under_the_name_that_is_there_or_is_usual(
+    wire: Wire, own: dict[str, Any], set_fields: dict[str, int]
+) -> None:
+    assert with_limit(fields(**own), wire, 50, "max_tokens") == set_fields
+
+
+def test_a_provider_that_knows_another_name_gets_that() -> None:
+    assert with_limit({}, "chat", 50, "max_completion_tokens") == {"max_completion_tokens": 50}
+    assert with_limit({}, "responses", 50, "max_completion_tokens") == {"max_output_tokens": 50}

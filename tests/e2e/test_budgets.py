@@ -1,0 +1,356 @@
+"""A session cannot spend more than its budget, whoever calls at once; what is held comes back; a raise holds at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.mock import Behaviour, MockServer, Provider, Turn
+from tests.conftest import StartGateway, StartProcess
+from tests.support.gateways import GatewayThread, until
+from tests.support.web import CHAT, HI, Reply, Web, shown_usage
+
+PRICED = [{"match": "priced", "provider": "upstream", "price": {"input": 100, "output": 1000}}]
+ROWS = json.dumps([{"id": number, "name": f"item {number}", "state": "open"} for number in range(60)])
+
+
+def call(web: Web, session: str, headers: dict[str, str] | None = None, **fields: Any) -> Reply:
+    body = {"model": "mock-small", "messages": HI, "max_tokens": 10, **fields}
+    return web.post(CHAT, body, {"x-session-id": session, **(headers or {})})
+
+
+def budget(web: Web, session: str) -> Any:
+    return web.get(f"/api/sessions/{session}").json["budget"]
+
+
+def sent(mock: Provider) -> Any:
+    """The body of the last request that reached the provider."""
+    return json.loads(mock.calls[-1].body)
+
+
+def holds(store: Path) -> int:
+    """Holds that are open."""
+    with contextlib.closing(sqlite3.connect(store)) as db:
+        (number,) = db.execute("SELECT count(*) FROM holds").fetchone()
+    return int(number)
+
+
+def limit(gateway: GatewayThread, session: str, **limits: object) -> None:
+    reply = gateway.web.send("PATCH", f"/api/sessions/{session}", {"budget": limits})
+    assert reply.status == 200, reply.body
+
+
+@pytest.fixture
+def small(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> GatewayThread:
+    """A budget of 1,000 tokens a session."""
+    return gateway_server(mock_server.url, **{"budget.tokens": 1_000})
+
+
+# --- the whole way down ---------------------------------------------------------------------------------------------------
+
+
+def test_a_session_shrinks_its_results_is_refused_at_last_and_goes_on_after_a_raise(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.tokens": 40_000})
+    call_made = {"id": "c1", "type": "function", "function": {"name": "search", "arguments": "{}"}}
+    messages: Any = [
+        {"role": "user", "content": "look it up"},
+        {"role": "assistant", "content": None, "tool_calls": [call_made]},
+        {"role": "tool", "tool_call_id": "c1", "content": ROWS},
+        {"role": "user", "content": "and now?"},
+    ]
+    seen: dict[str, str] = {}
+    with openai.OpenAI(
+        base_url=gateway.base_url, api_key="any", max_retries=0, default_headers={"x-session-id": "long"}
+    ) as client:
+        refused = None
+        for _ in range(200):
+            try:
+                raw = client.chat.completions.with_raw_response.create(model="mock-small", messages=messages)
+            except openai.BadRequestError as error:
+                refused = error
+                break
+            left = int(raw.headers["x-session-budget-remaining-tokens"])
+            mode = raw.headers["x-response-mode"]
+            if mode not in seen:
+                seen[mode] = sent(mock)["messages"][2]["content"]
+            assert left + shown_usage(raw.headers["x-session-cumulative-token-usage"])[2] == 40_000
+            if left < 8_000:
+                assert float(raw.headers["x-session-budget-warning"]) >= 0.8
+        assert refused is not None
+        assert refused.code == "budget_exhausted"
+        assert refused.response.headers["x-should-retry"] == "false"
+        arithmetic = refused.body["budget"]  # type: ignore[index]
+        assert arithmetic["limit"] == 40_000
+        assert arithmetic["used"] + arithmetic["held"] + arithmetic["needed"] > 40_000
+        assert list(seen) == ["raw", "table", "summary", "handle_only"]
+        assert seen["raw"] == ROWS
+        assert "|name|" in seen["table"]
+        assert len(seen["handle_only"]) < len(seen["summary"]) < len(seen["table"]) < len(ROWS)
+        handle = seen["handle_only"].rpartition("/")[2].rstrip("]")
+        assert gateway.web.get(f"/api/results/{handle}").body.decode() == ROWS
+        limit(gateway, "long", tokens=200_000)
+        raw = client.chat.completions.with_raw_response.create(model="mock-small", messages=messages)
+        assert raw.headers["x-response-mode"] == "raw"
+    view = gateway.web.get("/api/sessions/long").json
+    assert view["budget"]["held"] == 0
+    assert view["cumulative_token_usage"]["total_tokens"] == view["budget"]["used"]["tokens"]
+
+
+def test_a_refusal_says_what_the_number_the_limit_and_the_remedy(small: GatewayThread) -> None:
+    reply = call(small.web, "s", messages=[{"role": "user", "content": "word " * 2_000}])
+    assert (reply.status, reply.error["code"], reply.error["type"]) == (400, "budget_exhausted", "budget_exceeded")
+    assert 'Session "s" has used 0 of its 1,000 tokens, and this call needs 2,' in reply.error["message"]
+    assert "gateway sessions budget s 5" in reply.error["message"]
+    assert reply.header("x-session-cumulative-total-tokens") == "0"
+    assert reply.header("x-session-budget-remaining-tokens") == "1000"
+
+
+# --- calls side by side ---------------------------------------------------------------------------------------------------
+
+
+def test_calls_side_by_side_never_overshoot_together(small: GatewayThread, mock: Provider) -> None:
+    mock.behaviour = Behaviour(delay=0.05)
+    with ThreadPoolExecutor(32) as pool:
+        replies = list(pool.map(lambda _: call(small.web, "many", max_tokens=60), range(96)))
+    statuses = {reply.status for reply in replies}
+    assert 200 in statuses
+    assert statuses <= {200, 400, 429}
+    for reply in replies:
+        if reply.status == 429:
+            assert reply.error["code"] == "budget_busy"
+            assert (reply.header("retry-after"), reply.header("x-should-retry")) == ("1", "true")
+    view = small.web.get("/api/sessions/many").json
+    assert view["cumulative_token_usage"]["total_tokens"] == mock.billed().total_tokens <= 1_000
+    assert view["budget"]["held"] == 0
+
+
+def test_what_is_held_by_a_call_under_way_is_busy_and_not_exhausted(small: GatewayThread, mock: Provider) -> None:
+    mock.behaviour = Behaviour(delay=0.6)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(call, small.web, "s", max_tokens=950)
+        until(lambda: holds(small.store))
+        second = call(small.web, "s", max_tokens=400)
+        assert second.error["code"] == "budget_busy"
+        assert "calls under way hold" in second.error["message"]
+        assert first.result().status == 200
+    mock.behaviour = Behaviour()
+    assert call(small.web, "s", max_tokens=100).status == 200
+
+
+@pytest.mark.parametrize("fault", ["status=500", "die=0", "html=1"])
+def test_a_call_that_fails_gives_back_what_it_held(small: GatewayThread, fault: str) -> None:
+    for _ in range(3):
+        assert call(small.web, "s", {"x-mock": fault}, max_tokens=900).status >= 500
+    assert holds(small.store) == 0
+    reply = call(small.web, "s", max_tokens=900)
+    assert reply.status == 200
+
+
+# --- how long an answer may be --------------------------------------------------------------------------------------------
+
+
+def test_an_answers_limit_is_lowered_to_what_is_left(small: GatewayThread, mock: Provider) -> None:
+    mock.push(Turn(text="word " * 3_000))
+    reply = call(small.web, "s", max_tokens=5_000)
+    assert reply.status == 200
+    assert 900 < sent(mock)["max_tokens"] < 1_000
+    assert reply.json["choices"][0]["finish_reason"] == "length"
+    assert reply.json["usage"]["total_tokens"] <= 1_000
+    assert call(small.web, "s").error["code"] == "budget_exhausted"
+
+
+def test_without_clamping_a_call_that_could_overspend_is_refused(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.tokens": 1_000, "budget.clamp_output": False})
+    assert call(gateway.web, "s", max_tokens=5_000).error["code"] == "budget_exhausted"
+    assert call(gateway.web, "s", max_tokens=500).status == 200
+    assert sent(mock)["max_tokens"] == 500
+
+
+def test_answers_asked_for_together_are_held_together(small: GatewayThread, mock: Provider) -> None:
+    assert call(small.web, "s", n=4, max_tokens=400).status == 200
+    assert 200 < sent(mock)["max_tokens"] < 250
+
+
+def test_a_call_without_a_limit_gets_one_where_the_model_has_none(small: GatewayThread, mock: Provider) -> None:
+    assert call(small.web, "s", max_tokens=None).status == 200
+    assert 900 < sent(mock)["max_tokens"] < 1_000
+
+
+def test_without_a_budget_nothing_of_the_request_changes(gateway: GatewayThread, session: str, mock: Provider) -> None:
+    body = b'{"model": "mock-small",  "messages": [{"role":"user","content":"hi"}], "max_tokens": 9000 }'
+    reply = gateway.web.send("POST", CHAT, body, {"x-session-id": session})
+    assert reply.status == 200
+    assert mock.calls[-1].body == body
+    assert reply.header("x-session-budget-limit-tokens") is None
+
+
+def test_a_stream_without_a_limit_takes_more_as_it_goes(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.tokens": 20_000})
+    mock.behaviour = Behaviour(chunks=4_000, interval=0.0008)
+    reply = call(gateway.web, "s", max_tokens=None, stream=True)
+    assert reply.status == 200
+    assert reply.data_lines[-1] == "[DONE]"
+    assert reply.totals[2] == mock.billed().total_tokens > 3_000
+    assert reply.comments["x-session-budget-remaining-tokens"] == str(20_000 - reply.totals[2])
+
+
+def test_a_stream_that_gets_no_more_ends_as_one_whose_length_was_reached(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.tokens": 6_000})
+    with ThreadPoolExecutor(2) as pool:
+        slow = {"x-mock": "chunks=6000;interval=0.001"}
+        stream = pool.submit(call, gateway.web, "s", slow, max_tokens=None, stream=True)
+        until(lambda: holds(gateway.store))
+        # The rest is held by another call, so that the stream's hold cannot grow.
+        other = pool.submit(call, gateway.web, "s", {"x-mock": "delay=7"}, max_tokens=3_800)
+        reply, _ = stream.result(), other
+        assert reply.data_lines[-1] == "[DONE]"
+        finish = [choice["finish_reason"] for event in reply.events for choice in event["choices"]]
+        assert finish[-1] == "length"
+        assert reply.header("x-session-usage-source") is not None
+        assert 1_000 < reply.totals[2] < 3_500
+
+
+# --- who declares, who decides --------------------------------------------------------------------------------------------
+
+
+def test_a_declared_budget_lowers_the_configured_one_and_never_raises_it(small: GatewayThread) -> None:
+    low = call(small.web, "a", {"x-session-budget-tokens": "200"})
+    assert low.header("x-session-budget-limit-tokens") == "200"
+    high = call(small.web, "b", {"x-session-budget-tokens": "999999"})
+    assert high.header("x-session-budget-limit-tokens") == "1000"
+    refused = call(small.web, "c", {"x-session-budget-tokens": "5"})
+    assert refused.error["code"] == "budget_exhausted"
+    assert "x-session-budget-tokens" in refused.error["message"]
+    both = call(small.web, "d", {"x-session-budget-usd": "0.01"})
+    assert both.error["code"] == "price_unknown"
+
+
+@pytest.mark.parametrize("value", ["-1", "1e9", "", "ten", "1" * 40, "0x10"])
+def test_a_declared_budget_that_is_no_number_is_refused(small: GatewayThread, value: str) -> None:
+    reply = call(small.web, "s", {"x-session-budget-tokens": value})
+    assert (reply.status, reply.error["param"]) == (400, "x-session-budget-tokens")
+
+
+def test_a_budget_in_dollars_holds_for_models_whose_price_is_known(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.usd": "0.05", "models": PRICED})
+    reply = call(gateway.web, "s", model="priced", max_tokens=4_000)
+    assert reply.header("x-session-budget-limit-usd") == "0.050000"
+    assert sent(mock)["max_tokens"] < 50, "1000 USD a million tokens: 0.05 USD are 50 of them"
+    assert float(reply.header("x-session-budget-remaining-usd") or 1) < 0.05
+    while reply.status == 200:
+        reply = call(gateway.web, "s", model="priced")
+    assert reply.error["code"] == "budget_exhausted"
+    assert "--usd 0.1" in reply.error["message"]
+    spent = gateway.web.get("/api/sessions/s").json
+    assert float(spent["cost_usd"]) <= 0.05
+    unknown = call(gateway.web, "s2", model="mock-small")
+    assert (unknown.status, unknown.error["code"]) == (400, "price_unknown")
+
+
+def test_a_budget_of_calls_counts_those_that_were_answered(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.calls": 2})
+    assert call(gateway.web, "s", {"x-mock": "status=500"}).status == 500
+    assert [call(gateway.web, "s").status for _ in range(3)] == [200, 200, 400]
+
+
+def test_a_budget_with_a_window_refills(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.calls": 1, "budget.window": "2s"})
+    assert [call(gateway.web, "s").status for _ in range(2)] == [200, 400]
+    assert "refills in" in call(gateway.web, "s").error["message"]
+    until(lambda: call(gateway.web, "s").status == 200, 4)
+
+
+# --- parents and keys -----------------------------------------------------------------------------------------------------
+
+
+def test_a_sub_agent_spends_the_budgets_of_the_whole_chain_above_it(small: GatewayThread) -> None:
+    assert call(small.web, "top").status == 200
+    assert call(small.web, "middle", {"x-parent-session-id": "top"}).status == 200
+    used = budget(small.web, "top")["used"]["tokens"]
+    leaf = call(small.web, "leaf", {"x-parent-session-id": "middle"})
+    spent = shown_usage(leaf.header("x-token-usage") or "")[2]
+    assert budget(small.web, "top")["used"]["tokens"] == used + spent
+    # It stays a child without the header.
+    assert call(small.web, "leaf").status == 200
+    assert budget(small.web, "top")["used"]["tokens"] == used + 2 * spent
+    limit(small, "top", tokens=1)
+    refused = call(small.web, "leaf")
+    assert refused.error["code"] == "budget_exhausted"
+    assert 'Session "top"' in refused.error["message"]
+
+
+def test_a_circle_of_parents_is_refused(small: GatewayThread) -> None:
+    assert call(small.web, "self", {"x-parent-session-id": "self"}).status == 400
+    assert call(small.web, "b", {"x-parent-session-id": "a"}).status == 200
+    circle = call(small.web, "a", {"x-parent-session-id": "b"})
+    assert (circle.status, circle.error["param"]) == (400, "x-parent-session-id")
+    other = call(small.web, "b", {"x-parent-session-id": "c"})
+    assert "one parent" in other.error["message"]
+
+
+def test_a_client_keys_budget_binds_all_its_sessions_and_no_other_keys(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    keys = [
+        {"name": "alice", "key": "alice-0123456789abcdef", "budget": {"calls": 3, "window": "1d"}},
+        {"name": "bob", "key": "bob-0123456789abcdef", "rpm": 2},
+    ]
+    gateway = gateway_server(mock_server.url, **{"auth.keys": keys})
+    alice = {"authorization": "Bearer alice-0123456789abcdef"}
+    assert [call(gateway.web, f"s{number}", alice).status for number in range(4)] == [200, 200, 200, 400]
+    assert 'The client key "alice"' in call(gateway.web, "s9", alice).error["message"]
+    bob = {"authorization": "Bearer bob-0123456789abcdef"}
+    replies = [call(gateway.web, "s", bob) for _ in range(3)]
+    assert [reply.status for reply in replies] == [200, 200, 429]
+    assert replies[-1].error["code"] == "rate_limit_exceeded"
+    assert 0 < int(replies[-1].header("retry-after") or 0) <= 60
+
+
+# --- what a crash leaves --------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_whose_worker_was_killed_is_charged_for_what_was_noted_when_its_lease_ends(
+    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+) -> None:
+    flags: dict[str, object] = {"budget.tokens": 100_000, "budget.lease_s": 5}
+    gateway = gateway_process(mock_server.url, **flags)
+    mock.behaviour = Behaviour(chunks=3_000, interval=0.01)
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(call, gateway.web, "s", stream=True, max_tokens=4_000)
+        until(lambda: holds(gateway.store))
+        time.sleep(2.5)
+        gateway.signal(signal.SIGKILL)
+        gateway.wait()
+        stream.exception()
+    with contextlib.closing(sqlite3.connect(gateway.store)) as db:
+        (noted,) = db.execute("SELECT noted FROM holds").fetchone()
+    assert noted > 50
+    again = gateway_process(mock_server.url, folder=gateway.folder, **flags)
+    view = until(lambda: again.web.get("/api/sessions/s").status == 200 and again.web.get("/api/sessions/s").json, 15)
+    usage = view["cumulative_token_usage"]
+    assert usage["output_tokens"] == noted
+    assert usage["estimated_tokens"] == usage["total_tokens"]
+    assert view["budget"]["held"] == 0
+    (record,) = again.web.get("/api/sessions/s/calls").json["calls"]
+    assert (record["outcome"], record["usage_source"]) == ("worker_lost", "estimated")

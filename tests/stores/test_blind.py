@@ -1,0 +1,70 @@
+"""While the store is away a worker spends what was left when it last looked, and no more."""
+
+from __future__ import annotations
+
+from gateway.core.ledger import AccountKey, Amount, Claim, Granted, Hold, Limits, Moment, Refused, Standing
+from gateway.stores.blind import Blind
+
+KEY = AccountKey("session", "alice", "s")
+CLAIM = Claim(KEY, Limits(tokens=100))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> Moment:
+        return Moment(self.seconds, self.seconds)
+
+
+def hold(tokens: int, claim: Claim = CLAIM, number: int = 1) -> Hold:
+    return Hold(f"h{number}", (claim,), Amount(tokens, 0, 1))
+
+
+def test_what_was_used_and_held_when_it_was_seen_is_gone() -> None:
+    blind = Blind()
+    blind.saw([Standing(KEY, CLAIM.configured, Amount(50), Amount(20))])
+    assert isinstance(blind.reserve(hold(31)), Refused)
+    assert isinstance(blind.reserve(hold(30)), Granted)
+    assert isinstance(blind.reserve(hold(1, number=2)), Refused)
+
+
+def test_a_session_nobody_saw_has_its_configured_budget() -> None:
+    blind = Blind()
+    assert isinstance(blind.reserve(hold(100)), Granted)
+    assert isinstance(blind.reserve(hold(1, number=2)), Refused)
+
+
+def test_what_a_call_cost_takes_the_place_of_its_hold() -> None:
+    blind = Blind()
+    first = hold(90)
+    assert isinstance(blind.reserve(first), Granted)
+    blind.settle(first, 0, Amount(10, 0, 1))
+    assert blind.standings([CLAIM])[0].left("tokens") == 90
+
+
+def test_limits_that_an_operator_set_hold_on() -> None:
+    blind = Blind()
+    blind.saw([Standing(KEY, Limits(tokens=500), Amount(), Amount())])
+    (claim,) = blind.claims([CLAIM])
+    assert isinstance(blind.reserve(hold(500, claim)), Granted)
+    lower = blind.claims([Claim(KEY, Limits(tokens=100), Limits(tokens=7))])[0]
+    assert lower.declared == Limits(tokens=7)
+
+
+def test_when_the_store_is_back_what_was_done_blindly_is_forgotten_and_a_late_settlement_changes_nothing() -> None:
+    blind, first = Blind(), hold(90)
+    blind.reserve(first)
+    blind.forget()
+    blind.settle(first, 0, Amount(10, 0, 1))
+    assert blind.standings([CLAIM])[0].left("tokens") == 100
+
+
+def test_a_window_refills_while_the_store_is_away() -> None:
+    clock = Clock()
+    blind, claim = Blind(clock), Claim(KEY, Limits(tokens=100, window_s=60))
+    assert isinstance(blind.reserve(hold(100, claim)), Granted)
+    blind.settle(hold(100, claim), 0, Amount(100))
+    assert isinstance(blind.reserve(hold(1, claim, 2)), Refused)
+    clock.seconds = 61
+    assert isinstance(blind.reserve(hold(100, claim, 3)), Granted)

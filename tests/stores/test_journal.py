@@ -1,0 +1,127 @@
+"""What a journal took survives its worker, is read once it has no owner, and half a line harms nothing."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.core.ports import CallRecord
+from gateway.stores.journal import Journal
+
+MakeRecord = Callable[..., CallRecord]
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.journal"))
+
+
+def read(folder: Path) -> list[CallRecord]:
+    """What a journal of another worker finds."""
+    return [record for left in Journal(folder).left_behind() for record in left.records()]
+
+
+def test_what_was_appended_is_found_when_its_worker_is_gone(tmp_path: Path, record: MakeRecord) -> None:
+    journal, records = Journal(tmp_path / "new" / "folder"), [record(), record("t")]
+    for one in records:
+        journal.append(one)
+    assert read(tmp_path / "new" / "folder") == [], "its worker still lives"
+    journal.close()
+    assert read(tmp_path / "new" / "folder") == records
+
+
+def test_a_file_is_the_owners_alone(tmp_path: Path, record: MakeRecord) -> None:
+    journal = Journal(tmp_path)
+    journal.append(record())
+    (file,) = files(tmp_path)
+    assert file.stat().st_mode & 0o077 == 0
+
+
+def test_what_was_settled_is_gone(tmp_path: Path, record: MakeRecord) -> None:
+    journal = Journal(tmp_path)
+    journal.append(record())
+    journal.clear()
+    journal.clear()
+    assert files(tmp_path) == []
+    journal.append(record())
+    assert len(files(tmp_path)) == 1
+
+
+def test_no_file_takes_the_place_of_one_that_waits(tmp_path: Path, record: MakeRecord) -> None:
+    first = Journal(tmp_path)
+    for _ in range(3):
+        first.append(record())
+        first.close()
+    assert len(files(tmp_path)) == 3
+    assert len(read(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("cut", [2, 5, 9, 40, 200])
+def test_a_torn_tail_is_left_out_and_what_stands_before_it_is_not(tmp_path: Path, record: MakeRecord, cut: int) -> None:
+    journal, whole = Journal(tmp_path), record()
+    journal.append(whole)
+    journal.append(record())
+    journal.close()
+    (file,) = files(tmp_path)
+    os.truncate(file, file.stat().st_size - cut)
+    assert read(tmp_path) == [whole]
+
+
+def test_a_line_that_was_damaged_hides_no_other(tmp_path: Path, record: MakeRecord) -> None:
+    journal, first, last = Journal(tmp_path), record(), record()
+    for one in (first, record(), last):
+        journal.append(one)
+    journal.close()
+    (file,) = files(tmp_path)
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(lines[0] + lines[1].replace(b'"call_id"', b'"call_ix"') + b"\xff nonsense\n\n" + lines[2])
+    assert read(tmp_path) == [first, last]
+
+
+def test_a_file_is_looked_at_by_one_at_a_time_and_gone_when_it_is_settled(tmp_path: Path, record: MakeRecord) -> None:
+    journal = Journal(tmp_path)
+    journal.append(record())
+    journal.close()
+    for left in Journal(tmp_path).left_behind():
+        assert read(tmp_path) == []
+        left.delete()
+    assert files(tmp_path) == []
+
+
+def test_a_full_disk_is_told_and_leaves_no_half_line(tmp_path: Path, record: MakeRecord) -> None:
+    journal, first, last = Journal(tmp_path), record(), record()
+    journal.append(first)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (files(tmp_path)[0].stat().st_size + 100, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            journal.append(record())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    journal.append(last)
+    journal.close()
+    assert read(tmp_path) == [first, last]
+
+
+def test_a_folder_that_cannot_be_made_is_told(record: MakeRecord) -> None:
+    with pytest.raises(OSError, match=r"Not a directory|File exists|Permission"):
+        Journal(Path("/dev/null/journal")).append(record())
+
+
+def test_it_outlives_a_kill(tmp_path: Path) -> None:
+    script = f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent.parent.parent)!r})
+from pathlib import Path
+from tests.stores.conftest import _TEMPLATE
+from gateway.stores.journal import Journal
+Journal(Path({str(tmp_path)!r})).append(_TEMPLATE)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", script], check=False)
+    assert len(read(tmp_path)) == 1

@@ -1,0 +1,139 @@
+"""Open holds are kept alive and extended; those nobody keeps are settled by whoever looks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from decimal import Decimal
+
+import pytest
+
+from gateway.core.errors import StoreUnavailable
+from gateway.core.ledger import Amount, Claim, Granted, Hold, Limits, Moment
+from gateway.core.ports import LOST, CallRecord, OpenHold, SessionKey
+from gateway.core.usage import Charge, Usage
+from gateway.stores.leases import Lease, Leases
+from gateway.stores.memory import MemoryStore
+
+MakeRecord = Callable[..., CallRecord]
+KEY = SessionKey("alice", "s")
+CLAIM = Claim(KEY.account, Limits(tokens=10_000))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 100.0
+
+    def __call__(self) -> Moment:
+        return Moment(self.seconds, self.seconds)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(clock: Clock) -> MemoryStore:
+    return MemoryStore(moment=clock)
+
+
+@pytest.fixture
+async def leases(store: MemoryStore) -> AsyncIterator[Leases]:
+    made = Leases(store, store.settle, lease_s=60, tick_s=0.01, sweep_s=0.01)
+    yield made
+    await made.aclose()
+
+
+def opened(record: CallRecord) -> OpenHold:
+    charge = Charge(Usage.of(100, 0), "estimated", Decimal("0.1"))
+    lost = CallRecord(
+        **{name: getattr(record, name) for name in record.__slots__}
+        | {"outcome": LOST, "charge": charge, "accounts": (KEY.account,), "spent": Amount(100, 10**8, 1)}
+    )
+    hold = Hold(record.call_id, (CLAIM,), Amount(100, 0, 1), Amount(1), 0, 2_000)
+    return OpenHold(hold, lost, unit_usd=Decimal("0.01"))
+
+
+async def taken(store: MemoryStore, record: CallRecord) -> Granted:
+    granted = await store.reserve(opened(record), 60)
+    assert isinstance(granted, Granted)
+    return granted
+
+
+async def test_a_hold_that_is_kept_does_not_end_with_its_lease(
+    leases: Leases, store: MemoryStore, clock: Clock, record: MakeRecord
+) -> None:
+    one = record()
+    await taken(store, one)
+    lease = leases.open(Lease(one.call_id, 2_000, delivered=lambda: 7))
+    for _ in range(5):
+        clock.seconds += 50
+        lease.renewed_at = -1_000
+        await leases.tick()
+        assert await store.overdue(9) == []
+
+
+async def test_what_was_delivered_is_noted_and_charged_when_nobody_settles(
+    leases: Leases, store: MemoryStore, clock: Clock, record: MakeRecord
+) -> None:
+    one = record()
+    await taken(store, one)
+    leases.open(Lease(one.call_id, 2_000, delivered=lambda: 250))
+    await leases.tick()
+    clock.seconds += 61
+    await leases.sweep()
+    assert (await store.totals(KEY)).calls == 0, "it is ours, and will be settled"
+    leases.close(one.call_id)
+    await leases.sweep()
+    totals = await store.totals(KEY)
+    assert (totals.input_tokens, totals.output_tokens, totals.estimated_tokens) == (100, 250, 350)
+    assert totals.cost_usd == Decimal("2.6")
+    (stands,) = await store.standings([CLAIM])
+    assert (stands.used, stands.held) == (Amount(350, 2_600_000_000, 1), Amount())
+    await leases.sweep()
+    assert await store.totals(KEY) == totals
+
+
+async def test_a_hold_grows_with_its_stream_until_there_is_no_more(
+    leases: Leases, store: MemoryStore, record: MakeRecord
+) -> None:
+    one, delivered = record(), 0
+    granted = await taken(store, one)
+    lease = leases.open(Lease(one.call_id, granted.units, step=2_048, delivered=lambda: delivered))
+    for delivered in range(500, 9_900, 500):
+        await leases.tick()
+        assert not lease.is_over
+        assert lease.tokens >= delivered
+    assert lease.tokens == 9_900
+    delivered = 9_900
+    await leases.tick()
+    assert lease.is_over
+
+
+async def test_a_unit_of_several_answers_holds_a_token_of_each(
+    leases: Leases, store: MemoryStore, record: MakeRecord
+) -> None:
+    one = record()
+    await taken(store, one)
+    lease = leases.open(Lease(one.call_id, 100, step=50, answers=3, delivered=lambda: 1))
+    await leases.tick()
+    assert lease.tokens == 100 + 50 * 3
+
+
+async def test_a_store_that_is_away_ends_nothing(store: MemoryStore, record: MakeRecord) -> None:
+    class Away(MemoryStore):
+        async def renew(self, noted: object) -> None:
+            raise StoreUnavailable("away")
+
+        async def overdue(self, limit: int) -> list[OpenHold]:
+            raise StoreUnavailable("away")
+
+    away = Away()
+    leases = Leases(away, away.settle, lease_s=60, tick_s=0.01, sweep_s=0.01)
+    leases.start()
+    lease = leases.open(Lease("x", 10, delivered=lambda: 5))
+    await asyncio.sleep(0.1)
+    assert not lease.is_over
+    assert lease.noted == 0
+    await leases.aclose()

@@ -1,0 +1,784 @@
+"""What every store must do with accounts and holds, whatever it is made of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any, TypeVar
+
+import pytest
+
+from gateway.core.ledger import (
+    MOST,
+    NO_LIMITS,
+    NOTHING,
+    AccountKey,
+    Amount,
+    Claim,
+    Granted,
+    Hold,
+    Limits,
+    Refused,
+    Standing,
+)
+from gateway.core.ports import LOST, CallRecord, OpenHold, SessionKey, Store
+from gateway.core.usage import Charge, Totals, Usage
+from tests.stores.files import Clock, Time
+
+T = TypeVar("T")
+MakeRecord = Callable[..., CallRecord]
+
+SESSION = SessionKey("alice", "s")
+S = SESSION.account
+PARENT = AccountKey("session", "alice", "parent")
+KEY = AccountKey("key", "alice")
+RATE = AccountKey("rate", "alice")
+LEASE_S = 30.0
+TEN = Amount(10)
+
+
+async def soon(work: Awaitable[T]) -> T:
+    """A store that never answers fails the test instead of stopping it."""
+    return await asyncio.wait_for(work, 5)
+
+
+def claim(key: AccountKey = S, tokens: int | None = None, *, declared: Limits = NO_LIMITS, **limits: Any) -> Claim:
+    return Claim(key, Limits(tokens, **limits), declared)
+
+
+Make = Callable[..., OpenHold]
+
+
+@pytest.fixture
+def hold(record: MakeRecord) -> Make:
+    """Makes a hold, of 10 tokens and no unit unless told; its id is that of the record that would be written for it."""
+
+    def make(*claims: Claim, fixed: Amount = TEN, session: str | None = "s", **fields: Any) -> OpenHold:
+        keys = tuple(one.key for one in claims)
+        lost = record(session, outcome=LOST, accounts=keys, spent=fixed, charge=Charge(Usage.of(7, 0), "estimated"))
+        named = {name: fields.pop(name) for name in ("unit", "least", "most", "id") if name in fields}
+        return OpenHold(Hold(named.pop("id", lost.call_id), claims, fixed, **named), lost, **fields)
+
+    return make
+
+
+def spends(opened: OpenHold, spent: Amount, **fields: Any) -> CallRecord:
+    """The record that settles a hold."""
+    tokens = Charge(Usage.of(spent.tokens, 0), "provider", Decimal(0))
+    changed = {"outcome": "ok", "charge": tokens, "spent": spent, **fields}
+    return replace(opened.lost, **changed)
+
+
+async def standing(store: Store, of: Claim | AccountKey = S) -> Standing:
+    [found] = await soon(store.standings([of if isinstance(of, Claim) else Claim(of)]))
+    return found
+
+
+async def used_and_held(store: Store, of: Claim | AccountKey = S) -> tuple[Amount, Amount]:
+    found = await standing(store, of)
+    return found.used, found.held
+
+
+async def take(store: Store, opened: OpenHold, lease_s: float = LEASE_S) -> Granted | Refused:
+    return await soon(store.reserve(opened, lease_s))
+
+
+async def granted(store: Store, opened: OpenHold, lease_s: float = LEASE_S) -> int:
+    """Units of a hold that is granted."""
+    outcome = await take(store, opened, lease_s)
+    assert isinstance(outcome, Granted), outcome
+    return outcome.units
+
+
+async def refused(store: Store, opened: OpenHold) -> Refused:
+    outcome = await take(store, opened)
+    assert isinstance(outcome, Refused), outcome
+    return outcome
+
+
+async def overdue(store: Store, limit: int = 100) -> list[str]:
+    return sorted(one.hold.id for one in await soon(store.overdue(limit)))
+
+
+# --- reserving ----------------------------------------------------------------------------------------------------------
+
+
+async def test_an_account_that_nobody_used_stands_at_nothing_within_its_limits(store: Store) -> None:
+    limits = Limits(100, 200, 3)
+    found = await soon(store.standings([Claim(S, limits), Claim(KEY), Claim(RATE, Limits(calls=5, window_s=60))]))
+    assert found[0] == Standing(S, limits, NOTHING, NOTHING)
+    assert found[1] == Standing(KEY, NO_LIMITS, NOTHING, NOTHING)
+    assert found[2] == Standing(RATE, Limits(calls=5, window_s=60), NOTHING, NOTHING, 60)
+    assert await soon(store.standings([])) == ()
+
+
+async def test_a_hold_is_on_every_account_of_a_call_and_the_answer_says_how_they_stand(
+    store: Store, hold: Make
+) -> None:
+    opened = hold(claim(S, 100), claim(KEY, 1_000), fixed=Amount(10, 20, 1))
+    outcome = await take(store, opened)
+    assert isinstance(outcome, Granted)
+    assert [one.key for one in outcome.standings] == [S, KEY]
+    assert [one.held for one in outcome.standings] == [Amount(10, 20, 1)] * 2
+    assert [one.limits.tokens for one in outcome.standings] == [100, 1_000]
+    assert await used_and_held(store, S) == (NOTHING, Amount(10, 20, 1))
+    assert await used_and_held(store, KEY) == (NOTHING, Amount(10, 20, 1))
+
+
+@pytest.mark.parametrize("dimension", ["tokens", "nano_usd", "calls"])
+async def test_a_hold_is_granted_up_to_the_limit_and_not_one_further(store: Store, hold: Make, dimension: str) -> None:
+    limits = Limits(**{dimension: 20})
+    for _ in range(2):
+        await granted(store, hold(Claim(S, limits), fixed=Amount(10, 10, 10)))
+    outcome = await refused(store, hold(Claim(S, limits), fixed=Amount(1, 1, 1)))
+    assert (outcome.dimension, outcome.needed, outcome.standing.left(outcome.dimension)) == (dimension, 1, 0)
+    assert await used_and_held(store) == (NOTHING, Amount(20, 20, 20))
+
+
+async def test_a_hold_of_nothing_in_the_limited_dimension_is_granted(store: Store, hold: Make) -> None:
+    await granted(store, hold(claim(S, 0), fixed=Amount(0, 5, 1)))
+    assert (await standing(store)).held == Amount(0, 5, 1)
+
+
+async def test_what_calls_under_way_hold_is_busy_and_what_was_spent_is_exhausted(store: Store, hold: Make) -> None:
+    first = hold(claim(S, 20), fixed=Amount(15))
+    await granted(store, first)
+    assert (await refused(store, hold(claim(S, 20)))).is_busy
+    await soon(store.settle(spends(first, Amount(11))))
+    outcome = await refused(store, hold(claim(S, 20)))
+    assert not outcome.is_busy
+    assert outcome.standing == Standing(S, Limits(20), Amount(11), NOTHING)
+
+
+async def test_a_refusal_takes_nothing_on_any_account(store: Store, hold: Make) -> None:
+    claims = [claim(S, 100), claim(KEY, 5), claim(RATE, calls=1, window_s=60)]
+    for order in (claims, claims[::-1], [claims[1], claims[2], claims[0]]):
+        outcome = await refused(store, hold(*order))
+        assert outcome.standing.key == KEY
+    for one in claims:
+        assert await used_and_held(store, one) == (NOTHING, NOTHING)
+    assert await overdue(store) == []
+    assert await soon(store.extend("nobody", 5)) is None
+
+
+async def test_the_first_account_of_a_call_that_refuses_is_named(store: Store, hold: Make) -> None:
+    assert (await refused(store, hold(claim(S, 100), claim(KEY, 1), claim(PARENT, 1)))).standing.key == KEY
+
+
+async def test_units_are_as_many_as_the_narrowest_account_and_dimension_have_left(store: Store, hold: Make) -> None:
+    narrow = [claim(S, 1_000), claim(PARENT, 500, nano_usd=10_000), claim(KEY, nano_usd=2_099)]
+    opened = hold(*narrow, fixed=Amount(10, 100, 1), unit=Amount(1, 10), least=1, most=10_000)
+    assert await granted(store, opened) == 199
+    for one in narrow:
+        assert await used_and_held(store, one) == (NOTHING, Amount(209, 2_090, 1))
+
+
+async def test_units_are_no_more_than_asked_and_a_call_that_cannot_have_the_least_is_refused(
+    store: Store, hold: Make
+) -> None:
+    assert await granted(store, hold(claim(S, 100), unit=Amount(1), least=5, most=20)) == 20
+    assert await granted(store, hold(claim(S, 100), unit=Amount(2), least=5, most=20)) == 20
+    outcome = await refused(store, hold(claim(S, 100), unit=Amount(2), least=6, most=20))
+    assert (outcome.needed, outcome.standing.left("tokens"), outcome.is_busy) == (22, 20, True)
+    assert await granted(store, hold(claim(S, 100), unit=Amount(2), least=5, most=20)) == 5
+
+
+async def test_where_nothing_is_limited_all_that_is_asked_is_held(store: Store, hold: Make) -> None:
+    assert await granted(store, hold(claim(S), unit=Amount(3, 7), most=10**9)) == 10**9
+    assert (await standing(store)).held == Amount(10 + 3 * 10**9, 7 * 10**9)
+
+
+async def test_the_same_hold_again_is_one_hold(store: Store, hold: Make) -> None:
+    opened = hold(claim(S, 100), unit=Amount(1), most=50)
+    first, second = await take(store, opened), await take(store, opened)
+    assert first == second
+    assert isinstance(first, Granted)
+    assert first.units == 50
+    assert (await standing(store)).held == Amount(60)
+
+
+async def test_a_hold_that_comes_after_its_call_was_settled_takes_nothing(store: Store, hold: Make) -> None:
+    opened = hold(claim(S, 100), claim(KEY, 100), claim(RATE, calls=9, window_s=60), least=3, most=5, unit=Amount(1))
+    await soon(store.settle(spends(opened, Amount(4))))
+    await take(store, opened)
+    assert await used_and_held(store, S) == (Amount(4), NOTHING)
+    assert await used_and_held(store, KEY) == (Amount(4), NOTHING)
+    assert await used_and_held(store, claim(RATE, calls=9, window_s=60)) == (NOTHING, NOTHING)
+    assert await soon(store.extend(opened.hold.id, 5)) is None
+
+
+@pytest.mark.parametrize("charge", [Charge(Usage.of(1, 1), "provider"), None], ids=["charged", "not charged"])
+async def test_a_hold_that_comes_after_its_call_was_taken_for_lost_takes_nothing(
+    store: Store, hold: Make, charge: Charge | None
+) -> None:
+    opened = hold(claim(S, 100))
+    await soon(store.settle(replace(opened.as_lost(), charge=charge)))
+    await take(store, opened)
+    assert await used_and_held(store) == (Amount(10), NOTHING)
+
+
+async def test_accounts_of_one_name_and_another_kind_or_spelling_are_others(store: Store, hold: Make) -> None:
+    await granted(store, hold(claim(S, 10), session=None))
+    others = [
+        AccountKey("session", "alice", "S"),
+        AccountKey("session", "", "alice/s"),
+        AccountKey("session", "alice/s", ""),
+        AccountKey("key", "alice", ""),
+        AccountKey("key", "alice/s", ""),
+        AccountKey("rate", "alice", ""),
+        AccountKey("key", "alice", "s"),
+        AccountKey("session", "alice", "s:a"),
+        AccountKey("session", "alice}", "{s"),
+    ]
+    for other in others:
+        assert await used_and_held(store, other) == (NOTHING, NOTHING)
+    await granted(store, hold(*(claim(other, 10) for other in others if other.kind != "rate"), session=None))
+    assert await used_and_held(store, S) == (NOTHING, Amount(10))
+
+
+async def test_the_largest_amounts_are_counted_exactly(store: Store, hold: Make) -> None:
+    opened = hold(claim(S, MOST), fixed=Amount(MOST - 10, MOST - 1), unit=Amount(3), most=9)
+    assert await granted(store, opened) == 3
+    assert (await standing(store)).held == Amount(MOST - 1, MOST - 1)
+    assert await granted(store, hold(claim(S, MOST), fixed=Amount(1))) == 0
+    await refused(store, hold(claim(S, MOST), fixed=Amount(1)))
+    await soon(store.settle(spends(opened, Amount(MOST - 1, MOST - 1))))
+    assert await used_and_held(store) == (Amount(MOST - 1, MOST - 1), Amount(1))
+
+
+async def test_units_are_divided_exactly_where_no_double_could(store: Store, hold: Make) -> None:
+    for most, unit in ((MOST - 1, 3), (MOST - 2, 7), (2**52 + 1, 2**26 + 1), (MOST - 1, MOST - 1)):
+        key = AccountKey("session", "alice", f"{most}-{unit}")
+        opened = hold(claim(key, most), fixed=NOTHING, unit=Amount(unit), most=MOST)
+        assert await granted(store, opened) == most // unit
+        assert (await standing(store, key)).held == Amount(most // unit * unit)
+
+
+async def test_a_sum_stops_at_what_can_be_counted_and_never_turns(store: Store, hold: Make) -> None:
+    for _ in range(3):
+        opened = hold(claim(S), fixed=Amount(MOST, MOST, MOST))
+        await granted(store, opened)
+        await soon(store.settle(spends(opened, Amount(MOST, MOST, MOST))))
+    assert await used_and_held(store) == (Amount(MOST, MOST, MOST), NOTHING)
+
+
+# --- settling -----------------------------------------------------------------------------------------------------------
+
+
+async def test_settling_gives_the_hold_back_and_charges_what_was_spent_more_or_less(store: Store, hold: Make) -> None:
+    used = 0
+    for spent in (3, 10, 25):
+        opened = hold(claim(S, 100), claim(KEY, 100))
+        await granted(store, opened)
+        await soon(store.settle(spends(opened, Amount(spent, spent, 1))))
+        used += spent
+        for key in (S, KEY):
+            found = await standing(store, key)
+            assert (found.used.tokens, found.held) == (used, NOTHING)
+
+
+async def test_an_overspent_account_grants_nothing_more(store: Store, hold: Make) -> None:
+    opened = hold(claim(S, 100))
+    await granted(store, opened)
+    await soon(store.settle(spends(opened, Amount(150))))
+    outcome = await refused(store, hold(claim(S, 100), fixed=Amount(1)))
+    assert (outcome.standing.left("tokens"), outcome.standing.used_fraction) == (0, 1.5)
+
+
+async def test_settling_again_gives_back_and_charges_once(store: Store, hold: Make) -> None:
+    opened, other = hold(claim(S, 100)), hold(claim(S, 100))
+    await granted(store, other)
+    await granted(store, opened)
+    for spent in (5, 5, 9):
+        await soon(store.settle(spends(opened, Amount(spent))))
+    assert await used_and_held(store) == (Amount(5), Amount(10))
+    assert (await store.totals(SESSION)).total_tokens == 5
+
+
+async def test_a_call_without_a_hold_is_charged_to_its_accounts_once(store: Store, record: MakeRecord) -> None:
+    call = record(accounts=(S, PARENT, KEY, RATE), spent=Amount(7, 8, 1))
+    for _ in range(2):
+        await soon(store.settle(call))
+    for key in (S, PARENT, KEY):
+        assert await used_and_held(store, key) == (Amount(7, 8, 1), NOTHING)
+    assert await used_and_held(store, RATE) == (NOTHING, NOTHING)
+
+
+@pytest.mark.parametrize("session", ["s", None])
+async def test_a_call_without_a_charge_gives_its_hold_back(store: Store, hold: Make, session: str | None) -> None:
+    opened = hold(claim(S, 100), claim(KEY, 100), session=session)
+    await granted(store, opened)
+    await soon(store.settle(spends(opened, NOTHING, charge=None, outcome="upstream_error")))
+    for key in (S, KEY):
+        assert await used_and_held(store, key) == (NOTHING, NOTHING)
+    assert await soon(store.extend(opened.hold.id, 1)) is None
+
+
+async def test_a_hold_is_given_back_on_all_its_accounts_whatever_the_record_names(store: Store, hold: Make) -> None:
+    opened = hold(claim(S, 100), claim(KEY, 100))
+    await granted(store, opened)
+    await soon(store.settle(spends(opened, Amount(4), accounts=(PARENT,))))
+    assert [await used_and_held(store, key) for key in (S, KEY, PARENT)] == [
+        (NOTHING, NOTHING),
+        (NOTHING, NOTHING),
+        (Amount(4), NOTHING),
+    ]
+
+
+async def test_a_call_without_a_session_is_charged_to_its_accounts(store: Store, hold: Make) -> None:
+    opened = hold(claim(KEY, 100), session=None)
+    await granted(store, opened)
+    assert await soon(store.settle(spends(opened, Amount(4)))) == Totals()
+    assert await used_and_held(store, KEY) == (Amount(4), NOTHING)
+
+
+# --- extending ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_hold_is_extended_by_what_is_left_and_all_of_it_is_given_back(store: Store, hold: Make) -> None:
+    claims = (claim(S, 100), claim(KEY, nano_usd=300))
+    opened = hold(*claims, fixed=Amount(10, 20), unit=Amount(1, 5), most=20)
+    assert await granted(store, opened) == 20
+    outcome = await soon(store.extend(opened.hold.id, 30))
+    assert outcome is not None
+    assert (outcome.units, [one.held for one in outcome.standings]) == (30, [Amount(60, 270)] * 2)
+    for units in (6, 0):
+        outcome = await soon(store.extend(opened.hold.id, 30))
+        assert outcome is not None
+        assert outcome.units == units
+    await soon(store.settle(spends(opened, Amount(66, 300))))
+    for key in (S, KEY):
+        assert await used_and_held(store, key) == (Amount(66, 300), NOTHING)
+
+
+async def test_there_is_nothing_to_extend_for_an_unknown_a_refused_or_a_settled_hold(store: Store, hold: Make) -> None:
+    refused_hold, settled = hold(claim(KEY, 1)), hold(claim(S))
+    await refused(store, refused_hold)
+    await granted(store, settled)
+    await soon(store.settle(spends(settled, NOTHING)))
+    for name in ("unknown", refused_hold.hold.id, settled.hold.id):
+        assert await soon(store.extend(name, 5)) is None
+    assert (await standing(store)).held == NOTHING
+
+
+async def test_an_extension_holds_nothing_on_the_count_of_requests(store: Store, hold: Make) -> None:
+    rate = claim(RATE, calls=5, window_s=60)
+    opened = hold(claim(S, 100), rate, fixed=Amount(1, 0, 1), unit=Amount(1, 0), most=1)
+    await granted(store, opened)
+    await soon(store.extend(opened.hold.id, 10))
+    assert await used_and_held(store, rate) == (Amount(calls=1), NOTHING)
+    assert (await standing(store, S)).held == Amount(12, 0, 1)
+
+
+# --- leases -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_hold_is_overdue_when_its_lease_has_ended_and_stays_until_it_is_settled(
+    store: Store, hold: Make, moments: Time
+) -> None:
+    opened = hold(claim(S, 100), unit=Amount(1), most=5, unit_usd=Decimal("0.0000001"))
+    await granted(store, opened)
+    moments.go_on(LEASE_S - 2)
+    assert await overdue(store) == []
+    moments.go_on(4)
+    for _ in range(2):
+        assert await soon(store.overdue(10)) == [replace(opened, units=5)]
+    assert (await standing(store)).held == Amount(15)
+    await soon(store.settle(opened.as_lost()))
+    assert await overdue(store) == []
+    assert await used_and_held(store) == (Amount(10), NOTHING)
+
+
+async def test_a_renewed_hold_is_not_overdue_and_knows_what_was_delivered(
+    store: Store, hold: Make, moments: Time
+) -> None:
+    one, two, other = (hold(claim(S), session=session) for session in ("s", "t", None))
+    for opened in (one, two, other):
+        await granted(store, opened)
+    moments.go_on(LEASE_S - 2)
+    await soon(store.renew({one.hold.id: 40, two.hold.id: 0, "unknown": 9}))
+    moments.go_on(4)
+    assert await overdue(store) == [other.hold.id]
+    await soon(store.renew({one.hold.id: 30}))
+    moments.go_on(LEASE_S + 2)
+    found = {opened.hold.id: opened.noted for opened in await soon(store.overdue(10))}
+    assert found == {one.hold.id: 40, two.hold.id: 0, other.hold.id: 0}
+    await soon(store.renew({}))
+
+
+async def test_the_lease_of_a_hold_is_its_own(store: Store, hold: Make, moments: Time) -> None:
+    short, long = hold(claim(S)), hold(claim(S))
+    await granted(store, short, 10)
+    await granted(store, long, 100)
+    moments.go_on(50)
+    assert await overdue(store) == [short.hold.id]
+    moments.go_on(60)
+    assert await overdue(store) == sorted([short.hold.id, long.hold.id])
+
+
+async def test_no_more_overdue_holds_than_asked_for_come_at_once_over_all_sessions(
+    store: Store, hold: Make, moments: Time
+) -> None:
+    opened = [hold(claim(AccountKey("session", "alice", f"s{number}")), session=f"s{number}") for number in range(6)]
+    await asyncio.gather(*(granted(store, one) for one in opened))
+    moments.go_on(LEASE_S + 2)
+    seen = set[str]()
+    while found := await soon(store.overdue(2)):
+        assert len(found) <= 2
+        assert not seen & {one.hold.id for one in found}
+        seen |= {one.hold.id for one in found}
+        for one in found:
+            await soon(store.settle(one.as_lost()))
+    assert seen == {one.hold.id for one in opened}
+
+
+async def test_what_a_lost_call_had_delivered_is_charged(store: Store, hold: Make, moments: Time) -> None:
+    opened = hold(claim(S, 1_000), unit=Amount(1), most=100, unit_usd=Decimal("0.000001"))
+    await granted(store, opened)
+    await soon(store.renew({opened.hold.id: 42}))
+    moments.go_on(LEASE_S + 2)
+    [found] = await soon(store.overdue(10))
+    totals = await soon(store.settle(found.as_lost()))
+    assert (totals.input_tokens, totals.output_tokens, totals.estimated_calls) == (7, 42, 1)
+    assert await used_and_held(store) == (Amount(52, 42_000), NOTHING)
+
+
+async def test_a_clock_that_was_set_back_or_ahead_neither_ends_nor_prolongs_a_lease(
+    embedded: Store, hold: Make, moments: Time
+) -> None:
+    opened = hold(claim(S))
+    await granted(embedded, opened)
+    for wall in (10**9, -(10**9)):
+        moments.wall += wall
+        assert await overdue(embedded) == []
+    moments.wall -= 10**6
+    moments.mono += LEASE_S + 1
+    assert await overdue(embedded) == [opened.hold.id]
+
+
+@pytest.mark.parametrize(("boot", "mono"), [("second boot", 10**6), ("second boot", 1.0), ("first boot", 1.0)])
+async def test_a_hold_of_an_earlier_boot_has_no_owner_any_more(
+    embedded: Store, hold: Make, moments: Time, boot: str, mono: float
+) -> None:
+    opened = hold(claim(S))
+    await granted(embedded, opened)
+    moments.boot, moments.mono = boot, mono
+    assert await overdue(embedded) == [opened.hold.id]
+    await soon(embedded.renew({opened.hold.id: 1}))
+    assert await overdue(embedded) == []
+
+
+# --- lost and found -----------------------------------------------------------------------------------------------------
+
+
+async def test_the_record_of_a_call_that_was_taken_for_lost_takes_the_place_of_what_was_written(
+    store: Store, hold: Make, moments: Time
+) -> None:
+    opened = hold(claim(S, 100), claim(KEY, 100))
+    await granted(store, opened)
+    moments.go_on(LEASE_S + 2)
+    await soon(store.settle(spends(hold(claim(S)), Amount(5))))
+    await soon(store.settle(opened.as_lost()))
+    real = spends(opened, Amount(33, 5, 1))
+    totals = await soon(store.settle(real))
+    assert (totals.calls, totals.total_tokens, totals.estimated_calls, totals.estimated_tokens) == (2, 38, 0, 0)
+    assert await store.totals(SESSION) == totals
+    assert await used_and_held(store, S) == (Amount(38, 5, 1), NOTHING)
+    assert await used_and_held(store, KEY) == (Amount(33, 5, 1), NOTHING)
+    assert await store.call("alice", opened.hold.id) == real
+    assert [one.outcome for one in await store.calls(SESSION, 10)] == ["ok", "ok"]
+    for late in (real, opened.as_lost(), spends(opened, Amount(90))):
+        assert await soon(store.settle(late)) == totals
+    assert await used_and_held(store, KEY) == (Amount(33, 5, 1), NOTHING)
+    assert await store.call("alice", opened.hold.id) == real
+
+
+async def test_a_call_that_was_settled_is_not_lost(store: Store, hold: Make) -> None:
+    opened = hold(claim(S, 100))
+    await granted(store, opened)
+    real = spends(opened, Amount(3))
+    totals = await soon(store.settle(real))
+    assert await soon(store.settle(opened.as_lost())) == totals
+    assert await used_and_held(store) == (Amount(3), NOTHING)
+    assert await store.call("alice", opened.hold.id) == real
+
+
+async def test_a_lost_call_that_cost_nothing_after_all_is_taken_back(store: Store, hold: Make) -> None:
+    opened = hold(claim(S, 100))
+    await granted(store, opened)
+    await soon(store.settle(opened.as_lost()))
+    totals = await soon(store.settle(spends(opened, NOTHING, charge=None, outcome="upstream_error")))
+    assert totals == Totals()
+    assert await used_and_held(store) == (NOTHING, NOTHING)
+
+
+async def test_a_lost_call_of_unknown_cost_is_charged_when_its_record_comes(store: Store, hold: Make) -> None:
+    opened = hold(claim(S, 100))
+    await granted(store, opened)
+    await soon(store.settle(replace(opened.as_lost(), charge=None, spent=NOTHING)))
+    totals = await soon(store.settle(spends(opened, Amount(6))))
+    assert (totals.calls, totals.total_tokens) == (1, 6)
+    assert await store.totals(SESSION) == totals
+    assert await used_and_held(store) == (Amount(6), NOTHING)
+
+
+async def test_a_correction_after_a_reset_leaves_no_total_below_zero(store: Store, hold: Make) -> None:
+    opened = hold(claim(S, 100))
+    await soon(store.settle(opened.as_lost()))
+    assert await store.reset(SESSION)
+    totals = await soon(store.settle(spends(opened, Amount(3))))
+    assert (totals.calls, totals.total_tokens, totals.estimated_calls, totals.estimated_tokens) == (1, 3, 0, 0)
+    assert await store.totals(SESSION) == totals
+    assert await used_and_held(store) == (Amount(3), NOTHING)
+
+
+async def test_a_lost_call_without_a_session_is_corrected_on_its_accounts(store: Store, hold: Make) -> None:
+    opened = hold(claim(KEY, 100), session=None)
+    await granted(store, opened)
+    await soon(store.settle(opened.as_lost()))
+    assert await soon(store.settle(spends(opened, Amount(2)))) == Totals()
+    assert await used_and_held(store, KEY) == (Amount(2), NOTHING)
+    found = await store.call(None, opened.hold.id)
+    assert found is not None
+    assert found.outcome == "ok"
+
+
+# --- windows and rates --------------------------------------------------------------------------------------------------
+
+
+async def test_a_window_ends_and_begins_anew_with_the_next_hold_and_what_is_held_stays(
+    store: Store, hold: Make, moments: Time
+) -> None:
+    hourly = claim(KEY, 100, window_s=3_600)
+    first, long = hold(hourly, session=None, fixed=Amount(60)), hold(hourly, session=None, fixed=Amount(30))
+    await granted(store, first)
+    await granted(store, long)
+    await soon(store.settle(spends(first, Amount(60))))
+    moments.go_on(3_590)
+    assert not (await refused(store, hold(hourly, fixed=Amount(50)))).is_busy
+    assert await used_and_held(store, hourly) == (Amount(60), Amount(30))
+    moments.go_on(20)
+    assert await used_and_held(store, hourly) == (NOTHING, Amount(30))
+    await granted(store, hold(hourly, fixed=Amount(70)))
+    assert (await refused(store, hold(hourly, fixed=Amount(50)))).is_busy
+    await soon(store.settle(spends(long, Amount(30))))
+    assert await used_and_held(store, hourly) == (Amount(30), Amount(70))
+
+
+async def test_a_standing_says_how_long_its_window_still_lasts(store: Store, hold: Make, moments: Time) -> None:
+    hourly = claim(KEY, 100, window_s=3_600)
+    assert (await standing(store, hourly)).resets_s == 3_600
+    await granted(store, hold(hourly))
+    moments.go_on(600)
+    assert (await standing(store, hourly)).resets_s == pytest.approx(3_000, abs=2)
+    moments.go_on(9_000)
+    assert (await standing(store, hourly)).resets_s == pytest.approx(3_600, abs=2)
+    assert (await standing(store, KEY)).resets_s is None
+
+
+async def test_a_clock_that_was_set_does_not_end_a_window_early(embedded: Store, hold: Make, moments: Time) -> None:
+    hourly = claim(KEY, 10, window_s=3_600)
+    await granted(embedded, hold(hourly))
+    for wall in (10**9, -(10**9), -(10**6)):
+        moments.wall += wall
+        assert (await refused(embedded, hold(hourly))).is_busy
+    moments.mono += 3_601
+    await used_and_held(embedded, hourly)
+    assert await used_and_held(embedded, hourly) == (NOTHING, Amount(10))
+
+
+async def test_after_a_boot_a_window_goes_by_the_time_of_day(embedded: Store, hold: Make, moments: Time) -> None:
+    hourly = claim(KEY, 10, window_s=3_600)
+    opened = hold(hourly)
+    await granted(embedded, opened)
+    await soon(embedded.settle(spends(opened, Amount(10))))
+    moments.boot, moments.mono = "second boot", 1.0
+    moments.wall += 3_000
+    assert (await standing(embedded, hourly)).used == Amount(10)
+    moments.wall += 700
+    assert (await standing(embedded, hourly)).used == NOTHING
+
+
+async def test_requests_count_when_they_are_made_and_never_come_back_before_their_minute_ends(
+    store: Store, hold: Make, moments: Time
+) -> None:
+    rate = claim(RATE, calls=2, window_s=60)
+    for number in range(2):
+        opened = hold(claim(S), rate, fixed=Amount(10, 0, 1))
+        await granted(store, opened)
+        charge = None if number else Charge(Usage.of(1, 1), "provider")
+        await soon(store.settle(spends(opened, NOTHING, charge=charge)))
+    outcome = await refused(store, hold(claim(S), rate, fixed=Amount(10, 0, 1)))
+    assert (outcome.standing.key, outcome.dimension, outcome.is_busy) == (RATE, "calls", False)
+    assert outcome.standing.resets_s == pytest.approx(60, abs=2)
+    assert await used_and_held(store, rate) == (Amount(calls=2), NOTHING)
+    assert await used_and_held(store, S) == (NOTHING, NOTHING)
+    moments.go_on(61)
+    await granted(store, hold(claim(S), rate, fixed=Amount(10, 0, 1)))
+    assert await used_and_held(store, rate) == (Amount(calls=1), NOTHING)
+
+
+# --- limits -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "allowed"),
+    [({"tokens": 500}, 500), ({"tokens": None}, None), ({"calls": 9}, 100), ({"tokens": 7}, 7), ({"tokens": 0}, 0)],
+)
+async def test_an_operators_decision_stands_in_place_of_the_configured_limit(
+    store: Store, hold: Make, limits: Mapping[Any, int | None], allowed: int | None
+) -> None:
+    await soon(store.decide(S, limits))
+    assert (await standing(store, claim(S, 100))).limits.tokens == allowed
+    if allowed is not None:
+        await refused(store, hold(claim(S, 100), fixed=Amount(allowed + 1)))
+    opened = hold(claim(S, 100), fixed=Amount(10**6 if allowed is None else allowed))
+    await granted(store, opened)
+    await soon(store.settle(spends(opened, opened.hold.fixed)))
+    await soon(store.decide(S, None))
+    assert await standing(store, claim(S, 100)) == Standing(S, Limits(100), opened.hold.fixed, NOTHING)
+
+
+async def test_a_decision_changes_what_it_names_and_nothing_else_of_the_account(store: Store, hold: Make) -> None:
+    opened = hold(claim(KEY, 100, nano_usd=5), fixed=Amount(10))
+    await granted(store, opened)
+    await soon(store.decide(KEY, {"tokens": 200, "calls": None}))
+    await soon(store.decide(KEY, {"nano_usd": 9}))
+    configured = claim(KEY, 100, nano_usd=5, calls=3)
+    assert await standing(store, configured) == Standing(KEY, Limits(200, 9, None), NOTHING, Amount(10))
+    await soon(store.decide(KEY, {"calls": 1, "tokens": None}))
+    assert (await standing(store, configured)).limits == Limits(None, 9, 1)
+
+
+async def test_what_a_call_declares_only_ever_lowers_its_limit(store: Store, hold: Make) -> None:
+    low, high = Limits(tokens=50), Limits(tokens=10**9)
+    assert (await standing(store, claim(S, 100, declared=low))).limits.tokens == 50
+    assert (await standing(store, claim(S, 100, declared=high))).limits.tokens == 100
+    assert (await standing(store, claim(S, declared=low))).limits.tokens == 50
+    await refused(store, hold(claim(S, 100, declared=high), fixed=Amount(101)))
+    await refused(store, hold(claim(S, 100, declared=low), fixed=Amount(51)))
+    await refused(store, hold(claim(S, declared=low), fixed=Amount(51)))
+    await soon(store.decide(S, {"tokens": None}))
+    await refused(store, hold(claim(S, 100, declared=low), fixed=Amount(51)))
+    await granted(store, hold(claim(S, 100, declared=high), fixed=Amount(101)))
+
+
+# --- reset, delete, expire ----------------------------------------------------------------------------------------------
+
+
+async def test_a_reset_sets_what_is_used_to_nothing_and_leaves_what_is_held_and_decided(
+    store: Store, hold: Make
+) -> None:
+    done, running = hold(claim(S, 100), claim(KEY, 100)), hold(claim(S, 100))
+    await granted(store, done)
+    await granted(store, running)
+    await soon(store.decide(S, {"tokens": 70}))
+    await soon(store.settle(spends(done, Amount(60))))
+    assert await store.reset(SESSION)
+    assert await standing(store, claim(S, 100)) == Standing(S, Limits(70), NOTHING, Amount(10))
+    assert await used_and_held(store, KEY) == (Amount(60), NOTHING)
+    await soon(store.settle(spends(running, Amount(4))))
+    assert await used_and_held(store) == (Amount(4), NOTHING)
+
+
+async def test_a_deleted_session_leaves_no_account_and_its_calls_under_way_are_charged_all_the_same(
+    store: Store, hold: Make
+) -> None:
+    done, running = hold(claim(S, 100), claim(KEY, 100)), hold(claim(S, 100), claim(KEY, 100))
+    await granted(store, done)
+    await granted(store, running)
+    await soon(store.decide(S, {"tokens": 70}))
+    await soon(store.settle(spends(done, Amount(60))))
+    assert await store.delete(SESSION)
+    assert await standing(store, claim(S, 100)) == Standing(S, Limits(100), NOTHING, NOTHING)
+    assert await used_and_held(store, KEY) == (Amount(60), Amount(10))
+    await soon(store.settle(spends(running, Amount(4))))
+    assert await used_and_held(store, S) == (Amount(4), NOTHING)
+    assert await used_and_held(store, KEY) == (Amount(64), NOTHING)
+
+
+async def test_the_account_of_a_session_expires_with_it_and_that_of_a_client_key_never(
+    store: Store, hold: Make, clock: Clock, moments: Time
+) -> None:
+    opened = hold(claim(S, 100), claim(KEY, 100))
+    await granted(store, opened)
+    await soon(store.settle(spends(opened, Amount(60))))
+    await soon(store.decide(KEY, {"tokens": 70}))
+    clock.time = 10_000.0
+    moments.go_on(9_000)
+    assert await store.expire(5_000.0) == 1
+    assert await used_and_held(store, S) == (NOTHING, NOTHING)
+    assert await standing(store, claim(KEY, 100)) == Standing(KEY, Limits(70), Amount(60), NOTHING)
+
+
+async def test_the_account_of_a_session_that_never_called_expires_alone(
+    store: Store, hold: Make, clock: Clock, moments: Time, record: MakeRecord
+) -> None:
+    await soon(store.settle(record(at=6_000.0, accounts=(S,), spent=Amount(5))))
+    await soon(store.decide(PARENT, {"tokens": 70}))
+    assert await store.expire(999.0) == 0
+    assert (await standing(store, claim(PARENT, 100))).limits.tokens == 70
+    clock.time = 10_000.0
+    moments.go_on(9_000)
+    assert await store.expire(5_000.0) == 0
+    assert (await standing(store, claim(PARENT, 100))).limits.tokens == 100
+    assert (await standing(store)).used == Amount(5)
+
+
+# --- many at once -------------------------------------------------------------------------------------------------------
+
+
+async def test_sixty_four_calls_at_once_hold_no_more_than_the_limit_and_end_exactly(store: Store, hold: Make) -> None:
+    opened = [hold(claim(S, 200), claim(KEY, 10_000), claim(RATE, calls=10**6, window_s=60)) for _ in range(64)]
+    outcomes = await soon(asyncio.gather(*(store.reserve(one, LEASE_S) for one in opened)))
+    taken = [one for one, outcome in zip(opened, outcomes, strict=True) if isinstance(outcome, Granted)]
+    assert len(taken) == 20
+    assert await used_and_held(store, KEY) == (NOTHING, Amount(200))
+    records = [spends(one, Amount(3, 1, 1)) for one in taken]
+    await soon(asyncio.gather(*(store.settle(one) for one in [*records, *records])))
+    for key in (S, KEY):
+        assert await used_and_held(store, key) == (Amount(60, 20, 20), NOTHING)
+    assert (await store.totals(SESSION)).calls == 20
+
+
+async def test_calls_from_beginning_to_end_at_once_are_never_off_by_one(
+    store: Store, hold: Make, moments: Time
+) -> None:
+    limit = 60 * 13
+
+    async def call(number: int) -> int:
+        key = AccountKey("session", "alice", f"s{number % 3}")
+        opened = hold(claim(key), claim(KEY, limit), fixed=Amount(10, 1, 1), unit=Amount(1), most=3, session=key.id)
+        outcome = await store.reserve(opened, LEASE_S)
+        if isinstance(outcome, Refused):
+            assert outcome.is_busy
+            return 0
+        assert all(one.held.tokens + one.used.tokens <= limit for one in outcome.standings if one.key == KEY)
+        await asyncio.sleep(0)
+        await asyncio.gather(store.extend(opened.hold.id, 2), store.renew({opened.hold.id: number}))
+        await asyncio.gather(*(store.settle(spends(opened, Amount(number, 1, 1))) for _ in range(2)))
+        return number
+
+    spent = sum(await soon(asyncio.gather(*(call(number) for number in range(64)))))
+    found = await standing(store, KEY)
+    assert (found.used.tokens, found.held) == (spent, NOTHING)
+    sessions = [await standing(store, AccountKey("session", "alice", f"s{number}")) for number in range(3)]
+    assert sum(one.used.tokens for one in sessions) == spent
+    assert [one.held for one in sessions] == [NOTHING] * 3
+    totals = [await store.totals(SessionKey("alice", f"s{number}")) for number in range(3)]
+    assert sum(one.total_tokens for one in totals) == spent
+    moments.go_on(LEASE_S + 2)
+    assert await overdue(store) == []
+
+
+async def test_a_reservation_whose_caller_is_cancelled_can_be_given_back(store: Store, hold: Make) -> None:
+    opened = hold(claim(S, 100))
+    task = asyncio.create_task(store.reserve(opened, LEASE_S))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await soon(store.settle(spends(opened, NOTHING, charge=None, outcome="client_left")))
+    await asyncio.sleep(0.05)
+    assert await used_and_held(store) == (NOTHING, NOTHING)

@@ -1,0 +1,353 @@
+"""Each store beside the pure arithmetic: whatever is done in whatever order, both say the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Any, TypeVar
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from gateway.core import ledger
+from gateway.core.ids import call_id
+from gateway.core.ledger import (
+    EMPTY,
+    NOTHING,
+    Account,
+    AccountKey,
+    Amount,
+    Claim,
+    Dimension,
+    Granted,
+    Hold,
+    Limits,
+    Moment,
+    Refused,
+    Standing,
+)
+from gateway.core.ports import LOST, CallRecord, OpenHold, SessionKey, Store
+from gateway.core.usage import Charge, Totals, Usage
+from tests.stores.files import Clock, Time
+
+T = TypeVar("T")
+OpenStore = Callable[[Clock, Time], Awaitable[Store]]
+
+#: Jumps of the clock are tens of seconds, and no lease or window ends on one: a server's clock goes on by itself.
+LEASE_S = 25.0
+JUMPS_S = st.sampled_from([10.0, 20.0, 30.0, 60.0])
+SESSIONS = [SessionKey("alice", "s"), SessionKey("alice", "t"), SessionKey("bob", "s")]
+KEY = AccountKey("key", "alice")
+RATE = AccountKey("rate", "alice")
+CLAIMS = [
+    *(Claim(one.account, Limits(60, 80)) for one in SESSIONS),
+    Claim(KEY, Limits(100, 100, 9, window_s=95.0)),
+    Claim(RATE, Limits(calls=4, window_s=45.0)),
+]
+DECIDED: st.SearchStrategy[Mapping[Dimension, int | None] | None] = st.none() | st.dictionaries(
+    st.sampled_from(ledger.DIMENSIONS), st.none() | st.integers(0, 200)
+)
+small = st.integers(0, 12)
+spendings = st.builds(Amount, st.integers(0, 40), st.integers(0, 40), st.just(1))
+
+
+@dataclass
+class Leased:
+    """A hold in the reference."""
+
+    opened: OpenHold
+    renewed: Moment
+
+
+@dataclass
+class Reference:
+    """What a store has to keep, in dicts; every sum is the ledger's."""
+
+    accounts: dict[AccountKey, Account] = field(default_factory=dict)
+    holds: dict[str, Leased] = field(default_factory=dict)
+    settled: dict[str, CallRecord] = field(default_factory=dict)
+    totals: dict[SessionKey, Totals] = field(default_factory=dict)
+
+    def standings(self, claims: Sequence[Claim], now: Moment) -> tuple[Standing, ...]:
+        return tuple(ledger.standing(self.accounts.get(one.key, EMPTY), one, now) for one in claims)
+
+    def reserve(self, opened: OpenHold, now: Moment) -> Granted | Refused:
+        hold = opened.hold
+        if hold.id in self.holds:
+            return Granted(self.holds[hold.id].opened.units, self.standings(hold.claims, now))
+        if hold.id in self.settled:
+            return Granted(hold.least, self.standings(hold.claims, now))
+        outcome = ledger.reserve(self.accounts, hold, now)
+        if isinstance(outcome, Refused):
+            return outcome
+        granted, changes = outcome
+        self.accounts |= changes
+        self.holds[hold.id] = Leased(replace(opened, units=granted.units), now)
+        return granted
+
+    def extend(self, hold_id: str, units: int, now: Moment) -> Granted | None:
+        leased = self.holds.get(hold_id)
+        if leased is None:
+            return None
+        granted, changes = ledger.extend(self.accounts, leased.opened.hold, units, now)
+        self.accounts |= changes
+        leased.opened = replace(leased.opened, units=leased.opened.units + granted.units)
+        return granted
+
+    def renew(self, noted: Mapping[str, int], now: Moment) -> None:
+        for hold_id, tokens in noted.items():
+            if hold_id in self.holds:
+                opened = self.holds[hold_id].opened
+                self.holds[hold_id] = Leased(replace(opened, noted=max(tokens, opened.noted)), now)
+
+    def overdue(self, now: Moment) -> dict[str, OpenHold]:
+        over = (one.opened for one in self.holds.values() if ledger.is_over(one.renewed, LEASE_S, now))
+        return {one.hold.id: one for one in over}
+
+    def settle(self, record: CallRecord) -> Totals:
+        known = self.settled.get(record.call_id)
+        totals = self.totals.get(record.session, Totals()) if record.session else Totals()
+        if known is not None and (record.outcome == LOST or known.outcome != LOST):
+            return totals
+        self.settled[record.call_id] = record
+        leased = self.holds.pop(record.call_id, None)
+        if leased is not None:
+            hold = leased.opened.hold
+            keys = [claim.key for claim in hold.claims]
+            self.accounts |= ledger.settle(self.accounts, keys, hold.amount(leased.opened.units), NOTHING)
+        wrong = known.spent if known is not None else NOTHING
+        self.accounts |= ledger.correct(self.accounts, record.accounts, wrong, record.spent)
+        if record.session is None:
+            return Totals()
+        if known is not None and known.charge is not None:
+            totals = totals.without(known.charge)
+        if record.charge is not None:
+            totals = totals.add(record.charge)
+        self.totals[record.session] = totals
+        return totals
+
+    def reset(self, session: SessionKey) -> None:
+        if session.account in self.accounts:
+            self.accounts[session.account] = replace(self.accounts[session.account], used=NOTHING)
+        self.totals[session] = Totals()
+
+    def delete(self, session: SessionKey) -> None:
+        self.accounts.pop(session.account, None)
+        self.totals.pop(session, None)
+        self.settled = {name: one for name, one in self.settled.items() if one.session != session}
+
+
+def alike(said: object, expected: object) -> bool:
+    """The same but for the time a server's clock has gone on."""
+    if isinstance(said, tuple) and isinstance(expected, tuple) and not isinstance(said, Amount):
+        return len(said) == len(expected) and all(map(alike, said, expected))
+    if isinstance(said, Standing) and isinstance(expected, Standing):
+        near = said.resets_s == expected.resets_s or abs((said.resets_s or 0) - (expected.resets_s or 0)) < 4
+        return near and replace(said, resets_s=None) == replace(expected, resets_s=None)
+    if isinstance(said, Granted) and isinstance(expected, Granted):
+        return said.units == expected.units and alike(said.standings, expected.standings)
+    if isinstance(said, Refused) and isinstance(expected, Refused):
+        rest = (said.dimension, said.needed, said.is_busy) == (expected.dimension, expected.needed, expected.is_busy)
+        return rest and alike(said.standing, expected.standing)
+    return said == expected
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Calls of three sessions and two client keys, in any order, and everything that may befall them."""
+
+    def __init__(self, open_store: OpenStore, *, own_clock: bool) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.moments = Time()
+        self.own_clock = own_clock
+        self.reference = Reference()
+        self.calls: list[OpenHold] = []
+        self.store = self.run(_made(open_store, self.moments))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(asyncio.wait_for(work, 10))
+
+    def teardown(self) -> None:
+        self.run(_all(self.store.aclose()))
+        self.runner.close()
+
+    def call(self, number: int) -> OpenHold:
+        """One of the calls made so far; mostly one of the last."""
+        return self.calls[-1 - number % len(self.calls)]
+
+    @rule(
+        session=st.sampled_from([*SESSIONS, None]),
+        parent=st.sampled_from([*SESSIONS, None]),
+        fixed=st.builds(Amount, small, small, st.just(1)),
+        unit=st.builds(Amount, st.integers(0, 3), st.integers(0, 3), st.just(0)),
+        units=st.tuples(small, small),
+        declared=st.none() | st.integers(0, 80),
+        keys=st.sampled_from([(), (KEY,), (KEY, RATE), (RATE,)]),
+    )
+    def reserve(
+        self,
+        *,
+        session: SessionKey | None,
+        parent: SessionKey | None,
+        fixed: Amount,
+        unit: Amount,
+        units: tuple[int, int],
+        declared: int | None,
+        keys: tuple[AccountKey, ...],
+    ) -> None:
+        accounts = tuple(dict.fromkeys([*(one.account for one in (session, parent) if one), *keys]))
+        claims = tuple(
+            replace(one, declared=Limits(declared)) if one.key.kind == "session" else one
+            for key in accounts
+            for one in CLAIMS
+            if one.key == key
+        )
+        name = call_id(1_000_000, len(self.calls).to_bytes(10, "big"))
+        hold = Hold(name, claims, fixed, unit, units[0], sum(units))
+        charge = Charge(Usage.of(3, 0), "estimated", Decimal("0.001"))
+        opened = OpenHold(hold, _record(name, session, charge, accounts, fixed), unit_usd=Decimal("0.000000001"))
+        self.calls.append(opened)
+        self.offer(opened)
+
+    def offer(self, opened: OpenHold) -> None:
+        expected = self.reference.reserve(opened, self.moments())
+        said = self.run(_all(self.store.reserve(opened, LEASE_S)))
+        assert alike(said, expected), (said, expected)
+
+    @precondition(lambda self: self.calls)
+    @rule(number=small)
+    def reserve_again(self, number: int) -> None:
+        self.offer(self.call(number))
+
+    @precondition(lambda self: self.calls)
+    @rule(number=small, units=small)
+    def extend(self, number: int, units: int) -> None:
+        name = self.call(number).hold.id
+        expected = self.reference.extend(name, units, self.moments())
+        said = self.run(_all(self.store.extend(name, units)))
+        assert alike(said, expected), (said, expected)
+
+    @precondition(lambda self: self.calls)
+    @rule(numbers=st.dictionaries(small, small, max_size=4))
+    def renew(self, numbers: dict[int, int]) -> None:
+        noted = {self.call(number).hold.id: tokens for number, tokens in numbers.items()}
+        self.reference.renew(noted, self.moments())
+        self.run(_all(self.store.renew(noted)))
+
+    @precondition(lambda self: self.calls)
+    @rule(number=small, spent=spendings, charged=st.booleans())
+    def settle(self, number: int, spent: Amount, charged: bool) -> None:
+        self.offer_record(self.settled(number, spent, charged))
+
+    @precondition(lambda self: self.calls)
+    @rule(number=small, noted=small)
+    def settle_as_lost(self, number: int, noted: int) -> None:
+        self.offer_record(replace(self.call(number), noted=noted).as_lost())
+
+    @precondition(lambda self: self.calls)
+    @rule(numbers=st.lists(small, min_size=2, max_size=4), spent=spendings)
+    def settle_at_once(self, numbers: list[int], spent: Amount) -> None:
+        records = [self.settled(number, spent, True) for number in numbers]
+        for one in records:
+            self.reference.settle(one)
+        self.run(_all(*(self.store.settle(one) for one in records)))
+
+    def settled(self, number: int, spent: Amount, charged: bool) -> CallRecord:
+        charge = Charge(Usage.of(spent.tokens, 1), "provider", Decimal("0.25")) if charged else None
+        return replace(self.call(number).lost, outcome="ok", charge=charge, spent=spent if charged else NOTHING)
+
+    def offer_record(self, record: CallRecord) -> None:
+        expected = self.reference.settle(record)
+        said = self.run(_all(self.store.settle(record)))
+        assert said == expected
+
+    @rule()
+    def sweep(self) -> None:
+        expected = self.reference.overdue(self.moments())
+        said = self.run(_all(self.store.overdue(1_000)))
+        assert {one.hold.id: one for one in said} == expected
+        for one in said:
+            self.offer_record(one.as_lost())
+
+    @rule(seconds=JUMPS_S)
+    def time_passes(self, seconds: float) -> None:
+        self.moments.go_on(seconds)
+
+    @precondition(lambda self: self.own_clock)
+    @rule(seconds=st.sampled_from([-(10.0**9), -100.0, 100.0, 10.0**9]))
+    def the_clock_is_set(self, seconds: float) -> None:
+        self.moments.wall += seconds
+
+    @precondition(lambda self: self.own_clock)
+    @rule(mono=st.sampled_from([1.0, 10.0**6]))
+    def the_machine_starts_anew(self, mono: float) -> None:
+        self.moments.boot += "+"
+        self.moments.mono = mono
+
+    @rule(claim=st.sampled_from(CLAIMS[:-1]), limits=DECIDED)
+    def decide(self, claim: Claim, limits: Mapping[Dimension, int | None] | None) -> None:
+        account = self.reference.accounts.get(claim.key, EMPTY)
+        decided = {**account.decided, **limits} if limits is not None else {}
+        self.reference.accounts[claim.key] = replace(account, decided=decided)
+        self.run(_all(self.store.decide(claim.key, limits)))
+
+    @rule(session=st.sampled_from(SESSIONS))
+    def reset(self, session: SessionKey) -> None:
+        self.reference.reset(session)
+        self.run(_all(self.store.reset(session)))
+
+    @rule(session=st.sampled_from(SESSIONS))
+    def delete(self, session: SessionKey) -> None:
+        self.reference.delete(session)
+        self.run(_all(self.store.delete(session)))
+
+    @invariant()
+    def both_say_the_same(self) -> None:
+        expected = self.reference.standings(CLAIMS, self.moments())
+        said = self.run(_all(self.store.standings(CLAIMS)))
+        assert alike(said, expected), (said, expected)
+        for session in SESSIONS:
+            totals = self.run(_all(self.store.totals(session)))
+            assert totals == self.reference.totals.get(session, Totals())
+
+
+async def _made(open_store: OpenStore, moments: Time) -> Store:
+    return await open_store(Clock(), moments)
+
+
+async def _all(*works: Awaitable[Any]) -> Any:
+    """The result of one, or those of several at once."""
+    return await works[0] if len(works) == 1 else await asyncio.gather(*works)
+
+
+def _record(
+    name: str, session: SessionKey | None, charge: Charge, accounts: tuple[AccountKey, ...], spent: Amount
+) -> CallRecord:
+    return CallRecord(
+        name, name, session, False, 1_000.0, "chat", "chat", "openai", "m", None, True, 0, LOST, None,
+        None, (), charge, 0.0, None, 0.0, 0, 0, accounts=accounts, spent=spent,
+    )  # fmt: skip
+
+
+def run_machine(open_store: OpenStore, *, examples: int, own_clock: bool) -> None:
+    class Machine(LedgerMachine):
+        def __init__(self) -> None:
+            super().__init__(open_store, own_clock=own_clock)
+
+    checks = list(HealthCheck)
+    phases = (Phase.explicit, Phase.generate)
+    bounded = settings(
+        max_examples=examples, stateful_step_count=25, deadline=None, suppress_health_check=checks, phases=phases
+    )
+    run_state_machine_as_test(Machine, settings=bounded)
+
+
+def test_a_store_of_this_machine_and_the_pure_arithmetic_say_the_same(open_embedded: OpenStore) -> None:
+    run_machine(open_embedded, examples=60, own_clock=True)
+
+
+def test_a_redis_and_the_pure_arithmetic_say_the_same(open_redis: OpenStore) -> None:
+    run_machine(open_redis, examples=40, own_clock=False)

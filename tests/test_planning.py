@@ -1,0 +1,276 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway import config
+from gateway.core.counting.beginnings import Beginnings
+from gateway.core.counting.cache import CountCache
+from gateway.core.counting.estimate import Estimate, Estimator
+from gateway.core.counting.measure import TokenCounter, Wire
+from gateway.core.counting.request import read_request
+from gateway.core.plan import ContextPolicy, Wishes
+from gateway.core.routing import ModelFacts, Route
+from gateway.core.session import Remembered
+from gateway.dialects.base import Call
+from gateway.dialects.contents import Contents, contents_of
+from gateway.dialects.fields import read_fields
+from gateway.planning import Asked, Planner
+from gateway.stores.learner import Learner
+from gateway.stores.memory import MemoryStore
+
+FAMILIES = config.families()
+FIELDS = {"chat": "messages", "messages": "messages", "responses": "input"}
+#: a message longer than what is not worth remembering
+LONG = {"role": "system", "content": "long " * 1000}
+
+
+class Letters:
+    """Counts in its own way, and how often it was asked."""
+
+    def __init__(self, name: str) -> None:
+        self.name = f"letters:{name}"
+        self._divisor = len(name)
+        self.asked = 0
+
+    def count(self, text: str) -> int:
+        self.asked += 1
+        return len(text) // self._divisor + 1
+
+
+class World:
+    """A planner that remembers, and its counters."""
+
+    def __init__(self) -> None:
+        self.counters: dict[str, Letters] = {}
+        self.planner = Planner(
+            Estimator(FAMILIES, self.counter, CountCache()),
+            lambda _: True,
+            Learner(MemoryStore()),
+            ContextPolicy(),
+            deadline_s=60,
+            clock=time.monotonic,
+        )
+
+    def counter(self, name: str) -> TokenCounter:
+        return self.counters.setdefault(name, Letters(name))
+
+    @property
+    def asked(self) -> int:
+        return sum(counter.asked for counter in self.counters.values())
+
+    def contents(self, body: bytes, wire: Wire = "chat", *, known: Beginnings | None = None) -> Contents:
+        call = Call("chat", "m", stream=False, body=body, fields=read_fields(body))
+        contents = contents_of(call, wire, known if known is not None else self.planner.known)
+        assert contents is not None
+        return contents
+
+    async def estimate(self, body: bytes, wire: Wire = "chat", model: str = "gpt-4o", tokenizer: str = "") -> Estimate:
+        contents = self.contents(body, wire)
+        asked = Asked(contents, Route("p", model), ModelFacts(tokenizer=tokenizer or None), Wishes(), len(body))
+        weighed, _ = await self.planner.weigh(asked, Remembered())
+        return weighed.estimate
+
+
+def cold(body: bytes, wire: Wire, model: str, tokenizer: str) -> Estimate:
+    """The estimate of one who has never seen anything, from the decoded body."""
+    estimator = Estimator(FAMILIES, Letters, CountCache(0))
+    return estimator.estimate(read_request(wire, json.loads(body), model=model, provider="p", tokenizer=tokenizer))
+
+
+def body_of(messages: Sequence[Any], field: str = "messages", **more: Any) -> bytes:
+    return json.dumps({"model": "m", **more, field: messages}).encode()
+
+
+# --- numbers do not depend on what is known ---------------------------------------------------------------------------
+
+MARK: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
+TEXT = st.text(max_size=20)
+PART: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
+    [
+        {"type": "text", "text": "some words"},
+        {"type": "thinking", "thinking": "let me see", "signature": "s"},
+        {"type": "redacted_thinking", "data": "x" * 60},
+        {"type": "image_url", "image_url": {"url": "https://a/b.png"}},
+        {"type": "image_url", "image_url": {"url": "https://a/b.png", "detail": "high"}},
+        {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "QUJD" * 90}},
+        {"type": "what", "is": ["this"]},
+        {"type": "tool_use", "id": "a", "name": "look", "input": {"q": 1}},
+        {"type": "tool_result", "tool_use_id": "a", "content": "found"},
+        {"type": "tool_result", "tool_use_id": "b", "content": [{"type": "text", "text": "found"}]},
+    ]
+)
+CONTENT = TEXT | st.lists(PART | PART.map(lambda part: part | MARK), max_size=3)
+MESSAGE = st.one_of(
+    st.builds(lambda role, content: {"role": role, "content": content}, st.sampled_from(["user", "system"]), CONTENT),
+    st.builds(lambda content: {"role": "user", "content": content, **MARK}, TEXT),
+    st.builds(lambda content, thought: {"role": "assistant", "content": content, "reasoning": thought}, CONTENT, TEXT),
+    st.builds(
+        lambda call, content: {"role": "tool", "tool_call_id": call, "content": content},
+        st.sampled_from(["", "a", "b", "c"]),
+        st.sampled_from(["found", "nothing", "more " * 9]) | CONTENT,
+    ),
+    st.sampled_from([{"type": "reasoning", "encrypted_content": "x" * 90}, {"type": "function_call", "name": "look"}]),
+    st.sampled_from([{"type": "function_call_output", "call_id": "a", "output": "found"}, "text", 12, 1.5, None]),
+)
+MORE = st.lists(MESSAGE, min_size=1, max_size=4)
+Change = Callable[[list[Any]], list[Any]]
+
+
+def marked(messages: list[Any]) -> list[Any]:
+    """With cache marks on the last message alone."""
+    plain = [{k: v for k, v in m.items() if k != "cache_control"} if isinstance(m, dict) else m for m in messages]
+    return [*plain[:-1], {**plain[-1], **MARK}] if plain and isinstance(plain[-1], dict) else plain
+
+
+CHANGE: st.SearchStrategy[Change] = st.one_of(
+    MORE.map(lambda more: lambda messages: messages + more),
+    MORE.map(lambda more: lambda messages: marked(messages + more)),
+    st.builds(lambda at, one: lambda old: [*old[:at], one, *old[at + 1 :]], st.integers(1, 8), MESSAGE),
+    st.integers(1, 8).map(lambda size: lambda messages: messages[:size]),
+    st.integers(1, 4).map(lambda at: lambda messages: [*messages[:at], *messages[at:][::-1]]),
+    st.just(lambda messages: messages + messages[1:]),
+    st.just(lambda messages: messages),
+)
+#: model, tokenizer, format, other fields
+KIND = st.tuples(
+    st.sampled_from(["gpt-4o", "gpt-4", "claude-sonnet-4-5", "claude-3-7-sonnet", "gemini-2.5-pro", "deepseek-chat"]),
+    st.sampled_from(["", "", "o200k_base", "cl100k"]),
+    st.sampled_from(["chat", "chat", "messages", "responses"]),
+    st.sampled_from([{}, {}, {"system": "be kind"}, {"system": [{"type": "tool_result", "tool_use_id": "a"}]}]),
+)
+TURN = st.tuples(CHANGE, st.none() | KIND)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(TURN, min_size=1, max_size=10), KIND)
+def test_what_is_known_changes_no_number(turns: list[tuple[Change, Any]], kind: Any) -> None:
+    async def play() -> None:
+        world, messages = World(), [LONG]
+        for change, other in turns:
+            messages = change(messages)[:40]
+            model, tokenizer, wire, more = other or kind
+            body = body_of(messages, FIELDS[wire], **more)
+            assert await world.estimate(body, wire, model, tokenizer) == cold(body, wire, model, tokenizer)
+        world.planner.close()
+
+    asyncio.run(play())
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(CHANGE, min_size=1, max_size=8))
+def test_messages_are_the_same_whatever_of_them_is_known(changes: list[Change]) -> None:
+    async def play() -> None:
+        world, messages = World(), [LONG]
+        for change in changes:
+            messages = change(messages)[:40]
+            body = body_of(messages)
+            warm, plain = world.contents(body), world.contents(body, known=Beginnings(0))
+            assert warm.messages == plain.messages == tuple(json.dumps(message).encode() for message in messages)
+            if warm.fresh:
+                assert warm.settled == plain.settled
+            await world.estimate(body)
+        world.planner.close()
+
+    asyncio.run(play())
+
+
+# --- what a turn costs ------------------------------------------------------------------------------------------------
+
+
+def turn(number: int) -> list[Any]:
+    return [
+        {"role": "assistant", "content": f"I do {number} next"},
+        {"role": "tool", "tool_call_id": f"{number}", "content": f"result {number} " * 30},
+    ]
+
+
+@pytest.fixture
+async def world() -> Any:
+    made = World()
+    yield made
+    made.planner.close()
+
+
+async def test_a_turn_counts_and_tells_apart_what_is_new(world: World) -> None:
+    messages = [LONG, {"role": "user", "content": "go"}]
+    for number in range(10):
+        messages += turn(number)
+        await world.estimate(body_of(messages))
+    messages += turn(10)
+    contents = world.contents(body_of(messages))
+    assert [json.loads(raw) for raw in contents.fresh] == [messages[-3], *turn(10)]
+    before = world.asked
+    await world.estimate(body_of(messages))
+    assert world.asked - before == 2
+
+
+async def test_a_client_may_change_the_last_message_from_turn_to_turn(world: World) -> None:
+    messages: list[Any] = [LONG, {"role": "user", "content": "go"}]
+    for number in range(3):
+        messages += turn(number)
+        body = body_of([*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']} (now: {number})"}])
+        assert len(world.contents(body).fresh) == (3 if number else 4)
+        await world.estimate(body)
+
+
+async def test_marks_that_move_leave_a_beginning_known(world: World) -> None:
+    messages: list[Any] = [{**LONG, **MARK}, {"role": "user", "content": "go"}]
+    for number in range(3):
+        messages = marked(messages + turn(number))
+        messages[0] = {**LONG, **MARK}
+        contents = world.contents(body_of(messages))
+        assert len(contents.fresh) == (3 if number else 4)
+        assert contents.messages == tuple(json.dumps(message).encode() for message in messages)
+        await world.estimate(body_of(messages))
+
+
+async def test_a_clients_own_marks_leave_a_beginning_known(world: World) -> None:
+    messages: list[Any] = [LONG, {"role": "user", "content": "go", "x_gateway": {"priority": "pinned"}}]
+    await world.estimate(body_of(messages))
+    contents = world.contents(body_of(messages + turn(1)))
+    assert (len(contents.fresh), contents.pinned, contents.marked) == (3, frozenset({1}), True)
+    assert b"x_gateway" not in b"".join(contents.messages or ())
+
+
+async def test_a_clients_mark_is_heeded_behind_a_known_beginning(world: World) -> None:
+    messages: list[Any] = [LONG, {"role": "user", "content": "go"}]
+    await world.estimate(body_of(messages))
+    contents = world.contents(body_of([*messages, {"role": "user", "content": "on", "x_gateway": {"priority": 3}}]))
+    assert (contents.priorities, len(contents.messages or ())) == ({2: 3.0}, 3)
+
+
+async def test_another_format_heeds_marks_that_the_first_had_no_eyes_for(world: World) -> None:
+    messages: list[Any] = [LONG, {"role": "user", "content": "go", "x_gateway": {"priority": 3}}]
+    await world.estimate(body_of(messages), "messages")
+    assert world.contents(body_of(messages), "chat").priorities == {1: 3.0}
+
+
+async def test_where_little_is_new_a_large_request_is_weighed_in_the_loop(world: World) -> None:
+    messages: list[Any] = [LONG] * 20
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    ticking = asyncio.create_task(tick())
+    await asyncio.sleep(0)
+    await world.estimate(body_of(messages))
+    assert ticks > 1
+    before = ticks
+    await world.estimate(body_of(messages + turn(1)))
+    assert ticks == before
+    # counted another way nothing is known
+    await world.estimate(body_of(messages + turn(1)), tokenizer="cl100k")
+    assert ticks > before
+    ticking.cancel()
