@@ -37,9 +37,9 @@ class Book:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A hold. `limit`: of the answer, to be sent with the call; None: as the call has it."""
+    """A hold, None where nothing is limited. `limit`: of the answer, to be sent with the call, where it needs one."""
 
-    hold: Hold
+    hold: Hold | None
     units: int
     lease: Lease
     limit: int | None
@@ -106,27 +106,30 @@ class Budgets:
         self._blind.saw(standings)
         return replace(book, standings=standings)
 
-    async def reserve(self, book: Book, need: Need, lost: CallRecord) -> Taken:
+    async def reserve(
+        self, book: Book, call_id: str, need_of: Callable[[], Need], lost: Callable[[Need], CallRecord]
+    ) -> Taken:
         """Hold what a call needs; `lost`: the record to write should nobody settle it.
+
+        Where nothing is limited there is nothing to hold: then a hold is for a crash only, and most calls have ended
+        before it would be worth its price. `Leases` takes it when a call lasts.
 
         Raises:
             BudgetExhausted, BudgetBusy, RateLimited: there is too little left.
             PriceUnknown: a budget in USD is in force, and nobody knows the price.
             StoreUnavailable: nothing is held.
         """
-        if not need.is_priced and is_limited(book.standings, "nano_usd"):
-            raise PriceUnknown(
-                f'A budget in USD is in force and the price of "{lost.model}" is not known. '
-                "Name it in gateway.yaml under models (match, provider, price: {input, output} in USD per million "
-                "tokens), or call a model whose price is known.",
-                param="model",
-            )
-        hold = hold_for(lost.call_id, book.claims, book.standings, need, clamp=self.policy.clamp)
-        unit_usd = need.rate.output if need.rate is not None else None
+        if all(stands.limits.is_none for stands in book.standings):
+            lease = Lease(call_id, 0, pending=lambda: self._opened(book, call_id, need_of(), lost))
+            return Taken(None, 0, lease if book.is_blind else self._leases.open(lease), None, book)
+        need = need_of()
+        self._check_price(book, need)
+        opened = self._opened(book, call_id, need, lost)
+        hold = opened.hold
         if book.is_blind:
             outcome = self._blind.reserve(hold)
         else:
-            outcome = await self._store.reserve(OpenHold(hold, lost, unit_usd=unit_usd), self._leases.lease_s)
+            outcome = await self._store.reserve(opened, self._leases.lease_s)
         if isinstance(outcome, Refused):
             claim = next(claim for claim in book.claims if claim.key == outcome.standing.key)
             raise refusal(outcome, claim, self.policy, self._wall())
@@ -137,8 +140,21 @@ class Budgets:
         limit = limit_to_set(hold, outcome, need)
         return Taken(hold, outcome.units, lease, limit, replace(book, standings=outcome.standings))
 
+    def _check_price(self, book: Book, need: Need) -> None:
+        if not need.is_priced and is_limited(book.standings, "nano_usd"):
+            raise PriceUnknown(
+                f'A budget in USD is in force and the price of "{need.model}" is not known. '
+                "Name it in gateway.yaml under models (match, provider, price: {input, output} in USD per million "
+                "tokens), or call a model whose price is known.",
+                param="model",
+            )
+
+    def _opened(self, book: Book, call_id: str, need: Need, lost: Callable[[Need], CallRecord]) -> OpenHold:
+        hold = hold_for(call_id, book.claims, book.standings, need, clamp=self.policy.clamp)
+        return OpenHold(hold, lost(need), unit_usd=need.rate.output if need.rate is not None else None)
+
     def close(self, taken: Taken, spent: Amount) -> None:
         """The call was settled."""
         self._leases.close(taken.lease.id)
-        if taken.book.is_blind:
+        if taken.book.is_blind and taken.hold is not None:
             self._blind.settle(taken.hold, taken.units, spent)

@@ -20,6 +20,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fnmatch import fnmatchcase
+from functools import partial
 from math import ceil
 from types import TracebackType
 from typing import Final, Literal, cast
@@ -563,21 +564,20 @@ class Exchange:
         progress, gateway = self._p, self._gateway
         if not progress.book.claims:
             return
-        need = self._need(call, route)
-        lost = self._lost_record(need)
+        need, call_id = partial(self._need, call, route), self._in.call_id
         try:
-            progress.taken = await gateway.budgets.reserve(progress.book, need, lost)
+            progress.taken = await gateway.budgets.reserve(progress.book, call_id, need, self._lost_record)
         except StoreUnavailable as error:
             gateway.settler.away(error)
             self._open_blind_book()
-            progress.taken = await gateway.budgets.reserve(progress.book, need, lost)
+            progress.taken = await gateway.budgets.reserve(progress.book, call_id, need, self._lost_record)
         progress.book = progress.taken.book
 
     def _need(self, call: Call, route: Route) -> Need:
         """What the call may take at the most."""
         facts, plan, wire = self._gateway.facts(route), self._p.plan, self._in.endpoint.wire
         fields = {name: bytes(raw) for name, raw in call.fields.items()}
-        tokens = plan.safe_tokens if plan is not None else ceil(self._input_estimate() * _UNWEIGHED_MARGIN)
+        tokens = plan.safe_tokens if plan is not None else self._unweighed()
         return Need(
             tokens,
             output=output_limit(fields),
@@ -586,8 +586,15 @@ class Exchange:
             has_output=wire is not None,
             rate=rate_of(facts.price, tokens, service_tier(fields)),
             is_priced=facts.price is not None or not route.model,
+            model=route.model,
             can_grow=call.stream and wire == "chat",
         )
+
+    def _unweighed(self) -> int:
+        """Input tokens to hold for a call that is not weighed; reading megabytes is worth it where a budget is kept."""
+        if not is_limited(self._p.book.standings):
+            return 0
+        return ceil(self._input_estimate() * _UNWEIGHED_MARGIN)
 
     def _lost_record(self, need: Need) -> CallRecord:
         """The record of the call should its worker be gone before it is settled: it was sent, and is paid for."""

@@ -17,6 +17,8 @@ from typing import Final, Literal, NamedTuple
 Dimension = Literal["tokens", "nano_usd", "calls"]
 DIMENSIONS: Final[tuple[Dimension, ...]] = ("tokens", "nano_usd", "calls")
 
+_AT: Final[Mapping[Dimension, Literal[0, 1, 2]]] = {"tokens": 0, "nano_usd": 1, "calls": 2}
+
 #: No sum passes this: the largest whole number that JSON and Lua hold exactly.
 MOST: Final = 2**53
 NANO: Final = 10**9
@@ -31,11 +33,17 @@ class Amount(NamedTuple):
 
     def plus(self, other: Amount, times: int = 1) -> Amount:
         """The sum, or as much of it as can be counted exactly."""
-        return Amount(*(min(MOST, one + two * times) for one, two in zip(self, other, strict=True)))
+        tokens, nano_usd, calls = other
+        return Amount(
+            min(MOST, self.tokens + tokens * times),
+            min(MOST, self.nano_usd + nano_usd * times),
+            min(MOST, self.calls + calls * times),
+        )
 
     def less(self, other: Amount) -> Amount:
         """What is left of this; nothing where the other is larger."""
-        return Amount(*(max(0, one - two) for one, two in zip(self, other, strict=True)))
+        tokens, nano_usd, calls = other
+        return Amount(max(0, self.tokens - tokens), max(0, self.nano_usd - nano_usd), max(0, self.calls - calls))
 
 
 NOTHING: Final = Amount()
@@ -73,8 +81,7 @@ class Moment:
         return self.boot == earlier.boot and self.mono >= earlier.mono
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """Of an account; None: none. `window_s`: they hold for so long and begin anew; None: for the account's life."""
 
     tokens: int | None = None
@@ -84,7 +91,7 @@ class Limits:
 
     def of(self, dimension: Dimension) -> int | None:
         """The limit in one dimension."""
-        return (self.tokens, self.nano_usd, self.calls)[DIMENSIONS.index(dimension)]
+        return self[_AT[dimension]]
 
     @property
     def is_none(self) -> bool:
@@ -125,6 +132,8 @@ class Claim:
 
     def limits(self, account: Account) -> Limits:
         """The limits in force. What a call declares only ever lowers them."""
+        if not account.decided and self.declared.is_none:
+            return self.configured
         found: dict[Dimension, int | None] = {}
         for name in DIMENSIONS:
             granted = account.decided[name] if name in account.decided else self.configured.of(name)
@@ -146,12 +155,14 @@ class Standing:
     def left(self, dimension: Dimension) -> int | None:
         """What may still be held; None where nothing limits it."""
         limit = self.limits.of(dimension)
-        at = DIMENSIONS.index(dimension)
+        at = _AT[dimension]
         return None if limit is None else max(0, limit - self.used[at] - self.held[at])
 
     @property
     def used_fraction(self) -> float | None:
         """Of the limit that is nearest, 0 to 1 and beyond; holds are not spent yet. None where nothing is limited."""
+        if self.limits.is_none:
+            return None
         shares = [_share(self.used[at], self.limits.of(name)) for at, name in enumerate(DIMENSIONS)]
         return max((share for share in shares if share is not None), default=None)
 

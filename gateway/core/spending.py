@@ -156,6 +156,7 @@ class Need:
         has_output: whether the answer is paid by its tokens at all.
         rate: USD of a token.
         is_priced: its price is known, or it has none.
+        model: whose price that is.
         can_grow: its hold can be extended while the answer comes.
     """
 
@@ -166,6 +167,7 @@ class Need:
     has_output: bool = True
     rate: Rate | None = None
     is_priced: bool = True
+    model: str = ""
     can_grow: bool = False
 
 

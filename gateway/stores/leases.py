@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ports import CallRecord, Store
+from gateway.core.ports import CallRecord, OpenHold, Store
 
 logger = logging.getLogger("gateway")
 
@@ -39,6 +39,7 @@ class Lease:
         step: units by which it is extended as it is used up, see `Hold`; 0 where it is not.
         answers: asked for in one call: a unit is a token of each.
         delivered: tokens of the answer that have come.
+        pending: makes the hold that is taken when the call has lasted for a while; None: it is taken.
         is_over: it could not be extended; the answer has to end.
     """
 
@@ -47,6 +48,7 @@ class Lease:
     step: int = 0
     answers: int = 1
     delivered: Callable[[], int] = field(default=lambda: 0)
+    pending: Callable[[], OpenHold] | None = None
     is_over: bool = False
     renewed_at: float = 0.0
     noted: int = 0
@@ -100,17 +102,25 @@ class Leases:
             StoreUnavailable: the store is away.
         """
         now = time.monotonic()
+        for lease in [one for one in self._open.values() if one.pending and now - one.renewed_at >= self._tick_s]:
+            await self._take(lease)
         noted = {lease.id: tokens for lease in self._open.values() if (tokens := self._news(lease, now)) is not None}
         if noted:
             await self._store.renew(noted)
         for hold_id, tokens in noted.items():
-            lease = self._open.get(hold_id)
-            if lease is not None:
-                lease.noted, lease.renewed_at = tokens, now
+            if hold_id in self._open:
+                self._open[hold_id].noted, self._open[hold_id].renewed_at = tokens, now
         for lease in [one for one in self._open.values() if one.step and one.tokens - one.noted < _SOON_USED]:
             await self._extend(lease)
 
+    async def _take(self, lease: Lease) -> None:
+        if lease.pending is not None:
+            await self._store.reserve(lease.pending(), self.lease_s)
+            lease.pending = None
+
     def _news(self, lease: Lease, now: float) -> int | None:
+        if lease.pending is not None:
+            return None
         delivered = lease.delivered()
         is_due = now - lease.renewed_at > self.lease_s * _RENEW_AT
         return delivered if delivered != lease.noted or is_due else None
