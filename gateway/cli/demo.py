@@ -15,7 +15,11 @@ from gateway.cli.common import AsJson, Exit, print_json, print_table, stop
 _MODEL = "mock-small"
 _SESSION = "demo"
 #: input tokens of a call: after some questions the conversation no longer fits
-_BUDGET = 1500
+_CONTEXT = 1500
+#: tokens of an answer
+_ANSWER = 120
+#: tokens of the session: they are spent before all questions are asked
+_BUDGET = 12_000
 _COLUMNS = (
     "call",
     "",
@@ -27,9 +31,11 @@ _COLUMNS = (
     "tokens in",
     "out",
     "session total",
+    "budget left",
+    "results as",
     "overhead",
 )
-_RIGHT = ("context", "sent", "tokens in", "out", "session total", "overhead")
+_RIGHT = ("context", "sent", "tokens in", "out", "session total", "budget left", "overhead")
 _TOOLS = [
     {
         "type": "function",
@@ -44,10 +50,11 @@ _TOOLS = [
 
 def demo(
     steps: Annotated[int, typer.Option(min=1, max=200, help="Questions the user asks.")] = 8,
-    context: Annotated[int, typer.Option(min=500, help="Input tokens of a call (context.budget).")] = _BUDGET,
+    context: Annotated[int, typer.Option(min=500, help="Input tokens of a call (context.budget).")] = _CONTEXT,
+    budget: Annotated[int, typer.Option(min=1000, help="Tokens of the session (budget.tokens).")] = _BUDGET,
     as_json: AsJson = False,
 ) -> None:
-    """Play one session against the built-in provider and show what was trimmed and what was metered."""
+    """Play one session against the built-in provider: what is trimmed, what is metered, and how its budget ends it."""
     from gateway import config
     from gateway.cli.serve import only_provider
     from gateway.mock.server import MockServer
@@ -60,20 +67,31 @@ def demo(
             **only_provider("mock", provider.url, auth="none"),
             "store.url": "memory://",
             "context.budget": context,
+            "budget.tokens": budget,
             "telemetry.log.level": "error",
         }
         app = build_app(lambda: config.load(environment={}, flags=flags, search=False))
         with ServerThread(make_config(app, max_head_bytes=65536, head_timeout_s=20, grace_s=1)) as gateway:
-            rows = _Client(gateway.url).play(steps)
+            client = _Client(gateway.url)
+            rows = client.play(steps)
         billed = provider.provider.billed()
     total = json.loads(rows[-1]["headers"]["x-session-cumulative-token-usage"])["totalTokens"]
     if as_json:
-        print_json({"calls": rows, "provider_billed_tokens": billed.total_tokens, "session_total_tokens": total})
+        print_json(
+            {
+                "calls": rows,
+                "refused": client.refused,
+                "provider_billed_tokens": billed.total_tokens,
+                "session_total_tokens": total,
+            }
+        )
     else:
         print_table(_COLUMNS, [_row(row) for row in rows], right=_RIGHT)
         trimmed = [row for row in rows if row["headers"]["x-context-trimmed"] != "none"]
         saved = sum(_saved(row) for row in trimmed)
         typer.echo(f"\nTrimmed to {context:,} tokens: {len(trimmed)} of {len(rows)} calls, {saved:,} tokens not sent.")
+        if client.refused is not None:
+            typer.echo(f"Call {len(rows) + 1} was refused: {client.refused['message']}")
         typer.echo(f"The session's total in the last answer: {total:,} tokens.")
         typer.echo(f"The provider's own count of all {billed.calls} calls: {billed.total_tokens:,} tokens.")
         typer.echo(f"{time.monotonic() - started:.1f} s")
@@ -89,6 +107,8 @@ class _Client:
         self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
         self._messages: list[dict[str, Any]] = [{"role": "system", "content": "You look up orders and answer briefly."}]
         self._rows: list[dict[str, Any]] = []
+        #: the error that ended the session
+        self.refused: dict[str, Any] | None = None
 
     def play(self, steps: int) -> list[dict[str, Any]]:
         for step in range(1, steps + 1):
@@ -96,21 +116,29 @@ class _Client:
                 {"role": "user", "content": f"What did customer {1000 + step} order, and is it paid?"}
             )
             answer = self._call(stream=False)
+            if answer is None:
+                break
             for call in answer.get("tool_calls") or []:
                 orders = [_order(step, line) for line in range(8)]
                 result = json.dumps(orders)
                 self._messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
-            if answer.get("tool_calls"):
-                self._call(stream=True)
+            if answer.get("tool_calls") and self._call(stream=True) is None:
+                break
         return self._rows
 
-    def _call(self, *, stream: bool) -> dict[str, Any]:
-        body = {"model": _MODEL, "messages": self._messages, "tools": _TOOLS, "stream": stream}
+    def _call(self, *, stream: bool) -> dict[str, Any] | None:
+        """The message of an answer; None where the session's budget is spent."""
+        limit = {"max_tokens": _ANSWER}
+        body = {"model": _MODEL, "messages": self._messages, "tools": _TOOLS, "stream": stream, **limit}
         headers = {"content-type": "application/json", "x-session-id": _SESSION}
         self._connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         response = self._connection.getresponse()
         content = response.read().decode()
         if response.status != 200:  # noqa: PLR2004
+            error = json.loads(content).get("error", {})
+            if error.get("code") == "budget_exhausted":
+                self.refused = error
+                return None
             stop(f"The gateway answered {response.status}: {content}", Exit.FAILED)
         ours = {name.lower(): value for name, value in response.getheaders() if name.lower().startswith("x-")}
         message = _read_stream(content, ours) if stream else json.loads(content)["choices"][0]["message"]
@@ -160,5 +188,7 @@ def _row(row: dict[str, Any]) -> list[str]:
         f"{usage['promptTokens']:,}",
         f"{usage['completionTokens']:,}",
         f"{total['totalTokens']:,}",
+        f"{int(headers['x-session-budget-remaining-tokens']):,}",
+        headers["x-response-mode"],
         f"{headers['x-gateway-overhead-ms']} ms",
     ]

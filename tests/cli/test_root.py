@@ -69,6 +69,8 @@ def test_the_demo_plays_a_session_and_its_total_is_the_providers_count(gateway_c
     assert "\x1b" not in done.out, "no colour, as this is no terminal"
     assert "session total" in done.out, "nor is anything cut to its width"
     assert "condense=" in done.out, "the conversation outgrows its budget"
+    assert all(f"  {mode}  " in done.out for mode in ("raw", "table", "summary")), "and the session its own"
+    assert 'was refused: Session "demo" has used' in done.out
     last = [line for line in done.lines if "tokens" in line][-2:]
     counts = {line.rsplit(": ", 1)[1] for line in last}
     assert len(last) == 2
@@ -81,6 +83,7 @@ def test_the_demo_in_json_holds_every_call(gateway_command: Commands) -> None:
     shown = json.loads(done.out)
     assert shown["session_total_tokens"] == shown["provider_billed_tokens"] > 0
     assert len(shown["calls"]) == 6
+    assert shown["refused"] is None
     used = [json.loads(call["headers"]["x-token-usage"])["totalTokens"] for call in shown["calls"]]
     totals = [json.loads(call["headers"]["x-session-cumulative-token-usage"])["totalTokens"] for call in shown["calls"]]
     assert totals == [sum(used[: n + 1]) for n in range(6)]
