@@ -355,3 +355,56 @@ def test_a_stream_whose_worker_was_killed_is_charged_for_what_was_noted_when_its
     assert holds(gateway.store) == 0
     (record,) = again.web.get("/api/sessions/s/calls").json["calls"]
     assert (record["outcome"], record["usage_source"]) == ("worker_lost", "estimated")
+
+
+# --- changing a budget ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"[]", b"{}", b"null", b'{"budget": 5}', b'{"budget": {}}', b'{"budget": {"token": 5}}', b"\xff",
+        b'{"budget": {"tokens": -1}}', b'{"budget": {"tokens": 1.5}}', b'{"budget": {"tokens": true}}',
+        b'{"budget": {"tokens": 1e400}}', b'{"budget": {"usd": "NaN"}}', b'{"budget": {"tokens": [1]}}',
+        b'{"budget": {"tokens": 5}, "other": 1}', b'{"budget": {"tokens": 99999999999999999999}}',
+        b'{"budget": "' + b"x" * 70_000 + b'"}', b'{"budget":' + b"[" * 5_000,
+    ],
+)  # fmt: skip
+def test_a_change_that_makes_no_sense_changes_nothing(gateway: GatewayThread, session: str, body: bytes) -> None:
+    call(gateway.web, session)
+    reply = gateway.web.send("PATCH", f"/api/sessions/{session}", body)
+    assert (reply.status, reply.error["code"]) == (400, "invalid_request"), reply.body
+    assert budget(gateway.web, session) is None
+
+
+def test_a_budget_may_be_set_before_the_first_call_changed_in_parts_and_taken_back(small: GatewayThread) -> None:
+    limit(small, "new", tokens=5, calls=1)
+    assert call(small.web, "new").error["budget"]["limit"] == 5
+    limit(small, "new", tokens=500)
+    assert [call(small.web, "new").status for _ in range(2)] == [200, 400]
+    view = small.web.send("PATCH", "/api/sessions/new", {"budget": "default"}).json
+    assert (view["budget"]["tokens"], view["budget"]["calls"]) == (1_000, None)
+    limit(small, "new", tokens=None)
+    assert budget(small.web, "new") is None
+    assert call(small.web, "new").header("x-session-budget-limit-tokens") is None
+
+
+def test_only_the_operator_changes_a_budget(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    keys = [{"name": "alice", "key": "alice-0123456789abcdef"}]
+    gateway = gateway_server(mock_server.url, **{"auth.keys": keys, "auth.admin_key": "admin-0123456789abcdef"})
+    change = {"budget": {"tokens": 9}}
+    own = {"authorization": "Bearer alice-0123456789abcdef"}
+    assert gateway.web.send("PATCH", "/api/sessions/s", change, own).status == 403
+    assert gateway.web.send("PATCH", "/api/sessions/s", change).status == 401
+    admin = {"authorization": "Bearer admin-0123456789abcdef"}
+    assert gateway.web.send("PATCH", "/api/sessions/alice/s", change, admin).status == 200
+    assert call(gateway.web, "s", own, max_tokens=50).error["code"] == "budget_exhausted"
+
+
+def test_resetting_a_session_gives_it_its_budget_back(small: GatewayThread) -> None:
+    limit(small, "s", calls=1)
+    assert [call(small.web, "s").status for _ in range(2)] == [200, 400]
+    assert small.web.send("POST", "/api/sessions/s/reset").status == 200
+    assert call(small.web, "s").status == 200
