@@ -123,6 +123,9 @@ class Budgets:
             lease = Lease(call_id, 0, pending=lambda: self._opened(book, call_id, need_of(), lost))
             return Taken(None, 0, lease if book.is_blind else self._leases.open(lease), None, book)
         need = need_of()
+        if book.is_blind:
+            # There is nobody to ask for more while the answer comes.
+            need = replace(need, can_grow=False)
         self._check_price(book, need)
         opened = self._opened(book, call_id, need, lost)
         hold = opened.hold

@@ -46,7 +46,6 @@ HOMES = {
     "pydantic": ("gateway.config",),
     "yaml": ("gateway.config",),
     "sqlite3": ("gateway.stores.sqlite",),
-    "redis": ("gateway.stores.redis",),
     "hiredis": ("gateway.stores.redis",),
     "starlette": ("gateway.server", "gateway.mock", "gateway.wiring"),
     "uvicorn": ("gateway.server.protocol", "gateway.server.serving", "gateway.mock", "gateway.cli"),
@@ -74,6 +73,7 @@ TESTED_ELSEWHERE = {
     "stores.redis.folding": "stores/test_redis.py",
     "stores.redis.cluster": "stores/test_redis_cluster.py",
     "stores.redis.link": "stores/test_redis.py",
+    "stores.redis.wire": "stores/test_redis.py",
     "stores.cursor": "stores/test_contract.py",  # what a cursor is worth shows in the pages it gives
     "dialects.openai_errors": "dialects/test_errors.py",  # both error shapes side by side
     "dialects.anthropic_errors": "dialects/test_errors.py",

@@ -30,9 +30,16 @@ def keys(context: typer.Context, config: ConfigFile = None, store: StoreUrl = No
 def show_list(config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """List the keys, their budgets and what they have used. The keys themselves are shown to nobody."""
     from gateway.core.ledger import AccountKey, Claim
+    from gateway.core.ports import StoredKey
+    from gateway.wiring import limits_of
+
+    configured = [
+        StoredKey(row.name, b"", 0.0, row.models, limits_of(row.budget), row.rpm)
+        for row in load(config).settings.auth.keys
+    ]
 
     async def read(opened: Store) -> list[dict[str, Any]]:
-        kept = await opened.keys()
+        kept = [*configured, *await opened.keys()]
         stands = await opened.standings([Claim(AccountKey("key", key.name), key.limits) for key in kept])
         return [_row(key, one) for key, one in zip(kept, stands, strict=True)]
 
@@ -107,7 +114,9 @@ def _row(key: StoredKey, stands: Standing) -> dict[str, Any]:
         "window_s": limits.window_s,
         "rpm": key.rpm,
         "used_fraction": round(used, 4) if used is not None else None,
-        "created_at": datetime.fromtimestamp(key.created_at, UTC).isoformat(timespec="seconds"),
+        "created_at": datetime.fromtimestamp(key.created_at, UTC).isoformat(timespec="seconds")
+        if key.created_at
+        else "in the configuration",
     }
 
 

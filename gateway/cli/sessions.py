@@ -201,7 +201,8 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if name == "budget" and isinstance(value, dict):
             yield from _budget_facts(value)
         elif isinstance(value, dict):
-            yield from ((part, f"{number:,}") for part, number in value.items())
+            prefix = "" if name == "cumulative_token_usage" else f"{name} "
+            yield from ((prefix + part, f"{number:,}") for part, number in value.items())
         elif name != "last_calls":
             yield name, "?" if value is None else str(value)
 

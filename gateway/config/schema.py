@@ -54,7 +54,9 @@ class _Section(BaseModel):
     def _can_be_off(cls, key: object) -> bool:
         """YAML reads a bare `off` as false."""
         field = cls.model_fields.get(key) if isinstance(key, str) else None
-        return field is not None and "off" in get_args(field.annotation)
+        return field is not None and any(
+            "off" in get_args(kind) for kind in (field.annotation, *get_args(field.annotation))
+        )
 
     @classmethod
     def _is_section(cls, key: object) -> bool:
@@ -391,7 +393,7 @@ class StoreSettings(_Section):
         description="The store is away. closed: 503 store_unavailable; open: forward, within what was left of each "
         "budget when it was last seen, and add everything when the store is back.",
     )
-    journal: str = Field(
+    journal: Literal["auto", "off"] | Path = Field(
         "auto",
         description="Folder for usage that the store has not confirmed; auto: beside the SQLite file, else "
         "~/.local/share/gateway/journal; off: in memory only.",
@@ -426,8 +428,8 @@ class StoreSettings(_Section):
         """The folder of the journals, or None where there is none."""
         if self.journal == "off" or self.url == "memory://":
             return None
-        if self.journal != "auto":
-            return Path(self.journal).expanduser()
+        if isinstance(self.journal, Path):
+            return self.journal.expanduser()
         beside = self.sqlite_path
         return beside.with_name(f"{beside.name}-journals") if beside else Path(_JOURNALS).expanduser()
 

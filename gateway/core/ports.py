@@ -38,6 +38,10 @@ Headers = list[tuple[bytes, bytes]]
 Outcome = str
 
 
+#: of callers on this machine where no client keys are needed
+OPEN_NAMESPACE: Final = "default"
+
+
 @dataclass(frozen=True, slots=True)
 class SessionKey:
     """A session's identity in the store: ids are the client's to choose, so they live under their client key's name."""

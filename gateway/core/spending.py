@@ -6,7 +6,7 @@ The arithmetic is the ledger's; here it is decided with which numbers. See `gate
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from math import ceil
@@ -31,7 +31,7 @@ from gateway.core.ledger import (
     nano,
     narrowest,
 )
-from gateway.core.ports import SessionKey
+from gateway.core.ports import OPEN_NAMESPACE, SessionKey
 from gateway.core.pricing import Price
 from gateway.core.usage import Charge, Usage
 
@@ -183,14 +183,16 @@ def hold_for(
     most = _longest(need, fixed, unit, standings)
     if need.output is None and need.can_grow:
         most = min(most, STREAM_STEP)
-    least = _shortest(most, standings) if clamp or need.output is None else most
+    least = _shortest(most, fixed, unit, standings) if clamp or need.output is None else most
     return Hold(call_id, claims, fixed, unit, least, most)
 
 
-def _shortest(most: int, standings: Sequence[Standing]) -> int:
+def _shortest(most: int, fixed: Amount, unit: Amount, standings: Sequence[Standing]) -> int:
     """Units that are worth a call. What others hold may come back: waiting for it is better than a stump."""
-    are_others = any(any(stands.held) for stands in standings)
-    return min(most, max(_USEFUL, most // _STUMP) if are_others else _USEFUL)
+    if not any(any(stands.held) for stands in standings):
+        return min(most, _USEFUL)
+    alone = units_left([replace(stands, held=NOTHING) for stands in standings], fixed, unit, most)
+    return min(most, max(_USEFUL, alone // _STUMP))
 
 
 def _longest(need: Need, fixed: Amount, unit: Amount, standings: Sequence[Standing]) -> int:
@@ -297,7 +299,13 @@ def _remedy(stands: Standing, name: Dimension, claim: Claim, needed: int) -> str
     option = {"tokens": "", "nano_usd": "--usd ", "calls": "--calls "}[name]
     enough = max(2 * limit, stands.used[at] + 2 * needed)
     more = f"{enough / NANO:g}" if name == "nano_usd" else str(enough)
-    return f"{refills}Raise it with: gateway sessions budget {stands.key.id} {option}{more}, or start a new session."
+    command = f"gateway sessions budget {_command_name(stands.key)} {option}{more}"
+    return f"{refills}Raise it with: {command}, or start a new session."
+
+
+def _command_name(key: AccountKey) -> str:
+    """A session's name as an operator's commands take it."""
+    return key.id if key.namespace == OPEN_NAMESPACE else f"{key.namespace}/{key.id}"
 
 
 def budget_json(stands: Standing, name: Dimension, now: float) -> dict[str, object]:

@@ -14,11 +14,10 @@ from typing import Final
 
 from gateway.core.errors import Forbidden, Unauthenticated
 from gateway.core.forwarding import CREDENTIALS, credential, header
-from gateway.core.ports import Headers, StoredKey
+from gateway.core.ports import OPEN_NAMESPACE, Headers, StoredKey
 from gateway.core.spending import NO_KEY_BUDGET, KeyBudget
 from gateway.pipeline import Caller
 
-OPEN_NAMESPACE: Final = "default"
 #: set by a reverse proxy: the peer is then not the caller
 _FORWARDED: Final = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"})
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})

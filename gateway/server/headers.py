@@ -50,7 +50,8 @@ EXPOSED: Final = (
 )
 _TRIMS: Final[Mapping[bytes, Trim]] = {b"off": "off", b"auto": "auto", b"shadow": "shadow"}
 _BUDGET_FORM: Final = re.compile(rb"0*[1-9][0-9]{0,14}")
-_DIRECTIVES: Final = frozenset(
+#: what a request may ask with
+DIRECTIVES: Final = frozenset(
     {
         b"x-context-trim", b"x-context-budget", b"x-session-budget-tokens", b"x-session-budget-usd",
         b"x-response-mode", b"x-parent-session-id",
@@ -76,7 +77,7 @@ def directives(headers: Headers) -> Directives:
     Raises:
         InvalidRequest: one of them says nothing that is known.
     """
-    if not any(name in _DIRECTIVES for name, _ in headers):
+    if not any(name in DIRECTIVES for name, _ in headers):
         return NO_DIRECTIVES
     return Directives(_wishes(headers), _declared(headers), _response_mode(headers), _parent(headers))
 

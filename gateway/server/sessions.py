@@ -20,14 +20,14 @@ from gateway.core import errors
 from gateway.core.identity import is_valid
 from gateway.core.ledger import Claim, Dimension, Standing, nano
 from gateway.core.modes import mode_for
-from gateway.core.ports import CallRecord, SessionKey, SessionView, Store
+from gateway.core.ports import OPEN_NAMESPACE, CallRecord, SessionKey, SessionView, Store
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.spending import BudgetPolicy, remaining_fraction, usd
 from gateway.core.usage import Totals, Usage
 from gateway.dialects import openai_errors
 from gateway.inspection import Inspector, context_json
 from gateway.server import headers as ours
-from gateway.server.auth import OPEN_NAMESPACE, Access, Authenticator
+from gateway.server.auth import Access, Authenticator
 from gateway.server.keyring import KeyRing
 
 Handler = Callable[[Request], Awaitable[Response]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -126,7 +127,10 @@ class Leases:
         return delivered if delivered != lease.noted or is_due else None
 
     async def _extend(self, lease: Lease) -> None:
-        granted = await self._store.extend(lease.id, lease.step)
+        """Hold a step more than has come, however much that was since the last look."""
+        missing = lease.noted - lease.tokens
+        asked = lease.step + max(0, math.ceil(missing / lease.answers))
+        granted = await self._store.extend(lease.id, asked)
         if granted is not None:
             lease.tokens += granted.units * lease.answers
         lease.is_over = lease.noted >= lease.tokens

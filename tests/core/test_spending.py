@@ -225,7 +225,7 @@ def test_an_exhausted_budget_says_who_how_much_and_what_to_do() -> None:
     assert fault.status == 400
     assert fault.message == (
         'Session "s" has used 1,200 of its 1,000 tokens. '
-        "Raise it with: gateway sessions budget s 2000, or start a new session."
+        "Raise it with: gateway sessions budget alice/s 2000, or start a new session."
     )
     assert fault.details["budget"] == {
         "account": "session", "unit": "tokens", "limit": 1_000, "used": 1_200, "held": 0, "resets_at": None,

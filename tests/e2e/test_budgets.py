@@ -408,3 +408,57 @@ def test_resetting_a_session_gives_it_its_budget_back(small: GatewayThread) -> N
     assert [call(small.web, "s").status for _ in range(2)] == [200, 400]
     assert small.web.send("POST", "/api/sessions/s/reset").status == 200
     assert call(small.web, "s").status == 200
+
+
+# --- what looked right and was not ----------------------------------------------------------------------------------------
+
+
+def test_a_stream_is_not_ended_because_it_is_fast(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.tokens": 1_000_000})
+    mock.behaviour = Behaviour(chunks=60_000, interval=0.0001)
+    reply = call(gateway.web, "s", max_tokens=None, stream=True, model="unknown-model")
+    finish = [choice["finish_reason"] for event in reply.events for choice in event["choices"]]
+    assert finish[-1] == "stop", reply.comments
+    assert reply.totals[1] == 60_000
+
+
+def test_streams_side_by_side_spend_no_more_than_was_left_while_the_store_is_away(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.tokens": 8_000, "store.on_failure": "open"})
+    assert call(gateway.web, "s", max_tokens=5).status == 200
+    with contextlib.closing(sqlite3.connect(gateway.store, isolation_level=None)) as db:
+        db.execute("BEGIN EXCLUSIVE")
+        call(gateway.web, "s", max_tokens=5)
+        mock.behaviour = Behaviour(chunks=9_000, interval=0.0001)
+        with ThreadPoolExecutor(4) as pool:
+            streams = pool.map(lambda _: call(gateway.web, "s", max_tokens=None, stream=True, model="x"), range(4))
+            served = [reply.status for reply in streams].count(200)
+        db.execute("ROLLBACK")
+    assert served > 0
+    until(lambda: budget(gateway.web, "s")["used"]["calls"] == 2 + served, 5)
+    assert budget(gateway.web, "s")["used"]["tokens"] <= 8_000
+
+
+def test_a_call_that_would_be_shortened_when_alone_is_busy_and_not_exhausted(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.tokens": 1_000})
+    assert call(gateway.web, "alone", max_tokens=5_000).status == 200
+    mock.behaviour = Behaviour(delay=1)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(call, gateway.web, "s", max_tokens=900)
+        until(lambda: holds(gateway.store))
+        assert call(gateway.web, "s", max_tokens=5_000).error["code"] == "budget_busy"
+        first.result()
+
+
+def test_the_remedy_names_the_session_as_the_command_takes_it(
+    mock_server: MockServer, gateway_server: StartGateway
+) -> None:
+    keys = [{"name": "alice", "key": "alice-0123456789abcdef"}]
+    gateway = gateway_server(mock_server.url, **{"budget.tokens": 5, "auth.keys": keys})
+    reply = call(gateway.web, "s", {"authorization": "Bearer alice-0123456789abcdef"})
+    assert "gateway sessions budget alice/s " in reply.error["message"]

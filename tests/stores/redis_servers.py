@@ -18,12 +18,13 @@ _PORTS = range(20_000, 30_000)
 
 
 class RedisServer:
-    """One `redis-server` on a port of this machine, which keeps nothing on disk."""
+    """One `redis-server` on a port of this machine, which keeps nothing on disk; `config`: of a sentinel."""
 
-    def __init__(self, folder: Path, *options: str, port: int | None = None) -> None:
+    def __init__(self, folder: Path, *options: str, config: Path | None = None) -> None:
         if shutil.which("redis-server") is None:
             raise RuntimeError("redis-server is missing, and these tests need it: apt-get install redis-server")
-        self.port = port if port is not None else free_port()
+        self.port = free_port()
+        self._config = config
         self._folder = folder
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
@@ -34,8 +35,9 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
-        command += ["--save", "", "--appendonly", "no", *self._options]
+        command = ["redis-server", *([str(self._config)] if self._config else [])]
+        command += ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        command += ["--sentinel"] if self._config else ["--save", "", "--appendonly", "no", *self._options]
         log = (self._folder / f"redis-{self.port}.log").open("ab")
         with log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -54,6 +56,9 @@ class RedisServer:
         self._process.kill()
         self._process.wait()
 
+    def flush(self) -> None:
+        self.cli("flushall")
+
     def cli(self, *words: str) -> str:
         return cli("-p", str(self.port), *words)
 
@@ -64,9 +69,8 @@ class RedisCluster:
     def __init__(self, folder: Path) -> None:
         self.nodes: list[RedisServer] = []
         for number in range(3):
-            port = free_port()
             options = ("--cluster-enabled", "yes", "--cluster-config-file", f"nodes-{number}.conf")
-            self.nodes.append(RedisServer(folder, *options, port=port))
+            self.nodes.append(RedisServer(folder, *options))
         addresses = [f"127.0.0.1:{node.port}" for node in self.nodes]
         cli("--cluster", "create", *addresses, "--cluster-yes")
         deadline = time.monotonic() + _STARTS_S

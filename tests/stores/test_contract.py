@@ -13,7 +13,8 @@ import pytest
 
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import InvalidRequest
-from gateway.core.ports import CallRecord, ContextRecord, SessionKey, SessionView, Store
+from gateway.core.ledger import Limits
+from gateway.core.ports import CallRecord, ContextRecord, SessionKey, SessionView, Store, StoredKey
 from gateway.core.session import Remembered, SessionState
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage, UsageSource
 from tests.stores.files import Clock
@@ -735,6 +736,71 @@ async def test_a_long_list_expires_whole(store: Store, record: MakeRecord) -> No
     assert await store.expire(2_000.0) == 450
     assert (await store.sessions(None, 10, None, "recent")).sessions == []
     assert [await store.call(None, item.call_id) for item in items[::50]] == [None] * 18
+
+
+# --- tool results and client keys -----------------------------------------------------------------------------------------
+
+
+async def test_tool_results_are_kept_by_handle_each_in_its_session_and_read_in_its_namespace(store: Store) -> None:
+    other = SessionKey("bob", "s")
+    assert list(await store.missing_results(KEY, ["a", "b"])) == ["a", "b"]
+    await store.keep_results(KEY, {"a": "text \x00 漢" * 1_000, "at": ""})
+    assert list(await store.missing_results(KEY, ["a", "b", "at"])) == ["b"]
+    assert list(await store.missing_results(other, ["a"])) == ["a"]
+    for namespace in ("alice", None):
+        assert await store.result(namespace, "a") == "text \x00 漢" * 1_000
+        assert await store.result(namespace, "at") == ""
+        assert await store.result(namespace, "b") is None
+    assert await store.result("bob", "a") is None
+    assert await store.session(KEY) is None
+    await store.keep_results(KEY, {})
+    assert list(await store.missing_results(KEY, [])) == []
+
+
+async def test_the_results_of_a_session_go_with_it_and_those_of_others_stay(store: Store, record: MakeRecord) -> None:
+    other = SessionKey("alice", "other")
+    await store.settle(record())
+    for key in (KEY, other):
+        await store.keep_results(key, {"same": "text"})
+    await store.keep_results(KEY, {"own": "text"})
+    assert await store.delete(KEY)
+    assert list(await store.missing_results(KEY, ["same", "own"])) == ["same", "own"]
+    assert (await store.result("alice", "same"), await store.result("alice", "own")) == ("text", None)
+
+
+async def test_old_results_go_if_they_have_no_session_and_stay_if_they_have(
+    store: Store, record: MakeRecord, clock: Clock
+) -> None:
+    living, young = SessionKey("alice", "living"), SessionKey("alice", "young")
+    await store.settle(record("living", at=5_000.0))
+    for key in (KEY, living):
+        await store.keep_results(key, {"h": "text"})
+    clock.time = 2_000.0
+    await store.keep_results(young, {"h": "text"})
+    assert await store.expire(1_500.0) == 0
+    gone = [list(await store.missing_results(key, ["h"])) for key in (KEY, living, young)]
+    assert gone == [["h"], [], []]
+
+
+async def test_a_client_key_is_kept_once_by_its_name_until_it_is_revoked(store: Store) -> None:
+    full = StoredKey("b", b"\x00\xff digest", 1_000.5, ("gpt-*",), Limits(5, 2**40, None, 60.0), 9)
+    small = StoredKey("a", b"", 0.0)
+    assert await store.keys() == []
+    assert await store.add_key(full)
+    assert await store.add_key(small)
+    assert not await store.add_key(StoredKey("b", b"other", 1.0))
+    assert list(await store.keys()) == [small, full]
+    assert await store.revoke_key("b")
+    assert not await store.revoke_key("b")
+    assert list(await store.keys()) == [small]
+    await store.expire(10.0**9)
+    assert list(await store.keys()) == [small]
+
+
+async def test_one_of_several_client_keys_of_a_name_that_are_added_at_once_is_kept(store: Store) -> None:
+    added = await soon(asyncio.gather(*(store.add_key(StoredKey("a", bytes([n]), 0.0)) for n in range(8))))
+    assert sorted(added) == [False] * 7 + [True]
+    assert [key.digest for key in await store.keys()] == [bytes([added.index(True)])]
 
 
 async def test_a_store_that_works_answers_a_ping(store: Store) -> None:

@@ -338,6 +338,7 @@ def run_machine(open_store: OpenStore, *, examples: int, own_clock: bool) -> Non
             super().__init__(open_store, own_clock=own_clock)
 
     checks = list(HealthCheck)
+    # Not made smaller: against a server that takes minutes. A failing run can be repeated by its seed.
     phases = (Phase.explicit, Phase.generate)
     bounded = settings(
         max_examples=examples, stateful_step_count=25, deadline=None, suppress_health_check=checks, phases=phases

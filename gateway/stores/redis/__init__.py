@@ -29,7 +29,7 @@ from gateway.stores.redis.apart import BooksApart
 from gateway.stores.redis.cluster import ClusterLink
 from gateway.stores.redis.folding import Folding
 from gateway.stores.redis.keys import Keys, session_of, tag_of
-from gateway.stores.redis.link import Link, single_link
+from gateway.stores.redis.link import Link, SingleLink
 from gateway.stores.redis.lists import Lists
 from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.together import Books, BooksTogether, Clerk
@@ -50,7 +50,7 @@ class RedisStore:
         timeout_s: how long a request may take, from when it is sent.
         ttl_s: for which sessions are kept; a server that no gateway clears any more forgets them by itself.
         prefix: of all keys, so that several gateways can share a server.
-        connections: at most, to each server.
+        connections: at most, to each server; each has many requests under way.
         now: gives the time of day, for what is called old.
         ahead_s: by how much the server's clock is taken to be ahead; for tests alone.
 
@@ -65,7 +65,7 @@ class RedisStore:
         timeout_s: float = 0.25,
         ttl_s: float = 30 * 86_400,
         prefix: str = "gateway:",
-        connections: int = 16,
+        connections: int = 4,
         now: Callable[[], float] = time.time,
         ahead_s: Callable[[], float] | None = None,
     ) -> None:
@@ -74,7 +74,7 @@ class RedisStore:
         self._now = now
         self._keys = Keys(prefix)
         self._verb = scripts.call
-        open_node = partial(single_link, scripts=scripts, timeout_s=timeout_s, connections=connections)
+        open_node = partial(SingleLink, scripts=scripts, timeout_s=timeout_s, connections=connections)
         is_cluster = address.kind == "cluster"
         self._link: Link = ClusterLink(address, open_node) if is_cluster else open_node(address)
         self._clerk = Clerk(self._keys, scripts, ttl_s + _GRACE_S, now)

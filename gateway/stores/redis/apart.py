@@ -181,11 +181,10 @@ class BooksApart:
         await asyncio.gather(*(self._settle_part(tag, keys, record) for tag, keys in accounts.items()))
         arguments = self._clerk.settling(record, values.accounts_of(at_home, self._keys))
         names = (self._keys.hold(record.call_id, home), *self._keys.all_of(home))
-        [(changed, sums, last)] = await self._link.call(
+        [(_, sums, last)] = await self._link.call(
             self._clerk.call("settle", names, arguments, values.encode_json(record))
         )
-        if changed:
-            await self._index(record, home, sums, last)
+        await self._index(record, home, sums, last)
         await self._forget(record.call_id)
         return values.totals(sums) if record.session is not None else Totals()
 
@@ -199,7 +198,7 @@ class BooksApart:
         await self._link.call(self._clerk.call("settle_part", names, arguments))
 
     async def _index(self, record: CallRecord, home: str, sums: Sequence[bytes | None], last: bytes | None) -> None:
-        """Make the call and its session findable; each of these may be done again."""
+        """Make the call and its session findable: again, where whoever settled it first has ended before this."""
         index, ttl = self._clerk.index(record), self._clerk.ttl_ms
         commands: list[Command] = [
             ("SET", index["id"], home, "PX", ttl),

@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from binascii import crc_hqx
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from redis.crc import key_slot
-from redis.exceptions import AskError, ClusterDownError, MovedError
-
 from gateway.core.errors import StoreUnavailable
 from gateway.core.redis_url import Address
-from gateway.stores.redis.link import SingleLink, checked, unavailable
+from gateway.stores.redis.link import OpenNode, SingleLink, checked, unavailable
 from gateway.stores.redis.scripts import Command
+from gateway.stores.redis.wire import is_error
 
 #: servers that one command is sent on to, while keys move
 _HOPS: Final = 5
 #: where the first key of a script stands
 _FIRST_KEY: Final = 3
+_SLOTS: Final = 16_384
 
 Node = tuple[str, int]
 #: first and last slot, and who has them
 _Range = tuple[int, int, Node]
 
 
+def slot_of(key: bytes) -> int:
+    """The slot of a key: of what stands in its first braces, where something does."""
+    start = key.find(b"{") + 1
+    end = key.find(b"}", start)
+    tag = key[start:end] if start and end > start else key
+    return crc_hqx(tag, 0) % _SLOTS
+
+
 class ClusterLink:
     """See the module, and `Link`. `open_node` makes the way to one server."""
 
-    def __init__(self, address: Address, open_node: Callable[[Address], SingleLink]) -> None:
+    def __init__(self, address: Address, open_node: OpenNode) -> None:
         self._address = address
         self._open_node = open_node
         self._links: dict[Node, SingleLink] = {}
@@ -64,26 +72,25 @@ class ClusterLink:
     async def _sent_on(self, node: Node, command: Command, reply: Any) -> Any:
         """What the right server says, where the first one named another: it has done nothing then."""
         for _ in range(_HOPS):
-            if isinstance(reply, ClusterDownError):
+            if is_error(reply, "MOVED", "CLUSTERDOWN"):
                 self._ranges = []
-            if not isinstance(reply, AskError):
+            if not is_error(reply, "MOVED", "ASK"):
                 break
-            node = (reply.host or node[0], int(reply.port))
-            if isinstance(reply, MovedError):
-                self._ranges = []
-                [reply] = await self._link(node).ask(command)
-            else:
-                _, reply = await self._link(node).ask(("ASKING",), command)
+            code, _, place = str(reply).split(" ")
+            host, _, port = place.rpartition(":")
+            node = (host or node[0], int(port))
+            asking: tuple[Command, ...] = (("ASKING",),) if code == "ASK" else ()
+            *_, reply = await self._link(node).ask(*asking, command)
         return reply
 
     def _node_of(self, command: Command) -> Node:
         key = command[_FIRST_KEY if command[0] == "EVALSHA" else 1]
-        slot = key_slot(key if isinstance(key, bytes) else str(key).encode())
+        slot = slot_of(key if isinstance(key, bytes) else str(key).encode())
         for first, last, node in self._ranges:
             if first <= slot <= last:
                 return node
         self._ranges = []
-        raise unavailable(self._address.shown, ClusterDownError("no server has the keys"))
+        raise unavailable(self._address.shown, ConnectionError("no server has the keys"))
 
     def _link(self, node: Node) -> SingleLink:
         if node not in self._links:
@@ -100,7 +107,7 @@ class ClusterLink:
         nodes = dict.fromkeys([*self._address.hosts, *self._links])
         asked = {asyncio.create_task(self._ask(node)) for node in nodes}
         self._asked |= asked
-        fault = unavailable(self._address.shown, ClusterDownError("no server has any keys"))
+        fault = unavailable(self._address.shown, ConnectionError("no server has any keys"))
         while asked:
             done, asked = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
             self._asked -= done

@@ -61,6 +61,13 @@ def _account(key: AccountKey) -> str:
     return f"{{{tag_of_account(key)}}}:{name}"
 
 
+@lru_cache(_NAMES)
+def _sorted_list(namespace: str | None, sort: str) -> str:
+    """A list, under any prefix."""
+    name = "tokens" if sort == "tokens" else "recent"
+    return name if namespace is None else f"{name}:{quote(namespace, safe='')}"
+
+
 class Keys:
     """The names under one prefix."""
 
@@ -135,5 +142,4 @@ class Keys:
 
     def sorted_list(self, namespace: str | None, sort: str) -> str:
         """The sessions of a namespace, or all, as they are sorted."""
-        name = "tokens" if sort == "tokens" else "recent"
-        return f"{self._prefix}{name}" if namespace is None else f"{self._prefix}{name}:{quote(namespace, safe='')}"
+        return self._prefix + _sorted_list(namespace, sort)

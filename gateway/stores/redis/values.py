@@ -50,12 +50,16 @@ def micro(seconds: float) -> int:
     return int(seconds * _MICRO)
 
 
-def _amount(amount: Amount) -> list[int]:
-    return [min(MOST, one) for one in amount]
+def _amount(amount: Amount) -> tuple[int, int, int]:
+    return min(MOST, amount[0]), min(MOST, amount[1]), min(MOST, amount[2])
 
 
-def _limits(limits: Limits) -> tuple[int, ...]:
-    return tuple(_NONE if one is None else min(MOST, one) for one in (limits.tokens, limits.nano_usd, limits.calls))
+def _limits(limits: Limits) -> tuple[int, int, int]:
+    return _limit(limits.tokens), _limit(limits.nano_usd), _limit(limits.calls)
+
+
+def _limit(limit: int | None) -> int:
+    return _NONE if limit is None else min(MOST, limit)
 
 
 def held(hold: Hold, claims: Iterable[Claim], keys: Keys) -> bytes:
@@ -73,7 +77,7 @@ def accounts_of(accounts: Iterable[AccountKey], keys: Keys) -> list[tuple[str, s
     return [(keys.account(key), key.kind) for key in dict.fromkeys(accounts) if key.kind != "rate"]
 
 
-def spent(record: CallRecord) -> list[int]:
+def spent(record: CallRecord) -> tuple[int, int, int]:
     """What of a call counts against budgets."""
     return _amount(record.spent)
 

@@ -1,0 +1,607 @@
+"""What only a shared store on servers of its own has to do: servers that stop, freeze, forget, and lose replies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from gateway.config.schema import Settings
+from gateway.core.errors import StoreConflict, StoreUnavailable
+from gateway.core.ledger import NOTHING, AccountKey, Amount, Claim, Granted, Hold, Limits
+from gateway.core.ports import LOST, CallRecord, OpenHold, SessionKey
+from gateway.core.session import SessionState
+from gateway.core.usage import Charge, Totals, Usage
+from gateway.stores.redis import RedisStore
+from gateway.stores.redis.folding import Folding
+from gateway.stores.redis.scripts import Command
+from gateway.stores.redis.together import CALLS_PER_SESSION
+from gateway.wiring import open_store
+from tests.stores.redis_servers import RedisServer, cli
+
+MakeRecord = Callable[..., CallRecord]
+StartServer = Callable[..., RedisServer]
+
+KEY = SessionKey("alice", "s")
+ACCOUNTS = (KEY.account, AccountKey("key", "alice"))
+CHARGE = Charge(Usage.of(10, 5), "provider")
+TIMEOUT_S = 0.3
+LEASE_S = 30.0
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[StartServer]:
+    """`start(*options)`: a server for one test, which may do to it what it likes."""
+    running: list[RedisServer] = []
+
+    def started(*options: str) -> RedisServer:
+        running.append(RedisServer(tmp_path, *options))
+        return running[-1]
+
+    yield started
+    for server in running:
+        server.kill()
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str, **options: Any) -> AsyncIterator[RedisStore]:
+    store = RedisStore(url, **{"timeout_s": TIMEOUT_S, **options})
+    try:
+        yield store
+    finally:
+        await store.aclose()
+
+
+@pytest.fixture
+async def store(redis_server: RedisServer) -> AsyncIterator[RedisStore]:
+    redis_server.cli("flushall")
+    async with opened(redis_server.url, timeout_s=5) as made:
+        yield made
+
+
+def held(record: CallRecord, tokens: int = 10) -> OpenHold:
+    claims = tuple(Claim(one, Limits(1_000)) for one in ACCOUNTS)
+    lost = replace(record, outcome=LOST, accounts=ACCOUNTS, spent=Amount(1))
+    return OpenHold(Hold(record.call_id, claims, Amount(tokens), Amount(1), 0, 5), lost)
+
+
+def spent(record: CallRecord, tokens: int = 7) -> CallRecord:
+    return replace(record, accounts=ACCOUNTS, spent=Amount(tokens), charge=CHARGE)
+
+
+async def stands(store: RedisStore) -> list[tuple[Amount, Amount]]:
+    return [(one.used, one.held) for one in await store.standings([Claim(key) for key in ACCOUNTS])]
+
+
+async def until_it_works(work: Callable[[], Awaitable[object]], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            await work()
+        except StoreUnavailable:
+            assert time.monotonic() < deadline, "it does not come back"
+            await asyncio.sleep(0.05)
+        else:
+            return
+
+
+class Proxy:
+    """Lets requests through, and replies unless told to lose them."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.loses_replies = False
+        self._server: asyncio.Server | None = None
+        self._tasks = set[asyncio.Task[None]]()
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return self
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None
+        return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers += [writer, upstream_writer]
+        self._tasks |= {
+            asyncio.create_task(self._pass_on(reader, upstream_writer, lambda: True)),
+            asyncio.create_task(self._pass_on(upstream_reader, writer, lambda: not self.loses_replies)),
+        }
+
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, lets_through: Callable[[], bool]
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65_536):
+                if lets_through():
+                    writer.write(data)
+                    await writer.drain()
+        writer.close()
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+# --- servers that are away ------------------------------------------------------------------------------------------------
+
+
+async def test_a_frozen_server_is_said_to_be_unavailable_within_the_deadline_by_every_verb(
+    start: StartServer, record: MakeRecord
+) -> None:
+    server = start()
+    async with opened(server.url) as store:
+        await store.ping()
+        server.send_signal(signal.SIGSTOP)
+        verbs: list[Callable[[], Awaitable[object]]] = [
+            store.ping,
+            lambda: store.settle(record()),
+            lambda: store.reserve(held(record()), LEASE_S),
+            lambda: store.extend("h", 1),
+            lambda: store.renew({"h": 1}),
+            lambda: store.overdue(1),
+            lambda: store.standings([Claim(KEY.account)]),
+            lambda: store.decide(KEY.account, {"tokens": 1}),
+            lambda: store.totals(KEY),
+            lambda: store.session(KEY),
+            lambda: store.remembered(KEY),
+            lambda: store.update(KEY, lambda state: state),
+            lambda: store.learned("k"),
+            lambda: store.learn({"k": lambda _: b""}),
+            lambda: store.sessions(None, 1, None, "recent"),
+            lambda: store.calls(KEY, 1),
+            lambda: store.call(None, "r"),
+            lambda: store.reset(KEY),
+            lambda: store.delete(KEY),
+            lambda: store.expire(0),
+            store.keys,
+            lambda: store.missing_results(KEY, ["h"]),
+        ]
+        began = time.monotonic()
+        results = await asyncio.gather(*(verb() for verb in verbs), return_exceptions=True)
+        assert [type(result) for result in results] == [StoreUnavailable] * len(verbs)
+        assert TIMEOUT_S * 0.9 < time.monotonic() - began < TIMEOUT_S + 0.5
+        with pytest.raises(StoreUnavailable, match="no answer in time"):
+            await store.ping()
+        server.send_signal(signal.SIGCONT)
+        await until_it_works(store.ping)
+
+
+async def test_whoever_waits_for_room_behind_a_frozen_server_waits_no_longer_than_the_deadline(
+    start: StartServer,
+) -> None:
+    server = start()
+    async with opened(server.url) as store:
+        await store.ping()
+        server.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        results = await asyncio.gather(*(store.totals(KEY) for _ in range(2_000)), return_exceptions=True)
+        assert all(isinstance(result, StoreUnavailable) for result in results)
+        assert time.monotonic() - began < TIMEOUT_S + 1.5
+        server.send_signal(signal.SIGCONT)
+
+
+async def test_waiting_for_our_own_queue_is_not_the_silence_of_the_server(
+    store: RedisStore, record: MakeRecord
+) -> None:
+    async with opened(store._link._address.shown, timeout_s=0.25) as hurried:  # type: ignore[attr-defined]
+        await asyncio.gather(*(hurried.settle(spent(record())) for _ in range(4_000)))
+        assert (await hurried.totals(KEY)).calls == 4_000
+
+
+async def test_a_hold_that_a_frozen_server_takes_late_is_gone_with_its_settlement(
+    start: StartServer, record: MakeRecord
+) -> None:
+    server = start()
+    async with opened(server.url) as store:
+        call = record()
+        await store.ping()
+        server.send_signal(signal.SIGSTOP)
+        with pytest.raises(StoreUnavailable):
+            await store.reserve(held(call), LEASE_S)
+        server.send_signal(signal.SIGCONT)
+        await until_it_works(lambda: store.settle(replace(call, charge=None)))
+        assert await stands(store) == [(NOTHING, NOTHING)] * 2
+
+
+async def test_a_server_that_was_killed_and_started_again_is_used_again(start: StartServer, record: MakeRecord) -> None:
+    server = start()
+    async with opened(server.url) as store:
+        await store.settle(spent(record()))
+        server.kill()
+        with pytest.raises(StoreUnavailable, match=r"^The store redis://127.0.0.1:\d+ cannot be used: "):
+            await store.totals(KEY)
+        server.start()
+        await store.ping()
+        assert (await store.settle(spent(record()))).calls == 1
+
+
+async def test_a_server_that_is_not_there_at_the_start_is_used_once_it_is(start: StartServer) -> None:
+    server = start()
+    server.kill()
+    async with opened(server.url) as store:
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable):
+                await store.ping()
+        server.start()
+        await store.ping()
+
+
+async def test_a_host_that_nobody_knows_is_unavailable() -> None:
+    async with opened("redis://no-such-host.invalid", timeout_s=2) as store:
+        with pytest.raises(StoreUnavailable, match=r"redis://no-such-host\.invalid cannot be used"):
+            await store.ping()
+
+
+async def test_a_replica_is_unavailable_until_it_is_a_master(start: StartServer, record: MakeRecord) -> None:
+    master, replica = start(), start()
+    replica.cli("replicaof", "127.0.0.1", str(master.port))
+    async with opened(replica.url) as store:
+        for verb in (lambda: store.settle(record()), store.ping, lambda: store.update(KEY, lambda state: state)):
+            with pytest.raises(StoreUnavailable, match=r"READONLY|LOADING|MASTERDOWN"):
+                await verb()
+        replica.cli("replicaof", "no", "one")
+        await store.ping()
+        assert (await store.settle(spent(record()))).calls == 1
+
+
+async def test_the_master_that_sentinels_name_is_used_also_after_a_failover(
+    start: StartServer, record: MakeRecord, tmp_path: Path
+) -> None:
+    master, replica = start(), start()
+    replica.cli("replicaof", "127.0.0.1", str(master.port))
+    file = tmp_path / "sentinel.conf"
+    file.write_text(f"sentinel monitor main 127.0.0.1 {master.port} 1\nsentinel down-after-milliseconds main 500\n")
+    sentinel = RedisServer(tmp_path, config=file)
+    try:
+        async with opened(f"redis+sentinel://127.0.0.1:{sentinel.port}/main", timeout_s=1) as store:
+            call = spent(record())
+            await store.settle(call)
+            assert master.cli("dbsize") != "0\n"
+            deadline = time.monotonic() + 20
+            while "slave0:" not in sentinel.cli("info", "sentinel") and "slaves=1" not in sentinel.cli("info"):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.1)
+            while replica.cli("dbsize") != master.cli("dbsize"):
+                await asyncio.sleep(0.05)
+            sentinel.cli("sentinel", "failover", "main")
+            while "role:master" not in replica.cli("info", "replication"):
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+            master.kill()
+            await until_it_works(lambda: store.settle(call))
+            assert (await store.totals(KEY)).calls == 1
+        async with opened(f"redis+sentinel://127.0.0.1:{sentinel.port}/other") as store:
+            with pytest.raises(StoreUnavailable, match='no master "other"'):
+                await store.ping()
+    finally:
+        sentinel.kill()
+
+
+# --- lost replies ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def proxied(redis_server: RedisServer) -> AsyncIterator[tuple[Proxy, RedisStore]]:
+    redis_server.cli("flushall")
+    async with Proxy(redis_server.port) as proxy, opened(proxy.url) as store:
+        await store.ping()
+        yield proxy, store
+
+
+async def test_a_hold_whose_answer_was_lost_is_one_hold_when_it_is_asked_for_again(
+    proxied: tuple[Proxy, RedisStore], record: MakeRecord
+) -> None:
+    proxy, store = proxied
+    hold = held(record())
+    for lost in (True, True, False):
+        proxy.loses_replies = lost
+        if lost:
+            with pytest.raises(StoreUnavailable):
+                await store.reserve(hold, LEASE_S)
+    outcome = await store.reserve(hold, LEASE_S)
+    assert isinstance(outcome, Granted)
+    assert outcome.units == 5
+    assert await stands(store) == [(NOTHING, Amount(15))] * 2
+
+
+async def test_a_settlement_whose_answer_was_lost_counts_once_when_it_is_offered_again(
+    proxied: tuple[Proxy, RedisStore], record: MakeRecord
+) -> None:
+    proxy, store = proxied
+    call = record()
+    await store.reserve(held(call), LEASE_S)
+    proxy.loses_replies = True
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable):
+            await store.settle(spent(call))
+    proxy.loses_replies = False
+    assert await store.settle(spent(call)) == Totals().add(CHARGE)
+    assert await stands(store) == [(Amount(7), NOTHING)] * 2
+
+
+async def test_a_change_whose_answer_was_lost_is_said_to_be_unknown(proxied: tuple[Proxy, RedisStore]) -> None:
+    proxy, store = proxied
+    proxy.loses_replies = True
+    with pytest.raises(StoreUnavailable):
+        await store.update(KEY, lambda state: state.with_summary("a", "text"))
+    proxy.loses_replies = False
+    state = await store.update(KEY, lambda state: state.with_summary("b", "text"))
+    assert "b" in state.summaries
+
+
+# --- scripts, passwords, TLS ----------------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_forgot_the_scripts_is_told_them_again(
+    store: RedisStore, redis_server: RedisServer, record: MakeRecord
+) -> None:
+    for _ in range(2):
+        redis_server.cli("script", "flush")
+        calls = [record() for _ in range(20)]
+        await asyncio.gather(*(store.reserve(held(call), LEASE_S) for call in calls))
+        redis_server.cli("script", "flush")
+        await asyncio.gather(*(store.settle(spent(call)) for call in calls))
+    assert await stands(store) == [(Amount(280), NOTHING)] * 2
+
+
+@pytest.mark.parametrize("user", ["", "gateway"])
+async def test_a_password_is_used_and_never_said(start: StartServer, user: str) -> None:
+    server = start("--requirepass", "s3cr3t-p@ss")
+    cli(
+        "-p",
+        str(server.port),
+        "-a",
+        "s3cr3t-p@ss",
+        "--no-auth-warning",
+        "acl",
+        "setuser",
+        "gateway",
+        "on",
+        ">s3cr3t-p@ss",
+        "~*",
+        "+@all",
+    )
+    place = server.url.removeprefix("redis://")
+    async with opened(f"redis://{user}:s3cr3t-p%40ss@{place}") as store:
+        await store.ping()
+    async with opened(f"redis://{user}:wr0ng-p%40ss@{place}") as store:
+        with pytest.raises(StoreUnavailable, match="WRONGPASS") as caught:
+            await store.ping()
+        assert "wr0ng" not in f"{caught.value.message} {caught.value!r} {store._link!r} {vars(store._link)}"
+    async with opened(server.url) as store:
+        with pytest.raises(StoreUnavailable, match="NOAUTH"):
+            await store.ping()
+
+
+async def test_a_database_of_its_number_is_used(redis_server: RedisServer) -> None:
+    redis_server.cli("flushall")
+    async with opened(f"{redis_server.url}/3", timeout_s=5) as store:
+        await store.ping()
+    assert "db3:keys=1" in redis_server.cli("info", "keyspace")
+    assert "db0" not in redis_server.cli("info", "keyspace")
+
+
+async def test_a_server_is_spoken_to_over_tls_if_its_certificate_is_good(
+    start: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    words += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    made = await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.DEVNULL)
+    assert await made.wait() == 0
+    plain = start()
+    server = start(
+        *("--tls-port", str(plain.port + 10_000), "--tls-cert-file", str(certificate), "--tls-key-file", str(key)),
+        *("--tls-ca-cert-file", str(certificate), "--tls-auth-clients", "no"),
+    )
+    url = f"rediss://localhost:{plain.port + 10_000}"
+    async with opened(url, timeout_s=5) as store:
+        with pytest.raises(StoreUnavailable, match="certificate"):
+            await store.ping()
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    async with opened(url, timeout_s=5) as store:
+        await store.ping()
+    assert server.cli("dbsize") == "1\n"
+
+
+# --- what is kept ---------------------------------------------------------------------------------------------------------
+
+
+async def test_nothing_but_accounts_and_names_of_client_keys_stays_for_ever(
+    redis_server: RedisServer, record: MakeRecord
+) -> None:
+    redis_server.cli("flushall")
+    async with opened(redis_server.url, timeout_s=5, ttl_s=100) as store:
+        call = record(request_id="r")
+        rate = Claim(AccountKey("rate", "alice"), Limits(calls=9, window_s=60))
+        hold = held(call)
+        await store.reserve(replace(hold, hold=replace(hold.hold, claims=(*hold.hold.claims, rate))), LEASE_S)
+        await store.settle(spent(call))
+        await store.settle(spent(record(None)))
+        await store.update(KEY, lambda state: state.with_summary("a", "b"))
+        await store.keep_results(KEY, {"h": "text"})
+        await store.decide(KEY.account, {"tokens": 5})
+        await store.learn({"k": lambda _: b"x"})
+        await store.ping()
+    lasting = {name for name in redis_server.cli("keys", "*").split() if redis_server.cli("pttl", name) == "-1\n"}
+    # ... and a list of sessions that never called, of which each worker takes out what is old.
+    assert lasting == {"gateway:{alice}:key:", "gateway:alone"}
+
+
+async def test_records_are_bounded_and_totals_are_not(redis_server: RedisServer, record: MakeRecord) -> None:
+    redis_server.cli("flushall")
+    async with opened(redis_server.url, timeout_s=5, now=lambda: 2_000.0) as store:
+        await _records_are_bounded(store, record)
+
+
+async def _records_are_bounded(store: RedisStore, record: MakeRecord) -> None:
+    calls = [spent(record(at=1_000.0 + number)) for number in range(CALLS_PER_SESSION + 5)]
+    # The last ones are offered late: what began first is what goes.
+    await asyncio.gather(*(store.settle(call) for call in [*calls[5:], *calls[:5]]))
+    found = await store.calls(KEY, 2 * CALLS_PER_SESSION)
+    assert [call.call_id for call in found] == [call.call_id for call in calls[:4:-1]]
+    for call in calls[:5]:
+        assert await store.call(None, call.call_id) is None
+    totals = await store.totals(KEY)
+    assert totals.calls == len(calls)
+
+
+async def test_a_call_that_is_offered_again_counts_once_though_its_record_is_gone(
+    redis_server: RedisServer, record: MakeRecord
+) -> None:
+    redis_server.cli("flushall")
+    now = time.time()
+    async with opened(redis_server.url, timeout_s=5) as store:
+        calls = [spent(record(at=now + number)) for number in range(CALLS_PER_SESSION + 5)]
+        await asyncio.gather(*(store.settle(call) for call in calls))
+        assert await store.call(None, calls[0].call_id) is None
+        assert await store.settle(calls[0]) == await store.totals(KEY)
+        assert (await store.totals(KEY)).calls == len(calls)
+
+
+async def test_gateways_with_different_prefixes_share_a_server_and_nothing_else(
+    store: RedisStore, redis_server: RedisServer, record: MakeRecord
+) -> None:
+    call = spent(record(request_id="r"))
+    await store.settle(call)
+    await store.update(KEY, lambda state: state.with_summary("a", "b"))
+    async with opened(redis_server.url, timeout_s=5, prefix="other:") as other:
+        assert await other.totals(KEY) == Totals()
+        assert (await other.remembered(KEY)).state == SessionState()
+        assert await other.call(None, "r") is None
+        assert (await other.sessions(None, 10, None, "recent")).sessions == []
+        await other.settle(call)
+        assert await other.delete(KEY)
+    assert (await store.totals(KEY)).calls == 1
+
+
+async def test_a_session_that_is_gone_leaves_its_lists_when_they_are_read(
+    store: RedisStore, redis_server: RedisServer, record: MakeRecord
+) -> None:
+    for name in ("a", "gone", "b"):
+        await store.settle(spent(record(name)))
+    redis_server.cli("del", "gateway:{alice/gone}:s")
+    for namespace in ("alice", None):
+        page = await store.sessions(namespace, 2, None, "recent")
+        assert ([view.key.id for view in page.sessions], page.cursor) == (["b", "a"], None)
+        assert (await store.sessions(namespace, 1, None, "recent")).cursor is not None
+    assert redis_server.cli("zcard", "gateway:recent") == "2\n"
+
+
+# --- several workers ------------------------------------------------------------------------------------------------------
+
+
+async def test_workers_share_holds_settlements_and_changes(
+    store: RedisStore, redis_server: RedisServer, record: MakeRecord
+) -> None:
+    async with opened(redis_server.url, timeout_s=5) as other:
+        stores = [store, other]
+        calls = [record() for _ in range(40)]
+        await asyncio.gather(*(stores[n % 2].reserve(held(call), LEASE_S) for n, call in enumerate(calls)))
+        assert await stands(other) == [(NOTHING, Amount(600))] * 2
+        await asyncio.gather(*(stores[(n + 1) % 2].extend(call.call_id, 1) for n, call in enumerate(calls)))
+        await asyncio.gather(*(one.settle(spent(call)) for call in calls for one in stores))
+        assert await stands(store) == [(Amount(280), NOTHING)] * 2
+        assert (await store.totals(KEY)).calls == 40
+        await asyncio.gather(*(stores[n % 2].update(KEY, _counts) for n in range(60)))
+        await asyncio.gather(*(stores[n % 2].learn({"k": lambda known: (known or b"") + b"x"}) for n in range(60)))
+    assert (await store.remembered(KEY)).state.epochs["n"]["number"] == 60
+    assert await store.learned("k") == b"x" * 60
+
+
+def _counts(state: SessionState) -> SessionState:
+    number = state.epochs["n"]["number"] if "n" in state.epochs else 0
+    return SessionState({"n": {"prefix": "n", "number": number + 1}})
+
+
+async def test_a_state_that_others_change_each_time_is_a_conflict(store: RedisStore) -> None:
+    class Contended:
+        """Somebody else is always a moment faster."""
+
+        def __init__(self) -> None:
+            self.link = store._link
+
+        async def call(self, *commands: Command) -> list[Any]:
+            if commands[0][0] == "EVALSHA":
+                await self.link.call(("HINCRBY", "gateway:{alice/s}:t", "v", 1))
+            return await self.link.call(*commands)
+
+        async def aclose(self) -> None:
+            await self.link.aclose()
+
+    store._link = Contended()
+    with pytest.raises(StoreConflict, match='session "s"'):
+        await store.update(KEY, _counts)
+
+
+async def test_changes_that_wait_for_one_another_are_written_together() -> None:
+    batches: list[list[int]] = []
+
+    async def write(_: str, works: Any) -> list[int]:
+        batches.append(list(works))
+        await asyncio.sleep(0.01)
+        if 99 in works:
+            raise StoreUnavailable("away")
+        return [work * 2 for work in works]
+
+    folding = Folding[str, int](write)
+    results = await asyncio.gather(*(folding.add("k", number) for number in range(64)), folding.add("other", 7))
+    assert results == [*(number * 2 for number in range(64)), 14]
+    assert [len(batch) for batch in batches] == [64, 1]
+    first = asyncio.create_task(folding.add("k", 1))
+    await asyncio.sleep(0.005)
+    failed = await asyncio.gather(folding.add("k", 99), folding.add("k", 2), return_exceptions=True)
+    assert [type(one) for one in failed] == [StoreUnavailable] * 2
+    assert (await first, await folding.add("k", 3)) == (2, 6)
+    await folding.drain()
+
+
+async def test_what_is_under_way_when_the_store_closes_is_written(
+    store: RedisStore, redis_server: RedisServer, record: MakeRecord
+) -> None:
+    other = RedisStore(redis_server.url, timeout_s=5)
+    tasks = [asyncio.create_task(other.settle(spent(record()))) for _ in range(300)]
+    changes = [asyncio.create_task(other.update(KEY, _counts)) for _ in range(5)]
+    await asyncio.sleep(0)
+    await other.aclose()
+    await asyncio.gather(*tasks, *changes)
+    assert (await store.totals(KEY)).calls == 300
+    assert (await store.remembered(KEY)).state.epochs["n"]["number"] == 5
+
+
+# --- configured -----------------------------------------------------------------------------------------------------------
+
+
+async def test_the_store_of_the_configuration_is_opened_with_its_deadline(redis_server: RedisServer) -> None:
+    redis_server.cli("flushall")
+    settings = Settings.model_validate({"store": {"url": redis_server.url, "timeout_ms": 4_000}})
+    made = open_store(settings)
+    assert isinstance(made, RedisStore)
+    await made.ping()
+    await made.aclose()
+
+
+def test_whoever_has_another_store_does_not_load_the_client() -> None:
+    code = "import sys, gateway.wiring; sys.exit('hiredis' in sys.modules or 'gateway.stores.redis' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

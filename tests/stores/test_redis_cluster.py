@@ -1,0 +1,323 @@
+"""What a cluster asks for: all of a session in one slot, and a hold on several servers that no crash tears apart."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.core.errors import StoreUnavailable
+from gateway.core.ledger import NOTHING, AccountKey, Amount, Claim, Granted, Hold, Limits, Refused
+from gateway.core.ports import LOST, CallRecord, OpenHold, SessionKey
+from gateway.core.usage import Charge, Totals, Usage
+from gateway.stores.redis import RedisStore
+from gateway.stores.redis.cluster import slot_of
+from gateway.stores.redis.keys import Keys, session_of, tag_of, tag_of_call
+from gateway.stores.redis.scripts import Command
+from tests.stores.redis_servers import RedisCluster, RedisServer
+
+MakeRecord = Callable[..., CallRecord]
+
+KEY = SessionKey("alice", "s")
+PARENT = AccountKey("session", "alice", "parent")
+CLIENT = AccountKey("key", "alice")
+RATE = AccountKey("rate", "alice")
+ACCOUNTS = (KEY.account, PARENT, CLIENT)
+CHARGE = Charge(Usage.of(10, 5), "provider")
+LEASE_S = 30.0
+
+
+class Ahead:
+    """By how much the servers' clocks are taken to be ahead."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def ahead() -> Ahead:
+    return Ahead()
+
+
+@pytest.fixture(params=["redis", "cluster"])
+async def store(request: pytest.FixtureRequest, ahead: Ahead) -> AsyncIterator[RedisStore]:
+    servers: RedisServer | RedisCluster = request.getfixturevalue(
+        "redis_server" if request.param == "redis" else "redis_cluster"
+    )
+    servers.flush()
+    made = RedisStore(servers.url, timeout_s=5, ahead_s=ahead)
+    yield made
+    await made.aclose()
+
+
+@pytest.fixture
+async def clustered(redis_cluster: RedisCluster, ahead: Ahead) -> AsyncIterator[RedisStore]:
+    redis_cluster.flush()
+    made = RedisStore(redis_cluster.url, timeout_s=5, ahead_s=ahead)
+    yield made
+    await made.aclose()
+
+
+class Cut:
+    """A way to the servers that ends at its n-th round trip: before it, or when only the answer is missing."""
+
+    def __init__(self, link: Any, after: int, *, is_done: bool) -> None:
+        self.link = link
+        self.left = after
+        self.is_done = is_done
+
+    async def call(self, *commands: Command) -> list[Any]:
+        self.left -= 1
+        if self.left >= 0:
+            return list(await self.link.call(*commands))
+        if self.left == -1 and self.is_done:
+            await self.link.call(*commands)
+        raise StoreUnavailable("cut")
+
+    async def aclose(self) -> None:
+        await self.link.aclose()
+
+
+async def cut(store: RedisStore, after: int, work: Callable[[], Awaitable[object]], *, is_done: bool) -> bool:
+    """Do something as a process that ends after so many round trips; whether it came to its end before."""
+    books: Any = store._books
+    link = books._link
+    books._link = Cut(link, after, is_done=is_done)
+    try:
+        await work()
+    except StoreUnavailable:
+        await asyncio.sleep(0.01)
+        return False
+    finally:
+        books._link = link
+    return True
+
+
+def held(record: CallRecord, limits: int = 1_000) -> OpenHold:
+    claims = (*(Claim(one, Limits(limits)) for one in ACCOUNTS), Claim(RATE, Limits(calls=10**6, window_s=10**6)))
+    lost = replace(record, outcome=LOST, accounts=ACCOUNTS, spent=Amount(1), charge=Charge(Usage.of(1, 0), "estimated"))
+    return OpenHold(Hold(record.call_id, claims, Amount(10, 0, 1), Amount(1), 0, 5), lost)
+
+
+def spent(record: CallRecord) -> CallRecord:
+    return replace(record, accounts=ACCOUNTS, spent=Amount(7), charge=CHARGE)
+
+
+async def stands(store: RedisStore) -> list[tuple[Amount, Amount]]:
+    return [(one.used, one.held) for one in await store.standings([Claim(key) for key in ACCOUNTS])]
+
+
+# --- crashes --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+async def test_a_hold_that_was_cut_off_anywhere_ends_with_its_lease(
+    store: RedisStore, record: MakeRecord, ahead: Ahead, is_done: bool
+) -> None:
+    lost, at_the_end = 0, False
+    for after in range(20):
+        opened = held(record())
+        at_the_end = await cut(store, after, lambda: store.reserve(opened, LEASE_S), is_done=is_done)  # noqa: B023
+        if at_the_end:
+            break
+        assert await store.overdue(10) == []
+        ahead.seconds += LEASE_S + 1
+        found = await store.overdue(10)
+        assert [one.hold.id for one in found] in ([], [opened.hold.id])
+        for one in found:
+            await store.settle(one.as_lost())
+            lost += 1
+        assert await stands(store) == [(Amount(lost), NOTHING)] * 3
+        assert await store.overdue(10) == []
+    assert at_the_end
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+async def test_a_hold_that_was_cut_off_anywhere_is_one_hold_when_it_is_asked_for_again(
+    store: RedisStore, record: MakeRecord, is_done: bool
+) -> None:
+    for after in range(20):
+        opened = held(record())
+        at_the_end = await cut(store, after, lambda: store.reserve(opened, LEASE_S), is_done=is_done)  # noqa: B023
+        outcome = await store.reserve(opened, LEASE_S)
+        assert isinstance(outcome, Granted)
+        assert outcome.units == 5
+        assert [one.held for one in outcome.standings[:3]] == [Amount(15, 0, 1)] * 3
+        await store.settle(replace(spent(record(call_id=opened.hold.id)), spent=NOTHING))
+        assert await stands(store) == [(NOTHING, NOTHING)] * 3
+        if at_the_end:
+            return
+    pytest.fail("it never came to its end")
+
+
+@pytest.mark.parametrize("sweeps", [False, True], ids=["", "and taken for lost"])
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+async def test_a_settlement_that_was_cut_off_anywhere_counts_once_when_it_is_offered_again(
+    store: RedisStore, record: MakeRecord, ahead: Ahead, is_done: bool, sweeps: bool
+) -> None:
+    for number in range(30):
+        call = spent(record(request_id=f"r{number}"))
+        await store.reserve(held(call), LEASE_S)
+        at_the_end = await cut(store, number, lambda: store.settle(call), is_done=is_done)  # noqa: B023
+        if sweeps:
+            ahead.seconds += LEASE_S + 1
+            for one in await store.overdue(10):
+                await store.settle(one.as_lost())
+        calls = number + 1
+        totals = await store.settle(call)
+        assert (totals.calls, totals.total_tokens, totals.estimated_calls) == (calls, 15 * calls, 0)
+        assert await stands(store) == [(Amount(7 * calls), NOTHING)] * 3
+        assert await store.call("alice", call.call_id) == call
+        ahead.seconds += LEASE_S + 1
+        assert await store.overdue(10) == []
+        if at_the_end:
+            return
+    pytest.fail("it never came to its end")
+
+
+async def test_a_hold_is_never_taken_after_its_lease_has_ended(
+    clustered: RedisStore, record: MakeRecord, ahead: Ahead
+) -> None:
+    store = clustered
+    books: Any = store._books
+    link = books._link
+
+    class Slow:
+        """Stands still after the first word."""
+
+        async def call(self, *commands: Command) -> list[Any]:
+            replies: list[Any] = await link.call(*commands)
+            ahead.seconds += LEASE_S + 1
+            return replies
+
+    books._link = Slow()
+    with pytest.raises(StoreUnavailable, match="longer than the lease"):
+        await store.reserve(held(record()), LEASE_S)
+    books._link = link
+    assert await store.overdue(10) == []
+    assert await stands(store) == [(NOTHING, NOTHING)] * 3
+
+
+# --- parts of a hold ------------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_taken_is_given_back_when_a_later_account_refuses_requests_too(
+    store: RedisStore, record: MakeRecord
+) -> None:
+    opened = held(record())
+    narrow = Claim(AccountKey("session", "alice", "narrow"), Limits(5))
+    claims = (*opened.hold.claims, narrow)
+    outcome = await store.reserve(replace(opened, hold=replace(opened.hold, claims=claims)), LEASE_S)
+    assert isinstance(outcome, Refused)
+    assert outcome.standing.key == narrow.key
+    assert await stands(store) == [(NOTHING, NOTHING)] * 3
+    [rate] = await store.standings([Claim(RATE, Limits(calls=9, window_s=10**6))])
+    assert rate.used == NOTHING
+    assert await store.extend(opened.hold.id, 1) is None
+
+
+async def test_every_account_holds_as_many_units_as_the_narrowest_has_wherever_they_are(
+    store: RedisStore, record: MakeRecord
+) -> None:
+    claims = (Claim(KEY.account, Limits(100)), Claim(PARENT, Limits(14)), Claim(CLIENT, Limits(12)))
+    opened = held(record())
+    opened = replace(opened, hold=replace(opened.hold, claims=claims, most=50))
+    outcome = await store.reserve(opened, LEASE_S)
+    assert isinstance(outcome, Granted)
+    assert outcome.units == 2
+    assert [one.held.tokens for one in outcome.standings] == [12] * 3
+    assert await stands(store) == [(NOTHING, Amount(12, 0, 1))] * 3
+    await store.decide(CLIENT, {"tokens": 13})
+    more = await store.extend(opened.hold.id, 9)
+    assert more is not None
+    assert more.units == 1
+    assert await stands(store) == [(NOTHING, Amount(13, 0, 1))] * 3
+    await store.settle(spent(opened.lost))
+    assert await stands(store) == [(Amount(7), NOTHING)] * 3
+
+
+# --- keys -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "key", ["a", "{a}b", "x{a}", "{}a", "a{", "a}b{c", "{{a}}", "gateway:{alice/s}:a", "漢{字}", "a{}{b}"]
+)
+def test_a_key_lies_where_the_servers_say(redis_cluster: RedisCluster, key: str) -> None:
+    assert slot_of(key.encode()) == int(redis_cluster.nodes[0].cli("cluster", "keyslot", key))
+
+
+@pytest.mark.parametrize("key", [KEY, SessionKey("", ""), SessionKey("a}b", "{c/d"), SessionKey("漢/", "}{")])
+def test_all_that_a_session_has_lies_in_one_slot(key: SessionKey) -> None:
+    keys, tag = Keys("gateway:"), tag_of(key.namespace, key.id)
+    names = [*keys.all_of(tag), keys.account(key.account), keys.hold("h", tag), keys.settled(tag, "c")]
+    assert len({slot_of(name.encode()) for name in names}) == 1
+    assert session_of(tag) == key
+    assert session_of(tag_of_call("a/b")) is None
+
+
+# --- servers that move, freeze and die --------------------------------------------------------------------------------------
+
+
+async def test_keys_that_moved_to_another_server_are_found_there(
+    clustered: RedisStore, redis_cluster: RedisCluster, record: MakeRecord
+) -> None:
+    store = clustered
+    await store.settle(spent(record()))
+    slot = slot_of(f"{{{tag_of('alice', 's')}}}".encode())
+    nodes = redis_cluster.nodes
+    names = {node.cli("cluster", "myid").strip(): node for node in nodes}
+    source = next(node for node in nodes if int(node.cli("cluster", "countkeysinslot", f"{slot}")) > 0)
+    target_id, target = next((name, node) for name, node in names.items() if node is not source)
+    source_id = next(name for name, node in names.items() if node is source)
+    for importing, state, other in ((target, "importing", source_id), (source, "migrating", target_id)):
+        importing.cli("cluster", "setslot", f"{slot}", state, other)
+    moved = source.cli("cluster", "getkeysinslot", f"{slot}", "100").split()
+    source.cli("migrate", "127.0.0.1", f"{target.port}", "", "0", "5000", "keys", *moved)
+    # Half way the source says where to ask; what needs several keys has to wait until all are there.
+    assert (await store.totals(KEY)).calls == 1
+    with pytest.raises(StoreUnavailable, match="TRYAGAIN"):
+        await store.settle(spent(record()))
+    for node in (target, source, *nodes):
+        node.cli("cluster", "setslot", f"{slot}", "node", target_id)
+    assert (await store.settle(spent(record()))).calls == 2
+    assert (await store.totals(KEY)).calls == 2
+
+
+async def test_a_frozen_server_of_a_cluster_keeps_nobody_waiting_and_no_other_session(
+    tmp_path: Path, record: MakeRecord
+) -> None:
+    cluster = RedisCluster(tmp_path)
+    store = RedisStore(cluster.url, timeout_s=0.3)
+    try:
+        keys = [SessionKey("alice", str(number)) for number in range(30)]
+        await asyncio.gather(*(store.totals(key) for key in keys))
+        cluster.nodes[0].send_signal(signal.SIGSTOP)
+        for _ in range(2):
+            began = time.monotonic()
+            answers = await asyncio.gather(*(store.totals(key) for key in keys), return_exceptions=True)
+            assert time.monotonic() - began < 1.2
+            assert {type(one) for one in answers} == {Totals, StoreUnavailable}
+            assert 5 < sum(isinstance(one, Totals) for one in answers) < 25
+        cluster.nodes[0].send_signal(signal.SIGCONT)
+        deadline = time.monotonic() + 20
+        while True:
+            answers = await asyncio.gather(*(store.totals(key) for key in keys), return_exceptions=True)
+            if all(isinstance(one, Totals) for one in answers):
+                break
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
+        cluster.kill()
+        with pytest.raises(StoreUnavailable):
+            await store.settle(spent(record()))
+    finally:
+        await store.aclose()
+        cluster.kill()
