@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from gateway import catalog, config
 from gateway.budgeting import Budgets
+from gateway.calls import SessionPolicy
 from gateway.core import ledger
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator
@@ -31,7 +32,7 @@ from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
 from gateway.core.spending import BudgetPolicy, KeyBudget
 from gateway.counters.registry import Counters, is_dotted_path
 from gateway.inspection import Inspector
-from gateway.pipeline import Gateway, SessionPolicy
+from gateway.pipeline import Gateway
 from gateway.planning import Planner
 from gateway.results import Results
 from gateway.server import headers

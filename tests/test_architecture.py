@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -26,13 +27,21 @@ ALLOWED = {
     "inspection": {"core", "dialects", "planning"},
     "budgeting": {"core", "stores"},
     "results": {"core"},
+    "calls": {"core", "dialects"},
+    "addressing": {"core", "dialects", "calls"},
+    "progress": {"core", "dialects", "calls", "planning", "budgeting"},
+    "records": {"core", "dialects", "progress"},
+    "summaries": {"core", "dialects", "calls", "progress"},
+    "composing": {"core", "dialects", "stores", "planning", "results", "progress", "summaries"},
+    "accounting": {"core", "dialects", "stores", "budgeting", "progress", "records"},
+    "answers": {"core", "dialects", "upstream", "calls", "progress", "accounting"},
     "pipeline": {
-        *("core", "dialects", "stores", "counters", "upstream", "telemetry", "config", "catalog"),
-        *("planning", "budgeting", "results"),
+        *("core", "dialects", "stores", "upstream", "planning", "budgeting", "results", "calls", "progress"),
+        *("addressing", "composing", "summaries", "accounting", "records", "answers"),
     },
     "server": {
         *("core", "dialects", "stores", "counters", "upstream", "telemetry", "config", "catalog"),
-        *("planning", "budgeting", "results", "inspection", "pipeline"),
+        *("planning", "budgeting", "results", "inspection", "calls", "pipeline"),
     },
     "mock": set(),
 }
@@ -46,7 +55,8 @@ HOMES = {
     "pydantic": ("gateway.config",),
     "yaml": ("gateway.config",),
     "sqlite3": ("gateway.stores.sqlite",),
-    "hiredis": ("gateway.stores.redis",),
+    "redis": ("gateway.stores.redis",),
+    "hiredis": ("gateway.stores.redis.link",),
     "starlette": ("gateway.server", "gateway.mock", "gateway.wiring"),
     "uvicorn": ("gateway.server.protocol", "gateway.server.serving", "gateway.mock", "gateway.cli"),
     "httptools": ("gateway.server.protocol",),
@@ -73,7 +83,8 @@ TESTED_ELSEWHERE = {
     "stores.redis.folding": "stores/test_redis.py",
     "stores.redis.cluster": "stores/test_redis_cluster.py",
     "stores.redis.link": "stores/test_redis.py",
-    "stores.redis.wire": "stores/test_redis.py",
+    "stores.redis.servers": "stores/test_redis.py",
+    "stores.redis.settings": "stores/test_redis.py",
     "stores.cursor": "stores/test_contract.py",  # what a cursor is worth shows in the pages it gives
     "dialects.openai_errors": "dialects/test_errors.py",  # both error shapes side by side
     "dialects.anthropic_errors": "dialects/test_errors.py",
@@ -91,6 +102,11 @@ TESTED_ELSEWHERE = {
     "stores.clock": "stores/test_ledger_contract.py",  # the time that a store is given where none is injected
     "stores.sqlite.accounts": "stores/test_ledger_contract.py",
     "inspection": "server/test_context.py",
+    # What these parts of a call are worth shows in a call.
+    "calls": "test_pipeline.py",
+    "progress": "test_pipeline.py",
+    "accounting": "test_pipeline.py",
+    "composing": "e2e/test_context.py",
 }
 #: tested as a whole from outside: the built-in provider over HTTP, the commands by what they print, a file by its text
 TESTED_AS_A_WHOLE = {"mock": "mock", "cli": "cli", "config": "test_config.py"}
@@ -154,6 +170,11 @@ def test_every_part_of_the_package_has_its_floor() -> None:
     assert parts <= {*ALLOWED, *ROOTS}
 
 
+def test_the_floors_have_no_cycle() -> None:
+    order = list(TopologicalSorter(ALLOWED).static_order())
+    assert order.index("core") < order.index("calls") < order.index("pipeline") < order.index("server")
+
+
 @pytest.mark.parametrize(
     ("module", "source"),
     [
@@ -176,6 +197,8 @@ def test_every_part_of_the_package_has_its_floor() -> None:
         ("gateway.config", "from gateway.catalog import Catalog"),
         ("gateway.pipeline", "from gateway.server import headers"),
         ("gateway.pipeline", "import aiohttp"),
+        ("gateway.answers", "from gateway.pipeline import Gateway"),
+        ("gateway.calls", "from gateway.progress import Progress"),
         ("gateway.server.app", "from gateway import wiring"),
         ("gateway.server.app", "from uvicorn import Config"),
         ("gateway.server.app", "import yaml"),

@@ -384,7 +384,8 @@ class StoreSettings(_Section):
     url: str = Field(
         "sqlite://~/.local/share/gateway/gateway.db",
         description="memory://, sqlite://PATH, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/SERVICE/DB, "
-        "redis+cluster://HOST:PORT,…; rediss instead of redis: over TLS. USER:PASSWORD@ may stand before the host.",
+        "redis+cluster://HOST:PORT,…; rediss instead of redis: over TLS. USER:PASSWORD@ may stand before the host, "
+        "ssl_ca_certs=FILE and other options behind a question mark.",
         repr=False,
     )
     timeout_ms: int = Field(250, ge=1, description="Longest wait for the store in one call.")

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.calls import Caller
 from gateway.core.errors import Forbidden, Unauthenticated
 from gateway.core.forwarding import CREDENTIALS, credential, header
 from gateway.core.ports import OPEN_NAMESPACE, Headers, StoredKey
 from gateway.core.spending import NO_KEY_BUDGET, KeyBudget
-from gateway.pipeline import Caller
 
 #: set by a reverse proxy: the peer is then not the caller
 _FORWARDED: Final = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"})

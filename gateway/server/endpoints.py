@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import unquote_to_bytes
 
+from gateway.calls import NO_DIRECTIVES, Incoming, Reply
 from gateway.core.errors import GatewayError, InternalError, InvalidRequest, NotFound, Overloaded, ShuttingDown
 from gateway.core.identity import is_valid
 from gateway.core.ports import Headers
 from gateway.dialects import Endpoint, endpoint
-from gateway.pipeline import NO_DIRECTIVES, Gateway, Incoming, Reply
+from gateway.pipeline import Gateway
 from gateway.server import headers as ours
 from gateway.server.auth import Authenticator
 from gateway.server.body import Disconnected, Lease, MemoryPool, discard, read_body

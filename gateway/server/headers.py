@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Final
 
+from gateway.calls import NO_DIRECTIVES, Directives, Reply
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.identity import is_valid
 from gateway.core.ledger import NO_LIMITS, Limits, nano
@@ -15,7 +16,6 @@ from gateway.core.plan import Trim, Wishes
 from gateway.core.ports import ContextRecord, Headers
 from gateway.core.spending import Allowance
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage
-from gateway.pipeline import NO_DIRECTIVES, Directives, Reply
 
 REQUEST_ID: Final = b"x-request-id"
 #: every header of ours on an answer; what a web page of an allowed origin may read

@@ -147,7 +147,8 @@ class Leases:
         Raises:
             StoreUnavailable: the store is away.
         """
-        for opened in await self._store.overdue(_SWEEP_MOST):
+        # Ours may be among them, and all of ours are no reason not to see those of others.
+        for opened in await self._store.overdue(_SWEEP_MOST + len(self._open)):
             if opened.hold.id in self._open:
                 continue  # ours: a store that was away kept us from renewing it
             logger.warning("call %s was left by its worker: charged for what is known of it", opened.hold.id)

@@ -30,6 +30,20 @@ from gateway.core.redis_url import Address, parse
                 service="my main",
             ),
         ),
+        (
+            "rediss://:p@h:1/2?ssl_ca_certs=/etc/ca.pem&ssl_check_hostname=false",
+            Address(
+                "single", (("h", 1),), "rediss://h:1/2", tls=True, password="p", db=2,
+                options=(("ssl_ca_certs", "/etc/ca.pem"), ("ssl_check_hostname", "false")),
+            ),
+        ),
+        (
+            "redis+sentinel://a/main?sentinel_username=u&sentinel_password=a%26b",
+            Address(
+                "sentinel", (("a", 26379),), "redis+sentinel://a/main", service="main",
+                options=(("sentinel_username", "u"), ("sentinel_password", "a&b")),
+            ),
+        ),
         ("redis+cluster://a:1,b", Address("cluster", (("a", 1), ("b", 6379)), "redis+cluster://a:1,b")),
     ],
 )  # fmt: skip
@@ -53,6 +67,13 @@ def test_an_address_says_where_a_redis_is_and_who_asks(url: str, expected: Addre
         "redis://h/1/2",
         "redis://a,b",
         "redis://h?db=1",
+        "redis://h?ssl_ca_certs=a",
+        "rediss://h?ssl_cert_reqs=none",
+        "rediss://h?ssl_check_hostname=no",
+        "rediss://h?ssl_ca_certs",
+        "rediss://h?ssl_ca_certs=a&ssl_ca_certs=b",
+        "rediss://h?sentinel_password=a",
+        "redis://user:pa?ss@h",
         "redis+sentinel://a",
         "redis+sentinel://a//1",
         "redis+sentinel://a/main/1/2",

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.calls import Caller
 from gateway.core.errors import Forbidden, Unauthenticated
-from gateway.pipeline import Caller
 from gateway.server.auth import Access, Authenticator, KeyRule, digest
 
 ALICE, BOB, ADMIN = "alice-key-0123456789", "bob-key-0123456789abc", "admin-key-0123456789"

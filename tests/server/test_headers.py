@@ -5,10 +5,10 @@ from decimal import Decimal
 
 import pytest
 
+from gateway.calls import Reply
 from gateway.core.errors import InvalidRequest, StoreUnavailable
 from gateway.core.ports import SessionKey
 from gateway.core.usage import Charge, Totals, Usage
-from gateway.pipeline import Reply
 from gateway.server import headers
 
 USAGE = Usage(7951, 212, 8163, 100)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -93,6 +94,21 @@ async def test_what_was_delivered_is_noted_and_charged_when_nobody_settles(
     assert (stands.used, stands.held) == (Amount(350, 2_600_000_000, 1), Amount())
     await leases.sweep()
     assert await store.totals(KEY) == totals
+
+
+async def test_holds_of_its_own_that_are_overdue_hide_no_others(
+    leases: Leases, store: MemoryStore, clock: Clock, record: MakeRecord
+) -> None:
+    for number in range(121):
+        one = opened(record("ours" if number < 120 else "other"))
+        await store.reserve(replace(one, hold=replace(one.hold, claims=())), 60)
+        if number < 120:
+            leases.open(Lease(one.hold.id, 0))
+        clock.seconds += 0.01
+    clock.seconds += 61
+    await leases.sweep()
+    assert (await store.totals(SessionKey("alice", "other"))).calls == 1
+    assert (await store.totals(SessionKey("alice", "ours"))).calls == 0
 
 
 async def test_a_hold_grows_with_its_stream_until_there_is_no_more(

@@ -26,7 +26,7 @@ from gateway.stores.redis.folding import Folding
 from gateway.stores.redis.scripts import Command
 from gateway.stores.redis.together import CALLS_PER_SESSION
 from gateway.wiring import open_store
-from tests.stores.redis_servers import RedisServer, cli
+from tests.stores.redis_servers import RedisCluster, RedisServer, cli, free_port
 
 MakeRecord = Callable[..., CallRecord]
 StartServer = Callable[..., RedisServer]
@@ -224,6 +224,26 @@ async def test_a_hold_that_a_frozen_server_takes_late_is_gone_with_its_settlemen
         assert await stands(store) == [(NOTHING, NOTHING)] * 2
 
 
+@pytest.mark.parametrize("kind", ["redis_server", "redis_cluster"])
+async def test_connections_to_each_server_are_few_however_much_is_asked_for(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    servers: RedisServer | RedisCluster = request.getfixturevalue(kind)
+    nodes = servers.nodes if isinstance(servers, RedisCluster) else [servers]
+    async with opened(servers.url, timeout_s=5, connections=2) as store:
+        await asyncio.gather(*(store.totals(SessionKey("alice", str(number))) for number in range(3_000)))
+        connected = [_clients(node) for node in nodes]
+        assert all(1 <= count <= 2 for count in connected), connected
+    deadline = time.monotonic() + 5
+    while any(map(_clients, nodes)):
+        assert time.monotonic() < deadline, "connections are left"
+        await asyncio.sleep(0.02)
+
+
+def _clients(server: RedisServer) -> int:
+    return server.cli("client", "list", "type", "normal").count("\n") - 1  # without the one that asks
+
+
 async def test_a_server_that_was_killed_and_started_again_is_used_again(start: StartServer, record: MakeRecord) -> None:
     server = start()
     async with opened(server.url) as store:
@@ -292,7 +312,7 @@ async def test_the_master_that_sentinels_name_is_used_also_after_a_failover(
             await until_it_works(lambda: store.settle(call))
             assert (await store.totals(KEY)).calls == 1
         async with opened(f"redis+sentinel://127.0.0.1:{sentinel.port}/other") as store:
-            with pytest.raises(StoreUnavailable, match='no master "other"'):
+            with pytest.raises(StoreUnavailable, match="No master found for 'other'"):
                 await store.ping()
     finally:
         sentinel.kill()
@@ -402,27 +422,147 @@ async def test_a_database_of_its_number_is_used(redis_server: RedisServer) -> No
     assert "db0" not in redis_server.cli("info", "keyspace")
 
 
-async def test_a_server_is_spoken_to_over_tls_if_its_certificate_is_good(
-    start: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+@pytest.fixture
+async def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """A certificate for localhost that signed itself, and its key."""
+    key, made = tmp_path / "key.pem", tmp_path / "cert.pem"
     words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    words += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
-    made = await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.DEVNULL)
-    assert await made.wait() == 0
-    plain = start()
-    server = start(
-        *("--tls-port", str(plain.port + 10_000), "--tls-cert-file", str(certificate), "--tls-key-file", str(key)),
-        *("--tls-ca-cert-file", str(certificate), "--tls-auth-clients", "no"),
-    )
-    url = f"rediss://localhost:{plain.port + 10_000}"
-    async with opened(url, timeout_s=5) as store:
-        with pytest.raises(StoreUnavailable, match="certificate"):
+    words += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(made)]
+    process = await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.DEVNULL)
+    assert await process.wait() == 0
+    return made, key
+
+
+def start_tls(
+    start: StartServer, certificate: tuple[Path, Path], clients: str, *options: str
+) -> tuple[RedisServer, int]:
+    port = free_port()
+    words = ["--tls-port", str(port), "--tls-cert-file", str(certificate[0]), "--tls-key-file", str(certificate[1])]
+    return start(*words, "--tls-ca-cert-file", str(certificate[0]), "--tls-auth-clients", clients, *options), port
+
+
+async def test_a_server_is_spoken_to_over_tls_if_its_certificate_is_good(
+    start: StartServer, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, port = start_tls(start, certificate, "no")
+    trusted = f"ssl_ca_certs={certificate[0]}"
+    for url, fault in (
+        (f"rediss://localhost:{port}", "certificate"),
+        (f"rediss://127.0.0.1:{port}?{trusted}", "certificate"),
+        (f"rediss://localhost:{port}?ssl_ca_certs=/nowhere.pem", "No such file"),
+    ):
+        async with opened(url, timeout_s=5) as store:
+            with pytest.raises(StoreUnavailable, match=fault):
+                await store.ping()
+    assert server.cli("dbsize") == "0\n"
+    for url in (
+        f"rediss://localhost:{port}?{trusted}",
+        f"rediss://127.0.0.1:{port}?{trusted}&ssl_check_hostname=false",
+    ):
+        async with opened(url, timeout_s=5) as store:
             await store.ping()
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    async with opened(url, timeout_s=5) as store:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+    async with opened(f"rediss://localhost:{port}", timeout_s=5) as store:
         await store.ping()
     assert server.cli("dbsize") == "1\n"
+
+
+async def test_a_server_that_wants_a_certificate_is_shown_one(
+    start: StartServer, certificate: tuple[Path, Path]
+) -> None:
+    _, port = start_tls(start, certificate, "yes")
+    url = f"rediss://localhost:{port}?ssl_ca_certs={certificate[0]}"
+    async with opened(url, timeout_s=5) as store:
+        with pytest.raises(StoreUnavailable):
+            await store.ping()
+    async with opened(f"{url}&ssl_certfile={certificate[0]}&ssl_keyfile={certificate[1]}", timeout_s=5) as store:
+        await store.ping()
+
+
+async def test_a_cluster_is_spoken_to_over_tls_with_a_password(
+    start: StartServer, certificate: tuple[Path, Path]
+) -> None:
+    server, port = start_tls(start, certificate, "yes", "--cluster-enabled", "yes", "--tls-cluster", "yes")
+    server.cli("cluster", "addslotsrange", "0", "16383")
+    deadline = time.monotonic() + 10
+    while "cluster_state:ok" not in server.cli("cluster", "info"):
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    server.cli("config", "set", "requirepass", "s3cr3t")
+    own = f"ssl_certfile={certificate[0]}&ssl_keyfile={certificate[1]}&ssl_check_hostname=false"
+    url = f"rediss+cluster://:s3cr3t@localhost:{port}?ssl_ca_certs={certificate[0]}&{own}"
+    async with opened(url, timeout_s=5) as store:
+        await asyncio.gather(*(store.totals(SessionKey("alice", str(number))) for number in range(20)), store.ping())
+    async with opened(url.replace("s3cr3t", "wr0ng"), timeout_s=5) as store:
+        with pytest.raises(StoreUnavailable) as caught:
+            await store.ping()
+        assert "wr0ng" not in caught.value.message
+
+
+async def test_sentinels_have_a_password_of_their_own(start: StartServer, tmp_path: Path) -> None:
+    master = start("--requirepass", "m4ster")
+    file = tmp_path / "sentinel.conf"
+    file.write_text(
+        f"requirepass s3ntinel\nsentinel monitor main 127.0.0.1 {master.port} 1\nsentinel auth-pass main m4ster\n"
+    )
+    sentinel = RedisServer(tmp_path, config=file)
+    place = f"127.0.0.1:{sentinel.port}/main"
+    try:
+        async with opened(f"redis+sentinel://:m4ster@{place}?sentinel_password=s3ntinel", timeout_s=2) as store:
+            await store.ping()
+        for url in (f"redis+sentinel://:m4ster@{place}", f"redis+sentinel://:m4ster@{place}?sentinel_password=wr0ng"):
+            async with opened(url, timeout_s=2) as store:
+                with pytest.raises(StoreUnavailable, match="No master found") as caught:
+                    await store.ping()
+                assert not any(word in caught.value.message for word in ("m4ster", "wr0ng"))
+    finally:
+        sentinel.kill()
+
+
+async def test_sentinels_that_are_silent_keep_nobody_from_those_that_know(start: StartServer, tmp_path: Path) -> None:
+    master = start()
+    sentinels = []
+    for number in range(2):
+        file = tmp_path / f"sentinel-{number}.conf"
+        file.write_text(f"sentinel monitor main 127.0.0.1 {master.port} 1\n")
+        sentinels.append(RedisServer(tmp_path, config=file))
+    places = ",".join(f"127.0.0.1:{one.port}" for one in sentinels)
+    try:
+        sentinels[0].send_signal(signal.SIGSTOP)
+        async with opened(f"redis+sentinel://{places}/main", timeout_s=1) as store:
+            await store.ping()
+    finally:
+        for one in sentinels:
+            one.kill()
+
+
+# --- settings of servers --------------------------------------------------------------------------------------------------
+
+
+async def test_settings_that_lose_what_is_kept_are_said_once(
+    start: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = start("--maxmemory-policy", "volatile-lru")
+    async with opened(server.url, timeout_s=5) as store:
+        await store.overdue(1)
+        await store.ping()
+    assert [message.partition(";")[0] for message in caplog.messages] == [
+        f"the store {server.url}: maxmemory-policy is volatile-lru",
+        f"the store {server.url}: appendonly is off",
+    ]
+
+
+async def test_a_server_with_good_settings_or_one_that_does_not_say_is_not_complained_of(
+    start: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = start()
+    server.cli("config", "set", "appendonly", "yes")
+    silent = start()
+    silent.cli("acl", "setuser", "default", "-info")
+    for one in (server, silent):
+        async with opened(one.url, timeout_s=5) as store:
+            await store.ping()
+    assert caplog.messages == []
 
 
 # --- what is kept ---------------------------------------------------------------------------------------------------------
@@ -458,7 +598,9 @@ async def test_records_are_bounded_and_totals_are_not(redis_server: RedisServer,
 async def _records_are_bounded(store: RedisStore, record: MakeRecord) -> None:
     calls = [spent(record(at=1_000.0 + number)) for number in range(CALLS_PER_SESSION + 5)]
     # The last ones are offered late: what began first is what goes.
-    await asyncio.gather(*(store.settle(call) for call in [*calls[5:], *calls[:5]]))
+    await asyncio.gather(*(store.settle(call) for call in calls[5:]))
+    for call in reversed(calls[:5]):
+        await store.settle(call)
     found = await store.calls(KEY, 2 * CALLS_PER_SESSION)
     assert [call.call_id for call in found] == [call.call_id for call in calls[:4:-1]]
     for call in calls[:5]:
@@ -547,6 +689,9 @@ async def test_a_state_that_others_change_each_time_is_a_conflict(store: RedisSt
                 await self.link.call(("HINCRBY", "gateway:{alice/s}:t", "v", 1))
             return await self.link.call(*commands)
 
+        async def everywhere(self, *commands: Command) -> list[list[Any]]:
+            return await self.link.everywhere(*commands)
+
         async def aclose(self) -> None:
             await self.link.aclose()
 
@@ -603,5 +748,5 @@ async def test_the_store_of_the_configuration_is_opened_with_its_deadline(redis_
 
 
 def test_whoever_has_another_store_does_not_load_the_client() -> None:
-    code = "import sys, gateway.wiring; sys.exit('hiredis' in sys.modules or 'gateway.stores.redis' in sys.modules)"
+    code = "import sys, gateway.wiring; sys.exit('redis' in sys.modules or 'gateway.stores.redis' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.crc import key_slot
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import NOTHING, AccountKey, Amount, Claim, Granted, Hold, Limits, Refused
 from gateway.core.ports import LOST, CallRecord, OpenHold, SessionKey
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.stores.redis import RedisStore
-from gateway.stores.redis.cluster import slot_of
 from gateway.stores.redis.keys import Keys, session_of, tag_of, tag_of_call
 from gateway.stores.redis.scripts import Command
 from tests.stores.redis_servers import RedisCluster, RedisServer
@@ -248,18 +248,11 @@ async def test_every_account_holds_as_many_units_as_the_narrowest_has_wherever_t
 # --- keys -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "key", ["a", "{a}b", "x{a}", "{}a", "a{", "a}b{c", "{{a}}", "gateway:{alice/s}:a", "漢{字}", "a{}{b}"]
-)
-def test_a_key_lies_where_the_servers_say(redis_cluster: RedisCluster, key: str) -> None:
-    assert slot_of(key.encode()) == int(redis_cluster.nodes[0].cli("cluster", "keyslot", key))
-
-
 @pytest.mark.parametrize("key", [KEY, SessionKey("", ""), SessionKey("a}b", "{c/d"), SessionKey("漢/", "}{")])
 def test_all_that_a_session_has_lies_in_one_slot(key: SessionKey) -> None:
     keys, tag = Keys("gateway:"), tag_of(key.namespace, key.id)
     names = [*keys.all_of(tag), keys.account(key.account), keys.hold("h", tag), keys.settled(tag, "c")]
-    assert len({slot_of(name.encode()) for name in names}) == 1
+    assert len({key_slot(name.encode()) for name in names}) == 1
     assert session_of(tag) == key
     assert session_of(tag_of_call("a/b")) is None
 
@@ -272,7 +265,7 @@ async def test_keys_that_moved_to_another_server_are_found_there(
 ) -> None:
     store = clustered
     await store.settle(spent(record()))
-    slot = slot_of(f"{{{tag_of('alice', 's')}}}".encode())
+    slot = key_slot(f"{{{tag_of('alice', 's')}}}".encode())
     nodes = redis_cluster.nodes
     names = {node.cli("cluster", "myid").strip(): node for node in nodes}
     source = next(node for node in nodes if int(node.cli("cluster", "countkeysinslot", f"{slot}")) > 0)

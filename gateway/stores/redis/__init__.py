@@ -8,6 +8,7 @@ loses power: with `appendonly yes` and `appendfsync everysec` up to a second.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 import zlib
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from gateway.core.counting.calibration import LastTurn
-from gateway.core.errors import StoreConflict
+from gateway.core.errors import StoreConflict, StoreUnavailable
 from gateway.core.ledger import DIMENSIONS, AccountKey, Claim, Dimension, Granted, Refused, Standing
 from gateway.core.ports import CallRecord, Lesson, OpenHold, Page, SessionKey, SessionView, Store, StoredKey
 from gateway.core.redis_url import parse
@@ -32,6 +33,7 @@ from gateway.stores.redis.keys import Keys, session_of, tag_of
 from gateway.stores.redis.link import Link, SingleLink
 from gateway.stores.redis.lists import Lists
 from gateway.stores.redis.scripts import Command, Scripts
+from gateway.stores.redis.settings import warn_of_loss
 from gateway.stores.redis.together import Books, BooksTogether, Clerk
 
 #: times that somebody else was faster until a change is given up, and how long is waited at most before each
@@ -72,11 +74,13 @@ class RedisStore:
         address = parse(url)
         scripts = Scripts(ahead_s)
         self._now = now
+        self._shown = address.shown
+        self._is_looked_at = False
         self._keys = Keys(prefix)
         self._verb = scripts.call
         open_node = partial(SingleLink, scripts=scripts, timeout_s=timeout_s, connections=connections)
         is_cluster = address.kind == "cluster"
-        self._link: Link = ClusterLink(address, open_node) if is_cluster else open_node(address)
+        self._link: Link = ClusterLink(address, open_node, timeout_s) if is_cluster else open_node(address)
         self._clerk = Clerk(self._keys, scripts, ttl_s + _GRACE_S, now)
         books = BooksApart if is_cluster else BooksTogether
         self._books: Books = books(self._link, self._clerk)
@@ -104,6 +108,8 @@ class RedisStore:
 
     async def overdue(self, limit: int) -> Sequence[OpenHold]:
         """See `Store.overdue`."""
+        # Every gateway that serves begins with this, and no command of an operator does.
+        await self._look()
         return await self._books.overdue(limit)
 
     async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
@@ -275,6 +281,15 @@ class RedisStore:
     async def ping(self) -> None:
         """See `Store.ping`."""
         await self._link.call(("SET", self._keys.ping, "", "PX", 1_000))
+        await self._look()
+
+    async def _look(self) -> None:
+        """Once: whether the servers are set so that they keep what they are given."""
+        if not self._is_looked_at:
+            # One server of many may be away; the others have their work to do, and the next look is soon.
+            with contextlib.suppress(StoreUnavailable):
+                await warn_of_loss(self._link, self._shown)
+                self._is_looked_at = True
 
     async def aclose(self) -> None:
         """See `Store.aclose`. What is still waiting to be written is written."""

@@ -1,26 +1,37 @@
-"""The way to the servers: few connections, each with many requests under way, and an end to all waiting.
+"""The way to the servers: few round trips, a bounded number of connections, and an end to all waiting.
 
-Time runs from the moment a request is sent: waiting for room is our own queue and not the server's silence. Nothing is
-sent again by itself, but for a script that the server says it does not know.
+Connections are redis-py's; what goes over them is put together here. What is asked for in one turn of the event loop
+goes out together, and its answers are read one after the other: a command by itself costs several times as much of
+this process. Time runs from the moment a request is sent: waiting for a connection is our own queue and not the
+server's silence. Nothing is sent again by itself, but for a script that the server says it does not know.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
+
+from hiredis import pack_command
+from redis import exceptions
+from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.sentinel import SentinelConnectionPool
+from redis.exceptions import MasterDownError, NoScriptError, ReadOnlyError, RedisError, ResponseError
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.redis_url import Address
 from gateway.stores.redis.scripts import Command, Scripts
-from gateway.stores.redis.wire import FAULTS, Request, ServerError, Wire, connect, is_error
+from gateway.stores.redis.servers import pool_of
 
-#: requests under way on one connection from which on another one is made, and beyond which none is sent
-_BUSY: Final = 32
-_FULL: Final = 128
+#: requests of one batch: their answers must come within the deadline of one
+_BATCH: Final = 128
 #: another server may be the one to ask next time
-_ELSEWHERE: Final = ("READONLY", "MASTERDOWN", "LOADING")
+_ELSEWHERE: Final = (ReadOnlyError, MasterDownError)
+_SILENCE: Final = (TimeoutError, exceptions.TimeoutError)
+#: what can go wrong on the way to a server
+_FAULTS: Final = (RedisError, OSError, EOFError)
 
 
 class Link(Protocol):
@@ -34,6 +45,14 @@ class Link(Protocol):
         """
         ...
 
+    async def everywhere(self, *commands: Command) -> list[list[Any]]:
+        """What each server says to all of them; an error is said, too.
+
+        Raises:
+            StoreUnavailable: one of the servers did not answer in time.
+        """
+        ...
+
     async def aclose(self) -> None:
         """Close the connections."""
         ...
@@ -41,7 +60,9 @@ class Link(Protocol):
 
 def unavailable(shown: str, error: BaseException) -> StoreUnavailable:
     """What an operator is told."""
-    reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    code = getattr(error, "status_code", None)
+    reason = f"{code or ''} {error}".strip() or type(error).__name__
+    reason = "no answer in time" if isinstance(error, _SILENCE) else reason
     return StoreUnavailable(f"The store {shown} cannot be used: {reason}. Try again shortly.")
 
 
@@ -52,9 +73,19 @@ def checked(shown: str, replies: list[Any]) -> list[Any]:
         StoreUnavailable: one is an error.
     """
     for reply in replies:
-        if isinstance(reply, ServerError):
+        if isinstance(reply, RedisError):
             raise unavailable(shown, reply) from reply
     return replies
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    commands: Sequence[Command]
+    done: asyncio.Future[list[Any]]
+
+    def fail(self, error: StoreUnavailable) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
 
 
 class SingleLink:
@@ -64,16 +95,21 @@ class SingleLink:
         self._address = address
         self._scripts = scripts
         self._timeout_s = timeout_s
-        self._connections = connections
+        self._pool = pool_of(address, timeout_s, connections)
+        self._free = connections
         self._loop = asyncio.get_running_loop()
-        self._wires: list[Wire] = []
-        self._connecting: asyncio.Task[None] | None = None
-        self._queue: deque[Request] = deque()
+        self._waiting: deque[_Request] = deque()
+        self._is_starting = False
         self._running: set[asyncio.Future[list[Any]]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def call(self, *commands: Command) -> list[Any]:
         """See `Link.call`."""
         return checked(self._address.shown, await self.ask(*commands))
+
+    async def everywhere(self, *commands: Command) -> list[list[Any]]:
+        """See `Link.everywhere`."""
+        return [await self.ask(*commands)]
 
     async def ask(self, *commands: Command) -> list[Any]:
         """What the server says to each; an error is said, too.
@@ -81,87 +117,90 @@ class SingleLink:
         Raises:
             StoreUnavailable: there was no answer in time.
         """
-        try:
-            replies = await self._send(commands)
-            unknown = [number for number, reply in enumerate(replies) if is_error(reply, "NOSCRIPT")]
-            if unknown:
-                again = await self._send(tuple(self._scripts.spelled_out(commands[number]) for number in unknown))
-                for number, reply in zip(unknown, again, strict=True):
-                    replies[number] = reply
-        except FAULTS as error:
-            raise unavailable(self._address.shown, error) from error
-        if any(is_error(reply, *_ELSEWHERE) for reply in replies):
-            self._retire()
+        replies = await self._send(commands)
+        unknown = [number for number, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if unknown:
+            again = await self._send(tuple(self._scripts.spelled_out(commands[number]) for number in unknown))
+            for number, reply in zip(unknown, again, strict=True):
+                replies[number] = reply
         return replies
 
-    def _send(self, commands: tuple[Command, ...]) -> asyncio.Future[list[Any]]:
+    def _send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
         done: asyncio.Future[list[Any]] = self._loop.create_future()
         self._running.add(done)
         done.add_done_callback(self._running.discard)
-        self._queue.append(Request(commands, done))
-        self._pump()
+        self._waiting.append(_Request(commands, done))
+        self._start()
         return done
 
-    def _pump(self) -> None:
-        while self._queue:
-            wire = min(self._wires, key=_load, default=None)
-            load = wire.load if wire is not None else _FULL
-            if load >= _BUSY and self._connecting is None and len(self._wires) < self._connections:
-                self._connecting = self._loop.create_task(self._connect())
-            if wire is None or load >= _FULL:
-                return
-            wire.send(self._queue.popleft())
+    def _start(self) -> None:
+        if self._waiting and self._free and not self._is_starting:
+            self._is_starting = True
+            self._free -= 1
+            task = self._loop.create_task(self._work())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    async def _connect(self) -> None:
+    async def _work(self) -> None:
+        """Until nothing is waiting. It began in the next turn of the loop: what came meanwhile goes out together."""
+        self._is_starting = False
+        connection = self._pool.get_available_connection()  # type: ignore[no-untyped-call]
+        try:
+            while self._waiting and not connection.should_reconnect():
+                batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
+                self._start()
+                await self._exchange(connection, batch)
+        finally:
+            await self._pool.release(connection)
+            self._free += 1
+            self._start()
+
+    async def _exchange(self, connection: AbstractConnection, batch: Sequence[_Request]) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                wire = await connect(self._address, self._timeout_s, self._on_progress)
-            self._wires.append(wire)
-        except FAULTS as error:
-            self._give_up(error)
+                await self._pool.ensure_connection(connection)
+                packed = [pack_command(command) for request in batch for command in request.commands]  # type: ignore[arg-type]  # its stub says: one word
+                await connection.send_packed_command(b"".join(packed), check_health=False)
+                for request in batch:
+                    await self._answer(connection, request)
+        except _FAULTS as error:
+            await connection.disconnect(nowait=True)
+            self._fail(batch, error)
         except BaseException:
-            self._give_up(ConnectionError("the gateway is stopping"))
+            await connection.disconnect(nowait=True)
+            self._fail(batch, ConnectionError("the gateway is stopping"))
             raise
-        finally:
-            self._connecting = None
-        self._pump()
 
-    def _give_up(self, error: BaseException) -> None:
-        """Those who wait have waited for the same silence: each of them would wait as long once more."""
-        waiting, self._queue = self._queue, deque()
-        for request in waiting:
-            request.fail(error)
+    async def _answer(self, connection: AbstractConnection, request: _Request) -> None:
+        replies = [await _read(connection) for _ in request.commands]
+        if any(isinstance(reply, _ELSEWHERE) for reply in replies):
+            await self._pool.update_active_connections_for_reconnect()  # type: ignore[no-untyped-call]
+            await self._pool.disconnect(inuse_connections=False)
+        if not request.done.done():
+            request.done.set_result(replies)
 
-    def _on_progress(self, wire: Wire) -> None:
-        if wire.fault is not None:
-            if wire in self._wires:
-                self._wires.remove(wire)
-            if isinstance(wire.fault, TimeoutError):
-                self._give_up(wire.fault)
-        if self._queue:
-            self._pump()
-
-    def _retire(self) -> None:
-        """Connect anew for whatever comes next."""
-        wires, self._wires = self._wires, []
-        for wire in wires:
-            wire.close()
+    def _fail(self, batch: Sequence[_Request], error: BaseException) -> None:
+        if isinstance(error, _SILENCE):
+            # Those behind have waited for the same silence: each of them would wait as long once more.
+            batch = [*batch, *self._waiting]
+            self._waiting.clear()
+        for request in batch:
+            request.fail(unavailable(self._address.shown, error))
 
     async def aclose(self) -> None:
         """See `Link.aclose`. What was asked for is answered first."""
-        while self._running:
-            await asyncio.wait(self._running)
-        if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.gather(self._connecting, return_exceptions=True)
-        wires = list(self._wires)
-        self._retire()
-        for wire in wires:
-            await wire.wait_closed()
+        while self._running or self._tasks:
+            await asyncio.gather(*self._running, *self._tasks, return_exceptions=True)
+        await self._pool.aclose()
+        if isinstance(self._pool, SentinelConnectionPool):
+            await self._pool.sentinel_manager.aclose()
 
 
-def _load(wire: Wire) -> int:
-    return wire.load
+async def _read(connection: AbstractConnection) -> Any:
+    try:
+        return await connection.read_response(disable_decoding=True)
+    except ResponseError as error:
+        return error
 
 
 OpenNode = Callable[[Address], SingleLink]

@@ -38,8 +38,9 @@ if A.lost then
     redis.call('HSET', lost, A.id, cmsgpack.pack({ A.spent, A.sums or false }))
 end
 if redis.call('ZCARD', ids) > A.keep then
-    -- Older records go; their ids stay for as long as a call may be offered again.
-    redis.call('HDEL', records, redis.call('ZREVRANGE', ids, A.keep, A.keep)[1])
+    -- Older records go, be it this one; their ids stay for as long as a call may be offered again.
+    local place = math.max(A.keep, redis.call('ZREVRANK', ids, A.id))
+    redis.call('HDEL', records, redis.call('ZREVRANGE', ids, place, place)[1])
     local old = redis.call('ZRANGEBYLEX', ids, '-', '(' .. A.oldest, 'LIMIT', 0, 10)
     for _, id in ipairs(old) do
         redis.call('ZREM', ids, id)

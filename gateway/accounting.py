@@ -1,0 +1,194 @@
+"""The accounts of one call: read before it, held while it runs, settled once after it.
+
+`gateway.budgeting` reads and holds; here is what a call does with it, also while the store is away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from math import ceil
+from typing import Final
+
+from gateway.budgeting import Budgets, Taken
+from gateway.core.errors import GatewayError, GatewayFault, StoreUnavailable
+from gateway.core.ports import CallRecord, Observer, SessionKey, Store
+from gateway.core.routing import ModelFacts, Route
+from gateway.core.spending import Allowance, Charged, Need, allowance, is_limited, rate_of
+from gateway.core.usage import Totals
+from gateway.dialects.base import Call
+from gateway.dialects.contents import output_limit
+from gateway.dialects.limits import answers_asked, service_tier
+from gateway.progress import Progress
+from gateway.records import Records, input_estimate
+from gateway.stores.settler import Settler
+
+logger = logging.getLogger("gateway")
+
+#: over an estimate that only knows texts, not what frames them
+_UNWEIGHED_MARGIN: Final = 1.25
+
+
+class Accounts:
+    """Keeps the accounts of calls. Shared by all calls."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        settler: Settler,
+        budgets: Budgets,
+        records: Records,
+        facts: Callable[[Route], ModelFacts],
+        observers: Sequence[Observer],
+    ) -> None:
+        self._store = store
+        self._settler = settler
+        self._budgets = budgets
+        self._records = records
+        self._facts = facts
+        self._observers = observers
+
+    # --- before the call ---------------------------------------------------------------------------------------
+
+    async def open(self, progress: Progress) -> None:
+        """Read what the session remembers, and how the accounts stand that the call is charged to.
+
+        Raises:
+            InvalidRequest: the session cannot have the parent that the call names.
+            StoreUnavailable: no calls are taken while the store is away.
+        """
+        caller, directives = progress.incoming.caller, progress.incoming.directives
+        progress.charged = Charged(caller.namespace, caller.budget, progress.session, declared=directives.budget)
+        if not self._settler.is_away:
+            try:
+                await self._read(progress)
+            except StoreUnavailable as error:
+                self._settler.away(error)
+            else:
+                return
+        self._open_blind(progress)
+
+    async def _read(self, progress: Progress) -> None:
+        session, named = progress.session, progress.incoming.directives.parent
+        if session is not None:
+            progress.remembered = await self._store.remembered(session)
+            known = progress.remembered.state.parent
+            if known is not None or named is not None:
+                parents = await self._budgets.parents(session, known, named)
+                progress.charged = replace(progress.charged, parents=parents)
+        progress.book = await self._budgets.book(progress.charged)
+
+    def _open_blind(self, progress: Progress) -> None:
+        """As the accounts stood when they were last seen.
+
+        Raises:
+            StoreUnavailable: no calls are taken while the store is away.
+        """
+        self._settler.check()
+        charged, named = progress.charged, progress.incoming.directives.parent
+        if named is not None and not charged.parents:
+            charged = replace(charged, parents=(SessionKey(charged.namespace, named),))
+        progress.book = self._budgets.blind_book(charged)
+        progress.notes["store"] = "away: its budget is as it was last seen"
+
+    async def hold(self, progress: Progress, call: Call) -> None:
+        """Hold what the call may cost, before it is sent.
+
+        Raises:
+            BudgetFault: too little is left.
+            StoreUnavailable: no calls are taken while the store is away.
+        """
+        if not progress.book.claims:
+            return
+        # Should the call end before it hears that it was granted, there is a hold all the same.
+        progress.is_holding = True
+        try:
+            try:
+                progress.taken = await self._reserve(progress, call)
+            except StoreUnavailable as error:
+                self._settler.away(error)
+                self._open_blind(progress)
+                progress.taken = await self._reserve(progress, call)
+        except GatewayError:
+            progress.is_holding = False
+            raise
+        progress.book = progress.taken.book
+
+    async def _reserve(self, progress: Progress, call: Call) -> Taken:
+        need, lost = partial(self._need, progress, call), partial(self._records.lost, progress)
+        return await self._budgets.reserve(progress.book, progress.incoming.call_id, need, lost)
+
+    def _need(self, progress: Progress, call: Call) -> Need:
+        """What the call may take at the most."""
+        route, plan, wire = progress.route, progress.plan, progress.incoming.endpoint.wire
+        facts = self._facts(route)
+        fields = {name: bytes(raw) for name, raw in call.fields.items()}
+        tokens = plan.safe_tokens if plan is not None else _unweighed(progress)
+        return Need(
+            tokens,
+            output=output_limit(fields),
+            model_output=facts.output,
+            answers=answers_asked(fields),
+            has_output=wire is not None,
+            rate=rate_of(facts.price, tokens, service_tier(fields)),
+            is_priced=facts.price is not None or not route.model,
+            model=route.model,
+            can_grow=call.stream and wire == "chat",
+        )
+
+    # --- after it ----------------------------------------------------------------------------------------------
+
+    async def settle(self, progress: Progress) -> Totals | None:
+        """Write the record and its charge. Safe to call again: an interrupted settlement is repeated as it was."""
+        if progress.is_settled:
+            return progress.totals
+        if progress.record is None:
+            progress.record = self._records.of(progress)
+        record, taken = progress.record, progress.taken
+        # A gateway that cannot serve has no time to write that down, but what was held must be given back.
+        if progress.is_holding or (record.session is not None and not isinstance(progress.fault, GatewayFault)):
+            progress.totals = await self._settler.settle(record)
+            if taken is not None:
+                self._budgets.close(taken, record.spent)
+            await self._read_again(progress)
+        progress.is_settled = True
+        self._tell(record, progress.totals)
+        return progress.totals
+
+    async def _read_again(self, progress: Progress) -> None:
+        """For what the client is told of its budget."""
+        if is_limited(progress.book.standings):
+            with contextlib.suppress(StoreUnavailable):
+                progress.book = await self._budgets.again(progress.book)
+
+    def _tell(self, record: CallRecord, totals: Totals | None) -> None:
+        for observer in self._observers:
+            try:
+                observer.record(record, totals)
+            except Exception:
+                logger.exception("an observer failed")
+
+    # --- at any time -------------------------------------------------------------------------------------------
+
+    async def totals_now(self, progress: Progress) -> Totals | None:
+        """The session's totals, without this call unless it was settled; None where nobody knows them."""
+        if progress.session is None or self._settler.is_away:
+            return None
+        with contextlib.suppress(StoreUnavailable):
+            return await self._store.totals(progress.session)
+        return None
+
+    def allowance(self, progress: Progress) -> Allowance | None:
+        """What the call's accounts leave, as they stood when they were last read."""
+        return allowance(progress.book.standings, self._budgets.policy.warn_at)
+
+
+def _unweighed(progress: Progress) -> int:
+    """Input tokens to hold for a call that is not weighed; reading megabytes is worth it where a budget is kept."""
+    if not is_limited(progress.book.standings):
+        return 0
+    return ceil(input_estimate(progress) * _UNWEIGHED_MARGIN)

@@ -1,0 +1,104 @@
+"""Where a call belongs and where it goes: its session, by what it says of itself, and its route, by its model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Final
+
+from gateway.calls import Incoming, SessionPolicy
+from gateway.core import identity
+from gateway.core.errors import InvalidRequest, SessionRequired, UnknownModel
+from gateway.core.forwarding import header
+from gateway.core.ports import SessionKey
+from gateway.core.routing import Route, Routes
+from gateway.dialects.base import Call
+from gateway.dialects.fields import decode
+
+_LONGEST_MODEL_NAME: Final = 256
+#: the head of the form part that names the model, up to where its value begins
+_MODEL_PART: Final = re.compile(
+    rb'\r\ncontent-disposition:[^\r\n]{0,200};[ \t]*name="?model"?[ \t]*(?:;[^\r\n]*)?\r\n(?:[^\r\n]+\r\n){0,8}\r\n',
+    re.IGNORECASE,
+)
+
+
+def named_session(incoming: Incoming, id_headers: Sequence[str]) -> SessionKey | None:
+    """The session that the path or a header names; the body is not needed for it."""
+    name = incoming.path_session
+    if name is None:
+        headers: dict[str, str] = {}
+        for key, value in incoming.headers:
+            headers.setdefault(key.decode("latin-1"), value.decode("latin-1"))
+        name = identity.from_headers(headers, id_headers)
+    return SessionKey(incoming.caller.namespace, name) if name is not None else None
+
+
+def session_of(incoming: Incoming, call: Call, policy: SessionPolicy) -> tuple[SessionKey | None, bool]:
+    """The session of a call where neither path nor headers name one, and whether it was derived.
+
+    Raises:
+        SessionRequired: the body names none either, and the settings ask for one.
+    """
+    namespace = incoming.caller.namespace
+    hints = {name: decode(call.fields[name]) for name in identity.BODY_FIELDS if name in call.fields}
+    named = identity.from_body(hints) if hints else None
+    if named is not None:
+        return SessionKey(namespace, named), False
+    if policy.on_missing == "require":
+        raise SessionRequired(
+            "This gateway keeps a budget per session and the call names none. Send the header "
+            f"{policy.id_headers[0] if policy.id_headers else 'x-session-id'}, or use the base URL /s/SESSION/v1."
+        )
+    if policy.on_missing == "none":
+        return None, False
+    opening = incoming.endpoint.dialect.opening(call)
+    # A call with nothing that tells conversations apart (embeddings, images) is kept per key and endpoint.
+    parts = opening if opening is not None else [incoming.path]
+    model = call.model if opening is not None else None
+    return SessionKey(namespace, identity.derive(namespace, model, parts)), True
+
+
+def route_of(incoming: Incoming, call: Call, routes: Routes) -> Route:
+    """The provider of a call, and the model's name there.
+
+    Raises:
+        InvalidRequest: a form that names the model twice.
+        UnknownModel: nobody has it, or it is not for this client key.
+    """
+    model = call.model or _form_model(incoming)
+    allowed = incoming.caller.models
+    if allowed and not _only_lists(incoming) and not _is_allowed(model, allowed):
+        raise UnknownModel(
+            f'The client key "{incoming.caller.namespace}" may not use '
+            f"{f'the model {model!r}' if model else 'a path that names no model'}; "
+            f"it may use {', '.join(allowed)}.",
+            param="model",
+        )
+    if model is not None:
+        return routes.resolve(model)
+    return Route(routes.without_model(incoming.endpoint.anthropic), "")
+
+
+def _only_lists(incoming: Incoming) -> bool:
+    """Many clients ask for the list of models before anything else; it costs nothing."""
+    return incoming.method in ("GET", "HEAD") and incoming.path.partition("/")[0] == "models"
+
+
+def _is_allowed(model: str | None, patterns: Sequence[str]) -> bool:
+    return model is not None and any(fnmatchcase(model, pattern) for pattern in patterns)
+
+
+def _form_model(incoming: Incoming) -> str | None:
+    """The `model` field of a form, where one of the first parts holds it (audio, images)."""
+    if not header(incoming.headers, b"content-type").startswith(b"multipart/form-data"):
+        return None
+    found = list(_MODEL_PART.finditer(incoming.body))
+    if len(found) > 1:
+        raise InvalidRequest('The form holds more than one part named "model". Send it once.', param="model")
+    if not found:
+        return None
+    start = found[0].end()
+    end = incoming.body.find(b"\r\n", start, start + _LONGEST_MODEL_NAME)
+    return incoming.body[start:end].decode("utf-8", "replace").strip() or None if end > 0 else None

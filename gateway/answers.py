@@ -1,0 +1,242 @@
+"""The way back: a provider's answer on its way to the client, read for its usage; and what a call is refused with.
+
+Whatever comes whole is settled before it is passed on; a stream is settled before its last bytes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from gateway.accounting import Accounts
+from gateway.calls import Reply
+from gateway.core.counting.heuristic import estimate_tokens
+from gateway.core.errors import GatewayError, UpstreamProtocolError
+from gateway.core.forwarding import header, response_headers
+from gateway.core.ports import Headers, UpstreamReply
+from gateway.core.spending import Allowance
+from gateway.core.usage import Charge, Totals
+from gateway.dialects.base import Answer, Call, StreamMeter
+from gateway.progress import Progress
+from gateway.upstream.pieces import chain, for_a_while, is_packed, unpacked
+
+#: an answer that is read whole before it is passed on; a larger one is passed on as it comes, and estimated
+MAX_WHOLE_ANSWER: Final = 64 * 1024 * 1024
+_MAX_ERROR_BODY: Final = 1024 * 1024
+#: how long a provider may keep a stream open after its own end mark, until we stop reading for the connection's sake
+_AFTER_END_S: Final = 2.0
+_BUDGET_END: Final = "budget_end"
+
+TotalsComment = Callable[[Totals, Charge | None, Allowance | None], bytes]
+
+
+class Answers:
+    """Passes answers on. Shared by all calls.
+
+    `totals_comment` writes what stands before the end of a stream; None for nothing.
+    """
+
+    def __init__(self, accounts: Accounts, clock: Callable[[], float], totals_comment: TotalsComment | None) -> None:
+        self._accounts = accounts
+        self._clock = clock
+        self._totals_comment = totals_comment
+
+    async def success(self, progress: Progress, call: Call, answer: UpstreamReply, before: Totals | None) -> Reply:
+        """An answer of the model, or a file. `before`: the session's totals where they were read already."""
+        metered = progress.incoming.endpoint.metered
+        content_type = header(answer.headers, b"content-type").partition(b";")[0].strip().lower()
+        if metered and content_type == b"text/event-stream":
+            return await self._event_stream(progress, call, answer, before)
+        if metered and (content_type.endswith((b"/json", b"+json")) or not content_type):
+            return await self._whole(progress, answer)
+        return await self._unread(progress, answer, before)
+
+    async def failure(self, progress: Progress, answer: UpstreamReply) -> Reply:
+        """A provider's refusal or redirect: passed on as it is, never followed; it costs nothing."""
+        body = await read_error(answer)
+        progress.outcome = "provider_error"
+        progress.response_bytes = len(body)
+        headers = response_headers(answer.headers, unpacked=is_packed(answer))
+        reply = self._reply(progress, answer.status, headers, body)
+        reply.upstream_error = answer.status >= 400  # noqa: PLR2004
+        reply.totals = await self._accounts.settle(progress)
+        reply.allowance = self._accounts.allowance(progress)
+        reply.final = True
+        return reply
+
+    async def refusal(self, progress: Progress, fault: GatewayError) -> Reply:
+        """Our own: what went wrong, in the client's format."""
+        progress.fault, progress.status = fault, fault.status
+        if progress.outcome != "upstream_broken":
+            progress.outcome = "refused" if progress.sent_at is None else "upstream_failed"
+        totals = await self._accounts.settle(progress)
+        headers: Headers = [(b"content-type", b"application/json")]
+        body = progress.dialect.error(fault, progress.incoming.request_id, fault.details or None)
+        reply = self._reply(progress, fault.status, headers, body)
+        reply.fault = fault
+        reply.allowance = self._accounts.allowance(progress)
+        reply.totals = totals if totals is not None else await self._accounts.totals_now(progress)
+        reply.final = True
+        return reply
+
+    # --- read whole --------------------------------------------------------------------------------------------
+
+    async def _whole(self, progress: Progress, answer: UpstreamReply) -> Reply:
+        pieces, was_packed, size = _pieces(answer), is_packed(answer), 0
+        read: list[bytes] = []
+        # Should it not come to its end: what had arrived by then.
+        progress.reader = lambda: _estimated_from(read)
+        try:
+            async for piece in pieces:
+                read.append(piece)
+                size += len(piece)
+                if size > MAX_WHOLE_ANSWER:
+                    return await self._as_it_comes(progress, answer, chain(read, pieces), None)
+        except GatewayError:
+            progress.outcome = "upstream_broken"
+            raise
+        body = b"".join(read)
+        progress.answer = progress.dialect.answer(body)
+        progress.outcome = "ok"
+        progress.response_bytes = len(body)
+        headers = response_headers(answer.headers, unpacked=was_packed)
+        reply = self._reply(progress, answer.status, headers, body)
+        reply.totals = await self._accounts.settle(progress)
+        reply.allowance = self._accounts.allowance(progress)
+        reply.charge = progress.record.charge if progress.record else None
+        reply.final = reply.totals is not None
+        return reply
+
+    # --- metered as it comes -----------------------------------------------------------------------------------
+
+    async def _event_stream(
+        self, progress: Progress, call: Call, answer: UpstreamReply, before: Totals | None
+    ) -> Reply:
+        # A client that did not ask for usage must not see the chunk that carries it, whoever asked for it.
+        meter = StreamMeter(progress.dialect.reader(call, drop_usage=not call.usage_asked))
+        progress.reader, progress.is_event_stream = meter.answer, True
+        if progress.taken is not None:
+            progress.taken.lease.delivered = lambda: meter.answer().output_estimate
+        reply = await self._begun(progress, answer, before)
+        reply.body = self._metered(progress, answer, meter, reply)
+        return reply
+
+    async def _metered(
+        self, progress: Progress, answer: UpstreamReply, meter: StreamMeter, reply: Reply
+    ) -> AsyncIterator[bytes]:
+        pieces = _pieces(answer)
+        try:
+            async for piece in pieces:
+                passed = meter.feed(piece)
+                if passed:
+                    progress.response_bytes += len(passed)
+                    yield passed
+                if meter.ended:
+                    break
+                if progress.taken is not None and progress.taken.lease.is_over:
+                    yield await self._end_of_budget(progress, meter)
+                    return
+        except GatewayError as fault:
+            progress.outcome, progress.fault = "upstream_broken", fault
+            reply.broken = True
+            await self._accounts.settle(progress)
+            yield meter.close() + progress.dialect.error_event(fault, progress.incoming.request_id)
+            return
+        tail = meter.close()
+        progress.outcome = "ok" if not meter.answer().error else "provider_error"
+        yield await self._closing(progress, tail)
+        # The end mark is out; whatever follows changes nothing, and reading it frees the connection for another call.
+        async for piece in for_a_while(pieces, _AFTER_END_S):
+            yield piece
+
+    async def _end_of_budget(self, progress: Progress, meter: StreamMeter) -> bytes:
+        """End a stream for which no more could be held, as if the length the client asked for had been reached."""
+        progress.outcome = _BUDGET_END
+        tail = meter.cut_short()
+        # The provider stops when it is hung up on; what it had made until then it bills, and so do we.
+        await progress.hang_up()
+        return await self._closing(progress, tail)
+
+    async def _closing(self, progress: Progress, tail: bytes) -> bytes:
+        """Settle before the client can take the stream for ended, then the last bytes, totals in a comment first."""
+        totals = await self._accounts.settle(progress)
+        if totals is None or self._totals_comment is None:
+            return tail
+        charge = progress.record.charge if progress.record else None
+        return self._totals_comment(totals, charge, self._accounts.allowance(progress)) + tail
+
+    # --- passed on unread --------------------------------------------------------------------------------------
+
+    async def _unread(self, progress: Progress, answer: UpstreamReply, before: Totals | None) -> Reply:
+        """Files, audio, images."""
+        reply = await self._as_it_comes(progress, answer, _pieces(answer), before)
+        length = header(answer.headers, b"content-length")
+        if length and not is_packed(answer):
+            reply.headers.append((b"content-length", length))
+        return reply
+
+    async def _as_it_comes(
+        self, progress: Progress, answer: UpstreamReply, pieces: AsyncIterator[bytes], before: Totals | None
+    ) -> Reply:
+        reply = await self._begun(progress, answer, before)
+        reply.body = self._passed_on(progress, pieces, reply)
+        return reply
+
+    async def _passed_on(self, progress: Progress, pieces: AsyncIterator[bytes], reply: Reply) -> AsyncIterator[bytes]:
+        try:
+            async for piece in pieces:
+                progress.response_bytes += len(piece)
+                yield piece
+        except GatewayError as fault:
+            progress.outcome, progress.fault = "upstream_broken", fault
+            reply.broken = True
+            return
+        progress.outcome = "ok"
+        await self._accounts.settle(progress)
+
+    # --- what they share ---------------------------------------------------------------------------------------
+
+    async def _begun(self, progress: Progress, answer: UpstreamReply, before: Totals | None) -> Reply:
+        """The reply of an answer whose body is still to come."""
+        headers = response_headers(answer.headers, unpacked=is_packed(answer))
+        reply = self._reply(progress, answer.status, headers, b"")
+        reply.totals = before if before is not None else await self._accounts.totals_now(progress)
+        return reply
+
+    def _reply(self, progress: Progress, status: int, headers: Headers, body: bytes) -> Reply:
+        sent_at = progress.sent_at
+        return Reply(
+            status,
+            headers,
+            body,
+            session=progress.session,
+            context=progress.plan.context if progress.plan is not None else None,
+            allowance=self._accounts.allowance(progress),
+            mode=progress.mode,
+            overhead_s=(sent_at if sent_at is not None else self._clock()) - progress.incoming.started,
+        )
+
+
+async def read_error(answer: UpstreamReply) -> bytes:
+    """The body of a provider's refusal.
+
+    Raises:
+        UpstreamProtocolError: it is far longer than a refusal is.
+    """
+    body = bytearray()
+    async for piece in _pieces(answer):
+        body += piece
+        if len(body) > _MAX_ERROR_BODY:
+            raise UpstreamProtocolError(
+                f"The provider answered {answer.status} with a body over {_MAX_ERROR_BODY} bytes."
+            )
+    return bytes(body)
+
+
+def _pieces(answer: UpstreamReply) -> AsyncIterator[bytes]:
+    """The body, unpacked where it came packed although we asked for it plain."""
+    return unpacked(answer) if is_packed(answer) else answer.chunks()
+
+
+def _estimated_from(pieces: list[bytes]) -> Answer:
+    return Answer(output_estimate=int(estimate_tokens(b"".join(pieces).decode("utf-8", "replace"))))

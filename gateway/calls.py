@@ -1,0 +1,118 @@
+"""The values of a call: what comes in, and what goes out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from gateway.core.errors import GatewayError
+from gateway.core.ledger import NO_LIMITS, Limits
+from gateway.core.modes import ResponseMode
+from gateway.core.plan import NO_WISHES, Wishes
+from gateway.core.ports import ContextRecord, Headers, SessionKey
+from gateway.core.spending import NO_KEY_BUDGET, Allowance, KeyBudget
+from gateway.core.usage import Charge, Totals
+from gateway.dialects import Endpoint
+
+#: statuses under which a provider says that it does not take a request as it is; llama.cpp's server says so with 500
+TELLING: Final = frozenset({400, 413, 422, 500})
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPolicy:
+    """The `sessions:` settings that concern a call."""
+
+    id_headers: tuple[str, ...] = ("x-session-id",)
+    on_missing: Literal["derive", "require", "none"] = "derive"
+    stream_totals: bool = True
+    estimate_missing: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls.
+
+    `models`: shell patterns it may use, empty for all; `key_headers`: where its client key stood; `budget`: the key's.
+    """
+
+    namespace: str
+    models: tuple[str, ...] = ()
+    key_headers: frozenset[bytes] = frozenset()
+    budget: KeyBudget = NO_KEY_BUDGET
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """What a call of the gateway's own is for. `derived`: as its session; `notes`: in its record."""
+
+    operation: str
+    derived: bool
+    notes: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Directives:
+    """What the headers of a call ask of the gateway.
+
+    `context`: how it is made to fit; `budget`: declared for the session; `mode`: how tool results are shown at the
+    least; `parent`: the session that this one works for.
+    """
+
+    context: Wishes = NO_WISHES
+    budget: Limits = NO_LIMITS
+    mode: ResponseMode = "raw"
+    parent: str | None = None
+
+
+NO_DIRECTIVES: Final = Directives()
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """One client request, its body read.
+
+    `call_id` is ours and unique, `request_id` may be the client's; `path` is relative to `/v1/` and still encoded;
+    `started` is monotonic. `refused`: why its body was not read; it is answered with that. `directives`: what its
+    headers ask of the gateway. `purpose`: it is the gateway's own, in the name of the caller.
+    """
+
+    call_id: str
+    request_id: str
+    method: str
+    path: str
+    query: str
+    headers: Sequence[tuple[bytes, bytes]]
+    body: bytes
+    unpacked: bool
+    endpoint: Endpoint
+    caller: Caller
+    path_session: str | None
+    started: float
+    refused: GatewayError | None = None
+    directives: Directives = NO_DIRECTIVES
+    purpose: Purpose | None = None
+
+
+@dataclass(slots=True)
+class Reply:
+    """What the client gets. `body` as bytes is whole; an iterator is passed on as it comes.
+
+    `totals` are the session's, after this call where `final`, else before it. `broken` turns true while a body is being
+    passed on: it must not be ended as if it were complete.
+    """
+
+    status: int
+    headers: Headers
+    body: bytes | AsyncIterator[bytes]
+    session: SessionKey | None = None
+    totals: Totals | None = None
+    charge: Charge | None = None
+    final: bool = False
+    upstream_error: bool = False
+    fault: GatewayError | None = None
+    context: ContextRecord | None = None
+    allowance: Allowance | None = None
+    mode: ResponseMode | None = None
+    overhead_s: float = 0.0
+    broken: bool = False

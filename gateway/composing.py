@@ -1,0 +1,181 @@
+"""What is sent of a call: its tool results as the budget allows, its messages as they fit, its body as it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from gateway.core.counting.calibration import LastTurn
+from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable
+from gateway.core.forwarding import Provider
+from gateway.core.modes import ResponseMode, mode_for, stricter
+from gateway.core.plan import Plan, Wishes
+from gateway.core.ports import Store
+from gateway.core.routing import ModelFacts, Route
+from gateway.core.spending import affordable_input, is_limited, rate_of, remaining_fraction
+from gateway.dialects.base import Call
+from gateway.dialects.contents import MOST_MESSAGES, Contents, contents_of, output_limit, with_messages
+from gateway.dialects.length_error import LengthError
+from gateway.dialects.limits import with_limit
+from gateway.planning import Asked, Planner
+from gateway.progress import Progress
+from gateway.results import Results
+from gateway.stores.learner import Learner
+from gateway.summaries import NoSummaryError, Summaries
+
+#: a smaller window is a provider's odd word for something else
+_LEAST_WINDOW: Final = 256
+#: what is asked for where a provider refused a request for its length and did not say how long it may be
+_SHORTER: Final = 0.8
+
+
+class Composer:
+    """Composes what is sent. Shared by all calls. `has_modes`: whether tool results shrink as the budget does."""
+
+    def __init__(
+        self,
+        *,
+        planner: Planner,
+        results: Results,
+        summaries: Summaries,
+        learner: Learner,
+        store: Store,
+        facts: Callable[[Route], ModelFacts],
+        has_modes: bool,
+    ) -> None:
+        self._planner = planner
+        self._results = results
+        self._summaries = summaries
+        self._learner = learner
+        self._store = store
+        self._facts = facts
+        self._has_modes = has_modes
+
+    def modes(self, progress: Progress) -> tuple[ResponseMode, ...]:
+        """How tool results are shown: as the budget and the call ask for, and should that be too much."""
+        incoming, standings = progress.incoming, progress.book.standings
+        asked = incoming.directives.mode
+        if incoming.endpoint.wire != "chat" or incoming.purpose is not None:
+            return ("raw",)
+        if not self._has_modes or not is_limited(standings):
+            return (asked,)
+        mode = stricter(asked, mode_for(remaining_fraction(standings)))
+        return (mode,) if mode == "handle_only" else (mode, "handle_only")
+
+    async def compose(self, progress: Progress, call: Call, mode: ResponseMode) -> None:
+        """Weigh the request and decide what of it is sent.
+
+        Raises:
+            InvalidRequest: it has too many messages for the budget that it asks for.
+            ContextOverflow: what must stay of it is over its budget.
+        """
+        contents = self._contents(progress, call)
+        if contents is None:
+            return
+        progress.mode = mode
+        contents = await self._shown(progress, contents, mode)
+        route, asked = progress.route, progress.incoming.directives.context
+        facts, output = self._facts(route), output_limit(contents.fields)
+        affordable = affordable_input(progress.book.standings, output, rate_of(facts.price, 0, None))
+        budget = min((one for one in (asked.budget, affordable) if one is not None), default=None)
+        progress.asked = Asked(contents, route, facts, Wishes(asked.trim, budget, output), len(call.body))
+        progress.plan = await self._plan(progress, progress.asked)
+        # Where it is the session's budget that is too small, the ledger says so, with its arithmetic.
+        if progress.plan.overflow is not None and budget != affordable:
+            raise progress.plan.overflow
+        await self._remember(progress, progress.plan)
+
+    def _contents(self, progress: Progress, call: Call) -> Contents | None:
+        """What can be weighed; None where nothing can. A call of our own is sent as it was written."""
+        incoming = progress.incoming
+        wire = incoming.endpoint.wire
+        if wire is None or incoming.purpose is not None:
+            return None
+        contents = contents_of(call, wire, self._planner.known)
+        if contents is None and wire == "chat" and incoming.directives.context.budget is not None:
+            raise InvalidRequest(
+                f"A request of more than {MOST_MESSAGES:,} messages is not weighed, so that x-context-budget "
+                "cannot be kept. Send fewer messages, or no budget.",
+                param="messages",
+            )
+        return contents
+
+    async def _shown(self, progress: Progress, contents: Contents, mode: ResponseMode) -> Contents:
+        """The contents with tool results in this mode."""
+        progress.is_shown = False
+        if mode == "raw" or contents.messages is None:
+            return contents
+        shown = await self._results.show(contents.messages, mode, progress.session)
+        if shown is None:
+            return contents
+        progress.is_shown = True
+        return with_messages(contents, shown, self._planner.known)
+
+    async def _plan(self, progress: Progress, asked: Asked, window: int | None = None) -> Plan:
+        """What to send, after a summary was made where one is needed; a call waits for one summary at most."""
+        plan = await self._planner.plan(asked, progress.remembered, window, use=progress.use)
+        if plan.needs is None:
+            return plan
+        progress.use = "off"
+        try:
+            await self._summaries.make(plan.needs, progress)
+        except (GatewayError, NoSummaryError) as error:
+            progress.notes["summary"] = f"none: {error}"
+        return await self._planner.plan(asked, progress.remembered, window, use=progress.use)
+
+    async def _remember(self, progress: Progress, plan: Plan) -> None:
+        """Keep a new decision before it is sent: another worker, or this one after a restart, must send the same."""
+        epoch, session = plan.epoch, progress.session
+        if epoch is None or session is None:
+            return
+        texts = progress.remembered.state.summaries
+        try:
+            await self._store.update(
+                session, lambda state: state.with_epoch(epoch, instead_of=plan.resumed, summaries=texts)
+            )
+        except StoreUnavailable:
+            # The next turn decides anew: it costs the provider's cache, and is no reason to refuse this one.
+            progress.notes["context"] = "decision not kept: the store is away"
+
+    def body(self, progress: Progress, call: Call, provider: Provider, *, ask_usage: bool) -> bytes:
+        """What is sent: the client's own bytes where nothing has to change."""
+        plan, asked, model = progress.plan, progress.asked, progress.route.model
+        if not model:
+            return call.body
+        messages = plan.messages if plan is not None else None
+        if messages is None and asked is not None and (progress.is_shown or asked.contents.marked):
+            messages = asked.contents.messages
+        taken, wire = progress.taken, progress.incoming.endpoint.wire
+        changes = None
+        if taken is not None and taken.limit is not None and wire is not None:
+            changes = with_limit(call.fields, wire, taken.limit, provider.limit_field)
+            progress.notes["output_limit"] = f"{taken.limit}, as the budget allows"
+        return progress.dialect.write(call, model, ask_usage=ask_usage, messages=messages, changes=changes)
+
+    async def fit_again(self, progress: Progress, found: LengthError) -> bool:
+        """Learn from a provider's refusal for length; whether there is now something shorter to send."""
+        asked, plan = progress.asked, progress.plan
+        if asked is None or plan is None:
+            return False
+        again = await self._plan(progress, asked, self._learn_window(progress, asked, plan, found))
+        progress.notes["context"] = "the provider refused it for its length"
+        if again.overflow is not None or again.messages in (None, plan.messages):
+            return False
+        progress.plan = again
+        progress.notes["context"] += ", and it was fitted again"
+        await self._remember(progress, again)
+        return True
+
+    def _learn_window(self, progress: Progress, asked: Asked, plan: Plan, found: LengthError) -> int:
+        """The window to fit it into now. What the provider said of its own, and of its count, is kept for all calls."""
+        context = plan.context
+        if found.asked is not None:
+            residual = found.asked - context.estimate
+            self._learner.report(context.key, residual)
+            progress.remembered = replace(progress.remembered, last_turn=LastTurn(context.key, residual))
+        most = max(found.asked or 0, context.tokens) + (found.output or asked.wishes.output or 0)
+        if found.limit is not None and _LEAST_WINDOW <= found.limit < most:
+            self._learner.report_window(asked.route.provider, asked.route.model, found.limit)
+            return found.limit
+        return int(context.tokens * _SHORTER)

@@ -1,0 +1,93 @@
+"""What is known of one call on its way: each step reads what those before it found, and the record is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.budgeting import Book, Taken
+from gateway.calls import Incoming
+from gateway.core.errors import GatewayError
+from gateway.core.fitting.summary import Use
+from gateway.core.modes import ResponseMode
+from gateway.core.plan import Plan
+from gateway.core.ports import CallRecord, SessionKey, UpstreamReply
+from gateway.core.routing import Route
+from gateway.core.session import Remembered
+from gateway.core.spending import Charged
+from gateway.core.usage import Totals
+from gateway.dialects.base import Answer, Call, Dialect
+from gateway.planning import Asked
+
+#: the status of a call whose client did not wait for an answer
+CLIENT_CLOSED: Final = 499
+#: the outcome of a call of our own that nobody waited for any longer
+TOO_SLOW: Final = "too_slow"
+
+_NOTHING_REMEMBERED: Final = Remembered()
+_NO_ROUTE: Final = Route("", "")
+_NOBODY: Final = Charged("")
+_NO_BOOK: Final = Book()
+
+
+@dataclass(slots=True)
+class Progress:
+    """One call: what came in, and what became of it so far.
+
+    `started_at` is wall time, `sent_at` and `head_at` are monotonic. `is_holding`: something may be held for it.
+    `reader` tells what was read of an answer that has not come to its end; `billed`: the provider charges for it.
+    `record` and `totals` are there once it was settled, or was about to be.
+    """
+
+    incoming: Incoming
+    started_at: float
+    call: Call | None = None
+    session: SessionKey | None = None
+    derived: bool = False
+    route: Route = _NO_ROUTE
+    charged: Charged = _NOBODY
+    book: Book = _NO_BOOK
+    remembered: Remembered = _NOTHING_REMEMBERED
+    mode: ResponseMode | None = None
+    is_shown: bool = False
+    asked: Asked | None = None
+    use: Use = "ask"
+    plan: Plan | None = None
+    is_holding: bool = False
+    taken: Taken | None = None
+    sending: AbstractAsyncContextManager[UpstreamReply] | None = None
+    sent_at: float | None = None
+    head_at: float | None = None
+    status: int = CLIENT_CLOSED
+    outcome: str = "client_left"
+    fault: GatewayError | None = None
+    answer: Answer | None = None
+    reader: Callable[[], Answer] | None = None
+    billed: bool = False
+    is_event_stream: bool = False
+    response_bytes: int = 0
+    notes: dict[str, str] = field(default_factory=dict)
+    record: CallRecord | None = None
+    totals: Totals | None = None
+    is_settled: bool = False
+
+    @classmethod
+    def of(cls, incoming: Incoming, started_at: float) -> Progress:
+        """Of a call that has just come in."""
+        purpose = incoming.purpose
+        if purpose is None:
+            return cls(incoming, started_at)
+        return cls(incoming, started_at, derived=purpose.derived, notes=dict(purpose.notes))
+
+    @property
+    def dialect(self) -> Dialect:
+        """The format that the client speaks, and the provider too."""
+        return self.incoming.endpoint.dialect
+
+    async def hang_up(self) -> None:
+        """Give the connection to the provider back, where one is in use."""
+        sending, self.sending = self.sending, None
+        if sending is not None:
+            await sending.__aexit__(None, None, None)

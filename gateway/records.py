@@ -1,0 +1,129 @@
+"""The record of a call, and its charge: what the provider bills for it, as far as anyone can know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+from typing import Final
+
+from gateway.core.ports import LOST, CallRecord
+from gateway.core.pricing import cost
+from gateway.core.routing import ModelFacts, Route
+from gateway.core.spending import Need, accounts_of, spent_by
+from gateway.core.usage import Charge, Usage
+from gateway.dialects.base import Answer, Call
+from gateway.dialects.texts import estimate
+from gateway.progress import CLIENT_CLOSED, TOO_SLOW, Progress
+
+#: outcomes of calls that nobody waited for to the end
+_LEFT: Final = frozenset({"client_left", "cut_at_shutdown", TOO_SLOW})
+
+
+class Records:
+    """Makes records.
+
+    `cached_weight`: what a token counts that the provider had cached; `estimate_missing`: whether usage that no
+    provider reports is estimated.
+    """
+
+    def __init__(
+        self,
+        facts: Callable[[Route], ModelFacts],
+        clock: Callable[[], float],
+        *,
+        cached_weight: float,
+        estimate_missing: bool,
+    ) -> None:
+        self._facts = facts
+        self._clock = clock
+        self._cached_weight = cached_weight
+        self._estimate_missing = estimate_missing
+
+    def of(self, progress: Progress) -> CallRecord:
+        """The record of a call that ends now."""
+        incoming, call, now = progress.incoming, progress.call, self._clock()
+        answer = progress.answer or (progress.reader() if progress.reader else Answer())
+        charge = self._charge(progress, answer)
+        return CallRecord(
+            call_id=incoming.call_id,
+            request_id=incoming.request_id,
+            session=progress.session,
+            derived_session=progress.derived,
+            started_at=progress.started_at,
+            dialect=progress.dialect.name,
+            operation=_operation(progress, call),
+            provider=progress.route.provider,
+            model=_clean(progress.route.model or (call.model if call else None) or ""),
+            response_model=_clean(answer.model) if answer.model else None,
+            stream=call.stream if call else False,
+            status=progress.status if progress.outcome not in _LEFT else CLIENT_CLOSED,
+            outcome=progress.outcome,
+            error_code=progress.fault.code if progress.fault else None,
+            finish_reason=_clean(answer.finish_reason) if answer.finish_reason else None,
+            tools=tuple(map(_clean, answer.tools)),
+            charge=charge,
+            overhead_s=(progress.sent_at or now) - incoming.started,
+            first_byte_s=progress.head_at - incoming.started if progress.head_at is not None else None,
+            duration_s=now - incoming.started,
+            request_bytes=len(incoming.body),
+            response_bytes=progress.response_bytes,
+            notes=progress.notes,
+            context=progress.plan.context if progress.plan is not None else None,
+            accounts=accounts_of(progress.book.claims),
+            spent=spent_by(charge, self._cached_weight),
+        )
+
+    def lost(self, progress: Progress, need: Need) -> CallRecord:
+        """The record of a call should its worker be gone before it is settled: it was sent, and is paid for."""
+        record = self.of(progress)
+        usage = Usage.of(need.input_tokens, 0)
+        charge = Charge(usage, "estimated", need.rate.input * need.input_tokens if need.rate is not None else None)
+        context = replace(record.context, fates=()) if record.context is not None else None
+        spent = spent_by(charge, self._cached_weight)
+        return replace(record, outcome=LOST, charge=charge, spent=spent, context=context)
+
+    def _charge(self, progress: Progress, answer: Answer) -> Charge | None:
+        """What the provider bills for a call; None where it bills nothing."""
+        endpoint = progress.incoming.endpoint
+        left_waiting = progress.outcome in _LEFT and progress.sent_at is not None and progress.head_at is None
+        if progress.call is None or not (progress.billed or (left_waiting and endpoint.metered)):
+            return None
+        reported = answer.usage
+        if reported is not None:
+            input_missing = reported.input_tokens is None
+            usage, source = reported.complete(input_estimate(progress) if input_missing else 0, answer.output_estimate)
+            return Charge(usage, source, self._cost(progress.route, usage, answer.service_tier))
+        failed_empty = answer.error and not answer.output_estimate
+        # A stream of events on a path nobody knows is a model's answer all the same.
+        unknown_stream = progress.is_event_stream and answer.output_estimate > 0
+        if failed_empty or not (endpoint.estimated or unknown_stream):
+            return None
+        if not self._estimate_missing:
+            return Charge(Usage(), "estimated", Decimal(0))
+        usage = Usage.of(input_estimate(progress), answer.output_estimate)
+        return Charge(usage, "estimated", self._cost(progress.route, usage, answer.service_tier))
+
+    def _cost(self, route: Route, usage: Usage, tier: str | None) -> Decimal | None:
+        price = self._facts(route).price
+        return cost(usage, price, tier) if price is not None else None
+
+
+def input_estimate(progress: Progress) -> int:
+    """Input tokens of a call by our own reckoning: what was sent where it was weighed, else what its texts come to."""
+    call, plan = progress.call, progress.plan
+    if plan is not None:
+        return plan.context.tokens
+    return estimate(progress.dialect.input_text(call)) if call else 0
+
+
+def _operation(progress: Progress, call: Call | None) -> str:
+    purpose = progress.incoming.purpose
+    if purpose is not None:
+        return purpose.operation
+    return call.operation if call else progress.incoming.endpoint.operation
+
+
+def _clean(text: str) -> str:
+    """A foreign name as it may stand in a record: no lone surrogates, no control characters, bounded."""
+    return "".join(char if char.isprintable() else "?" for char in text[:256].encode("utf-8", "replace").decode())

@@ -1,0 +1,227 @@
+"""A gateway of fakes: its providers, its store and its observers are our own, and nothing leaves the process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from itertools import count
+from typing import Any
+
+from gateway.budgeting import Budgets
+from gateway.calls import Caller, Incoming, Reply, SessionPolicy
+from gateway.config import families
+from gateway.core.counting.cache import CountCache
+from gateway.core.counting.estimate import Estimator
+from gateway.core.counting.heuristic import CharacterCounter
+from gateway.core.errors import StoreUnavailable
+from gateway.core.forwarding import Provider
+from gateway.core.ledger import Claim, Granted, Refused, Standing
+from gateway.core.plan import ContextPolicy
+from gateway.core.ports import CallRecord, Headers, OpenHold, Outgoing, SessionKey
+from gateway.core.pricing import price_per_million
+from gateway.core.routing import ModelFacts, ModelRule, Routes
+from gateway.core.session import Change, Remembered, SessionState
+from gateway.core.spending import BudgetPolicy
+from gateway.core.usage import Totals
+from gateway.dialects import endpoint
+from gateway.pipeline import Gateway
+from gateway.planning import Planner
+from gateway.results import Results
+from gateway.stores.blind import Blind
+from gateway.stores.learner import Learner
+from gateway.stores.leases import Leases
+from gateway.stores.memory import MemoryStore
+from gateway.stores.settler import Settler
+from gateway.summaries import SUMMARY_S
+from tests.support.scripted import completion
+
+BODY = b'{"model":"m","messages":[{"role":"user","content":"hello there"}]}'
+STREAM = BODY[:-1] + b',"stream":true}'
+KEY = SessionKey("alice", "s")
+JSON: Headers = [(b"Content-Type", b"application/json; charset=utf-8")]
+ROUTES = Routes([ModelRule("q-*", "q", "q-real")], ["p", "q"], "p")
+PRICE = price_per_million(input=Decimal(1), output=Decimal(10))
+SSE: Headers = [(b"content-type", b"text/event-stream")]
+
+
+@dataclass
+class FakeReply:
+    status: int = 200
+    headers: Sequence[tuple[bytes, bytes]] = field(default_factory=lambda: JSON)
+    pieces: Sequence[bytes | Exception | None] = (completion(),)
+    """None: nothing more comes."""
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        for piece in self.pieces:
+            if piece is None:
+                await asyncio.sleep(60)
+            elif isinstance(piece, Exception):
+                raise piece
+            else:
+                yield piece
+
+
+@dataclass
+class FakeUpstream:
+    answer: Callable[[Outgoing], FakeReply] = lambda _: FakeReply()
+    sent: list[Outgoing] = field(default_factory=list)
+    open: int = 0
+
+    @asynccontextmanager
+    async def send(self, request: Outgoing) -> AsyncIterator[FakeReply]:
+        self.sent.append(request)
+        answer = self.answer(request)
+        self.open += 1
+        try:
+            yield answer
+        finally:
+            self.open -= 1
+
+    async def aclose(self) -> None:
+        pass
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.records: list[tuple[CallRecord, Totals | None]] = []
+
+    def record(self, call: CallRecord, totals: Totals | None) -> None:
+        self.records.append((call, totals))
+
+
+class Failing:
+    def record(self, call: CallRecord, totals: Totals | None) -> None:
+        raise RuntimeError("an observer's bug")
+
+
+class AwayStore(MemoryStore):
+    """A memory store that can be away, or `is_deaf`: it holds, and says so much later."""
+
+    away = False
+    is_deaf = False
+    settled = 0
+
+    async def settle(self, record: CallRecord) -> Totals:
+        await asyncio.sleep(0)
+        if self.away:
+            raise StoreUnavailable("away")
+        self.settled += 1
+        return await super().settle(record)
+
+    async def update(self, session: SessionKey, change: Change) -> SessionState:
+        self._look()
+        return await super().update(session, change)
+
+    async def totals(self, session: SessionKey) -> Totals:
+        self._look()
+        return await super().totals(session)
+
+    async def remembered(self, session: SessionKey) -> Remembered:
+        self._look()
+        return await super().remembered(session)
+
+    async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
+        self._look()
+        granted = await super().reserve(opened, lease_s)
+        if self.is_deaf:
+            await asyncio.sleep(60)
+        return granted
+
+    async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
+        self._look()
+        return await super().standings(claims)
+
+    async def ping(self) -> None:
+        self._look()
+
+    def _look(self) -> None:
+        if self.away:
+            raise StoreUnavailable("away")
+
+
+class World:
+    """A gateway of fakes. Models named "q-…" go to the provider q, which has a price and a key; all others to p."""
+
+    def __init__(
+        self,
+        policy: SessionPolicy | None = None,
+        budget: BudgetPolicy | None = None,
+        context: ContextPolicy | None = None,
+        summary_s: float = SUMMARY_S,
+    ) -> None:
+        self.upstream, self.store, self.recorder = FakeUpstream(), AwayStore(), Recorder()
+        self.settler = Settler(self.store)
+        self.providers = {"p": Provider("p", "http://p/v1", "none"), "q": Provider("q", "http://q/v1", key="held")}
+        ids = count(1)
+        learner = Learner(self.store)
+        planner = Planner(
+            Estimator(families(), lambda _: CharacterCounter(), CountCache()),
+            lambda _: True,
+            learner,
+            context or ContextPolicy(),
+            deadline_s=5,
+            clock=time.monotonic,
+        )
+        self.gateway = Gateway(
+            routes=ROUTES,
+            providers=self.providers,
+            upstreams=dict.fromkeys(self.providers, self.upstream),
+            facts=lambda route: ModelFacts(price=PRICE) if route.provider == "q" else ModelFacts(),
+            store=self.store,
+            settler=self.settler,
+            planner=planner,
+            budgets=Budgets(
+                self.store,
+                Leases(self.store, self.settler.settle, lease_s=60),
+                Blind(),
+                budget or BudgetPolicy(),
+                time.time,
+            ),
+            results=Results(self.store),
+            learner=learner,
+            observers=[Failing(), self.recorder],
+            policy=policy or SessionPolicy(),
+            totals_comment=lambda totals, _, __: b": %d\n\n" % totals.total_tokens,
+            new_id=lambda: f"id-{next(ids)}",
+            summary_s=summary_s,
+        )
+        self._requests = count(1)
+
+    def incoming(self, body: bytes = BODY, path: str = "chat/completions", **changes: Any) -> Incoming:
+        number = next(self._requests)
+        plain = Incoming(
+            call_id=f"call-{number}",
+            request_id=f"request-{number}",
+            method="POST",
+            path=path,
+            query="",
+            headers=[(b"x-session-id", b"s"), (b"content-type", b"application/json")],
+            body=body,
+            unpacked=False,
+            endpoint=endpoint("POST", path),
+            caller=Caller("alice"),
+            path_session=None,
+            started=self.gateway.clock(),
+        )
+        return replace(plain, **changes)
+
+    async def call(self, incoming: Incoming | None = None) -> tuple[Reply, bytes]:
+        """A reply and its whole body, as a client that stays gets it."""
+        async with self.gateway.handle(incoming or self.incoming()) as reply:
+            return reply, await whole(reply)
+
+    @property
+    def record(self) -> CallRecord:
+        """The only record there is."""
+        [(record, _)] = self.recorder.records
+        return record
+
+
+async def whole(reply: Reply) -> bytes:
+    if isinstance(reply.body, bytes):
+        return reply.body
+    return b"".join([piece async for piece in reply.body])

@@ -1,0 +1,126 @@
+"""Whose session a call belongs to, the route it takes by what it names, and which it may not take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.addressing import named_session, route_of, session_of
+from gateway.calls import Caller, Incoming, SessionPolicy
+from gateway.core.errors import InvalidRequest, SessionRequired, UnknownModel
+from gateway.core.ports import SessionKey
+from gateway.core.routing import Route
+from gateway.dialects import endpoint
+from tests.support.fakes import BODY, KEY, ROUTES, World
+
+FORM = b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nq-1\r\n--b\r\n'
+FORM_HEADERS = [(b"content-type", b"multipart/form-data; boundary=b")]
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+# --- the session --------------------------------------------------------------------------------------------------
+
+
+def derived(world: World, incoming: Incoming) -> str:
+    call = incoming.endpoint.dialect.read(incoming.body)
+    session, is_derived = session_of(incoming, call, SessionPolicy())
+    assert session is not None
+    assert is_derived
+    return session.id
+
+
+def test_the_path_names_a_session_before_a_header_does(world: World) -> None:
+    assert named_session(world.incoming(), ["x-session-id"]) == KEY
+    assert named_session(world.incoming(path_session="t"), ["x-session-id"]) == SessionKey("alice", "t")
+    assert named_session(world.incoming(headers=[]), ["x-session-id"]) is None
+
+
+def test_a_header_of_the_settings_names_a_session_too(world: World) -> None:
+    headers = [(b"x-mine", b"t")]
+    assert named_session(world.incoming(headers=headers), ["x-mine"]) == SessionKey("alice", "t")
+    assert named_session(world.incoming(headers=headers), ["x-session-id"]) is None
+
+
+def test_of_a_header_that_stands_twice_the_first_counts(world: World) -> None:
+    headers = [(b"x-session-id", b"first"), (b"x-session-id", b"second")]
+    assert named_session(world.incoming(headers=headers), ["x-session-id"]) == SessionKey("alice", "first")
+
+
+@pytest.mark.parametrize("on_missing", ["derive", "require", "none"])
+def test_a_session_that_the_body_names_is_not_derived(world: World, on_missing: Any) -> None:
+    incoming = world.incoming(BODY[:-1] + b',"metadata":{"session_id":"b"}}')
+    call = incoming.endpoint.dialect.read(incoming.body)
+    assert session_of(incoming, call, SessionPolicy(on_missing=on_missing)) == (SessionKey("alice", "b"), False)
+
+
+def test_a_call_that_names_no_session_has_none_or_is_refused_as_the_settings_say(world: World) -> None:
+    incoming = world.incoming()
+    call = incoming.endpoint.dialect.read(incoming.body)
+    assert session_of(incoming, call, SessionPolicy(on_missing="none")) == (None, False)
+    with pytest.raises(SessionRequired, match="x-mine"):
+        session_of(incoming, call, SessionPolicy(("x-mine",), "require"))
+
+
+def test_a_derived_session_is_that_of_a_conversation(world: World) -> None:
+    first = derived(world, world.incoming())
+    longer = BODY[:-2] + b',{"role":"assistant","content":"hi"}]}'
+    assert derived(world, world.incoming(longer)) == first
+    assert derived(world, world.incoming(BODY.replace(b"hello", b"goodbye"))) != first
+    assert derived(world, world.incoming(caller=Caller("bob"))) != first
+
+
+def test_calls_without_a_conversation_share_a_session_per_path(world: World) -> None:
+    one, other = (world.incoming(b'{"model":"m","input":"%b"}' % text, "embeddings") for text in (b"a", b"b"))
+    assert derived(world, one) == derived(world, other)
+    assert derived(world, one) != derived(world, world.incoming(one.body, "images/generations"))
+
+
+# --- the route ----------------------------------------------------------------------------------------------------
+
+
+def resolved(incoming: Incoming) -> Route:
+    return route_of(incoming, incoming.endpoint.dialect.read(incoming.body), ROUTES)
+
+
+def test_a_form_that_names_two_models_is_refused(world: World) -> None:
+    with pytest.raises(InvalidRequest, match="more than one"):
+        resolved(world.incoming(FORM + FORM, "audio/transcriptions", headers=FORM_HEADERS))
+
+
+def test_a_key_limited_to_models_may_use_those_that_match_and_list_all(world: World) -> None:
+    caller = Caller("alice", ("q-*",))
+    assert resolved(world.incoming(BODY.replace(b'"m"', b'"q-1"'), caller=caller)).provider == "q"
+    with pytest.raises(UnknownModel, match="\"alice\" may not use the model 'm'"):
+        resolved(world.incoming(caller=caller))
+    listing = world.incoming(b"", "models", method="GET", endpoint=endpoint("GET", "models"), caller=caller)
+    assert resolved(listing).model == ""
+
+
+async def test_the_model_of_a_form_is_found(world: World) -> None:
+    form = FORM + b'content-disposition: form-data; name="file"; filename="a"\r\n\r\n\xff\x00\r\n--b--\r\n'
+    await world.call(world.incoming(form, "audio/transcriptions", headers=FORM_HEADERS))
+    assert world.upstream.sent[0].url.startswith("http://q/")
+    assert world.record.model == "q-real"
+
+
+@pytest.mark.parametrize(
+    "form", [b"", b"--b\r\n", b'name="model"', b'name="model"\r\n\r\n', b'name="model"\r\n\r\n\r\n']
+)
+async def test_a_form_without_a_model_goes_to_the_default(form: bytes, world: World) -> None:
+    await world.call(world.incoming(form, "audio/transcriptions", headers=FORM_HEADERS))
+    assert world.upstream.sent[0].url.startswith("http://p/")
+    assert world.upstream.sent[0].body == form
+
+
+async def test_a_key_limited_to_models_may_not_use_paths_that_name_none(world: World) -> None:
+    incoming = world.incoming(
+        b"", "files", caller=Caller("alice", ("m*",)), method="GET", endpoint=endpoint("GET", "files")
+    )
+    reply, _ = await world.call(incoming)
+    assert reply.status == 404
+    assert world.upstream.sent == []

@@ -1,0 +1,85 @@
+"""How an answer is passed on: what is read whole, what as it comes, and when it is settled."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+from gateway.answers import MAX_WHOLE_ANSWER
+from gateway.calls import SessionPolicy
+from tests.support.fakes import SSE, STREAM, FakeReply, World
+from tests.support.scripted import DONE, chunk, usage_chunk
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_a_whole_answer_that_is_too_large_to_be_read_is_passed_on_and_estimated(world: World) -> None:
+    piece = b"x" * (1 << 20)
+    world.upstream.answer = lambda _: FakeReply(pieces=[piece] * (MAX_WHOLE_ANSWER // len(piece) + 2))
+    size = 0
+    async with world.gateway.handle(world.incoming()) as reply:
+        assert not isinstance(reply.body, bytes)
+        async for part in reply.body:
+            size += len(part)
+    assert size == MAX_WHOLE_ANSWER + 2 * len(piece)
+    charge = world.record.charge
+    assert charge is not None
+    assert charge.source == "estimated"
+    assert charge.usage.input_tokens > 0
+
+
+async def test_the_end_mark_is_out_only_after_the_settlement(world: World) -> None:
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk() + DONE])
+    async with world.gateway.handle(world.incoming(STREAM)) as reply:
+        assert not isinstance(reply.body, bytes)
+        async for piece in reply.body:
+            if b"[DONE]" in piece:
+                assert world.store.settled == 1
+                assert piece.startswith(b": 15\n\n")
+                break
+            assert world.store.settled == 0
+
+
+async def test_without_a_comment_a_stream_ends_as_the_provider_ended_it() -> None:
+    world = World(SessionPolicy(stream_totals=False))
+    pieces = [chunk("a"), DONE]
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=pieces)
+    _, body = await world.call(world.incoming(STREAM))
+    assert body == b"".join(pieces)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+async def test_a_file_keeps_its_length_unless_it_is_unpacked_on_the_way(world: World, is_packed: bool) -> None:
+    plain = b"sound" * 100
+    sent = gzip.compress(plain) if is_packed else plain
+    headers = [(b"content-type", b"audio/wav"), (b"content-length", b"%d" % len(sent))]
+    headers += [(b"content-encoding", b"gzip")] if is_packed else []
+    world.upstream.answer = lambda _: FakeReply(headers=headers, pieces=[sent[:20], sent[20:]])
+    reply, body = await world.call()
+    assert body == plain
+    assert (b"content-length" in dict(reply.headers)) is not is_packed
+    assert world.record.response_bytes == len(plain)
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "application/problem+json", "Application/JSON", ""])
+async def test_an_answer_in_json_is_settled_before_it_is_passed_on(world: World, content_type: str) -> None:
+    world.upstream.answer = lambda _: FakeReply(headers=[(b"content-type", content_type.encode())])
+    async with world.gateway.handle(world.incoming()) as reply:
+        assert isinstance(reply.body, bytes)
+        assert reply.final
+        assert world.store.settled == 1
+        assert reply.charge is not None
+
+
+async def test_a_refusal_of_the_provider_is_passed_on_with_the_totals_and_costs_nothing(world: World) -> None:
+    await world.call()
+    world.upstream.answer = lambda _: FakeReply(429, pieces=[b'{"error":', b'"slow down"}'])
+    reply, body = await world.call()
+    assert (reply.status, reply.upstream_error, reply.final) == (429, True, True)
+    assert body == b'{"error":"slow down"}'
+    assert reply.totals is not None
+    assert reply.totals.total_tokens == 15

@@ -1,0 +1,135 @@
+"""What stands in the record of a call, and what it is charged: as reported, else as estimated, else nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+
+from gateway.core.ports import LOST
+from gateway.core.routing import ModelFacts, Route
+from gateway.core.spending import Need, Rate
+from gateway.dialects import endpoint
+from gateway.dialects.base import Answer
+from gateway.dialects.reported import Reported
+from gateway.progress import Progress
+from gateway.records import Records, input_estimate
+from tests.support.fakes import BODY, KEY, PRICE, FakeReply, World
+from tests.support.scripted import completion
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def test_names_of_the_provider_are_clean_in_the_record(world: World) -> None:
+    body = completion(model="a\nb" + "c" * 1000)
+    world.upstream.answer = lambda _: FakeReply(pieces=[body])
+    await world.call()
+    model = world.record.response_model
+    assert model is not None
+    assert model.startswith("a?b")
+    assert len(model) == 256
+
+
+async def test_times_and_sizes_stand_in_the_record(world: World) -> None:
+    await world.call()
+    record = world.record
+    assert record.call_id == "call-1"
+    assert record.request_id == "request-1"
+    assert record.first_byte_s is not None
+    assert 0 <= record.overhead_s <= record.first_byte_s <= record.duration_s < 5
+    assert (record.request_bytes, record.response_bytes) == (len(BODY), len(completion()))
+    assert record.session == KEY
+
+
+# --- the charge ---------------------------------------------------------------------------------------------------
+
+
+def records(*, estimate_missing: bool = True) -> Records:
+    facts = ModelFacts(price=PRICE)
+    return Records(lambda _: facts, lambda: 7.0, cached_weight=1.0, estimate_missing=estimate_missing)
+
+
+def answered(world: World, answer: Answer, path: str = "chat/completions") -> Progress:
+    """A call that was answered with this, read to its end."""
+    progress = Progress.of(world.incoming(path=path), 0.0)
+    progress.call = progress.dialect.read(BODY)
+    progress.route = Route("q", "q-real")
+    progress.sent_at, progress.head_at = 1.0, 2.0
+    progress.status, progress.outcome, progress.billed = 200, "ok", True
+    progress.answer = answer
+    return progress
+
+
+def test_usage_is_charged_as_it_was_reported(world: World) -> None:
+    charge = records().of(answered(world, Answer(Reported(10, 5, 15), output_estimate=99))).charge
+    assert charge is not None
+    assert (charge.usage.input_tokens, charge.usage.output_tokens, charge.source) == (10, 5, "provider")
+    assert charge.cost_usd == Decimal("0.000060")
+
+
+def test_a_side_that_was_not_reported_is_estimated(world: World) -> None:
+    progress = answered(world, Answer(Reported(None, 5, None)))
+    charge = records().of(progress).charge
+    assert charge is not None
+    assert charge.usage.input_tokens == input_estimate(progress) > 0
+    assert charge.usage.output_tokens == 5
+
+
+def test_without_a_report_it_is_estimated_or_counted_as_nothing_as_the_settings_say(world: World) -> None:
+    progress = answered(world, Answer(output_estimate=7))
+    charge = records().of(progress).charge
+    assert charge is not None
+    assert (charge.usage.output_tokens, charge.source) == (7, "estimated")
+    nothing = records(estimate_missing=False).of(progress).charge
+    assert nothing is not None
+    assert (nothing.usage.total_tokens, nothing.cost_usd) == (0, Decimal(0))
+
+
+def test_an_error_without_any_text_costs_nothing(world: World) -> None:
+    assert records().of(answered(world, Answer(error=True))).charge is None
+    assert records().of(answered(world, Answer(error=True, output_estimate=1))).charge is not None
+
+
+def test_on_a_path_that_nobody_knows_only_a_stream_with_a_text_is_estimated(world: World) -> None:
+    progress = answered(world, Answer(output_estimate=7), "unheard/of")
+    assert records().of(progress).charge is None
+    progress.is_event_stream = True
+    assert records().of(progress).charge is not None
+
+
+@pytest.mark.parametrize(
+    ("outcome", "head_at", "is_charged"),
+    [
+        ("client_left", None, True),
+        ("too_slow", None, True),
+        ("client_left", 2.0, False),
+        ("upstream_failed", None, False),
+    ],
+)
+def test_a_call_left_while_the_provider_was_at_work_is_charged_what_was_sent(
+    world: World, outcome: str, head_at: float | None, is_charged: bool
+) -> None:
+    progress = answered(world, Answer())
+    progress.outcome, progress.head_at, progress.billed = outcome, head_at, False
+    record = records().of(progress)
+    assert (record.charge is not None) is is_charged
+    assert record.charge is None or record.charge.usage.input_tokens == input_estimate(progress)
+
+
+def test_what_is_not_metered_is_charged_nothing_even_if_it_is_left(world: World) -> None:
+    incoming = world.incoming(method="GET", path="models", endpoint=endpoint("GET", "models"))
+    progress = replace(answered(world, Answer()), incoming=incoming, outcome="client_left", head_at=None, billed=False)
+    assert records().of(progress).charge is None
+
+
+def test_a_call_whose_worker_is_gone_is_charged_for_what_was_sent(world: World) -> None:
+    need = Need(40, rate=Rate(Decimal(2), Decimal(3)))
+    record = records().lost(answered(world, Answer()), need)
+    assert record.outcome == LOST
+    assert record.charge is not None
+    assert (record.charge.usage.total_tokens, record.charge.cost_usd) == (40, Decimal(80))
+    assert record.spent.tokens == 40
