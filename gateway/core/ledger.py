@@ -266,7 +266,7 @@ def settle(accounts: Accounts, keys: Iterable[AccountKey], held: Amount, spent: 
     for key in keys:
         if key.kind != "rate":
             account = accounts.get(key, EMPTY)
-            changes[key] = replace(account, held=account.held.less(held), used=account.used.plus(spent))
+            changes[key] = Account(account.used.plus(spent), account.held.less(held), account.opened, account.decided)
     return changes
 
 
@@ -310,7 +310,7 @@ def _take(account: Account, key: AccountKey, amount: Amount) -> Account:
 
 
 def _hold(account: Account, amount: Amount) -> Account:
-    return replace(account, held=account.held.plus(amount))
+    return Account(account.used, account.held.plus(amount), account.opened, account.decided)
 
 
 def _units(stands: Standing, hold: Hold) -> int | Refused:

@@ -31,12 +31,16 @@ _ACCOUNT: Final = (
 )
 _KEEP_ACCOUNT: Final = "INSERT OR REPLACE INTO accounts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _HOLD: Final = "SELECT units, noted, value FROM holds WHERE id = ?"
-_IS_SETTLED: Final = "SELECT 1 FROM calls WHERE call_id = ?"
+#: the units of an open hold, and whether its call is settled already
+_KNOWN: Final = "SELECT (SELECT units FROM holds WHERE id = ?1), EXISTS (SELECT 1 FROM calls WHERE call_id = ?1)"
 _KEEP_HOLD: Final = (
-    "INSERT INTO holds (id, units, noted, boot, mono, wall, lease_s, value) VALUES (?, ?, 0, ?, ?, ?, ?, ?)"
+    "INSERT INTO holds (id, units, noted, accounts, held_tokens, held_nano_usd, held_calls, boot, mono, wall, lease_s, "
+    "value) VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_DROP_HOLD: Final = "DELETE FROM holds WHERE id = ? RETURNING units, value"
-_ADD_UNITS: Final = "UPDATE holds SET units = units + ? WHERE id = ?"
+_DROP_HOLD: Final = "DELETE FROM holds WHERE id = ? RETURNING accounts, held_tokens, held_nano_usd, held_calls"
+_ADD_UNITS: Final = (
+    "UPDATE holds SET units = units + ?, held_tokens = ?, held_nano_usd = ?, held_calls = ? WHERE id = ?"
+)
 _RENEW: Final = "UPDATE holds SET boot = ?, mono = ?, wall = ?, noted = max(noted, ?) WHERE id = ?"
 #: `ledger.is_over`; the boot that a hold of this machine run has is nearly always this one
 _OVERDUE: Final = (
@@ -51,10 +55,10 @@ _KEY_COLUMNS: Final = "kind = ? AND namespace = ? AND id = ?"
 def reserve(db: sqlite3.Connection, opened: OpenHold, lease_s: float, now: Moment) -> Granted | Refused:
     """See `Store.reserve`."""
     hold = opened.hold
-    known = db.execute(_HOLD, (hold.id,)).fetchone()
-    if known is not None:
-        return Granted(known[0], standings(db, hold.claims, now))
-    if db.execute(_IS_SETTLED, (hold.id,)).fetchone() is not None:
+    units, is_settled = db.execute(_KNOWN, (hold.id,)).fetchone()
+    if units is not None:
+        return Granted(units, standings(db, hold.claims, now))
+    if is_settled:
         # The call is over: this was under way for longer. Nobody would give it back.
         return Granted(hold.least, standings(db, hold.claims, now))
     outcome = ledger.reserve(_accounts(db, (claim.key for claim in hold.claims)), hold, now)
@@ -62,8 +66,10 @@ def reserve(db: sqlite3.Connection, opened: OpenHold, lease_s: float, now: Momen
         return outcome
     granted, changes = outcome
     _keep(db, changes, now.wall)
+    keys = _written(claim.key for claim in hold.claims)
+    held = hold.amount(granted.units)
     value = msgspec.json.encode(opened)
-    db.execute(_KEEP_HOLD, (hold.id, granted.units, now.boot, now.mono, now.wall, lease_s, value))
+    db.execute(_KEEP_HOLD, (hold.id, granted.units, keys, *held, now.boot, now.mono, now.wall, lease_s, value))
     return granted
 
 
@@ -72,10 +78,11 @@ def extend(db: sqlite3.Connection, hold_id: str, units: int, now: Moment) -> Gra
     row = db.execute(_HOLD, (hold_id,)).fetchone()
     if row is None:
         return None
-    hold = _opened(row).hold
+    opened = _opened(row)
+    hold = opened.hold
     granted, changes = ledger.extend(_accounts(db, (claim.key for claim in hold.claims)), hold, units, now)
     _keep(db, changes, now.wall)
-    db.execute(_ADD_UNITS, (granted.units, hold_id))
+    db.execute(_ADD_UNITS, (granted.units, *hold.amount(opened.units + granted.units), hold_id))
     return granted
 
 
@@ -110,13 +117,14 @@ def settle(db: sqlite3.Connection, record: CallRecord, lost: CallRecord | None) 
     if lost is not None:
         _keep(db, ledger.correct(_accounts(db, record.accounts), record.accounts, lost.spent, record.spent), ended)
         return
-    back, of_hold = NOTHING, tuple[AccountKey, ...]()
-    if held is not None:
-        units, value = held
-        hold = _HOLDS.decode(value).hold
-        back, of_hold = hold.amount(units), tuple(claim.key for claim in hold.claims)
-    keys = dict.fromkeys((*of_hold, *record.accounts))
-    accounts = _accounts(db, keys)
+    back = Amount(*held[1:]) if held is not None else NOTHING
+    if held is None or held[0] == _written(record.accounts):
+        accounts = _accounts(db, record.accounts)
+        _keep(db, ledger.settle(accounts, record.accounts, back, record.spent), ended)
+        return
+    # What was held for it and what it is charged to are two lists: a hold for parents that the record does not name.
+    of_hold = _read(held[0])
+    accounts = _accounts(db, dict.fromkeys((*of_hold, *record.accounts)))
     changes = ledger.settle(accounts, of_hold, back, NOTHING)
     _keep(db, changes | ledger.settle({**accounts, **changes}, record.accounts, NOTHING, record.spent), ended)
 
@@ -127,6 +135,15 @@ def clear(db: sqlite3.Connection, key: AccountKey) -> None:
         f"UPDATE accounts SET used_tokens = 0, used_nano_usd = 0, used_calls = 0 WHERE {_KEY_COLUMNS}",  # noqa: S608
         key,
     )
+
+
+def _written(keys: Iterable[AccountKey]) -> str:
+    """Accounts that hold something, as a column holds them; no part of a key has a line break or a zero in it."""
+    return "\n".join(["\0".join(key) for key in keys if key.kind != "rate"])
+
+
+def _read(text: str) -> list[AccountKey]:
+    return [AccountKey(*line.split("\0")) for line in text.split("\n")] if text else []  # type: ignore[arg-type]
 
 
 def _accounts(db: sqlite3.Connection, keys: Iterable[AccountKey]) -> dict[AccountKey, Account]:

@@ -52,7 +52,8 @@ MIGRATIONS: Final = (
     INSERT INTO accounts SELECT 'session', namespace, id, total_tokens, cost_pico_usd / 1000, calls,
         0, 0, 0, NULL, NULL, NULL, NULL, last_call_at FROM sessions;
     CREATE TABLE holds (
-        id TEXT PRIMARY KEY, units INTEGER NOT NULL, noted INTEGER NOT NULL,
+        id TEXT PRIMARY KEY, units INTEGER NOT NULL, noted INTEGER NOT NULL, accounts TEXT NOT NULL,
+        held_tokens INTEGER NOT NULL, held_nano_usd INTEGER NOT NULL, held_calls INTEGER NOT NULL,
         boot TEXT NOT NULL, mono REAL NOT NULL, wall REAL NOT NULL, lease_s REAL NOT NULL, value BLOB NOT NULL
     ) WITHOUT ROWID;
     CREATE TABLE keys (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
