@@ -67,11 +67,14 @@ class Journal:
 
     def _open(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Never a name that was there before: what waits in another file must not be written over.
-        path = self._folder / f"{time.time_ns()}-{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._file, self._path = file, path
+        while self._file is None:
+            # Never a name that was there before: what waits in another file must not be written over.
+            path = self._folder / f"{time.time_ns()}-{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+            if _is_ours(file, path):
+                self._file, self._path = file, path
+            else:
+                os.close(file)
 
     def clear(self) -> None:
         """All that was appended has been settled."""
@@ -131,6 +134,15 @@ class Left:
     def delete(self) -> None:
         """All of it has been settled."""
         self.path.unlink(missing_ok=True)
+
+
+def _is_ours(file: int, path: Path) -> bool:
+    """Lock a file that was just made, unless another worker has taken it for one left behind: then that deletes it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return path.exists()
 
 
 def _write(file: int, line: bytes) -> None:

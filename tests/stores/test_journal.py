@@ -6,6 +6,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,3 +126,26 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", script], check=False)
     assert len(read(tmp_path)) == 1
+
+
+def test_a_file_that_was_just_made_is_not_taken_for_one_left_behind(tmp_path: Path, record: MakeRecord) -> None:
+    journal, looks_on = Journal(tmp_path), threading.Event()
+
+    def look() -> None:
+        """As other workers do, but without a pause."""
+        while not looks_on.is_set():
+            for left in Journal(tmp_path).left_behind():
+                left.delete()
+
+    looking = [threading.Thread(target=look) for _ in range(2)]
+    for one in looking:
+        one.start()
+    try:
+        for _ in range(300):
+            journal.append(record())
+            assert len(files(tmp_path)) == 1, "what was written down is nowhere to be found"
+            journal.clear()
+    finally:
+        looks_on.set()
+        for one in looking:
+            one.join()

@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Final
 
 from gateway.core.conversation import Conversation
+from gateway.core.fitting.overlap import may_share, parts_of
 from gateway.core.fitting.reader import Order, Reader
 from gateway.core.fitting.watch import Expired, Watch, never
 
@@ -38,4 +39,7 @@ def read_ahead(
         # as a choice begins: with nothing of them taken
         orders = [Order(item, raw, ()) for item, raw in zip(part.items, part.messages, strict=True) if not item.sealed]
         reader.make(orders, watch)
+        for item, raw in zip(part.items, part.messages, strict=True):
+            if may_share(item):
+                parts_of(item, raw, reader, watch)
     return few

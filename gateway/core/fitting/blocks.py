@@ -70,8 +70,9 @@ class Sliced:
 
     def closed(self, picked: Collection[int]) -> tuple[int, ...]:
         """The picked blocks with those they need, in order."""
-        lines = self.lines
-        return tuple(sorted({*picked, *(lines[i].needs for i in picked if lines[i].needs >= 0)}))
+        blocks = self.blocks
+        needed = [blocks[number].needs for number in picked if number < len(blocks)]  # a line of calls needs none
+        return tuple(sorted({*picked, *needed} - {-1}))
 
 
 def slice_message(message: Message, watch: Watch | None = None) -> Sliced:

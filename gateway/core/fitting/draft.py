@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
@@ -49,7 +50,16 @@ Lines = tuple[tuple[int, tuple[int, ...]], ...]
 _Want = tuple[int, Decision, Lines]
 
 #: a block that holds some of the last words: its number, how many terms it has, which are shared
-Answering = tuple[int, int, set[str]]
+Answering = tuple[int, int, Sequence[str]]
+
+
+class Uses(NamedTuple):
+    """Terms: the last message that has each, how many of the assistant's do, and those that are more than words."""
+
+    last: dict[str, int]
+    said: Counter[str]
+    named: set[str]
+
 
 #: (message, block)
 Pick = tuple[int, int]
@@ -71,6 +81,8 @@ class _Memo:
     """What was read and made for a conversation, by all drafts of it."""
 
     known: dict[int, Known] = field(default_factory=dict)
+    #: of all messages but the system's, once it was asked for
+    uses: list[Uses] = field(default_factory=list)
     #: by what they were worked out with
     weights: dict[Hashable, Mapping[str, float]] = field(default_factory=dict)
     #: (message, how many blocks of it) -> those that answer the last words
@@ -97,6 +109,8 @@ class Draft:
     steps: Sequence[Step] = ()
     watch: Watch = field(default_factory=Watch)
     memo: _Memo = field(default_factory=_Memo, repr=False)
+    #: what `weights` said
+    _weighed: list[list[int]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def untouched(
@@ -176,17 +190,23 @@ class Draft:
         """What is sent in the place of a message."""
         return self._made((index,))[0]
 
+    def made_of(self, indices: Sequence[int]) -> dict[int, Made]:
+        """The same of some messages."""
+        return dict(zip(indices, self._made(indices), strict=True))
+
     def weight(self, index: int) -> int:
         """Its tokens."""
-        return self.made(index).tokens
+        return self._weighed[0][index] if self._weighed else self.made(index).tokens
 
     def weight_as(self, index: int, decision: Decision) -> int:
         """Its tokens if it were decided otherwise."""
         return self._made_as([(index, decision, self.recalls.get(index, ()))])[0].tokens
 
-    def weights(self) -> list[int]:
+    def weights(self) -> Sequence[int]:
         """Tokens of each message, 0 for those that are left out."""
-        return [made.tokens for made in self._made(range(len(self.decisions)))]
+        if not self._weighed:
+            self._weighed.append([made.tokens for made in self._made(range(len(self.decisions)))])
+        return self._weighed[0]
 
     def total(self) -> int:
         """Tokens of all messages that are sent."""

@@ -269,7 +269,7 @@ def _cut_tail(draft: Draft, low: int, limit: int, policy: FitPolicy) -> tuple[Dr
     """
     tail = max(_appended(draft), _protected(draft, limit))
     fixed = _system_tokens(draft)
-    if sum(map(draft.weight, range(tail))) - fixed > policy.settled * (limit - fixed):
+    if sum(draft.weights()[:tail]) - fixed > policy.settled * (limit - fixed):
         return None
     # A long newest result may hold the half of it, and can be cut on the next turn: then less is enough.
     for target in (low, (low + limit) // 2):

@@ -14,6 +14,8 @@ from typing import Final
 from gateway.core.conversation import Item
 from gateway.core.fitting.draft import KEEP, Decision, Draft, Same
 from gateway.core.fitting.parts import apart
+from gateway.core.fitting.reader import Reader
+from gateway.core.fitting.watch import Watch
 from gateway.core.message import decode, digest
 
 #: shared parts that are not longer than this together are not worth the words that would stand for them
@@ -36,9 +38,9 @@ def overlap(draft: Draft) -> Draft:
     changes: dict[int, Decision] = {}
     free = {index for unit in draft.open_units() if not unit.sealed for index in unit.indices}
     for item in draft.conversation.items:
-        if item.role != "tool" or item.sealed or item.length < SHORTEST or draft.decisions[item.index] != KEEP:
+        if draft.decisions[item.index] != KEEP or not may_share(item):
             continue
-        parts = _parts_of(draft, item)
+        parts = parts_of(item, draft.conversation.messages[item.index], draft.reader, draft.watch)
         again = _again(parts, seen) if item.index in free else None
         if again is not None:
             changes[item.index] = again
@@ -59,11 +61,18 @@ def _again(parts: Sequence[_Part], seen: dict[bytes, int]) -> Same | None:
     return Same(most, tuple(shared[most])) if most is not None and lengths[most] >= SHORTEST else None
 
 
-def _parts_of(draft: Draft, item: Item) -> Sequence[_Part]:
+def parts_of(item: Item, raw: bytes, reader: Reader, watch: Watch) -> Sequence[_Part]:
+    """What a result may share with others."""
+
     def compute() -> tuple[_Part, ...]:
-        draft.watch.tick(1 + item.length // _PART)
-        parts, _, _ = apart(decode(draft.conversation.messages[item.index]).get("content"))
+        watch.tick(1 + item.length // _PART)
+        parts, _, _ = apart(decode(raw).get("content"))
         written = [json.dumps(part).encode() for part in parts]
         return tuple(_Part(digest(part), len(part)) for part in written)
 
-    return draft.reader.kept("parts", item.key, compute, lambda parts: _PART_BYTES * len(parts))
+    return reader.kept("parts", item.key, compute, lambda parts: _PART_BYTES * len(parts))
+
+
+def may_share(item: Item) -> bool:
+    """Whether it is a result long enough to be looked at."""
+    return item.role == "tool" and not item.sealed and item.length >= SHORTEST

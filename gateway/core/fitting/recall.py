@@ -16,8 +16,8 @@ from itertools import chain
 from typing import Final, Literal, NamedTuple
 
 from gateway.core.fitting.draft import KEEP, Draft, Lines, Same
+from gateway.core.fitting.offers import GAP_TOKENS
 from gateway.core.fitting.reader import Known
-from gateway.core.fitting.select import GAP_TOKENS
 from gateway.core.fitting.worth import ASKED, Worth, answered, known_of, last_words, rarity, terms_kept
 from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES
 
@@ -182,6 +182,16 @@ def _lines(index: int, known: Known, present: frozenset[int], start: int, sent: 
 
 
 def _seen(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, _Seen]:
+    """The terms, as far as the first `size` messages go: they are kept for turns that have more."""
+    if not draft.memo.uses:
+        return _seen_before(draft, size, terms)
+    last, said, named = draft.memo.uses[0]
+    later = {term for term in terms if last[term] >= size}
+    seen = {term: _Seen(last[term], said[term], term in named) for term in terms}
+    return seen | _seen_before(draft, size, later)
+
+
+def _seen_before(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, _Seen]:
     last: dict[str, int] = {}
     said: Counter[str] = Counter()
     named: set[str] = set()

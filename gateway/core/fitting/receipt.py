@@ -50,7 +50,7 @@ class Sent:
     @classmethod
     def of(cls, draft: Draft) -> Sent:
         """What a draft says is sent."""
-        made = {index: draft.made(index) for index in draft.changed()}
+        made = draft.made_of(draft.changed())
         saved = sum(draft.came[index] - one.tokens for index, one in made.items())
         actions = Counter(rule_of(draft.decisions[index], draft.rules.get(index, "")) for index in sorted(made))
         marked = draft.conversation.marked & made.keys()

@@ -245,6 +245,8 @@ class Drop:
 def first_to_go(draft: Draft, limit: int) -> Draft:
     """Leave out what the client has said is worth nothing, oldest first, until it fits."""
     conversation = draft.conversation
+    if 0 not in conversation.priorities.values():
+        return draft
     worthless = (unit for unit in draft.open_units() if conversation.priority(unit) == 0)
     return _left_out(draft, limit, (unit for unit in worthless if unit.start != conversation.task))[0]
 
@@ -259,7 +261,7 @@ def _left_out(draft: Draft, limit: int, units: Iterable[Unit], *, orphans: Decis
 
     `orphans`: what becomes of results that pointed at all of one that is gone.
     """
-    weights = draft.weights()
+    weights = [*draft.weights()]
     total = sum(weights)
     changes: dict[int, Decision] = {}
     pointing: dict[int, dict[int, Decision]] = {}

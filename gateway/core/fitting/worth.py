@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from gateway.core.fitting.draft import KEEP, Answering, Draft
+from gateway.core.fitting.draft import KEEP, Answering, Draft, Uses
 from gateway.core.fitting.reader import Known
 from gateway.core.message import SYSTEM_ROLES
 
@@ -65,6 +65,10 @@ class Scores:
 
     def __init__(self, draft: Draft, worth: Worth, candidates: Mapping[int, Known]) -> None:
         self._left = dict(_weights(draft, worth))
+        #: what a term is worth now
+        self.left: Callable[[str], float] = self._left.__getitem__
+        #: how often something was kept
+        self.kept = 0
         self._priorities = draft.conversation.priorities
         matches = _matches(draft, candidates, worth.neighbour)
         self._factor = {
@@ -74,6 +78,7 @@ class Scores:
 
     def keep(self, terms: Iterable[str]) -> None:
         """These are kept from now on."""
+        self.kept += 1
         self._left.update(dict.fromkeys(terms, 0.0))
 
     def keep_sent(self, draft: Draft, indices: Iterable[int]) -> None:
@@ -90,22 +95,13 @@ class Scores:
             if index != last or not is_question:
                 self.keep(terms_kept(draft, index))
 
-    def gain(self, index: int, number: int, terms: Iterable[str]) -> float:
-        """What a block adds to what is kept."""
-        return sum(map(self._left.__getitem__, terms)) * self._factor[index][number]
+    def factors(self, index: int) -> Sequence[float]:
+        """By which the terms of each block of a message are worth more."""
+        return self._factor[index]
 
-    def gain_fixed(self, index: int, terms: Iterable[str]) -> float:
-        """What the uncut part of a message adds."""
-        return sum(map(self._left.__getitem__, terms)) * self._priorities.get(index, 1.0)
-
-    def gains(self, index: int, blocks: Iterable[Iterable[str]]) -> list[float]:
-        """What each of a message's blocks adds alone."""
-        left = self._left.__getitem__
-        return [sum(map(left, terms)) * factor for terms, factor in zip(blocks, self._factor[index], strict=True)]
-
-    def gain_beside(self, index: int, number: int, terms: Iterable[str], taken: Collection[str]) -> float:
-        """What a block adds to what is kept and taken."""
-        return self.gain(index, number, [term for term in terms if term not in taken])
+    def priority(self, index: int) -> float:
+        """By which the terms of the uncut part of a message are worth more."""
+        return self._priorities.get(index, 1.0)
 
 
 def known_of(draft: Draft, index: int) -> Known:
@@ -154,45 +150,55 @@ def _weights(draft: Draft, worth: Worth) -> Mapping[str, float]:
 
 def _weighed(draft: Draft, worth: Worth) -> dict[str, float]:
     # Whole tables at a time: term by term this would be the larger part of a choice.
-    items = draft.conversation.items
-    draft.read(item.index for item in items if item.role not in SYSTEM_ROLES)
-    weights: dict[str, float] = {}
-    named: set[str] = set()
-    said: Counter[str] = Counter()
-    for item in items:
-        if item.role in SYSTEM_ROLES:
-            continue
-        known = known_of(draft, item.index)
-        draft.watch.tick(1 + len(known.all_terms) // _TERMS_A_PIECE)
-        weights.update(dict.fromkeys(known.all_terms, (len(items) - item.index) ** -worth.fading))
-        named |= known.named
-        if item.role == "assistant":
-            said.update(iter(known.all_terms))
-    for term in weights.keys() - named:
-        weights[term] *= worth.word
+    uses = draft.memo.uses
+    if not uses:
+        uses.append(uses_of(draft))
+    last, said, named = uses[0]
+    size = len(draft.decisions)
+    fading = [(size - index) ** -worth.fading for index in range(size)]
+    weights = {term: fading[index] if term in named else fading[index] * worth.word for term, index in last.items()}
     use = [1.0, *(worth.said * worth.said_again**more for more in range(3))]
     for term, times in said.items():
         weights[term] *= use[min(len(use) - 1, times)]
     return weights
 
 
+def uses_of(draft: Draft) -> Uses:
+    """Where the terms of a conversation are."""
+    items = draft.conversation.items
+    draft.read(item.index for item in items if item.role not in SYSTEM_ROLES)
+    uses = Uses({}, Counter(), set())
+    for item in items:
+        if item.role in SYSTEM_ROLES:
+            continue
+        known = known_of(draft, item.index)
+        draft.watch.tick(1 + len(known.all_terms) // _TERMS_A_PIECE)
+        uses.last.update(dict.fromkeys(known.all_terms, item.index))
+        uses.named.update(known.named)
+        if item.role == "assistant":
+            uses.said.update(iter(known.all_terms))
+    return uses
+
+
 def _matches(draft: Draft, candidates: Mapping[int, Known], spill: float) -> dict[int, list[float]]:
     """How well each block answers, 0 to about 1: BM25 in relation to the best of them."""
-    scores = {index: [0.0] * len(known.terms) for index, known in candidates.items()}
     asks = last_words(draft)
     answering = {index: _answers(draft, index, known, asks.keys()) for index, known in candidates.items()}
     holders = Counter(chain.from_iterable(shared for found in answering.values() for _, _, shared in found))
-    if not holders:
-        return scores
     blocks = sum(len(known.terms) for known in candidates.values())
-    length = sum(size for known in candidates.values() for size in map(len, known.terms))
+    length = sum(sum(map(len, known.terms)) for known in candidates.values())
     rarity_of = {term: rarity(asks[term], blocks, count) for term, count in holders.items()}.__getitem__
+    scores = {index: [0.0] * len(known.terms) for index, known in candidates.items()}
+    best = 0.0
     for index, found in answering.items():
         into = scores[index]
         for number, size, shared in found:
             into[number] = answered(math.fsum(map(rarity_of, shared)), size * blocks / length)
-    best = max(max(found, default=0.0) for found in scores.values())
-    return {index: [score / best for score in _spilled(found, spill)] for index, found in scores.items()}
+        best = max(best, *into) if found else best
+    return {
+        index: [score / best for score in _spilled(found, spill)] if answering[index] else found
+        for index, found in scores.items()
+    }
 
 
 def rarity(asks: float, blocks: int, count: int) -> float:
@@ -211,11 +217,13 @@ def _answers(draft: Draft, index: int, known: Known, wanted: AbstractSet[str]) -
     found = draft.memo.answers.get(key)
     if found is None:
         draft.watch.tick(1 + len(known.terms) // _BLOCKS_A_PIECE)
-        each = [(number, len(terms), wanted & terms.keys()) for number, terms in enumerate(known.terms)]
-        found = draft.memo.answers[key] = [one for one in each if one[2]]
+        asked = wanted & known.all_terms.keys()
+        each = [(number, terms, [term for term in terms if term in asked]) for number, terms in enumerate(known.terms)]
+        found = draft.memo.answers[key] = [(number, len(terms), shared) for number, terms, shared in each if shared]
     return found
 
 
 def _spilled(scores: Sequence[float], share: float) -> list[float]:
-    padded = [0.0, *scores, 0.0]
-    return [score + share * max(padded[i], padded[i + 2]) for i, score in enumerate(scores)]
+    beside = zip(scores, [0.0, *scores], [*scores[1:], 0.0], strict=False)
+    # thousands of times in a choice, and `max` would take the half of that
+    return [score + share * (before if before > after else after) for score, before, after in beside]  # noqa: FURB136

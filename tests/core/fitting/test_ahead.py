@@ -9,7 +9,9 @@ import pytest
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.ahead import MOST_BYTES, MOST_MESSAGES, START, read_ahead
 from gateway.core.fitting.epochs import FitPolicy, fit
+from gateway.core.fitting.overlap import may_share, parts_of
 from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.watch import Watch
 
 
 class Counting:
@@ -54,6 +56,20 @@ def test_a_turn_reads_so_many_bytes_at_most() -> None:
     read = ahead(raws, 1.0, Reader(weigher(len)))
     assert 0 < read < MOST_MESSAGES
     assert sum(map(len, raws[-read:])) <= MOST_BYTES
+
+
+def test_what_results_may_share_is_read_too() -> None:
+    raws, reader = messages(3, size=80), Reader(weigher(len))
+    ahead(raws, 1.0, reader)
+    conversation = Conversation.of(raws, reader)
+    for item, raw in zip(conversation.items, raws, strict=True):
+        if may_share(item):
+            assert parts_of(item, raw, reader, Watch(_no_more)) == parts_of(item, raw, Reader(weigher(len)), Watch())
+    assert sum(map(may_share, conversation.items)) == 3
+
+
+def _no_more() -> bool:
+    raise AssertionError("it was not read")
 
 
 def test_it_stops_when_there_is_no_more_time() -> None:

@@ -10,8 +10,8 @@ from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import DROP, EARLIER, Draft
 from gateway.core.fitting.epochs import FitPolicy, fit
 from gateway.core.fitting.reader import Reader, weigher
-from gateway.core.fitting.recall import recall
-from gateway.core.fitting.worth import Worth
+from gateway.core.fitting.recall import _read_past, recall
+from gateway.core.fitting.worth import Scores, Worth
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 MESSAGES: list[dict[str, Any]] = [
@@ -111,3 +111,14 @@ def test_turn_by_turn_a_reader_that_remembers_recalls_what_a_fresh_one_does() ->
         assert first == second
         recalled += fitted.recalled
     assert recalled
+
+
+def test_what_can_be_recalled_is_the_same_whether_or_not_the_terms_were_counted_for_a_choice() -> None:
+    # it is kept for later turns, on which nothing is counted; the word of the last turns must not be in it
+    later = [{"role": "assistant", "content": "The Denver Plaza again."}, {"role": "user", "content": "And HAT204?"}]
+    counted, fresh = dropped(*MESSAGES, *later), dropped(*MESSAGES, *later)
+    Scores(counted, Worth(), {})
+    assert counted.memo.uses
+    assert not fresh.memo.uses
+    speakers = frozenset({"user", "assistant"})
+    assert _read_past(counted, 4, speakers) == _read_past(fresh, 4, speakers)

@@ -16,7 +16,7 @@ def draft_of(*pairs: tuple[str, Any]) -> Draft:
 def gain(draft: Draft, index: int, worth: Worth | None = None, kept: tuple[str, ...] = ()) -> float:
     scores = Scores(draft, worth or Worth(), {i: known_of(draft, i) for i in range(len(draft.decisions))})
     scores.keep(kept)
-    return scores.gain(index, 0, known_of(draft, index).terms[0])
+    return sum(map(scores.left, known_of(draft, index).terms[0])) * scores.factors(index)[0]
 
 
 def test_an_identifier_is_worth_more_than_a_word() -> None:
