@@ -107,12 +107,12 @@ class Accounts:
         # Should the call end before it hears that it was granted, there is a hold all the same.
         progress.is_holding = True
         try:
-            try:
-                progress.taken = await self._reserve(progress, call)
-            except StoreUnavailable as error:
-                self._settler.away(error)
-                self._open_blind(progress)
-                progress.taken = await self._reserve(progress, call)
+            progress.taken = await self._reserve(progress, call)
+        except StoreUnavailable as error:
+            # It may have been granted all the same; even where the call is refused now, its record gives it back.
+            self._settler.away(error)
+            self._open_blind(progress)
+            progress.taken = await self._reserve(progress, call)
         except GatewayError:
             progress.is_holding = False
             raise
@@ -120,7 +120,8 @@ class Accounts:
 
     async def _reserve(self, progress: Progress, call: Call) -> Taken:
         need, lost = partial(self._need, progress, call), partial(self._records.lost, progress)
-        return await self._budgets.reserve(progress.book, progress.incoming.call_id, need, lost)
+        call_id, is_stream = progress.incoming.call_id, call.stream
+        return await self._budgets.reserve(progress.book, call_id, need, lost, is_stream=is_stream)
 
     def _need(self, progress: Progress, call: Call) -> Need:
         """What the call may take at the most."""

@@ -107,19 +107,26 @@ class Budgets:
         return replace(book, standings=standings)
 
     async def reserve(
-        self, book: Book, call_id: str, need_of: Callable[[], Need], lost: Callable[[Need], CallRecord]
+        self,
+        book: Book,
+        call_id: str,
+        need_of: Callable[[], Need],
+        lost: Callable[[Need], CallRecord],
+        *,
+        is_stream: bool,
     ) -> Taken:
         """Hold what a call needs; `lost`: the record to write should nobody settle it.
 
-        Where nothing is limited there is nothing to hold: then a hold is for a crash only, and most calls have ended
-        before it would be worth its price. `Leases` takes it when a call lasts.
+        Where nothing is limited there is nothing to hold: then a hold is for a crash only. A stream gets one at once,
+        as a part of it may have been delivered when its worker dies. Of other calls most have ended before it would be
+        worth its price; `Leases` takes it when one lasts.
 
         Raises:
             BudgetExhausted, BudgetBusy, RateLimited: there is too little left.
             PriceUnknown: a budget in USD is in force, and nobody knows the price.
             StoreUnavailable: nothing is held.
         """
-        if all(stands.limits.is_none for stands in book.standings):
+        if not is_stream and all(stands.limits.is_none for stands in book.standings):
             lease = Lease(call_id, 0, pending=lambda: self._opened(book, call_id, need_of(), lost))
             return Taken(None, 0, lease if book.is_blind else self._leases.open(lease), None, book)
         need = need_of()

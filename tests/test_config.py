@@ -583,7 +583,9 @@ KEYS = "auth: {keys: [{name: a, key: 0123456789abcdef}]}"
 )
 def test_a_held_key_is_not_offered_to_the_network_without_client_keys(loaded: Load, host: str) -> None:
     settings = loaded(f"server: {{host: '{host}'}}", {"OPENAI_API_KEY": SECRET}).settings
-    with pytest.raises(ConfigError, match=r"auth\.keys: .*openai.*Set auth\.keys, .*or listen on 127\.0\.0\.1") as caught:
+    with pytest.raises(
+        ConfigError, match=r"auth\.keys: .*openai.*Set auth\.keys, .*or listen on 127\.0\.0\.1"
+    ) as caught:
         refuse_open_door(settings)
     assert SECRET not in str(caught.value)
 

@@ -205,6 +205,18 @@ async def test_a_call_cancelled_while_its_hold_is_taken_leaves_none_behind() -> 
     assert world.upstream.sent == []
 
 
+async def test_a_hold_that_was_taken_although_the_store_seemed_away_is_given_back() -> None:
+    world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)))
+    world.store.is_forgetful = True
+    reply, _ = await world.call()
+    assert reply.status == 503
+    assert world.upstream.sent == []
+    await world.settler.aclose()
+    (stands,) = await world.store.standings([Claim(KEY.account)])
+    assert not any(stands.held), "when its lease ends a call that was never sent would be charged"
+    assert not any(stands.used)
+
+
 # --- the way down -------------------------------------------------------------------------------------------------
 
 

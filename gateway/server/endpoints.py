@@ -114,7 +114,10 @@ class Forwarder:
             target = endpoint(scope["method"], path, anthropic=_speaks_anthropic(headers, path))
             if session is not None and not is_valid(session):
                 raise InvalidRequest("A session id in the path has 1-255 characters of A-Z a-z 0-9 . _ : -")
-            peer = scope["client"][0] if scope.get("client") else None
+            if scope.get("client") is None:
+                # Reset before it was accepted: nobody waits for an answer, and who called cannot be told any more.
+                raise InvalidRequest("The connection was closed before the request was read.")
+            peer = scope["client"][0]
             await self._keys.ready()
             caller = self._authenticator.caller(headers, peer)
         except GatewayError as fault:

@@ -7,7 +7,6 @@ from what was noted last.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
@@ -92,9 +91,7 @@ class Leases:
     async def _keep(self) -> None:
         while True:
             await asyncio.sleep(self._tick_s)
-            # Where the store is away nothing can be noted; the leases are long enough to wait for it.
-            with contextlib.suppress(StoreUnavailable):
-                await self.tick()
+            await _survived(self.tick)
 
     async def tick(self) -> None:
         """Note how far streams are, renew what is due, extend what is nearly used up.
@@ -137,8 +134,7 @@ class Leases:
 
     async def _sweep(self) -> None:
         while True:
-            with contextlib.suppress(StoreUnavailable):
-                await self.sweep()
+            await _survived(self.sweep)
             await asyncio.sleep(self._sweep_s)
 
     async def sweep(self) -> None:
@@ -159,3 +155,16 @@ class Leases:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _survived(work: Callable[[], Awaitable[None]]) -> None:
+    """Do it, and go on whatever comes of it: holds that nobody renews any more would end calls that are well.
+
+    Where the store is away nothing can be noted; the leases are long enough to wait for it.
+    """
+    try:
+        await work()
+    except StoreUnavailable:
+        pass
+    except Exception:
+        logger.exception("holds were not looked after this time")

@@ -99,10 +99,14 @@ class Failing:
 
 
 class AwayStore(MemoryStore):
-    """A memory store that can be away, or `is_deaf`: it holds, and says so much later."""
+    """A memory store that can be away.
+
+    `is_deaf`: it holds, and says so much later. `is_forgetful`: it holds, and its answer is lost.
+    """
 
     away = False
     is_deaf = False
+    is_forgetful = False
     settled = 0
 
     async def settle(self, record: CallRecord) -> Totals:
@@ -129,6 +133,8 @@ class AwayStore(MemoryStore):
         granted = await super().reserve(opened, lease_s)
         if self.is_deaf:
             await asyncio.sleep(60)
+        if self.is_forgetful:
+            raise StoreUnavailable("no answer in time")
         return granted
 
     async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
