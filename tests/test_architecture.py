@@ -99,6 +99,7 @@ TESTED_ELSEWHERE = {
     "wiring": "e2e/test_shutdown.py",
     "budgeting": "e2e/test_budgets.py",
     "results": "e2e/test_modes.py",
+    "stores.states": "stores/test_contract.py",  # what a store gives back of a state, and of what is none
     "stores.clock": "stores/test_ledger_contract.py",  # the time that a store is given where none is injected
     "stores.sqlite.accounts": "stores/test_ledger_contract.py",
     "inspection": "server/test_context.py",

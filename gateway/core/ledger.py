@@ -249,7 +249,7 @@ def extend(accounts: Accounts, hold: Hold, units: int, now: Moment) -> tuple[Gra
     """Hold up to so many more units; as many as every account has left, which may be none."""
     for claim in hold.claims:
         stands = standing(accounts.get(claim.key, EMPTY), claim, now)
-        units = min(units, _room(stands, NOTHING, hold.unit, units))
+        units = min(units, units_left(stands, NOTHING, hold.unit, units))
     more = NOTHING.plus(hold.unit, units)
     changes, standings = Changes(), []
     for claim in hold.claims:
@@ -320,11 +320,11 @@ def _units(stands: Standing, hold: Hold) -> int | Refused:
         if limit is not None and least[at] and stands.used[at] + stands.held[at] + least[at] > limit:
             is_busy = stands.used[at] + least[at] <= limit
             return Refused(stands, name, least[at], is_busy)
-    return _room(stands, hold.fixed, hold.unit, hold.most)
+    return units_left(stands, hold.fixed, hold.unit, hold.most)
 
 
-def _room(stands: Standing, fixed: Amount, unit: Amount, most: int) -> int:
-    """Units, up to `most`, for which there is room beside `fixed`."""
+def units_left(stands: Standing, fixed: Amount, unit: Amount, most: int) -> int:
+    """Units, up to `most`, that an account has left beside `fixed`."""
     units = most
     for at, name in enumerate(DIMENSIONS):
         left = stands.left(name)

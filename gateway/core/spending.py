@@ -30,6 +30,7 @@ from gateway.core.ledger import (
     Standing,
     nano,
     narrowest,
+    units_left,
 )
 from gateway.core.ports import OPEN_NAMESPACE, SessionKey
 from gateway.core.pricing import Price
@@ -191,7 +192,7 @@ def _shortest(most: int, fixed: Amount, unit: Amount, standings: Sequence[Standi
     """Units that are worth a call. What others hold may come back: waiting for it is better than a stump."""
     if not any(any(stands.held) for stands in standings):
         return min(most, _USEFUL)
-    alone = units_left([replace(stands, held=NOTHING) for stands in standings], fixed, unit, most)
+    alone = _units_left([replace(stands, held=NOTHING) for stands in standings], fixed, unit, most)
     return min(most, max(_USEFUL, alone // _STUMP))
 
 
@@ -201,19 +202,13 @@ def _longest(need: Need, fixed: Amount, unit: Amount, standings: Sequence[Standi
     if need.output is not None:
         return min(limits)
     most = min(limits, default=DEFAULT_OUTPUT)
-    left = units_left(standings, fixed, unit, most * _OUTPUT_SHARE)
+    left = _units_left(standings, fixed, unit, most * _OUTPUT_SHARE)
     return min(most, max(_OUTPUT_LEAST, left // _OUTPUT_SHARE))
 
 
-def units_left(standings: Sequence[Standing], fixed: Amount, unit: Amount, most: int) -> int:
+def _units_left(standings: Sequence[Standing], fixed: Amount, unit: Amount, most: int) -> int:
     """Units, up to `most`, that every account has left beside `fixed`."""
-    units = most
-    for stands in standings:
-        for at, name in enumerate(DIMENSIONS):
-            left = stands.left(name)
-            if left is not None and unit[at]:
-                units = min(units, max(0, left - fixed[at]) // unit[at])
-    return units
+    return min((units_left(stands, fixed, unit, most) for stands in standings), default=most)
 
 
 def limit_to_set(hold: Hold, granted: Granted, need: Need) -> int | None:
@@ -226,7 +221,7 @@ def limit_to_set(hold: Hold, granted: Granted, need: Need) -> int | None:
     if not need.can_grow:
         return granted.units if need.model_output is None or granted.units < most else None
     # The hold grows with the answer; what is left bounds it at the provider too.
-    total = granted.units + units_left(granted.standings, NOTHING, hold.unit, most)
+    total = granted.units + _units_left(granted.standings, NOTHING, hold.unit, most)
     return total if total < most else None
 
 

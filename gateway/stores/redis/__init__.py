@@ -25,6 +25,7 @@ from gateway.core.ports import CallRecord, Lesson, OpenHold, Page, SessionKey, S
 from gateway.core.redis_url import parse
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.usage import Totals
+from gateway.stores import states
 from gateway.stores.redis import values
 from gateway.stores.redis.apart import BooksApart
 from gateway.stores.redis.cluster import ClusterLink
@@ -150,7 +151,7 @@ class RedisStore:
             ("HGET", self._keys.state(tag), "s"), ("HMGET", self._keys.session(tag), "last_key", "residual")
         )
         last = LastTurn(key.decode(), int(residual)) if key is not None and residual is not None else None
-        return Remembered(values.state(state), last)
+        return Remembered(states.read(state), last)
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
         """See `Store.update`."""
@@ -161,7 +162,7 @@ class RedisStore:
         name = self._keys.state(_tag(session))
         [(version, value)] = await self._link.call(("HMGET", name, "v", "s"))
         for number in range(_TRIES):
-            state, results = _in_turn(values.state(value), changes)
+            state, results = _in_turn(states.read(value), changes)
             if all(isinstance(result, Exception) for result in results):
                 return results
             arguments = self._clerk.basic() | {"version": int(version or 0)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -26,21 +25,17 @@ from gateway.core.ledger import (
     Standing,
 )
 from gateway.core.ports import CallRecord, OpenHold, SessionKey, SessionView
-from gateway.core.session import SessionState
 from gateway.core.usage import MAX_TOKENS, Totals
 from gateway.stores.redis.keys import Keys
 from gateway.stores.sums import SUMS, sums_of, totals_of
 
 _MICRO: Final = 1_000_000
 _NONE: Final = -1
-#: states that stay decoded; one that was trimmed a few hundred times takes 0.1 ms to read
-_DECODED: Final = 256
 #: of `SessionView`, and then the totals
 VIEW: Final = ("derived", "created", "last", *(f"t{number}" for number in range(1, len(SUMS) + 1)))
 TOTALS: Final = VIEW[3:]
 RECORDS: Final = msgspec.json.Decoder(CallRecord)
 _HOLDS: Final = msgspec.json.Decoder(OpenHold)
-_STATES: Final = msgspec.json.Decoder(SessionState)
 encode_json: Final = msgspec.json.Encoder().encode
 _pack: Final = msgspec.msgpack.Encoder().encode
 
@@ -151,17 +146,3 @@ def view(key: SessionKey, row: Sequence[bytes | None]) -> SessionView | None:
     if created is None or last is None:
         return None
     return SessionView(key, float(created), float(last), totals(row[3:]), derived == b"1")
-
-
-def state(value: object) -> SessionState:
-    """What is no state of ours is none: the session's next request is looked at as if it were its first."""
-    try:
-        return _decoded(value) if isinstance(value, bytes) else SessionState()
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return SessionState()
-
-
-@lru_cache(_DECODED)
-def _decoded(value: bytes) -> SessionState:
-    """The value has just been read, so nothing here is older than the store."""
-    return _STATES.decode(value)

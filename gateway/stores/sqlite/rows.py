@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import zlib
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -14,6 +13,7 @@ from gateway.core.counting.calibration import LastTurn
 from gateway.core.ports import LOST, CallRecord, Lesson, SessionKey, SessionView, StoredKey
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.usage import MAX_TOKENS, Totals
+from gateway.stores import states
 from gateway.stores.sqlite import accounts
 from gateway.stores.sums import MAX_SUM, SUMS, sums_of, totals_of
 
@@ -52,9 +52,6 @@ _HAS_RESULT: Final = "SELECT 1 FROM results WHERE namespace = ? AND id = ? AND h
 _RESULT: Final = "SELECT text FROM results WHERE handle = ? AND (? IS NULL OR namespace = ?) LIMIT 1"
 _RECORDS: Final = msgspec.json.Decoder(CallRecord)
 _KEYS: Final = msgspec.json.Decoder(StoredKey)
-_STATES: Final = msgspec.json.Decoder(SessionState)
-#: states that stay decoded; one that was trimmed a few hundred times takes 0.1 ms to read
-_DECODED: Final = 256
 
 
 def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> Totals:
@@ -108,14 +105,14 @@ def remembered(connection: sqlite3.Connection, key: SessionKey) -> Remembered:
     """See `Store.remembered`."""
     value, last_key, residual = connection.execute(_REMEMBERED, (key.namespace, key.id)).fetchone()
     last = LastTurn(last_key, residual) if isinstance(last_key, str) and isinstance(residual, int) else None
-    return Remembered(_state(value), last)
+    return Remembered(states.read(value), last)
 
 
 def change_state(connection: sqlite3.Connection, key: SessionKey, change: Change, now: float) -> SessionState:
     """Apply `change` to a session's state; the state after it."""
     row = connection.execute(_STATE, (key.namespace, key.id)).fetchone()
-    state = change(_state(row[0] if row else None))
-    connection.execute(_KEEP_STATE, (key.namespace, key.id, now, msgspec.json.encode(state)))
+    state = change(states.read(row[0] if row else None))
+    connection.execute(_KEEP_STATE, (key.namespace, key.id, now, states.written(state)))
     return state
 
 
@@ -179,17 +176,3 @@ def view(row: Sequence[Any]) -> SessionView:
 def record_of(row: tuple[bytes]) -> CallRecord:
     """A call as it was written."""
     return _RECORDS.decode(row[0])
-
-
-def _state(value: object) -> SessionState:
-    """What is no state of ours is none: the session's next request is looked at as if it were its first."""
-    try:
-        return _decoded(value) if isinstance(value, bytes) else SessionState()
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return SessionState()
-
-
-@lru_cache(_DECODED)
-def _decoded(value: bytes) -> SessionState:
-    """The value has just been read, so nothing here is older than the file."""
-    return _STATES.decode(value)
