@@ -15,6 +15,7 @@ from typing import Final
 
 from gateway.budgeting import Budgets, Taken
 from gateway.core.errors import GatewayError, GatewayFault, StoreUnavailable
+from gateway.core.ledger import MOST
 from gateway.core.ports import CallRecord, Observer, SessionKey, Store
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Allowance, Charged, Need, allowance, is_limited, rate_of
@@ -30,6 +31,8 @@ logger = logging.getLogger("gateway")
 
 #: over an estimate that only knows texts, not what frames them
 _UNWEIGHED_MARGIN: Final = 1.25
+#: of a stream, between two looks at what is left of its hold: some hundred tokens in pieces of a token each
+_LOOK_BYTES: Final = 16 * 1024
 
 
 class Accounts:
@@ -131,15 +134,25 @@ class Accounts:
         tokens = plan.safe_tokens if plan is not None else _unweighed(progress)
         return Need(
             tokens,
-            output=output_limit(fields),
+            output=min(asked, MOST) if (asked := output_limit(fields)) is not None else None,
             model_output=facts.output,
             answers=answers_asked(fields),
             has_output=wire is not None,
             rate=rate_of(facts.price, tokens, service_tier(fields)),
-            is_priced=facts.price is not None or not route.model,
+            is_priced=facts.price is not None or not (route.model or progress.incoming.endpoint.estimated),
             model=route.model,
             can_grow=call.stream and wire == "chat",
         )
+
+    async def is_over(self, progress: Progress) -> bool:
+        """Whether an answer on its way has to end, as no more of it can be held. Nothing is passed on meanwhile."""
+        if progress.taken is None:
+            return False
+        lease = progress.taken.lease
+        if lease.step and progress.response_bytes - lease.looked_at >= _LOOK_BYTES:
+            lease.looked_at = progress.response_bytes
+            await self._budgets.look(lease)
+        return lease.is_over
 
     # --- after it ----------------------------------------------------------------------------------------------
 

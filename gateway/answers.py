@@ -133,7 +133,7 @@ class Answers:
                     yield passed
                 if meter.ended:
                     break
-                if progress.taken is not None and progress.taken.lease.is_over:
+                if await self._accounts.is_over(progress):
                     yield await self._end_of_budget(progress, meter)
                     return
         except GatewayError as fault:

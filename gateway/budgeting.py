@@ -83,7 +83,9 @@ class Budgets:
             found.append(key)
             parent = (await self._store.remembered(key)).state.parent
         if known is None and named is not None:
-            await self._store.update(session, lambda state: state.with_parent(named))
+            state = await self._store.update(session, lambda state: state.with_parent(named))
+            if state.parent != named:
+                return await self.parents(session, state.parent, named)  # somebody was faster, and that one stays
         return tuple(found)
 
     async def book(self, charged: Charged) -> Book:
@@ -147,6 +149,7 @@ class Budgets:
         lease = Lease(hold.id, outcome.units * need.answers, STREAM_STEP if grows else 0, need.answers)
         if not book.is_blind:
             self._leases.open(lease)
+            self._blind.saw(outcome.standings)
         limit = limit_to_set(hold, outcome, need)
         return Taken(hold, outcome.units, lease, limit, replace(book, standings=outcome.standings))
 
@@ -162,6 +165,10 @@ class Budgets:
     def _opened(self, book: Book, call_id: str, need: Need, lost: Callable[[Need], CallRecord]) -> OpenHold:
         hold = hold_for(call_id, book.claims, book.standings, need, clamp=self.policy.clamp)
         return OpenHold(hold, lost(need), unit_usd=need.rate.output if need.rate is not None else None)
+
+    async def look(self, lease: Lease) -> None:
+        """See `Leases.look`."""
+        await self._leases.look(lease)
 
     def close(self, taken: Taken, spent: Amount) -> None:
         """The call was settled."""

@@ -67,11 +67,13 @@ def add(  # noqa: PLR0917  # typer calls it by name
     import secrets
 
     from gateway.core.identity import is_valid
-    from gateway.core.ports import StoredKey
+    from gateway.core.ports import StoredKey, is_reserved
     from gateway.server.auth import digest
 
     if not is_valid(name):
         stop(f'"{name}" is no name: 1-255 characters of A-Z a-z 0-9 . _ : -', Exit.USAGE)
+    if is_reserved(name):
+        stop(f'"{name}" is a name for callers without a key, whose sessions it would see; choose another.', Exit.USAGE)
     if any(key.name == name for key in load(config).settings.auth.keys):
         stop(f'"{name}" is the name of a key in the configuration (auth.keys); choose another.', Exit.USAGE)
     limits = _limits(budget_tokens, budget_usd, budget_calls, window)

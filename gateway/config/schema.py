@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from decimal import Decimal
 from pathlib import Path
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 
 from gateway.core import redis_url
 from gateway.core.identity import is_valid
+from gateway.core.ports import is_reserved
 
 _DURATION: Final = re.compile(r"(\d+)([smhd])\Z")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -135,6 +137,8 @@ class ClientKey(_Section):
     def _name(cls, value: str) -> str:
         if not is_valid(value):
             raise ValueError("use 1-255 characters of A-Z a-z 0-9 . _ : -")
+        if is_reserved(value):
+            raise ValueError("is a name for callers without a key, whose sessions it would see; choose another")
         return value
 
     @field_validator("key")
@@ -429,10 +433,12 @@ class StoreSettings(_Section):
         """The folder of the journals, or None where there is none."""
         if self.journal == "off" or self.url == "memory://":
             return None
-        if isinstance(self.journal, Path):
-            return self.journal.expanduser()
         beside = self.sqlite_path
-        return beside.with_name(f"{beside.name}-journals") if beside else Path(_JOURNALS).expanduser()
+        if beside is not None and not isinstance(self.journal, Path):
+            return beside.with_name(f"{beside.name}-journals")
+        folder = self.journal if isinstance(self.journal, Path) else Path(_JOURNALS)
+        # What waits for one store must not be settled in another.
+        return folder.expanduser() / hashlib.sha256(self.shown_url.encode()).hexdigest()[:12]
 
     @property
     def sqlite_path(self) -> Path | None:

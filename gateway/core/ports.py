@@ -40,6 +40,14 @@ Outcome = str
 
 #: of callers on this machine where no client keys are needed
 OPEN_NAMESPACE: Final = "default"
+#: how the namespaces of callers without a client key are named, else
+ANONYMOUS: Final = "anonymous"
+CREDENTIAL_PREFIX: Final = "cred-"
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a client key of this name would see the sessions of callers that have none."""
+    return name in (OPEN_NAMESPACE, ANONYMOUS) or name.startswith(CREDENTIAL_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,8 @@ def endpoint(method: str, path: str, *, anthropic: bool = False) -> Endpoint:
     operation = known or path.partition("/")[0] or "other"
     anthropic = anthropic or path == "messages" or path.startswith("messages/")
     metered = method == "POST" and _is_billed(path)
-    dialect = PassThrough(operation, anthropic=anthropic)
     wire = _WIRES.get(path) if metered else None
+    dialect = PassThrough(operation, anthropic=anthropic, is_read=metered and known is not None)
     estimated = metered and known is not None
     return Endpoint(dialect, operation, metered=metered, estimated=estimated, anthropic=anthropic, wire=wire)
 

@@ -25,7 +25,16 @@ def answers_asked(fields: Mapping[str, bytes]) -> int:
     """Answers that one call asks for, 1 where it does not say, or says what is no number of answers."""
     asked = (decode(fields[name]) for name in _ANSWERS if name in fields)
     known = [value for value in asked if isinstance(value, int) and not isinstance(value, bool)]
-    return min(max([1, *known]), _MOST_ANSWERS)
+    return min(max([1, *known]), _MOST_ANSWERS) * _prompts(fields)
+
+
+def _prompts(fields: Mapping[str, bytes]) -> int:
+    """Prompts of a completions call, each of which is answered: a list of numbers is one prompt in tokens."""
+    prompt = fields.get("prompt", b"")
+    found = decode(prompt) if prompt.startswith(b"[") else None
+    if not isinstance(found, list) or all(isinstance(one, int) for one in found):
+        return 1
+    return len(found)
 
 
 def service_tier(fields: Mapping[str, bytes]) -> str | None:

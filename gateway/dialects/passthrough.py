@@ -30,13 +30,15 @@ _DELTA_TEXT: Final = ("text", "thinking", "partial_json")
 class PassThrough:
     """A dialect that changes nothing but the model's name, where a route says so.
 
-    `anthropic`: the client speaks Anthropic's API, so errors have that shape.
+    `anthropic`: the client speaks Anthropic's API, so errors have that shape. `is_read`: requests of this path are
+    weighed and held, so that one which cannot be read is refused.
     """
 
     name = "passthrough"
 
-    def __init__(self, operation: str, *, anthropic: bool = False) -> None:
+    def __init__(self, operation: str, *, anthropic: bool = False, is_read: bool = False) -> None:
         self._operation = operation
+        self._is_read = is_read
         self._anthropic = anthropic
 
     def read(self, body: bytes) -> Call:
@@ -48,6 +50,9 @@ class PassThrough:
             model = string_field(fields, "model")
             stream = flag_field(fields, "stream")
         except InvalidRequest:
+            if self._is_read:
+                # Forwarded unread, it would be a way round the budget.
+                raise
             # What it means is the provider's to say; it gets the bytes as they came.
             return Call(self._operation, None, stream=False, body=body, fields={})
         return Call(self._operation, model, stream=stream, body=body, fields=fields, usage_asked=True)

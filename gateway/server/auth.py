@@ -15,7 +15,7 @@ from typing import Final
 from gateway.calls import Caller
 from gateway.core.errors import Forbidden, Unauthenticated
 from gateway.core.forwarding import CREDENTIALS, credential, header
-from gateway.core.ports import OPEN_NAMESPACE, Headers, StoredKey
+from gateway.core.ports import ANONYMOUS, CREDENTIAL_PREFIX, OPEN_NAMESPACE, Headers, StoredKey
 from gateway.core.spending import NO_KEY_BUDGET, KeyBudget
 
 #: set by a reverse proxy: the peer is then not the caller
@@ -148,7 +148,7 @@ def _credentials(headers: Headers) -> list[tuple[bytes, bytes]]:
 def _namespace_of(headers: Headers) -> str:
     """Without client keys, callers from the network are told apart by the provider credential they bring."""
     presented = _credentials(headers)
-    return f"cred-{presented[0][1].hex()[:16]}" if presented else "anonymous"
+    return f"{CREDENTIAL_PREFIX}{presented[0][1].hex()[:16]}" if presented else ANONYMOUS
 
 
 def _is_loopback(peer: str | None) -> bool:

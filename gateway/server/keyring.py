@@ -12,6 +12,8 @@ from gateway.core.ports import Store, StoredKey
 
 #: within which a key that was added or revoked elsewhere is known here
 _FRESH_S: Final = 2.0
+#: for which a store that could not be read is not asked again
+_AWAY_S: Final = 0.5
 
 
 class KeyRing:
@@ -22,6 +24,8 @@ class KeyRing:
         self._clock = clock
         self._keys: Mapping[bytes, StoredKey] = {}
         self._read_at: float | None = None
+        self._failed_at = 0.0
+        self._failure: StoreUnavailable | None = None
         self._lock = asyncio.Lock()
 
     @property
@@ -42,11 +46,15 @@ class KeyRing:
                 return
             try:
                 self._keys = {key.digest: key for key in await self._store.keys()}
-            except StoreUnavailable:
+            except StoreUnavailable as error:
                 # Those known a moment ago still hold; they are asked for again soon, not by each call.
                 if self._read_at is None:
+                    self._failed_at, self._failure = self._clock(), error
                     raise
             self._read_at = self._clock()
 
     def _is_fresh(self) -> bool:
+        if self._failure is not None and self._read_at is None and self._clock() - self._failed_at < _AWAY_S:
+            # Each of those who wait would wait as long once more.
+            raise self._failure
         return self._read_at is not None and self._clock() - self._read_at < _FRESH_S

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final
 
 from gateway.core import ledger
@@ -53,8 +54,12 @@ class Blind:
 
     def reserve(self, hold: Hold) -> Granted | Refused:
         """Take a hold; it lasts until it is settled."""
+        now = self._moment()
+        for claim in hold.claims:
+            if claim.key not in self._seen:
+                self.saw([ledger.standing(ledger.EMPTY, Claim(claim.key, claim.configured), now)])
         accounts = {claim.key: self._account(claim.key) for claim in hold.claims}
-        outcome = ledger.reserve(accounts, hold, self._moment())
+        outcome = ledger.reserve(accounts, hold, now)
         if isinstance(outcome, Refused):
             return outcome
         granted, changes = outcome
@@ -67,7 +72,11 @@ class Blind:
         self._accounts |= ledger.settle(self._accounts, known, hold.amount(units), spent)
 
     def forget(self) -> None:
-        """The store is back."""
+        """The store is back. Until it says how an account stands, what was spent blindly stays so: it may go again."""
+        for key, account in self._accounts.items():
+            seen = self._seen.get(key)
+            if seen is not None:
+                self._seen[key] = replace(seen, used=account.used, held=account.held)
         self._accounts.clear()
 
     def _account(self, key: AccountKey) -> Account:

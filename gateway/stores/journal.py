@@ -102,6 +102,9 @@ class Journal:
                 file = os.open(path, os.O_RDWR)
             except FileNotFoundError:
                 continue
+            except OSError as error:
+                logger.error("journal %s cannot be read and is left alone: %s", path, error.strerror)  # noqa: TRY400
+                continue
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Another worker may have settled and deleted it between the two steps.
@@ -118,22 +121,31 @@ class Left:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._is_odd = False
 
     def records(self) -> Sequence[CallRecord]:
-        """What it holds, up to a line that is not whole."""
+        """What it holds, without lines that are not whole."""
         found = []
         with self.path.open("rb") as lines:
             while line := lines.readline(_LONGEST):
-                record = _record(line)
-                if record is None:
+                value = _value(line)
+                record = _record(value) if value is not None else None
+                if value is None:
                     logger.warning("journal %s: a line is not whole and was left out", self.path.name)
-                    continue
-                found.append(record)
+                elif record is None:
+                    self._is_odd = True
+                else:
+                    found.append(record)
         return found
 
     def delete(self) -> None:
-        """All of it has been settled."""
-        self.path.unlink(missing_ok=True)
+        """All of it has been settled. What was written by another version is set aside: it is a charge all the same."""
+        if self._is_odd:
+            aside = self.path.with_suffix(".unread")
+            self.path.rename(aside)
+            logger.error("journal %s holds records that this version cannot read", aside)
+        else:
+            self.path.unlink(missing_ok=True)
 
 
 def _is_ours(file: int, path: Path) -> bool:
@@ -151,10 +163,13 @@ def _write(file: int, line: bytes) -> None:
         written += os.write(file, line[written:])
 
 
-def _record(line: bytes) -> CallRecord | None:
+def _value(line: bytes) -> bytes | None:
+    """What stands behind the checksum; None where it does not agree."""
     checksum, _, value = line.rstrip(b"\n").partition(b" ")
-    if checksum != b"%08x" % zlib.crc32(value):
-        return None
+    return value if checksum == b"%08x" % zlib.crc32(value) else None
+
+
+def _record(value: bytes) -> CallRecord | None:
     try:
         return _RECORDS.decode(value)
     except (msgspec.MsgspecError, ValueError, RecursionError):

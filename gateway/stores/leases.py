@@ -7,6 +7,7 @@ from what was noted last.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -50,6 +51,8 @@ class Lease:
     delivered: Callable[[], int] = field(default=lambda: 0)
     pending: Callable[[], OpenHold] | None = None
     is_over: bool = False
+    #: bytes of the answer after which it was looked at last
+    looked_at: int = 0
     renewed_at: float = 0.0
     noted: int = 0
 
@@ -108,8 +111,13 @@ class Leases:
         for hold_id, tokens in noted.items():
             if hold_id in self._open:
                 self._open[hold_id].noted, self._open[hold_id].renewed_at = tokens, now
-        for lease in [one for one in self._open.values() if one.step and one.tokens - one.noted < _SOON_USED]:
-            await self._extend(lease)
+        for lease in [one for one in self._open.values() if one.step]:
+            await self._keep_up(lease, lease.noted)
+
+    async def look(self, lease: Lease) -> None:
+        """Extend a hold now, where what has come of the answer is about to use it up."""
+        with contextlib.suppress(StoreUnavailable):
+            await self._keep_up(lease, lease.delivered())
 
     async def _take(self, lease: Lease) -> None:
         if lease.pending is not None:
@@ -123,14 +131,16 @@ class Leases:
         is_due = now - lease.renewed_at > self.lease_s * _RENEW_AT
         return delivered if delivered != lease.noted or is_due else None
 
-    async def _extend(self, lease: Lease) -> None:
+    async def _keep_up(self, lease: Lease, delivered: int) -> None:
         """Hold a step more than has come, however much that was since the last look."""
-        missing = lease.noted - lease.tokens
+        if lease.tokens - delivered >= _SOON_USED:
+            return
+        missing = delivered - lease.tokens
         asked = lease.step + max(0, math.ceil(missing / lease.answers))
         granted = await self._store.extend(lease.id, asked)
         if granted is not None:
             lease.tokens += granted.units * lease.answers
-        lease.is_over = lease.noted >= lease.tokens
+        lease.is_over = delivered >= lease.tokens
 
     async def _sweep(self) -> None:
         while True:

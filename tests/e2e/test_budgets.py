@@ -462,3 +462,44 @@ def test_the_remedy_names_the_session_as_the_command_takes_it(
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 5, "auth.keys": keys})
     reply = call(gateway.web, "s", {"authorization": "Bearer alice-0123456789abcdef"})
     assert "gateway sessions budget alice/s " in reply.error["message"]
+
+
+@pytest.mark.parametrize("path", ["responses", "completions", "messages", "embeddings"])
+def test_a_body_that_names_a_key_twice_is_no_way_round(small: GatewayThread, mock: Provider, path: str) -> None:
+    body = b'{"model": "m", "model": "m", "max_tokens": 9, "input": "' + b"word " * 3_000 + b'"}'
+    reply = small.web.send("POST", f"/v1/{path}", body, {"x-session-id": "s"})
+    assert (reply.status, mock.calls) == (400, [])
+
+
+def test_a_call_that_names_no_model_is_no_way_round_a_budget_in_dollars(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.usd": "0.05"})
+    reply = gateway.web.post("/v1/responses", {"input": "hi"}, {"x-session-id": "s"})
+    assert (reply.status, reply.error["code"]) == (400, "price_unknown")
+
+
+def test_each_of_several_prompts_is_held(small: GatewayThread, mock: Provider) -> None:
+    body = {"model": "m", "prompt": ["word " * 20] * 20, "max_tokens": 640}
+    assert small.web.post("/v1/completions", body, {"x-session-id": "s"}).status == 200
+    assert mock.billed().total_tokens <= 1_000
+
+
+@pytest.mark.parametrize("limits", [{"budget.calls": 5}, {"budget.tokens": 1_000}])
+def test_a_limit_beyond_all_numbers_is_only_a_limit(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, limits: dict[str, object]
+) -> None:
+    gateway = gateway_server(mock_server.url, **limits)
+    assert call(gateway.web, "s", max_tokens=10**30).status in (200, 400)
+    assert call(gateway.web, "s").status == 200
+
+
+def test_fast_streams_side_by_side_stay_near_their_budget(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.tokens": 20_000})
+    mock.behaviour = Behaviour(chunks=12_000, interval=0.0002)
+    with ThreadPoolExecutor(4) as pool:
+        streams = pool.map(lambda _: call(gateway.web, "s", max_tokens=None, stream=True, model="x"), range(4))
+        assert {reply.status for reply in streams} <= {200, 429}
+    assert budget(gateway.web, "s")["used"]["tokens"] < 30_000, "what one read brings of each, not a second of it"

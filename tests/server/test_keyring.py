@@ -86,3 +86,16 @@ async def test_a_configured_key_stands_before_a_stored_one() -> None:
     rule = KeyRule("config", CAROL.digest)
     auth = Authenticator([rule], None, stored=lambda: {CAROL.digest: CAROL})
     assert auth.caller(HEADERS, "127.0.0.1").namespace == "config"
+
+
+async def test_those_who_wait_for_a_store_that_is_away_do_not_wait_one_after_the_other() -> None:
+    store, clock = FlakyStore(), Clock()
+    store.away = True
+    ring = KeyRing(store, clock)
+    for _ in range(40):
+        with pytest.raises(StoreUnavailable):
+            await ring.ready()
+    assert store.asked == 1
+    store.away = False
+    clock.seconds += 1
+    await ring.ready()

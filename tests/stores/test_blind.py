@@ -52,12 +52,14 @@ def test_limits_that_an_operator_set_hold_on() -> None:
     assert lower.declared == Limits(tokens=7)
 
 
-def test_when_the_store_is_back_what_was_done_blindly_is_forgotten_and_a_late_settlement_changes_nothing() -> None:
+def test_a_hold_that_was_open_when_the_store_came_back_counts_as_spent_until_the_store_says_otherwise() -> None:
     blind, first = Blind(), hold(90)
     blind.reserve(first)
     blind.forget()
     blind.settle(first, 0, Amount(10, 0, 1))
-    assert blind.standings([CLAIM])[0].left("tokens") == 100
+    assert blind.standings([CLAIM])[0].left("tokens") == 10
+    blind.saw([Standing(KEY, CLAIM.configured, Amount(10), Amount())])
+    assert blind.standings([CLAIM])[0].left("tokens") == 90
 
 
 def test_a_window_refills_while_the_store_is_away() -> None:
@@ -68,3 +70,12 @@ def test_a_window_refills_while_the_store_is_away() -> None:
     assert isinstance(blind.reserve(hold(1, claim, 2)), Refused)
     clock.seconds = 61
     assert isinstance(blind.reserve(hold(100, claim, 3)), Granted)
+
+
+def test_what_was_spent_blindly_stays_spent_if_the_store_goes_again_before_it_was_read() -> None:
+    blind, first = Blind(), hold(90)
+    blind.reserve(first)
+    blind.settle(first, 0, Amount(90, 0, 1))
+    blind.forget()
+    assert isinstance(blind.reserve(hold(20, number=2)), Refused)
+    assert isinstance(blind.reserve(hold(10, number=3)), Granted)

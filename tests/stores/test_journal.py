@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -149,3 +150,20 @@ def test_a_file_that_was_just_made_is_not_taken_for_one_left_behind(tmp_path: Pa
         looks_on.set()
         for one in looking:
             one.join()
+
+
+def test_a_record_of_another_version_is_set_aside_and_not_deleted(tmp_path: Path) -> None:
+    value = b'{"call_id": 5}'
+    (tmp_path / "1.journal").write_bytes(b"%08x %b\n" % (zlib.crc32(value), value))
+    for left in Journal(tmp_path).left_behind():
+        assert left.records() == []
+        left.delete()
+    assert [path.name for path in tmp_path.iterdir()] == ["1.unread"]
+
+
+def test_what_is_no_file_keeps_nobody_from_the_others(tmp_path: Path, record: MakeRecord) -> None:
+    (tmp_path / "0.journal").mkdir()
+    journal = Journal(tmp_path)
+    journal.append(record())
+    journal.close()
+    assert len(read(tmp_path)) == 1

@@ -29,7 +29,7 @@ from gateway.core.usage import Totals
 from gateway.stores import clock
 from gateway.stores.cursor import Cursor
 from gateway.stores.sqlite import accounts, deletion, rows
-from gateway.stores.sqlite.schema import connect, migrate
+from gateway.stores.sqlite.schema import connect, migrate, stamp
 from gateway.stores.sqlite.writer import RETRY_S, Writer
 from gateway.stores.sums import SUMS
 
@@ -295,8 +295,15 @@ class SqliteStore:
         """See `Store.ping`."""
 
         def write(connection: sqlite3.Connection) -> None:
+            # On a full disk a transaction begins and ends like any other, as long as nothing is written in it.
             connection.execute("BEGIN IMMEDIATE")
-            connection.execute("ROLLBACK")
+            try:
+                stamp(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
 
         await self._in_thread(write)
 

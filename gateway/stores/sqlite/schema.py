@@ -119,6 +119,11 @@ def _migrate_within(connection: sqlite3.Connection) -> None:
         for statement in _statements(script):
             connection.execute(statement)
     connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+    stamp(connection)
+
+
+def stamp(connection: sqlite3.Connection) -> None:
+    """Write down that the file has the newest format."""
     connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
 
 
