@@ -70,22 +70,37 @@ class Budgets:
                 "A session has one parent; name the same one, or start a new session.",
                 param="x-parent-session-id",
             )
+        if known is not None or named is None:
+            return await self._above(session, known)
+        await self._above(session, named)
+        state = await self._store.update(session, lambda state: state.with_parent(named))
+        if state.parent != named:
+            return await self.parents(session, state.parent, named)  # somebody was faster, and that one stays
+        try:
+            # Once more: those above may have got this one as their parent meanwhile.
+            return await self._above(session, named)
+        except InvalidRequest:
+            await self._store.update(session, lambda state: state.without_parent(named))
+            raise
+
+    async def _above(self, session: SessionKey, parent: str | None) -> tuple[SessionKey, ...]:
+        """The parent, its parent, and so on.
+
+        Raises:
+            InvalidRequest: that would be a circle, or too many.
+        """
         found: list[SessionKey] = []
-        parent = known or named
+        first = parent
         while parent is not None:
             key = SessionKey(session.namespace, parent)
             if key == session or key in found or len(found) == _MOST_PARENTS:
                 raise InvalidRequest(
-                    f'Session "{session.id}" cannot be called for by "{named or known}": '
+                    f'Session "{session.id}" cannot be called for by "{first}": '
                     f"that would be a circle, or more than {_MOST_PARENTS} sessions above each other.",
                     param="x-parent-session-id",
                 )
             found.append(key)
             parent = (await self._store.remembered(key)).state.parent
-        if known is None and named is not None:
-            state = await self._store.update(session, lambda state: state.with_parent(named))
-            if state.parent != named:
-                return await self.parents(session, state.parent, named)  # somebody was faster, and that one stays
         return tuple(found)
 
     async def book(self, charged: Charged) -> Book:

@@ -97,7 +97,6 @@ TESTED_ELSEWHERE = {
     # These show what they are worth only on a real port, with a real client and a real provider's faults.
     "pipeline": "e2e/test_accounting.py",
     "wiring": "e2e/test_shutdown.py",
-    "budgeting": "e2e/test_budgets.py",
     "results": "e2e/test_modes.py",
     "stores.states": "stores/test_contract.py",  # what a store gives back of a state, and of what is none
     "stores.clock": "stores/test_ledger_contract.py",  # the time that a store is given where none is injected

@@ -35,6 +35,10 @@ class SessionState:
         """This state with a parent; the first that was named stays."""
         return self if self.parent is not None else replace(self, parent=parent)
 
+    def without_parent(self, parent: str) -> SessionState:
+        """This state without that parent, if it has it."""
+        return replace(self, parent=None) if self.parent == parent else self
+
     def with_epoch(
         self, epoch: Mapping[str, Any], *, instead_of: str | None = None, summaries: Mapping[str, str] | None = None
     ) -> SessionState:

@@ -568,6 +568,19 @@ async def test_a_server_with_good_settings_or_one_that_does_not_say_is_not_compl
     assert caplog.messages == []
 
 
+async def test_a_text_that_cannot_be_found_any_more_is_kept_again(start: StartServer) -> None:
+    server = start()
+    async with opened(server.url, timeout_s=5) as store:
+        await store.keep_results(KEY, {"h": "text"})
+        assert await store.missing_results(KEY, ["h"]) == []
+        for name in server.cli("keys", "*x:*").split():
+            server.cli("del", name)
+        assert await store.result(KEY.namespace, "h") is None
+        assert await store.missing_results(KEY, ["h"]) == ["h"]
+        await store.keep_results(KEY, {"h": "text"})
+        assert await store.result(KEY.namespace, "h") == "text"
+
+
 # --- what is kept ---------------------------------------------------------------------------------------------------------
 
 

@@ -212,21 +212,33 @@ class RedisStore:
 
     async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
         """See `Store.missing_results`."""
+        if not handles:
+            return []
         name = self._keys.results(_tag(session))
-        found = await self._link.call(*(("HEXISTS", name, f"={handle}") for handle in handles)) if handles else []
-        return [handle for handle, is_there in zip(handles, found, strict=True) if not is_there]
+        kept = await self._link.call(*(("HEXISTS", name, f"={handle}") for handle in handles))
+        found = await asyncio.gather(*(self._is_found(session, handle) for handle in handles))
+        return [handle for handle, *is_there in zip(handles, kept, found, strict=True) if not all(is_there)]
+
+    async def _is_found(self, session: SessionKey, handle: str) -> bool:
+        """Whether a handle leads to its sessions, for as long as those are kept from now on."""
+        names = (self._keys.handled(scope, handle) for scope in (None, session.namespace))
+        renewed = [await self._link.call(("PEXPIRE", name, self._clerk.ttl_ms)) for name in names]
+        return all(done for [done] in renewed)
 
     async def keep_results(self, session: SessionKey, texts: Mapping[str, str]) -> None:
         """See `Store.keep_results`."""
         tag = _tag(session)
         packed = (zlib.compress(text.encode(), 1) for text in texts.values())
         arguments = self._clerk.basic() | {"handles": list(texts)}
-        verbs = [self._verb("keep_results", (self._keys.results(tag),), arguments, *packed)]
+        keep = self._verb("keep_results", (self._keys.results(tag),), arguments, *packed)
+        verbs = []
         for handle in texts:
             for scope in (None, session.namespace):
                 arguments = {"place": tag, "ttl": self._clerk.ttl_ms}
                 verbs.append(self._verb("name", (self._keys.handled(scope, handle),), arguments))
+        # What cannot be found is as good as lost: first the way to it.
         await asyncio.gather(*map(self._each, [*verbs, *self._clerk.noticed([session.account])]))
+        await self._link.call(keep)
 
     async def result(self, namespace: str | None, handle: str) -> str | None:
         """See `Store.result`."""
