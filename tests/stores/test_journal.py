@@ -23,6 +23,13 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.journal"))
 
 
+def holds_something(file: Path) -> bool:
+    try:
+        return file.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
 def read(folder: Path) -> list[CallRecord]:
     """What a journal of another worker finds."""
     return [record for left in Journal(folder).left_behind() for record in left.records()]
@@ -144,7 +151,8 @@ def test_a_file_that_was_just_made_is_not_taken_for_one_left_behind(tmp_path: Pa
     try:
         for _ in range(300):
             journal.append(record())
-            assert len(files(tmp_path)) == 1, "what was written down is nowhere to be found"
+            # Another file may be there for a moment: one that was given up as a looker had taken it, and is empty.
+            assert any(map(holds_something, files(tmp_path))), "what was written down is nowhere to be found"
             journal.clear()
     finally:
         looks_on.set()
