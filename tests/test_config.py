@@ -595,6 +595,7 @@ def test_a_held_key_is_not_offered_to_the_network_without_client_keys(loaded: Lo
     [
         (OPEN, {}),
         (f"{OPEN}\n{KEYS}", {"OPENAI_API_KEY": SECRET}),
+        (f"{OPEN}\nauth: {{required: true}}", {"OPENAI_API_KEY": SECRET}),
         ("server: {host: 127.0.0.1}", {"OPENAI_API_KEY": SECRET}),
         ("server: {host: localhost}", {"OPENAI_API_KEY": SECRET}),
         ("server: {host: '::1'}", {"OPENAI_API_KEY": SECRET}),
@@ -731,3 +732,37 @@ def test_summaries_need_a_model_that_is_named_and_served(loaded: Load) -> None:
 def test_a_summary_has_a_sensible_length(loaded: Load, tokens: int) -> None:
     [problem] = problems_of(loaded, f"context: {{summary: {{max_tokens: {tokens}}}}}")
     assert problem.startswith("context.summary.max_tokens: ")
+
+
+# --- journals and names of keys -------------------------------------------------------------------------------------------
+
+
+def journal_of(loaded: Load, **store: str) -> Path | None:
+    return loaded(json.dumps({"store": store})).settings.store.journal_path
+
+
+def test_two_stores_never_share_a_journal(loaded: Load, tmp_path: Path) -> None:
+    named = str(tmp_path / "journals")
+    places = [
+        journal_of(loaded, url=url, **extra)
+        for url in ("redis://one:6379/0", "redis://two:6379/0", "redis://one:6379/1", f"sqlite://{tmp_path}/a.db")
+        for extra in ({}, {"journal": named})
+    ]
+    assert None not in places
+    assert len(set(places)) == len(places)
+
+
+def test_the_journal_of_a_redis_does_not_change_with_its_password(loaded: Load) -> None:
+    one, other = (journal_of(loaded, url=f"redis://:{word}@one:6379") for word in ("old-word", "new-word"))
+    assert one == other
+
+
+def test_there_is_no_journal_where_none_could_help_or_none_is_wanted(loaded: Load) -> None:
+    assert journal_of(loaded, url="memory://") is None
+    assert loaded("store: {url: 'redis://one', journal: off}").settings.store.journal_path is None
+
+
+@pytest.mark.parametrize("name", ["default", "anonymous", "cred-0123456789abcdef"])
+def test_a_client_key_is_not_named_like_callers_that_have_none(loaded: Load, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"auth\.keys\[0\]\.name: .*callers without a key"):
+        loaded(json.dumps({"auth": {"keys": [{"name": name, "key": "0123456789abcdef"}]}}))

@@ -217,6 +217,17 @@ async def test_a_hold_that_was_taken_although_the_store_seemed_away_is_given_bac
     assert not any(stands.used)
 
 
+async def test_what_this_worker_holds_itself_is_spent_for_it_when_the_store_goes() -> None:
+    world = World(budget=BudgetPolicy(session=Limits(tokens=79)))
+    world.settler.is_open = True
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk(), DONE])
+    async with world.gateway.handle(world.incoming(STREAM)) as running:
+        assert running.status == 200
+        world.store.away = True
+        assert [(await world.call())[0].status for _ in range(2)] == [400, 400], "the stream holds all that is left"
+        world.store.away = False
+
+
 # --- the way down -------------------------------------------------------------------------------------------------
 
 

@@ -38,7 +38,16 @@ def test_a_key_is_shown_once_opens_its_sessions_and_is_refused_once_it_is_revoke
 
 
 @pytest.mark.parametrize(
-    "asked", [["a/b"], ["x", "--window", "soon"], ["x", "--budget-usd", "much"], ["x", "--rpm", "0"]]
+    "asked",
+    [
+        ["a/b"],
+        ["default"],
+        ["anonymous"],
+        ["cred-1"],
+        ["x", "--window", "soon"],
+        ["x", "--budget-usd", "much"],
+        ["x", "--rpm", "0"],
+    ],
 )
 def test_a_key_that_makes_no_sense_is_refused(
     gateway: GatewayThread, gateway_command: Commands, asked: list[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from decimal import Decimal
@@ -135,6 +136,29 @@ async def test_a_unit_of_several_answers_holds_a_token_of_each(
     lease = leases.open(Lease(one.call_id, 100, step=50, answers=3, delivered=lambda: 1))
     await leases.tick()
     assert lease.tokens == 100 + 50 * 3
+
+
+async def test_a_hold_that_cannot_be_made_keeps_nobody_else_from_being_renewed(
+    store: MemoryStore, clock: Clock, record: MakeRecord, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> OpenHold:
+        raise OverflowError("a number that no store takes")
+
+    leases = Leases(store, store.settle, lease_s=60, tick_s=0.01, sweep_s=0.01)
+    one = record()
+    await taken(store, one)
+    with caplog.at_level(logging.ERROR, "gateway"):
+        leases.start()
+        leases.open(Lease("bad", 0, pending=fails))
+        await asyncio.sleep(0.1)
+        leases.close("bad")
+        leases.open(Lease(one.call_id, 2_000, delivered=lambda: 7))
+        await asyncio.sleep(0.1)
+    await leases.aclose()
+    assert any("not looked after" in entry.getMessage() for entry in caplog.records)
+    clock.seconds += 61
+    (overdue,) = await store.overdue(1)
+    assert overdue.noted == 7
 
 
 async def test_a_store_that_is_away_ends_nothing(store: MemoryStore, record: MakeRecord) -> None:

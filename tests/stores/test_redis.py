@@ -607,22 +607,17 @@ async def test_nothing_but_accounts_and_names_of_client_keys_stays_for_ever(
 
 async def test_records_are_bounded_and_totals_are_not(redis_server: RedisServer, record: MakeRecord) -> None:
     redis_server.cli("flushall")
-    async with opened(redis_server.url, timeout_s=5, now=lambda: 2_000.0) as store:
-        await _records_are_bounded(store, record)
-
-
-async def _records_are_bounded(store: RedisStore, record: MakeRecord) -> None:
     calls = [spent(record(at=1_000.0 + number)) for number in range(CALLS_PER_SESSION + 5)]
-    # The last ones are offered late: what began first is what goes.
-    await asyncio.gather(*(store.settle(call) for call in calls[5:]))
-    for call in reversed(calls[:5]):
-        await store.settle(call)
-    found = await store.calls(KEY, 2 * CALLS_PER_SESSION)
-    assert [call.call_id for call in found] == [call.call_id for call in calls[:4:-1]]
-    for call in calls[:5]:
-        assert await store.call(None, call.call_id) is None
-    totals = await store.totals(KEY)
-    assert totals.calls == len(calls)
+    async with opened(redis_server.url, timeout_s=5, now=lambda: 2_000.0) as store:
+        # The last ones are offered late: what began first is what goes.
+        await asyncio.gather(*(store.settle(call) for call in calls[5:]))
+        for call in reversed(calls[:5]):
+            await store.settle(call)
+        found = await store.calls(KEY, 2 * CALLS_PER_SESSION)
+        assert [call.call_id for call in found] == [call.call_id for call in calls[:4:-1]]
+        for call in calls[:5]:
+            assert await store.call(None, call.call_id) is None
+        assert (await store.totals(KEY)).calls == len(calls)
 
 
 async def test_a_call_that_is_offered_again_counts_once_though_its_record_is_gone(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -215,3 +216,16 @@ async def test_a_kill_right_after_settling_loses_nothing(path: Path, after: int)
         assert totals.total_tokens == 15 * totals.calls
         assert len(await store.calls(KEY, 100_000)) == totals.calls
     assert query(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+async def test_a_disk_that_takes_nothing_more_is_no_store_that_answers(path: Path) -> None:
+    async with opened(path) as store:
+        await store.ping()
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+        try:
+            with pytest.raises(StoreUnavailable):
+                await store.ping()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        await store.ping()
