@@ -18,22 +18,18 @@ from contextlib import asynccontextmanager, contextmanager
 from gateway import catalog, config
 from gateway.budgeting import Budgets
 from gateway.calls import SessionPolicy
-from gateway.core import ledger
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator
 from gateway.core.errors import ConfigError
-from gateway.core.fitting.epochs import FitPolicy
-from gateway.core.fitting.strategies import strategies_of
-from gateway.core.forwarding import Provider
 from gateway.core.ids import call_id
-from gateway.core.plan import ContextPolicy, SummaryModel
 from gateway.core.ports import Observer, Store
-from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
-from gateway.core.spending import BudgetPolicy, KeyBudget
+from gateway.core.routing import ModelFacts, Route, Routes
+from gateway.core.spending import KeyBudget
 from gateway.counters.registry import Counters, is_dotted_path
 from gateway.inspection import Inspector
 from gateway.pipeline import Gateway
 from gateway.planning import Planner
+from gateway.policies import budget_policy, context_policy, limits_of, provider_of, routes_of
 from gateway.results import Results
 from gateway.server import headers
 from gateway.server.app import GatewayApp
@@ -140,53 +136,6 @@ def estimator_of(counters: Counters) -> Estimator:
     return Estimator(config.families(), counters.counter, CountCache(_COUNTS_BYTES, threading.Lock()))
 
 
-def context_policy(settings: config.Settings, facts: Callable[[Route], ModelFacts]) -> ContextPolicy:
-    """The `context:` settings as core reads them."""
-    row = settings.context
-    return ContextPolicy(
-        trim=row.trim,
-        budget=row.budget if isinstance(row.budget, int) else None,
-        reserve_tokens=row.reserve_tokens if isinstance(row.reserve_tokens, int) else None,
-        keep_last_turns=row.keep_last_turns,
-        overflow=row.on_overflow,
-        safety=row.safety if isinstance(row.safety, float) else None,
-        fit=FitPolicy(
-            strategies=strategies_of(
-                row.strategies, shorten_tokens=row.result_max_tokens, summary_tokens=row.summary.max_tokens
-            ),
-            low_water=row.low_water if isinstance(row.low_water, float) else None,
-            recall=row.recall,
-        ),
-        summary=_summary_model(settings, facts),
-    )
-
-
-def limits_of(row: config.KeyBudget) -> ledger.Limits:
-    """A budget of the configuration as the ledger reads it."""
-    return ledger.Limits(row.tokens, ledger.nano(row.usd) if row.usd is not None else None, row.calls, row.window_s)
-
-
-def budget_policy(settings: config.Settings) -> BudgetPolicy:
-    """The `budget:` settings as core reads them."""
-    row = settings.budget
-    return BudgetPolicy(
-        session=limits_of(row),
-        cached_weight=row.count_cached,
-        warn_at=row.warn_at,
-        modes=row.modes,
-        clamp=row.clamp_output,
-        exhausted_status=row.exhausted_status,
-    )
-
-
-def _summary_model(settings: config.Settings, facts: Callable[[Route], ModelFacts]) -> SummaryModel | None:
-    row = settings.context.summary
-    if row.model is None:
-        return None
-    route = routes_of(settings).resolve(row.model)
-    return SummaryModel(row.model, route, facts(route), row.max_tokens)
-
-
 @contextmanager
 def inspector_of(settings: config.Settings) -> Iterator[Inspector]:
     """An inspector that needs no running gateway, and so knows nothing learned. Needs a running event loop.
@@ -219,30 +168,6 @@ def planner_of(
         context_policy(settings, facts),
         deadline_s=settings.context.deadline_ms / 1000,
         clock=time.monotonic,
-    )
-
-
-def routes_of(settings: config.Settings) -> Routes:
-    """The routing table: the configured routes, then the built-in ones whose provider exists."""
-    rules = [ModelRule(row.match, row.provider, row.name, catalog.facts_of(row)) for row in settings.models]
-    names = list(settings.providers)
-    if settings.built_in_providers:
-        rules += [ModelRule(match, name) for match, name in config.BUILT_IN_ROUTES if name in names]
-    anthropic = "anthropic" if settings.built_in_providers and "anthropic" in names else None
-    return Routes(rules, names, settings.default_provider, anthropic)
-
-
-def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> Provider:
-    """A provider as core addresses it."""
-    return Provider(
-        name,
-        row.base_url,
-        row.auth,
-        row.key.get_secret_value(),
-        tuple((header.encode(), value.encode()) for header, value in row.headers.items()),
-        row.key_prefixes,
-        row.limit_field,
-        guarded=guarded,
     )
 
 

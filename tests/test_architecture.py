@@ -23,6 +23,7 @@ ALLOWED = {
     "telemetry": {"core", "dialects"},
     "config": {"core"},
     "catalog": {"core", "config"},
+    "policies": {"core", "config", "catalog"},
     "planning": {"core", "dialects", "stores"},
     "inspection": {"core", "dialects", "planning"},
     "budgeting": {"core", "stores"},
@@ -97,6 +98,7 @@ TESTED_ELSEWHERE = {
     # These show what they are worth only on a real port, with a real client and a real provider's faults.
     "pipeline": "e2e/test_accounting.py",
     "wiring": "e2e/test_shutdown.py",
+    "policies": "e2e/test_budget_settings.py",  # each key does what it says; those of context: e2e/test_context.py
     "results": "e2e/test_modes.py",
     "stores.states": "stores/test_contract.py",  # what a store gives back of a state, and of what is none
     "stores.clock": "stores/test_ledger_contract.py",  # the time that a store is given where none is injected

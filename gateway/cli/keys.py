@@ -31,7 +31,7 @@ def show_list(config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson
     """List the keys, their budgets and what they have used. The keys themselves are shown to nobody."""
     from gateway.core.ledger import AccountKey, Claim
     from gateway.core.ports import StoredKey
-    from gateway.wiring import limits_of
+    from gateway.policies import limits_of
 
     configured = [
         StoredKey(row.name, b"", 0.0, row.models, limits_of(row.budget), row.rpm)
@@ -95,7 +95,7 @@ def revoke(name: Name, config: ConfigFile = None, store: StoreUrl = None) -> Non
 
 def _limits(tokens: int | None, usd: str | None, calls: int | None, window: str | None) -> Limits:
     from gateway.config import key_budget
-    from gateway.wiring import limits_of
+    from gateway.policies import limits_of
 
     with config_problems():
         return limits_of(key_budget({"tokens": tokens, "usd": usd, "calls": calls, "window": window}))

@@ -20,8 +20,9 @@ def models(
 ) -> None:
     """Provider, window, output limit, prices and tokenizer of models, and which file each came from."""
     from gateway.core.errors import UnknownModel
+    from gateway.policies import routes_of
     from gateway.server.sessions import model_json, models_json
-    from gateway.wiring import open_catalog, routes_of
+    from gateway.wiring import open_catalog
 
     settings = load(config).settings
     with config_problems():

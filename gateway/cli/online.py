@@ -9,8 +9,9 @@ from gateway.config import Settings
 from gateway.core.errors import ConfigError, GatewayError, StoreUnavailable
 from gateway.core.forwarding import Provider, request_headers
 from gateway.core.ports import Outgoing
+from gateway.policies import provider_of
 from gateway.upstream.http import HttpUpstream
-from gateway.wiring import open_store, provider_of, upstream_of
+from gateway.wiring import open_store, upstream_of
 
 
 def probe(settings: Settings) -> Iterator[tuple[str, bool]]:

@@ -49,9 +49,9 @@ def show_list(
     as_json: AsJson = False,
 ) -> None:
     """List sessions."""
+    from gateway.policies import budget_policy
     from gateway.server.auth import Access
     from gateway.server.sessions import session_json, standings_of
-    from gateway.wiring import budget_policy
 
     if sort not in ("recent", "tokens"):
         stop("--sort is recent or tokens", Exit.USAGE)
@@ -75,9 +75,9 @@ def show_list(
 @app.command()
 def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Show one session and its last calls."""
+    from gateway.policies import budget_policy
     from gateway.server.auth import Access
     from gateway.server.sessions import call_json, session_json, standings_of
-    from gateway.wiring import budget_policy
 
     key, everything = _key(session), Access(None, admin=True)
     policy = budget_policy(load(config).settings)
@@ -116,8 +116,8 @@ def budget(  # noqa: PLR0917  # typer calls it by name
     It holds from the session's next call on, without a restart.
     """
     from gateway.core.errors import InvalidRequest
+    from gateway.policies import budget_policy
     from gateway.server.sessions import budget_json, decided_limits, standings_of
-    from gateway.wiring import budget_policy
 
     named = {name: value for name, value in (("tokens", tokens), ("usd", usd), ("calls", calls)) if value is not None}
     if not named or ("default" in named.values() and len(named) > 1):

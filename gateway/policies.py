@@ -1,0 +1,85 @@
+"""The configuration as core takes it: limits, policies, routes, providers. Values only; nothing is opened here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gateway import catalog, config
+from gateway.core import ledger
+from gateway.core.fitting.epochs import FitPolicy
+from gateway.core.fitting.strategies import strategies_of
+from gateway.core.forwarding import Provider
+from gateway.core.plan import ContextPolicy, SummaryModel
+from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
+from gateway.core.spending import BudgetPolicy
+
+
+def limits_of(row: config.KeyBudget) -> ledger.Limits:
+    """A budget of the configuration as the ledger reads it."""
+    return ledger.Limits(row.tokens, ledger.nano(row.usd) if row.usd is not None else None, row.calls, row.window_s)
+
+
+def budget_policy(settings: config.Settings) -> BudgetPolicy:
+    """The `budget:` settings as core reads them."""
+    row = settings.budget
+    return BudgetPolicy(
+        session=limits_of(row),
+        cached_weight=row.count_cached,
+        warn_at=row.warn_at,
+        modes=row.modes,
+        clamp=row.clamp_output,
+        exhausted_status=row.exhausted_status,
+    )
+
+
+def context_policy(settings: config.Settings, facts: Callable[[Route], ModelFacts]) -> ContextPolicy:
+    """The `context:` settings as core reads them."""
+    row = settings.context
+    return ContextPolicy(
+        trim=row.trim,
+        budget=row.budget if isinstance(row.budget, int) else None,
+        reserve_tokens=row.reserve_tokens if isinstance(row.reserve_tokens, int) else None,
+        keep_last_turns=row.keep_last_turns,
+        overflow=row.on_overflow,
+        safety=row.safety if isinstance(row.safety, float) else None,
+        fit=FitPolicy(
+            strategies=strategies_of(
+                row.strategies, shorten_tokens=row.result_max_tokens, summary_tokens=row.summary.max_tokens
+            ),
+            low_water=row.low_water if isinstance(row.low_water, float) else None,
+            recall=row.recall,
+        ),
+        summary=_summary_model(settings, facts),
+    )
+
+
+def _summary_model(settings: config.Settings, facts: Callable[[Route], ModelFacts]) -> SummaryModel | None:
+    row = settings.context.summary
+    if row.model is None:
+        return None
+    route = routes_of(settings).resolve(row.model)
+    return SummaryModel(row.model, route, facts(route), row.max_tokens)
+
+
+def routes_of(settings: config.Settings) -> Routes:
+    """The routing table: the configured routes, then the built-in ones whose provider exists."""
+    rules = [ModelRule(row.match, row.provider, row.name, catalog.facts_of(row)) for row in settings.models]
+    names = list(settings.providers)
+    if settings.built_in_providers:
+        rules += [ModelRule(match, name) for match, name in config.BUILT_IN_ROUTES if name in names]
+    anthropic = "anthropic" if settings.built_in_providers and "anthropic" in names else None
+    return Routes(rules, names, settings.default_provider, anthropic)
+
+
+def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> Provider:
+    """A provider as core addresses it."""
+    return Provider(
+        name,
+        row.base_url,
+        row.auth,
+        row.key.get_secret_value(),
+        tuple((header.encode(), value.encode()) for header, value in row.headers.items()),
+        row.key_prefixes,
+        row.limit_field,
+        guarded=guarded,
+    )
