@@ -130,7 +130,7 @@ class Accounts:
         """What the call may take at the most."""
         route, plan, wire = progress.route, progress.plan, progress.incoming.endpoint.wire
         facts = self._facts(route)
-        fields = {name: bytes(raw) for name, raw in call.fields.items()}
+        fields = call.fields
         tokens = plan.safe_tokens if plan is not None else _unweighed(progress)
         return Need(
             tokens,

@@ -155,7 +155,7 @@ def _split(array: bytes) -> tuple[bytes, ...]:
     return tuple(map(bytes, _LIST.decode(array)))
 
 
-def output_limit(fields: Mapping[str, bytes]) -> int | None:
+def output_limit(fields: Mapping[str, bytes | msgspec.Raw]) -> int | None:
     """The most tokens the answer may have, as the client says; None where it says nothing that is a number."""
     for name in _OUTPUT_LIMITS:
         value = decode(fields[name]) if name in fields else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
+
 from gateway.core.counting.measure import Wire
 from gateway.dialects.fields import decode
 
@@ -21,29 +23,28 @@ _ANSWERS: Final = ("n", "best_of")
 _MOST_ANSWERS: Final = 1_024
 
 
-def answers_asked(fields: Mapping[str, bytes]) -> int:
+def answers_asked(fields: Mapping[str, bytes | msgspec.Raw]) -> int:
     """Answers that one call asks for, 1 where it does not say, or says what is no number of answers."""
     asked = (decode(fields[name]) for name in _ANSWERS if name in fields)
     known = [value for value in asked if isinstance(value, int) and not isinstance(value, bool)]
     return min(max([1, *known]), _MOST_ANSWERS) * _prompts(fields)
 
 
-def _prompts(fields: Mapping[str, bytes]) -> int:
+def _prompts(fields: Mapping[str, bytes | msgspec.Raw]) -> int:
     """Prompts of a completions call, each of which is answered: a list of numbers is one prompt in tokens."""
-    prompt = fields.get("prompt", b"")
-    found = decode(prompt) if prompt.startswith(b"[") else None
+    found = decode(fields["prompt"]) if "prompt" in fields else None
     if not isinstance(found, list) or all(isinstance(one, int) for one in found):
         return 1
     return len(found)
 
 
-def service_tier(fields: Mapping[str, bytes]) -> str | None:
+def service_tier(fields: Mapping[str, bytes | msgspec.Raw]) -> str | None:
     """The service tier a call asks for."""
     value = decode(fields["service_tier"]) if "service_tier" in fields else None
     return value if isinstance(value, str) else None
 
 
-def with_limit(fields: Mapping[str, bytes], wire: Wire, limit: int, usual: str) -> dict[str, object]:
+def with_limit(fields: Mapping[str, bytes | msgspec.Raw], wire: Wire, limit: int, usual: str) -> dict[str, object]:
     """The fields to set so that an answer has at most `limit` tokens.
 
     The fields that the call has itself are lowered; where it has none, `usual` is set in a chat call: providers differ

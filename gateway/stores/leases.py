@@ -112,7 +112,7 @@ class Leases:
             if hold_id in self._open:
                 self._open[hold_id].noted, self._open[hold_id].renewed_at = tokens, now
         for lease in [one for one in self._open.values() if one.step]:
-            await self._keep_up(lease, lease.noted)
+            await self._keep_up(lease, lease.delivered())
 
     async def look(self, lease: Lease) -> None:
         """Extend a hold now, where what has come of the answer is about to use it up."""
