@@ -14,15 +14,14 @@ from math import ceil
 from typing import Final
 
 from gateway.budgeting import Budgets, Taken
-from gateway.core.errors import GatewayError, GatewayFault, StoreUnavailable
+from gateway.core.errors import GatewayError, GatewayFault, NotMetered, StoreUnavailable
 from gateway.core.ledger import MOST
 from gateway.core.ports import CallRecord, Observer, SessionKey, Store
 from gateway.core.routing import ModelFacts, Route
-from gateway.core.spending import Allowance, Charged, Need, allowance, is_limited, rate_of
+from gateway.core.spending import Allowance, Charged, Need, allowance, dearest, is_limited, rate_of
 from gateway.core.usage import Totals
 from gateway.dialects.base import Call
-from gateway.dialects.contents import output_limit
-from gateway.dialects.limits import answers_asked, service_tier
+from gateway.dialects.limits import answers_asked, is_background, output_limit, service_tier
 from gateway.progress import Progress
 from gateway.records import Records, input_estimate
 from gateway.stores.settler import Settler
@@ -103,10 +102,12 @@ class Accounts:
 
         Raises:
             BudgetFault: too little is left.
+            NotMetered: nobody will see what it costs.
             StoreUnavailable: no calls are taken while the store is away.
         """
         if not progress.book.claims:
             return
+        self._check_deferred(progress, call)
         # Should the call end before it hears that it was granted, there is a hold all the same.
         progress.is_holding = True
         try:
@@ -121,27 +122,42 @@ class Accounts:
             raise
         progress.book = progress.taken.book
 
+    def _check_deferred(self, progress: Progress, call: Call) -> None:
+        """A budget that a batch is not charged to would be no budget."""
+        endpoint, standings = progress.incoming.endpoint, progress.book.standings
+        is_deferred = endpoint.deferred or (endpoint.wire == "responses" and is_background(call.fields))
+        is_held = is_limited(standings, "tokens") or is_limited(standings, "nano_usd")
+        if is_deferred and is_held and not self._budgets.policy.deferred:
+            raise NotMetered(
+                "What this request begins is billed after its answer, so that the budget of its session or client key "
+                "cannot be held against it. Send it with a client key that has no budget in tokens or USD, ask for an "
+                "answer that is not deferred, or set budget.deferred: forward."
+            )
+
     async def _reserve(self, progress: Progress, call: Call) -> Taken:
         need, lost = partial(self._need, progress, call), partial(self._records.lost, progress)
         call_id, is_stream = progress.incoming.call_id, call.stream
         return await self._budgets.reserve(progress.book, call_id, need, lost, is_stream=is_stream)
 
     def _need(self, progress: Progress, call: Call) -> Need:
-        """What the call may take at the most."""
-        route, plan, wire = progress.route, progress.plan, progress.incoming.endpoint.wire
-        facts = self._facts(route)
-        fields = call.fields
+        """What the call may take at the most, wherever it goes in the end."""
+        plan, wire, fields = progress.plan, progress.incoming.endpoint.wire, call.fields
+        known = [self._facts(route) for route in progress.routes]
+        asked = output_limit(fields, wire) if wire is not None else None
         tokens = plan.safe_tokens if plan is not None else _unweighed(progress)
+        # Summaries that are made once it is held may be longer than what is shown until then.
+        tokens += progress.showing.more if progress.showing is not None else 0
+        outputs = [facts.output for facts in known]
         return Need(
             tokens,
-            output=min(asked, MOST) if (asked := output_limit(fields)) is not None else None,
-            model_output=facts.output,
+            output=min(asked, MOST) if asked is not None else None,
+            model_output=max((one for one in outputs if one is not None), default=None) if all(outputs) else None,
             answers=answers_asked(fields),
             has_output=wire is not None,
-            rate=rate_of(facts.price, tokens, service_tier(fields)),
-            is_priced=facts.price is not None or not (route.model or progress.incoming.endpoint.estimated),
-            model=route.model,
-            can_grow=call.stream and wire == "chat",
+            rate=dearest(rate_of(facts.price, tokens, service_tier(fields)) for facts in known),
+            is_priced=all(facts.price is not None for facts in known) or not progress.incoming.endpoint.estimated,
+            model=progress.route.model,
+            can_grow=call.stream and wire is not None and all(facts.reasoning is False for facts in known),
         )
 
     async def is_over(self, progress: Progress) -> bool:

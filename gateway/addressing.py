@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Final
 
-from gateway.calls import Incoming, SessionPolicy
+from gateway.calls import Caller, Incoming, SessionPolicy
 from gateway.core import identity
 from gateway.core.errors import InvalidRequest, SessionRequired, UnknownModel
 from gateway.core.forwarding import header
@@ -60,25 +60,21 @@ def session_of(incoming: Incoming, call: Call, policy: SessionPolicy) -> tuple[S
     return SessionKey(namespace, identity.derive(namespace, model, parts)), True
 
 
-def route_of(incoming: Incoming, call: Call, routes: Routes) -> Route:
-    """The provider of a call, and the model's name there.
+def routes_of(incoming: Incoming, call: Call, routes: Routes, session: SessionKey | None) -> tuple[Route, ...]:
+    """The provider of a call and the model's name there, and where it goes when that one cannot answer.
+
+    The calls of one session go the same way.
 
     Raises:
         InvalidRequest: a form that names the model twice.
         UnknownModel: nobody has it, or it is not for this client key.
     """
     model = call.model or _form_model(incoming)
-    allowed = incoming.caller.models
-    if allowed and not _only_lists(incoming) and not _is_allowed(model, allowed):
-        raise UnknownModel(
-            f'The client key "{incoming.caller.namespace}" may not use '
-            f"{f'the model {model!r}' if model else 'a path that names no model'}; "
-            f"it may use {', '.join(allowed)}.",
-            param="model",
-        )
+    if not _only_lists(incoming):
+        check_model(model, incoming.caller)
     if model is not None:
-        return routes.resolve(model)
-    return Route(routes.without_model(incoming.endpoint.anthropic), "")
+        return routes.chain(model, f"{session.namespace}\0{session.id}" if session is not None else incoming.call_id)
+    return (Route(incoming.provider or routes.without_model(incoming.endpoint.anthropic), ""),)
 
 
 def _only_lists(incoming: Incoming) -> bool:
@@ -86,8 +82,24 @@ def _only_lists(incoming: Incoming) -> bool:
     return incoming.method in ("GET", "HEAD") and incoming.path.partition("/")[0] == "models"
 
 
-def _is_allowed(model: str | None, patterns: Sequence[str]) -> bool:
-    return model is not None and any(fnmatchcase(model, pattern) for pattern in patterns)
+def check_model(model: str | None, caller: Caller) -> None:
+    """Refuse what a client key may not call; None: a path that names no model.
+
+    Raises:
+        UnknownModel: it is not for this key.
+    """
+    if not is_allowed(model, caller.models):
+        raise UnknownModel(
+            f'The client key "{caller.namespace}" may not use '
+            f"{f'the model {model!r}' if model else 'a path that names no model'}; "
+            f"it may use {', '.join(caller.models)}.",
+            param="model",
+        )
+
+
+def is_allowed(model: str | None, patterns: Sequence[str]) -> bool:
+    """Whether a model may be called by a client key with these patterns; with none, all may."""
+    return not patterns or (model is not None and any(fnmatchcase(model, pattern) for pattern in patterns))
 
 
 def _form_model(incoming: Incoming) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from gateway.core.errors import InvalidRequest, PriceUnknown
@@ -71,44 +71,62 @@ class Budgets:
                 param="x-parent-session-id",
             )
         if known is not None or named is None:
-            return await self._above(session, known)
-        await self._above(session, named)
+            found, _ = await self._above(session, known)
+            return found
+        await self._above_with(session, named)
         state = await self._store.update(session, lambda state: state.with_parent(named))
         if state.parent != named:
             return await self.parents(session, state.parent, named)  # somebody was faster, and that one stays
         try:
             # Once more: those above may have got this one as their parent meanwhile.
-            return await self._above(session, named)
+            return await self._above_with(session, named)
         except InvalidRequest:
             await self._store.update(session, lambda state: state.without_parent(named))
             raise
 
-    async def _above(self, session: SessionKey, parent: str | None) -> tuple[SessionKey, ...]:
-        """The parent, its parent, and so on.
+    async def _above_with(self, session: SessionKey, named: str) -> tuple[SessionKey, ...]:
+        """Those above a session with a parent that it has not had until now.
 
         Raises:
             InvalidRequest: that would be a circle, or too many.
         """
+        found, next_one = await self._above(session, named)
+        if next_one is None:
+            return found
+        refused = f'Session "{session.id}" cannot be called for by "{named}"'
+        if next_one in (session, *found):
+            why = f'{refused}: that would be a circle. Name the session that called for "{session.id}"'
+        else:
+            why = (
+                f"{refused}: {len(found) + 1} sessions or more would be above it, and a call is charged to at most "
+                f"{_MOST_PARENTS}. Name a parent that has fewer than {_MOST_PARENTS} above itself"
+            )
+        raise InvalidRequest(f"{why}, or send no x-parent-session-id.", param="x-parent-session-id")
+
+    async def _above(self, session: SessionKey, parent: str | None) -> tuple[tuple[SessionKey, ...], SessionKey | None]:
+        """The parent, its parent and so on, as many as are charged, and who would be the next one.
+
+        A chain may grow at its top after it was used: those at its bottom are charged to fewer, and go on.
+        """
         found: list[SessionKey] = []
-        first = parent
         while parent is not None:
             key = SessionKey(session.namespace, parent)
             if key == session or key in found or len(found) == _MOST_PARENTS:
-                raise InvalidRequest(
-                    f'Session "{session.id}" cannot be called for by "{first}": '
-                    f"that would be a circle, or more than {_MOST_PARENTS} sessions above each other.",
-                    param="x-parent-session-id",
-                )
+                return tuple(found), key
             found.append(key)
             parent = (await self._store.remembered(key)).state.parent
-        return tuple(found)
+        return tuple(found), None
 
     async def book(self, charged: Charged) -> Book:
         """The accounts of a call as they stand."""
         claims = claims_of(self.policy, charged)
-        standings = await self._store.standings(claims)
-        self._blind.saw(standings)
-        return Book(claims, standings)
+        return Book(claims, await self._standings(claims))
+
+    async def _standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
+        """How accounts stand for a call. What it declares is its own; of the rest this worker takes note."""
+        granted = await self._store.standings([claim.undeclared for claim in claims])
+        self._blind.saw(granted)
+        return tuple(stands.lowered(claim.declared) for stands, claim in zip(granted, claims, strict=True))
 
     def blind_book(self, charged: Charged) -> Book:
         """The same as far as this worker knows: the store is away."""
@@ -119,9 +137,7 @@ class Budgets:
         """How the accounts stand now."""
         if book.is_blind:
             return replace(book, standings=self._blind.standings(book.claims))
-        standings = await self._store.standings(book.claims)
-        self._blind.saw(standings)
-        return replace(book, standings=standings)
+        return replace(book, standings=await self._standings(book.claims))
 
     async def reserve(
         self,
@@ -164,7 +180,7 @@ class Budgets:
         lease = Lease(hold.id, outcome.units * need.answers, STREAM_STEP if grows else 0, need.answers)
         if not book.is_blind:
             self._leases.open(lease)
-            self._blind.saw(outcome.standings)
+            self._blind.saw_used(outcome.standings)
         limit = limit_to_set(hold, outcome, need)
         return Taken(hold, outcome.units, lease, limit, replace(book, standings=outcome.standings))
 

@@ -74,7 +74,8 @@ class Incoming:
 
     `call_id` is ours and unique, `request_id` may be the client's; `path` is relative to `/v1/` and still encoded;
     `started` is monotonic. `refused`: why its body was not read; it is answered with that. `directives`: what its
-    headers ask of the gateway. `purpose`: it is the gateway's own, in the name of the caller.
+    headers ask of the gateway. `purpose`: it is the gateway's own, in the name of the caller. `provider`: whom it is
+    for, where it names one and no model.
     """
 
     call_id: str
@@ -92,6 +93,7 @@ class Incoming:
     refused: GatewayError | None = None
     directives: Directives = NO_DIRECTIVES
     purpose: Purpose | None = None
+    provider: str | None = None
 
 
 @dataclass(slots=True)

@@ -24,7 +24,15 @@ _CACHE_SIZE: Final = 4096
 #: prices are decimal fractions and must not pass through a double
 _ENTRY_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
 #: our provider name -> the prefix the table uses, where it differs
-_TABLE_PREFIX: Final = {"ollama": "ollama_chat"}
+_TABLE_PREFIX: Final = {"together": "together_ai", "fireworks": "fireworks_ai"}
+#: entries of one provider stand under several names
+_TABLE_FAMILY: Final = {
+    "azure_text": "azure",
+    "bedrock_converse": "bedrock",
+    "cohere_chat": "cohere",
+    "fireworks_ai-embedding-models": "fireworks_ai",
+    "ollama_chat": "ollama",
+}
 
 
 class Catalog:
@@ -38,10 +46,16 @@ class Catalog:
         tokenizers: Callable[[Route], str] | None = None,
     ) -> None:
         self._own = own
+        self._prefixes: Mapping[str, str] = _TABLE_PREFIX
         self._tokenizers = tokenizers
         self._table = table
         self._table_name = table_name
         self._known: dict[Route, ModelFacts] = {}
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Look providers up under other names; `names`: ours -> the table's."""
+        self._prefixes = {**_TABLE_PREFIX, **names}
+        self._known.clear()
 
     def facts(self, route: Route) -> ModelFacts:
         """Everything known of the model behind a route; fields stay None where nothing is."""
@@ -67,14 +81,20 @@ class Catalog:
                 yield provider, model
 
     def _table_names(self, wanted: str) -> Iterator[tuple[str, str]]:
-        ours = {theirs: mine for mine, theirs in _TABLE_PREFIX.items()}
+        ours: dict[str, list[str]] = {}
+        for mine, prefix in self._prefixes.items():
+            ours.setdefault(_family(prefix), []).append(mine)
         for name, raw in self._table.items():
             if wanted.rpartition("/")[2] not in name:
                 continue
             entry = _decode_entry(raw) or {}
             theirs = entry.get("litellm_provider")
             if isinstance(theirs, str):
-                yield ours.get(theirs, theirs), name.removeprefix(f"{theirs}/")
+                family = _family(theirs)
+                if family in _TABLE_PREFIX.values() and not name.startswith(f"{family}/"):
+                    continue  # a class of models by their size
+                for provider in dict.fromkeys((*ours.get(family, ()), family)):
+                    yield provider, name.removeprefix(f"{family}/")
 
     def _look_up(self, route: Route) -> ModelFacts:
         layers: list[tuple[str, ModelFacts]] = []
@@ -89,13 +109,13 @@ class Catalog:
         return _merge(layers)
 
     def _from_table(self, route: Route) -> list[ModelFacts]:
-        prefix = _TABLE_PREFIX.get(route.provider, route.provider)
+        prefix = self._prefixes.get(route.provider, route.provider)
         for name in (f"{prefix}/{route.model}", route.model):
             raw = self._table.get(name)
             entry = _decode_entry(raw) if raw is not None else None
             if entry is not None:
                 # A bare name may stand for the same model at another provider: its limits hold, its price does not.
-                owned = name != route.model or entry.get("litellm_provider") == prefix
+                owned = name != route.model or _family(str(entry.get("litellm_provider"))) == _family(prefix)
                 return [_table_facts(entry, priced=owned)]
         return []
 
@@ -114,13 +134,20 @@ def load_litellm_table() -> dict[str, msgspec.Raw]:
 
 def facts_of(row: Facts) -> ModelFacts:
     """A configured row as core reads it."""
-    return ModelFacts(row.window, row.output, row.tokenizer, _price(row.price))
+    return ModelFacts(row.window, row.output, row.tokenizer, _price(row.price), row.reasoning)
 
 
 def _price(row: PriceRow | None) -> Price | None:
     if row is None:
         return None
     return price_per_million(input=row.input, output=row.output, cache_read=row.cache_read, cache_write=row.cache_write)
+
+
+def _family(theirs: str) -> str:
+    """`vertex_ai` of `vertex_ai-anthropic_models`; most are of none but their own."""
+    if theirs.startswith("vertex_ai-"):
+        return "vertex_ai"
+    return _TABLE_FAMILY.get(theirs, theirs)
 
 
 def _decode_entry(raw: msgspec.Raw) -> dict[str, Any] | None:
@@ -136,6 +163,7 @@ def _table_facts(entry: Mapping[str, Any], *, priced: bool) -> ModelFacts:
         window=_limit(entry.get("max_input_tokens")) or _limit(entry.get("max_tokens")),
         output=_limit(entry.get("max_output_tokens")),
         price=price_from_table(entry) if priced else None,
+        reasoning=entry.get("supports_reasoning") is True,
     )
 
 
@@ -147,7 +175,7 @@ def _merge(layers: list[tuple[str, ModelFacts]]) -> ModelFacts:
     chosen: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for source, facts in layers:
-        for name in ("window", "output", "tokenizer", "price"):
+        for name in ("window", "output", "tokenizer", "price", "reasoning"):
             value = getattr(facts, name)
             if value is not None and name not in chosen:
                 chosen[name] = value

@@ -14,12 +14,14 @@ from gateway.core.plan import Plan, Wishes
 from gateway.core.ports import Store
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import affordable_input, is_limited, rate_of, remaining_fraction
+from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
-from gateway.dialects.contents import MOST_MESSAGES, Contents, contents_of, output_limit, with_messages
+from gateway.dialects.contents import ITEMS, MOST_MESSAGES, Contents, contents_of, with_messages
 from gateway.dialects.length_error import LengthError
-from gateway.dialects.limits import with_limit
+from gateway.dialects.limits import output_limit, with_limit
 from gateway.planning import Asked, Planner
 from gateway.progress import Progress
+from gateway.result_summaries import ResultSummaries
 from gateway.results import Results
 from gateway.stores.learner import Learner
 from gateway.summaries import NoSummaryError, Summaries
@@ -39,6 +41,7 @@ class Composer:
         planner: Planner,
         results: Results,
         summaries: Summaries,
+        result_summaries: ResultSummaries,
         learner: Learner,
         store: Store,
         facts: Callable[[Route], ModelFacts],
@@ -47,6 +50,7 @@ class Composer:
         self._planner = planner
         self._results = results
         self._summaries = summaries
+        self._result_summaries = result_summaries
         self._learner = learner
         self._store = store
         self._facts = facts
@@ -56,7 +60,7 @@ class Composer:
         """How tool results are shown: as the budget and the call ask for, and should that be too much."""
         incoming, standings = progress.incoming, progress.book.standings
         asked = incoming.directives.mode
-        if incoming.endpoint.wire != "chat" or incoming.purpose is not None:
+        if incoming.endpoint.wire not in VIEWED or incoming.purpose is not None:
             return ("raw",)
         if not self._has_modes or not is_limited(standings):
             return (asked,)
@@ -76,13 +80,18 @@ class Composer:
         progress.mode = mode
         contents = await self._shown(progress, contents, mode)
         route, asked = progress.route, progress.incoming.directives.context
-        facts, output = self._facts(route), output_limit(contents.fields)
-        affordable = affordable_input(progress.book.standings, output, rate_of(facts.price, 0, None))
+        facts, output = self._facts(route), output_limit(contents.fields, contents.wire)
+        if progress.taken is None:
+            rate = rate_of(facts.price, 0, None)
+            progress.affordable = affordable_input(progress.book.standings, output, rate)
+        affordable = progress.affordable
+        if affordable is not None and progress.taken is None and progress.showing is not None:
+            affordable = max(1, affordable - progress.showing.more)
         budget = min((one for one in (asked.budget, affordable) if one is not None), default=None)
         progress.asked = Asked(contents, route, facts, Wishes(asked.trim, budget, output), len(call.body))
         progress.plan = await self._plan(progress, progress.asked)
         # Where it is the session's budget that is too small, the ledger says so, with its arithmetic.
-        if progress.plan.overflow is not None and budget != affordable:
+        if progress.plan.overflow is not None and progress.plan.context.budget != affordable:
             raise progress.plan.overflow
         await self._remember(progress, progress.plan)
 
@@ -93,24 +102,43 @@ class Composer:
         if wire is None or incoming.purpose is not None:
             return None
         contents = contents_of(call, wire, self._planner.known)
-        if contents is None and wire == "chat" and incoming.directives.context.budget is not None:
+        if contents is None and wire in VIEWED and incoming.directives.context.budget is not None:
             raise InvalidRequest(
                 f"A request of more than {MOST_MESSAGES:,} messages is not weighed, so that x-context-budget "
                 "cannot be kept. Send fewer messages, or no budget.",
-                param="messages",
+                param=ITEMS[wire],
             )
         return contents
 
     async def _shown(self, progress: Progress, contents: Contents, mode: ResponseMode) -> Contents:
         """The contents with tool results in this mode."""
-        progress.is_shown = False
+        progress.showing = None
         if mode == "raw" or contents.messages is None:
             return contents
-        shown = await self._results.show(contents.messages, mode, progress.session)
-        if shown is None:
+        view = self._planner.view(contents)
+        showing = progress.showing = await self._results.show(
+            view.messages, mode, progress.session, is_summed=self._result_summaries.is_on
+        )
+        if showing is None:
             return contents
-        progress.is_shown = True
-        return with_messages(contents, shown, self._planner.known)
+        return with_messages(contents, view.shown(showing.messages), self._planner.known)
+
+    async def sum_up(self, progress: Progress, call: Call) -> bool:
+        """Have results summed up, now that the call is to be sent; whether it must be composed anew with that."""
+        if progress.showing is None or not progress.showing.open:
+            return False
+        contents = self._contents(progress, call)
+        if contents is None or contents.messages is None:
+            return False
+        return await self._result_summaries.make(self._planner.view(contents).messages, progress)
+
+    async def keep(self, progress: Progress) -> bool:
+        """Have in the store what handles stand for, now that the call is to be sent.
+
+        False where it cannot be: then the call must be composed anew, which leaves out nothing that is not kept.
+        """
+        showing, session = progress.showing, progress.session
+        return showing is None or session is None or await self._results.keep(showing, session)
 
     async def _plan(self, progress: Progress, asked: Asked, window: int | None = None) -> Plan:
         """What to send, after a summary was made where one is needed; a call waits for one summary at most."""
@@ -141,10 +169,8 @@ class Composer:
     def body(self, progress: Progress, call: Call, provider: Provider, *, ask_usage: bool) -> bytes:
         """What is sent: the client's own bytes where nothing has to change."""
         plan, asked, model = progress.plan, progress.asked, progress.route.model
-        if not model:
-            return call.body
         messages = plan.messages if plan is not None else None
-        if messages is None and asked is not None and (progress.is_shown or asked.contents.marked):
+        if messages is None and asked is not None and (progress.showing is not None or asked.contents.marked):
             messages = asked.contents.messages
         taken, wire = progress.taken, progress.incoming.endpoint.wire
         changes = None

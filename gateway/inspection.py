@@ -15,10 +15,12 @@ from gateway.core.plan import Plan, Wishes, budget_of
 from gateway.core.ports import ContextRecord
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.session import Remembered
+from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
-from gateway.dialects.contents import contents_of, output_limit
+from gateway.dialects.contents import ITEMS, contents_of
 from gateway.dialects.fields import decode, join, read_fields, write_fields
-from gateway.planning import FITTED, Asked, Planner
+from gateway.dialects.limits import output_limit
+from gateway.planning import Asked, Planner
 
 WIRES: Final[Mapping[str, Wire]] = {wire: wire for wire in get_args(Wire)}
 
@@ -52,7 +54,7 @@ class Inspector:
                 'The body holds no "messages", "input" or "prompt" that could be weighed.', param="messages"
             )
         route = self._routes.resolve(name)
-        wanted = replace(wishes or Wishes(), output=output_limit(contents.fields))
+        wanted = replace(wishes or Wishes(), output=output_limit(contents.fields, contents.wire))
         return call, Asked(contents, route, self._facts(route), wanted, len(body))
 
     async def count(self, asked: Asked, remembered: Remembered, *, items: bool = False) -> dict[str, Any]:
@@ -104,9 +106,9 @@ class Inspector:
             ContextOverflow: it cannot be made to fit.
             InvalidRequest: requests of its format are not fitted.
         """
-        if asked.contents.wire not in FITTED:
+        if asked.contents.wire not in VIEWED:
             raise InvalidRequest(
-                f"Only chat requests are fitted so far; a {asked.contents.wire} request is forwarded as it is."
+                f"A {asked.contents.wire} request has no messages to choose among: it is sent as it is."
             )
         plan = await self._planner.plan(asked, remembered, use="ask")
         if plan.needs is not None:
@@ -114,7 +116,9 @@ class Inspector:
         if plan.overflow is not None:
             raise plan.overflow
         messages = plan.messages if plan.messages is not None or not asked.contents.marked else asked.contents.messages
-        return call.body if messages is None else write_fields(call.fields, {"messages": join(messages)}), plan
+        if messages is None:
+            return call.body, plan
+        return write_fields(call.fields, {ITEMS[asked.contents.wire]: join(messages)}), plan
 
 
 def plan_json(plan: Plan, *, explain: bool) -> dict[str, Any]:

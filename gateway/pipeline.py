@@ -1,8 +1,9 @@
 """One call, top to bottom. This is the only place that knows the order.
 
-Read the body -> name the session -> find the route -> read its accounts -> decide what to send -> hold what it may cost
--> send -> meter the answer -> settle -> tell the observers. Where the plan needs a summary first, an exchange of our
-own goes the same way before the call does.
+Read the body -> name the session -> find its routes -> read its accounts -> decide what to send -> hold what it may
+cost -> send; decide and send again on the next route where one fails -> meter the answer -> settle -> tell the
+observers. Where the plan needs a summary first, an exchange of our own goes the same way before the call does; where
+results are to be summed up, once the call is held.
 
 An `Exchange` is entered for the way down and left after the answer was passed on. Whatever happens in between (the
 client leaves, the provider breaks off, the process is told to stop), leaving it settles, once.
@@ -20,20 +21,24 @@ from types import TracebackType
 from typing import Final
 
 from gateway.accounting import Accounts
-from gateway.addressing import named_session, route_of, session_of
+from gateway.addressing import named_session, routes_of, session_of
 from gateway.answers import Answers, TotalsComment, read_error
 from gateway.budgeting import Budgets
 from gateway.calls import TELLING, Incoming, Reply, SessionPolicy
 from gateway.composing import Composer
-from gateway.core.errors import BudgetExhausted, GatewayError, UpstreamProtocolError
-from gateway.core.forwarding import Provider, check_credential, request_headers
+from gateway.core.errors import BudgetExhausted, GatewayError, UpstreamFault, UpstreamProtocolError
+from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
+from gateway.core.forwarding import Provider, check_credential, holds_credential, request_headers
+from gateway.core.plan import SummaryModel
 from gateway.core.ports import Observer, Outgoing, Store, Upstream, UpstreamReply
+from gateway.core.retrying import FAILED
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.dialects.base import Call
 from gateway.dialects.length_error import length_error
 from gateway.planning import Planner
 from gateway.progress import CLIENT_CLOSED, Progress
 from gateway.records import Records
+from gateway.result_summaries import ResultSummaries
 from gateway.results import Results
 from gateway.stores.learner import Learner
 from gateway.stores.settler import Settler
@@ -68,6 +73,7 @@ class Gateway:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         summary_s: float = SUMMARY_S,
+        result_model: SummaryModel | None = None,
     ) -> None:
         self.routes = routes
         self.providers = providers
@@ -89,6 +95,7 @@ class Gateway:
             planner=planner,
             results=results,
             summaries=summaries,
+            result_summaries=ResultSummaries(results, summaries, result_model),
             learner=learner,
             store=store,
             facts=facts,
@@ -164,36 +171,78 @@ class Exchange:
             if progress.session is None:
                 progress.session, progress.derived = session_of(incoming, call, gateway.policy)
             gateway.settler.check()
-        route = progress.route = route_of(incoming, call, gateway.routes)
-        provider = gateway.providers[route.provider]
-        check_credential(incoming.headers, provider, gateway.providers.values())
+        progress.routes = self._routes(routes_of(incoming, call, gateway.routes, progress.session))
+        progress.route = progress.routes[0]
+        check_credential(incoming.headers, gateway.providers[progress.route.provider], gateway.providers.values())
         if metered:
             await gateway.accounts.open(progress)
-        await self._make_ready(call)
-        before = await gateway.accounts.totals_now(progress) if call.stream else None
-        answer = await self._send(call, route, provider)
+        answer = await self._answered(call)
         if not 200 <= answer.status < 300:  # noqa: PLR2004
             return await gateway.answers.failure(progress, answer)
         progress.billed = metered
-        return await gateway.answers.success(progress, call, answer, before)
+        return await gateway.answers.success(progress, call, answer, progress.before)
+
+    def _routes(self, found: tuple[Route, ...]) -> tuple[Route, ...]:
+        """Those where the call may go. The caller's own credential is for the first provider and for no other."""
+        first, providers = found[0], self._gateway.providers
+        return tuple(
+            route for route in found if route.provider == first.provider or holds_credential(providers[route.provider])
+        )
+
+    async def _answered(self, call: Call) -> UpstreamReply:
+        """The answer of the first provider that has one, else that of the last.
+
+        Raises:
+            UpstreamFault: the last gave none.
+            ContextOverflow, BudgetTooSmall, TextTooLong: it cannot be made to fit for the last.
+        """
+        progress, gateway = self._p, self._gateway
+        for route in progress.routes:
+            progress.route, progress.is_too_long = route, False
+            is_last = route is progress.routes[-1]
+            try:
+                await self._make_ready(call)
+                if call.stream and progress.before is None:
+                    progress.before = await gateway.accounts.totals_now(progress)
+                answer = await self._send(call, route, gateway.providers[route.provider])
+            except (UpstreamFault, ContextOverflow, BudgetTooSmall, TextTooLong) as fault:
+                if is_last:
+                    raise
+                reason = fault.code
+            else:
+                if is_last or not (answer.status in FAILED or progress.is_too_long):
+                    return answer
+                reason = str(answer.status)
+            await progress.hang_up()
+            earlier = progress.notes.get("fallback", "")
+            progress.notes["fallback"] = f"{earlier}{route.provider}/{route.model}: {reason}; "
+        raise AssertionError("there is always a last one")
 
     async def _make_ready(self, call: Call) -> None:
         """Decide what is sent, and hold what it may cost. Tool results shrink before a call is refused.
+
+        What is held for a call is enough wherever it goes, so it is held once.
 
         Raises:
             BudgetFault: even then too little is left.
         """
         progress, composer = self._p, self._gateway.composer
-        modes = composer.modes(progress)
+        modes = composer.modes(progress) if progress.taken is None else (progress.mode or "raw",)
         for mode in modes:
             await composer.compose(progress, call, mode)
             try:
-                await self._gateway.accounts.hold(progress, call)
+                if progress.taken is None:
+                    await self._gateway.accounts.hold(progress, call)
             except BudgetExhausted:
                 if mode == modes[-1]:
                     raise
             else:
-                return
+                break
+        if await composer.sum_up(progress, call):
+            await composer.compose(progress, call, mode)
+        if not await composer.keep(progress):
+            # Another call took the room, or the store went away. What was held for a bit less is settled exactly.
+            await composer.compose(progress, call, "table")
 
     async def _send(self, call: Call, route: Route, provider: Provider) -> UpstreamReply:
         """Send it; once more where the provider's refusal tells what to change."""
@@ -212,8 +261,10 @@ class Exchange:
                 progress.notes["stream_usage"] = "refused by the provider"
             return answer
         found = length_error(answer.status, body)
+        progress.is_too_long = found is not None
         if found is not None and await gateway.composer.fit_again(progress, found):
             await progress.hang_up()
+            progress.is_too_long = False
             return await self._attempt(call, route, provider, ask_usage=ask)
         return AlreadyRead(answer.status, without_packing(answer.headers), body)
 
@@ -226,6 +277,7 @@ class Exchange:
                 incoming.headers, provider, client_key_headers=incoming.caller.key_headers, unpacked=incoming.unpacked
             ),
             gateway.composer.body(progress, call, provider, ask_usage=ask_usage),
+            progress.notes.__setitem__,
         )
         if progress.sent_at is None:
             progress.sent_at = gateway.clock()

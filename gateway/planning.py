@@ -8,6 +8,7 @@ the interpreter.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,11 +17,12 @@ from typing import Final, TypeVar
 
 from gateway.core.conversation import Conversation
 from gateway.core.counting.beginnings import Beginning, Beginnings, is_worth_keeping
+from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimate, Estimator
 from gateway.core.counting.request import Request, read_request
 from gateway.core.counting.sums import Sums
 from gateway.core.fitting.ahead import START, read_ahead
-from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow
+from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.summary import Use
 from gateway.core.message import keys_of
@@ -30,6 +32,8 @@ from gateway.core.plan import (
     Plan,
     Room,
     Scales,
+    Trim,
+    Unsound,
     Weighed,
     Wishes,
     as_it_came,
@@ -40,19 +44,21 @@ from gateway.core.plan import (
 )
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Remembered
-from gateway.dialects.contents import Contents
+from gateway.core.views import VIEWED, View, view_of
+from gateway.dialects.contents import ITEMS, Contents
 from gateway.stores.learner import Learner
 
+logger = logging.getLogger("gateway")
 T = TypeVar("T")
 
 #: So many bytes behind what is known of a request are weighed in the loop: a few milliseconds where none was ever seen.
 _INLINE_BYTES: Final = 32 * 1024
 _WEIGHING: Final = 2
 _FITTING: Final = 1
-#: formats whose messages can be chosen among
-FITTED: Final = frozenset({"chat"})
 #: for what is known of messages: their blocks, terms and weights
 _BOOK_BYTES: Final = 64 * 2**20
+#: for messages of other formats as chat messages
+_READ_BYTES: Final = 32 * 2**20
 #: for the beginnings of requests
 _KNOWN_BYTES: Final = 64 * 2**20
 
@@ -89,6 +95,7 @@ class Planner:
         self._clock = clock
         #: to look beginnings up in, see `contents_of`
         self.known = Beginnings(_KNOWN_BYTES, Lock())
+        self._read = CountCache(_READ_BYTES, Lock())
         self._book = Reader(_no_weights, limit_bytes=_BOOK_BYTES, lock=Lock())
         # A long choice must not keep those waiting who only want to be weighed.
         self._weighing = ThreadPoolExecutor(_WEIGHING, "weighing")
@@ -100,23 +107,40 @@ class Planner:
         came, learned, keys = await self._weigh(asked, remembered, window)
         budget = budget_of(self.policy, asked.facts, asked.wishes, learned.window)
         trim = asked.wishes.trim or self.policy.trim
-        is_fitted = trim != "off" and asked.contents.wire in FITTED
-        if budget is None or keys is None or not is_fitted:
+        if budget is None or trim == "off":
             return as_it_came(came, budget)
+        if keys is None or asked.contents.wire not in VIEWED:
+            return self._of_one_text(came, asked.contents, budget, trim)
         if came.fits(budget, self.policy.safety):
             self._read_ahead(came, asked.contents, keys, budget)
             return as_it_came(came, budget)
         room = Room(budget, self.policy, trim == "shadow", remembered.state, learned, self._deadline(), use)
         scales = Scales(self._estimator, self._reader(came.request))
         try:
-            plan = await _run_in(
-                self._fitting, lambda: make_room(came, self._conversation(asked.contents, keys), room, scales)
-            )
+            plan = await _run_in(self._fitting, lambda: self._roomy(came, asked.contents, keys, room, scales))
+        except Unsound:
+            logger.exception("a request is forwarded as it came, though it is over its budget")
+            return as_it_came(came, budget)
         except (ContextOverflow, BudgetTooSmall) as overflow:
             plan = as_it_came(came, budget)
             return plan if trim == "shadow" or self.policy.overflow == "forward" else replace(plan, overflow=overflow)
         self._read_ahead(came, asked.contents, keys, budget)
         return plan
+
+    def _of_one_text(self, came: Weighed, contents: Contents, budget: int, trim: Trim) -> Plan:
+        """Sent as it came, if it may be."""
+        plan, tokens = as_it_came(came, budget), came.expected.tokens
+        if tokens <= budget or trim == "shadow" or self.policy.overflow != "error":
+            return plan
+        return replace(plan, overflow=TextTooLong(needed=tokens, budget=budget, param=ITEMS[contents.wire]))
+
+    def _roomy(self, came: Weighed, contents: Contents, keys: Sequence[bytes], room: Room, scales: Scales) -> Plan:
+        view = self.view(contents)
+        return make_room(came, view, self._conversation(view, contents, keys), room, scales)
+
+    def view(self, contents: Contents) -> View:
+        """Its messages as chat messages."""
+        return view_of(contents.wire, contents.messages or (), self._read)
 
     def _read_ahead(self, came: Weighed, contents: Contents, keys: Sequence[bytes], budget: int) -> None:
         """Let some of what a cut has to know be read. Nobody waits for it, and one at a time is enough."""
@@ -127,7 +151,8 @@ class Planner:
 
         def work() -> None:
             try:
-                read_ahead(contents.messages or (), keys, filled, reader, expired)
+                view = self.view(contents)
+                read_ahead(view.messages, _keys_of(view, contents, keys), filled, reader, expired)
             finally:
                 self._reading_ahead.release()
 
@@ -186,13 +211,15 @@ class Planner:
             self.known.keep(contents.wire, begun, instead_of=start)
         return estimator.sums(request, fresh[last:], keys[last:], before), known + keys
 
-    def _conversation(self, contents: Contents, keys: tuple[bytes, ...]) -> Conversation:
+    def _conversation(self, view: View, contents: Contents, keys: Sequence[bytes]) -> Conversation:
+        """`keys`: of the elements."""
+        priorities = contents.priorities or {}
         return Conversation.of(
-            contents.messages or (),
+            view.messages,
             self._book,
-            keys=keys,
-            pinned=contents.pinned,
-            priorities=contents.priorities,
+            keys=_keys_of(view, contents, keys),
+            pinned=view.held | view.indices(contents.pinned),
+            priorities={index: priority for place, priority in priorities.items() for index in view.indices({place})},
             keep_last_turns=self.policy.keep_last_turns,
         )
 
@@ -215,10 +242,10 @@ class Planner:
         return lambda: self._clock() > end
 
     def _reader(self, request: Request) -> Reader:
-        """What is known of messages, with the weights of the request's family."""
+        """What is known of chat messages, with the weights of the request's family."""
         bare = Request(wire=request.wire, model=request.model, provider=request.provider, tokenizer=request.tokenizer)
         return self._book.weighing(
-            lambda messages: self._estimator.message_tokens(replace(bare, messages=messages)),
+            lambda messages: self._estimator.message_tokens(replace(bare, messages=messages), read_as="chat"),
             f"{self._estimator.family(request).name}\0{request.tokenizer}",
         )
 
@@ -226,6 +253,11 @@ class Planner:
         """Let the threads end; calls that wait for them have been cut by then."""
         for threads in (self._weighing, self._fitting):
             threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _keys_of(view: View, contents: Contents, keys: Sequence[bytes]) -> tuple[bytes, ...]:
+    """Those of the messages; `keys`: of the elements."""
+    return tuple(keys) if contents.wire == "chat" else keys_of(view.messages)
 
 
 async def _run_in(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:

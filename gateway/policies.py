@@ -9,6 +9,7 @@ from gateway.core import ledger
 from gateway.core.fitting.epochs import FitPolicy
 from gateway.core.fitting.strategies import strategies_of
 from gateway.core.forwarding import Provider
+from gateway.core.modes.summary import LONGEST_ANSWER
 from gateway.core.plan import ContextPolicy, SummaryModel
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
 from gateway.core.spending import BudgetPolicy
@@ -28,6 +29,7 @@ def budget_policy(settings: config.Settings) -> BudgetPolicy:
         warn_at=row.warn_at,
         modes=row.modes,
         clamp=row.clamp_output,
+        deferred=row.deferred == "forward",
         exhausted_status=row.exhausted_status,
     )
 
@@ -53,6 +55,15 @@ def context_policy(settings: config.Settings, facts: Callable[[Route], ModelFact
     )
 
 
+def result_model(settings: config.Settings, facts: Callable[[Route], ModelFacts]) -> SummaryModel | None:
+    """Who sums up tool results; None: nobody."""
+    name = settings.budget.summary_model
+    if name is None:
+        return None
+    route = routes_of(settings).resolve(name)
+    return SummaryModel(name, route, facts(route), LONGEST_ANSWER)
+
+
 def _summary_model(settings: config.Settings, facts: Callable[[Route], ModelFacts]) -> SummaryModel | None:
     row = settings.context.summary
     if row.model is None:
@@ -63,12 +74,27 @@ def _summary_model(settings: config.Settings, facts: Callable[[Route], ModelFact
 
 def routes_of(settings: config.Settings) -> Routes:
     """The routing table: the configured routes, then the built-in ones whose provider exists."""
-    rules = [ModelRule(row.match, row.provider, row.name, catalog.facts_of(row)) for row in settings.models]
+    rules = [
+        ModelRule(
+            row.match,
+            row.providers[0],
+            row.name,
+            catalog.facts_of(row),
+            tuple(row.provider.items()) if isinstance(row.provider, dict) else (),
+            row.fallback,
+        )
+        for row in settings.models
+    ]
     names = list(settings.providers)
     if settings.built_in_providers:
         rules += [ModelRule(match, name) for match, name in config.BUILT_IN_ROUTES if name in names]
     anthropic = "anthropic" if settings.built_in_providers and "anthropic" in names else None
     return Routes(rules, names, settings.default_provider, anthropic)
+
+
+def table_names(settings: config.Settings) -> dict[str, str]:
+    """Providers whose models stand under another name in the tables: ours -> theirs."""
+    return {name: row.litellm for name, row in settings.providers.items() if row.litellm}
 
 
 def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> Provider:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 from gateway.budgeting import Book, Taken
 from gateway.calls import Incoming
-from gateway.core.errors import GatewayError
+from gateway.core.errors import GatewayError, UpstreamTimeout
 from gateway.core.fitting.summary import Use
 from gateway.core.modes import ResponseMode
 from gateway.core.plan import Plan
@@ -20,6 +21,7 @@ from gateway.core.spending import Charged
 from gateway.core.usage import Totals
 from gateway.dialects.base import Answer, Call, Dialect
 from gateway.planning import Asked
+from gateway.results import Showing
 
 #: the status of a call whose client did not wait for an answer
 CLIENT_CLOSED: Final = 499
@@ -36,7 +38,10 @@ _NO_BOOK: Final = Book()
 class Progress:
     """One call: what came in, and what became of it so far.
 
-    `started_at` is wall time, `sent_at` and `head_at` are monotonic. `is_holding`: something may be held for it.
+    `started_at` is wall time, `sent_at` and `head_at` are monotonic. `routes`: where it may go, `route`: the one whose
+    turn it is, `is_too_long`: for that one. `affordable`: input tokens
+    that its budgets allow. `is_holding`: something may be held.
+    `before`: the session's totals when it was sent, where they go out before its answer.
     `reader` tells what was read of an answer that has not come to its end; `billed`: the provider charges for it.
     `record` and `totals` are there once it was settled, or was about to be.
     """
@@ -46,15 +51,19 @@ class Progress:
     call: Call | None = None
     session: SessionKey | None = None
     derived: bool = False
+    routes: tuple[Route, ...] = (_NO_ROUTE,)
     route: Route = _NO_ROUTE
+    is_too_long: bool = False
     charged: Charged = _NOBODY
     book: Book = _NO_BOOK
     remembered: Remembered = _NOTHING_REMEMBERED
     mode: ResponseMode | None = None
-    is_shown: bool = False
+    showing: Showing | None = None
     asked: Asked | None = None
     use: Use = "ask"
     plan: Plan | None = None
+    affordable: int | None = None
+    before: Totals | None = None
     is_holding: bool = False
     taken: Taken | None = None
     sending: AbstractAsyncContextManager[UpstreamReply] | None = None
@@ -91,3 +100,22 @@ class Progress:
         sending, self.sending = self.sending, None
         if sending is not None:
             await sending.__aexit__(None, None, None)
+
+
+@asynccontextmanager
+async def patience(seconds: float) -> AsyncIterator[None]:
+    """So long and no longer. What is cut says so in its record, and is told from what is cut because nobody waits.
+
+    Raises:
+        UpstreamTimeout: it took longer.
+    """
+    task = cast("asyncio.Task[object]", asyncio.current_task())
+    timer = asyncio.get_running_loop().call_later(seconds, task.cancel, TOO_SLOW)
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if error.args != (TOO_SLOW,) or task.uncancel() > 0:
+            raise
+        raise UpstreamTimeout(f"it took longer than {seconds:g} s") from None
+    finally:
+        timer.cancel()

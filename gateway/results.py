@@ -1,13 +1,18 @@
 """Tool results in the mode that a session's budget leaves room for, and the full texts behind what is left out.
 
 A message is shown by `gateway.core.modes`, always the same way; here what was shown is remembered, and no handle goes
-out before its text is in the store.
+out before its text is in the store. A session keeps so many bytes of texts: a result that there is no room for is sent
+in the strictest form that needs no handle. What is kept stays, and so does what each message looks like.
+
+Where a model makes summaries, results of which nobody decided yet what stands for them are named, and shown as extracts
+until that is done (`gateway.decisions`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import blake2b
 from threading import Lock
 from typing import Final, NamedTuple
@@ -15,8 +20,11 @@ from typing import Final, NamedTuple
 from gateway.core.counting.cache import CountCache
 from gateway.core.errors import StoreUnavailable
 from gateway.core.message import decode, digest, text_parts
-from gateway.core.modes import ResponseMode, show
+from gateway.core.modes import ResponseMode, show, with_summary
+from gateway.core.modes.extract import LONGEST
+from gateway.core.modes.summary import MOST, Summing
 from gateway.core.ports import SessionKey, Store
+from gateway.decisions import Decisions
 
 #: for messages as they were shown
 _CACHE_BYTES: Final = 32 * 2**20
@@ -24,40 +32,98 @@ _CACHE_BYTES: Final = 32 * 2**20
 _ENTRY_BYTES: Final = 200
 #: bytes of messages that are shown in the loop; more are shown in a thread
 _INLINE_BYTES: Final = 32 * 1024
+#: bytes of all summaries that one call may need, as UTF-8
+_SAID_BYTES: Final = MOST * LONGEST * 4
 
 
 class _Shown(NamedTuple):
-    """What is sent in the place of a message, None for the message itself, and the handle that it names."""
+    """What is sent in the place of a message, None for itself; the handle that it names, and the bytes of its text.
 
-    raw: bytes | None
-    handle: str | None
+    `summing`: what a model's summary of it may take, where it is worth one.
+    """
+
+    raw: bytes | None = None
+    handle: str | None = None
+    size: int = 0
+    summing: Summing | None = None
+
+
+class Open(NamedTuple):
+    """A result that is shown as an extract until it is decided what its summary is.
+
+    `place`: of its message, which is `raw` as it came.
+    """
+
+    place: int
+    raw: bytes
+    handle: str
+    summing: Summing
+
+
+class Showing(NamedTuple):
+    """What is sent, as many messages as came; and the texts to keep before it is, under their handles.
+
+    `texts`: each as the message it is the text of, as it came; `open`: results that may be summed up first, in order.
+    """
+
+    messages: tuple[bytes, ...]
+    texts: Mapping[str, bytes]
+    open: tuple[Open, ...] = ()
+
+    @property
+    def more(self) -> int:
+        """Tokens by which summaries may be longer than the extracts that are shown so far."""
+        return sum(sorted(one.summing.more for one in self.open)[-MOST:])
 
 
 class Results:
-    """Shows tool results. Shared by all calls."""
+    """Shows tool results. Shared by all calls. `most`: bytes of texts that a session keeps; 0: none are kept."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, most: int) -> None:
+        self.most = most
         self._store = store
+        self._decisions = Decisions(store)
         self._cache = CountCache(_CACHE_BYTES, Lock())
 
     async def show(
-        self, messages: Sequence[bytes], mode: ResponseMode, session: SessionKey | None
-    ) -> tuple[bytes, ...] | None:
-        """The messages in a mode; None where none of them changes.
+        self, messages: Sequence[bytes], mode: ResponseMode, session: SessionKey | None, *, is_summed: bool = False
+    ) -> Showing | None:
+        """The messages in a mode; None where none of them changes. `is_summed`: a model makes summaries.
 
         Without a session, or while the store is away, nothing can be kept, and so nothing is left out: tables at most.
         """
-        if mode not in ("raw", "table") and session is not None:
-            shown = await self._shown(messages, mode, session)
-            try:
-                await self._keep(messages, shown, session)
-            except StoreUnavailable:
-                pass
-            else:
-                return _changed(messages, shown)
+        if mode not in ("raw", "table") and session is not None and self.most:
+            with contextlib.suppress(StoreUnavailable):
+                shown = await self._shown(messages, mode, session)
+                texts, refused = await self._missing(messages, shown, session)
+                shown = await self._without(refused, messages, shown)
+                if not is_summed:
+                    return _showing(messages, shown, texts)
+                return await self._summed(messages, shown, texts, session)
         if mode == "raw":
             return None
-        return _changed(messages, await self._shown(messages, "table", session))
+        return _showing(messages, await self._shown(messages, "table", session), {})
+
+    async def decide(self, said: Mapping[str, str], session: SessionKey) -> bool:
+        """What stands for results from now on, see `Decisions.decide`; False where that cannot be kept."""
+        try:
+            await self._decisions.decide(session, said, self.most)
+        except StoreUnavailable:
+            return False
+        return True
+
+    async def keep(self, showing: Showing, session: SessionKey) -> bool:
+        """Have the texts in the store; False where that cannot be, so that the messages must be shown anew.
+
+        Not before the call is sure to be sent: what refused calls leave in the store nobody would ever pay for.
+        """
+        if not showing.texts:
+            return True
+        texts = {handle: text_parts(decode(raw)["content"]) for handle, raw in showing.texts.items()}
+        try:
+            return not await self._store.keep_results(session, texts, self.most)
+        except StoreUnavailable:
+            return False
 
     async def _shown(
         self, messages: Sequence[bytes], mode: ResponseMode, session: SessionKey | None
@@ -71,7 +137,9 @@ class Results:
 
         def one(raw: bytes) -> _Shown:
             shown = show(raw, mode, handle_of)
-            return _Shown(shown.raw, shown.handle) if shown is not None else _Shown(None, None)
+            if shown is None:
+                return _Shown()
+            return _Shown(shown.raw, shown.handle, _size(shown.content or ""), shown.summing)
 
         def work() -> Sequence[_Shown]:
             return self._cache.get_keyed(
@@ -83,16 +151,88 @@ class Results:
 
         return await asyncio.to_thread(work) if sum(map(len, messages)) > _INLINE_BYTES else work()
 
-    async def _keep(self, messages: Sequence[bytes], shown: Sequence[_Shown], session: SessionKey) -> None:
-        """Have every text in the store that a handle stands for; even if it was there once, it may be gone."""
-        raws = {one.handle: raw for raw, one in zip(messages, shown, strict=True) if one.handle is not None}
-        missing = await self._store.missing_results(session, list(raws)) if raws else ()
-        if missing:
-            texts = {handle: text_parts(decode(raws[handle])["content"]) for handle in missing}
-            await self._store.keep_results(session, texts)
+    async def _missing(
+        self, messages: Sequence[bytes], shown: Sequence[_Shown], session: SessionKey
+    ) -> tuple[Mapping[str, bytes], Collection[str | None]]:
+        """The texts that the store does not have, and the handles of those that it has no room for.
+
+        Even if a text was there once, it may be gone.
+        """
+        originals = {one.handle: (raw, one.size) for raw, one in zip(messages, shown, strict=True) if one.handle}
+        missing = await self._store.missing_results(session, list(originals)) if originals else ()
+        if not missing:
+            return {}, ()
+        room = self.most - await self._store.results_size(session)
+        texts = {}
+        for handle in missing:
+            raw, size = originals[handle]
+            if size <= room:
+                room -= size
+                texts[handle] = raw
+        return texts, {*missing} - {*texts}
+
+    async def _without(
+        self, refused: Collection[str | None], messages: Sequence[bytes], shown: Sequence[_Shown]
+    ) -> Sequence[_Shown]:
+        """What is shown, without handles that have no text."""
+        places = [place for place, one in enumerate(shown) if one.handle in refused]
+        if not places:
+            return shown
+        tables = await self._shown([messages[place] for place in places], "table", None)
+        instead = dict(zip(places, tables, strict=True))
+        return [instead.get(place, one) for place, one in enumerate(shown)]
+
+    async def _summed(
+        self, messages: Sequence[bytes], shown: Sequence[_Shown], texts: Mapping[str, bytes], session: SessionKey
+    ) -> Showing | None:
+        """What is shown, with summaries where it is decided what they are, and with what is to be decided."""
+        summable = {one.handle for one in shown if one.handle and one.summing}
+        # A session whose full text is gone was forgotten, and its decisions with it.
+        said = await self._decisions.known(session, summable, unsure=texts) if summable else {}
+        undecided = {
+            one.handle: Open(place, messages[place], one.handle, one.summing)
+            for place, one in enumerate(shown)
+            if one.handle and one.summing and one.handle not in said
+        }
+        if undecided and not await self._has_room(sum(one.size for one in shown if one.handle in texts), session):
+            undecided = {}
+        showing = _showing(messages, await self._said(said, messages, shown), texts)
+        return showing._replace(open=tuple(undecided.values())) if showing is not None else None
+
+    async def _has_room(self, pending: int, session: SessionKey) -> bool:
+        """Whether summaries can be kept beside texts of so many bytes. Without room nobody is asked, on any turn."""
+        return await self._store.results_size(session) + pending + _SAID_BYTES <= self.most
+
+    async def _said(
+        self, said: Mapping[str, str], messages: Sequence[bytes], shown: Sequence[_Shown]
+    ) -> Sequence[_Shown]:
+        """What is shown, with these summaries in the place of extracts."""
+        places = [place for place, one in enumerate(shown) if one.summing and said.get(one.handle or "")]
+        if not places:
+            return shown
+
+        def one(place: int) -> _Shown:
+            handle = shown[place].handle or ""
+            return shown[place]._replace(raw=with_summary(messages[place], said[handle], handle))
+
+        def work() -> Sequence[_Shown]:
+            return self._cache.get_keyed(
+                "said",
+                [(digest(messages[place]), shown[place].handle, said[shown[place].handle or ""]) for place in places],
+                lambda missing: (one(places[index]) for index in missing),
+                lambda made: _ENTRY_BYTES + 2 * len(made.raw or b""),
+            )
+
+        is_long = sum(len(messages[place]) for place in places) > _INLINE_BYTES
+        instead = dict(zip(places, await asyncio.to_thread(work) if is_long else work(), strict=True))
+        return [instead.get(place, one) for place, one in enumerate(shown)]
 
 
-def _changed(messages: Sequence[bytes], shown: Sequence[_Shown]) -> tuple[bytes, ...] | None:
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def _showing(messages: Sequence[bytes], shown: Sequence[_Shown], texts: Mapping[str, bytes]) -> Showing | None:
     if all(one.raw is None for one in shown):
         return None
-    return tuple(raw if one.raw is None else one.raw for raw, one in zip(messages, shown, strict=True))
+    return Showing(tuple(raw if one.raw is None else one.raw for raw, one in zip(messages, shown, strict=True)), texts)

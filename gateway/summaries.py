@@ -1,28 +1,29 @@
-"""A summary of what a call leaves out, made by a call of the gateway's own and kept with the session.
+"""Summaries of what a call leaves out, made by calls of the gateway's own.
 
-That call goes the way of any other: it has an id, a record and a charge, and is settled before the one it is made for
+Such a call goes the way of any other: it has an id, a record and a charge, and is settled before the one it is made for
 is sent. Where there is no summary, the call that wanted one goes on without it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
-from typing import Final, cast
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from typing import Final
 
 from gateway.calls import TELLING, Caller, Directives, Incoming, Purpose, Reply
 from gateway.core.counting.heuristic import estimate_tokens
-from gateway.core.errors import UpstreamTimeout
+from gateway.core.errors import GatewayError
 from gateway.core.fitting.summary import NeedsSummary
 from gateway.core.forwarding import CREDENTIALS, Provider, holds_credential
+from gateway.core.message import Message
 from gateway.core.ports import Headers, SessionKey, Store
 from gateway.core.routing import Route, Routes
 from gateway.core.spending import KeyBudget
 from gateway.dialects import endpoint
 from gateway.dialects.openai_chat import completion_request, completion_text
-from gateway.progress import TOO_SLOW, Progress
+from gateway.progress import Progress, patience
 
 #: a call waits so long for a summary
 SUMMARY_S: Final = 60.0
@@ -34,6 +35,16 @@ _LONGEST_SUMMARY: Final = 2
 
 class NoSummaryError(Exception):
     """There is no summary, and why: for the record of the call that would have been sent with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a model is asked. `operation`: how it is recorded; `model`: as configured; `max_tokens`: of its answer."""
+
+    operation: str
+    model: str
+    messages: tuple[Message, ...]
+    max_tokens: int
 
 
 class Summaries:
@@ -70,20 +81,38 @@ class Summaries:
         session = progress.session
         if session is None:
             raise NoSummaryError("there is no session to keep it in")
-        call_id, text = await self._summary_of(needs, session, progress)
+        question = Question("summary", needs.model, needs.messages, needs.max_tokens)
+        call_id, text = await self._answer(question, session, progress)
         state = await self._store.update(session, lambda state: state.with_summary(needs.id, text))
         progress.remembered = replace(progress.remembered, state=state)
         progress.use = "known"
         progress.notes["summary"] = f"of {needs.count} messages, made by call {call_id}"
 
-    async def _summary_of(self, needs: NeedsSummary, session: SessionKey, progress: Progress) -> tuple[str, str]:
-        """The id of the call that made it, and its text."""
-        headers = self._headers(self._routes.resolve(needs.model), progress)
-        async with _patience(self._patience_s):
+    async def answers(
+        self, questions: Sequence[Question], session: SessionKey, progress: Progress
+    ) -> list[tuple[str | None, str]]:
+        """What models say to several questions, asked at once: a text and by which call, or None and why there is none.
+
+        Who is cut while waiting cuts those calls too, for the same reason.
+        """
+
+        async def one(question: Question) -> tuple[str | None, str]:
+            try:
+                call_id, text = await self._answer(question, session, progress)
+            except (GatewayError, NoSummaryError) as error:
+                return None, f"none: {error}"
+            return text, f"call {call_id}"
+
+        return list(await asyncio.gather(*map(one, questions)))
+
+    async def _answer(self, question: Question, session: SessionKey, progress: Progress) -> tuple[str, str]:
+        """The id of the call that was made for it, and the text of its answer."""
+        headers = self._headers(self._routes.resolve(question.model), progress)
+        async with patience(self._patience_s):
             for field_name in _LIMITS:
-                body = completion_request(needs.model, needs.messages, (field_name, needs.max_tokens))
-                call_id = self._new_id()
-                async with self._handle(self._of_our_own(call_id, session, headers, body, progress)) as reply:
+                incoming = self._of_our_own(question, field_name, session, headers, progress)
+                call_id = incoming.call_id
+                async with self._handle(incoming) as reply:
                     answer = reply.body if isinstance(reply.body, bytes) else b""
                 if reply.status not in TELLING or _LIMITS[-1].encode() not in answer:
                     break
@@ -92,7 +121,7 @@ class Summaries:
         text = completion_text(answer)
         if text is None:
             raise NoSummaryError(f"call {call_id} was answered without a text")
-        if estimate_tokens(text) > _LONGEST_SUMMARY * needs.max_tokens:
+        if estimate_tokens(text) > _LONGEST_SUMMARY * question.max_tokens:
             raise NoSummaryError(f"call {call_id} was answered with far more than was asked for")
         return call_id, text
 
@@ -110,9 +139,9 @@ class Summaries:
         return headers + own
 
     def _of_our_own(
-        self, call_id: str, session: SessionKey, headers: Headers, body: bytes, progress: Progress
+        self, question: Question, limit_field: str, session: SessionKey, headers: Headers, progress: Progress
     ) -> Incoming:
-        asking = progress.incoming
+        asking, call_id = progress.incoming, self._new_id()
         return Incoming(
             call_id=call_id,
             request_id=call_id,
@@ -120,7 +149,7 @@ class Summaries:
             path="chat/completions",
             query="",
             headers=headers,
-            body=body,
+            body=completion_request(question.model, question.messages, (limit_field, question.max_tokens)),
             unpacked=False,
             endpoint=endpoint("POST", "chat/completions"),
             # What a client key may call says nothing of what the gateway may.
@@ -128,24 +157,5 @@ class Summaries:
             path_session=session.id,
             started=self._clock(),
             directives=Directives(budget=asking.directives.budget),
-            purpose=Purpose("summary", progress.derived, {"for": asking.call_id}),
+            purpose=Purpose(question.operation, progress.derived, {"for": asking.call_id}),
         )
-
-
-@asynccontextmanager
-async def _patience(seconds: float) -> AsyncIterator[None]:
-    """So long and no longer. What is cut says so in its record, and is told from what is cut because nobody waits.
-
-    Raises:
-        UpstreamTimeout: it took longer.
-    """
-    task = cast("asyncio.Task[object]", asyncio.current_task())
-    timer = asyncio.get_running_loop().call_later(seconds, task.cancel, TOO_SLOW)
-    try:
-        yield
-    except asyncio.CancelledError as error:
-        if error.args != (TOO_SLOW,) or task.uncancel() > 0:
-            raise
-        raise UpstreamTimeout(f"it took longer than {seconds:g} s") from None
-    finally:
-        timer.cancel()

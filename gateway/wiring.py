@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import gc
 import logging
 import os
 import random
 import signal
+import ssl
 import sys
 import threading
 import time
@@ -22,14 +24,23 @@ from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator
 from gateway.core.errors import ConfigError
 from gateway.core.ids import call_id
-from gateway.core.ports import Observer, Store
+from gateway.core.ports import Observer, Store, Upstream
+from gateway.core.retrying import BreakerPolicy, RetryPolicy
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.spending import KeyBudget
 from gateway.counters.registry import Counters, is_dotted_path
 from gateway.inspection import Inspector
 from gateway.pipeline import Gateway
 from gateway.planning import Planner
-from gateway.policies import budget_policy, context_policy, limits_of, provider_of, routes_of
+from gateway.policies import (
+    budget_policy,
+    context_policy,
+    limits_of,
+    provider_of,
+    result_model,
+    routes_of,
+    table_names,
+)
 from gateway.results import Results
 from gateway.server import headers
 from gateway.server.app import GatewayApp
@@ -47,6 +58,8 @@ from gateway.stores.settler import Settler
 from gateway.stores.sqlite import SqliteStore
 from gateway.telemetry import log
 from gateway.upstream import http
+from gateway.upstream import litellm as translating
+from gateway.upstream.retrying import RetryingUpstream
 
 logger = logging.getLogger("gateway")
 
@@ -79,6 +92,7 @@ def build_app(load: Load) -> GatewayApp:
         try:
             worker = Worker(store, settings, load)
             try:
+                await worker.keys.begin()
                 yield worker
             finally:
                 await worker.aclose()
@@ -104,14 +118,16 @@ def open_store(settings: config.Settings) -> Store:
     return SqliteStore(path, timeout_s=timeout_s)
 
 
-def open_catalog() -> catalog.Catalog:
+def open_catalog(settings: config.Settings) -> catalog.Catalog:
     """The model tables on disk."""
     families = config.families()
-    return catalog.Catalog(
+    tables = catalog.Catalog(
         config.model_facts(),
         catalog.load_litellm_table(),
         tokenizers=lambda route: families.of(route.model, route.provider, "chat").tokenizer,
     )
+    tables.rename(table_names(settings))
+    return tables
 
 
 def add_counters(counters: Counters, settings: config.Settings) -> None:
@@ -145,7 +161,7 @@ def inspector_of(settings: config.Settings) -> Iterator[Inspector]:
     """
     counters = Counters()
     add_counters(counters, settings)
-    facts = open_catalog().facts
+    facts = open_catalog(settings).facts
     planner = planner_of(settings, counters, estimator_of(counters), Learner(MemoryStore()), facts)
     try:
         yield Inspector(planner, routes_of(settings), facts)
@@ -184,16 +200,22 @@ class Worker:
         self._settler.on_return = blind.forget
         self._settler.start()
         self._blind = blind
-        self._leases = Leases(store, self._settler.settle, lease_s=settings.budget.lease_s)
+        self._leases = Leases(
+            store,
+            self._settler.settle,
+            lease_s=settings.budget.lease_s,
+            is_away=lambda: self._settler.is_away,
+            away=self._settler.away,
+        )
         self._leases.start()
-        self._results = Results(store)
+        self._results = Results(store, settings.sessions.results_max_bytes)
         self.keys = KeyRing(store)
         self._learner = Learner(store)
         self._counters = Counters()
         add_counters(self._counters, settings)
         self._estimator = estimator_of(self._counters)
         self._observers = [self._learner, *_observers(settings)]
-        self._catalog = open_catalog()
+        self._catalog = open_catalog(settings)
         self._ttl_s = settings.sessions.ttl_s
         self._chores = {asyncio.create_task(self._expire())}
         self.cors_origins = settings.server.cors_origins
@@ -238,8 +260,10 @@ class Worker:
         config.refuse_open_door(settings)
         add_counters(self._counters, settings)
         old, self._parts = self._parts, _Parts(settings, self)
+        self._catalog.rename(table_names(settings))
         self._ttl_s = settings.sessions.ttl_s
         self._leases.lease_s = settings.budget.lease_s
+        self._results.most = settings.sessions.results_max_bytes
         logger.info("configuration reloaded")
         chore = asyncio.create_task(_retire(old))
         self._chores.add(chore)
@@ -253,7 +277,7 @@ class Worker:
         self,
         settings: config.Settings,
         routes: Routes,
-        upstreams: Mapping[str, http.HttpUpstream],
+        upstreams: Mapping[str, Upstream],
         planner: Planner,
     ) -> Gateway:
         """The pipeline under these settings."""
@@ -279,6 +303,7 @@ class Worker:
             ),
             totals_comment=headers.totals_comment,
             new_id=new_id,
+            result_model=result_model(settings, self._catalog.facts),
         )
 
     @property
@@ -367,7 +392,7 @@ async def _retire(parts: _Parts) -> None:
         await parts.aclose()
 
 
-def upstream_of(name: str, row: config.Provider) -> http.HttpUpstream:
+def upstream_of(name: str, row: config.Provider) -> Upstream:
     """The connections to a provider. Needs a running event loop.
 
     Raises:
@@ -376,7 +401,7 @@ def upstream_of(name: str, row: config.Provider) -> http.HttpUpstream:
     return upstreams_of({name: row})[name]
 
 
-def upstreams_of(rows: Mapping[str, config.Provider]) -> dict[str, http.HttpUpstream]:
+def upstreams_of(rows: Mapping[str, config.Provider]) -> dict[str, Upstream]:
     """The connections to all providers, or to none.
 
     Raises:
@@ -392,16 +417,60 @@ def upstreams_of(rows: Mapping[str, config.Provider]) -> dict[str, http.HttpUpst
     if problems:
         raise ConfigError(problems)
     return {
-        name: http.HttpUpstream(
+        name: RetryingUpstream(
             name,
-            row.base_url,
-            http.Limits(row.timeout_s.connect, row.timeout_s.first_byte, row.timeout_s.between_bytes),
-            max_connections=row.max_connections,
-            tls=contexts[name],
-            proxy=http.proxy_for(row.base_url),
+            _translated(name, row) if row.adapter == "litellm" else _plain(name, row, tls=contexts[name]),
+            RetryPolicy(row.retries),
+            BreakerPolicy(row.breaker.failures, row.breaker.open_s),
         )
         for name, row in rows.items()
     }
+
+
+def translation_problems(settings: config.Settings) -> list[str]:
+    """What is wrong with the providers that litellm is to speak to; loads it where there is one."""
+    names = {name: row.litellm or name for name, row in settings.providers.items() if row.adapter == "litellm"}
+    if not names:
+        return []
+    try:
+        known = translating.library.load().providers
+    except ImportError as error:
+        return [f"providers.{name}.adapter: litellm cannot be loaded: {error}" for name in names]
+    return [
+        f"providers.{name}.litellm: litellm knows no provider {theirs!r}"
+        + "".join(f" (did you mean {close}?)" for close in difflib.get_close_matches(theirs, known, n=1))
+        for name, theirs in names.items()
+        if theirs not in known
+    ]
+
+
+def _plain(name: str, row: config.Provider, *, tls: ssl.SSLContext | bool) -> Upstream:
+    """A provider that speaks the formats of its callers."""
+    return http.HttpUpstream(
+        name,
+        row.base_url,
+        http.Limits(row.timeout_s.connect, row.timeout_s.first_byte, row.timeout_s.between_bytes),
+        max_connections=row.max_connections,
+        tls=tls,
+        proxy=http.proxy_for(row.base_url),
+    )
+
+
+def _translated(name: str, row: config.Provider) -> Upstream:
+    """A provider that speaks another."""
+    return translating.LitellmUpstream(
+        translating.Settings(
+            name,
+            provider=row.litellm or name,
+            base_url=row.base_url,
+            headers=frozenset(header.encode() for header in row.headers),
+            is_keyless=row.auth == "none",
+            options=row.options,
+            connect_s=row.timeout_s.connect,
+            first_byte_s=row.timeout_s.first_byte,
+            between_bytes_s=row.timeout_s.between_bytes,
+        )
+    )
 
 
 def _observers(settings: config.Settings) -> list[Observer]:

@@ -10,11 +10,16 @@ from pathlib import Path
 
 import openai
 import pytest
+from hypothesis import HealthCheck, settings
 
 from gateway.mock import Behaviour, MockServer, Provider
 from tests.support.gateways import GatewayProcess, GatewayThread
 from tests.support.scripted import ByteServer, Script, completion
 from tests.support.web import Web
+
+# How long an example takes is no property of what is tested.
+settings.register_profile("unhurried", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 _numbers = itertools.count(1)
 
@@ -119,7 +124,7 @@ def byte_server() -> Iterator[StartUpstream]:
 
 @dataclass(frozen=True)
 class Scripted:
-    """A gateway in front of an upstream whose script each test writes. Its time limits towards it are 0.6 s."""
+    """A gateway in front of an upstream whose script each test writes. It bears 0.6 s of its silence for "hasty/m"."""
 
     gateway: GatewayThread
     upstream: ByteServer
@@ -144,17 +149,14 @@ def closed_port() -> int:
 @pytest.fixture(scope="session")
 def scripted_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripted]:
     with ByteServer(lambda connection: connection.reset()) as upstream:
+        hasty = {"timeout_s": {"first_byte": 0.6, "between_bytes": 0.6}}
+        impatient = {"auth": "none", "retries": 0, "breaker": {"failures": 1000}}
         providers = {
-            name: {
-                "base_url": url,
-                "auth": "none",
-                "timeout_s": {"connect": 1, "first_byte": 0.6, "between_bytes": 0.6},
-            }
-            for name, url in (("upstream", upstream.url), ("nobody", f"http://127.0.0.1:{closed_port()}"))
+            "upstream": {"base_url": upstream.url, **impatient},
+            "hasty": {"base_url": upstream.url, **impatient, **hasty},
+            "nobody": {"base_url": f"http://127.0.0.1:{closed_port()}", **impatient},
         }
-        flags = {"providers": providers, "sessions.drain_s": 1}
-        gateway = GatewayThread(tmp_path_factory.mktemp("scripted"), upstream.url, flags)
-        gateway.web.timeout = 5
+        gateway = GatewayThread(tmp_path_factory.mktemp("scripted"), upstream.url, {"providers": providers})
         yield Scripted(gateway, upstream)
         gateway.stop()
 

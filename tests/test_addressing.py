@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.addressing import named_session, route_of, session_of
+from gateway.addressing import named_session, routes_of, session_of
 from gateway.calls import Caller, Incoming, SessionPolicy
 from gateway.core.errors import InvalidRequest, SessionRequired, UnknownModel
 from gateway.core.ports import SessionKey
@@ -84,7 +84,7 @@ def test_calls_without_a_conversation_share_a_session_per_path(world: World) -> 
 
 
 def resolved(incoming: Incoming) -> Route:
-    return route_of(incoming, incoming.endpoint.dialect.read(incoming.body), ROUTES)
+    return routes_of(incoming, incoming.endpoint.dialect.read(incoming.body), ROUTES, None)[0]
 
 
 def test_a_form_that_names_two_models_is_refused(world: World) -> None:

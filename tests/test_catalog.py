@@ -31,7 +31,15 @@ TABLE = {
         ' "input_cost_per_token": 1.25e-06, "output_cost_per_token": 1e-05}'
     ),
     "groq/llama": raw('{"litellm_provider": "groq", "max_tokens": 8192, "input_cost_per_token": 1e-07}'),
-    "ollama_chat/qwen": raw('{"litellm_provider": "ollama_chat", "max_tokens": 4096}'),
+    "ollama/qwen": raw('{"litellm_provider": "ollama", "max_tokens": 4096}'),
+    "together-ai-4.1b-8b": raw('{"litellm_provider": "together_ai", "input_cost_per_token": 2e-07}'),
+    "together_ai/org/qwen": raw(
+        '{"litellm_provider": "together_ai", "max_tokens": 8192, "input_cost_per_token": 3e-07,'
+        ' "output_cost_per_token": 3e-07}'
+    ),
+    "fireworks_ai/org/embed": raw(
+        '{"litellm_provider": "fireworks_ai-embedding-models", "max_tokens": 512, "input_cost_per_token": 8e-09}'
+    ),
     "odd": raw(
         '{"max_input_tokens": "many", "max_tokens": -1, "max_output_tokens": 1.5, "litellm_provider": "openai"}'
     ),
@@ -49,7 +57,7 @@ def test_the_table_gives_limits_and_the_price_and_is_named_as_their_source() -> 
     assert (found.window, found.output, found.tokenizer) == (272_000, 128_000, None)
     assert found.price is not None
     assert cost(Usage.of(1_000_000, 0), found.price) == Decimal("1.25")
-    assert found.sources == dict.fromkeys(("window", "output", "price"), "litellm")
+    assert found.sources == dict.fromkeys(("window", "output", "price", "reasoning"), "litellm")
 
 
 def test_a_price_does_not_pass_through_binary_fractions() -> None:
@@ -70,7 +78,11 @@ def test_an_entry_under_the_providers_name_is_preferred() -> None:
 
 
 def test_a_provider_that_the_table_calls_otherwise_is_found() -> None:
-    assert catalog().facts(Route("ollama", "qwen")).window == 4096
+    found = catalog().facts(Route("together", "org/qwen"))
+    assert found.window == 8192
+    assert found.price is not None
+    assert cost(Usage.of(1_000_000, 0), found.price) == Decimal("0.3")
+    assert catalog().facts(Route("fireworks", "org/embed")).window == 512
 
 
 @pytest.mark.parametrize("model", ["unknown", "odd", "broken", "list", "", "x" * 10_000])
@@ -93,6 +105,7 @@ def test_facts_come_one_by_one_from_the_first_that_names_them() -> None:
         "output": "models.yaml",
         "tokenizer": "models.yaml",
         "price": "litellm",
+        "reasoning": "litellm",
     }
 
 
@@ -106,11 +119,13 @@ def test_a_configured_row_is_read_with_its_price() -> None:
 def test_what_the_providers_offer_is_listed_once_under_our_names() -> None:
     own = {"openai/gpt-5": Facts(), "mock/small": Facts(), "bare": Facts()}
     known = Catalog(own, TABLE)
-    assert list(known.offered(["openai", "groq", "ollama", "mock"])) == [
+    assert list(known.offered(["openai", "groq", "ollama", "mock", "together", "fireworks"])) == [
         ("openai", "gpt-5"),
         ("mock", "small"),
         ("groq", "llama"),
         ("ollama", "qwen"),
+        ("together", "org/qwen"),
+        ("fireworks", "org/embed"),
         ("openai", "odd"),
     ]
 
@@ -145,7 +160,16 @@ def test_names_that_clients_make_up_do_not_fill_the_memory_and_known_ones_stay_k
 
 def test_the_shipped_tables_know_common_models_and_the_built_in_provider() -> None:
     shipped = Catalog(model_facts(), load_litellm_table())
-    for provider, model in [("openai", "gpt-4o"), ("anthropic", "claude-sonnet-4-5"), ("mock", "mock-small")]:
+    for provider, model in [
+        ("openai", "gpt-4o"),
+        ("anthropic", "claude-sonnet-4-5"),
+        ("mock", "mock-small"),
+        ("azure", "gpt-4o"),
+        ("cerebras", "llama3.1-8b"),
+        ("together", "deepseek-ai/DeepSeek-V3"),
+        ("fireworks", "accounts/fireworks/models/deepseek-r1"),
+        ("ollama", "llama3"),
+    ]:
         found = shipped.facts(Route(provider, model))
         assert found.window, model
         assert found.price is not None, model
@@ -155,7 +179,7 @@ def test_reading_the_table_does_not_import_its_package() -> None:
     script = "import sys; from gateway.catalog import load_litellm_table as load; assert load(); print('litellm' in sys.modules)"
     root = Path(gateway.__file__).parent.parent
     ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=root, timeout=30, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=root, timeout=120, check=True
     )
     assert ran.stdout.strip() == "False"
 
@@ -166,3 +190,45 @@ def test_a_tokenizer_that_no_table_names_is_that_of_the_models_family() -> None:
     assert known.facts(Route("p", "m")).tokenizer == "cl100k_base"
     found = known.facts(Route("p", "n"))
     assert (found.tokenizer, found.sources) == ("of n", {"tokenizer": "families.yaml"})
+
+
+def renamed() -> Catalog:
+    table = {
+        "anthropic.claude-x": raw('{"litellm_provider": "bedrock_converse", "input_cost_per_token": 1e-06}'),
+        "vertex_ai/claude-x": raw('{"litellm_provider": "vertex_ai-anthropic_models", "input_cost_per_token": 2e-06}'),
+        "command-x": raw('{"litellm_provider": "cohere_chat", "input_cost_per_token": 3e-06}'),
+        "groq/llama": raw('{"litellm_provider": "groq", "input_cost_per_token": 4e-06}'),
+    }
+    known = Catalog({}, table)
+    known.rename({"aws": "bedrock", "aws-2": "bedrock", "v": "vertex_ai"})
+    return known
+
+
+@pytest.mark.parametrize(
+    ("provider", "model"),
+    [("aws", "anthropic.claude-x"), ("aws-2", "anthropic.claude-x"), ("v", "claude-x"), ("cohere", "command-x")],
+)
+def test_the_price_of_a_provider_with_a_name_of_its_own_is_found(provider: str, model: str) -> None:
+    assert renamed().facts(Route(provider, model)).price is not None
+    assert renamed().facts(Route("other", model)).price is None
+
+
+def test_the_models_of_a_provider_with_a_name_of_its_own_are_offered_under_it() -> None:
+    offered = list(renamed().offered({"aws", "aws-2", "v", "cohere", "groq"}))
+    assert sorted(offered) == [
+        ("aws", "anthropic.claude-x"), ("aws-2", "anthropic.claude-x"), ("cohere", "command-x"), ("groq", "llama"),
+        ("v", "claude-x"),
+    ]  # fmt: skip
+
+
+def test_a_name_of_its_own_hides_no_provider_of_the_tables_name() -> None:
+    known = renamed()
+    known.rename({"mine": "groq"})
+    assert sorted(known.offered({"mine", "groq"})) == [("groq", "llama"), ("mine", "llama")]
+
+
+def test_another_name_holds_from_then_on() -> None:
+    known = renamed()
+    assert known.facts(Route("aws", "anthropic.claude-x")).price is not None
+    known.rename({})
+    assert known.facts(Route("aws", "anthropic.claude-x")).price is None

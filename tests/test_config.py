@@ -71,9 +71,61 @@ def test_an_empty_file_gives_the_documented_defaults(loaded: Load) -> None:
 
 def test_every_built_in_provider_is_there_and_every_built_in_route_leads_to_one(loaded: Load) -> None:
     providers = loaded().settings.providers
-    documented = {"openai", "anthropic", "gemini", "openrouter", "groq", "mistral", "deepseek", "xai", "ollama"}
-    assert documented <= set(providers)
+    assert list(providers) == [
+        *("openai", "anthropic", "gemini", "openrouter", "groq", "mistral", "deepseek", "xai"),
+        *("together", "fireworks", "cerebras", "ollama", "vllm", "llamacpp", "lmstudio"),
+    ]
     assert {provider for _, provider in BUILT_IN_ROUTES} <= set(providers)
+
+
+def test_the_servers_of_this_machine_get_no_credential_and_are_on_it(loaded: Load) -> None:
+    providers = loaded().settings.providers
+    local = {name for name, row in providers.items() if row.base_url.startswith("http://127.0.0.1:")}
+    assert (
+        local
+        == {"ollama", "vllm", "llamacpp", "lmstudio"}
+        == {name for name, row in providers.items() if row.auth == "none"}
+    )
+
+
+# --- azure: everybody has a host of his own there ------------------------------------------------------------------------------
+
+AZURE_KEY = "azure-0123456789abcdef"
+
+
+@pytest.mark.parametrize("endpoint", ["https://me.openai.azure.com", "https://me.openai.azure.com/"])
+def test_azure_is_built_in_where_its_endpoint_is_named(endpoint: str, loaded: Load) -> None:
+    found = loaded(environment={"AZURE_OPENAI_ENDPOINT": endpoint, "AZURE_OPENAI_API_KEY": AZURE_KEY})
+    azure = found.settings.providers["azure"]
+    assert (azure.base_url, azure.auth) == ("https://me.openai.azure.com/openai/v1", "api-key")
+    assert azure.key.get_secret_value() == AZURE_KEY
+    assert found.key_sources["azure"] == "AZURE_OPENAI_API_KEY"
+
+
+def test_azure_may_be_named_in_the_file_and_then_gets_no_key_that_was_meant_for_elsewhere(loaded: Load) -> None:
+    text = "providers: {azure: {base_url: 'https://own.example/openai/v1'}}"
+    environment = {"AZURE_OPENAI_ENDPOINT": "https://other.example", "AZURE_OPENAI_API_KEY": AZURE_KEY}
+    row = loaded(text, environment).settings.providers["azure"]
+    assert (row.base_url, row.auth) == ("https://own.example/openai/v1", "api-key")
+    assert row.key.get_secret_value() == ""
+
+
+def test_azure_without_a_host_is_asked_for_its_address(loaded: Load) -> None:
+    text = "providers: {azure: {key: 0123456789abcdef}}"
+    assert problems_of(loaded, text) == ["providers.azure.base_url: field required"]
+    [problem] = problems_of(loaded, "models: [{match: gpt-5, provider: azure}]")
+    assert problem.startswith("models[0].provider: there is no such provider")
+
+
+def test_a_key_that_would_not_be_sent_is_an_error(loaded: Load) -> None:
+    [problem] = problems_of(loaded, "providers: {vllm: {key: 0123456789abcdef}}")
+    assert problem == "providers.vllm: auth: none sends no key; set auth: bearer, x-api-key or api-key"
+    environment = {"OPENAI_API_KEY": SECRET}
+    for adapter in ("http", "litellm"):
+        text = f"providers: {{openai: {{auth: none, adapter: {adapter}}}}}"
+        assert loaded(text, environment).settings.providers["openai"].key.get_secret_value() == ""
+    row = loaded("providers: {vllm: {key: 0123456789abcdef, auth: bearer}}").settings.providers["vllm"]
+    assert (row.auth, row.base_url) == ("bearer", "http://127.0.0.1:8000/v1")
 
 
 def test_settings_cannot_be_changed_after_they_are_read(loaded: Load) -> None:
@@ -136,6 +188,8 @@ def test_without_an_environment_of_its_own_it_reads_the_processs(
         ("server: {port: -1}", "server.port: input should be greater than or equal to 0"),
         ("server: {max_body_mb: 0}", "server.max_body_mb: input should be greater than 0"),
         ("sessions: {ttl: forever}", "sessions.ttl: must be a duration like 90s, 15m, 12h or 30d"),
+        ("sessions: {results_max_mb: -1}", "sessions.results_max_mb: input should be greater than or equal to 0"),
+        ("sessions: {results_max_mb: 1.0e300}", "sessions.results_max_mb: input should be less than or equal to 1048576"),
         ("sessions: {on_missing: guess}", "sessions.on_missing: input should be 'derive', 'require' or 'none'"),
         ("store: {url: postgres}", "store.url: must be memory://, sqlite://PATH, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/SERVICE/DB or redis+cluster://HOST:PORT,… (rediss… over TLS)"),
         ("store: {url: 'sqlite://'}", "store.url: must be memory://, sqlite://PATH, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/SERVICE/DB or redis+cluster://HOST:PORT,… (rediss… over TLS)"),
@@ -151,6 +205,7 @@ def test_without_an_environment_of_its_own_it_reads_the_processs(
         ("server: {workers: 2}\nstore: {url: 'memory://'}", "server.workers: more than one worker needs a store they share; set store.url to sqlite://PATH"),
         ("auth: {keys: [{name: a b, key: 0123456789abcdef}]}", "auth.keys[0].name: use 1-255 characters of A-Z a-z 0-9 . _ : -"),
         ("auth: {keys: [{name: a, key: short}]}", "auth.keys[0].key: a key needs at least 16 characters"),
+        ("auth: {keys: [{name: a, key: 0123456789abcdef, rpm: 99999999999999999999999}]}", "auth.keys[0].rpm: input should be less than or equal to 9007199254740992"),
         ("auth: {keys: [{name: a, key: 0123456789abcdef}, {name: a, key: 0123456789abcdeg}]}", "auth: two keys have the same name"),
         ("auth: {keys: [{name: a, key: 0123456789abcdef}, {name: b, key: 0123456789abcdef}]}", "auth: two names have the same key"),
     ],
@@ -728,6 +783,26 @@ def test_summaries_need_a_model_that_is_named_and_served(loaded: Load) -> None:
     assert problem.startswith("context.summary.model: No provider")
 
 
+def test_tool_results_are_summed_up_by_nobody_or_by_a_model_that_is_served(loaded: Load) -> None:
+    assert loaded().settings.budget.summary_model is None
+    text = "default_provider: null\nbudget: {summary_model: small}"
+    [problem] = problems_of(loaded, text)
+    assert problem.startswith("budget.summary_model: No provider is configured")
+    served = loaded(text + "\nmodels: [{match: small, provider: openai}]").settings
+    assert served.budget.summary_model == "small"
+
+
+def test_models_that_share_calls_or_stand_in_are_served_by_somebody(loaded: Load) -> None:
+    text = "default_provider: null\nmodels: [{match: a, provider: {openai: 3, groq: 1}, fallback: [groq/x, a-typo]}]"
+    [problem] = problems_of(loaded, text)
+    assert problem.startswith("models[0].fallback[1]: No provider is configured")
+    assert loaded(text.replace(", a-typo", "")).settings.models[0].providers == ("openai", "groq")
+    [problem] = problems_of(loaded, "models: [{match: a, provider: {openai: 1, gorq: 1}}]")
+    assert problem.startswith("models[0].provider: there is no such provider")
+    for wrong in ("{}", "{openai: 0}", "{openai: -1}"):
+        assert problems_of(loaded, f"models: [{{match: a, provider: {wrong}}}]")
+
+
 @pytest.mark.parametrize("tokens", [0, 49, 4001])
 def test_a_summary_has_a_sensible_length(loaded: Load, tokens: int) -> None:
     [problem] = problems_of(loaded, f"context: {{summary: {{max_tokens: {tokens}}}}}")
@@ -766,3 +841,43 @@ def test_there_is_no_journal_where_none_could_help_or_none_is_wanted(loaded: Loa
 def test_a_client_key_is_not_named_like_callers_that_have_none(loaded: Load, name: str) -> None:
     with pytest.raises(ConfigError, match=r"auth\.keys\[0\]\.name: .*callers without a key"):
         loaded(json.dumps({"auth": {"keys": [{"name": name, "key": "0123456789abcdef"}]}}))
+
+
+# --- adapter: litellm -------------------------------------------------------------------------------------------------
+
+
+def test_a_translated_provider_needs_no_address_and_its_address_is_taken_as_it_is(loaded: Load) -> None:
+    text = "providers: {aws: {adapter: litellm, litellm: bedrock}, own: {adapter: litellm, base_url: 'http://h/'}}"
+    rows = loaded(text).settings.providers
+    assert (rows["aws"].base_url, rows["aws"].litellm) == ("", "bedrock")
+    assert rows["own"].base_url == "http://h"
+
+
+def test_a_built_in_provider_that_is_translated_keeps_its_key_and_no_address(loaded: Load) -> None:
+    row = loaded("providers: {anthropic: {adapter: litellm}}", {"ANTHROPIC_API_KEY": "k"}).settings.providers[
+        "anthropic"
+    ]
+    assert (row.base_url, row.headers, row.key.get_secret_value()) == ("", {}, "k")
+    assert row.key_prefixes == ("sk-ant-",)
+
+
+@pytest.mark.parametrize(
+    ("block", "complaint"),
+    [
+        ("{adapter: litelm, base_url: 'http://h'}", "providers.x.adapter: input should be 'http' or 'litellm'"),
+        ("{base_url: 'http://h', litellm: bedrock}", "providers.x: litellm and options are for adapter: litellm"),
+        ("{base_url: 'http://h', options: {a: b}}", "providers.x: litellm and options are for adapter: litellm"),
+        ("{adapter: litellm, litellm: '../x'}", "providers.x.litellm: is litellm's name of a provider, like bedrock or vertex_ai"),
+        ("{adapter: litellm, options: {api_key: k}}", "providers.x.options: 'api_key' is set by the gateway, or no argument of litellm"),
+        ("{adapter: litellm, options: {_x: k}}", "providers.x.options: '_x' is set by the gateway, or no argument of litellm"),
+        ("{adapter: litellm, tls: {verify: false}}", "providers.x: tls is not for adapter litellm; set SSL_CERT_FILE in the environment"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_with_an_adapter_is_said(loaded: Load, block: str, complaint: str) -> None:
+    assert problems_of(loaded, f"providers: {{x: {block}}}") == [complaint]
+
+
+def test_a_credential_that_litellm_finds_by_itself_is_a_held_one(loaded: Load) -> None:
+    text = "{server: {host: 0.0.0.0}, providers: {aws: {adapter: litellm, litellm: bedrock, auth: none}}}"
+    with pytest.raises(ConfigError, match=r"auth\.keys: .*aws"):
+        refuse_open_door(loaded(text).settings)

@@ -138,6 +138,20 @@ def test_every_header_that_is_written_is_listed() -> None:
     assert set(spelled) - read == set(headers.EXPOSED) - read
 
 
+def test_the_table_of_providers_is_that_of_the_code() -> None:
+    text = (ROOT / "docs" / "providers.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) \| (.*) \|$", text, re.MULTILINE)
+    variables = {name: f"{name}-0123456789" for _, _, key in rows for name in re.findall("[A-Z_]{8,}", key)}
+    environment = {**variables, "AZURE_OPENAI_ENDPOINT": "https://me.example"}
+    providers = config.load(environment=environment, search=False).settings.providers
+    assert {name for name, _, _ in rows} == set(providers)
+    for name, address, key in rows:
+        row = providers[name]
+        assert row.base_url == address.replace("`AZURE_OPENAI_ENDPOINT`", "https://me.example"), name
+        shown = {"none": "none", "bearer": f"`{row.key.get_secret_value()[:-11]}`"}
+        assert key == shown.get(row.auth, f"{shown['bearer']}, as `{row.auth}`"), name
+
+
 def test_readme_names_every_path_of_the_api() -> None:
     source = "".join((ROOT / f"gateway/server/{name}.py").read_text("utf-8") for name in ("sessions", "context"))
     routes = re.findall(r'Path\("(/api/[^"]+)".*methods=\[([^\]]+)\]', source)

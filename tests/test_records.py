@@ -94,8 +94,14 @@ def test_an_error_without_any_text_costs_nothing(world: World) -> None:
     assert records().of(answered(world, Answer(error=True, output_estimate=1))).charge is not None
 
 
-def test_on_a_path_that_nobody_knows_only_a_stream_with_a_text_is_estimated(world: World) -> None:
-    progress = answered(world, Answer(output_estimate=7), "unheard/of")
+def test_an_answer_without_usage_is_estimated_also_on_a_path_that_nobody_knows(world: World) -> None:
+    charge = records().of(answered(world, Answer(output_estimate=7), "unheard/of")).charge
+    assert charge is not None
+    assert (charge.source, charge.usage.output_tokens) == ("estimated", 7)
+
+
+def test_what_only_keeps_something_costs_nothing_but_for_a_stream_with_a_text(world: World) -> None:
+    progress = answered(world, Answer(output_estimate=7), "files")
     assert records().of(progress).charge is None
     progress.is_event_stream = True
     assert records().of(progress).charge is not None

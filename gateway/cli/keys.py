@@ -59,7 +59,7 @@ def add(  # noqa: PLR0917  # typer calls it by name
     budget_calls: Annotated[int | None, typer.Option(min=0, help="Calls, the same.")] = None,
     window: Annotated[str | None, typer.Option(metavar="1h|1d|...", help="The budget refills after this.")] = None,
     models: Annotated[list[str] | None, typer.Option(help="Pattern of models it may call; repeat for more.")] = None,
-    rpm: Annotated[int | None, typer.Option(min=1, help="Requests a minute.")] = None,
+    rpm: Annotated[int | None, typer.Option(min=1, max=2**53, help="Requests a minute.")] = None,
     config: ConfigFile = None,
     store: StoreUrl = None,
 ) -> None:

@@ -26,7 +26,7 @@ def models(
 
     settings = load(config).settings
     with config_problems():
-        catalog, routes = open_catalog(), routes_of(settings)
+        catalog, routes = open_catalog(settings), routes_of(settings)
     rows = list(islice(models_json(routes, catalog, pattern), limit + 1))
     if not rows and pattern:
         # A name that no table knows still has a route.

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from gateway.config import Settings
 from gateway.core.errors import ConfigError, GatewayError, StoreUnavailable
 from gateway.core.forwarding import Provider, request_headers
-from gateway.core.ports import Outgoing
+from gateway.core.ports import Outgoing, Upstream
 from gateway.policies import provider_of
-from gateway.upstream.http import HttpUpstream
 from gateway.wiring import open_store, upstream_of
 
 
@@ -41,6 +40,8 @@ async def _open(settings: Settings) -> tuple[str, bool]:
 
 async def _ask(provider: Provider, settings: Settings) -> tuple[str, bool]:
     path = f"providers.{provider.name}"
+    if settings.providers[provider.name].adapter == "litellm":
+        return f"{path}: not asked; models cannot be listed through litellm", False
     try:
         upstream = upstream_of(provider.name, settings.providers[provider.name])
     except ConfigError as error:
@@ -59,7 +60,7 @@ async def _ask(provider: Provider, settings: Settings) -> tuple[str, bool]:
     return f"{path}: {url} answered {status}", status >= 500  # noqa: PLR2004
 
 
-async def _status(upstream: HttpUpstream, provider: Provider) -> int:
+async def _status(upstream: Upstream, provider: Provider) -> int:
     headers = request_headers([], provider, client_key_headers=frozenset(), unpacked=False)
     async with upstream.send(Outgoing("GET", provider.url("models", ""), headers, b"")) as answer:
         return answer.status

@@ -126,8 +126,12 @@ def banner(loaded: Loaded, port: int) -> str:
     lines = [f"gateway {__version__} · {url}"]
     shown_providers = _shown_providers(loaded)
     names = max((len(name) for name, _, _ in shown_providers), default=0)
-    urls = max((len(row.base_url) for _, row, _ in shown_providers), default=0)
-    lines += [f"  provider  {name:<{names}}  {row.base_url:<{urls}}  key: {key}" for name, row, key in shown_providers]
+    places = [_place(name, row) for name, row, _ in shown_providers]
+    urls = max(map(len, places), default=0)
+    lines += [
+        f"  provider  {name:<{names}}  {place:<{urls}}  key: {key}"
+        for (name, _, key), place in zip(shown_providers, places, strict=True)
+    ]
     origin = str(loaded.file) if loaded.file else "built-in defaults"
     lines.append(f"  store     {_store(settings)}      session budget: {_budget(settings)}      config: {origin}")
     if settings.auth.keys:
@@ -139,7 +143,7 @@ def banner(loaded: Loaded, port: int) -> str:
 
 def _shown_providers(loaded: Loaded) -> list[tuple[str, Any, str]]:
     settings = loaded.settings
-    routed = {rule.provider for rule in settings.models} | {settings.default_provider}
+    routed = {name for rule in settings.models for name in rule.providers} | {settings.default_provider}
     if settings.built_in_providers:
         routed |= set(_ALWAYS_SHOWN)
     shown = []
@@ -149,6 +153,10 @@ def _shown_providers(loaded: Loaded) -> list[tuple[str, Any, str]]:
             fallback = "none needed" if row.auth == "none" else "caller's own"
             shown.append((name, row, held or fallback))
     return shown
+
+
+def _place(name: str, row: Any) -> str:
+    return f"litellm: {row.litellm or name} {row.base_url}".rstrip() if row.adapter == "litellm" else row.base_url
 
 
 def _budget(settings: Settings) -> str:

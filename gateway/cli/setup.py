@@ -21,7 +21,7 @@ def check(
     from gateway import config as configuration
     from gateway.core.errors import ConfigError
     from gateway.counters.registry import Counters
-    from gateway.wiring import add_counters
+    from gateway.wiring import add_counters, translation_problems
 
     problems: list[str] = []
     notes: list[str] = []
@@ -35,6 +35,7 @@ def check(
         problems = error.problems
     else:
         notes.append(f"read {loaded.file or 'built-in defaults'}")
+        problems += translation_problems(loaded.settings)
         if online:
             from gateway.cli.online import probe
 

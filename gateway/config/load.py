@@ -11,7 +11,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -82,7 +82,7 @@ def load(
         problems += _unknown_providers(merged)
     else:
         problems += _unknown_providers(merged) + _unshared_store(settings)
-        problems += _summary_by_nobody(settings)
+        problems += _served_by_nobody(settings)
     if problems:
         raise ConfigError(problems)
     return Loaded(settings, path, _key_sources(_with_built_in(raw, built_in).get("providers"), env))
@@ -125,7 +125,10 @@ def refuse_open_door(settings: Settings) -> None:
     held = sorted(
         name
         for name, provider in settings.providers.items()
-        if provider.key.get_secret_value() or CREDENTIALS & {header.encode() for header in provider.headers}
+        if provider.key.get_secret_value()
+        or CREDENTIALS & {header.encode() for header in provider.headers}
+        # litellm finds one by itself: in the environment, or where the machine's cloud gives it one.
+        or (provider.adapter == "litellm" and provider.auth == "none")
     )
     if is_loopback(settings.server.host) or settings.auth.keys or settings.auth.required or not held:
         return
@@ -262,16 +265,24 @@ def _with_built_in(own: dict[str, Any], built_in: Mapping[str, Any]) -> dict[str
     blocks = own.get("providers")
     if blocks is not None and not isinstance(blocks, dict):
         return own  # the schema says what is wrong with it
-    merged = dict(built_in)
+    known = {name: _addressed(block) for name, block in built_in.items()}
+    merged = {name: block for name, block in known.items() if "base_url" in block}
     for name, block in (blocks or {}).items():
-        base = built_in.get(name)
+        base = known.get(name)
         if isinstance(base, dict) and isinstance(block, dict):
             # A provider moved to another address must not get the key that was meant for the old one.
-            kept = {**base, "key": ""} if "base_url" in block else base
+            kept = {**base, "key": ""} if "base_url" in block or block.get("auth") == "none" else base
+            if block.get("adapter") == "litellm":
+                kept = {name: value for name, value in kept.items() if name in ("key", "key_prefixes")}
             merged[name] = {**kept, **block}
         else:
             merged[name] = block
     return {**own, "providers": merged}
+
+
+def _addressed(block: Mapping[str, Any]) -> dict[str, Any]:
+    """A built-in provider; without its address where nobody has named the host."""
+    return {key: value for key, value in block.items() if key != "base_url" or not value.startswith("/")}
 
 
 def _overrides(raw: Mapping[str, Any], built_in: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, object]:
@@ -365,7 +376,7 @@ def _unknown_providers(merged: Mapping[str, Any]) -> list[str]:
     named: list[tuple[str, object]] = [("default_provider", default)]
     if isinstance(models, list):
         rows = [(index, row) for index, row in enumerate(models) if isinstance(row, dict)]
-        named += [(f"models[{index}].provider", row.get("provider")) for index, row in rows]
+        named += [(f"models[{index}].provider", name) for index, row in rows for name in _names(row.get("provider"))]
     return [
         f"{path}: there is no such provider{_did_you_mean(name, known)}; configured: {', '.join(known) or 'none'}"
         for path, name in named
@@ -373,21 +384,35 @@ def _unknown_providers(merged: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _summary_by_nobody(settings: Settings) -> list[str]:
-    """`summarize` without a model, and a model that no provider serves."""
-    model = settings.context.summary.model
-    if model is None:
-        if "summarize" not in settings.context.strategies:
-            return []
+def _names(provider: object) -> Iterable[object]:
+    """Of one provider, or of all that share calls."""
+    return provider if isinstance(provider, dict) else [provider]
+
+
+def _served_by_nobody(settings: Settings) -> list[str]:
+    """Models of the configuration that no provider serves, and `summarize` without one."""
+    named = [
+        (f"models[{index}].fallback[{place}]", name)
+        for index, row in enumerate(settings.models)
+        for place, name in enumerate(row.fallback)
+    ]
+    if settings.budget.summary_model is not None:
+        named.append(("budget.summary_model", settings.budget.summary_model))
+    summary = settings.context.summary.model
+    if summary is not None:
+        named.append(("context.summary.model", summary))
+    elif "summarize" in settings.context.strategies:
         return ["context.summary.model: summarize needs a model to call; name one, or take summarize out of strategies"]
-    rules = [ModelRule(row.match, row.provider) for row in settings.models]
+    rules = [ModelRule(row.match, row.providers[0]) for row in settings.models]
     if settings.built_in_providers:
         rules += [ModelRule(match, provider) for match, provider in BUILT_IN_ROUTES]
-    try:
-        Routes(rules, list(settings.providers), settings.default_provider).resolve(model)
-    except UnknownModel as fault:
-        return [f"context.summary.model: {fault.message}"]
-    return []
+    routes, problems = Routes(rules, list(settings.providers), settings.default_provider), []
+    for path, name in named:
+        try:
+            routes.resolve(name)
+        except UnknownModel as fault:
+            problems.append(f"{path}: {fault.message}")
+    return problems
 
 
 def _unshared_store(settings: Settings) -> list[str]:

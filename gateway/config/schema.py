@@ -8,7 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from gateway.core import redis_url
 from gateway.core.identity import is_valid
@@ -130,7 +130,7 @@ class ClientKey(_Section):
     key: SecretStr = Field(description="The key itself, at least 16 characters; best as ${VARIABLE}.")
     models: tuple[str, ...] = Field((), description="Shell patterns of the models it may call; empty: all.")
     budget: KeyBudget = Field(KeyBudget(), description="What it may spend in all its sessions together.")
-    rpm: int | None = Field(None, ge=1, description="Requests a minute.")
+    rpm: int | None = Field(None, ge=1, le=2**53, description="Requests a minute.")
 
     @field_validator("name")
     @classmethod
@@ -197,14 +197,55 @@ class Tls(_Section):
 AuthStyle = Literal["bearer", "x-api-key", "api-key", "none"]
 
 
+#: arguments of litellm's functions that are a call's, or that the gateway sets
+_NO_OPTIONS: Final = frozenset(
+    {
+        "model", "messages", "stream", "custom_llm_provider", "api_key", "api_base", "base_url", "timeout", "client",
+        "num_retries", "max_retries", "fallbacks", "extra_headers", "extra_body", "mock_response", "callbacks",
+    }
+)  # fmt: skip
+
+
+class Breaker(_Section):
+    """When a provider is left alone."""
+
+    failures: int = Field(5, ge=1, le=1000, description="Failures in a row after which it is left alone.")
+    open_s: Positive = Field(15, description="For so many seconds; then one call asks whether it is well again.")
+
+
 class Provider(_Section):
     """One provider."""
 
-    base_url: str = Field(description="Where its API begins, with the version segment; /v1 is added to a bare host.")
+    adapter: Literal["http", "litellm"] = Field(
+        "http",
+        description="http: it speaks the formats of its callers, which are forwarded. litellm: it speaks another, and "
+        "calls are translated, see docs/providers.md.",
+    )
+    litellm: str = Field(
+        "", description="adapter litellm: litellm's name of the provider, such as bedrock; empty: its name here."
+    )
+    options: dict[str, str] = Field(
+        {},
+        repr=False,
+        description="adapter litellm: further arguments of litellm's functions, such as aws_region_name.",
+    )
+    base_url: str = Field(
+        "",
+        description="Where its API begins, with the version segment; /v1 is added to a bare host. With adapter litellm "
+        "its api_base as it is; empty: the address that litellm knows.",
+    )
     key: SecretStr = Field(SecretStr(""), description="Its credential; empty: the caller's own is forwarded.")
     auth: AuthStyle = Field("bearer", description="How the credential is sent.")
     headers: dict[str, str] = Field({}, repr=False, description="Fixed headers, sent unless the caller sends them.")
     timeout_s: Timeouts = Field(Timeouts(), description="Time limits in seconds.")
+    retries: int = Field(
+        2,
+        ge=0,
+        le=10,
+        description="How often it is asked again before the first byte of an answer: where no connection came about, "
+        "and at 429, 502, 503 and 529. A Retry-After of up to 30 s is obeyed.",
+    )
+    breaker: Breaker = Field(Breaker(), description="When it is left alone for a while.")
     max_connections: int = Field(1024, ge=1, description="Connections to it from one worker.")
     tls: Tls = Field(Tls(), description="TLS settings.")
     key_prefixes: tuple[str, ...] = Field((), description="How this provider's own credentials begin.")
@@ -213,16 +254,51 @@ class Provider(_Section):
         description="How an output limit is named that a budget sets in a chat call without one.",
     )
 
+    @field_validator("litellm")
+    @classmethod
+    def _litellm(cls, value: str) -> str:
+        if value and not re.fullmatch(r"[a-z][a-z0-9_-]*", value):
+            raise ValueError("is litellm's name of a provider, like bedrock or vertex_ai")
+        return value
+
+    @field_validator("options")
+    @classmethod
+    def _options(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if name in _NO_OPTIONS or not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+                raise ValueError(f"{name!r} is set by the gateway, or no argument of litellm")
+        return value
+
     @field_validator("base_url")
     @classmethod
-    def _base_url(cls, value: str) -> str:
+    def _base_url(cls, value: str, info: ValidationInfo) -> str:
+        is_translated = info.data.get("adapter") == "litellm"
+        if not value and is_translated:
+            return value
+        if not value:
+            raise ValueError("field required")
         match = re.match(r"(https?)://([^/?#\s]+)(/[^?#\s]*)?\Z", value)
         if match is None:
             raise ValueError("must be an http:// or https:// address without query")
         if "@" in match[2]:
             raise ValueError("must not hold a user name or password; use key:")
-        path = (match[3] or "").rstrip("/")
-        return f"{match[1]}://{match[2]}{path or '/v1'}"
+        # Where it is put together, the first part may have ended with a slash too.
+        path = re.sub("//+", "/", match[3] or "").rstrip("/")
+        return f"{match[1]}://{match[2]}{path or ('' if is_translated else '/v1')}"
+
+    @model_validator(mode="after")
+    def _key_is_sent(self) -> Provider:
+        if self.auth == "none" and self.key.get_secret_value():
+            raise ValueError("auth: none sends no key; set auth: bearer, x-api-key or api-key")
+        return self
+
+    @model_validator(mode="after")
+    def _one_adapter(self) -> Provider:
+        if self.adapter == "litellm" and self.tls != Tls():
+            raise ValueError("tls is not for adapter litellm; set SSL_CERT_FILE in the environment")
+        if self.adapter == "http" and (self.litellm or self.options):
+            raise ValueError("litellm and options are for adapter: litellm")
+        return self
 
     @field_validator("headers")
     @classmethod
@@ -251,14 +327,40 @@ class Facts(_Section):
     output: int | None = Field(None, ge=1, description="Most output tokens of one call.")
     tokenizer: str | None = Field(None, description="Name of its tokenizer.")
     price: PriceRow | None = Field(None, description="USD per million tokens.")
+    reasoning: bool | None = Field(
+        None,
+        description="Whether it may think before it answers, unseen and billed. A stream of a model that surely does "
+        "not may grow under a budget, see docs/budgets.md.",
+    )
 
 
 class Model(Facts):
     """One route: which models, where to, under which name, and facts that override the tables."""
 
     match: str = Field(description="Shell pattern of model names.")
-    provider: str = Field(description="Name of a provider.")
+    provider: str | dict[str, Annotated[float, Field(gt=0, le=1000)]] = Field(
+        description="Name of a provider; or several, each with its share: {azure-east: 3, azure-west: 1}. A session "
+        "stays with its own as long as that one answers.",
+    )
     name: str | None = Field(None, description="The name to send instead, for an alias.")
+    fallback: tuple[str, ...] = Field(
+        (),
+        max_length=7,
+        description="Models, as calls name them, to be called in this order where no provider of this one answers: it "
+        "is not reached, is silent, or says 429, 500, 502, 503, 504 or 529, or the request is too long for it.",
+    )
+
+    @field_validator("provider")
+    @classmethod
+    def _some_provider(cls, value: str | dict[str, float]) -> str | dict[str, float]:
+        if not value:
+            raise ValueError("must name a provider")
+        return value
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """The names of all that share its calls."""
+        return (self.provider,) if isinstance(self.provider, str) else tuple(self.provider)
 
 
 class Sessions(_Section):
@@ -271,6 +373,13 @@ class Sessions(_Section):
         "derive", description="A call that names no session: guess it, refuse it, or keep nothing."
     )
     ttl: str = Field("30d", description="A session is forgotten this long after its last call: 90s, 15m, 12h, 30d.")
+    results_max_mb: float = Field(
+        64,
+        ge=0,
+        le=2**20,
+        description="Full texts of tool results kept for a session (MiB); a result beyond it is shown as a table at "
+        "most. 0: none are kept.",
+    )
     on_disconnect: Literal["drain", "cancel"] = Field(
         "drain", description="The client leaves: read the answer to its end for exact usage (at most drain_s), or stop."
     )
@@ -299,6 +408,11 @@ class Sessions(_Section):
     def ttl_s(self) -> int:
         """`ttl` in seconds."""
         return duration(self.ttl)
+
+    @property
+    def results_max_bytes(self) -> int:
+        """`results_max_mb` in bytes."""
+        return int(self.results_max_mb * 2**20)
 
 
 StrategyName = Literal["dedupe", "condense", "shorten", "summarize", "drop"]
@@ -373,8 +487,18 @@ class Budget(KeyBudget):
         description="Tool results shrink as the budget does: raw above 50 % left, then table, below 20 % summary, "
         "below 5 % handle_only.",
     )
+    summary_model: str | None = Field(
+        None,
+        description="Model that is called for a summary of a large tool result in the mode summary, as a call would "
+        "name it; its tokens are added to the session. null: an extract is made, without a call.",
+    )
     clamp_output: bool = Field(
         default=True, description="Lower a call's output limit to what is left, instead of refusing the call."
+    )
+    deferred: Literal["refuse", "forward"] = Field(
+        "refuse",
+        description="Calls whose cost arises after their answer (batches, background responses, fine-tuning, videos, "
+        "realtime sessions), while a budget in tokens or USD is in force: its holder is not charged for them.",
     )
     exhausted_status: Literal[400, 402, 429] = Field(400, description="Status of a refusal; many clients repeat 429.")
     lease_s: float = Field(
@@ -494,6 +618,6 @@ def json_schema() -> dict[str, Any]:
     """The JSON Schema of gateway.yaml, with descriptions."""
     schema = Settings.model_json_schema()
     # What a built-in provider brings along need not be written again.
-    schema["$defs"]["Provider"].pop("required")
+    schema["$defs"]["Provider"].pop("required", None)
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "gateway.yaml"}
     return {**head, **schema, **head}

@@ -151,6 +151,12 @@ class PriceUnknown(RequestFault):
     code = "price_unknown"
 
 
+class NotMetered(RequestFault):
+    """A budget is in force, and what this call begins is billed later, where the gateway does not see it."""
+
+    code = "not_metered"
+
+
 class UpstreamFault(GatewayError):
     """The provider could not be reached or did not speak HTTP."""
 
@@ -161,6 +167,19 @@ class UpstreamFault(GatewayError):
 
 class UpstreamUnreachable(UpstreamFault):
     """Refused, reset or not resolvable, before an answer had begun."""
+
+
+class UpstreamRefused(UpstreamUnreachable):
+    """No connection came about, so that nothing was sent."""
+
+
+class UpstreamOpenCircuit(UpstreamFault):
+    """The provider failed again and again, and is left alone for a while."""
+
+    status = 503
+    code = "upstream_open_circuit"
+    anthropic_type = "overloaded_error"
+    retry_after = 1
 
 
 class UpstreamProtocolError(UpstreamFault):

@@ -98,6 +98,21 @@ class Limits(NamedTuple):
         """Whether nothing is limited."""
         return self.tokens is None and self.nano_usd is None and self.calls is None
 
+    def lowered(self, to: Limits) -> Limits:
+        """These, and no more than those."""
+        if to.is_none:
+            return self
+        return Limits(
+            _least(self.tokens, to.tokens),
+            _least(self.nano_usd, to.nano_usd),
+            _least(self.calls, to.calls),
+            self.window_s,
+        )
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return min((limit for limit in (one, other) if limit is not None), default=None)
+
 
 NO_LIMITS: Final = Limits()
 
@@ -111,12 +126,14 @@ class Account:
         held: of all holds that are open.
         decided: limits that an operator set for this account alone, None for "lifted"; they stand in place of the
             configured ones.
+        epoch: how often what is used began anew: by a reset, a new window, or because its session was deleted.
     """
 
     used: Amount = NOTHING
     held: Amount = NOTHING
     opened: Moment | None = None
     decided: Mapping[Dimension, int | None] = field(default_factory=dict)
+    epoch: int = 0
 
 
 EMPTY: Final = Account()
@@ -130,16 +147,18 @@ class Claim:
     configured: Limits = NO_LIMITS
     declared: Limits = NO_LIMITS
 
+    @property
+    def undeclared(self) -> Claim:
+        """The same of any other call."""
+        return self if self.declared.is_none else replace(self, declared=NO_LIMITS)
+
     def limits(self, account: Account) -> Limits:
         """The limits in force. What a call declares only ever lowers them."""
-        if not account.decided and self.declared.is_none:
-            return self.configured
-        found: dict[Dimension, int | None] = {}
-        for name in DIMENSIONS:
-            granted = account.decided[name] if name in account.decided else self.configured.of(name)
-            asked = self.declared.of(name)
-            found[name] = min((limit for limit in (granted, asked) if limit is not None), default=None)
-        return Limits(**found, window_s=self.configured.window_s)
+        if not account.decided:
+            return self.configured.lowered(self.declared)
+        configured, decided = self.configured, account.decided
+        found = {name: decided[name] if name in decided else configured.of(name) for name in DIMENSIONS}
+        return Limits(**found, window_s=configured.window_s).lowered(self.declared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +170,10 @@ class Standing:
     used: Amount
     held: Amount
     resets_s: float | None = None
+
+    def lowered(self, to: Limits) -> Standing:
+        """The same for a call that declares these limits."""
+        return self if to.is_none else replace(self, limits=self.limits.lowered(to))
 
     def left(self, dimension: Dimension) -> int | None:
         """What may still be held; None where nothing limits it."""
@@ -215,6 +238,7 @@ class Refused:
 
 Accounts = Mapping[AccountKey, Account]
 Changes = dict[AccountKey, Account]
+Epochs = Mapping[AccountKey, int]
 
 
 def standing(account: Account, claim: Claim, now: Moment) -> Standing:
@@ -266,18 +290,39 @@ def settle(accounts: Accounts, keys: Iterable[AccountKey], held: Amount, spent: 
     for key in keys:
         if key.kind != "rate":
             account = accounts.get(key, EMPTY)
-            changes[key] = Account(account.used.plus(spent), account.held.less(held), account.opened, account.decided)
+            used, given_back = account.used.plus(spent), account.held.less(held)
+            changes[key] = Account(used, given_back, account.opened, account.decided, account.epoch)
     return changes
 
 
-def correct(accounts: Accounts, keys: Iterable[AccountKey], wrong: Amount, right: Amount) -> Changes:
-    """Put what was really spent in the place of what it was taken for when a hold had run out."""
+def epochs(accounts: Accounts, keys: Iterable[AccountKey]) -> Epochs:
+    """In which epoch each of these accounts is now."""
+    return {key: accounts.get(key, EMPTY).epoch for key in keys if key.kind != "rate"}
+
+
+def correct(accounts: Accounts, keys: Iterable[AccountKey], wrong: Amount, right: Amount, charged: Epochs) -> Changes:
+    """Put what was really spent in the place of what it was taken for when a hold had run out.
+
+    `charged`: in which epochs that was added. Where an account has begun anew since, it is gone with what was used
+    before, and nothing is taken from what others have used now.
+    """
     changes = Changes()
     for key in keys:
         if key.kind != "rate":
             account = accounts.get(key, EMPTY)
-            changes[key] = replace(account, used=account.used.less(wrong).plus(right))
+            used = account.used.less(wrong) if charged.get(key) == account.epoch else account.used
+            changes[key] = replace(account, used=used.plus(right))
     return changes
+
+
+def anew(account: Account) -> Account:
+    """Nothing is used any more. What calls under way hold stays held, until each of them gives its own back."""
+    return replace(account, used=NOTHING, epoch=account.epoch + 1)
+
+
+def forgotten(account: Account) -> Account:
+    """What stays of an account whose session was deleted: what calls under way hold, and how often it began anew."""
+    return Account(held=account.held, epoch=account.epoch + 1)
 
 
 def is_over(renewed: Moment, lease_s: float, now: Moment) -> bool:
@@ -299,7 +344,7 @@ def _current(account: Account, window_s: float | None, now: Moment) -> Account:
         return replace(account, opened=now)
     if now.since(account.opened) < window_s:
         return account
-    return replace(account, used=NOTHING, opened=now)
+    return replace(anew(account), opened=now)
 
 
 def _take(account: Account, key: AccountKey, amount: Amount) -> Account:
@@ -310,7 +355,7 @@ def _take(account: Account, key: AccountKey, amount: Amount) -> Account:
 
 
 def _hold(account: Account, amount: Amount) -> Account:
-    return Account(account.used, account.held.plus(amount), account.opened, account.decided)
+    return Account(account.used, account.held.plus(amount), account.opened, account.decided, account.epoch)
 
 
 def _units(stands: Standing, hold: Hold) -> int | Refused:

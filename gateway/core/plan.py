@@ -18,7 +18,7 @@ from gateway.core.counting.estimate import Estimate, Estimator
 from gateway.core.counting.request import Request
 from gateway.core.fitting.epoch import Epoch
 from gateway.core.fitting.epochs import FitPolicy, find, fit
-from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow
+from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.receipt import Fitted
 from gateway.core.fitting.summary import NeedsSummary, Passage, SummaryNeeded, Use, asking
@@ -26,6 +26,7 @@ from gateway.core.message import Message, encode
 from gateway.core.ports import ContextRecord
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import SessionState
+from gateway.core.views import View, new_faults
 
 Trim = Literal["auto", "off", "shadow"]
 Overflow = Literal["error", "forward", "least"]
@@ -98,6 +99,10 @@ class Wishes:
 NO_WISHES: Final = Wishes()
 
 
+class Unsound(Exception):
+    """What was chosen must not be sent, as its format does not allow it: our own mistake, and not the request's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Weighed:
     """A request and what the provider is expected to report for it."""
@@ -148,7 +153,7 @@ class Plan:
     messages: tuple[bytes, ...] | None = None
     epoch: Mapping[str, Any] | None = None
     resumed: str | None = None
-    overflow: ContextOverflow | BudgetTooSmall | None = None
+    overflow: ContextOverflow | BudgetTooSmall | TextTooLong | None = None
     needs: NeedsSummary | None = None
 
 
@@ -236,8 +241,15 @@ class Room:
     use: Use = "off"
 
 
-def make_room(came: Weighed, conversation: Conversation, room: Room, scales: Scales) -> Plan:
+def make_room(came: Weighed, view: View, conversation: Conversation, room: Room, scales: Scales) -> Plan:
     """Choose what to keep of a request that is over its budget.
+
+    Args:
+        came: the request as it is weighed.
+        view: its messages as chat messages.
+        conversation: those.
+        room: what there is for it.
+        scales: to weigh choices with.
 
     Raises:
         ContextOverflow: what must stay is over the budget alone.
@@ -245,13 +257,31 @@ def make_room(came: Weighed, conversation: Conversation, room: Room, scales: Sca
     """
     if came.estimate.beside >= room.budget and (came.request.tools or came.request.schema is not None):
         raise BudgetTooSmall(needed=came.estimate.beside, budget=room.budget)
+    case = _Case(came, view, conversation, scales)
     try:
-        return _roomy(came, conversation, room, scales)
+        return _decided(case, room)
+    except ContextOverflow as overflow:
+        raise overflow.at(view.places[overflow.index][0], view.array) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A request that is over its budget, see `make_room`."""
+
+    came: Weighed
+    view: View
+    conversation: Conversation
+    scales: Scales
+
+
+def _decided(case: _Case, room: Room) -> Plan:
+    try:
+        return _roomy(case, room)
     except SummaryNeeded as wanted:
-        needs = _needs(wanted.passage, room.policy.summary, scales.estimator)
+        needs = _needs(wanted.passage, room.policy.summary, case.scales.estimator)
     if needs is None:
-        return _roomy(came, conversation, replace(room, use="off"), scales)
-    return replace(as_it_came(came, room.budget), needs=needs)
+        return _roomy(case, replace(room, use="off"))
+    return replace(as_it_came(case.came, room.budget), needs=needs)
 
 
 def _needs(passage: Passage, model: SummaryModel | None, estimator: Estimator) -> NeedsSummary | None:
@@ -272,22 +302,23 @@ def _needs(passage: Passage, model: SummaryModel | None, estimator: Estimator) -
     return NeedsSummary(passage.id, model.name, messages, most, passage.count) if messages is not None else None
 
 
-def _roomy(came: Weighed, conversation: Conversation, room: Room, scales: Scales) -> Plan:
+def _roomy(case: _Case, room: Room) -> Plan:
     """The plan with a margin, else without one, else the least that can be sent if that is within the bare budget.
 
     Neither a margin nor what was learned is a reason to refuse what may be within the budget: the provider knows, and
     what it says is learned.
     """
+    came = case.came
     with suppress(ContextOverflow):
-        return _fitted(came, conversation, room, scales, _safely(came, room))
+        return _fitted(case, room, _safely(came, room))
     offset = came.expected.offset if came.expected.follows else 0
     try:
-        return _fitted(came, conversation, room, scales, room.budget - offset)
+        return _fitted(case, room, room.budget - offset)
     except ContextOverflow as overflow:
         least = came.estimate.beside + overflow.needed
         if least > room.budget and room.policy.overflow != "least":
             raise
-        return _fitted(came, conversation, room, scales, least + _ROUNDING)
+        return _fitted(case, room, least + _ROUNDING)
 
 
 def _safely(came: Weighed, room: Room) -> int:
@@ -298,8 +329,8 @@ def _safely(came: Weighed, room: Room) -> int:
     return ceiling(came.estimate, came.key, known.offsets, known.last_turn, known.surprises, budget=room.budget)
 
 
-def _fitted(came: Weighed, conversation: Conversation, room: Room, scales: Scales, most: int) -> Plan:
-    reader, policy = scales.reader, room.policy.fit
+def _fitted(case: _Case, room: Room, most: int) -> Plan:
+    came, conversation, policy = case.came, case.conversation, room.policy.fit
     limit = most - came.estimate.beside
     salt = "shadow" if room.shadow else ""
     use: Use = "off" if room.shadow else room.use
@@ -309,13 +340,13 @@ def _fitted(came: Weighed, conversation: Conversation, room: Room, scales: Scale
     epoch = find(known, conversation, salt)
     for _ in range(_TRIES):
         fitted = fit(
-            conversation, limit, reader,
+            conversation, limit, case.scales.reader,
             epoch=epoch, policy=policy, salt=salt, expired=room.expired, summaries=summaries, use=use,
         )  # fmt: skip
-        request = replace(came.request, messages=fitted.messages)
-        sent = weigh(request, scales.estimator.estimate(request, keys=fitted.keys), room.learned)
+        messages = case.view.restored(fitted.changes, fitted.summaries)
+        sent = _weighed_anew(case, room, fitted, messages)
         if sent.estimate.tokens <= most:
-            return _plan(came, sent, room, fitted, epoch)
+            return _plan(case, sent, room, fitted, epoch)
         limit -= sent.estimate.tokens - most
     needed = sent.estimate.tokens - came.estimate.beside
     index, fate = max(enumerate(fitted.fates), key=lambda item: item[1].tokens_after)
@@ -324,17 +355,27 @@ def _fitted(came: Weighed, conversation: Conversation, room: Room, scales: Scale
     )
 
 
-def _plan(came: Weighed, sent: Weighed, room: Room, fitted: Fitted, epoch: Epoch | None) -> Plan:
+def _weighed_anew(case: _Case, room: Room, fitted: Fitted, messages: tuple[bytes, ...]) -> Weighed:
+    """What would be sent, by the rules of its own format."""
+    request = replace(case.came.request, messages=messages)
+    keys = fitted.keys if request.wire == "chat" else None
+    return weigh(request, case.scales.estimator.estimate(request, keys=keys), room.learned)
+
+
+def _plan(case: _Case, sent: Weighed, room: Room, fitted: Fitted, epoch: Epoch | None) -> Plan:
+    came, is_changed, messages = case.came, fitted.changed, tuple(sent.request.messages)
+    if is_changed and (faults := new_faults(came.request.wire, case.view.elements, messages)):
+        raise Unsound("; ".join(faults))
     record = replace(
         _record(came, came if room.shadow else sent, room.budget),
         trimmed=fitted.actions,
         shadow=room.shadow,
-        fates=fitted.fates if fitted.changed else (),
+        fates=case.view.fates(fitted.fates) if is_changed else (),
     )
     return Plan(
         record,
         (came if room.shadow else sent).expected.safe_tokens,
-        messages=fitted.messages if fitted.changed and not room.shadow else None,
+        messages=messages if is_changed and not room.shadow else None,
         epoch=fitted.epoch.to_json() if fitted.epoch is not None and fitted.epoch is not epoch else None,
         resumed=epoch.prefix if epoch is not None else None,
     )

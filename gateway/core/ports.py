@@ -292,12 +292,23 @@ class Store(Protocol):
         """Those of these handles that the session has no text under."""
         ...
 
-    async def keep_results(self, session: SessionKey, texts: Mapping[str, str]) -> None:
-        """Keep tool results by handle, for as long as the session is kept. The same handle always has the same text.
+    async def results_size(self, session: SessionKey) -> int:
+        """Bytes of all texts that the session has under handles, as UTF-8."""
+        ...
+
+    async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
+        """Keep tool results by handle, for as long as the session is kept. A handle that has a text keeps that one.
+
+        One after the other, and each only if the texts of the session are then no more than `most` bytes: what is kept
+        never makes room for others. Gives the handles that there is no text under now.
 
         Raises:
             StoreUnavailable: nothing was written, or it is not known whether.
         """
+        ...
+
+    async def results(self, session: SessionKey, handles: Sequence[str]) -> Mapping[str, str]:
+        """The texts that the session has under these handles, all at once."""
         ...
 
     async def result(self, namespace: str | None, handle: str) -> str | None:
@@ -389,12 +400,13 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One request to a provider. `url` is absolute and already encoded."""
+    """One request to a provider. `url` is absolute and already encoded; `note` keeps a remark in the call's record."""
 
     method: str
     url: str
     headers: Headers
     body: bytes
+    note: Callable[[str, str], None] = lambda _name, _text: None
 
 
 class UpstreamReply(Protocol):

@@ -6,36 +6,50 @@ model can be reached without a route of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from hashlib import blake2b
 from typing import Final
 
 from gateway.core.errors import UnknownModel
 from gateway.core.pricing import Price
 
 _PATTERN: Final = frozenset("*?[")
+#: providers and models that one call may be sent to, one after the other
+MOST_ROUTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known of a model. Token limits; None where nobody says. `sources`: fact -> where it was read."""
+    """What is known of a model. Token limits; None where nobody says. `sources`: fact -> where it was read.
+
+    `reasoning`: it may think before it answers, which is billed and may not be shown.
+    """
 
     window: int | None = None
     output: int | None = None
     tokenizer: str | None = None
     price: Price | None = None
+    reasoning: bool | None = None
     sources: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelRule:
-    """One entry of `models:`: a shell pattern, where its calls go, and facts that override the tables."""
+    """One entry of `models:`: a shell pattern, where its calls go, and facts that override the tables.
+
+    `shares`: where several providers share its calls, each with its weight, `provider` the first of them; `fallback`:
+    models, as calls name them, that are called where none of these can answer.
+    """
 
     match: str
     provider: str
     name: str | None = None
     facts: ModelFacts = ModelFacts()
+    shares: tuple[tuple[str, float], ...] = ()
+    fallback: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +74,50 @@ class Routes:
         self._anthropic = anthropic
 
     def resolve(self, model: str) -> Route:
-        """The route of `model`.
+        """The first route of `model`.
 
         Raises:
             UnknownModel: no rule matches and there is no default provider.
         """
+        return self._routes(model, None)[0]
+
+    def chain(self, model: str, seed: str) -> tuple[Route, ...]:
+        """Where a call for `model` goes, and in what order it goes elsewhere where it cannot be answered.
+
+        Args:
+            model: as the call names it.
+            seed: calls with the same one go the same way: a provider's prompt cache is its own, and so is each key's.
+
+        Raises:
+            UnknownModel: no rule matches and there is no default provider.
+        """
+        found = self._routes(model, seed)
+        rule = found[0].rule
+        for name in rule.fallback if rule is not None else ():
+            found += self._routes(name, seed)
+        unique: dict[tuple[str, str], Route] = {}
+        for route in found:
+            unique.setdefault((route.provider, route.model), route)
+        return tuple(unique.values())[:MOST_ROUTES]
+
+    def _routes(self, model: str, seed: str | None) -> list[Route]:
+        """Those of one name, the preferred first; as configured where there is no seed."""
         prefix, slash, rest = model.partition("/")
         if slash and prefix in self._providers:
-            return Route(prefix, rest)
+            return [Route(prefix, rest)]
         for rule in self._rules:
             if fnmatchcase(model, rule.match):
-                return Route(rule.provider, rule.name or model, rule)
+                names = [rule.provider]
+                if seed is not None and rule.shares:
+                    names = [name for name, _ in sorted(rule.shares, key=lambda share: _late(seed, *share))]
+                return [Route(name, rule.name or model, rule) for name in names]
         if self._default is None:
             raise UnknownModel(
-                f'No provider is configured for the model "{model}". Name one as "provider/{model}" '
+                f'No provider is configured for the model "{model}". Name one as "provider/model" '
                 f"({', '.join(sorted(self._providers))}), or add a route under models:, or set default_provider.",
                 param="model",
             )
-        return Route(self._default, model)
+        return [Route(self._default, model)]
 
     @property
     def providers(self) -> frozenset[str]:
@@ -108,3 +148,13 @@ class Routes:
                 "This path names no model and no default_provider is set, so there is nowhere to send it."
             )
         return name
+
+
+def _late(seed: str, provider: str, weight: float) -> float:
+    """Where a provider stands in the order for a seed; it stands first for a share of the seeds as its weight says.
+
+    Weighted rendezvous hashing (Schindelhauer and Schomaker, 2005): when a provider is added or taken away, only the
+    sessions move that come to it or were with it.
+    """
+    drawn = int.from_bytes(blake2b(f"{seed}\0{provider}".encode("utf-8", "surrogatepass"), digest_size=8).digest())
+    return -math.log((drawn + 0.5) / 2**64) / weight

@@ -5,7 +5,7 @@ The arithmetic is the ledger's; here it is decided with which numbers. See `gate
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -63,6 +63,7 @@ class BudgetPolicy:
         warn_at: share used from which on answers carry a warning.
         modes: whether tool results shrink as the budget does.
         clamp: whether an answer's limit is lowered to what is left, instead of refusing the call.
+        deferred: whether calls are forwarded whose cost arises after their answer, and is not seen.
         exhausted_status: HTTP status of a refusal.
     """
 
@@ -71,6 +72,7 @@ class BudgetPolicy:
     warn_at: float = 0.8
     modes: bool = True
     clamp: bool = True
+    deferred: bool = False
     exhausted_status: int = 400
 
 
@@ -139,6 +141,12 @@ def rate_of(price: Price | None, input_tokens: int, tier: str | None) -> Rate | 
         _dearest(rates.input, rates.cache_write, rates.audio_input),
         _dearest(rates.output, rates.audio_output, rates.reasoning),
     )
+
+
+def dearest(rates: Iterable[Rate | None]) -> Rate | None:
+    """What a call will cost a token at the most, wherever it goes; None where nobody knows a price."""
+    known = [rate for rate in rates if rate is not None]
+    return Rate(max(rate.input for rate in known), max(rate.output for rate in known)) if known else None
 
 
 def _dearest(*rates: Decimal | None) -> Decimal:

@@ -8,30 +8,26 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.core.counting.measure import Wire
+from gateway.dialects.anthropic_messages import AnthropicMessages
 from gateway.dialects.base import Dialect
+from gateway.dialects.completions import Completions
 from gateway.dialects.openai_chat import OpenAIChat
+from gateway.dialects.openai_responses import OpenAIResponses
 from gateway.dialects.passthrough import PassThrough
 
 CHAT: Final = OpenAIChat()
 
-#: path -> operation, for what is known well enough to be estimated where the provider reports nothing
-_OPERATIONS: Final = {
-    "completions": "text_completion",
-    "embeddings": "embeddings",
-    "responses": "chat",
-    "messages": "chat",
-}
-_WIRES: Final[Mapping[str, Wire]] = {
-    "completions": "completions",
-    "responses": "responses",
-    "messages": "messages",
-}
 #: A POST below one of these reads or changes what an earlier, already counted call made; its answer may repeat that
 #: call's usage. Compaction and the runs of a thread are calls of their own.
 _STORED: Final = re.compile(
     r"(?:chat/completions|responses|threads|batches|fine_tuning|conversations|files|vector_stores)/."
 )
-_BILLED_BELOW_STORED: Final = re.compile(r"responses/compact$|threads/(?:.+/)?runs(?:/.+/submit_tool_outputs)?$")
+_RUNS: Final = r"threads/(?:.+/)?runs(?:/.+/submit_tool_outputs)?$"
+_BILLED_BELOW_STORED: Final = re.compile(rf"responses/compact$|fine_tuning/jobs$|{_RUNS}")
+#: What these keep costs nothing by itself; what is done with it is a call of its own.
+_KEPT: Final = re.compile(r"(?:files|uploads|conversations|containers|vector_stores|assistants|threads|moderations)$")
+#: An answer to these says that something was begun. What a session opened here says goes past the gateway.
+_DEFERRED: Final = re.compile(rf"(?:messages/)?batches$|fine_tuning/|videos(?:/|$)|evals/|realtime/|{_RUNS}")
 #: Counting is free at every provider that offers it, and answers with `input_tokens` of no call.
 _COUNTING: Final = re.compile(r"(?:^|/)(?:count_tokens|input_tokens)$")
 
@@ -42,6 +38,7 @@ class Endpoint:
 
     `metered`: the usage in an answer is added to a session. `estimated`: so is an estimate where there is none.
     `anthropic`: the client speaks Anthropic's API. `wire`: the format of its requests, where they can be weighed.
+    `deferred`: it begins something that is billed later and elsewhere.
     """
 
     dialect: Dialect
@@ -50,24 +47,37 @@ class Endpoint:
     estimated: bool
     anthropic: bool = False
     wire: Wire | None = None
+    deferred: bool = False
 
 
-_CHAT_ENDPOINT: Final = Endpoint(CHAT, "chat", metered=True, estimated=True, wire="chat")
+#: what is known well enough to be estimated where the provider reports nothing; by POST
+_KNOWN: Final[Mapping[str, Endpoint]] = {
+    "chat/completions": Endpoint(CHAT, "chat", metered=True, estimated=True, wire="chat"),
+    "responses": Endpoint(OpenAIResponses(), "chat", metered=True, estimated=True, wire="responses"),
+    "messages": Endpoint(AnthropicMessages(), "chat", metered=True, estimated=True, anthropic=True, wire="messages"),
+    "completions": Endpoint(Completions(), "text_completion", metered=True, estimated=True, wire="completions"),
+    "embeddings": Endpoint(PassThrough("embeddings", is_read=True), "embeddings", metered=True, estimated=True),
+}
 
 
 def endpoint(method: str, path: str, *, anthropic: bool = False) -> Endpoint:
     """The endpoint of a path relative to `/v1/`, such as `chat/completions`; `anthropic`: its headers say so."""
-    path = path.rstrip("/")
-    if path == "chat/completions" and method == "POST":
-        return _CHAT_ENDPOINT
-    known = _OPERATIONS.get(path)
-    operation = known or path.partition("/")[0] or "other"
+    # Some servers route without regard to case: what reaches them so is what it is.
+    path = path.rstrip("/").lower()
+    known = _KNOWN.get(path)
+    if known is not None and method == "POST":
+        return known
+    operation = known.operation if known is not None else path.partition("/")[0] or "other"
     anthropic = anthropic or path == "messages" or path.startswith("messages/")
     metered = method == "POST" and _is_billed(path)
-    wire = _WIRES.get(path) if metered else None
-    dialect = PassThrough(operation, anthropic=anthropic, is_read=metered and known is not None)
-    estimated = metered and known is not None
-    return Endpoint(dialect, operation, metered=metered, estimated=estimated, anthropic=anthropic, wire=wire)
+    return Endpoint(
+        PassThrough(operation, anthropic=anthropic),
+        operation,
+        metered=metered,
+        estimated=metered and not _KEPT.match(path),
+        anthropic=anthropic,
+        deferred=metered and _DEFERRED.match(path) is not None,
+    )
 
 
 def _is_billed(path: str) -> bool:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from gateway.core.errors import GatewayError
+from gateway.core.message import encode
 from gateway.core.sse import EventBuffer, data_of_events, event_data, split_events
-from gateway.dialects.fields import Fields
+from gateway.dialects.fields import Fields, write_fields
 from gateway.dialects.reported import Reported
 
 #: what may follow the end mark before `close`; more is nobody's answer
@@ -38,6 +39,12 @@ class Call:
     body: bytes
     fields: Fields
     usage_asked: bool = False
+
+    def written(self, model: str, changes: Mapping[str, object]) -> bytes:
+        """The body with this model and these top-level fields; its own bytes where nothing changes."""
+        if self.model is not None and model != self.model:
+            changes = {**changes, "model": model}
+        return write_fields(self.fields, changes) if changes else self.body
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +166,11 @@ class StreamMeter:
         """See `EventReader.cut_short`. What had come of an event that is not whole is left out."""
         self._catch_up()
         return self._reader.cut_short()
+
+
+def named_event(event: Mapping[str, object]) -> bytes:
+    """An event as the APIs write it that name each one by its `type`."""
+    return b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), encode(event))
 
 
 class Dialect(Protocol):

@@ -1,6 +1,6 @@
 """A request taken apart for weighing and fitting: its fields and messages as the bytes they have in the body.
 
-A client may mark a chat message with `"x_gateway": {"priority": …}`: how much it matters when not everything fits. The
+A client may mark a message with `"x_gateway": {"priority": …}`: how much it matters when not everything fits. The
 mark is ours and is taken out before anything is weighed, compared or forwarded.
 """
 
@@ -22,7 +22,7 @@ from gateway.dialects.base import Call
 from gateway.dialects.fields import decode, join
 
 #: the field that holds what was said, and where an array of it has elements that are messages
-_ITEMS: Final[Mapping[Wire, str]] = {
+ITEMS: Final[Mapping[Wire, str]] = {
     "chat": "messages",
     "messages": "messages",
     "responses": "input",
@@ -34,7 +34,6 @@ MOST_MESSAGES: Final = 20_000
 #: a priority above this is as good as pinned
 MOST_PRIORITY: Final = 100.0
 PINNED: Final = "pinned"
-_OUTPUT_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _MARK: Final = b'"x_gateway"'
 _NOTHING_KNOWN: Final = Beginnings(0)
 _SPACE: Final = b" \t\r\n"
@@ -100,7 +99,7 @@ def contents_of(call: Call, wire: Wire, known: Beginnings | None = None) -> Cont
         InvalidRequest: a mark of a client means nothing.
     """
     fields = {name: bytes(raw) for name, raw in call.fields.items()}
-    array = fields.get(_ITEMS[wire])
+    array = fields.get(ITEMS[wire])
     if array is None:
         return None
     if wire in _WITHOUT_MESSAGES or not array.startswith(b"["):
@@ -114,7 +113,7 @@ def contents_of(call: Call, wire: Wire, known: Beginnings | None = None) -> Cont
 def _of_array(wire: Wire, fields: Mapping[str, bytes], array: bytes, known: Beginnings) -> Contents | None:
     start, rest = _behind_known(wire, array, known)
     fresh = _split(rest)
-    is_marked = wire == "chat" and _MARK in rest
+    is_marked = _MARK in rest
     if len(fresh) + (len(start.keys) if start is not None else 0) > MOST_MESSAGES:
         if is_marked:
             raise InvalidRequest(
@@ -123,7 +122,7 @@ def _of_array(wire: Wire, fields: Mapping[str, bytes], array: bytes, known: Begi
                 param="messages",
             )
         return None
-    marks = _Marks.of(_split(array)) if is_marked else None
+    marks = _Marks.of(_split(array), ITEMS[wire]) if is_marked else None
     if marks is None:
         return Contents(wire, fields, array, start, rest, fresh)
     array = bytes(join(marks.messages))
@@ -155,15 +154,6 @@ def _split(array: bytes) -> tuple[bytes, ...]:
     return tuple(map(bytes, _LIST.decode(array)))
 
 
-def output_limit(fields: Mapping[str, bytes | msgspec.Raw]) -> int | None:
-    """The most tokens the answer may have, as the client says; None where it says nothing that is a number."""
-    for name in _OUTPUT_LIMITS:
-        value = decode(fields[name]) if name in fields else None
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class _Marks:
     """Messages without a client's marks, and what those said."""
@@ -173,8 +163,8 @@ class _Marks:
     priorities: dict[int, float]
 
     @classmethod
-    def of(cls, messages: Sequence[bytes]) -> _Marks | None:
-        """Those of all messages; None where there are none.
+    def of(cls, messages: Sequence[bytes], array: str) -> _Marks | None:
+        """Those of all messages of an array; None where there are none.
 
         Raises:
             InvalidRequest: one means nothing.
@@ -185,7 +175,7 @@ class _Marks:
             if fields is None:
                 continue
             found = True
-            priority = _priority(decode(fields.pop("x_gateway")), f"messages[{index}].x_gateway")
+            priority = _priority(decode(fields.pop("x_gateway")), f"{array}[{index}].x_gateway")
             marks.messages[index] = msgspec.json.encode(fields)
             if priority == PINNED:
                 marks.pinned.add(index)

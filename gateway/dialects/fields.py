@@ -19,6 +19,14 @@ _MAX_FIELDS: Final = 4096
 #: a body of so many bytes cannot have more fields than that: each takes five (`"":1,`)
 _FEW_FIELDS: Final = 4 * _MAX_FIELDS
 
+#: Fields that decide what a call may cost. Some servers read keys without regard to case, and take the last of two.
+_MEANT: Final = frozenset(
+    {
+        *("model", "stream", "stream_options", "background", "messages", "input", "prompt", "n", "best_of"),
+        *("max_tokens", "max_completion_tokens", "max_output_tokens"),
+    }
+)
+
 
 class _Name:
     """A key as it stands in the body: two of the same spelling are still two."""
@@ -72,6 +80,9 @@ def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
     fields = {name.text: raw for name, raw in named.items()}
     if len(fields) != len(named):
         _refuse_duplicates([name.text for name in named])
+    for name in fields:
+        if name.lower() in _MEANT and name != name.lower():
+            raise InvalidRequest(f'The field "{name}" is written "{name.lower()}".', param=name)
     return fields
 
 
@@ -113,13 +124,41 @@ def string_field(fields: Fields, name: str) -> str | None:
     Raises:
         InvalidRequest: it is there and is something else.
     """
-    raw = fields.get(name)
-    if raw is None or bytes(raw) == b"null":
+    if not is_given(fields, name):
         return None
-    value = decode(raw)
+    value = decode(fields[name])
     if not isinstance(value, str):
         raise InvalidRequest(f'The field "{name}" must be a string.', param=name)
     return value
+
+
+def model_field(fields: Fields) -> str:
+    """The model to call.
+
+    Raises:
+        InvalidRequest: none is named, or by something that is no string.
+    """
+    model = string_field(fields, "model")
+    if not model:
+        raise InvalidRequest('The field "model" is missing. Name the model to call.', param="model")
+    return model
+
+
+def messages_field(fields: Fields) -> msgspec.Raw:
+    """The array of messages.
+
+    Raises:
+        InvalidRequest: it is absent, or is none.
+    """
+    messages = fields.get("messages")
+    if messages is None or memoryview(messages)[0] != ord("["):
+        raise InvalidRequest('The field "messages" must be an array of messages.', param="messages")
+    return messages
+
+
+def is_given(fields: Fields, name: str) -> bool:
+    """Whether a field is there and is not null."""
+    return name in fields and bytes(fields[name]) != b"null"
 
 
 def flag_field(fields: Fields, name: str) -> bool:

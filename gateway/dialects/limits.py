@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Final
 
@@ -10,6 +11,8 @@ import msgspec
 from gateway.core.counting.measure import Wire
 from gateway.dialects.fields import decode
 
+Fields = Mapping[str, bytes | msgspec.Raw]
+
 #: by format: the fields that bound an answer; several may stand in one request
 _FIELDS: Final[Mapping[Wire, tuple[str, ...]]] = {
     "chat": ("max_completion_tokens", "max_tokens"),
@@ -17,20 +20,46 @@ _FIELDS: Final[Mapping[Wire, tuple[str, ...]]] = {
     "messages": ("max_tokens",),
     "completions": ("max_tokens",),
 }
+#: by any name; a server may know more than one
+ALL_LIMITS: Final = tuple(sorted({name for names in _FIELDS.values() for name in names}))
 #: so many answers are asked for in one call
 _ANSWERS: Final = ("n", "best_of")
 #: no provider gives more; what is asked beyond it is refused there
 _MOST_ANSWERS: Final = 1_024
 
 
-def answers_asked(fields: Mapping[str, bytes | msgspec.Raw]) -> int:
+def output_limit(fields: Fields, wire: Wire) -> int | None:
+    """The most tokens that an answer may have, as the provider may read it; None where nothing bounds it.
+
+    One of several fields that differ may be the one that counts, so the largest is taken; a field of another API alone
+    bounds nothing.
+    """
+    own = [number for name in _FIELDS[wire] if (number := _number(fields, name)) is not None]
+    if not own:
+        return None
+    others = [number for name in ALL_LIMITS if (number := _number(fields, name)) is not None]
+    return max(own + others)
+
+
+def answers_asked(fields: Fields) -> int:
     """Answers that one call asks for, 1 where it does not say, or says what is no number of answers."""
-    asked = (decode(fields[name]) for name in _ANSWERS if name in fields)
-    known = [value for value in asked if isinstance(value, int) and not isinstance(value, bool)]
+    known = [number for name in _ANSWERS if (number := _number(fields, name)) is not None]
     return min(max([1, *known]), _MOST_ANSWERS) * _prompts(fields)
 
 
-def _prompts(fields: Mapping[str, bytes | msgspec.Raw]) -> int:
+def _number(fields: Fields, name: str) -> int | None:
+    """A field as a number above 0; None where it is none. Some servers take `5.0` and `"5"` for 5, so we do too."""
+    value = decode(fields[name]) if name in fields else None
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = value if isinstance(value, int) else math.ceil(float(value))
+    except (ValueError, OverflowError):
+        return None
+    return number if number > 0 else None
+
+
+def _prompts(fields: Fields) -> int:
     """Prompts of a completions call, each of which is answered: a list of numbers is one prompt in tokens."""
     found = decode(fields["prompt"]) if "prompt" in fields else None
     if not isinstance(found, list) or all(isinstance(one, int) for one in found):
@@ -38,20 +67,26 @@ def _prompts(fields: Mapping[str, bytes | msgspec.Raw]) -> int:
     return len(found)
 
 
-def service_tier(fields: Mapping[str, bytes | msgspec.Raw]) -> str | None:
+def service_tier(fields: Fields) -> str | None:
     """The service tier a call asks for."""
     value = decode(fields["service_tier"]) if "service_tier" in fields else None
     return value if isinstance(value, str) else None
 
 
-def with_limit(fields: Mapping[str, bytes | msgspec.Raw], wire: Wire, limit: int, usual: str) -> dict[str, object]:
+def is_background(fields: Fields) -> bool:
+    """Whether an answer is made later, and to be asked for again."""
+    return "background" in fields and decode(fields["background"]) not in (None, False)
+
+
+def with_limit(fields: Fields, wire: Wire, limit: int, usual: str) -> dict[str, object]:
     """The fields to set so that an answer has at most `limit` tokens.
 
-    The fields that the call has itself are lowered; where it has none, `usual` is set in a chat call: providers differ
-    in the name they take.
+    The fields that the call has itself are lowered, and set where they bound nothing; where it has none, `usual` is set
+    in a chat call: providers differ in the name they take.
     """
     names = _FIELDS[wire]
-    own = [name for name in names if name in fields and decode(fields[name]) is not None]
-    if not own:
-        return {usual if wire == "chat" else names[0]: limit}
-    return {name: min(limit, value) if isinstance(value := decode(fields[name]), int) else limit for name in own}
+    own = [name for name in ALL_LIMITS if name in fields and decode(fields[name]) is not None]
+    changes: dict[str, object] = {name: min(limit, _number(fields, name) or limit) for name in own}
+    if not any(name in names for name in own):
+        changes[usual if wire == "chat" else names[0]] = limit
+    return changes

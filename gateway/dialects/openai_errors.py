@@ -18,3 +18,8 @@ def body(fault: GatewayError, details: Mapping[str, object] | None = None) -> by
         "code": fault.code,
     }
     return msgspec.json.encode({"error": {**error, **(details or {})}})
+
+
+def event(fault: GatewayError) -> bytes:
+    """The same as the last event of a stream of choices."""
+    return b"data: " + body(fault) + b"\n\n"

@@ -1,30 +1,29 @@
 """Everything under /v1 that has no dialect of its own: forwarded untouched, metered where the answer carries usage.
 
-The answers of `/v1/responses`, `/v1/messages`, `/v1/completions` and `/v1/embeddings` are known well enough to be read:
-their usage, model, finish reason, and the text that was delivered. An answer of any other shape is searched for a
-`usage` object at the places where providers put one.
+An answer is searched for a `usage` object at the places where providers put one. Its text is weighed where the known
+APIs have it, since a model's answer that reports nothing is not free because it came from an unknown path.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.dialects import anthropic_errors, openai_errors
-from gateway.dialects.base import MAX_TOOLS, Answer, Call, EventReader, Verdict
-from gateway.dialects.fields import decode, flag_field, read_fields, string_field, write_fields
-from gateway.dialects.opening import opening_items, opening_text
-from gateway.dialects.reported import UsageReader
-from gateway.dialects.texts import texts
+from gateway.dialects.base import Answer, Call, EventReader, Verdict
+from gateway.dialects.fields import decode, flag_field, read_fields, string_field
+from gateway.dialects.gathered import Gathered
+from gateway.dialects.texts import texts_of_fields
 
-_TEXT_FIELDS: Final = ("messages", "input", "prompt", "system", "instructions", "tools")
-_LAST_TYPES: Final = frozenset({"message_stop", "response.completed", "response.incomplete", "response.failed"})
-_MAYBE_LAST: Final = re.compile(rb"message_stop|response\.(?:completed|incomplete|failed)|\[DONE\]")
-#: where the text of a delta stands: Messages (text, thinking, partial_json), Completions (text in a choice)
-_DELTA_TEXT: Final = ("text", "thinking", "partial_json")
+_TEXT_FIELDS: Final = ("messages", "input", "prompt", "system", "instructions", "tools", "query", "documents")
+_END: Final = b"[DONE]"
+#: where an event holds what a whole answer of the known APIs has at its top
+_ENVELOPES: Final = ("response", "message", "x_groq")
+#: where the text of a delta, or of a choice, stands in them
+_DELTA_TEXTS: Final = ("content", "text", "thinking", "partial_json")
+#: where whole answers of them have it: Messages, Responses
+_WHOLE_TEXTS: Final = ("content", "output")
 
 
 class PassThrough:
@@ -43,7 +42,7 @@ class PassThrough:
 
     def read(self, body: bytes) -> Call:
         """See `Dialect.read`. A body that is no JSON object (a file, a form) has no fields and is not looked into."""
-        if not body.lstrip(b" \t\r\n").startswith(b"{"):
+        if not self._is_read and not body.lstrip(b" \t\r\n").startswith(b"{"):
             return Call(self._operation, None, stream=False, body=body, fields={})
         try:
             fields = read_fields(body)
@@ -66,27 +65,18 @@ class PassThrough:
         messages: Sequence[bytes] | None = None,
         changes: Mapping[str, object] | None = None,
     ) -> bytes:
-        """See `Dialect.write`. Messages of these formats are never changed."""
+        """See `Dialect.write`. Nothing is known of messages here."""
         del ask_usage, messages
-        fields = dict(changes or {})
-        if call.model is not None and model != call.model:
-            fields["model"] = model
-        return write_fields(call.fields, fields) if fields else call.body
+        return call.written(model, changes or {})
 
     def opening(self, call: Call) -> list[str] | None:
-        """See `Dialect.opening`. Messages: `system` and `messages`; Responses: `instructions` and `input`."""
-        if self._operation != "chat":
-            return None
-        return [
-            *(opening_text(call.fields[name]) for name in ("system", "instructions") if name in call.fields),
-            *opening_items(call.fields.get("messages") or call.fields.get("input")),
-        ]
+        """See `Dialect.opening`."""
+        del call
+        return None
 
     def input_text(self, call: Call) -> Iterator[str]:
         """See `Dialect.input_text`."""
-        for name in _TEXT_FIELDS:
-            if name in call.fields:
-                yield from texts(call.fields[name])
+        return texts_of_fields(call.fields, _TEXT_FIELDS)
 
     def answer(self, body: bytes) -> Answer:
         """See `Dialect.answer`."""
@@ -107,126 +97,61 @@ class PassThrough:
 
     def error_event(self, fault: GatewayError, request_id: str) -> bytes:
         """See `Dialect.error_event`."""
-        name = b"event: error\n" if self._anthropic else b""
-        return name + b"data: " + self.error(fault, request_id) + b"\n\n"
+        return anthropic_errors.event(fault, request_id) if self._anthropic else openai_errors.event(fault)
 
 
 class PassThroughReader:
-    """Reads events, or one whole answer as if it were an event, of any of the APIs named above."""
+    """Reads events, or one whole answer as if it were an event."""
 
     def __init__(self) -> None:
-        self._usage = UsageReader()
-        self._model: str | None = None
-        self._finish_reason: str | None = None
-        self._service_tier: str | None = None
-        self._tools: list[str] = []
-        self._output = 0.0
-        self._error = False
+        self._gathered = Gathered()
 
     def plain_prefix(self, region: bytes) -> int:
         """See `EventReader.plain_prefix`."""
-        found = _MAYBE_LAST.search(region)
-        end = found.start() if found else len(region)
-        return region.rfind(b"\n\n", 0, end) + 2 if b"\r" not in region and b"\n\n" in region[:end] else 0
+        end = region.find(_END)
+        last = region.rfind(b"\n\n", 0, end if end >= 0 else len(region))
+        return last + 2 if last >= 0 and b"\r" not in region else 0
 
     def read(self, data: bytes) -> Verdict:
         """See `EventReader.read`."""
-        if data == b"[DONE]":
+        if data == _END:
             return Verdict.LAST
         value = decode(data)
         if not isinstance(value, dict):
             return Verdict.PASS
-        kind = value.get("type")
-        self._envelopes(value, kind)
-        self._text(value)
-        self._tool(value)
-        if value.get("error") is not None:
-            self._error = True
-        return Verdict.LAST if isinstance(kind, str) and kind in _LAST_TYPES else Verdict.PASS
-
-    def _envelopes(self, value: dict[str, Any], kind: object) -> None:
-        """Usage and names stand on the event itself, on its `response` (Responses) or its `message` (Messages)."""
         self._envelope(value, input_side_only=False)
-        for name in ("response", "message", "x_groq"):
+        for name in _ENVELOPES:
             inner = value.get(name)
             if isinstance(inner, dict):
-                self._envelope(inner, input_side_only=kind == "message_start")
-
-    def _envelope(self, value: dict[str, Any], *, input_side_only: bool) -> None:
-        self._usage.add(value.get("usage"), input_side_only=input_side_only)
-        model = value.get("model")
-        if self._model is None and isinstance(model, str) and model:
-            self._model = model
-        tier = value.get("service_tier")
-        if isinstance(tier, str):
-            self._service_tier = tier
-        for name in ("stop_reason", "status"):
-            reason = value.get(name)
-            if isinstance(reason, str):
-                self._finish_reason = reason
-
-    def _text(self, value: dict[str, Any]) -> None:
-        delta = value.get("delta")
-        if isinstance(delta, str):
-            self._output += estimate_tokens(delta)
-        elif isinstance(delta, dict):
-            self._output += sum(
-                estimate_tokens(part) for name in _DELTA_TEXT if isinstance(part := delta.get(name), str)
-            )
-            reason = delta.get("stop_reason")
-            if isinstance(reason, str):
-                self._finish_reason = reason
+                self._envelope(inner, input_side_only=value.get("type") == "message_start")
+        self._said(value.get("delta"))
         choices = value.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict):
-                self._choice(choice)
+                self._said(choice)
+                self._said(choice.get("delta"))
+                self._said(choice.get("message"))
+        for name in _WHOLE_TEXTS:
+            self._gathered.weigh(value.get(name))
+        if value.get("error") is not None:
+            self._gathered.error = True
+        return Verdict.PASS
 
-    def _choice(self, choice: dict[str, Any]) -> None:
-        text, reason = choice.get("text"), choice.get("finish_reason")
-        delta = choice.get("delta")
-        for part in (text, delta.get("content") if isinstance(delta, dict) else None):
-            if isinstance(part, str):
-                self._output += estimate_tokens(part)
-        if isinstance(reason, str):
-            self._finish_reason = reason
+    def _envelope(self, value: dict[str, Any], *, input_side_only: bool) -> None:
+        self._gathered.usage.add(value.get("usage"), input_side_only=input_side_only)
+        self._gathered.head(value.get("model"), value.get("service_tier"))
 
-    def _tool(self, value: dict[str, Any]) -> None:
-        """A tool call: a `tool_use` block (Messages) or a finished `function_call` item (Responses)."""
-        block, item = value.get("content_block"), value.get("item")
-        if isinstance(block, dict) and block.get("type") == "tool_use":
-            self._tool_name(block.get("name"))
-        if value.get("type") == "response.output_item.done" and isinstance(item, dict):
-            self._item(item)
-        for entry in _list(value.get("content")) + _list(value.get("output")):
-            if isinstance(entry, dict):
-                self._item(entry)
-                self._output += sum(map(estimate_tokens, texts(entry)))
-
-    def _item(self, item: dict[str, Any]) -> None:
-        if item.get("type") in ("tool_use", "function_call"):
-            self._tool_name(item.get("name"))
-
-    def _tool_name(self, name: object) -> None:
-        if isinstance(name, str) and name and len(self._tools) < MAX_TOOLS:
-            self._tools.append(name[:256])
-            self._output += estimate_tokens(name)
+    def _said(self, part: object) -> None:
+        if isinstance(part, str):
+            self._gathered.weigh(part)
+        elif isinstance(part, dict):
+            for name in _DELTA_TEXTS:
+                self._gathered.weigh(part.get(name))
 
     def answer(self) -> Answer:
         """See `EventReader.answer`."""
-        return Answer(
-            usage=self._usage.reported(),
-            model=self._model,
-            finish_reason=self._finish_reason,
-            service_tier=self._service_tier,
-            tools=tuple(self._tools),
-            output_estimate=int(self._output + 0.999),
-            error=self._error,
-        )
+        return self._gathered.answer()
 
     def cut_short(self) -> bytes:
-        """See `EventReader.cut_short`. None is known for these formats: they are never cut."""
+        """See `EventReader.cut_short`. None is known: these streams are never cut."""
         return b""
-
-
-def _list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []

@@ -94,11 +94,10 @@ class UsageReader:
         """
         if not isinstance(usage, Mapping):
             return
-        iterations = usage.get("iterations")
-        if isinstance(iterations, list) and iterations:
-            self._fields.update(_sum_of_passes(iterations))
-            return
         fields = _counts(usage)
+        iterations = usage.get("iterations")
+        if isinstance(iterations, list):
+            fields |= _sum_of_passes(iterations)
         if input_side_only:
             fields.pop("output_tokens", None)
         self._fields.update(fields)

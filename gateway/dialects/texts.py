@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
 
 from gateway.core.counting.heuristic import estimate_tokens
-from gateway.dialects.fields import decode
+from gateway.dialects.fields import Fields, decode
 
 #: strings of a request that are weighed one by one
 _MAX_TEXTS: Final = 100_000
@@ -36,6 +36,13 @@ def texts(value: object, depth: int = 0) -> Iterator[str]:
         items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         for item in items:
             yield from texts(item, depth + 1)
+
+
+def texts_of_fields(fields: Fields, names: Iterable[str]) -> Iterator[str]:
+    """The strings inside some top-level fields of a body."""
+    for name in names:
+        if name in fields:
+            yield from texts(fields[name])
 
 
 def _texts_of_raw(raw: msgspec.Raw) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final, get_args
 
 import msgspec
@@ -13,6 +14,7 @@ from gateway.core import errors
 from gateway.core.counting.measure import Wire
 from gateway.core.ports import SessionKey, Store
 from gateway.core.session import Remembered
+from gateway.core.spending import Charged, affordable_input, claims_of, rate_of
 from gateway.dialects.base import Call
 from gateway.inspection import plan_json
 from gateway.planning import Asked
@@ -81,11 +83,24 @@ class ContextApi:
             body, _ = await read_body(request.receive, headers, rules.max_body, rules.body_timeout_s, lease)
         except Disconnected:
             raise errors.InvalidRequest("The request ended before its body did.") from None
-        call, asked = rules.inspector.read(body, wire=wire, wishes=ours.directives(headers).context)
-        return call, asked, await self._remembered(request, access)
+        directives = ours.directives(headers)
+        call, asked = rules.inspector.read(body, wire=wire, wishes=directives.context)
+        key = self._session(request, access)
+        if key is None:
+            return call, asked, Remembered()
+        remembered = await self._store.remembered(key)
+        above = remembered.state.parent
+        parents = (SessionKey(key.namespace, above),) if above is not None else ()
+        return call, await self._affordable(asked, Charged("", session=key, parents=parents)), remembered
 
-    async def _remembered(self, request: Request, access: Access) -> Remembered:
-        """Of the session the request is asked for, so that the answer is what would be sent."""
+    def _session(self, request: Request, access: Access) -> SessionKey | None:
+        """The session the request is asked for, so that the answer is what would be sent."""
         name = request.query_params.get("session") or request.headers.get("x-session-id")
-        key: SessionKey | None = session_key(name, access.namespace) if name else None
-        return await self._store.remembered(key) if key is not None else Remembered()
+        return session_key(name, access.namespace) if name else None
+
+    async def _affordable(self, asked: Asked, charged: Charged) -> Asked:
+        """With the budget that the session's own, and that of the session it works for, leave."""
+        standings = await self._store.standings(claims_of(self._rules().budget, charged))
+        left = affordable_input(standings, asked.wishes.output, rate_of(asked.facts.price, 0, None))
+        budget = min((one for one in (asked.wishes.budget, left) if one is not None), default=None)
+        return replace(asked, wishes=replace(asked.wishes, budget=budget))

@@ -21,6 +21,7 @@ from gateway.core.errors import GatewayError, InternalError, InvalidRequest, Not
 from gateway.core.identity import is_valid
 from gateway.core.ports import Headers
 from gateway.dialects import Endpoint, endpoint
+from gateway.listing import Listing, is_listing
 from gateway.pipeline import Gateway
 from gateway.server import headers as ours
 from gateway.server.auth import Authenticator
@@ -90,6 +91,7 @@ class Forwarder:
 
     def __init__(self, gateway: Gateway, authenticator: Authenticator, keys: KeyRing, limits: Limits) -> None:
         self._gateway = gateway
+        self._listing = Listing(gateway.routes, gateway.handle)
         self._keys = keys
         self._authenticator = authenticator
         self._limits = limits
@@ -189,7 +191,8 @@ class Forwarder:
 
     async def _serve(self, incoming: Incoming, connection: _Connection) -> None:
         try:
-            async with self._gateway.handle(incoming) as reply:
+            handler = self._listing if is_listing(incoming) else self._gateway
+            async with handler.handle(incoming) as reply:
                 await self._answer(reply, incoming, connection)
         except asyncio.CancelledError:
             await self._tell_cut(incoming, connection)

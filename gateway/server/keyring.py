@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ports import Store, StoredKey
+
+logger = logging.getLogger("gateway")
 
 #: within which a key that was added or revoked elsewhere is known here
 _FRESH_S: Final = 2.0
@@ -32,6 +35,15 @@ class KeyRing:
     def keys(self) -> Mapping[bytes, StoredKey]:
         """As they were read last."""
         return self._keys
+
+    async def begin(self) -> None:
+        """Read the keys before anybody calls: then those known at the start open while the store is away."""
+        try:
+            await self.ready()
+        except StoreUnavailable:
+            pass  # the first call asks again
+        except Exception:
+            logger.exception("the client keys in the store cannot be read")
 
     async def ready(self) -> None:
         """Read the keys, if that was not done just now.

@@ -18,7 +18,7 @@ from starlette.routing import Route as Path
 from gateway.catalog import Catalog
 from gateway.core import errors
 from gateway.core.identity import is_valid
-from gateway.core.ledger import Claim, Dimension, Standing, nano
+from gateway.core.ledger import MOST, Claim, Dimension, Standing, nano
 from gateway.core.modes import mode_for
 from gateway.core.ports import OPEN_NAMESPACE, CallRecord, SessionKey, SessionView, Store
 from gateway.core.routing import ModelFacts, Route, Routes
@@ -34,8 +34,8 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 _MAX_LIMIT: Final = 1000
 _MAX_CHANGE: Final = 64 * 1024
-#: of tokens, US dollars or calls: what the ledger counts exactly
-_MOST_LIMIT: Final = 2**53
+#: what the ledger counts exactly, as in the configuration
+_MOST_LIMITS: Final[Mapping[Dimension, int]] = {"tokens": MOST, "nano_usd": 9_000_000, "calls": MOST}
 _DIMENSIONS: Final[Mapping[str, Dimension]] = {"tokens": "tokens", "usd": "nano_usd", "calls": "calls"}
 _MAX_LIMIT_DIGITS: Final = 20
 _NO_STORE: Final = {"cache-control": "no-store"}
@@ -241,10 +241,11 @@ def _decided(name: str, value: Any) -> int | None:
         number = Decimal(str(value)) if is_number else Decimal(-1)
     except InvalidOperation:
         number = Decimal(-1)
+    most = _MOST_LIMITS[_DIMENSIONS[name]]
     is_whole = number.is_finite() and number == number.to_integral_value()
-    if not number.is_finite() or not 0 <= number <= _MOST_LIMIT or (name != "usd" and not is_whole):
+    if not number.is_finite() or not 0 <= number <= most or (name != "usd" and not is_whole):
         raise errors.InvalidRequest(
-            f'"budget.{name}" is a number from 0 to {_MOST_LIMIT:,}, whole where it is no money, or null for no limit.',
+            f'"budget.{name}" is a number from 0 to {most:,}, whole where it is no money, or null for no limit.',
             param=f"budget.{name}",
         )
     return nano(number) if name == "usd" else int(number)
@@ -378,6 +379,7 @@ def model_json(name: str, route: Route, facts: ModelFacts) -> dict[str, Any]:
         "output": facts.output,
         "tokenizer": facts.tokenizer,
         "price": price,
+        "reasoning": facts.reasoning,
         "sources": facts.sources or {},
     }
 

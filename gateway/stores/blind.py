@@ -28,12 +28,19 @@ class Blind:
         self._accounts: dict[AccountKey, Account] = {}
 
     def saw(self, standings: Iterable[Standing]) -> None:
-        """How accounts stand, as the store said."""
+        """How accounts stand, as the store said: with their own limits, not with what one call declared."""
         for stands in standings:
             self._seen[stands.key] = stands
             self._seen.move_to_end(stands.key)
         while len(self._seen) > _REMEMBERED:
             self._seen.popitem(last=False)
+
+    def saw_used(self, standings: Iterable[Standing]) -> None:
+        """What is used and held of accounts that were seen; with a call's limits, which are no other call's."""
+        for stands in standings:
+            seen = self._seen.get(stands.key)
+            if seen is not None:
+                self._seen[stands.key] = replace(stands, limits=seen.limits)
 
     def claims(self, claims: Iterable[Claim]) -> tuple[Claim, ...]:
         """The claims, with the limits that were last in force: an operator may have set some for one session alone."""

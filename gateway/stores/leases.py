@@ -7,7 +7,6 @@ from what was noted last.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
@@ -41,7 +40,7 @@ class Lease:
         answers: asked for in one call: a unit is a token of each.
         delivered: tokens of the answer that have come.
         pending: makes the hold that is taken when the call has lasted for a while; None: it is taken.
-        is_over: it could not be extended; the answer has to end.
+        is_over: what has come is all that is held, and no more can be; the answer has to end.
     """
 
     id: str
@@ -56,9 +55,23 @@ class Lease:
     renewed_at: float = 0.0
     noted: int = 0
 
+    def end_at(self, delivered: int) -> None:
+        """End the answer if that is all that is held."""
+        self.is_over = delivered >= self.tokens
+
 
 class Leases:
-    """Keeps the holds of one worker alive. `settle` takes the records of calls whose worker is gone."""
+    """Keeps the holds of one worker alive.
+
+    Args:
+        store: where they are.
+        settle: takes the records of calls whose worker is gone.
+        lease_s: for how long a sign of life is enough.
+        is_away: whether the store is known to be away.
+        away: told when it is found to be.
+        tick_s: between two notes of how far streams are.
+        sweep_s: between two looks for holds that nobody keeps.
+    """
 
     def __init__(
         self,
@@ -66,11 +79,15 @@ class Leases:
         settle: Callable[[CallRecord], Awaitable[object]],
         *,
         lease_s: float,
+        is_away: Callable[[], bool] = lambda: False,
+        away: Callable[[StoreUnavailable], None] = lambda _: None,
         tick_s: float = TICK_S,
         sweep_s: float = _SWEEP_S,
     ) -> None:
         self._store = store
         self._settle = settle
+        self._is_away = is_away
+        self._away = away
         self.lease_s = lease_s
         self._tick_s = tick_s
         self._sweep_s = sweep_s
@@ -100,8 +117,21 @@ class Leases:
         """Note how far streams are, renew what is due, extend what is nearly used up.
 
         Raises:
-            StoreUnavailable: the store is away.
+            StoreUnavailable: the store is away; what is used up has to end.
         """
+        try:
+            await self._renew()
+            for lease in self._growing():
+                await self._keep_up(lease, lease.delivered())
+        except StoreUnavailable:
+            for lease in self._growing():
+                lease.end_at(lease.delivered())
+            raise
+
+    def _growing(self) -> list[Lease]:
+        return [lease for lease in self._open.values() if lease.step]
+
+    async def _renew(self) -> None:
         now = time.monotonic()
         for lease in [one for one in self._open.values() if one.pending and now - one.renewed_at >= self._tick_s]:
             await self._take(lease)
@@ -111,13 +141,21 @@ class Leases:
         for hold_id, tokens in noted.items():
             if hold_id in self._open:
                 self._open[hold_id].noted, self._open[hold_id].renewed_at = tokens, now
-        for lease in [one for one in self._open.values() if one.step]:
-            await self._keep_up(lease, lease.delivered())
 
     async def look(self, lease: Lease) -> None:
-        """Extend a hold now, where what has come of the answer is about to use it up."""
-        with contextlib.suppress(StoreUnavailable):
-            await self._keep_up(lease, lease.delivered())
+        """Extend a hold now, where what has come of the answer is about to use it up.
+
+        While the store is away nothing can be held, and nobody waits for it: the answer ends where its hold does.
+        """
+        delivered = lease.delivered()
+        if not self._is_away():
+            try:
+                await self._keep_up(lease, delivered)
+            except StoreUnavailable as error:
+                self._away(error)
+            else:
+                return
+        lease.end_at(delivered)
 
     async def _take(self, lease: Lease) -> None:
         if lease.pending is not None:
@@ -140,7 +178,7 @@ class Leases:
         granted = await self._store.extend(lease.id, asked)
         if granted is not None:
             lease.tokens += granted.units * lease.answers
-        lease.is_over = delivered >= lease.tokens
+        lease.end_at(delivered)
 
     async def _sweep(self) -> None:
         while True:

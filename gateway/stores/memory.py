@@ -6,7 +6,7 @@ import heapq
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -56,12 +56,29 @@ class _Newest(Generic[K, V]):
 
 
 @dataclass(slots=True)
+class _Results:
+    """The tool results of a session by handle, their bytes as UTF-8, and when any was kept last."""
+
+    texts: dict[str, str] = field(default_factory=dict)
+    size: int = 0
+    changed_at: float = 0.0
+
+
+@dataclass(slots=True)
 class _Leased:
     """A hold, the last sign of life of whoever took it, and for how long that is enough."""
 
     opened: OpenHold
     renewed: Moment
     lease_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Assumed:
+    """When a call that was taken for lost was charged: after how many resets of its session, in which epochs."""
+
+    resets: int = 0
+    epochs: ledger.Epochs = field(default_factory=dict)
 
 
 class MemoryStore:
@@ -76,34 +93,55 @@ class MemoryStore:
         self._accounts: dict[AccountKey, ledger.Account] = {}
         self._accounts_changed: dict[AccountKey, float] = {}
         self._keys: dict[str, StoredKey] = {}
-        self._results: dict[SessionKey, dict[str, str]] = {}
-        self._results_changed: dict[SessionKey, float] = {}
+        self._results: dict[SessionKey, _Results] = {}
         self._holds: dict[str, _Leased] = {}
         self._sessions: dict[SessionKey, SessionView] = {}
         self._calls: dict[SessionKey, deque[CallRecord]] = {}
         self._by_id: dict[str, CallRecord] = {}
+        self._assumed: dict[str, _Assumed] = {}
+        self._resets: dict[SessionKey, int] = {}
         self._last_turns: dict[SessionKey, LastTurn] = {}
         self._states = _Newest[SessionKey, SessionState](STATES_IN_ALL)
         self._lessons = _Newest[str, bytes](LESSONS_IN_ALL)
 
     async def settle(self, record: CallRecord) -> Totals:
         """See `Store.settle`."""
-        key = record.session
         known = self._by_id.get(record.call_id)
-        is_late = known is not None and known.outcome == LOST != record.outcome
-        if known is None or is_late:
+        if known is None or known.outcome == LOST != record.outcome:
             self._remember(record)
-            self._settle_accounts(record, known)
-        if key is None:
-            return Totals()
+            self._charge(record, known)
+        return await self.totals(record.session) if record.session is not None else Totals()
+
+    def _charge(self, record: CallRecord, lost: CallRecord | None) -> None:
+        """Charge a call; `lost`: what it was charged as when it was taken for lost, which is taken back."""
+        key, assumed = record.session, self._assumed.pop(record.call_id, _Assumed())
+        self._settle_accounts(record, lost, assumed)
+        resets = self._resets.get(key, 0) if key is not None else 0
+        if key is not None:
+            self._add(key, record, lost if assumed.resets == resets else None)
+        if record.outcome == LOST:
+            self._assumed[record.call_id] = _Assumed(resets, ledger.epochs(self._accounts, record.accounts))
+
+    def _settle_accounts(self, record: CallRecord, lost: CallRecord | None, assumed: _Assumed) -> None:
+        leased = self._holds.pop(record.call_id, None)
+        if lost is not None:
+            self._keep(ledger.correct(self._accounts, record.accounts, lost.spent, record.spent, assumed.epochs))
+            return
+        if leased is not None:
+            held = leased.opened.hold.amount(leased.opened.units)
+            keys = [claim.key for claim in leased.opened.hold.claims]
+            self._keep(ledger.settle(self._accounts, keys, held, ledger.NOTHING))
+        self._keep(ledger.settle(self._accounts, record.accounts, ledger.NOTHING, record.spent))
+
+    def _add(self, key: SessionKey, record: CallRecord, lost: CallRecord | None) -> None:
+        """Add a call to its session's totals, in the place of what it was taken for."""
+        wrong = lost.charge if lost is not None else None
+        if wrong is None and record.charge is None:
+            return
         view = self._sessions.get(key)
         totals = view.totals if view else Totals()
-        if known is not None and not is_late:
-            return totals
-        if known is not None and known.charge is not None:
-            totals = totals.without(known.charge, known.saved_tokens)
-        elif record.charge is None:
-            return totals
+        if lost is not None and wrong is not None:
+            totals = totals.without(wrong, lost.saved_tokens)
         if record.charge is not None:
             totals = totals.add(record.charge, record.saved_tokens)
         ended = record.started_at + record.duration_s
@@ -116,24 +154,12 @@ class MemoryStore:
         )
         if record.last_turn is not None:
             self._last_turns[key] = record.last_turn
-        return totals
-
-    def _settle_accounts(self, record: CallRecord, lost: CallRecord | None) -> None:
-        leased = self._holds.pop(record.call_id, None)
-        if lost is not None:
-            self._keep(ledger.correct(self._accounts, record.accounts, lost.spent, record.spent))
-            return
-        if leased is not None:
-            held = leased.opened.hold.amount(leased.opened.units)
-            keys = [claim.key for claim in leased.opened.hold.claims]
-            self._keep(ledger.settle(self._accounts, keys, held, ledger.NOTHING))
-        self._keep(ledger.settle(self._accounts, record.accounts, ledger.NOTHING, record.spent))
 
     def _remember(self, record: CallRecord) -> None:
         is_new = record.call_id not in self._by_id
         self._by_id[record.call_id] = record
         if len(self._by_id) > CALLS_IN_ALL:
-            del self._by_id[next(iter(self._by_id))]
+            self._drop_call(next(iter(self._by_id)))
         if record.session is None:
             return
         calls = self._calls.setdefault(record.session, deque(maxlen=CALLS_PER_SESSION))
@@ -142,6 +168,10 @@ class MemoryStore:
                 (call for call in calls if call.call_id != record.call_id), CALLS_PER_SESSION
             )
         calls.append(record)
+
+    def _drop_call(self, call_id: str) -> None:
+        self._by_id.pop(call_id, None)
+        self._assumed.pop(call_id, None)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
@@ -200,19 +230,34 @@ class MemoryStore:
 
     async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
         """See `Store.missing_results`."""
-        kept = self._results.get(session, {})
-        return [handle for handle in handles if handle not in kept]
+        kept = self._results.get(session, _Results())
+        return [handle for handle in handles if handle not in kept.texts]
 
-    async def keep_results(self, session: SessionKey, texts: Mapping[str, str]) -> None:
+    async def results_size(self, session: SessionKey) -> int:
+        """See `Store.results_size`."""
+        return self._results.get(session, _Results()).size
+
+    async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
         """See `Store.keep_results`."""
-        self._results.setdefault(session, {}).update(texts)
-        self._results_changed[session] = self._now()
+        kept = self._results.setdefault(session, _Results())
+        kept.changed_at = self._now()
+        for handle, text in texts.items():
+            size = len(text.encode("utf-8", "surrogatepass"))
+            if handle not in kept.texts and kept.size + size <= most:
+                kept.texts[handle] = text
+                kept.size += size
+        return [handle for handle in texts if handle not in kept.texts]
+
+    async def results(self, session: SessionKey, handles: Sequence[str]) -> Mapping[str, str]:
+        """See `Store.results`."""
+        texts = self._results.get(session, _Results()).texts
+        return {handle: texts[handle] for handle in handles if handle in texts}
 
     async def result(self, namespace: str | None, handle: str) -> str | None:
         """See `Store.result`."""
-        for session, texts in self._results.items():
-            if namespace in (None, session.namespace) and handle in texts:
-                return texts[handle]
+        for session, kept in self._results.items():
+            if namespace in (None, session.namespace) and handle in kept.texts:
+                return kept.texts[handle]
         return None
 
     async def keys(self) -> Sequence[StoredKey]:
@@ -291,34 +336,30 @@ class MemoryStore:
         """See `Store.reset`."""
         account = self._accounts.get(session.account)
         if account is not None:
-            self._accounts[session.account] = replace(account, used=ledger.NOTHING)
+            self._accounts[session.account] = ledger.anew(account)
         view = self._sessions.get(session)
         if view is None:
             return False
         self._sessions[session] = SessionView(view.key, view.created_at, view.last_call_at, Totals(), view.derived)
+        self._resets[session] = self._resets.get(session, 0) + 1
         return True
 
     async def delete(self, session: SessionKey) -> bool:
         """See `Store.delete`."""
         self._states.drop(session)
+        account = self._accounts.get(session.account)
+        if account is not None:
+            self._keep({session.account: ledger.forgotten(account)})
         return self._forget(session)
 
     def _forget(self, session: SessionKey) -> bool:
         found = self._sessions.pop(session, None) is not None
         self._last_turns.pop(session, None)
-        self._drop_account(session.account)
-        self._drop_results(session)
-        for record in self._calls.pop(session, ()):
-            self._by_id.pop(record.call_id, None)
-        return found
-
-    def _drop_results(self, session: SessionKey) -> None:
+        self._resets.pop(session, None)
         self._results.pop(session, None)
-        self._results_changed.pop(session, None)
-
-    def _drop_account(self, key: AccountKey) -> None:
-        self._accounts.pop(key, None)
-        self._accounts_changed.pop(key, None)
+        for record in self._calls.pop(session, ()):
+            self._drop_call(record.call_id)
+        return found
 
     async def expire(self, before: float) -> int:
         """See `Store.expire`."""
@@ -332,16 +373,22 @@ class MemoryStore:
         for account in [key for key, changed_at in self._accounts_changed.items() if changed_at < before]:
             # A client key's account stays: it must not begin anew because the key was not used for a while.
             if account.kind == "session" and SessionKey(account.namespace, account.id) not in self._sessions:
-                self._drop_account(account)
-        for key in [key for key, changed_at in self._results_changed.items() if changed_at < before]:
+                self._expire_account(account)
+        for key in [key for key, kept in self._results.items() if kept.changed_at < before]:
             if key not in self._sessions:
-                self._drop_results(key)
+                del self._results[key]
         for lesson in self._lessons.changed_before(before):
             self._lessons.drop(lesson)
         return len(old)
 
+    def _expire_account(self, key: AccountKey) -> None:
+        """What calls under way hold stays, and goes when it is looked at again."""
+        if self._accounts[key].held == ledger.NOTHING:
+            del self._accounts[key], self._accounts_changed[key]
+
     def _expire_calls(self, oldest_kept: str) -> None:
-        self._by_id = {call_id: record for call_id, record in self._by_id.items() if call_id >= oldest_kept}
+        for call_id in [call_id for call_id in self._by_id if call_id < oldest_kept]:
+            self._drop_call(call_id)
         for key, calls in list(self._calls.items()):
             kept = deque((call for call in calls if call.call_id >= oldest_kept), maxlen=CALLS_PER_SESSION)
             if kept:

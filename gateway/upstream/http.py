@@ -20,7 +20,13 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from gateway.core.errors import UpstreamFault, UpstreamProtocolError, UpstreamTimeout, UpstreamUnreachable
+from gateway.core.errors import (
+    UpstreamFault,
+    UpstreamProtocolError,
+    UpstreamRefused,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from gateway.core.ports import Outgoing, Upstream, UpstreamReply
 from gateway.upstream.silence import Silence
 
@@ -111,9 +117,9 @@ class HttpUpstream:
         except TimeoutError as error:
             raise self._timeout(error) from error
         except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, OSError) as error:
-            raise UpstreamUnreachable(
-                f"{self._provider} cannot be reached: {_reason(error)}. Try again shortly."
-            ) from error
+            # A connector's error comes before a byte was sent; any other may come after the provider has read it all.
+            kind = UpstreamRefused if isinstance(error, aiohttp.ClientConnectorError) else UpstreamUnreachable
+            raise kind(f"{self._provider} cannot be reached: {_reason(error)}. Try again shortly.") from error
         except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, ValueError) as error:
             raise self._protocol_error(error) from error
 

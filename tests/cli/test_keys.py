@@ -23,7 +23,7 @@ def test_a_key_is_shown_once_opens_its_sessions_and_is_refused_once_it_is_revoke
     assert added.code == 0
     assert len(key) > 40
     assert key.encode() not in gateway.store.read_bytes()
-    until(lambda: gateway.web.chat("s").status == 401, 5)
+    until(lambda: gateway.web.chat("s").status == 401)
     own = {"authorization": f"Bearer {key}"}
     body = {"model": "mock-small", "messages": [{"role": "user", "content": "hi"}]}
     statuses = [gateway.web.post("/v1/chat/completions", body, own).status for _ in range(3)]
@@ -33,7 +33,7 @@ def test_a_key_is_shown_once_opens_its_sessions_and_is_refused_once_it_is_revoke
     assert (row["name"], row["calls"], row["used_fraction"]) == ("carol", 2, 1.0)
     assert key not in gateway_command("keys", *store).out
     assert gateway_command("keys", "revoke", "carol", *store).code == 0
-    until(lambda: gateway.web.post("/v1/chat/completions", body).status == 200, 5)
+    until(lambda: gateway.web.post("/v1/chat/completions", body).status == 200)
     assert gateway_command("keys", "revoke", "carol", *store).code == 1
 
 
@@ -47,6 +47,8 @@ def test_a_key_is_shown_once_opens_its_sessions_and_is_refused_once_it_is_revoke
         ["x", "--window", "soon"],
         ["x", "--budget-usd", "much"],
         ["x", "--rpm", "0"],
+        ["x", "--rpm", str(2**53 + 1)],
+        ["x", "--rpm", "99999999999999999999999"],
     ],
 )
 def test_a_key_that_makes_no_sense_is_refused(

@@ -61,6 +61,7 @@ def test_a_route_of_the_configuration_goes_before_the_tables(gateway_command: Co
     assert row["price"]["input"] == "1"
     assert row["sources"] == {
         "window": "models: match mine", "price": "models: match mine", "output": "litellm", "tokenizer": "families.yaml",
+        "reasoning": "litellm",
     }  # fmt: skip
 
 

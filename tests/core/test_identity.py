@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from gateway.core.identity import (
     model_family,
     text_of,
 )
+from tests.support.timing import in_time
 
 ID_HEADERS = ("x-session-id",)
 #: section 4 of the interface: gateways first, then clients
@@ -146,15 +146,13 @@ def test_a_person_is_not_a_session() -> None:
 
 
 def test_a_hostile_user_id_is_read_in_time_linear_in_its_length() -> None:
-    started = time.perf_counter()
-    assert from_body({"metadata": {"user_id": "_session_" * 8_000 + "!"}}) is None
-    assert time.perf_counter() - started < 0.5
+    with in_time():
+        assert from_body({"metadata": {"user_id": "_session_" * 100_000 + "!"}}) is None
 
 
 def test_a_hostile_model_name_is_read_in_time_linear_in_its_length() -> None:
-    started = time.perf_counter()
-    derive("ns", "-latest" * 8_000 + "x", [])
-    assert time.perf_counter() - started < 0.5
+    with in_time():
+        derive("ns", "-latest" * 100_000 + "x", [])
 
 
 def test_a_derived_id_is_valid_marked_and_the_same_each_time() -> None:

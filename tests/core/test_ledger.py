@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -29,8 +29,11 @@ from gateway.core.ledger import (
     Moment,
     Refused,
     Standing,
+    anew,
     correct,
+    epochs,
     extend,
+    forgotten,
     is_over,
     nano,
     narrowest,
@@ -45,6 +48,7 @@ law = settings(max_examples=150, deadline=None)
 
 S = AccountKey("session", "alice", "s")
 KEY = AccountKey("key", "alice")
+PARENT = AccountKey("session", "alice", "parent")
 RATE = AccountKey("rate", "alice")
 NOW = Moment(1_000.0, 50.0, "boot")
 
@@ -175,7 +179,7 @@ def test_a_window_is_over_for_what_was_used_and_not_for_what_is_held() -> None:
     assert standing(account, claim, later(60)) == Standing(KEY, claim.configured, NOTHING, Amount(20), 60)
     assert standing(Account(Amount(40)), claim, NOW) == Standing(KEY, claim.configured, Amount(40), NOTHING, 60)
     [(_, changes)] = [granted(reserve({KEY: account}, hold(claim, fixed=Amount(5)), later(90)))]
-    assert changes[KEY] == Account(NOTHING, Amount(25), later(90))
+    assert changes[KEY] == Account(NOTHING, Amount(25), later(90), epoch=1)
 
 
 # --- holds --------------------------------------------------------------------------------------------------------------
@@ -213,7 +217,8 @@ def test_a_request_counts_when_it_is_made_and_nothing_else_touches_that_count() 
     outcome, more = extend(accounts, asked, 5, NOW)
     assert (outcome.units, more[RATE], more[S].held.tokens) == (5, accounts[RATE], 20)
     assert RATE not in settle(accounts, [S, RATE], Amount(15, 10, 1), Amount(3))
-    assert RATE not in correct(accounts, [S, RATE], Amount(15), Amount(3))
+    assert RATE not in correct(accounts, [S, RATE], Amount(15), Amount(3), epochs(accounts, [S]))
+    assert RATE not in epochs(accounts, [S, RATE])
 
 
 def test_a_hold_is_extended_by_what_every_account_has_left() -> None:
@@ -229,13 +234,37 @@ def test_a_hold_is_extended_by_what_every_account_has_left() -> None:
 
 
 def test_what_was_spent_takes_the_place_of_what_was_held() -> None:
-    account = Account(Amount(1), Amount(50), NOW, {"tokens": 9})
+    account = Account(Amount(1), Amount(50), NOW, {"tokens": 9}, epoch=3)
     assert settle({S: account}, [S], Amount(20), Amount(30, 4)) == {
         S: replace(account, used=Amount(31, 4), held=Amount(30))
     }
     assert settle({}, [S], Amount(20), NOTHING) == {S: EMPTY}
-    assert correct({S: account}, [S], Amount(1), Amount(7)) == {S: replace(account, used=Amount(7))}
-    assert correct({}, [S], Amount(5), Amount(7)) == {S: Account(Amount(7))}
+    assert correct({S: account}, [S], Amount(1), Amount(7), {S: 3}) == {S: replace(account, used=Amount(7))}
+    assert correct({}, [S], Amount(5), Amount(7), {S: 0}) == {S: Account(Amount(7))}
+
+
+def in_next_window(account: Account) -> Account:
+    hourly = hold(Claim(S, Limits(window_s=60)), fixed=NOTHING)
+    _, first = granted(reserve({S: account}, hourly, NOW))
+    _, second = granted(reserve(first, hourly, later(60)))
+    return second[S]
+
+
+@pytest.mark.parametrize("begun", [anew, forgotten, in_next_window])
+def test_what_was_assumed_is_taken_back_where_it_is_still_counted_and_nowhere_else(
+    begun: Callable[[Account], Account],
+) -> None:
+    lost = settle({S: EMPTY, KEY: EMPTY}, [S, KEY], NOTHING, Amount(10))
+    charged = epochs(lost, [S, KEY])
+    accounts = settle(lost | {S: begun(lost[S])}, [S, KEY], NOTHING, Amount(20))
+    found = correct(accounts, [S, KEY, PARENT], Amount(10), Amount(3), charged)
+    assert [found[key].used for key in (S, KEY, PARENT)] == [Amount(23), Amount(23), Amount(3)]
+
+
+def test_what_calls_under_way_hold_outlives_what_was_used_and_decided() -> None:
+    account = Account(Amount(1), Amount(50), NOW, {"tokens": 9}, epoch=3)
+    assert anew(account) == replace(account, used=NOTHING, epoch=4)
+    assert forgotten(account) == Account(held=Amount(50), epoch=4)
 
 
 # --- lost calls ---------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from gateway.core.plan import (
 )
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import SessionState
+from gateway.core.views import view_of
 
 ESTIMATOR = Estimator(families(), lambda _: CharacterCounter(), CountCache())
 READER = Reader(lambda messages: ESTIMATOR.message_tokens(Request(wire="chat", model="gpt-4o", messages=messages)))
@@ -90,7 +91,7 @@ def room(budget: int, **changes: Any) -> Room:
 
 
 def planned(raws: Sequence[bytes], place: Room) -> Plan:
-    return make_room(weighed(raws, place.learned), Conversation.of(raws, READER), place, SCALES)
+    return make_room(weighed(raws, place.learned), view_of("chat", raws), Conversation.of(raws, READER), place, SCALES)
 
 
 def test_what_fits_goes_as_it_came() -> None:
@@ -194,7 +195,7 @@ def test_tools_that_are_over_the_budget_by_themselves_are_named() -> None:
     request = Request(wire="chat", model="gpt-4o", messages=messages(3), tools=([tool],))
     came = weigh(request, ESTIMATOR.estimate(request), Learned())
     with pytest.raises(BudgetTooSmall, match=r"Offer fewer tools") as refused:
-        make_room(came, Conversation.of(messages(3), READER), room(400), SCALES)
+        make_room(came, view_of("chat", messages(3)), Conversation.of(messages(3), READER), room(400), SCALES)
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "tools")
 
 

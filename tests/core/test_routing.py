@@ -80,3 +80,50 @@ def test_a_name_that_is_refused_leads_nowhere() -> None:
 
 def test_every_provider_is_named(routes: Routes) -> None:
     assert routes.providers == {"openai", "groq", "anthropic"}
+
+
+# --- several ways for one model -----------------------------------------------------------------------------------------
+
+SHARED = ModelRule("shared", "openai", "m", shares=(("openai", 3.0), ("groq", 1.0)))
+
+
+def test_calls_of_one_session_go_the_same_way_and_sessions_are_shared_by_weight() -> None:
+    routes = Routes([SHARED], PROVIDERS, None)
+    firsts = [routes.chain("shared", f"session {number}")[0].provider for number in range(4000)]
+    assert 0.72 < firsts.count("openai") / 4000 < 0.78
+    assert firsts[:50] == [routes.chain("shared", f"session {number}")[0].provider for number in range(50)]
+    assert routes.resolve("shared").provider == "openai"
+
+
+def test_the_others_that_share_a_model_come_after_the_first() -> None:
+    chain = Routes([SHARED], PROVIDERS, None).chain("shared", "s")
+    assert {route.provider for route in chain} == {"openai", "groq"}
+    assert {route.model for route in chain} == {"m"}
+
+
+def test_only_those_sessions_move_that_come_to_a_new_provider() -> None:
+    more = ModelRule("shared", "openai", "m", shares=(("openai", 3.0), ("groq", 1.0), ("mistral", 1.0)))
+    before, after = Routes([SHARED], PROVIDERS, None), Routes([more], [*PROVIDERS, "mistral"], None)
+    moved = [
+        (was, now)
+        for number in range(1000)
+        if (was := before.chain("shared", str(number))[0].provider)
+        != (now := after.chain("shared", str(number))[0].provider)
+    ]
+    assert moved
+    assert {now for _, now in moved} == {"mistral"}
+
+
+def test_models_to_fall_back_on_follow_once_each_and_not_without_end() -> None:
+    rules = [
+        ModelRule("first", "openai", fallback=("second", "groq/third", "first", "second")),
+        ModelRule("second", "groq", fallback=("never",)),
+    ]
+    chain = Routes(rules, PROVIDERS, "openai").chain("first", "s")
+    assert [(route.provider, route.model) for route in chain] == [
+        ("openai", "first"),
+        ("groq", "second"),
+        ("groq", "third"),
+    ]
+    many = ModelRule("many", "openai", fallback=tuple(f"groq/{number}" for number in range(20)))
+    assert len(Routes([many], PROVIDERS, None).chain("many", "s")) == 8

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 import tracemalloc
 from collections.abc import Callable, Iterable
 
@@ -19,6 +18,7 @@ from gateway.dialects.base import Answer, StreamMeter, Verdict
 from gateway.dialects.fields import decode, flag_field, read_fields, string_field, write_fields
 from gateway.dialects.opening import opening_items, opening_text
 from gateway.dialects.texts import estimate, texts
+from tests.support.timing import calls_made, in_time
 
 DEEP = 200_000
 
@@ -380,13 +380,16 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("shape", HOSTILE)
-def test_a_body_of_a_hostile_shape_is_read_identified_and_weighed_fast(shape: str) -> None:
+def test_a_body_of_a_hostile_shape_is_read_identified_and_weighed_without_looking_at_all_its_parts(shape: str) -> None:
     body = HOSTILE[shape]()
-    started = time.perf_counter()
-    fields = read_fields(body)
-    opening_items(fields["messages"])
-    estimate(texts(fields["messages"]))
-    assert time.perf_counter() - started < 1
+
+    def work() -> None:
+        fields = read_fields(body)
+        opening_items(fields["messages"])
+        estimate(texts(fields["messages"]))
+
+    with in_time():
+        assert calls_made(work) < 2_000_000
 
 
 def test_a_body_of_countless_parts_is_read_without_building_them() -> None:
@@ -401,12 +404,14 @@ def test_a_body_of_countless_parts_is_read_without_building_them() -> None:
     assert most < 2**20
 
 
-def test_a_body_of_countless_fields_is_refused_fast() -> None:
+def test_a_body_of_countless_fields_is_refused_before_all_are_read() -> None:
     body = b"{" + repeated(b'"a":1') + b"}"
-    started = time.perf_counter()
-    with pytest.raises(InvalidRequest):
-        read_fields(body)
-    assert time.perf_counter() - started < 1
+
+    def work() -> None:
+        with pytest.raises(InvalidRequest):
+            read_fields(body)
+
+    assert calls_made(work) < 100_000
 
 
 # --- the meter -----------------------------------------------------------------------------------------------------------------

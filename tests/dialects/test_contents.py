@@ -8,7 +8,7 @@ import pytest
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import InvalidRequest
 from gateway.dialects.base import Call
-from gateway.dialects.contents import MOST_MESSAGES, Contents, contents_of, output_limit
+from gateway.dialects.contents import MOST_MESSAGES, Contents, contents_of
 from gateway.dialects.fields import read_fields
 
 
@@ -91,23 +91,11 @@ def test_a_mark_that_means_nothing_is_refused_by_its_place(mark: Any) -> None:
     assert str(refused.value.param).startswith("messages[1].x_gateway")
 
 
-def test_marks_are_looked_for_in_chat_messages_only() -> None:
-    assert not contents({"messages": [{"role": "user", "x_gateway": {"priority": 1}}]}, "messages").marked
-
-
-@pytest.mark.parametrize(
-    ("body", "limit"),
-    [
-        ({"max_tokens": 10}, 10),
-        ({"max_completion_tokens": 20, "max_tokens": 10}, 20),
-        ({"max_output_tokens": 30}, 30),
-        ({"max_tokens": None}, None),
-        ({"max_tokens": -1}, None),
-        ({"max_tokens": True}, None),
-        ({"max_tokens": "10"}, None),
-        ({"max_tokens": 1.5}, None),
-        ({}, None),
-    ],
-)
-def test_the_answers_limit_is_what_the_client_says(body: dict[str, Any], limit: int | None) -> None:
-    assert output_limit({name: json.dumps(value).encode() for name, value in body.items()}) == limit
+@pytest.mark.parametrize(("wire", "field"), [("messages", "messages"), ("responses", "input")])
+def test_messages_of_other_formats_are_marked_alike(wire: Wire, field: str) -> None:
+    found = contents({field: [{"role": "user", "content": "x", "x_gateway": {"priority": 3}}]}, wire)
+    assert found.priorities == {0: 3.0}
+    assert found.messages == (b'{"role":"user","content":"x"}',)
+    with pytest.raises(InvalidRequest) as refused:
+        contents({field: [{"role": "user", "x_gateway": {"priority": -1}}]}, wire)
+    assert str(refused.value.param).startswith(f"{field}[0].x_gateway")

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.dialects import CHAT, endpoint
+from gateway.core.errors import InvalidRequest
+from gateway.dialects import endpoint
+from gateway.dialects.anthropic_messages import AnthropicMessages
+from gateway.dialects.completions import Completions
+from gateway.dialects.openai_chat import OpenAIChat
+from gateway.dialects.openai_responses import OpenAIResponses
 from gateway.dialects.passthrough import PassThrough
 
 # method, path: operation, metered, estimated, anthropic
@@ -14,12 +19,12 @@ TABLE = {
     ("POST", "messages"): ("chat", True, True, True),
     ("POST", "completions"): ("text_completion", True, True, False),
     ("POST", "embeddings"): ("embeddings", True, True, False),
-    ("POST", "images/generations"): ("images", True, False, False),
-    ("POST", "audio/speech"): ("audio", True, False, False),
+    ("POST", "images/generations"): ("images", True, True, False),
+    ("POST", "audio/speech"): ("audio", True, True, False),
     ("POST", "moderations"): ("moderations", True, False, False),
-    ("POST", "responses/compact"): ("responses", True, False, False),
+    ("POST", "responses/compact"): ("responses", True, True, False),
     ("POST", "files"): ("files", True, False, False),
-    ("POST", "batches"): ("batches", True, False, False),
+    ("POST", "batches"): ("batches", True, True, False),
     ("POST", "messages/count_tokens"): ("messages", False, False, True),
     ("POST", "responses/input_tokens"): ("responses", False, False, False),
     ("POST", "responses/resp_1/cancel"): ("responses", False, False, False),
@@ -27,15 +32,15 @@ TABLE = {
     ("POST", "chat/completions/chatcmpl-1"): ("chat", False, False, False),
     ("POST", "files/file-1"): ("files", False, False, False),
     ("POST", "vector_stores/vs_1/search"): ("vector_stores", False, False, False),
-    ("POST", "messages/batches"): ("messages", True, False, True),
+    ("POST", "messages/batches"): ("messages", True, True, True),
     ("GET", "chat/completions"): ("chat", False, False, False),
     ("GET", "models"): ("models", False, False, False),
     ("GET", "responses/resp_1"): ("responses", False, False, False),
     ("DELETE", "responses/resp_1"): ("responses", False, False, False),
     ("GET", "messages"): ("chat", False, False, True),
-    ("POST", ""): ("other", True, False, False),
-    ("POST", "/x"): ("other", True, False, False),
-    ("POST", "messagesx"): ("messagesx", True, False, False),
+    ("POST", ""): ("other", True, True, False),
+    ("POST", "/x"): ("other", True, True, False),
+    ("POST", "messagesx"): ("messagesx", True, True, False),
 }
 
 
@@ -45,10 +50,52 @@ def test_a_path_is_metered_and_estimated_as_the_table_says(method: str, path: st
     assert (found.operation, found.metered, found.estimated, found.anthropic) == TABLE[method, path]
 
 
-def test_only_a_chat_call_has_the_chat_dialect() -> None:
-    assert endpoint("POST", "chat/completions").dialect is CHAT
-    assert isinstance(endpoint("GET", "chat/completions").dialect, PassThrough)
-    assert isinstance(endpoint("POST", "responses").dialect, PassThrough)
+@pytest.mark.parametrize(
+    ("path", "deferred"),
+    [
+        *((path, True) for path in ("batches", "messages/batches", "fine_tuning/jobs", "videos", "threads/t_1/runs")),
+        *((path, True) for path in ("threads/runs", "evals/e_1/runs", "realtime/client_secrets", "Batches")),
+        *((path, False) for path in ("responses", "chat/completions", "images/generations", "files", "threads")),
+        *((path, False) for path in ("batches/b_1/cancel", "rerank")),
+    ],
+)
+def test_what_is_billed_after_its_answer_is_known(path: str, deferred: bool) -> None:
+    assert endpoint("POST", path).deferred is deferred
+    assert not endpoint("GET", path).deferred
+
+
+@pytest.mark.parametrize("path", ["Chat/Completions", "RESPONSES", "messages/", "Embeddings"])
+def test_a_path_is_known_however_its_letters_are_written(path: str) -> None:
+    assert endpoint("POST", path) == endpoint("POST", path.lower().rstrip("/"))
+    assert endpoint("POST", path).estimated
+
+
+DIALECTS = {
+    "chat/completions": (OpenAIChat, "chat"),
+    "responses": (OpenAIResponses, "responses"),
+    "messages": (AnthropicMessages, "messages"),
+    "completions": (Completions, "completions"),
+    "embeddings": (PassThrough, None),
+}
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+def test_a_call_of_a_known_api_has_its_dialect_and_any_other_method_on_its_path_none(path: str) -> None:
+    dialect, wire = DIALECTS[path]
+    found = endpoint("POST", path)
+    assert (type(found.dialect), found.wire) == (dialect, wire)
+    assert endpoint("POST", path + "/").dialect is found.dialect
+    for other in (endpoint("GET", path), endpoint("DELETE", path), endpoint("POST", path + "/x")):
+        assert (type(other.dialect), other.wire) == (PassThrough, None)
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages", "completions", "embeddings"])
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"\xef\xbb\xbf{}", b'{"model":7}', b'{"model":"a","model":"a"}', b"\xff\xfe{\x00"]
+)
+def test_what_is_charged_by_what_it_says_is_refused_where_it_cannot_be_read(path: str, body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        endpoint("POST", path).dialect.read(body)
 
 
 def test_a_client_that_says_it_speaks_anthropics_api_is_believed_on_any_other_path() -> None:

@@ -8,9 +8,19 @@ import pytest
 
 from gateway.core.errors import GatewayError, InvalidRequest, PayloadTooLarge, UpstreamTimeout
 from gateway.dialects import CHAT, anthropic_errors, openai_errors
+from gateway.dialects.anthropic_messages import AnthropicMessages
+from gateway.dialects.base import Dialect
+from gateway.dialects.completions import Completions
+from gateway.dialects.openai_responses import OpenAIResponses
 from gateway.dialects.passthrough import PassThrough
 
 FAULTS = [InvalidRequest("wrong", param="model"), PayloadTooLarge("too large"), UpstreamTimeout("silent")]
+
+
+def name_of(dialect: Dialect) -> str:
+    return dialect.name
+
+
 NASTY = InvalidRequest('a "quoted" \\ line\nwith 漢 and \u2028 </script>')
 
 
@@ -37,16 +47,21 @@ def test_details_stand_beside_the_message() -> None:
         assert json.loads(body)["error"]["message"] == "wrong"
 
 
-def test_each_dialect_speaks_its_clients_language() -> None:
-    openai = openai_errors.body(FAULTS[0], {"a": 1})
-    assert CHAT.error(FAULTS[0], "r", {"a": 1}) == openai
-    assert PassThrough("chat").error(FAULTS[0], "r", {"a": 1}) == openai
-    anthropic = anthropic_errors.body(FAULTS[0], "r", {"a": 1})
-    assert PassThrough("chat", anthropic=True).error(FAULTS[0], "r", {"a": 1}) == anthropic
+@pytest.mark.parametrize("dialect", [CHAT, Completions(), OpenAIResponses(), PassThrough("x")], ids=name_of)
+def test_each_dialect_of_openai_speaks_its_clients_language(dialect: Dialect) -> None:
+    assert dialect.error(FAULTS[0], "r", {"a": 1}) == openai_errors.body(FAULTS[0], {"a": 1})
 
 
-@pytest.mark.parametrize("dialect", [CHAT, PassThrough("chat")])
-def test_an_error_in_a_stream_is_one_whole_event_whatever_the_message(dialect: PassThrough) -> None:
+ANTHROPIC = [AnthropicMessages(), PassThrough("x", anthropic=True)]
+
+
+@pytest.mark.parametrize("dialect", ANTHROPIC, ids=name_of)
+def test_each_dialect_of_anthropic_speaks_its_clients_language(dialect: Dialect) -> None:
+    assert dialect.error(FAULTS[0], "r", {"a": 1}) == anthropic_errors.body(FAULTS[0], "r", {"a": 1})
+
+
+@pytest.mark.parametrize("dialect", [CHAT, Completions(), PassThrough("x")], ids=name_of)
+def test_an_error_in_a_stream_is_one_whole_event_whatever_the_message(dialect: Dialect) -> None:
     event = dialect.error_event(NASTY, "r")
     assert event.startswith(b"data: ")
     assert event.endswith(b"\n\n")
@@ -54,10 +69,21 @@ def test_an_error_in_a_stream_is_one_whole_event_whatever_the_message(dialect: P
     assert json.loads(event[6:])["error"]["message"] == NASTY.message
 
 
-def test_an_error_in_an_anthropic_stream_names_its_event() -> None:
-    event = PassThrough("chat", anthropic=True).error_event(NASTY, "r")
+@pytest.mark.parametrize("dialect", [*ANTHROPIC, OpenAIResponses()], ids=name_of)
+def test_an_error_in_a_stream_of_named_events_names_its_event(dialect: Dialect) -> None:
+    event = dialect.error_event(NASTY, "r")
     name, _, data = event.partition(b"\n")
     assert name == b"event: error"
     assert event.endswith(b"\n\n")
     assert event.count(b"\n") == 3
-    assert json.loads(data[6:])["error"]["message"] == NASTY.message
+    told = json.loads(data[6:])
+    assert (told["type"], told["error"]["message"]) == ("error", NASTY.message)
+
+
+def test_an_error_in_a_responses_stream_stands_where_the_documents_and_where_the_sdk_look() -> None:
+    fault = FAULTS[0]
+    told = json.loads(OpenAIResponses().error_event(fault, "r").partition(b"data: ")[2])
+    assert told == {
+        "type": "error", "code": fault.code, "message": fault.message, "param": fault.param, "sequence_number": 0,
+        "error": {"type": fault.openai_type, "code": fault.code, "message": fault.message, "param": fault.param},
+    }  # fmt: skip

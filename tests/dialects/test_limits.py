@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.core.counting.measure import Wire
-from gateway.dialects.limits import answers_asked, service_tier, with_limit
+from gateway.dialects.limits import answers_asked, output_limit, service_tier, with_limit
 
 
 def fields(**values: Any) -> dict[str, bytes]:
@@ -22,11 +22,44 @@ def fields(**values: Any) -> dict[str, bytes]:
         ({"n": 3}, 3),
         ({"n": 2, "best_of": 7}, 7),
         ({"n": 10**400}, 1024),
-        *(({"n": nonsense}, 1) for nonsense in (None, -5, 0, True, "9", 2.5)),
+        # Some servers take these for numbers, so they are held as such.
+        ({"n": "9"}, 9),
+        ({"n": 5.0}, 5),
+        ({"n": 2.5}, 3),
+        *(({"n": nonsense}, 1) for nonsense in (None, -5, 0, True, "many", [5], "nan", "inf")),
     ],
 )
 def test_answers_are_counted_and_nonsense_is_one(asked: dict[str, Any], number: int) -> None:
     assert answers_asked(fields(**asked)) == number
+
+
+@pytest.mark.parametrize(
+    ("wire", "body", "limit"),
+    [
+        ("chat", {"max_tokens": 10}, 10),
+        ("chat", {"max_completion_tokens": 20, "max_tokens": 10}, 20),
+        ("chat", {"max_completion_tokens": 16, "max_tokens": 50_000}, 50_000),
+        ("responses", {"max_output_tokens": 30}, 30),
+        # A field of another API is not heeded by every server: alone it bounds nothing, and it never hides the own one.
+        ("messages", {"max_tokens": 50_000, "max_completion_tokens": 16}, 50_000),
+        ("responses", {"max_output_tokens": 50_000, "max_tokens": 16}, 50_000),
+        ("completions", {"max_tokens": 50_000, "max_completion_tokens": 16}, 50_000),
+        ("messages", {"max_tokens": 16, "max_completion_tokens": 50_000}, 50_000),
+        ("messages", {"max_completion_tokens": 16}, None),
+        ("chat", {"max_tokens": None}, None),
+        ("chat", {"max_tokens": -1}, None),
+        ("chat", {"max_tokens": 0}, None),
+        ("chat", {"max_tokens": True}, None),
+        ("chat", {"max_tokens": "many"}, None),
+        ("chat", {"max_tokens": "10"}, 10),
+        ("chat", {"max_tokens": 1.5}, 2),
+        ("chat", {}, None),
+    ],
+)
+def test_the_limit_of_an_answer_is_the_largest_that_a_provider_may_read(
+    wire: Wire, body: dict[str, Any], limit: int | None
+) -> None:
+    assert output_limit(fields(**body), wire) == limit
 
 
 def test_a_service_tier_is_a_name() -> None:
@@ -43,6 +76,11 @@ def test_a_service_tier_is_a_name() -> None:
         ("chat", {"max_completion_tokens": 900}, {"max_completion_tokens": 50}),
         ("chat", {"max_tokens": 900, "max_completion_tokens": 20}, {"max_completion_tokens": 20, "max_tokens": 50}),
         ("chat", {"max_tokens": "many"}, {"max_tokens": 50}),
+        ("chat", {"max_tokens": -1}, {"max_tokens": 50}),
+        ("chat", {"max_tokens": True}, {"max_tokens": 50}),
+        ("chat", {"max_tokens": "900"}, {"max_tokens": 50}),
+        ("chat", {"max_output_tokens": 900}, {"max_output_tokens": 50, "max_tokens": 50}),
+        ("messages", {"max_tokens": 900, "max_completion_tokens": 16}, {"max_completion_tokens": 16, "max_tokens": 50}),
         ("responses", {}, {"max_output_tokens": 50}),
         ("messages", {"max_tokens": 80}, {"max_tokens": 50}),
         ("completions", {}, {"max_tokens": 50}),

@@ -113,6 +113,13 @@ def test_an_alias_is_replaced_and_every_other_byte_kept() -> None:
     assert CHAT.write(found, "real", ask_usage=False) == b'{"x":1e2,"model":"real","messages":[ ],"y":"\\u0041"}'
 
 
+def test_messages_that_are_fitted_stand_in_the_place_of_the_calls_own() -> None:
+    found = raw_call(b'{"model":"m","messages":[{"a": 1},{}],"y":1}')
+    assert (
+        CHAT.write(found, "m", ask_usage=False, messages=[b'{"a": 1}']) == b'{"model":"m","messages":[{"a": 1}],"y":1}'
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "written"),
     [

@@ -204,6 +204,24 @@ def test_billed_passes_are_added_up() -> None:
     assert usage({"input_tokens": 1, "output_tokens": 2, "iterations": passes}) == Usage(106, 12, 118, 5)
 
 
+@pytest.mark.parametrize("passes", [[None, 7], [{}], [{"type": "compaction"}]])
+def test_passes_that_say_nothing_do_not_hide_what_the_top_level_says(passes: list[object]) -> None:
+    assert usage({"input_tokens": 1, "output_tokens": 2, "iterations": passes}) == Usage(1, 2, 3)
+
+
+def test_what_only_the_top_level_says_is_taken_from_there() -> None:
+    passes = [{"input_tokens": 10}, {"input_tokens": 1}]
+    assert usage({"input_tokens": 1, "output_tokens": 2, "iterations": passes}) == Usage(11, 2, 13)
+
+
+def test_the_passes_of_an_opening_message_state_the_input_too() -> None:
+    reader = UsageReader()
+    reader.add({"iterations": [{"input_tokens": 12, "output_tokens": 1}]}, input_side_only=True)
+    started = reader.reported()
+    assert started is not None
+    assert (started.input_tokens, started.output_tokens) == (12, None)
+
+
 @pytest.mark.parametrize(
     "hostile",
     [

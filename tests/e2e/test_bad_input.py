@@ -13,6 +13,7 @@ import pytest
 from gateway.mock import MockServer, Provider
 from tests.conftest import Scripted
 from tests.support.gateways import GatewayThread
+from tests.support.timing import in_time
 from tests.support.web import CHAT, HI, Reply, Web, chat_bytes, connect, parse, read_all, talk
 
 MESSAGES = b'"messages":[{"role":"user","content":"hi"}]'
@@ -74,9 +75,8 @@ BAD_BODIES = {
 @pytest.mark.parametrize("name", BAD_BODIES)
 def test_a_bad_body_is_refused_and_harms_nothing(name: str, web: Web, mock: Provider, session: str) -> None:
     before = web.chat(session).totals
-    started = time.monotonic()
-    answer = web.post(CHAT, BAD_BODIES[name], {"x-session-id": session})
-    assert time.monotonic() - started < 2
+    with in_time():
+        answer = web.post(CHAT, BAD_BODIES[name], {"x-session-id": session})
     is_a_clear_refusal(answer, 400)
     assert answer.error["type"] == "invalid_request_error"
     assert answer.header("x-session-id") == session
@@ -126,9 +126,8 @@ def test_an_odd_body_is_answered_or_refused(name: str, streamed: bool, named: bo
     body = ODD_BODIES[name]
     if streamed and b'"stream"' not in body:
         body = body.rstrip()[:-1] + b',"stream":true}'
-    started = time.monotonic()
-    answer = web.post(CHAT, body, {"x-session-id": session} if named else None)
-    assert time.monotonic() - started < 3
+    with in_time():
+        answer = web.post(CHAT, body, {"x-session-id": session} if named else None)
     assert answer.status == 200 or 400 <= answer.status < 500, answer.body[:300]
     assert answer.header("x-evil") is None
     assert web.chat(session).status == 200
@@ -136,9 +135,8 @@ def test_an_odd_body_is_answered_or_refused(name: str, streamed: bool, named: bo
 
 def test_a_hundred_thousand_messages_are_answered_in_time(web: Web, mock: Provider, session: str) -> None:
     body = json.dumps({"model": "mock-small", "messages": HI * 100_000}).encode()
-    started = time.monotonic()
-    assert web.post(CHAT, body).status == 200
-    assert time.monotonic() - started < 5
+    with in_time():
+        assert web.post(CHAT, body).status == 200
     assert web.get("/healthz").status == 200
 
 
@@ -155,11 +153,9 @@ def test_65_mib_are_refused_and_the_answer_arrives(web: Web, mock: Provider, ses
 
 def test_a_client_that_asks_first_is_refused_at_once(web: Web, mock: Provider, session: str) -> None:
     head = chat_bytes(b"", b"expect: 100-continue").replace(b"length: 0", b"length: %d" % (65 << 20))
-    started = time.monotonic()
-    with connect(web.url) as sock:
+    with in_time(), connect(web.url) as sock:
         sock.sendall(head)
         data = read_all(sock)
-    assert time.monotonic() - started < 2
     is_a_clear_refusal(parse(data), 413)
     assert not data.startswith(b"HTTP/1.1 100"), "it is told to go on and then refused"
 
@@ -186,9 +182,8 @@ def test_a_gzip_bomb_is_refused(size: int, web: Web, mock: Provider, session: st
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     block = b" " * (1 << 20)
     body = b"".join([packer.compress(block) for _ in range(size >> 20)]) + packer.flush()
-    started = time.monotonic()
-    answer = web.post(CHAT, body, {"content-encoding": "gzip"})
-    assert time.monotonic() - started < 3
+    with in_time():
+        answer = web.post(CHAT, body, {"content-encoding": "gzip"})
     is_a_clear_refusal(answer, 413)
     assert mock.calls == []
 
@@ -241,9 +236,8 @@ BAD_HEADS = {
 
 @pytest.mark.parametrize("name", BAD_HEADS)
 def test_a_head_that_is_no_http_is_refused_and_the_connection_closed(name: str, web: Web, mock: Provider) -> None:
-    started = time.monotonic()
-    answer = talk(web.url, BAD_HEADS[name], timeout=5)
-    assert time.monotonic() - started < 3
+    with in_time():
+        answer = talk(web.url, BAD_HEADS[name])
     assert answer.header("x-evil") is None
     refused_in_shape(answer)
     assert mock.calls == []
@@ -297,9 +291,8 @@ def test_a_request_id_that_cannot_be_echoed_is_replaced(request_id: bytes, web: 
 
 @pytest.mark.parametrize("size", [70_000, 1 << 20, 20 << 20])
 def test_a_header_that_is_too_large_is_refused(size: int, web: Web, mock: Provider) -> None:
-    started = time.monotonic()
-    answer = talk(web.url, chat_bytes(PLAIN, b"x-big: " + b"a" * size))
-    assert time.monotonic() - started < 3
+    with in_time():
+        answer = talk(web.url, chat_bytes(PLAIN, b"x-big: " + b"a" * size))
     if size < 1 << 20 or answer.status:
         refused_in_shape(answer, 431)
     assert mock.calls == []
@@ -325,7 +318,7 @@ def test_headers_just_inside_the_limits_are_taken(web: Web, mock: Provider) -> N
 
 @pytest.fixture(scope="module")
 def hasty_server(mock_server: MockServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayThread]:
-    flags = {"server.header_timeout_s": 0.4, "server.body_timeout_s": 0.4, "server.max_body_mb": 0.01}
+    flags = {"server.header_timeout_s": 0.6, "server.body_timeout_s": 0.6, "server.max_body_mb": 0.01}
     gateway = GatewayThread(tmp_path_factory.mktemp("hasty"), mock_server.url, flags)
     yield gateway
     gateway.stop()
@@ -338,19 +331,17 @@ def hasty(hasty_server: GatewayThread, mock: Provider) -> Web:
 
 @pytest.mark.parametrize("head", [b"POST /v1/chat/comp", b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nx-a: b"])
 def test_a_half_sent_head_is_ended(head: bytes, hasty: Web) -> None:
-    started = time.monotonic()
-    answer = talk(hasty.url, head)
-    assert 0.3 < time.monotonic() - started < 2
+    with in_time(at_least=0.5):
+        answer = talk(hasty.url, head)
     refused_in_shape(answer, 400)
     assert answer.error["code"] == "header_timeout"
 
 
 def test_a_head_sent_drop_by_drop_is_ended_all_the_same(hasty: Web) -> None:
-    started = time.monotonic()
-    with connect(hasty.url) as sock:
+    with in_time(), connect(hasty.url) as sock:
         sock.settimeout(0.05)
         got = b""
-        for byte in b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\n" + b"x: y\r\n" * 50:
+        for byte in b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\n" + b"x: y\r\n" * 200:
             try:
                 sock.sendall(bytes([byte]))
                 got = sock.recv(65536)
@@ -359,15 +350,12 @@ def test_a_head_sent_drop_by_drop_is_ended_all_the_same(hasty: Web) -> None:
             except ConnectionError:
                 break
             break
-    assert time.monotonic() - started < 2
     assert b"header_timeout" in got
 
 
 def test_a_connection_that_says_nothing_is_closed(hasty: Web) -> None:
-    started = time.monotonic()
-    with connect(hasty.url) as sock:
+    with in_time(at_least=0.5), connect(hasty.url) as sock:
         assert read_all(sock) == b""
-    assert time.monotonic() - started < 2
 
 
 def test_a_half_sent_head_on_a_kept_connection_is_ended(hasty: Web) -> None:
@@ -375,9 +363,8 @@ def test_a_half_sent_head_on_a_kept_connection_is_ended(hasty: Web) -> None:
         sock.sendall(chat_bytes(PLAIN).replace(b"connection: close\r\n", b""))
         assert b"200 OK" in sock.recv(65536)
         sock.sendall(b"POST /v1/chat")
-        started = time.monotonic()
-        rest = read_all(sock)
-    assert time.monotonic() - started < 2
+        with in_time():
+            rest = read_all(sock)
     assert b"header_timeout" in rest
 
 
@@ -386,9 +373,8 @@ def test_a_half_sent_body_is_ended(chunked: bool, hasty: Web, mock: Provider) ->
     data = chat_bytes(PLAIN + b" " * 50)[:-50]
     if chunked:
         data = chat_bytes(b"", b"transfer-encoding: chunked").replace(b"content-length: 0\r\n", b"") + b"5\r\nabc"
-    started = time.monotonic()
-    answer = talk(hasty.url, data)
-    assert 0.3 < time.monotonic() - started < 2
+    with in_time(at_least=0.5):
+        answer = talk(hasty.url, data)
     is_a_clear_refusal(answer, 400)
     assert answer.error["code"] == "body_timeout"
     assert mock.calls == []
@@ -399,7 +385,7 @@ def test_a_slow_body_that_keeps_coming_is_taken(hasty: Web, mock: Provider) -> N
         data = chat_bytes(PLAIN)
         sock.sendall(data[:-20])
         for byte in data[-20:]:
-            time.sleep(0.03)
+            time.sleep(0.04)
             sock.sendall(bytes([byte]))
         assert parse(read_all(sock)).status == 200
 
@@ -480,7 +466,7 @@ def test_a_client_does_not_choose_the_upstream(scripted: Scripted) -> None:
 def test_other_methods_are_answered(method: str, web: Web, mock: Provider) -> None:
     target = "example.org:443" if method == "CONNECT" else CHAT
     request = f"{method} {target} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 0\r\n\r\n".encode()
-    answer = talk(web.url, request, timeout=5)
+    answer = talk(web.url, request)
     assert 200 <= answer.status < 500
     assert web.get("/healthz").status == 200
 
@@ -489,7 +475,7 @@ def test_an_upgrade_nobody_speaks_does_not_lose_the_body(web: Web, mock: Provide
     request = chat_bytes(PLAIN, b"upgrade: h2c", b"http2-settings: AAMAAABk").replace(
         b": close", b": Upgrade, HTTP2-Settings"
     )
-    with connect(web.url, timeout=5) as sock:
+    with connect(web.url) as sock:
         sock.sendall(request)
         assert sock.recv(65536).startswith(b"HTTP/1.1 200")
     assert mock.calls[0].body == PLAIN
@@ -498,7 +484,7 @@ def test_an_upgrade_nobody_speaks_does_not_lose_the_body(web: Web, mock: Provide
 def test_an_upgrade_header_that_comes_in_two_parts(web: Web, mock: Provider) -> None:
     request = chat_bytes(PLAIN, b"upgrade: h2c").replace(b": close", b": Upgrade")
     at = request.index(b"upgrade: h2c") + 3
-    with connect(web.url, timeout=5) as sock:
+    with connect(web.url) as sock:
         sock.sendall(request[:at])
         time.sleep(0.05)
         sock.sendall(request[at:])
@@ -509,7 +495,7 @@ def test_an_upgrade_header_that_comes_in_two_parts(web: Web, mock: Provider) -> 
 def test_an_upgrade_on_a_kept_connection_does_not_lose_the_body_either(web: Web, mock: Provider) -> None:
     first = chat_bytes(PLAIN).replace(b"connection: close\r\n", b"")
     second = chat_bytes(PLAIN, b"upgrade: h2c").replace(b": close", b": Upgrade")
-    with connect(web.url, timeout=5) as sock:
+    with connect(web.url) as sock:
         sock.sendall(first)
         assert sock.recv(65536).startswith(b"HTTP/1.1 200")
         sock.sendall(second)
@@ -530,7 +516,7 @@ def test_pipelined_requests_are_answered_in_order(web: Web, mock: Provider) -> N
 def test_expect_100_continue(web: Web, mock: Provider) -> None:
     data = chat_bytes(PLAIN, b"expect: 100-continue")
     head, body = data[: -len(PLAIN)], data[-len(PLAIN) :]
-    with connect(web.url, timeout=5) as sock:
+    with connect(web.url) as sock:
         sock.sendall(head)
         assert sock.recv(65536).startswith(b"HTTP/1.1 100")
         sock.sendall(body)

@@ -84,7 +84,7 @@ def test_what_the_store_does_not_take_waits_in_the_journal_that_is_named(
     mock_server: MockServer, mock: Provider, gateway_server: StartGateway, tmp_path: Path, journal: str
 ) -> None:
     named = str(tmp_path / "elsewhere") if journal == "elsewhere" else journal
-    flags: dict[str, object] = {"store.on_failure": "open", "store.journal": named}
+    flags: dict[str, object] = {"store.on_failure": "open", "store.journal": named, "store.timeout_ms": 500}
     gateway = gateway_server(mock_server.url, **flags)
     assert call(gateway.web).status == 200
     with contextlib.closing(sqlite3.connect(gateway.store, isolation_level=None)) as db:
@@ -94,5 +94,5 @@ def test_what_the_store_does_not_take_waits_in_the_journal_that_is_named(
         beside = gateway.folder.relative_to(tmp_path).parts[0]
         assert found == {"auto": {beside}, "elsewhere": {"elsewhere"}, "off": set()}[journal]
         db.execute("ROLLBACK")
-    until(lambda: view(gateway)["calls"] == 2, 5)
+    until(lambda: view(gateway)["calls"] == 2)
     assert list(tmp_path.rglob("*.journal")) == []

@@ -13,6 +13,7 @@ from gateway.mock import MockServer, Provider
 from tests.conftest import Scripted
 from tests.support.gateways import GatewayThread, until
 from tests.support.scripted import SSE_HEAD, Connection, chunk, completion
+from tests.support.timing import in_time
 from tests.support.web import CHAT, HI, Web, chat_bytes, connect
 
 
@@ -53,17 +54,19 @@ def leave(
         until(lambda: len(provider.calls) > before, what="the provider has the call")
         got = b""
         while after not in got:
-            got += sock.recv(65536)
+            piece = sock.recv(65536)
+            assert piece, "the answer has ended"
+            got += piece
 
 
-def record(web: Web, session: str, seconds: float = 5) -> Any:
+def record(web: Web, session: str) -> Any:
     """The one call of the session, once it was settled, and nothing more after it."""
 
     def calls() -> Any:
         answer = web.get(f"/api/sessions/{session}/calls")
         return answer.status == 200 and answer.json["calls"]
 
-    until(calls, seconds, "the call is settled")
+    until(calls, what="the call is settled")
     time.sleep(0.05)
     [found] = calls()
     view = web.get(f"/api/sessions/{session}").json
@@ -93,10 +96,8 @@ def test_a_client_that_leaves_a_stream_is_charged_exactly_once_drained(web: Web,
 def test_a_client_that_leaves_before_the_first_byte_is_charged_by_estimate_where_cancelled(
     stream: bool, cancelling: Web, mock: Provider, session: str
 ) -> None:
-    started = time.monotonic()
-    leave(cancelling, session, "delay=30", provider=mock, stream=stream)
+    leave(cancelling, session, "delay=60", provider=mock, stream=stream)
     found = record(cancelling, session)
-    assert time.monotonic() - started < 3
     assert (found["outcome"], found["status"], found["usage_source"]) == ("client_left", 499, "estimated")
     assert found["usage"]["input_tokens"] > 0
     assert found["usage"]["output_tokens"] == 0
@@ -105,11 +106,11 @@ def test_a_client_that_leaves_before_the_first_byte_is_charged_by_estimate_where
 def test_a_client_that_leaves_a_stream_is_charged_for_what_came_where_cancelled(
     cancelling: Web, mock: Provider, session: str
 ) -> None:
-    leave(cancelling, session, "chunks=400;interval=0.02", provider=mock, after=b"word", stream=True)
-    found = record(cancelling, session, 3)
+    leave(cancelling, session, "chunks=900;interval=0.06", provider=mock, after=b"said", stream=True)
+    found = record(cancelling, session)
     assert (found["outcome"], found["status"], found["usage_source"]) == ("client_left", 499, "estimated")
     assert found["usage"]["input_tokens"] > 0
-    assert 0 < found["usage"]["output_tokens"] < 200
+    assert 0 < found["usage"]["output_tokens"] < 450
 
 
 def test_what_the_provider_said_before_a_cancelled_end_is_used(cancelling: Web, mock: Provider, session: str) -> None:
@@ -117,16 +118,16 @@ def test_what_the_provider_said_before_a_cancelled_end_is_used(cancelling: Web, 
     leave(
         cancelling,
         session,
-        "chunks=400;interval=0.02;tokens=77/400",
+        "chunks=900;interval=0.06;tokens=77/900",
         provider=mock,
-        after=b"word",
+        after=b"said",
         stream=True,
         path="/v1/messages",
     )
-    found = record(cancelling, session, 3)
+    found = record(cancelling, session)
     assert (found["outcome"], found["usage_source"]) == ("client_left", "mixed")
     assert found["usage"]["input_tokens"] == 77
-    assert 0 < found["usage"]["output_tokens"] < 200
+    assert 0 < found["usage"]["output_tokens"] < 450
 
 
 def test_a_client_that_leaves_after_the_last_byte_is_an_ordinary_one(
@@ -142,7 +143,7 @@ def test_cancelling_ends_the_call_at_the_provider(mock: Provider, byte_server: A
 
     def script(connection: Connection) -> None:
         connection.send(SSE_HEAD + chunk("word"))
-        left.append(connection.wait_until_left(5))
+        left.append(connection.wait_until_left())
 
     gateway = gateway_server(byte_server(script).url, **{"sessions.on_disconnect": "cancel"})
     with connect(gateway.url) as sock:
@@ -150,7 +151,7 @@ def test_cancelling_ends_the_call_at_the_provider(mock: Provider, byte_server: A
         got = b""
         while b"word" not in got:
             got += sock.recv(65536)
-    until(lambda: left, 3)
+    until(lambda: left)
     assert left == [True]
 
 
@@ -158,10 +159,9 @@ def test_cancelling_ends_the_call_at_the_provider(mock: Provider, byte_server: A
     ("stream", "mock_header"), [(True, "chunks=9;interval=60"), (True, "hang=1"), (False, "delay=60")]
 )
 def test_draining_is_bounded(stream: bool, mock_header: str, impatient: Web, mock: Provider, session: str) -> None:
-    started = time.monotonic()
-    leave(impatient, session, mock_header, provider=mock, stream=stream)
-    found = record(impatient, session, 3)
-    assert 0.25 < time.monotonic() - started < 2.5
+    with in_time(at_least=0.25):
+        leave(impatient, session, mock_header, provider=mock, stream=stream)
+        found = record(impatient, session)
     assert (found["outcome"], found["status"]) == ("client_left", 499)
     assert found["usage_source"] == "estimated"
     assert found["usage"]["total_tokens"] > 0
@@ -185,7 +185,8 @@ def test_a_whole_answer_that_stops_while_being_drained(scripted: Scripted, sessi
     with connect(web.url) as sock:
         sock.sendall(
             chat_bytes(
-                b'{"model":"m","messages":[{"role":"user","content":"hi"}]}', b"x-session-id: " + session.encode()
+                b'{"model":"hasty/m","messages":[{"role":"user","content":"hi"}]}',
+                b"x-session-id: " + session.encode(),
             )
         )
         until(lambda: scripted.upstream.requests)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
 import pytest
 
-from gateway.mock import MockServer, Provider
+from gateway.mock import Behaviour, MockServer, Provider, Turn
 from tests.conftest import StartGateway
-from tests.support.gateways import GatewayThread
+from tests.support.formats import Format
+from tests.support.gateways import GatewayThread, write_config
 from tests.support.web import CHAT, Reply, Web
 
 ROWS = json.dumps([{"id": number, "name": f"item {number}", "state": "open"} for number in range(80)])
@@ -119,6 +121,38 @@ def test_without_a_session_nothing_can_be_kept_and_so_nothing_is_left_out(
     assert sent(mock)[4]["content"] == TEXT
 
 
+def test_a_session_keeps_so_many_megabytes_and_what_is_beyond_is_shown_without_a_handle(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    room = (len(TEXT) + 100) / 2**20
+    gateway = gateway_server(mock_server.url, **{"sessions.results_max_mb": room})
+    for turn in range(2):
+        call(gateway.web, "s", "handle_only", TEXT, ROWS, TEXT + "\nmore")
+        text, rows, more = (message["content"] for message in sent(mock)[2::2])
+        assert gateway.web.get(f"/api/results/{handle_in(text)}").body.decode() == TEXT, turn
+        assert "id|name|state" in rows, "a table has all of it, and needs no handle"
+        assert more == TEXT + "\nmore"
+    call(gateway.web, "other", "handle_only", TEXT + "\nmore")
+    assert "GET /api/results/" in sent(mock)[2]["content"], "another session has room of its own"
+    with closing(sqlite3.connect(gateway.store)) as db:
+        assert db.execute("SELECT id, size FROM results ORDER BY id").fetchall() == [
+            ("other", len(TEXT) + 5),
+            ("s", len(TEXT)),
+        ]
+
+
+def test_the_room_for_results_may_be_changed_without_a_restart(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"sessions.results_max_mb": 0})
+    call(gateway.web, "s", "handle_only", TEXT)
+    assert sent(mock)[2]["content"] == TEXT
+    write_config(gateway.folder, mock_server.url, {"sessions.results_max_mb": 1})
+    assert gateway.web.post("/api/reload").status == 200
+    call(gateway.web, "s", "handle_only", TEXT)
+    assert gateway.web.get(f"/api/results/{handle_in(sent(mock)[2]['content'])}").body.decode() == TEXT
+
+
 def test_modes_may_be_turned_off(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> None:
     gateway = gateway_server(mock_server.url, **{"budget.tokens": 4_000, "budget.modes": False, "context.trim": "off"})
     for _ in range(3):
@@ -136,3 +170,180 @@ def test_no_full_text_is_kept_where_nothing_was_left_out(
     call(gateway.web, "s", "table", ROWS, TEXT)
     with closing(sqlite3.connect(gateway.store)) as db:
         assert db.execute("SELECT count(*) FROM results").fetchone() == (0,)
+
+
+def test_a_refused_call_leaves_no_text_behind(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.tokens": 30})
+    refused = call(gateway.web, "s", "handle_only", ROWS, TEXT)
+    assert refused.error["code"] == "budget_exhausted"
+    assert mock.calls == []
+    with closing(sqlite3.connect(gateway.store)) as db:
+        assert db.execute("SELECT count(*) FROM results").fetchone() == (0,)
+
+
+# --- with a model that makes summaries ------------------------------------------------------------------------------------
+
+SAID = "200 lines, one for each part; part 199 has the value 39601."
+Start = Callable[..., GatewayThread]
+
+
+@pytest.fixture
+def writer_server() -> Iterator[MockServer]:
+    with MockServer() as server:
+        yield server
+
+
+@pytest.fixture
+def writer(writer_server: MockServer) -> Provider:
+    """The provider of the model that sums up: each answer is `SAID`, and costs 700 and 30 tokens."""
+    writer_server.provider.behaviour = Behaviour(tokens=(700, 30))
+    writer_server.provider.push(*[Turn(SAID)] * 9)
+    return writer_server.provider
+
+
+@pytest.fixture
+def summing(gateway_server: StartGateway, mock_server: MockServer, mock: Provider, writer_server: MockServer) -> Start:
+    """Start gateways that have large results summed up by another provider than the built-in one."""
+    del mock
+
+    def start(**flags: Any) -> GatewayThread:
+        settings = {
+            "providers.writer": {"base_url": writer_server.url, "auth": "none", "retries": 0},
+            "models": [{"match": "short", "provider": "writer", "price": {"input": 2, "output": 20}}],
+            "budget.summary_model": "short",
+            **flags,
+        }
+        return gateway_server(mock_server.url, **settings)
+
+    return start
+
+
+def texts(mock: Provider) -> list[str]:
+    """Of the tool results in the last call that reached the provider."""
+    return [message["content"] for message in sent(mock) if message["role"] == "tool"]
+
+
+def test_a_large_result_is_summed_up_by_the_configured_model_and_can_be_fetched_whole(
+    summing: Start, mock: Provider, writer: Provider
+) -> None:
+    web = summing().web
+    assert call(web, "s", "summary", "short", TEXT).header("x-response-mode") == "summary"
+    short, shown = texts(mock)
+    assert short == "short"
+    assert shown.startswith(f"{SAID}\n[summary of {len(TEXT):,} characters; full text: GET /api/results/tr_")
+    assert web.get(f"/api/results/{handle_in(shown)}").body.decode() == TEXT
+    [asked] = writer.calls
+    instruction, data = json.loads(asked.body)["messages"]
+    assert instruction["role"] == "system"
+    assert json.loads(data["content"]) == {"tool": "search", "result": TEXT}
+
+
+def test_what_the_summary_costs_is_the_sessions_and_is_found_by_itself(
+    summing: Start, mock: Provider, writer: Provider
+) -> None:
+    web = summing().web
+    reply = call(web, "s", "summary", TEXT, f"{TEXT}\nmore")
+    bills = [mock.billed(), writer.billed()]
+    assert bills[1].total_tokens == 2 * 730
+    assert reply.totals[2] == sum(bill.total_tokens for bill in bills)
+    assert web.get("/api/sessions/s").json["calls"] == 3
+    calls = web.get("/api/sessions/s/calls").json["calls"]
+    assert sorted(one["operation"] for one in calls) == ["chat", "result_summary", "result_summary"]
+    [main] = [one for one in calls if one["operation"] == "chat"]
+    for one in calls:
+        if one is not main:
+            assert one["notes"] == {"for": main["call_id"]}
+            assert one["call_id"] in main["notes"]["result_summaries"]
+            assert one["cost_usd"] == "0.002000"
+    assert SAID not in json.dumps(calls)
+
+
+def test_a_result_is_shown_alike_on_all_later_turns_and_by_another_gateway_on_the_same_store(
+    summing: Start, mock: Provider, writer: Provider
+) -> None:
+    first = summing()
+    call(first.web, "s", "summary", TEXT)
+    begun = sent(mock)
+    writer.reset()
+    writer.push(*[Turn("Another summary.")] * 9)
+    call(first.web, "s", "summary", TEXT, ROWS * 9)
+    assert sent(mock)[: len(begun)] == begun
+    decided = mock.calls[-1].body
+    beside = summing(folder=first.folder)
+    call(beside.web, "s", "summary", TEXT, ROWS * 9)
+    assert mock.calls[-1].body == decided
+    beside.stop()
+    first.stop()
+    call(summing(folder=first.folder).web, "s", "summary", TEXT, ROWS * 9)
+    assert mock.calls[-1].body == decided
+    assert len(writer.calls) == 1
+
+
+@pytest.mark.parametrize(
+    "fault", [Behaviour(status=500), Behaviour(html=True), Behaviour(die=0)], ids=["an error", "a page", "nothing"]
+)
+def test_where_the_model_fails_the_extract_stands_and_stays(
+    summing: Start, mock: Provider, writer: Provider, fault: Behaviour
+) -> None:
+    plain = summing(**{"budget.summary_model": None})
+    call(plain.web, "s", "summary", TEXT)
+    extract = sent(mock)
+    plain.stop()
+    writer.behaviour = fault
+    gateway = summing()
+    reply = call(gateway.web, "s", "summary", TEXT)
+    assert reply.status == 200
+    assert [text.splitlines()[:-1] for text in texts(mock)] == [extract[2]["content"].splitlines()[:-1]]
+    note = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json["notes"]["result_summaries"]
+    assert note.startswith("none: call ")
+    writer.behaviour = Behaviour()
+    before = sent(mock)
+    gateway.stop()
+    call(summing(folder=gateway.folder).web, "s", "summary", TEXT)
+    assert sent(mock) == before
+    assert len(writer.calls) == 1
+
+
+def test_so_many_results_of_a_call_are_summed_up_and_they_are_the_newest(
+    summing: Start, mock: Provider, writer: Provider
+) -> None:
+    web = summing().web
+    many = [f"{number}\n{TEXT}" for number in range(6)]
+    for _ in range(2):
+        call(web, "s", "summary", *many)
+        assert [text.startswith(SAID) for text in texts(mock)] == [False, False, True, True, True, True]
+    assert len(writer.calls) == 4
+
+
+def test_as_a_budget_shrinks_results_are_summed_up_within_it(summing: Start, mock: Provider, writer: Provider) -> None:
+    web = summing(**{"budget.tokens": 400_000, "context.trim": "off"}).web
+    body = {"model": "mock-small", "messages": history(TEXT), "max_tokens": 9}
+    web.post(CHAT, body, {"x-session-id": "s", "x-mock": "tokens=340000/9"})
+    assert texts(mock) == [TEXT]
+    reply = web.post(CHAT, body, {"x-session-id": "s"})
+    assert reply.header("x-response-mode") == "summary"
+    assert texts(mock)[0].startswith(SAID)
+    used = mock.billed().total_tokens + writer.billed().total_tokens
+    assert reply.header("x-session-budget-remaining-tokens") == str(400_000 - used)
+
+
+@pytest.mark.parametrize("wire", ["responses", "messages"])
+def test_results_in_other_formats_are_summed_up_too(
+    summing: Start, mock: Provider, writer: Provider, wire: str
+) -> None:
+    web, api = summing(default_provider="upstream").web, Format(wire)
+    for steps in ((TEXT,), (TEXT, f"{TEXT}\nmore")):
+        messages = [{key: value for key, value in one.items() if key != "x-kept"} for one in history(*steps)]
+        body = api.body(messages, model="mock-small")
+        assert web.post(api.path, body, {"x-session-id": "s", "x-response-mode": "summary"}).status == 200
+        assert json.dumps(api.sent(mock.calls[-1].body)).count(SAID) == len(steps)
+    assert len(writer.calls) == 2
+
+
+def test_without_a_session_nobody_is_asked(summing: Start, mock: Provider, writer: Provider) -> None:
+    web = summing(**{"sessions.on_missing": "none"}).web
+    web.post(CHAT, {"model": "mock-small", "messages": history(TEXT)}, {"x-response-mode": "summary"})
+    assert texts(mock) == [TEXT]
+    assert writer.calls == []

@@ -104,7 +104,7 @@ def test_what_had_arrived_of_a_whole_answer_is_charged_to_a_client_that_left(
         sock.sendall(
             chat_bytes(json.dumps({"model": "m", "messages": HI}).encode(), b"x-session-id: " + session.encode())
         )
-        time.sleep(0.5)
+        time.sleep(1)
     [call] = until(lambda: calls_of(web, session))
     assert call["usage"]["output_tokens"] == 5_000
 
@@ -144,3 +144,82 @@ def test_a_form_with_two_models_is_refused(form: str, web: Web) -> None:
     body = (part("model", "mock-small") + padding + part("model", "mock-large") + "--b--\r\n").encode()
     answer = web.post("/v1/audio/transcriptions", body, {"content-type": "multipart/form-data; boundary=b"})
     assert (answer.status, answer.error["param"]) == (400, "model")
+
+
+# --- a budget is kept whatever a call looks like ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", {"messages": HI, "max_tokens": 50_000, "max_completion_tokens": 16}),
+        ("chat/completions", {"messages": HI, "max_tokens": -1}),
+        ("chat/completions", {"messages": HI, "max_tokens": "50000"}),
+        ("chat/completions", {"messages": HI, "n": "40", "max_tokens": 100}),
+        ("Chat/Completions", {"messages": HI, "max_tokens": 50_000}),
+        ("messages", {"messages": HI, "max_tokens": 50_000, "max_completion_tokens": 16}),
+        ("responses", {"input": "hi", "max_output_tokens": 50_000, "max_tokens": 16}),
+        ("completions", {"prompt": "hi", "max_tokens": 50_000, "max_completion_tokens": 16}),
+    ],
+)
+def test_no_request_may_be_answered_with_more_than_is_held_for_it(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, path: str, body: dict[str, Any]
+) -> None:
+    web = gateway_server(mock_server.url, **{"budget.tokens": 1_000}).web
+    assert web.post(f"/v1/{path}", {"model": "m", **body}, {"x-session-id": "s"}).status in (200, 400, 404)
+    sent = json.loads(mock.calls[-1].body)
+    limits = [sent[name] for name in ("max_tokens", "max_completion_tokens", "max_output_tokens") if name in sent]
+    assert 0 < max(limits) * int(sent.get("n", 1)) < 1_000
+    assert min(limits) > 0
+
+
+@pytest.mark.parametrize("name", ["MAX_TOKENS", "Model", "Stream", "N"])
+def test_a_field_that_counts_is_written_as_it_is_known(web: Web, mock: Provider, session: str, name: str) -> None:
+    before = len(mock.calls)
+    body = {"model": "m", "messages": HI, name: 1}
+    reply = web.post("/v1/chat/completions", body, {"x-session-id": session})
+    assert (reply.status, reply.error["param"]) == (400, name)
+    assert name.lower() in reply.error["message"]
+    assert len(mock.calls) == before
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("batches", {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}),
+        ("messages/batches", {"requests": []}),
+        ("responses", {"model": "m", "input": "hi", "background": True}),
+        ("threads/t_1/runs", {"assistant_id": "a"}),
+    ],
+)
+def test_what_is_billed_later_is_refused_under_a_budget(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, path: str, body: dict[str, Any]
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.tokens": 1_000})
+    reply = gateway.web.post(f"/v1/{path}", body, {"x-session-id": "s"})
+    assert (reply.status, reply.error["code"]) == (400, "not_metered")
+    assert "budget.deferred" in reply.error["message"]
+    assert mock.calls == []
+    gateway.stop()
+    free = gateway_server(mock_server.url, **{"budget.tokens": 1_000, "budget.deferred": "forward"})
+    free.web.post(f"/v1/{path}", body, {"x-session-id": "s"})
+    assert len(mock.calls) == 1
+
+
+@pytest.mark.parametrize("path", ["images/generations", "audio/speech", "rerank", "something/new"])
+def test_a_call_whose_answer_says_no_usage_is_a_call_all_the_same(scripted: Scripted, session: str, path: str) -> None:
+    web = scripted.play(lambda connection: connection.whole(b'{"data": []}'))
+    body = {"model": "m", "prompt": "A tree on a hill, in oil.", "query": "tree", "documents": ["a tree", "a hill"]}
+    assert web.post(f"/v1/{path}", body, {"x-session-id": session}).status == 200
+    [call] = calls_of(web, session)
+    assert call["usage_source"] == "estimated"
+    assert call["usage"]["input_tokens"] > 5
+
+
+def test_a_path_without_a_price_is_no_way_round_a_budget_in_dollars(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    web = gateway_server(mock_server.url, **{"budget.usd": 1, "budget.deferred": "forward"}).web
+    reply = web.post("/v1/images/generations", {"prompt": "a tree"}, {"x-session-id": "s"})
+    assert (reply.status, reply.error["code"]) == (400, "price_unknown")
+    assert web.post("/v1/files", {"purpose": "batch"}, {"x-session-id": "s"}).error["code"] != "price_unknown"

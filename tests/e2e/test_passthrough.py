@@ -1,4 +1,4 @@
-"""Everything else under /v1: forwarded untouched, metered where it carries usage."""
+"""Every path but chat: forwarded with as little change as can be, metered where its answer carries usage."""
 
 from __future__ import annotations
 
@@ -130,11 +130,23 @@ def test_completions_are_metered(stream: bool, client: openai.OpenAI, web: Web, 
     assert totals(web, session) == billed(mock)
 
 
-def test_streamed_completions_without_reported_usage_are_estimated(web: Web, mock: Provider, session: str) -> None:
+def test_streamed_completions_are_made_to_report_their_usage_which_the_client_does_not_see(
+    web: Web, mock: Provider, session: str
+) -> None:
     body = {"model": "m", "prompt": "once upon a time", "stream": True}
     answer = web.post("/v1/completions", body, {"x-session-id": session})
     assert answer.data_lines[-1] == "[DONE]"
-    assert json.loads(mock.calls[0].body) == body
+    assert not any(json.loads(line).get("usage") for line in answer.data_lines[:-1])
+    assert json.loads(mock.calls[0].body) == {**body, "stream_options": {"include_usage": True}}
+    assert answer.comments["x-session-usage-source"] == "provider"
+    assert answer.totals == billed(mock)
+
+
+def test_streamed_completions_of_a_host_that_reports_no_usage_are_estimated(
+    web: Web, mock: Provider, session: str
+) -> None:
+    body = {"model": "m", "prompt": "once upon a time", "stream": True}
+    answer = web.post("/v1/completions", body, {"x-session-id": session, "x-mock": "usage=none"})
     assert answer.comments["x-session-usage-source"] == "estimated"
     assert answer.totals[1] > 0
 

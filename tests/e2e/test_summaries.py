@@ -55,7 +55,7 @@ def summing(gateway_server: StartGateway, mock_server: MockServer, mock: Provide
     def start(writer_url: str = writer_server.url, **flags: Any) -> GatewayThread:
         auth = flags.pop("auth", {"auth": "none"})
         settings = {
-            "providers.writer": {"base_url": writer_url, **auth},
+            "providers.writer": {"base_url": writer_url, "retries": 0, **auth},
             "models": MODELS,
             "context.strategies": ORDER,
             "context.summary": {"model": "short", "max_tokens": 300},

@@ -18,6 +18,7 @@ from gateway.mock import Provider
 from tests.conftest import Scripted, StartProcess, StartUpstream
 from tests.support.gateways import until
 from tests.support.scripted import DONE, SSE_HEAD, Connection, Script, chunk, completion, usage_chunk
+from tests.support.timing import in_time
 from tests.support.web import CHAT, HI, Reply, Web, chat_bytes, connect, talk
 
 JSON_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 5000\r\n\r\n"
@@ -128,10 +129,9 @@ def test_an_answer_that_is_no_http_is_a_502_and_costs_nothing(data: bytes, scrip
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_provider_that_never_answers(stream: bool, scripted: Scripted, session: str) -> None:
     left: list[bool] = []
-    web = scripted.play(lambda connection: left.append(connection.wait_until_left(5)))
-    started = time.monotonic()
-    answer = web.chat(session, stream=stream)
-    assert 0.5 < time.monotonic() - started < 2
+    web = scripted.play(lambda connection: left.append(connection.wait_until_left()))
+    with in_time(at_least=0.5):
+        answer = web.chat(session, model="hasty/m", stream=stream)
     refused(answer, 504, "upstream_timeout")
     until(lambda: left)
     assert left == [True]
@@ -164,7 +164,7 @@ def test_a_whole_answer_that_goes_silent(scripted: Scripted, session: str) -> No
         connection.send(JSON_HEAD + completion())
         connection.wait_until_left()
 
-    answer = scripted.play(script).chat(session)
+    answer = scripted.play(script).chat(session, model="hasty/m")
     assert (answer.status, answer.error["code"]) == (504, "upstream_timeout")
     assert the_call(scripted.web, session)["outcome"] == "upstream_broken"
 
@@ -193,9 +193,8 @@ def _bad_chunk(connection: Connection) -> None:
 def test_a_stream_that_breaks_off_ends_with_an_error_and_not_cleanly(
     script: Script, scripted: Scripted, session: str
 ) -> None:
-    started = time.monotonic()
-    answer = scripted.play(script).stream(session)
-    assert time.monotonic() - started < 3
+    with in_time():
+        answer = scripted.play(script).stream(session, model="hasty/m")
     assert answer.status == 200
     assert "[DONE]" not in answer.data_lines
     assert answer.events[-1]["error"]["code"].startswith("upstream_")
@@ -209,7 +208,7 @@ def test_a_stream_that_breaks_off_ends_with_an_error_and_not_cleanly(
 
 def test_the_sdk_raises_where_a_stream_breaks_off(scripted: Scripted, session: str) -> None:
     scripted.play(_die_chunked)
-    with openai.OpenAI(base_url=scripted.gateway.base_url, api_key="k", max_retries=0, timeout=5) as client:
+    with openai.OpenAI(base_url=scripted.gateway.base_url, api_key="k", max_retries=0, timeout=60) as client:
         stream = client.chat.completions.create(
             model="m",
             messages=[{"role": "user", "content": "hi"}],
@@ -576,11 +575,15 @@ def test_memory_stays_bounded_whatever_the_provider_sends(
         for sock in stalled:
             sock.sendall(chat_bytes(body))
         until(lambda: len(sent) == 8)
-        time.sleep(0.7)
-        at_rest = [connection.sent for connection in sent]
-        time.sleep(0.3)
-        assert [connection.sent for connection in sent] == at_rest, "the provider is read although nobody reads us"
-        assert max(at_rest) < 16 << 20
+
+        def at_rest() -> bool:
+            before = [connection.sent for connection in sent]
+            time.sleep(0.3)
+            now = [connection.sent for connection in sent]
+            assert max(now) < 16 << 20, "the provider is read although nobody reads us"
+            return now == before
+
+        until(at_rest)
         for sock in stalled:
             sock.close()
         # A gzip bomb as a whole answer.

@@ -44,7 +44,7 @@ class Http:
         self._netloc = urlsplit(url).netloc
 
     def connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self._netloc, timeout=5)
+        return http.client.HTTPConnection(self._netloc, timeout=60)
 
     def send(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None) -> Reply:
         connection = self.connect()

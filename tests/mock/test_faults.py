@@ -3,13 +3,14 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from gateway.mock import Behaviour, MockServer, Turn
 from gateway.mock.turns import BadBehaviourError, with_header
+from tests.support.gateways import until
+from tests.support.timing import in_time
 
 if TYPE_CHECKING:
     from gateway.mock import Provider
@@ -62,12 +63,10 @@ def test_a_turn_and_the_provider_have_behaviours_too(web: Http, provider: Provid
 
 
 def test_delay_and_interval(web: Http) -> None:
-    started = time.monotonic()
-    assert web.chat("delay=0.1").status == 200
-    assert 0.1 <= time.monotonic() - started < 1
-    started = time.monotonic()
-    web.stream("chunks=4;interval=0.05")
-    assert 0.15 <= time.monotonic() - started < 1
+    with in_time(at_least=0.1):
+        assert web.chat("delay=0.1").status == 200
+    with in_time(at_least=0.15):
+        web.stream("chunks=4;interval=0.05")
 
 
 def test_chunks_and_pad(web: Http) -> None:
@@ -160,8 +159,9 @@ def test_dies_in_the_middle(web: Http, provider: Provider) -> None:
 
 def test_hangs_until_the_client_leaves(web: Http, provider: Provider) -> None:
     connection = web.connect()
-    connection.timeout = 0.2
     connection.request("POST", "/v1/chat/completions", b'{"model":"m","messages":[]}', {"x-mock": "hang=1"})
+    until(lambda: provider.calls)
+    connection.sock.settimeout(0.2)
     with pytest.raises(TimeoutError):
         connection.getresponse()
     connection.close()
@@ -174,15 +174,13 @@ def test_a_stop_does_not_wait_for_what_hangs() -> None:
     with MockServer() as server:
         connections = []
         for mock in ("hang=1", "chunks=5;interval=60", "delay=60"):
-            connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=5)
+            connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
             body = b'{"model":"m","messages":[],"stream":true}'
             connection.request("POST", "/v1/chat/completions", body, {"x-mock": mock})
             connections.append(connection)
-        deadline = time.monotonic() + 5
-        while len(server.provider.calls) < 3 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        started = time.monotonic()
-    assert time.monotonic() - started < 1
+        until(lambda: len(server.provider.calls) == 3)
+        with in_time():
+            server.stop()
     for connection in connections:
         connection.close()
 

@@ -11,6 +11,7 @@ import pytest
 from gateway.mock import MockServer, Provider
 from tests.conftest import StartGateway
 from tests.support.conversations import TOOLS, agent
+from tests.support.formats import Format
 from tests.support.web import CHAT, Web
 
 BODY: dict[str, Any] = {"model": "gpt-4o", "messages": agent(4), "tools": TOOLS}
@@ -103,16 +104,42 @@ def test_trim_knows_what_a_session_was_sent_before(fresh: Web, mock: Provider) -
     assert found["body"]["messages"][: len(before)] == before
 
 
+def test_what_a_sessions_own_budget_leaves_is_a_budget_too(
+    mock_server: MockServer, gateway_server: StartGateway
+) -> None:
+    web = gateway_server(mock_server.url, **{"budget.tokens": 3_000}).web
+    web.post(CHAT, {**BODY, "max_tokens": 10}, {"x-session-id": "s"})
+    body = {**BODY, "messages": agent(12)}
+    free, held = (web.post("/api/context", body, headers).json for headers in ({}, {"x-session-id": "s"}))
+    assert held["budget"] < 3_000 < (free["budget"] or 10**9)
+    assert web.post("/api/trim?session=s", body).json["context"]["tokens"] <= held["budget"]
+
+
 def test_trim_changes_nothing_that_fits(fresh: Web) -> None:
     found = fresh.post("/api/trim", BODY).json
     assert found["body"] == BODY
     assert found["context"]["trimmed"] == {}
 
 
-def test_other_formats_are_not_fitted_and_that_is_said(fresh: Web) -> None:
-    reply = fresh.post("/api/trim", {"model": "gpt-4o", "input": "hello"}, {"x-context-budget": "1"})
-    assert (reply.status, reply.error["code"]) == (400, "invalid_request")
-    assert "responses" in reply.error["message"]
+@pytest.mark.parametrize("body", [{"input": "hello there"}, {"prompt": "hello there"}])
+def test_a_text_is_not_cut_and_that_is_said(fresh: Web, body: dict[str, str]) -> None:
+    [field] = body
+    reply = fresh.post("/api/trim", {"model": "gpt-4o", **body}, {"x-context-budget": "1"})
+    if field == "prompt":
+        assert (reply.status, reply.error["code"]) == (400, "invalid_request")
+    else:
+        assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
+        assert reply.error["param"] == "input"
+
+
+@pytest.mark.parametrize("form", [Format("messages"), Format("responses")], ids=["messages", "responses"])
+def test_requests_of_other_formats_are_trimmed_alike(fresh: Web, form: Format) -> None:
+    came = form.agent(12)
+    found = fresh.post("/api/trim", came, {"x-context-budget": "2500"}).json
+    assert found["context"]["tokens"] <= 2500
+    assert len(found["body"][form.array]) <= len(came[form.array])
+    calls, results = form.pairs(found["body"][form.array])
+    assert calls == results != []
 
 
 def test_what_cannot_be_fitted_is_said(fresh: Web) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gateway.mock import MockServer
 from gateway.server import headers
-from tests.conftest import StartGateway
+from tests.conftest import StartGateway, closed_port
 from tests.support.web import Reply, Web
 
 PAGE = "https://app.example"
@@ -50,3 +52,45 @@ def test_a_page_that_is_not_named_beside_one_that_is_stays_out(
     other = "https://evil.example"
     assert web.send("OPTIONS", "/v1/chat/completions", headers={"origin": other, **PREFLIGHT}).status == 400
     assert call_from(web, other).status == 403
+
+
+@pytest.mark.parametrize(
+    ("model", "mock_header", "status"),
+    [
+        ("mock-small", "", 200),
+        ("mock-small", "status=429", 429),
+        ("nobody/x", "", 502),
+        ("", "", 400),
+    ],
+)
+def test_our_headers_are_exposed_on_errors_and_streams_too(
+    model: str, mock_header: str, status: int, gateway_server: StartGateway, mock_server: MockServer
+) -> None:
+    nobody = {"base_url": f"http://127.0.0.1:{closed_port()}", "auth": "none", "retries": 0}
+    web = gateway_server(mock_server.url, **{"server.cors_origins": [PAGE], "providers.nobody": nobody}).web
+    for stream in (False, True):
+        body = {"model": model or 1, "messages": [{"role": "user", "content": "hi"}], "stream": stream}
+        answer = web.post("/v1/chat/completions", body, {"origin": PAGE, "x-session-id": "s", "x-mock": mock_header})
+        assert (answer.status, answer.clean) == (status, True)
+        may_be_read(answer)
+        assert answer.header("x-session-id") == "s"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nothing", 404), ("GET", "/v1/models", 401), ("GET", "/api/calls/none", 401), ("PUT", "/healthz", 405)],
+)
+def test_what_is_refused_at_the_door_may_be_read_too(
+    method: str, path: str, status: int, gateway_server: StartGateway, mock_server: MockServer
+) -> None:
+    flags = {"server.cors_origins": [PAGE], "auth.required": True, "auth.admin_key": "admin-0123456789abcdef"}
+    answer = gateway_server(mock_server.url, **flags).web.send(method, path, headers={"origin": PAGE})
+    assert answer.status == status
+    may_be_read(answer)
+
+
+def may_be_read(answer: Reply) -> None:
+    """By a page of the allowed origin, with what its headers say."""
+    assert answer.header("access-control-allow-origin") == PAGE
+    assert set((answer.header("access-control-expose-headers") or "").split(", ")) == set(headers.EXPOSED)
+    assert answer.header("x-request-id")

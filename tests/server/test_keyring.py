@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from gateway.core.errors import StoreUnavailable, Unauthenticated
-from gateway.core.ledger import Limits
+from gateway.core.ledger import NO_LIMITS, Limits
 from gateway.core.ports import StoredKey
 from gateway.core.spending import KeyBudget
+from gateway.mock import MockServer, Provider
 from gateway.server.auth import Authenticator, KeyRule, digest
 from gateway.server.keyring import KeyRing
 from gateway.stores.memory import MemoryStore
+from gateway.stores.redis import RedisStore
+from tests.conftest import StartGateway
+from tests.stores.redis_servers import RedisServer
+from tests.support.web import CHAT, HI
 
 CAROL = StoredKey("carol", digest("gw-carol"), 1.0, ("gpt-*",), Limits(tokens=5), 7)
 HEADERS = [(b"authorization", b"Bearer gw-carol")]
@@ -64,6 +73,51 @@ async def test_while_the_store_is_away_the_known_keys_hold_and_unread_ones_let_n
     assert CAROL.digest in ring.keys
     with pytest.raises(StoreUnavailable):
         await KeyRing(store, clock).ready()
+
+
+async def test_keys_that_were_read_at_the_start_open_when_the_store_goes_away_before_the_first_call() -> None:
+    store, clock = FlakyStore(), Clock()
+    await store.add_key(CAROL)
+    ring = KeyRing(store, clock)
+    await ring.begin()
+    store.away = True
+    clock.seconds += 10
+    await ring.ready()
+    assert CAROL.digest in ring.keys
+
+
+async def test_a_store_that_is_away_at_the_start_is_asked_again_by_the_first_call() -> None:
+    store, clock = FlakyStore(), Clock()
+    await store.add_key(CAROL)
+    store.away = True
+    ring = KeyRing(store, clock)
+    await ring.begin()
+    store.away = False
+    clock.seconds += 1
+    await ring.ready()
+    assert CAROL.digest in ring.keys
+
+
+def test_a_worker_that_nobody_called_yet_knows_the_keys_when_the_store_goes_away(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, tmp_path: Path
+) -> None:
+    async def add(url: str) -> None:
+        store = RedisStore(url)
+        await store.add_key(replace(CAROL, models=(), limits=NO_LIMITS))
+        await store.aclose()
+
+    server = RedisServer(tmp_path)
+    try:
+        asyncio.run(add(server.url))
+        flags = {"store.url": server.url, "store.on_failure": "open", "store.timeout_ms": 250}
+        gateway = gateway_server(mock_server.url, **flags)
+        server.kill()
+        own, other = ({"authorization": f"Bearer {key}"} for key in ("gw-carol", "gw-other"))
+        body = {"model": "mock-small", "messages": HI}
+        assert gateway.web.post(CHAT, body, own).status == 200
+        assert gateway.web.post(CHAT, body, other).status == 401
+    finally:
+        server.kill()
 
 
 async def test_a_stored_key_opens_what_it_may_and_closes_the_door_to_all_others() -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from gateway.mock import MockServer, Provider
-from tests.conftest import StartGateway
+from tests.conftest import StartGateway, StartUpstream
 from tests.support.gateways import GatewayThread, until
+from tests.support.scripted import Connection, Held, completion
 from tests.support.web import CHAT, HI, Reply, Web, talk
 
 ALICE, ADMIN = "alice-key-0123456789", "admin-key-0123456789"
@@ -231,22 +232,34 @@ def edit(gateway: GatewayThread, **changes: object) -> None:
     gateway.file.write_text(json.dumps({**settings, **changes}))
 
 
-def test_a_reload_takes_effect_and_drops_no_running_stream(own: GatewayThread, mock: Provider) -> None:
+def test_a_reload_takes_effect_and_drops_no_running_stream(
+    gateway_server: StartGateway, byte_server: StartUpstream
+) -> None:
+    stream = Held()
+
+    def script(connection: Connection) -> None:
+        asked = connection.request.json
+        if asked.get("stream"):
+            stream(connection)
+        else:
+            connection.whole(completion(model=asked["model"]))
+
+    upstream = byte_server(script)
+    own = gateway_server(upstream.url)
     answers: list[Reply] = []
-    thread = threading.Thread(
-        target=lambda: answers.append(own.web.stream("long", "chunks=30;interval=0.02;tokens=9/30"))
-    )
+    thread = threading.Thread(target=lambda: answers.append(own.web.stream("long")))
     thread.start()
-    until(lambda: mock.calls)
+    until(lambda: upstream.requests)
     assert own.web.chat(model="fast").json["model"] == "fast"
     edit(own, models=[{"match": "fast", "provider": "upstream", "name": "mock-small"}])
     assert own.web.post("/api/reload").json == {"reloaded": True}
     assert own.web.chat(model="fast").json["model"] == "mock-small"
-    assert not answers, "the stream ended before the reload"
+    assert not answers
+    stream.release()
     thread.join()
     assert answers[0].data_lines[-1] == "[DONE]"
     assert answers[0].clean
-    assert answers[0].totals == (9, 30, 39)
+    assert answers[0].totals == (10, 5, 15)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from gateway.core.usage import Charge, Usage
 from gateway.stores.memory import MemoryStore
 from gateway.stores.redis import RedisStore
 from gateway.stores.sqlite import SqliteStore
-from tests.stores.files import Clock, Time
+from tests.stores.files import PATIENT_S, Clock, Time
 from tests.stores.redis_servers import RedisCluster, RedisServer
 
 MakeRecord = Callable[..., CallRecord]
@@ -82,7 +82,7 @@ def open_embedded(request: pytest.FixtureRequest, folder: Callable[[], Path]) ->
         return MemoryStore(clock, moments)
 
     async def in_file(clock: Clock, moments: Time) -> Store:
-        return SqliteStore(folder() / "gateway.db", timeout_s=5, now=clock, moment=moments)
+        return SqliteStore(folder() / "gateway.db", timeout_s=PATIENT_S, now=clock, moment=moments)
 
     return in_memory if request.param == "memory" else in_file
 
@@ -109,7 +109,7 @@ def open_redis(redis_server: RedisServer) -> OpenStore:
 
     async def opened(clock: Clock, moments: Time) -> Store:
         redis_server.cli("flushall")
-        return RedisStore(redis_server.url, timeout_s=5, now=clock, ahead_s=lambda: moments.passed)
+        return RedisStore(redis_server.url, timeout_s=PATIENT_S, now=clock, ahead_s=lambda: moments.passed)
 
     return opened
 
@@ -120,7 +120,7 @@ def open_cluster(redis_cluster: RedisCluster) -> OpenStore:
 
     async def opened(clock: Clock, moments: Time) -> Store:
         redis_cluster.flush()
-        return RedisStore(redis_cluster.url, timeout_s=5, now=clock, ahead_s=lambda: moments.passed)
+        return RedisStore(redis_cluster.url, timeout_s=PATIENT_S, now=clock, ahead_s=lambda: moments.passed)
 
     return opened
 
@@ -133,7 +133,7 @@ def open_store(request: pytest.FixtureRequest, folder: Callable[[], Path]) -> Op
         return MemoryStore(clock, moments)
 
     async def in_file(clock: Clock, moments: Time) -> Store:
-        return SqliteStore(folder() / "gateway.db", timeout_s=5, now=clock, moment=moments)
+        return SqliteStore(folder() / "gateway.db", timeout_s=PATIENT_S, now=clock, moment=moments)
 
     if request.param in ("redis", "cluster"):
         shared: OpenStore = request.getfixturevalue(f"open_{request.param}")

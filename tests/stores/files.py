@@ -17,7 +17,10 @@ MakeRecord = Callable[..., CallRecord]
 
 KEY = SessionKey("alice", "s")
 CHARGE = Charge(Usage.of(10, 5), "provider", Decimal("0.01"))
+#: of a store that is to give up
 TIMEOUT_S = 0.2
+#: of one that is not to, however slow the machine
+PATIENT_S = 60.0
 
 
 class Clock:
@@ -50,7 +53,7 @@ class Time:
 
 
 @contextlib.asynccontextmanager
-async def opened(path: Path, timeout_s: float = TIMEOUT_S) -> AsyncIterator[SqliteStore]:
+async def opened(path: Path, timeout_s: float = PATIENT_S) -> AsyncIterator[SqliteStore]:
     store = SqliteStore(path, timeout_s=timeout_s)
     try:
         yield store

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_STARTS_S = 10.0
+_STARTS_S = 60.0
 #: a node of a cluster also listens on its port plus 10,000, and another port is not easily taken from this range
 _PORTS = range(20_000, 30_000)
 
@@ -90,7 +90,7 @@ class RedisCluster:
 
 
 def cli(*words: str) -> str:
-    return subprocess.run(["redis-cli", *words], check=True, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(["redis-cli", *words], check=True, capture_output=True, text=True, timeout=120).stdout
 
 
 def free_port() -> int:

@@ -6,6 +6,7 @@ from gateway.core.ledger import AccountKey, Amount, Claim, Granted, Hold, Limits
 from gateway.stores.blind import Blind
 
 KEY = AccountKey("session", "alice", "s")
+OTHER = AccountKey("session", "alice", "other")
 CLAIM = Claim(KEY, Limits(tokens=100))
 
 
@@ -50,6 +51,18 @@ def test_limits_that_an_operator_set_hold_on() -> None:
     assert isinstance(blind.reserve(hold(500, claim)), Granted)
     lower = blind.claims([Claim(KEY, Limits(tokens=100), Limits(tokens=7))])[0]
     assert lower.declared == Limits(tokens=7)
+
+
+def test_what_one_call_declares_is_no_other_calls_limit() -> None:
+    blind = Blind()
+    blind.saw([Standing(KEY, CLAIM.configured, Amount(), Amount())])
+    blind.saw_used(
+        [Standing(KEY, Limits(tokens=7), Amount(), Amount(5)), Standing(OTHER, Limits(1), Amount(9), Amount())]
+    )
+    (claim,) = blind.claims([CLAIM])
+    assert claim.configured == CLAIM.configured
+    assert blind.standings([claim])[0].left("tokens") == 95
+    assert blind.standings([Claim(OTHER, Limits(100))])[0].left("tokens") == 100, "nobody saw its limits"
 
 
 def test_a_hold_that_was_open_when_the_store_came_back_counts_as_spent_until_the_store_says_otherwise() -> None:

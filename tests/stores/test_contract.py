@@ -18,6 +18,7 @@ from gateway.core.ports import CallRecord, ContextRecord, SessionKey, SessionVie
 from gateway.core.session import Remembered, SessionState
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage, UsageSource
 from tests.stores.files import Clock
+from tests.support.timing import LIMIT_S
 
 T = TypeVar("T")
 MakeRecord = Callable[..., CallRecord]
@@ -25,6 +26,8 @@ MakeRecord = Callable[..., CallRecord]
 KEY = SessionKey("alice", "s")
 CHARGE = Charge(Usage(10, 5, 15, 4, 3, 2), "provider", Decimal("0.000123"))
 ONCE = Totals().add(CHARGE)
+#: more than any tool results here have
+ROOM = 2**20
 EPOCH = {"v": 1, "prefix": "p1", "decisions": [1, "0-3 7", [2]], "recalls": {"5": [[3, "1-2"]]}}
 STATE = SessionState({"p1": EPOCH})
 
@@ -52,7 +55,7 @@ def fails(_: object) -> Any:
 
 async def soon(work: Awaitable[T]) -> T:
     """A store that never answers fails the test instead of stopping it."""
-    return await asyncio.wait_for(work, 2)
+    return await asyncio.wait_for(work, LIMIT_S)
 
 
 async def all_pages(store: Store, limit: int, sort: str, namespace: str | None = "alice") -> list[str]:
@@ -744,16 +747,17 @@ async def test_a_long_list_expires_whole(store: Store, record: MakeRecord) -> No
 async def test_tool_results_are_kept_by_handle_each_in_its_session_and_read_in_its_namespace(store: Store) -> None:
     other = SessionKey("bob", "s")
     assert list(await store.missing_results(KEY, ["a", "b"])) == ["a", "b"]
-    await store.keep_results(KEY, {"a": "text \x00 漢" * 1_000, "at": ""})
+    await store.keep_results(KEY, {"a": "text \x00 漢" * 1_000, "at": "", "size": ""}, ROOM)
     assert list(await store.missing_results(KEY, ["a", "b", "at"])) == ["b"]
     assert list(await store.missing_results(other, ["a"])) == ["a"]
     for namespace in ("alice", None):
         assert await store.result(namespace, "a") == "text \x00 漢" * 1_000
         assert await store.result(namespace, "at") == ""
+        assert await store.result(namespace, "size") == ""
         assert await store.result(namespace, "b") is None
     assert await store.result("bob", "a") is None
     assert await store.session(KEY) is None
-    await store.keep_results(KEY, {})
+    await store.keep_results(KEY, {}, ROOM)
     assert list(await store.missing_results(KEY, [])) == []
 
 
@@ -761,8 +765,8 @@ async def test_the_results_of_a_session_go_with_it_and_those_of_others_stay(stor
     other = SessionKey("alice", "other")
     await store.settle(record())
     for key in (KEY, other):
-        await store.keep_results(key, {"same": "text"})
-    await store.keep_results(KEY, {"own": "text"})
+        await store.keep_results(key, {"same": "text"}, ROOM)
+    await store.keep_results(KEY, {"own": "text"}, ROOM)
     assert await store.delete(KEY)
     assert list(await store.missing_results(KEY, ["same", "own"])) == ["same", "own"]
     assert (await store.result("alice", "same"), await store.result("alice", "own")) == ("text", None)
@@ -774,12 +778,82 @@ async def test_old_results_go_if_they_have_no_session_and_stay_if_they_have(
     living, young = SessionKey("alice", "living"), SessionKey("alice", "young")
     await store.settle(record("living", at=5_000.0))
     for key in (KEY, living):
-        await store.keep_results(key, {"h": "text"})
+        await store.keep_results(key, {"h": "text"}, ROOM)
     clock.time = 2_000.0
-    await store.keep_results(young, {"h": "text"})
+    await store.keep_results(young, {"h": "text"}, ROOM)
     assert await store.expire(1_500.0) == 0
     gone = [list(await store.missing_results(key, ["h"])) for key in (KEY, living, young)]
     assert gone == [["h"], [], []]
+
+
+async def test_texts_are_kept_up_to_the_last_byte_of_the_room_there_is(store: Store) -> None:
+    assert await store.results_size(KEY) == 0
+    assert list(await store.keep_results(KEY, {"a": "漢", "b": "é", "c": "x" * 5}, 10)) == []
+    assert await store.results_size(KEY) == 3 + 2 + 5, "bytes, not characters"
+    assert list(await store.keep_results(KEY, {"d": "x"}, 10)) == ["d"]
+    assert await store.result("alice", "d") is None
+    assert list(await store.missing_results(KEY, ["a", "b", "c", "d"])) == ["d"]
+    assert list(await store.keep_results(KEY, {"d": "x"}, 11)) == []
+    assert await store.results_size(KEY) == 11
+
+
+async def test_a_text_that_there_is_no_room_for_leaves_the_room_to_those_behind_it(store: Store) -> None:
+    texts = {"long": "x" * 9, "a": "x" * 4, "longer": "x" * 7, "b": "x" * 4}
+    assert list(await store.keep_results(KEY, texts, 8)) == ["long", "longer"]
+    assert await store.results_size(KEY) == 8
+    assert [await store.result("alice", handle) for handle in texts] == [None, "xxxx", None, "xxxx"]
+
+
+async def test_what_is_kept_is_kept_again_without_room_and_counts_once(store: Store) -> None:
+    await store.keep_results(KEY, {"a": "x" * 6}, 10)
+    for most in (10, 6, 0):
+        assert list(await store.keep_results(KEY, {"a": "x" * 6, "b": "x" * 5}, most)) == ["b"]
+        assert await store.results_size(KEY) == 6
+        assert await store.result("alice", "a") == "x" * 6, "it never makes room, be the bound lower now"
+    assert list(await store.keep_results(KEY, {"a": "x" * 6, "b": "x" * 4}, 10)) == []
+
+
+async def test_a_handle_keeps_the_text_that_it_was_given_first(store: Store) -> None:
+    assert list(await store.keep_results(KEY, {"a": "first", "none": ""}, ROOM)) == []
+    assert list(await store.keep_results(KEY, {"a": "another", "none": "another"}, ROOM)) == []
+    assert await store.results(KEY, ["a", "none"]) == {"a": "first", "none": ""}
+    assert await store.results_size(KEY) == len("first")
+
+
+async def test_the_texts_of_several_handles_are_read_at_once_of_one_session_only(store: Store) -> None:
+    other = SessionKey("alice", "other")
+    await store.keep_results(KEY, {"a": "text \x00 漢", "b": "", "size": "9"}, ROOM)
+    await store.keep_results(other, {"c": "of another"}, ROOM)
+    assert await store.results(KEY, ["b", "never", "a", "c", "size"]) == {"a": "text \x00 漢", "b": "", "size": "9"}
+    assert await store.results(KEY, []) == {}
+    assert await store.results(SessionKey("bob", "s"), ["a"]) == {}
+
+
+async def test_each_session_has_its_own_room_and_has_it_anew_when_it_was_forgotten(
+    store: Store, record: MakeRecord, clock: Clock
+) -> None:
+    other = SessionKey("alice", "other")
+    await store.settle(record())
+    for key in (KEY, other):
+        assert list(await store.keep_results(key, {"h": "x" * 10}, 10)) == []
+    await store.delete(KEY)
+    assert (await store.results_size(KEY), await store.results_size(other)) == (0, 10)
+    assert list(await store.keep_results(KEY, {"new": "x" * 10}, 10)) == []
+    clock.time = 3_000.0
+    await store.expire(2_000.0)
+    assert (await store.results_size(KEY), await store.results_size(other)) == (0, 0)
+    assert list(await store.keep_results(other, {"new": "x" * 10}, 10)) == []
+
+
+async def test_texts_that_come_at_once_are_together_no_more_than_there_is_room(store: Store) -> None:
+    texts = {f"h{number}": "x" * (number % 7 + 1) for number in range(60)}
+    offers = [dict(list(texts.items())[first : first + 9]) for first in range(0, 54, 3)]
+    refused = await soon(asyncio.gather(*(store.keep_results(KEY, some, 100) for some in offers)))
+    kept = texts.keys() - await store.missing_results(KEY, list(texts))
+    assert await store.results_size(KEY) == sum(len(texts[handle]) for handle in kept)
+    assert 94 <= await store.results_size(KEY) <= 100
+    for some, gone in zip(offers, refused, strict=True):
+        assert some.keys() - gone <= kept, "what was not refused is there"
 
 
 async def test_a_client_key_is_kept_once_by_its_name_until_it_is_revoked(store: Store) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,12 +9,14 @@ from gateway.core.ports import CallRecord, Lesson
 from gateway.core.usage import Charge, Usage
 from gateway.stores.learner import Learner
 from gateway.stores.memory import MemoryStore
+from tests.support.timing import eventually
 
 
 class AwayStore(MemoryStore):
     """A store that can be away."""
 
     away = False
+    asked = 0
     writes = 0
 
     async def learned(self, key: str) -> bytes | None:
@@ -28,6 +29,7 @@ class AwayStore(MemoryStore):
         return await super().learn(lessons)
 
     def _check(self) -> None:
+        self.asked += 1
         if self.away:
             raise StoreUnavailable("away")
 
@@ -82,8 +84,7 @@ async def test_many_reports_are_one_write() -> None:
     learner = Learner(store, write_after_s=0.01)
     for number in range(100):
         learner.report(f"k{number}", 1)
-    while not store.writes:
-        await asyncio.sleep(0.005)
+    await eventually(lambda: store.writes)
     await settled(learner)
     assert store.writes == 1
 
@@ -95,7 +96,8 @@ async def test_a_store_that_is_away_costs_nothing_but_the_lessons_of_others() ->
     assert await learner.offsets("k") == ()
     learner.report("k", 3)
     learner.report_window("p", "m", 100)
-    await asyncio.sleep(0.05)
+    before = store.asked
+    await eventually(lambda: store.asked > before)
     assert await learner.offsets("k") == (3,)
     assert await learner.window("p", "m") == 100
     store.away = False

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
 
@@ -16,6 +16,7 @@ from gateway.core.ports import LOST, CallRecord, OpenHold, SessionKey
 from gateway.core.usage import Charge, Usage
 from gateway.stores.leases import Lease, Leases
 from gateway.stores.memory import MemoryStore
+from tests.support.timing import eventually
 
 MakeRecord = Callable[..., CallRecord]
 KEY = SessionKey("alice", "s")
@@ -150,12 +151,11 @@ async def test_a_hold_that_cannot_be_made_keeps_nobody_else_from_being_renewed(
     with caplog.at_level(logging.ERROR, "gateway"):
         leases.start()
         leases.open(Lease("bad", 0, pending=fails))
-        await asyncio.sleep(0.1)
+        await eventually(lambda: any("not looked after" in entry.getMessage() for entry in caplog.records))
         leases.close("bad")
-        leases.open(Lease(one.call_id, 2_000, delivered=lambda: 7))
-        await asyncio.sleep(0.1)
+        lease = leases.open(Lease(one.call_id, 2_000, delivered=lambda: 7))
+        await eventually(lambda: lease.noted)
     await leases.aclose()
-    assert any("not looked after" in entry.getMessage() for entry in caplog.records)
     clock.seconds += 61
     (overdue,) = await store.overdue(1)
     assert overdue.noted == 7
@@ -163,17 +163,83 @@ async def test_a_hold_that_cannot_be_made_keeps_nobody_else_from_being_renewed(
 
 async def test_a_store_that_is_away_ends_nothing(store: MemoryStore, record: MakeRecord) -> None:
     class Away(MemoryStore):
+        renewals = looks = 0
+
         async def renew(self, noted: object) -> None:
+            self.renewals += 1
             raise StoreUnavailable("away")
 
         async def overdue(self, limit: int) -> list[OpenHold]:
+            self.looks += 1
             raise StoreUnavailable("away")
 
     away = Away()
     leases = Leases(away, away.settle, lease_s=60, tick_s=0.01, sweep_s=0.01)
     leases.start()
     lease = leases.open(Lease("x", 10, delivered=lambda: 5))
-    await asyncio.sleep(0.1)
+    await eventually(lambda: min(away.renewals, away.looks) > 1)
     assert not lease.is_over
     assert lease.noted == 0
     await leases.aclose()
+
+
+class Gone(MemoryStore):
+    """A store that goes away when it is told to."""
+
+    is_gone = False
+    asked = 0
+
+    async def renew(self, noted: Mapping[str, int]) -> None:
+        self._check()
+        await super().renew(noted)
+
+    async def extend(self, hold_id: str, units: int) -> Granted | None:
+        self._check()
+        return await super().extend(hold_id, units)
+
+    def _check(self) -> None:
+        self.asked += 1
+        if self.is_gone:
+            raise StoreUnavailable("away")
+
+
+@pytest.mark.parametrize("way", ["look", "tick"])
+async def test_an_answer_ends_where_its_hold_does_while_the_store_is_away(record: MakeRecord, way: str) -> None:
+    store, one = Gone(), record()
+    leases = Leases(store, store.settle, lease_s=60)
+    granted = await taken(store, one)
+    lease = leases.open(Lease(one.call_id, granted.units, step=2_048))
+    store.is_gone = True
+    for delivered in (1_000, 1_999, 2_000):
+        lease.delivered = lambda come=delivered: come  # type: ignore[misc]
+        with contextlib.suppress(StoreUnavailable):
+            await (leases.look(lease) if way == "look" else leases.tick())
+        assert lease.is_over is (delivered == 2_000)
+    (stands,) = await store.standings([CLAIM])
+    assert stands.held.tokens == 100 + lease.tokens
+
+
+async def test_an_answer_goes_on_when_the_store_is_back_in_time(record: MakeRecord) -> None:
+    store, one, delivered = Gone(), record(), 1_900
+    leases = Leases(store, store.settle, lease_s=60)
+    granted = await taken(store, one)
+    lease = leases.open(Lease(one.call_id, granted.units, step=2_048, delivered=lambda: delivered))
+    store.is_gone = True
+    await leases.look(lease)
+    store.is_gone = False
+    await leases.look(lease)
+    delivered = 3_000
+    await leases.look(lease)
+    assert not lease.is_over
+    assert lease.tokens > 3_000
+
+
+async def test_no_answer_waits_for_a_store_that_is_known_to_be_away(record: MakeRecord) -> None:
+    store, one, found = Gone(), record(), list[StoreUnavailable]()
+    leases = Leases(store, store.settle, lease_s=60, is_away=lambda: bool(found), away=found.append)
+    granted = await taken(store, one)
+    lease = leases.open(Lease(one.call_id, granted.units, step=2_048, delivered=lambda: 1_900))
+    store.is_gone = True
+    for _ in range(50):
+        await leases.look(lease)
+    assert (len(found), store.asked) == (1, 1)

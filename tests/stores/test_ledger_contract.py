@@ -26,6 +26,7 @@ from gateway.core.ledger import (
 from gateway.core.ports import LOST, CallRecord, OpenHold, SessionKey, Store
 from gateway.core.usage import Charge, Totals, Usage
 from tests.stores.files import Clock, Time
+from tests.support.timing import LIMIT_S
 
 T = TypeVar("T")
 MakeRecord = Callable[..., CallRecord]
@@ -41,7 +42,7 @@ TEN = Amount(10)
 
 async def soon(work: Awaitable[T]) -> T:
     """A store that never answers fails the test instead of stopping it."""
-    return await asyncio.wait_for(work, 5)
+    return await asyncio.wait_for(work, LIMIT_S)
 
 
 def claim(key: AccountKey = S, tokens: int | None = None, *, declared: Limits = NO_LIMITS, **limits: Any) -> Claim:
@@ -534,6 +535,60 @@ async def test_a_correction_after_a_reset_leaves_no_total_below_zero(store: Stor
     assert await used_and_held(store) == (Amount(3), NOTHING)
 
 
+async def test_a_correction_after_a_reset_takes_nothing_from_what_others_have_used_since(
+    store: Store, hold: Make
+) -> None:
+    opened = hold(claim(S, 100), claim(KEY, 100))
+    await soon(store.settle(opened.as_lost()))
+    assert await store.reset(SESSION)
+    await soon(store.settle(spends(hold(claim(S), claim(KEY)), Amount(20, 5, 1))))
+    totals = await soon(store.settle(spends(opened, Amount(3, 0, 1))))
+    assert await used_and_held(store, S) == (Amount(23, 5, 2), NOTHING)
+    assert await used_and_held(store, KEY) == (Amount(23, 5, 2), NOTHING), "it was not reset: 10 was assumed, 3 it is"
+    assert (totals.calls, totals.total_tokens, totals.estimated_calls, totals.estimated_tokens) == (2, 23, 0, 0)
+
+
+async def test_a_correction_after_a_parent_was_deleted_takes_nothing_from_what_others_have_used_since(
+    store: Store, hold: Make
+) -> None:
+    opened = hold(claim(S, 100), claim(PARENT, 100))
+    await soon(store.settle(opened.as_lost()))
+    await store.delete(SessionKey("alice", "parent"))
+    await soon(store.settle(spends(hold(claim(S), claim(PARENT)), Amount(20))))
+    await soon(store.settle(spends(opened, Amount(3))))
+    assert await used_and_held(store, PARENT) == (Amount(23), NOTHING)
+    assert await used_and_held(store, S) == (Amount(23), NOTHING)
+
+
+async def test_a_correction_in_a_new_window_takes_nothing_from_what_others_have_used_in_it(
+    store: Store, hold: Make, moments: Time
+) -> None:
+    hourly = claim(KEY, 100, window_s=3_600)
+    opened, other = hold(claim(S), hourly), hold(claim(S), hourly)
+    await granted(store, opened)
+    moments.go_on(3_000)
+    await soon(store.settle(opened.as_lost()))
+    moments.go_on(1_000)
+    await granted(store, other)
+    await soon(store.settle(spends(other, Amount(20))))
+    await soon(store.settle(spends(opened, Amount(3))))
+    assert await used_and_held(store, hourly) == (Amount(23), NOTHING)
+    assert await used_and_held(store, S) == (Amount(23), NOTHING)
+
+
+async def test_what_is_assumed_after_a_reset_is_taken_back(store: Store, hold: Make) -> None:
+    await soon(store.settle(spends(hold(claim(S), claim(PARENT)), Amount(50))))
+    opened = hold(claim(S, 100), claim(PARENT))
+    for name in ("s", "parent"):
+        await store.reset(SessionKey("alice", name))
+    await soon(store.settle(opened.as_lost()))
+    await soon(store.settle(spends(hold(claim(S), claim(PARENT)), Amount(20))))
+    totals = await soon(store.settle(spends(opened, Amount(3))))
+    for key in (S, PARENT):
+        assert await used_and_held(store, key) == (Amount(23), NOTHING)
+    assert (totals.calls, totals.total_tokens) == (2, 23)
+
+
 async def test_a_lost_call_without_a_session_is_corrected_on_its_accounts(store: Store, hold: Make) -> None:
     opened = hold(claim(KEY, 100), session=None)
     await granted(store, opened)
@@ -683,7 +738,7 @@ async def test_a_reset_sets_what_is_used_to_nothing_and_leaves_what_is_held_and_
     assert await used_and_held(store) == (Amount(4), NOTHING)
 
 
-async def test_a_deleted_session_leaves_no_account_and_its_calls_under_way_are_charged_all_the_same(
+async def test_a_deleted_session_has_used_nothing_and_what_its_calls_under_way_hold_stays_held(
     store: Store, hold: Make
 ) -> None:
     done, running = hold(claim(S, 100), claim(KEY, 100)), hold(claim(S, 100), claim(KEY, 100))
@@ -692,11 +747,40 @@ async def test_a_deleted_session_leaves_no_account_and_its_calls_under_way_are_c
     await soon(store.decide(S, {"tokens": 70}))
     await soon(store.settle(spends(done, Amount(60))))
     assert await store.delete(SESSION)
-    assert await standing(store, claim(S, 100)) == Standing(S, Limits(100), NOTHING, NOTHING)
+    assert await standing(store, claim(S, 100)) == Standing(S, Limits(100), NOTHING, Amount(10))
     assert await used_and_held(store, KEY) == (Amount(60), Amount(10))
     await soon(store.settle(spends(running, Amount(4))))
     assert await used_and_held(store, S) == (Amount(4), NOTHING)
     assert await used_and_held(store, KEY) == (Amount(64), NOTHING)
+
+
+async def test_a_call_from_before_a_deletion_gives_its_own_back_and_nothing_of_what_others_hold(
+    store: Store, hold: Make
+) -> None:
+    before, after = hold(claim(S, 25)), hold(claim(S, 25))
+    await granted(store, before)
+    await store.delete(SESSION)
+    await granted(store, after)
+    assert (await refused(store, hold(claim(S, 25)))).is_busy
+    await soon(store.settle(spends(before, Amount(8))))
+    assert await used_and_held(store) == (Amount(8), Amount(10))
+    assert (await refused(store, hold(claim(S, 25)))).is_busy
+    await soon(store.settle(spends(after, Amount(8))))
+    assert await used_and_held(store) == (Amount(16), NOTHING)
+
+
+async def test_what_calls_under_way_hold_does_not_expire(store: Store, hold: Make, clock: Clock, moments: Time) -> None:
+    done, long, child = hold(claim(S, 100)), hold(claim(S, 100)), hold(claim(PARENT, 100), session="child")
+    for opened in (done, long, child):
+        await granted(store, opened)
+    await soon(store.settle(spends(done, Amount(60))))
+    clock.time = 10_000.0
+    moments.go_on(9_000)
+    assert await store.expire(5_000.0) == 1
+    assert (await standing(store, S)).held == TEN
+    assert (await standing(store, PARENT)).held == TEN
+    await soon(store.settle(spends(long, Amount(4))))
+    assert (await standing(store, S)).held == NOTHING
 
 
 async def test_the_account_of_a_session_expires_with_it_and_that_of_a_client_key_never(

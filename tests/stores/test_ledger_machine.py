@@ -32,6 +32,7 @@ from gateway.core.ledger import (
 from gateway.core.ports import LOST, CallRecord, OpenHold, SessionKey, Store
 from gateway.core.usage import Charge, Totals, Usage
 from tests.stores.files import Clock, Time
+from tests.support.timing import LIMIT_S
 
 T = TypeVar("T")
 OpenStore = Callable[[Clock, Time], Awaitable[Store]]
@@ -70,6 +71,11 @@ class Reference:
     holds: dict[str, Leased] = field(default_factory=dict)
     settled: dict[str, CallRecord] = field(default_factory=dict)
     totals: dict[SessionKey, Totals] = field(default_factory=dict)
+    resets: dict[SessionKey, int] = field(default_factory=dict)
+    #: of calls that were taken for lost: after how many resets of their session they were charged, in which epochs
+    assumed: dict[str, tuple[int, ledger.Epochs]] = field(default_factory=dict)
+    #: of each session: what calls have spent whose own records came since it began anew
+    spent: dict[AccountKey, Amount] = field(default_factory=dict)
 
     def standings(self, claims: Sequence[Claim], now: Moment) -> tuple[Standing, ...]:
         return tuple(ledger.standing(self.accounts.get(one.key, EMPTY), one, now) for one in claims)
@@ -119,10 +125,16 @@ class Reference:
             keys = [claim.key for claim in hold.claims]
             self.accounts |= ledger.settle(self.accounts, keys, hold.amount(leased.opened.units), NOTHING)
         wrong = known.spent if known is not None else NOTHING
-        self.accounts |= ledger.correct(self.accounts, record.accounts, wrong, record.spent)
+        resets, epochs = self.assumed.pop(record.call_id, (0, {}))
+        self.accounts |= ledger.correct(self.accounts, record.accounts, wrong, record.spent, epochs)
+        now = self.resets.get(record.session, 0) if record.session else 0
+        if record.outcome == LOST:
+            self.assumed[record.call_id] = now, ledger.epochs(self.accounts, record.accounts)
+        else:
+            self.spent |= {key: self.spent.get(key, NOTHING).plus(record.spent) for key in record.accounts}
         if record.session is None:
             return Totals()
-        if known is not None and known.charge is not None:
+        if known is not None and known.charge is not None and resets == now:
             totals = totals.without(known.charge)
         if record.charge is not None:
             totals = totals.add(record.charge)
@@ -131,13 +143,17 @@ class Reference:
 
     def reset(self, session: SessionKey) -> None:
         if session.account in self.accounts:
-            self.accounts[session.account] = replace(self.accounts[session.account], used=NOTHING)
+            self.accounts[session.account] = ledger.anew(self.accounts[session.account])
         self.totals[session] = Totals()
+        self.resets[session] = self.resets.get(session, 0) + 1
+        self.spent.pop(session.account, None)
 
     def delete(self, session: SessionKey) -> None:
-        self.accounts.pop(session.account, None)
+        if session.account in self.accounts:
+            self.accounts[session.account] = ledger.forgotten(self.accounts[session.account])
         self.totals.pop(session, None)
         self.settled = {name: one for name, one in self.settled.items() if one.session != session}
+        self.spent.pop(session.account, None)
 
 
 def alike(said: object, expected: object) -> bool:
@@ -168,7 +184,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.store = self.run(_made(open_store, self.moments))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(asyncio.wait_for(work, 10))
+        return self.runner.run(asyncio.wait_for(work, LIMIT_S))
 
     def teardown(self) -> None:
         self.run(_all(self.store.aclose()))
@@ -264,6 +280,30 @@ class LedgerMachine(RuleBasedStateMachine):
         said = self.run(_all(self.store.settle(record)))
         assert said == expected
 
+    @rule(
+        session=st.sampled_from(SESSIONS),
+        parent=st.sampled_from([*SESSIONS, None]),
+        spent=spendings,
+        between=st.sampled_from(["reset", "delete", "time"]),
+    )
+    def settle_late(self, session: SessionKey, parent: SessionKey | None, spent: Amount, between: str) -> None:
+        """A call is taken for lost, its accounts begin anew, another one uses them; then its own record comes."""
+        for _ in range(2):
+            self.reserve(
+                session=session,
+                parent=parent,
+                fixed=Amount(5, 5, 1),
+                unit=NOTHING,
+                units=(0, 0),
+                declared=None,
+                keys=(KEY,),
+            )
+        self.settle_as_lost(0, 2)
+        for one in {session, parent} - {None}:
+            {"reset": self.reset, "delete": self.delete, "time": lambda _: self.time_passes(60.0)}[between](one)
+        self.settle(1, spent, True)
+        self.settle(0, Amount(1, 1, 1), True)
+
     @rule()
     def sweep(self) -> None:
         expected = self.reference.overdue(self.moments())
@@ -304,14 +344,30 @@ class LedgerMachine(RuleBasedStateMachine):
         self.reference.delete(session)
         self.run(_all(self.store.delete(session)))
 
+    def held(self, key: AccountKey) -> Amount:
+        """By all open holds on an account."""
+        holds = (one.opened for one in self.reference.holds.values())
+        amounts = [one.hold.amount(one.units) for one in holds if key in [claim.key for claim in one.hold.claims]]
+        return Amount(*map(sum, zip(NOTHING, *amounts, strict=True)))
+
     @invariant()
     def both_say_the_same(self) -> None:
         expected = self.reference.standings(CLAIMS, self.moments())
         said = self.run(_all(self.store.standings(CLAIMS)))
         assert alike(said, expected), (said, expected)
+        for stands in said:
+            key = stands.key
+            if key.kind != "rate":
+                assert stands.held == self.held(key), "neither more nor less than the open holds"
+            if key.kind == "session":
+                assert _covers(stands.used, self.reference.spent.get(key, NOTHING)), "nobody else's was taken back"
         for session in SESSIONS:
             totals = self.run(_all(self.store.totals(session)))
             assert totals == self.reference.totals.get(session, Totals())
+
+
+def _covers(amount: Amount, part: Amount) -> bool:
+    return all(one >= other for one, other in zip(amount, part, strict=True))
 
 
 async def _made(open_store: OpenStore, moments: Time) -> Store:

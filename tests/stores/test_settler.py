@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +13,7 @@ from gateway.core.ports import CallRecord, SessionKey
 from gateway.core.usage import Totals
 from gateway.stores.memory import MemoryStore
 from gateway.stores.settler import Settler
+from tests.support.timing import eventually, in_time
 
 MakeRecord = Callable[..., CallRecord]
 
@@ -45,13 +45,8 @@ def store() -> FlakyStore:
 
 
 async def accepts_calls(settler: Settler) -> None:
-    deadline = time.monotonic() + 5
-    while True:
-        try:
-            return settler.check()
-        except StoreUnavailable:
-            assert time.monotonic() < deadline, "the settler never recovered"
-            await asyncio.sleep(0.02)
+    await eventually(lambda: not settler.is_away, "the settler recovers")
+    settler.check()
 
 
 async def test_while_the_store_is_there_a_settlement_goes_straight_to_it(store: FlakyStore, record: MakeRecord) -> None:
@@ -99,8 +94,8 @@ async def test_a_store_that_stays_away_is_asked_again_and_not_all_the_time(
     for _ in range(20):
         await settler.settle(record())
     before = store.tries
-    await asyncio.sleep(1.2)
-    assert 1 <= store.tries - before <= 4
+    with in_time(at_least=0.4):
+        await eventually(lambda: store.tries >= before + 2)
     store.away = False
     await accepts_calls(settler)
     assert (await store.totals(KEY)).calls == 20

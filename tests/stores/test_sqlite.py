@@ -20,6 +20,7 @@ from gateway.core.ports import CallRecord, ContextRecord
 from gateway.core.session import Remembered, SessionState
 from gateway.stores.sqlite import SqliteStore
 from tests.stores.files import CHARGE, KEY, MakeRecord, locked, opened, query
+from tests.support.timing import LIMIT_S
 
 # --- restarts ---------------------------------------------------------------------------------------------------------
 
@@ -60,7 +61,7 @@ async def test_a_closed_store_says_so_instead_of_hanging(path: Path, record: Mak
     store = SqliteStore(path)
     await store.aclose()
     with pytest.raises(StoreUnavailable):
-        await asyncio.wait_for(store.settle(record()), 3)
+        await asyncio.wait_for(store.settle(record()), LIMIT_S)
     with pytest.raises(StoreUnavailable):
         await store.totals(KEY)
     with pytest.raises(StoreUnavailable):
@@ -78,7 +79,7 @@ async def test_two_stores_on_one_file_write_at_once_and_nothing_is_lost_or_doubl
     mine, others = ([record(charge=CHARGE) for _ in range(each)] for _ in range(2))
 
     async def write(items: list[CallRecord]) -> None:
-        async with opened(path, 30) as store:
+        async with opened(path) as store:
             for start in range(0, len(items), 5):
                 await asyncio.gather(*(store.settle(item) for item in items[start : start + 5]))
                 await asyncio.sleep(0)
@@ -104,7 +105,7 @@ async def test_changes_of_two_stores_on_one_file_are_all_made_each_on_the_one_be
     each = 150
 
     async def change() -> None:
-        async with opened(path, 30) as store:
+        async with opened(path) as store:
             for _ in range(each):
                 await asyncio.gather(
                     store.update(KEY, counts),
@@ -116,6 +117,20 @@ async def test_changes_of_two_stores_on_one_file_are_all_made_each_on_the_one_be
         assert (await store.remembered(KEY)).state.epochs["n"]["number"] == 2 * each
         assert (await store.learned("a"), await store.learned("b")) == (b"a" * 2 * each, b"b" * 2 * each)
     assert query(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+async def test_two_stores_on_one_file_keep_no_more_results_than_there_is_room(path: Path) -> None:
+    most = 400
+
+    async def keep(name: str) -> None:
+        async with opened(path) as store:
+            for number in range(60):
+                await store.keep_results(KEY, {f"{name}{number}": "x" * 7}, most)
+
+    async with opened(path) as store:
+        await asyncio.gather(*(asyncio.to_thread(asyncio.run, keep(name)) for name in "ab"))
+        assert await store.results_size(KEY) == most // 7 * 7
+    assert query(path, "SELECT count(*) FROM results") == [(most // 7,)]
 
 
 async def test_one_store_sees_at_once_what_another_has_settled(path: Path, record: MakeRecord) -> None:
@@ -130,7 +145,7 @@ async def test_one_store_sees_at_once_what_another_has_settled(path: Path, recor
 
 
 async def test_the_file_is_sound_and_the_log_bounded_after_many_commits(path: Path, record: MakeRecord) -> None:
-    async with opened(path, 5) as store:
+    async with opened(path) as store:
         for _ in range(2_000):
             await store.settle(record(charge=CHARGE))
         log = path.with_name("gateway.db-wal").stat().st_size
@@ -175,7 +190,7 @@ def one_more(known):
     return (known or b"") + b"x"
 
 async def main():
-    store = SqliteStore(Path(sys.argv[1]), timeout_s=5)
+    store = SqliteStore(Path(sys.argv[1]), timeout_s=60)
     number = 0
     while True:
         work = [store.settle(record(number + n)) for n in range(3)]
@@ -202,7 +217,7 @@ async def test_a_kill_right_after_settling_loses_nothing(path: Path, after: int)
         for _ in range(after):
             acknowledged = int(lines.readline())
         child.send_signal(signal.SIGKILL)
-        child.wait(5)
+        child.wait(LIMIT_S)
         acknowledged = max([acknowledged, *map(int, lines.read().split())])
     async with opened(path) as store:
         totals = await store.totals(KEY)

@@ -16,7 +16,8 @@ from typing import Any
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from tests.support.gateways import ROOT, until
+from tests.support.gateways import ROOT, STARTS_S, until
+from tests.support.timing import LIMIT_S
 from tests.support.web import Web
 
 
@@ -63,7 +64,7 @@ class Commands:
             env=environment(self.folder, env),
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=STARTS_S,
             input=stdin,
         )
         return checked(ended.returncode, ended.stdout, ended.stderr)
@@ -85,7 +86,11 @@ class Serving:
             self.process = subprocess.Popen(
                 command(("serve", *args)), cwd=folder, env=environment(folder, env), stdout=stdout, stderr=stderr
             )
-        until(lambda: "ANTHROPIC_BASE_URL=" in self.log or self.process.poll() is not None, 15, "the start-up lines")
+        until(
+            lambda: "ANTHROPIC_BASE_URL=" in self.log or self.process.poll() is not None,
+            STARTS_S,
+            "the start-up lines",
+        )
         found = re.search(r"OPENAI_BASE_URL=(http://\S+)/v1", self.log)
         assert found, self.log
         self.url = found[1]
@@ -110,7 +115,7 @@ class Serving:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def wait(self, seconds: float = 10) -> int:
+    def wait(self, seconds: float = LIMIT_S) -> int:
         """Its exit code."""
         return self.process.wait(seconds)
 
@@ -118,7 +123,7 @@ class Serving:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(10)
+                self.process.wait(LIMIT_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

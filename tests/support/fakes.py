@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -20,7 +20,7 @@ from gateway.core.counting.heuristic import CharacterCounter
 from gateway.core.errors import StoreUnavailable
 from gateway.core.forwarding import Provider
 from gateway.core.ledger import Claim, Granted, Refused, Standing
-from gateway.core.plan import ContextPolicy
+from gateway.core.plan import ContextPolicy, SummaryModel
 from gateway.core.ports import CallRecord, Headers, OpenHold, Outgoing, SessionKey
 from gateway.core.pricing import price_per_million
 from gateway.core.routing import ModelFacts, ModelRule, Routes
@@ -141,6 +141,14 @@ class AwayStore(MemoryStore):
         self._look()
         return await super().standings(claims)
 
+    async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
+        self._look()
+        return await super().missing_results(session, handles)
+
+    async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
+        self._look()
+        return await super().keep_results(session, texts, most)
+
     async def ping(self) -> None:
         self._look()
 
@@ -158,6 +166,7 @@ class World:
         budget: BudgetPolicy | None = None,
         context: ContextPolicy | None = None,
         summary_s: float = SUMMARY_S,
+        result_model: SummaryModel | None = None,
     ) -> None:
         self.upstream, self.store, self.recorder = FakeUpstream(), AwayStore(), Recorder()
         self.settler = Settler(self.store)
@@ -169,7 +178,7 @@ class World:
             lambda _: True,
             learner,
             context or ContextPolicy(),
-            deadline_s=5,
+            deadline_s=60,
             clock=time.monotonic,
         )
         self.gateway = Gateway(
@@ -187,13 +196,14 @@ class World:
                 budget or BudgetPolicy(),
                 time.time,
             ),
-            results=Results(self.store),
+            results=Results(self.store, 2**26),
             learner=learner,
             observers=[Failing(), self.recorder],
             policy=policy or SessionPolicy(),
             totals_comment=lambda totals, _, __: b": %d\n\n" % totals.total_tokens,
             new_id=lambda: f"id-{next(ids)}",
             summary_s=summary_s,
+            result_model=result_model,
         )
         self._requests = count(1)
 

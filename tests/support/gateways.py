@@ -16,20 +16,27 @@ from typing import Any
 
 from gateway import config, wiring
 from gateway.server import serving
+from tests.support.timing import LIMIT_S
 from tests.support.web import Web
 
 ROOT = Path(__file__).parent.parent.parent
+#: a process of its own has all modules to load
+STARTS_S = 60.0
 _BANNER = re.compile(r"^gateway \S+ · (http://\S+)$", re.MULTILINE)
 
 
 def write_config(folder: Path, upstream: str, flags: Mapping[str, object]) -> Path:
     """A configuration file (JSON is YAML) for one provider, "upstream". `flags`: dotted key path -> value."""
     settings: dict[str, Any] = {
-        "providers": {"upstream": {"base_url": upstream, "auth": "none"}},
+        # What a provider says is seen as it is; tests/e2e/test_retries.py is about the patience with it.
+        "providers": {
+            "upstream": {"base_url": upstream, "auth": "none", "retries": 0, "breaker": {"failures": 1000}},
+        },
         "default_provider": "upstream",
         "built_in_providers": False,
         "store": {"url": f"sqlite://{folder / 'gateway.db'}", "timeout_ms": 5000},
         "telemetry": {"log": {"level": "error"}},
+        "context": {"deadline_ms": 60_000},
     }
     for dotted, value in flags.items():
         *parents, name = dotted.split(".")
@@ -42,7 +49,7 @@ def write_config(folder: Path, upstream: str, flags: Mapping[str, object]) -> Pa
     return file
 
 
-def until(condition: Callable[[], Any], seconds: float = 5.0, what: str = "") -> Any:
+def until(condition: Callable[[], Any], seconds: float = LIMIT_S, what: str = "") -> Any:
     """Poll until the condition holds; its value."""
     deadline = time.monotonic() + seconds
     while True:
@@ -103,7 +110,7 @@ class GatewayProcess:
         command = [sys.executable, "-m", "gateway", "serve", "-c", str(self.file), "--port", "0"]
         with self.errors.open("wb") as stderr:
             self.process = subprocess.Popen(command, cwd=folder, env=environment, stderr=stderr)
-        self.url = until(self._announced, 15, "the gateway says where it is")
+        self.url = until(self._announced, STARTS_S, "the gateway says where it is")
         self.base_url = f"{self.url}/v1"
         self.web = Web(self.url)
 
@@ -122,7 +129,7 @@ class GatewayProcess:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def wait(self, seconds: float = 20) -> int:
+    def wait(self, seconds: float = LIMIT_S) -> int:
         """Its exit code."""
         return self.process.wait(seconds)
 
@@ -130,7 +137,7 @@ class GatewayProcess:
         if self.process.poll() is None:
             self.process.terminate()
             try:
-                self.process.wait(10)
+                self.process.wait(LIMIT_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

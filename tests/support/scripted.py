@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -64,7 +65,7 @@ class Connection:
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.sock.close()
 
-    def wait_until_left(self, seconds: float = 10) -> bool:
+    def wait_until_left(self, seconds: float = 60) -> bool:
         """Say nothing until the other side closes; whether it did."""
         deadline = time.monotonic() + seconds
         self.sock.settimeout(0.05)
@@ -84,15 +85,19 @@ Script = Callable[[Connection], None]
 
 @dataclass
 class ByteServer:
-    """Reads one request per connection, hands the socket to `script`, then closes it. `script` may be replaced."""
+    """Reads one request per connection, hands the socket to `script`, then closes it. `script` may be replaced.
+
+    `tls`: it speaks TLS with this certificate.
+    """
 
     script: Script
+    tls: ssl.SSLContext | None = None
     requests: list[Received] = field(default_factory=list)
     connections: int = 0
 
     def __post_init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.url = f"http{'s' if self.tls else ''}://127.0.0.1:{self._listener.getsockname()[1]}"
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._acceptor = threading.Thread(target=self._accept, daemon=True)
@@ -123,12 +128,13 @@ class ByteServer:
 
     def _serve(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(OSError):
-            sock.settimeout(10)
-            request = _read(sock)
-            if request is None:
-                return
-            self.requests.append(request)
-            self.script(Connection(sock, request, self._stopping))
+            sock.settimeout(30)
+            with self.tls.wrap_socket(sock, server_side=True) if self.tls else contextlib.nullcontext(sock) as plain:
+                request = _read(plain)
+                if request is None:
+                    return
+                self.requests.append(request)
+                self.script(Connection(plain, request, self._stopping))
 
 
 def _read(sock: socket.socket) -> Received | None:
@@ -178,3 +184,25 @@ def usage_chunk(prompt: int = 10, output: int = 5) -> bytes:
 
 
 DONE = b"data: [DONE]\n\n"
+
+
+class Held:
+    """A script of calls that are under way until they are released: of a stream the beginning has come by then."""
+
+    def __init__(self) -> None:
+        self._released = threading.Event()
+
+    def release(self) -> None:
+        self._released.set()
+
+    def __call__(self, connection: Connection) -> None:
+        is_stream = connection.request.json.get("stream", False)
+        if is_stream:
+            connection.send(SSE_HEAD + chunk("hello"))
+        while not self._released.wait(0.05):
+            if connection.stopping.is_set():
+                return
+        if is_stream:
+            connection.send(usage_chunk() + DONE)
+        else:
+            connection.whole(completion())

@@ -12,6 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 CHAT = "/v1/chat/completions"
+#: silence of a server that a client bears
+PATIENCE_S = 60.0
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -76,7 +78,7 @@ class Web:
 
     url: str
     headers: dict[str, str] = field(default_factory=dict)
-    timeout: float = 8
+    timeout: float = PATIENCE_S
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=self.timeout)
@@ -124,7 +126,7 @@ class Web:
         return self.chat(session, mock, stream=True, **fields)
 
 
-def connect(url: str, timeout: float = 20) -> socket.socket:
+def connect(url: str, timeout: float = PATIENCE_S) -> socket.socket:
     parts = urlsplit(url)
     return socket.create_connection((parts.hostname or "", parts.port or 0), timeout=timeout)
 
@@ -140,7 +142,7 @@ def read_all(sock: socket.socket) -> bytes:
     return found
 
 
-def talk(url: str, *parts: bytes, timeout: float = 20) -> Reply:
+def talk(url: str, *parts: bytes, timeout: float = PATIENCE_S) -> Reply:
     """Send bytes as they are and read until the other side closes. A reset while sending ends the sending."""
     with connect(url, timeout) as sock:
         try:

@@ -5,10 +5,10 @@ import io
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
@@ -22,6 +22,7 @@ from gateway.core.fitting.receipt import Fate
 from gateway.core.ports import CallRecord, ContextRecord, SessionKey
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.telemetry import log
+from tests.support.timing import ends, in_time
 
 CHARGE = Charge(Usage.of(7951, 212), "provider", Decimal("0.0032"))
 TOTALS = Totals(calls=4, input_tokens=61200, output_tokens=2210, total_tokens=63410, cost_usd=Decimal("0.1032"))
@@ -51,6 +52,12 @@ CALL = CallRecord(
 )
 Pipe = tuple[int, TextIO]
 FAILED = replace(CALL, status=502, outcome="upstream_failed", error_code="upstream_unreachable", charge=None)
+
+
+def close(observer: log.CallLog) -> None:
+    """Close it once all is written: it would wait for a second only."""
+    log.flush(60)
+    observer.close()
 
 
 def test_a_line_for_people() -> None:
@@ -135,7 +142,7 @@ def test_each_call_is_one_line(as_json: bool) -> None:
     observer = log.CallLog(stream, as_json=as_json)
     observer.record(CALL, TOTALS)
     observer.record(FAILED, None)
-    observer.close()
+    close(observer)
     assert stream.getvalue().count("\n") == 2
     assert all(json.loads(line) for line in stream.getvalue().splitlines() if as_json)
 
@@ -148,7 +155,7 @@ def test_calls_that_went_well_may_be_left_out() -> None:
     broken = replace(CALL, outcome="upstream_broken")
     for call in (CALL, FAILED, left, passed_on, broken):
         observer.record(call, TOTALS)
-    observer.close()
+    close(observer)
     outcomes = [json.loads(line)["outcome"] for line in stream.getvalue().splitlines()]
     assert outcomes == ["upstream_failed", "client_left", "provider_error", "upstream_broken"]
 
@@ -178,7 +185,7 @@ def test_configuring_twice_does_not_say_things_twice(capsys: pytest.CaptureFixtu
         log.configure(as_json=False, level="warning")
         logger.info("not this")
         logger.warning("this")
-        log.flush()
+        log.flush(60)
         assert capsys.readouterr().err == "WARNING this\n"
     finally:
         logger.handlers[:], logger.propagate, level = before
@@ -202,28 +209,35 @@ def pipe() -> Iterator[Pipe]:
 def test_nobody_waits_for_a_pipe_that_nobody_reads(pipe: Pipe) -> None:
     reader, stream = pipe
     observer = log.CallLog(stream, as_json=True)
-    longest = 0.0
-    started = time.perf_counter()
-    for _ in range(20_000):
-        before = time.perf_counter()
-        observer.record(CALL, TOTALS)
-        longest = max(longest, time.perf_counter() - before)
-    assert time.perf_counter() - started < 5
-    assert longest < 0.5
-    started = time.perf_counter()
-    observer.close()
-    assert 0.9 < time.perf_counter() - started < 2, "closing waits for a second and no longer"
 
-    found: list[dict[str, object]] = []
-    with open(reader, encoding="utf-8", closefd=False) as lines:
-        for line in lines:
-            found.append(json.loads(line))
-            if found[-1]["event"] == "log":
-                break
-    kept = len(found) - 1
-    assert 10_000 <= kept < 12_000
-    assert found[-1]["message"] == f"{20_000 - kept} lines of the log were dropped: nobody read it in time"
-    assert found[-1]["level"] == "warning"
+    def record() -> None:
+        for _ in range(20_000):
+            observer.record(CALL, TOTALS)
+
+    ends(record)
+    with in_time(at_least=0.9):
+        ends(observer.close)  # it waits for a second
+
+    counts = {"call": 0, "dropped": 0}
+
+    def read() -> None:
+        with open(reader, encoding="utf-8", closefd=False) as lines:
+            for line in lines:
+                found = json.loads(line)
+                if found["event"] != "log":
+                    counts["call"] += 1
+                    continue
+                told = re.fullmatch(r"(\d+) lines of the log were dropped: nobody read it in time", found["message"])
+                assert told is not None, found
+                assert found["level"] == "warning"
+                # A slow machine may get through a part of them in between, and say it of each gap.
+                counts["dropped"] += int(told[1])
+                if sum(counts.values()) == 20_000:
+                    return
+
+    ends(read)
+    assert sum(counts.values()) == 20_000, counts
+    assert counts["call"] >= 10_000
 
 
 def test_messages_of_the_gateway_do_not_wait_either(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,10 +247,12 @@ def test_messages_of_the_gateway_do_not_wait_either(pipe: Pipe, monkeypatch: pyt
     before = logger.handlers[:], logger.propagate, logger.level
     try:
         log.configure(as_json=False, level="info")
-        started = time.perf_counter()
-        for _ in range(3_000):
-            logger.warning("m" * 100)
-        assert time.perf_counter() - started < 3
+
+        def complain() -> None:
+            for _ in range(3_000):
+                logger.warning("m" * 100)
+
+        ends(complain)
     finally:
         logger.handlers[:], logger.propagate, level = before
         logger.setLevel(level)
@@ -253,7 +269,7 @@ def test_lines_and_messages_keep_their_order(monkeypatch: pytest.MonkeyPatch) ->
         for number in range(50):
             logger.info("message %d", number)
             observer.record(replace(CALL, model=f"m{number}"), None)
-        log.flush()
+        log.flush(60)
     finally:
         logger.handlers[:], logger.propagate, level = before
         logger.setLevel(level)
@@ -270,17 +286,17 @@ def test_one_stream_has_one_thread_however_often_a_log_is_made_for_it() -> None:
         observer.record(CALL, None)
     assert threading.active_count() <= before + 1
     for observer in observers:
-        observer.close()
+        close(observer)
     assert stream.getvalue().count("\n") == 5
 
 
 def test_a_log_that_was_closed_writes_on() -> None:
     stream = io.StringIO()
     observer = log.CallLog(stream, as_json=False)
-    observer.close()
+    close(observer)
     for _ in range(2):
         observer.record(CALL, None)
-        observer.close()
+        close(observer)
     assert stream.getvalue().count("\n") == 2
 
 
@@ -290,9 +306,8 @@ def test_a_reader_that_left_stops_nothing(pipe: Pipe) -> None:
     observer = log.CallLog(stream, as_json=True)
     for _ in range(2):
         observer.record(CALL, TOTALS)
-        started = time.perf_counter()
-        observer.close()
-        assert time.perf_counter() - started < 0.5
+        with in_time():
+            log.flush(60)
 
 
 CHILD = """
@@ -311,13 +326,13 @@ def child(lines: int) -> subprocess.Popen[str]:
 
 
 def test_the_lines_of_a_process_that_ends_are_written() -> None:
-    with child(500) as process:
+    with child(200) as process:  # as many as a pipe holds
         assert process.stderr is not None
         lines = process.stderr.read().splitlines()
-        assert process.wait(10) == 0
-    assert [line.split()[2] for line in lines] == [f"{number:06}" for number in range(500)]
+        assert process.wait(60) == 0
+    assert [line.split()[2] for line in lines] == [f"{number:06}" for number in range(200)]
 
 
 def test_a_process_whose_log_nobody_reads_can_end() -> None:
     with child(5_000) as process:
-        assert process.wait(15) == 0
+        assert process.wait(60) == 0

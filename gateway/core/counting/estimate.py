@@ -139,13 +139,18 @@ class Estimator:
         """The name of the tokenizer a request is counted with."""
         return request.tokenizer or self.family(request).tokenizer
 
-    def message_tokens(self, request: Request, *, keys: Sequence[bytes] | None = None) -> list[int]:
-        """What each message adds, in the order of `request.messages`; without its tools and what frames the whole."""
+    def message_tokens(
+        self, request: Request, *, keys: Sequence[bytes] | None = None, read_as: Wire | None = None
+    ) -> list[int]:
+        """What each message adds, in the order of `request.messages`; without its tools and what frames the whole.
+
+        `read_as`: the format the messages are written in, where it is not the request's.
+        """
         family = self.family(request)
         counter = self._counter_for(request.tokenizer or family.tokenizer)
         return [
             round(counts_tokens(item.counts, family) + sum(media_tokens(part, family) for part in item.media))
-            for item in self._of_messages(request.wire, request.messages, counter, keys)
+            for item in self._of_messages(read_as or request.wire, request.messages, counter, keys)
         ]
 
     def sums(

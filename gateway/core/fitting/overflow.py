@@ -20,18 +20,40 @@ class BudgetTooSmall(RequestFault):
         self.budget = budget
 
 
-class ContextOverflow(RequestFault):
-    """What must stay is larger than the limit. Sizes in tokens; `index` is the largest message that must stay."""
+class TextTooLong(RequestFault):
+    """A request that is one text, of which nothing can be left out, is over its context budget. Sizes in tokens."""
 
     code = "context_length_exceeded"
 
-    def __init__(self, *, needed: int, limit: int, index: int, role: str, tokens: int) -> None:
+    def __init__(self, *, needed: int, budget: int, param: str) -> None:
+        super().__init__(
+            f"The request takes {needed:,} tokens and its context budget is {budget:,}. Its {param} is one text, of "
+            "which nothing is left out: shorten it, or raise the budget.",
+            param=param,
+        )
+        self.needed = needed
+        self.budget = budget
+
+
+class ContextOverflow(RequestFault):
+    """What must stay is larger than the limit. Sizes in tokens; `index`: the largest of what must stay, in `array`."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, *, needed: int, limit: int, index: int, role: str, tokens: int, array: str = "messages") -> None:
         super().__init__(
             f"The messages that must stay take {needed:,} tokens and {limit:,} are free for them. "
-            f"The largest is messages[{index}] ({role}) with {tokens:,} tokens; shorten it or raise the limit.",
-            param=f"messages[{index}]",
+            f"The largest is {array}[{index}] ({role}) with {tokens:,} tokens; shorten it or raise the limit.",
+            param=f"{array}[{index}]",
         )
+        self.role = role
         self.needed = needed
         self.limit = limit
         self.index = index
         self.tokens = tokens
+
+    def at(self, index: int, array: str) -> ContextOverflow:
+        """The same, of what stands there in the request as it came."""
+        return ContextOverflow(
+            needed=self.needed, limit=self.limit, index=index, role=self.role, tokens=self.tokens, array=array
+        )

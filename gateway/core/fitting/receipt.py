@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from gateway.core.conversation import Conversation
-from gateway.core.fitting.draft import DROP, Decision, Draft, Lines, Same, is_summed
+from gateway.core.fitting.draft import DROP, Decision, Draft, Lines, Same, Summary, is_summed
 from gateway.core.fitting.epoch import Epoch
 from gateway.core.fitting.reader import Made
 from gateway.core.message import read
@@ -160,6 +160,17 @@ class Fitted:
             came=came,
             sent=sent,
         )
+
+    @property
+    def changes(self) -> Mapping[int, bytes | None]:
+        """What is sent in the place of each message that is not sent as it came; None for nothing."""
+        return {index: one.raw for index, one in self.sent.made.items()} if self.sent is not None else {}
+
+    @property
+    def summaries(self) -> frozenset[int]:
+        """The messages in whose place a summary stands."""
+        decisions = self.sent.decisions if self.sent is not None else ()
+        return frozenset(index for index, decision in enumerate(decisions) if isinstance(decision, Summary))
 
     @cached_property
     def fates(self) -> tuple[Fate, ...]:

@@ -110,14 +110,36 @@ def asking(
     words = max(1, int(max_tokens * _WORDS_A_TOKEN))
     instruction: Message = {"role": "system", "content": _INSTRUCTION.format(words=words)}
     entries = _entries(passage.messages)
-    most = sum(map(_size, entries))
-    for _ in range(_TRIES):
+
+    def quoting(entries: Sequence[_Entry], most: int) -> tuple[Message, ...]:
         content = "\n".join(_lines(passage.earlier, entries, most))
-        messages = (instruction, {"role": "user", "content": content})
+        return instruction, {"role": "user", "content": content}
+
+    return within(room, sum(map(_size, entries)), lambda most: quoting(entries, most), quoting((), 0), count)
+
+
+def within(
+    room: int,
+    most: int,
+    quoting: Callable[[int], tuple[Message, ...]],
+    least: Sequence[Message],
+    count: Callable[[Sequence[Message]], int],
+) -> tuple[Message, ...] | None:
+    """What `quoting` makes of so many characters that it weighs at most `room` tokens; None where that cannot be.
+
+    Args:
+        room: tokens, as `count` counts them.
+        most: characters that are quoted if there is room for them.
+        quoting: messages that quote about so many characters.
+        least: the same without any.
+        count: weighs messages.
+    """
+    for _ in range(_TRIES):
+        messages = quoting(most)
         tokens = count(messages)
         if tokens <= room:
             return messages
-        beside = count((instruction, {"role": "user", "content": "\n".join(_lines(passage.earlier, (), 0))}))
+        beside = count(least)
         if beside >= room:
             return None
         most = int(most * _SHORTER * (room - beside) / (tokens - beside))
@@ -210,13 +232,14 @@ def _cap(lengths: Sequence[int], most: int) -> int:
 def _shown(entry: _Entry, cap: int) -> dict[str, Any]:
     shown = dict(entry.fixed)
     if entry.text:
-        shown["text"] = _cut(entry.text, cap)
+        shown["text"] = cut(entry.text, cap)
     if entry.calls:
-        shown["calls"] = [{"name": name, "arguments": _cut(arguments, cap)} for name, arguments in entry.calls]
+        shown["calls"] = [{"name": name, "arguments": cut(arguments, cap)} for name, arguments in entry.calls]
     return shown
 
 
-def _cut(text: str, cap: int) -> str:
+def cut(text: str, cap: int) -> str:
+    """A text of at most so many characters, but for the mark: its middle goes."""
     if len(text) <= cap:
         return text
     room = max(0, cap - len(_CUT))

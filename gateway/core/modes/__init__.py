@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, get_args
 from gateway.core.message import RESULT_ROLES, Message, decode, encode, sketch, text_parts
 from gateway.core.modes.extract import LONGEST, extract, limit_of, tokens_of
 from gateway.core.modes.handle import described, pointer, points
+from gateway.core.modes.summary import Summing, summing
 from gateway.core.modes.table import is_tabled, tabled
 
 ResponseMode = Literal["raw", "table", "summary", "handle_only"]
@@ -56,12 +57,14 @@ class Shown:
         form: how it is shown, which may be milder than the mode asked for.
         handle: under which the original is to be stored; None where nothing is left out.
         content: that original, the text of the message.
+        summing: what a model's summary may take in the place of the extract; None where it is not worth a call.
     """
 
     raw: bytes
     form: ResponseMode
     handle: str | None = None
     content: str | None = None
+    summing: Summing | None = None
 
 
 def show(raw: bytes, mode: ResponseMode, handle_of: Callable[[str], str]) -> Shown | None:
@@ -128,10 +131,20 @@ def _short(
     if len(says) + _DENSE * (len(handle) + _LINE) > _WORTH_LOSS * len(whole):
         return None
     if mode == "summary":
-        short = f"{says}\n{pointer('summary of', len(text), handle)}"
-    else:
-        short = pointer(f"{says};", len(text), handle)
+        return Shown(_summarized(message, text, says, handle), mode, handle, text, summing(text, whole, says))
+    short = pointer(f"{says};", len(text), handle)
     return Shown(encode({**message, "content": _alone(message["content"], short)}), mode, handle, text)
+
+
+def with_summary(raw: bytes, says: str, handle: str) -> bytes:
+    """A message that is shown as a summary, with this one."""
+    message = decode(raw)
+    return _summarized(message, text_parts(message["content"]), says, handle)
+
+
+def _summarized(message: Message, text: str, says: str, handle: str) -> bytes:
+    short = f"{says}\n{pointer('summary of', len(text), handle)}"
+    return encode({**message, "content": _alone(message["content"], short)})
 
 
 def _alone(content: Any, text: str) -> Any:

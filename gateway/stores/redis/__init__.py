@@ -12,7 +12,7 @@ import contextlib
 import random
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -215,30 +215,52 @@ class RedisStore:
         if not handles:
             return []
         name = self._keys.results(_tag(session))
-        kept = await self._link.call(*(("HEXISTS", name, f"={handle}") for handle in handles))
-        found = await asyncio.gather(*(self._is_found(session, handle) for handle in handles))
-        return [handle for handle, *is_there in zip(handles, kept, found, strict=True) if not all(is_there)]
+        found = await self._link.call(*(("HEXISTS", name, f"={handle}") for handle in handles))
+        kept = [handle for handle, is_there in zip(handles, found, strict=True) if is_there]
+        await asyncio.gather(*(self._find_on(session, handle) for handle in kept))
+        return [handle for handle, is_there in zip(handles, found, strict=True) if not is_there]
 
-    async def _is_found(self, session: SessionKey, handle: str) -> bool:
-        """Whether a handle leads to its sessions, for as long as those are kept from now on."""
-        names = (self._keys.handled(scope, handle) for scope in (None, session.namespace))
-        renewed = [await self._link.call(("PEXPIRE", name, self._clerk.ttl_ms)) for name in names]
-        return all(done for [done] in renewed)
+    async def _find_on(self, session: SessionKey, handle: str) -> None:
+        """Have a handle that has a text lead to its session, for as long as that is kept from now on."""
+        for name, lead in self._leads(session, handle):
+            [is_there] = await self._link.call(("PEXPIRE", name, self._clerk.ttl_ms))
+            if not is_there:
+                await self._link.call(lead)
 
-    async def keep_results(self, session: SessionKey, texts: Mapping[str, str]) -> None:
+    def _leads(self, session: SessionKey, handle: str) -> Iterator[tuple[str, Command]]:
+        """Under which names a handle is looked for, and the verb that makes each lead to the session."""
+        arguments = {"place": _tag(session), "ttl": self._clerk.ttl_ms}
+        for scope in (None, session.namespace):
+            name = self._keys.handled(scope, handle)
+            yield name, self._verb("name", (name,), arguments)
+
+    async def results_size(self, session: SessionKey) -> int:
+        """See `Store.results_size`."""
+        [size] = await self._link.call(("HGET", self._keys.results(_tag(session)), "size"))
+        return int(size or 0)
+
+    async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
         """See `Store.keep_results`."""
-        tag = _tag(session)
-        packed = (zlib.compress(text.encode(), 1) for text in texts.values())
-        arguments = self._clerk.basic() | {"handles": list(texts)}
-        keep = self._verb("keep_results", (self._keys.results(tag),), arguments, *packed)
-        verbs = []
-        for handle in texts:
-            for scope in (None, session.namespace):
-                arguments = {"place": tag, "ttl": self._clerk.ttl_ms}
-                verbs.append(self._verb("name", (self._keys.handled(scope, handle),), arguments))
+        leads = [lead for handle in texts for _, lead in self._leads(session, handle)]
         # What cannot be found is as good as lost: first the way to it.
-        await asyncio.gather(*map(self._each, [*verbs, *self._clerk.noticed([session.account])]))
-        await self._link.call(keep)
+        await asyncio.gather(*map(self._each, [*leads, *self._clerk.noticed([session.account])]))
+        keep = await asyncio.to_thread(self._keeping, session, texts, most)
+        [refused] = await self._link.call(keep)
+        return [handle.decode() for handle in refused]
+
+    def _keeping(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Command:
+        encoded = [text.encode() for text in texts.values()]
+        arguments = self._clerk.basic() | {"handles": list(texts), "sizes": [*map(len, encoded)], "most": most}
+        packed = (zlib.compress(text, 1) for text in encoded)
+        return self._verb("keep_results", (self._keys.results(_tag(session)),), arguments, *packed)
+
+    async def results(self, session: SessionKey, handles: Sequence[str]) -> Mapping[str, str]:
+        """See `Store.results`."""
+        if not handles:
+            return {}
+        fields = [f"={handle}" for handle in handles]
+        [texts] = await self._link.call(("HMGET", self._keys.results(_tag(session)), *fields))
+        return {handle: _unpacked(text) for handle, text in zip(handles, texts, strict=True) if text is not None}
 
     async def result(self, namespace: str | None, handle: str) -> str | None:
         """See `Store.result`."""
@@ -246,7 +268,7 @@ class RedisStore:
         for tag in map(bytes.decode, tags):
             [text] = await self._link.call(("HGET", self._keys.results(tag), f"={handle}"))
             if text is not None and session_of(tag) is not None:
-                return zlib.decompress(text).decode()
+                return _unpacked(text)
         return None
 
     async def keys(self) -> Sequence[StoredKey]:
@@ -309,6 +331,10 @@ class RedisStore:
         await self._states.drain()
         await self._lessons.drain()
         await self._link.aclose()
+
+
+def _unpacked(text: bytes) -> str:
+    return zlib.decompress(text).decode()
 
 
 def _tag(session: SessionKey) -> str:

@@ -161,9 +161,19 @@ class SqliteStore:
         """See `Store.missing_results`."""
         return self._at_once(lambda db: [one for one in handles if not rows.has_result(db, session, one)])
 
-    async def keep_results(self, session: SessionKey, texts: Mapping[str, str]) -> None:
+    async def results_size(self, session: SessionKey) -> int:
+        """See `Store.results_size`."""
+        return self._at_once(lambda db: rows.results_size(db, session))
+
+    async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
         """See `Store.keep_results`."""
-        await self._writer.write(lambda db: rows.add_results(db, session, texts, self._now()))
+        # Megabytes of them take longer than anybody in the loop can wait.
+        packed = await asyncio.to_thread(lambda: {handle: rows.Packed.of(text) for handle, text in texts.items()})
+        return await self._writer.write(lambda db: rows.add_results(db, session, packed, most, self._now()))
+
+    async def results(self, session: SessionKey, handles: Sequence[str]) -> Mapping[str, str]:
+        """See `Store.results`."""
+        return await self._in_thread(lambda db: rows.results(db, session, handles))
 
     async def result(self, namespace: str | None, handle: str) -> str | None:
         """See `Store.result`."""
@@ -251,7 +261,7 @@ class SqliteStore:
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""
         zero = ", ".join(f"{name} = 0" for name in SUMS)
-        query = f"UPDATE sessions SET {zero} WHERE namespace = ? AND id = ?"  # noqa: S608  # constants
+        query = f"UPDATE sessions SET {zero}, resets = resets + 1 WHERE namespace = ? AND id = ?"  # noqa: S608
 
         def clear(db: sqlite3.Connection) -> bool:
             accounts.clear(db, session.account)

@@ -27,9 +27,13 @@ from gateway.core.ports import CallRecord, OpenHold
 
 _ACCOUNT: Final = (
     "SELECT used_tokens, used_nano_usd, used_calls, held_tokens, held_nano_usd, held_calls, "
-    "opened_wall, opened_mono, opened_boot, decided FROM accounts WHERE kind = ? AND namespace = ? AND id = ?"
+    "opened_wall, opened_mono, opened_boot, decided, epoch FROM accounts WHERE kind = ? AND namespace = ? AND id = ?"
 )
-_KEEP_ACCOUNT: Final = "INSERT OR REPLACE INTO accounts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_KEEP_ACCOUNT: Final = (
+    "INSERT OR REPLACE INTO accounts (kind, namespace, id, used_tokens, used_nano_usd, used_calls, held_tokens, "
+    "held_nano_usd, held_calls, opened_wall, opened_mono, opened_boot, decided, epoch, changed_at) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
 _HOLD: Final = "SELECT units, noted, value FROM holds WHERE id = ?"
 #: the units of an open hold, and whether its call is settled already
 _KNOWN: Final = "SELECT (SELECT units FROM holds WHERE id = ?1), EXISTS (SELECT 1 FROM calls WHERE call_id = ?1)"
@@ -49,7 +53,12 @@ _OVERDUE: Final = (
 _HOLDS: Final = msgspec.json.Decoder(OpenHold)
 #: limits that an operator set, as JSON
 _DECIDED: Final = msgspec.json.Decoder(dict[Dimension, int | None])
-_KEY_COLUMNS: Final = "kind = ? AND namespace = ? AND id = ?"
+#: `ledger.anew` and `ledger.forgotten`
+_CLEAR: Final = (
+    "UPDATE accounts SET used_tokens = 0, used_nano_usd = 0, used_calls = 0, epoch = epoch + 1{} "
+    "WHERE kind = ? AND namespace = ? AND id = ?"
+)
+_FORGET: Final = ", opened_wall = NULL, opened_mono = NULL, opened_boot = NULL, decided = NULL"
 
 
 def reserve(db: sqlite3.Connection, opened: OpenHold, lease_s: float, now: Moment) -> Granted | Refused:
@@ -110,12 +119,16 @@ def decide(db: sqlite3.Connection, key: AccountKey, limits: Mapping[Dimension, i
     _keep(db, {key: replace(account, decided=decided)}, now.wall)
 
 
-def settle(db: sqlite3.Connection, record: CallRecord, lost: CallRecord | None) -> None:
-    """Give the call's hold back and charge its accounts; `lost`: what it was charged when it was taken for lost."""
+def settle(db: sqlite3.Connection, record: CallRecord, lost: CallRecord | None, charged: ledger.Epochs) -> None:
+    """Give the call's hold back and charge its accounts.
+
+    `lost`: what it was charged when it was taken for lost, if it was, and in which epochs.
+    """
     ended = record.started_at + record.duration_s
     held = db.execute(_DROP_HOLD, (record.call_id,)).fetchone()
     if lost is not None:
-        _keep(db, ledger.correct(_accounts(db, record.accounts), record.accounts, lost.spent, record.spent), ended)
+        accounts = _accounts(db, record.accounts)
+        _keep(db, ledger.correct(accounts, record.accounts, lost.spent, record.spent, charged), ended)
         return
     back = Amount(*held[1:]) if held is not None else NOTHING
     if held is None or held[0] == _written(record.accounts):
@@ -131,10 +144,18 @@ def settle(db: sqlite3.Connection, record: CallRecord, lost: CallRecord | None) 
 
 def clear(db: sqlite3.Connection, key: AccountKey) -> None:
     """Nothing is used any more; what is held stays."""
-    db.execute(
-        f"UPDATE accounts SET used_tokens = 0, used_nano_usd = 0, used_calls = 0 WHERE {_KEY_COLUMNS}",  # noqa: S608
-        key,
-    )
+    db.execute(_CLEAR.format(""), key)
+
+
+def forget(db: sqlite3.Connection, key: AccountKey) -> None:
+    """Its session is deleted; what is held stays."""
+    db.execute(_CLEAR.format(_FORGET), key)
+
+
+def epochs(db: sqlite3.Connection, keys: Sequence[AccountKey]) -> Sequence[int]:
+    """In which epoch each account is now."""
+    accounts = _accounts(db, keys)
+    return [accounts.get(key, EMPTY).epoch for key in keys]
 
 
 def _written(keys: Iterable[AccountKey]) -> str:
@@ -156,9 +177,9 @@ def _accounts(db: sqlite3.Connection, keys: Iterable[AccountKey]) -> dict[Accoun
 
 
 def _account(row: Sequence[Any]) -> Account:
-    wall, mono, boot, decided = row[6:]
+    wall, mono, boot, decided, epoch = row[6:]
     opened = Moment(wall, mono, boot) if wall is not None else None
-    return Account(Amount(*row[:3]), Amount(*row[3:6]), opened, _DECIDED.decode(decided) if decided else {})
+    return Account(Amount(*row[:3]), Amount(*row[3:6]), opened, _DECIDED.decode(decided) if decided else {}, epoch)
 
 
 def _keep(db: sqlite3.Connection, changes: Mapping[AccountKey, Account], now: float) -> None:
@@ -166,7 +187,7 @@ def _keep(db: sqlite3.Connection, changes: Mapping[AccountKey, Account], now: fl
         opened = account.opened
         decided = msgspec.json.encode(account.decided) if account.decided else None
         times = (opened.wall, opened.mono, opened.boot) if opened is not None else (None, None, None)
-        db.execute(_KEEP_ACCOUNT, (*key, *account.used, *account.held, *times, decided, now))
+        db.execute(_KEEP_ACCOUNT, (*key, *account.used, *account.held, *times, decided, account.epoch, now))
 
 
 def _opened(row: tuple[int, int, bytes]) -> OpenHold:

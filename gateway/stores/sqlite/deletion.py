@@ -9,10 +9,15 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.core.ids import first_id_at
+from gateway.core.ledger import AccountKey
+from gateway.stores.sqlite import accounts
 
 #: namespace and id of a session
 Key = tuple[str, str]
 
+#: A client key's account stays: it must not begin anew because the key was not used for a while. So does one on which
+#: calls under way hold something: each would give its own back of what others hold by then.
+_IS_FREE: Final = "kind = 'session' AND held_tokens = 0 AND held_nano_usd = 0 AND held_calls = 0"
 #: call records, and other rows, that one transaction deletes: a few milliseconds in which nobody else can write
 _CHUNK: Final = 500
 _OLD_SESSIONS: Final = "SELECT namespace, id FROM sessions WHERE last_call_at < ? LIMIT ?"
@@ -23,15 +28,13 @@ _DELETE_CALLS: Final = (
 _DELETE_STATE: Final = "DELETE FROM states WHERE namespace = ? AND id = ? AND changed_at < ?"
 _DELETE_SESSION: Final = "DELETE FROM sessions WHERE namespace = ? AND id = ?"
 _DELETE_RESULTS: Final = "DELETE FROM results WHERE namespace = ? AND id = ?"
-_DELETE_ACCOUNT: Final = "DELETE FROM accounts WHERE kind = 'session' AND namespace = ? AND id = ?"
+_DELETE_ACCOUNT: Final = f"DELETE FROM accounts WHERE {_IS_FREE} AND namespace = ? AND id = ? AND changed_at < ?"  # noqa: S608  # constants
 _DELETE_OLD_CALLS: Final = "DELETE FROM calls WHERE call_id IN (SELECT call_id FROM calls WHERE call_id < ? LIMIT ?)"
 _DELETE_OLD_LESSONS: Final = "DELETE FROM lessons WHERE key IN (SELECT key FROM lessons WHERE changed_at < ? LIMIT ?)"
 _ALONE: Final = (
     "changed_at < ? AND NOT EXISTS "
     "(SELECT 1 FROM sessions WHERE sessions.namespace = {0}.namespace AND sessions.id = {0}.id)"
 )
-#: a client key's account stays: it must not begin anew because the key was not used for a while
-_IS_SESSION: Final = "kind = 'session' AND "
 
 
 def old_sessions(connection: sqlite3.Connection, before: float) -> list[Key]:
@@ -66,7 +69,10 @@ def _delete_within(
         if room == 0:
             return gone, keys[index:]
         connection.execute(_DELETE_STATE, (*key, changed_before))
-        connection.execute(_DELETE_ACCOUNT, key)
+        if before is None:
+            accounts.forget(connection, AccountKey("session", *key))
+        else:
+            connection.execute(_DELETE_ACCOUNT, (*key, before))
         connection.execute(_DELETE_RESULTS, key)
         gone += connection.execute(_DELETE_SESSION, key).rowcount
     return gone, ()
@@ -84,7 +90,7 @@ def delete_old_states(connection: sqlite3.Connection, before: float) -> int:
 
 def delete_old_accounts(connection: sqlite3.Connection, before: float) -> int:
     """The same for accounts: of parents that never called, or sessions that never did."""
-    return _delete_alone(connection, "accounts", _IS_SESSION + _ALONE.format("accounts"), before)
+    return _delete_alone(connection, "accounts", f"{_IS_FREE} AND {_ALONE.format('accounts')}", before)
 
 
 def delete_old_results(connection: sqlite3.Connection, before: float) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sqlite3
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from gateway.core.counting.calibration import LastTurn
+from gateway.core.ledger import Epochs
 from gateway.core.ports import LOST, CallRecord, Lesson, SessionKey, SessionView, StoredKey
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.usage import MAX_TOKENS, Totals
@@ -18,9 +20,13 @@ from gateway.stores.sqlite import accounts
 from gateway.stores.sums import MAX_SUM, SUMS, sums_of, totals_of
 
 _SUM_LIST: Final = ", ".join(SUMS)
-_INSERT_CALL: Final = "INSERT OR IGNORE INTO calls VALUES (?, ?, ?, ?, ?)"
-_RECORD: Final = "SELECT record FROM calls WHERE call_id = ?"
-_CORRECT_CALL: Final = "UPDATE calls SET record = ? WHERE call_id = ?"
+_INSERT_CALL: Final = (
+    "INSERT OR IGNORE INTO calls (call_id, request_id, namespace, session_id, record) VALUES (?, ?, ?, ?, ?)"
+)
+_RECORD: Final = "SELECT record, epochs FROM calls WHERE call_id = ?"
+_CORRECT_CALL: Final = "UPDATE calls SET record = ?, epochs = NULL WHERE call_id = ?"
+_KEEP_EPOCHS: Final = "UPDATE calls SET epochs = ? WHERE call_id = ?"
+_RESETS: Final = "SELECT resets FROM sessions WHERE namespace = ? AND id = ?"
 _ADD: Final = (
     "INSERT INTO sessions "  # noqa: S608  # constants
     f"(namespace, id, derived, created_at, last_call_at, last_key, last_residual, {_SUM_LIST}) "
@@ -34,7 +40,7 @@ _ADD: Final = (
 #: never below zero, should they have begun anew since then
 _TAKE_BACK: Final = (
     f"UPDATE sessions SET {', '.join(f'{name} = max(0, {name} - ?)' for name in SUMS)} "  # noqa: S608  # constants
-    "WHERE namespace = ? AND id = ?"
+    "WHERE namespace = ? AND id = ? AND resets = ?"
 )
 _TOTALS: Final = f"SELECT {_SUM_LIST} FROM sessions WHERE namespace = ? AND id = ?"  # noqa: S608  # constants
 #: what `view` reads
@@ -49,9 +55,16 @@ _KEEP_STATE: Final = "INSERT OR REPLACE INTO states (namespace, id, changed_at, 
 _LESSON: Final = "SELECT value FROM lessons WHERE key = ?"
 _KEEP_LESSON: Final = "INSERT OR REPLACE INTO lessons (key, changed_at, value) VALUES (?, ?, ?)"
 _HAS_RESULT: Final = "SELECT 1 FROM results WHERE namespace = ? AND id = ? AND handle = ?"
+_RESULTS_SIZE: Final = "SELECT coalesce(sum(size), 0) FROM results WHERE namespace = ? AND id = ?"
+_KEEP_RESULT: Final = (
+    "INSERT INTO results (handle, namespace, id, changed_at, text, size) VALUES (?, ?, ?, ?, ?, ?) "
+    "ON CONFLICT (namespace, id, handle) DO UPDATE SET changed_at = excluded.changed_at"
+)
+_RESULT_OF: Final = "SELECT text FROM results WHERE namespace = ? AND id = ? AND handle = ?"
 _RESULT: Final = "SELECT text FROM results WHERE handle = ? AND (? IS NULL OR namespace = ?) LIMIT 1"
 _RECORDS: Final = msgspec.json.Decoder(CallRecord)
 _KEYS: Final = msgspec.json.Decoder(StoredKey)
+_EPOCHS: Final = msgspec.json.Decoder(tuple[int, ...])
 
 
 def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> Totals:
@@ -63,11 +76,13 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> T
     lost = _lost(connection, record, encoded) if inserted.rowcount == 0 else None
     is_new = inserted.rowcount > 0 or lost is not None
     if is_new:
-        accounts.settle(connection, record, lost)
+        accounts.settle(connection, record, lost.record if lost else None, lost.epochs if lost else {})
+        _note_epochs(connection, record)
     if key is None:
         return Totals()
-    if lost is not None and lost.charge is not None:
-        connection.execute(_TAKE_BACK, (*sums_of(lost.charge, lost.saved_tokens), key.namespace, key.id))
+    if lost is not None and lost.record.charge is not None:
+        wrong = sums_of(lost.record.charge, lost.record.saved_tokens)
+        connection.execute(_TAKE_BACK, (*wrong, key.namespace, key.id, lost.resets))
     if charge is None or not is_new:
         return read_totals(connection, key)
     last = record.last_turn
@@ -84,15 +99,37 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> T
     return totals_of(connection.execute(_ADD, values).fetchone())
 
 
-def _lost(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> CallRecord | None:
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """A call as it was written when it was taken for lost; after how many resets of its session, in which epochs."""
+
+    record: CallRecord
+    resets: int
+    epochs: Epochs
+
+
+def _lost(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> _Lost | None:
     """What a call was written as when it was taken for lost, if it was: its own record then stands in that place."""
     if record.outcome == LOST:
         return None
-    known = record_of(connection.execute(_RECORD, (record.call_id,)).fetchone())
+    value, epochs = connection.execute(_RECORD, (record.call_id,)).fetchone()
+    known = record_of((value,))
     if known.outcome != LOST:
         return None
     connection.execute(_CORRECT_CALL, (encoded, record.call_id))
-    return known
+    # An older version kept none, and had none.
+    resets, *of_accounts = _EPOCHS.decode(epochs) if epochs else [0] * (1 + len(known.accounts))
+    return _Lost(known, resets, dict(zip(known.accounts, of_accounts, strict=True)))
+
+
+def _note_epochs(connection: sqlite3.Connection, record: CallRecord) -> None:
+    """When a call that is taken for lost was charged; see `_Lost`."""
+    if record.outcome != LOST:
+        return
+    key = record.session
+    row = connection.execute(_RESETS, (key.namespace, key.id)).fetchone() if key else None
+    epochs = (row[0] if row else 0, *accounts.epochs(connection, record.accounts))
+    connection.execute(_KEEP_EPOCHS, (msgspec.json.encode(epochs), record.call_id))
 
 
 def read_totals(connection: sqlite3.Connection, key: SessionKey) -> Totals:
@@ -134,21 +171,56 @@ def has_result(connection: sqlite3.Connection, key: SessionKey, handle: str) -> 
     return connection.execute(_HAS_RESULT, (key.namespace, key.id, handle)).fetchone() is not None
 
 
-def add_results(connection: sqlite3.Connection, key: SessionKey, texts: Mapping[str, str], now: float) -> None:
-    """Keep texts of a session under their handles."""
-    rows = ((handle, key.namespace, key.id, now, _packed(text)) for handle, text in texts.items())
-    connection.executemany("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?)", rows)
+def results_size(connection: sqlite3.Connection, key: SessionKey) -> int:
+    """Bytes of all texts that a session has, before they were packed."""
+    size: int = connection.execute(_RESULTS_SIZE, (key.namespace, key.id)).fetchone()[0]
+    return size
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A tool result as it is kept, and its bytes before it was packed."""
+
+    text: bytes
+    size: int
+
+    @classmethod
+    def of(cls, text: str) -> Packed:
+        """Tool results are repetitive: the fastest packing makes a third of them."""
+        encoded = text.encode("utf-8", "surrogatepass")
+        return cls(zlib.compress(encoded, 1), len(encoded))
+
+
+def add_results(
+    connection: sqlite3.Connection, key: SessionKey, texts: Mapping[str, Packed], most: int, now: float
+) -> list[str]:
+    """Keep texts of a session under their handles while there is room; the handles for which there was none."""
+    room = most - results_size(connection, key)
+    refused = []
+    for handle, packed in texts.items():
+        if not has_result(connection, key, handle):
+            if packed.size > room:
+                refused.append(handle)
+                continue
+            room -= packed.size
+        connection.execute(_KEEP_RESULT, (handle, key.namespace, key.id, now, packed.text, packed.size))
+    return refused
+
+
+def results(connection: sqlite3.Connection, key: SessionKey, handles: Sequence[str]) -> dict[str, str]:
+    """The texts that a session has under these handles."""
+    found = ((handle, connection.execute(_RESULT_OF, (key.namespace, key.id, handle)).fetchone()) for handle in handles)
+    return {handle: _unpacked(row[0]) for handle, row in found if row}
 
 
 def result(connection: sqlite3.Connection, namespace: str | None, handle: str) -> str | None:
     """The text under a handle."""
     row = connection.execute(_RESULT, (handle, namespace, namespace)).fetchone()
-    return zlib.decompress(row[0]).decode("utf-8", "surrogatepass") if row else None
+    return _unpacked(row[0]) if row else None
 
 
-def _packed(text: str) -> bytes:
-    """Tool results are repetitive: the fastest packing makes a third of them."""
-    return zlib.compress(text.encode("utf-8", "surrogatepass"), 1)
+def _unpacked(text: bytes) -> str:
+    return zlib.decompress(text).decode("utf-8", "surrogatepass")
 
 
 def keys(connection: sqlite3.Connection) -> list[StoredKey]:

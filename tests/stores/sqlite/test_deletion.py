@@ -28,7 +28,7 @@ def fill(path: Path, sessions: dict[str, int], at: float = 1_000.0) -> None:
             row,
         )
         ids = ((f"{first_id_at(at)[:10]}{name}{number:012}", "alice", name) for number in range(calls))
-        connection.executemany("INSERT INTO calls VALUES (?, NULL, ?, ?, zeroblob(700))", ids)
+        connection.executemany("INSERT INTO calls VALUES (?, NULL, ?, ?, zeroblob(700), NULL)", ids)
     connection.commit()
     connection.close()
 
@@ -45,7 +45,7 @@ async def expire_all(store: SqliteStore) -> None:
 async def test_another_process_can_write_while_a_long_session_goes(
     path: Path, record: MakeRecord, work: Callable[[SqliteStore], Coroutine[object, object, None]]
 ) -> None:
-    async with opened(path) as store, opened(path, 0.1) as other:
+    async with opened(path) as store, opened(path) as other:
         fill(path, {"long": 20_000})
         task = asyncio.create_task(work(store))
         during = 0
@@ -81,7 +81,7 @@ async def test_no_transaction_of_a_deletion_takes_more_than_a_part(path: Path) -
 
 async def test_a_session_that_is_called_while_it_expires_stays_with_that_call(path: Path, record: MakeRecord) -> None:
     key = SessionKey("alice", "long")
-    async with opened(path, 5) as store:
+    async with opened(path) as store:
         fill(path, {"long": 5_000})
         task = asyncio.create_task(store.expire(2_000.0))
         while query(path, "SELECT count(*) FROM calls") == [(5_000,)]:
@@ -128,7 +128,7 @@ def fill_changes(path: Path, number: int) -> None:
 async def test_old_states_and_lessons_go_in_parts_between_which_everybody_can_write(
     path: Path, record: MakeRecord
 ) -> None:
-    async with opened(path) as store, opened(path, 0.1) as other:
+    async with opened(path) as store, opened(path) as other:
         fill_changes(path, 1_200)
         await store.update(KEY, lambda state: state)
         left = set[tuple[object, ...]]()
@@ -148,7 +148,7 @@ async def test_old_states_and_lessons_go_in_parts_between_which_everybody_can_wr
     "meanwhile",
     [
         "UPDATE states SET changed_at = 3000.0 WHERE id = 's'",
-        f"INSERT INTO sessions SELECT 'alice', 's', 0, 3000.0, 3000.0{', 0' * 13}, NULL, NULL",  # constants
+        f"INSERT INTO sessions SELECT 'alice', 's', 0, 3000.0, 3000.0{', 0' * 13}, NULL, NULL, 0",  # constants
     ],
     ids=["changed again", "settled"],
 )

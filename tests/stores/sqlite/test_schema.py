@@ -6,6 +6,8 @@ import asyncio
 import os
 import sqlite3
 import stat
+import zlib
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -13,7 +15,8 @@ import pytest
 
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ports import ContextRecord, SessionKey
+from gateway.core.ledger import Amount, Claim
+from gateway.core.ports import LOST, ContextRecord, SessionKey
 from gateway.core.session import Remembered, SessionState
 from gateway.core.usage import Totals
 from gateway.stores.sqlite import SqliteStore
@@ -163,6 +166,41 @@ async def test_a_file_of_the_first_format_keeps_all_totals_and_calls_and_goes_on
     assert query(path, "PRAGMA integrity_check") == [("ok",)]
 
 
+async def test_tool_results_of_an_older_file_count_with_the_bytes_they_have_unpacked(path: Path) -> None:
+    path.parent.mkdir()
+    connection = sqlite3.connect(path)
+    for script in MIGRATIONS[:3]:
+        connection.executescript(script)
+    texts = {"a": zlib.compress("größer ".encode() * 50), "b": zlib.compress(b"x"), "damaged": b"x", "odd": "text"}
+    rows = [(handle, "alice", "s", 1_000.0, text) for handle, text in texts.items()]
+    connection.executemany("INSERT INTO results VALUES (?, ?, ?, ?, ?)", rows)
+    connection.executescript("PRAGMA application_id=1195463749; PRAGMA user_version=3;")
+    connection.close()
+    async with opened(path) as store:
+        assert await store.results_size(SessionKey("alice", "s")) == 9 * 50 + 1
+        assert await store.result("alice", "b") == "x"
+
+
+async def test_a_call_that_an_older_version_took_for_lost_is_corrected(path: Path, record: MakeRecord) -> None:
+    key = SessionKey("alice", "s")
+    real = record("s", charge=CHARGE, accounts=(key.account,), spent=Amount(7))
+    async with opened(path) as store:
+        await store.settle(replace(real, outcome=LOST, spent=Amount(50)))
+    for column in ("accounts DROP COLUMN epoch", "sessions DROP COLUMN resets", "calls DROP COLUMN epochs"):
+        write(path, f"ALTER TABLE {column}")
+    write(path, "PRAGMA user_version=4")
+    async with opened(path) as store:
+        assert (await store.settle(real)).calls == 1
+        (stands,) = await store.standings([Claim(key.account)])
+        assert stands.used == Amount(7)
+
+
+async def test_the_sum_of_tool_results_is_read_from_an_index_alone(path: Path) -> None:
+    async with opened(path):
+        plan = query(path, "EXPLAIN QUERY PLAN SELECT sum(size) FROM results WHERE namespace = 'a' AND id = 's'")
+    assert "USING COVERING INDEX results_by_size" in str(plan)
+
+
 async def test_a_worker_of_the_first_release_can_go_on_beside_a_newer_one(path: Path) -> None:
     write_format_1(path)
     columns = [str(name) for (name,) in query(path, "SELECT name FROM pragma_table_info('sessions')")]
@@ -177,7 +215,7 @@ async def test_several_workers_that_start_on_an_old_file_at_once_all_come_up(pat
     write_format_1(path, 200)
 
     async def start() -> Totals:
-        async with opened(path, 5) as store:
+        async with opened(path) as store:
             return await store.totals(SessionKey("alice", "s7"))
 
     found = await asyncio.gather(*(asyncio.to_thread(asyncio.run, start()) for _ in range(4)))

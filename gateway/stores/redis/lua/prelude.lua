@@ -17,13 +17,20 @@ local function less(one, two)
     return math.max(0, one - two)
 end
 
--- An account: used, held (tokens, billionths of a USD, calls), when its window began, and decided limits; false: none.
+-- An account: used, held (tokens, billionths of a USD, calls), when its window began, decided limits (false: none), and
+-- its epoch: how often what is used began anew.
 local function load(name)
-    local v = redis.call('HMGET', name, 'u1', 'u2', 'u3', 'h1', 'h2', 'h3', 'o', 'd1', 'd2', 'd3')
+    local v = redis.call('HMGET', name, 'u1', 'u2', 'u3', 'h1', 'h2', 'h3', 'o', 'd1', 'd2', 'd3', 'e')
     for i = 1, 7 do
         v[i] = tonumber(v[i] or (i == 7 and NONE or 0))
     end
-    return { u = { v[1], v[2], v[3] }, h = { v[4], v[5], v[6] }, o = v[7], d = { v[8], v[9], v[10] } }
+    return {
+        u = { v[1], v[2], v[3] },
+        h = { v[4], v[5], v[6] },
+        o = v[7],
+        d = { v[8], v[9], v[10] },
+        e = tonumber(v[11] or 0),
+    }
 end
 
 local function view(a)
@@ -45,7 +52,7 @@ end
 
 local function save(name, a, kind, window)
     redis.call('HSET', name, 'u1', a.u[1], 'u2', a.u[2], 'u3', a.u[3], 'h1', a.h[1], 'h2', a.h[2], 'h3', a.h[3],
-        'o', a.o, 'at', A.at)
+        'o', a.o, 'e', a.e, 'at', A.at)
     expire(name, kind, window)
 end
 
@@ -67,7 +74,7 @@ local function current(a, claim, at)
         if a.o == NONE then
             a.o = at
         elseif at - a.o >= window then
-            a.u, a.o = { 0, 0, 0 }, at
+            a.u, a.o, a.e = { 0, 0, 0 }, at, a.e + 1
         end
     end
     return a
@@ -137,13 +144,38 @@ local function release(hold)
     redis.call('DEL', hold)
 end
 
--- Put what was spent in the place of what it was taken for before.
-local function charge(accounts, wrong, right)
+-- Put what was spent in the place of what it was taken for before, where that is still counted: `epochs` says in which
+-- epoch of each account it was. Gives in which ones this is.
+local function charge(accounts, wrong, epochs, right)
+    local found = {}
     for _, account in ipairs(accounts) do
         local a = load(account[1])
+        local is_there = (epochs[account[1]] or 0) == a.e
         for i = 1, 3 do
-            a.u[i] = plus(less(a.u[i], wrong[i]), right[i])
+            a.u[i] = plus(less(a.u[i], is_there and wrong[i] or 0), right[i])
         end
         save(account[1], a, account[2])
+        found[account[1]] = a.e
+    end
+    return found
+end
+
+-- Nothing of an account is used any more; what calls under way hold stays held. Gives whether there is such an account.
+local function clear(name)
+    if redis.call('EXISTS', name) == 0 then
+        return false
+    end
+    redis.call('HSET', name, 'u1', 0, 'u2', 0, 'u3', 0)
+    redis.call('HINCRBY', name, 'e', 1)
+    return true
+end
+
+-- Forget an account that was changed last before this time, unless a call under way holds something on it: that would
+-- be given back of what others hold by then.
+local function drop_account(name, before)
+    local changed = redis.call('HGET', name, 'at')
+    local h = load(name).h
+    if changed and tonumber(changed) < tonumber(before) and h[1] + h[2] + h[3] == 0 then
+        redis.call('DEL', name)
     end
 end

@@ -24,18 +24,19 @@ if known and (A.lost or not was) then
     return { 0, totals() }
 end
 
-local wrong = { 0, 0, 0 }
+local resets = tonumber(redis.call('HGET', session, 'e') or 0)
 release(hold)
 if was then
     was = cmsgpack.unpack(was)
-    wrong = was[1]
     redis.call('HDEL', lost, A.id)
+else
+    was = { { 0, 0, 0 }, false }
 end
-charge(A.accounts, wrong, A.spent)
+local epochs = charge(A.accounts, was[1], was[3] or {}, A.spent)
 redis.call('ZADD', ids, 0, A.id)
 redis.call('HSET', records, A.id, ARGV[3])
 if A.lost then
-    redis.call('HSET', lost, A.id, cmsgpack.pack({ A.spent, A.sums or false }))
+    redis.call('HSET', lost, A.id, cmsgpack.pack({ A.spent, A.sums or false, epochs, resets }))
 end
 if redis.call('ZCARD', ids) > A.keep then
     -- Older records go, be it this one; their ids stay for as long as a call may be offered again.
@@ -49,7 +50,7 @@ if redis.call('ZCARD', ids) > A.keep then
     end
 end
 
-if was and was[2] and redis.call('EXISTS', session) == 1 then
+if was[2] and (was[4] or 0) == resets and redis.call('EXISTS', session) == 1 then
     for i, sum in ipairs(was[2]) do
         if sum ~= '0' and redis.call('HINCRBY', session, 't' .. i, '-' .. sum) < 0 then
             redis.call('HSET', session, 't' .. i, 0)

@@ -6,6 +6,10 @@ release(hold)
 if known and (A.lost or known == '') then
     return 0
 end
-charge(A.accounts, known and cmsgpack.unpack(known) or { 0, 0, 0 }, A.spent)
-redis.call('SET', settled, A.lost and cmsgpack.pack(A.spent) or '', 'PX', A.ttl)
+local was = known and cmsgpack.unpack(known) or { { 0, 0, 0 }, {} }
+if type(was[1]) == 'number' then
+    was = { was, {} } -- as an older version kept it
+end
+local epochs = charge(A.accounts, was[1], was[2], A.spent)
+redis.call('SET', settled, A.lost and cmsgpack.pack({ A.spent, epochs }) or '', 'PX', A.ttl)
 return 1

@@ -1,0 +1,107 @@
+"""When a provider is asked again, and when it is left alone for a while. Only before the first byte of an answer.
+
+Asking again is right where nothing was done: the connection was refused, or the provider says that it is overloaded.
+A provider that fails again and again is not asked at all for a while (`Breaker`), so that its callers hear at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+#: statuses under which a provider says that it did nothing, and might next time
+REPEATED: Final = frozenset({429, 502, 503, 529})
+#: statuses at which a call goes to the next provider or model, where there is one
+FAILED: Final = frozenset({429, 500, 502, 503, 504, 529})
+#: statuses that say that a provider is not well. 429 says that it is well and busy; 500 some servers say of a request
+#: that they do not like, and one client's requests must not close the way of all others.
+_ILL: Final = frozenset({502, 503, 504, 529})
+#: seconds before the second try; each further wait is twice as long
+_FIRST_WAIT_S: Final = 0.5
+_LONGEST_WAIT_S: Final = 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How often a provider is asked again, and the longest wait that it may ask for (`Retry-After`), in seconds."""
+
+    retries: int = 2
+    longest_s: float = 30.0
+
+    def wait(self, tries: int, retry_after: str | None, chance: float) -> float | None:
+        """Seconds until the next try after so many; None: there is none.
+
+        Args:
+            tries: that were made, 1 or more.
+            retry_after: what the provider said, if it did.
+            chance: 0 to 1; callers that failed together do not come back together.
+        """
+        if tries > self.retries:
+            return None
+        asked = seconds_of(retry_after)
+        if asked is not None:
+            return asked if asked <= self.longest_s else None
+        return min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (tries - 1)) * (0.5 + chance / 2)
+
+
+def seconds_of(retry_after: str | None) -> float | None:
+    """A `Retry-After` in seconds; None where there is none, or it is a date: few providers send one."""
+    if retry_after is None:
+        return None
+    try:
+        seconds = float(retry_after)
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < float("inf") else None
+
+
+def is_ill(status: int) -> bool:
+    """Whether an answer says that the provider is not well."""
+    return status in _ILL
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerPolicy:
+    """After so many failures in a row a provider is left alone for `open_s` seconds, then asked by one call."""
+
+    failures: int = 5
+    open_s: float = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """How a provider has done of late. `since`: when it was left alone, on a monotonic clock; None: it is asked.
+
+    `is_tried`: one call is asking whether it is well again.
+    """
+
+    failed: int = 0
+    since: float | None = None
+    is_tried: bool = False
+
+    def opens_in(self, policy: BreakerPolicy, now: float) -> float | None:
+        """Seconds until it may be asked again; None: now."""
+        if self.since is None:
+            return None
+        left = self.since + policy.open_s - now
+        return left if left > 0 else (policy.open_s if self.is_tried else None)
+
+    def asked(self) -> Breaker:
+        """A call goes out."""
+        return replace(self, is_tried=True) if self.since is not None else self
+
+    def did(self, policy: BreakerPolicy, now: float, *, well: bool) -> Breaker:
+        """A call came back. What comes back late says nothing new of a provider that is left alone."""
+        if well:
+            return WELL
+        failed = self.failed + 1
+        if self.is_tried or (self.since is None and failed >= policy.failures):
+            return Breaker(failed, now)
+        return replace(self, failed=failed)
+
+    def left(self) -> Breaker:
+        """A call ended before it could tell."""
+        return replace(self, is_tried=False)
+
+
+WELL: Final = Breaker()

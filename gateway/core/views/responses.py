@@ -1,0 +1,242 @@
+"""The input items of a Responses request as chat messages.
+
+Calls that were made together become one message, and their results follow it, wherever they stand among the items. What
+a model reasoned or did by itself is bound to what came of it: a provider refuses one without the other. Items that
+nobody here knows, and results whose call the provider keeps, are held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from gateway.core.message import decode, encode, read, text_parts
+from gateway.core.views.view import Book, Changes, View, entries, opaque, said
+
+_SPEAKERS = frozenset({"user", "system", "developer"})
+#: made by the model, answered by the client
+_CALLS = frozenset(
+    {
+        *("function_call", "custom_tool_call", "computer_call", "local_shell_call", "shell_call", "apply_patch_call"),
+        "tool_search_call",
+    }
+)
+#: made by the model, and answered where it runs
+_DEEDS = frozenset(
+    {
+        *("reasoning", "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
+        *("mcp_call", "mcp_list_tools", "tool_search_call", "tool_search_output"),
+    }
+)
+_OUTPUT = "_output"
+_RESULTS = frozenset({*(f"{call}{_OUTPUT}" for call in _CALLS), "tool_search_output"})
+
+#: the field of an item that rules may change, by what the item is
+_CHANGED: Final = {"result": "output", "said": "content"}
+
+
+class _Read(NamedTuple):
+    """One item. `message`: where it is one by itself; `part`: a call, or a part of what the model said."""
+
+    kind: str
+    message: bytes = b""
+    part: dict[str, Any] | None = None
+    call_id: str = ""
+    role: str = ""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Items that become one message."""
+
+    places: list[int]
+    message: dict[str, Any] | bytes
+    #: reasoning or deeds are in it: what follows belongs to them
+    binds: bool = False
+    #: results of its calls have come: nothing more belongs to it
+    is_answered: bool = False
+    results: list[_Group] = field(default_factory=list)
+
+
+class ResponsesView(View):
+    """The `input` of a Responses request, where it is an array."""
+
+    array = "input"
+
+    def __init__(self, elements: Sequence[bytes], book: Book | None = None) -> None:
+        grouping = _Grouping()
+        for place, item in enumerate(entries("responses", elements, book, _read, _size)):
+            grouping.add(place, item)
+        # A message of several items keeps them all; those at the end of the input must stay as they came.
+        groups = [one for group in grouping.groups for one in (group, *group.results)]
+        kept = {id(group) for group in (*grouping.alone, *grouping.last)}
+        held = [index for index, group in enumerate(groups) if id(group) in kept]
+        super().__init__(elements, [_encoded(group) for group in groups], [group.places for group in groups], held)
+
+    def _changed(self, element: int, forms: Changes) -> bytes:
+        item, form = decode(self.elements[element]), next(filter(None, forms.values()))
+        name = _CHANGED.get(_kind(item))
+        if name is None or any(len(self.places[index]) > 1 for index in forms):
+            return self.elements[element]  # calls and reasoning stand as they came or not at all
+        content = decode(form).get("content")
+        if not isinstance(content, str):
+            content = _parts(content, "output_text" if item.get("role") == "assistant" else "input_text")
+        return encode({**item, name: content})
+
+    def _added(self, message: Mapping[str, Any]) -> bytes:
+        return encode({"role": "assistant", "content": message["content"]})
+
+
+class _Grouping:
+    """Items in groups, as they are read from the first to the last."""
+
+    def __init__(self) -> None:
+        self.groups: list[_Group] = []
+        #: the results at the end of the input so far, and whatever cannot be left out
+        self.last: list[_Group] = []
+        self.alone: list[_Group] = []
+        self._open: _Group | None = None
+        self._callers: dict[str, _Group] = {}
+
+    def add(self, place: int, item: _Read) -> None:
+        """Take the next item."""
+        if item.kind == "result":
+            self._result(place, item)
+            return
+        self.last = []
+        if item.kind == "":
+            self._alone(_Group([place], item.message))
+        elif item.kind == "said":
+            self._said(place, item)
+        else:
+            self._did(place, item)
+
+    def _alone(self, group: _Group) -> None:
+        self.alone.append(group)
+        self._opened(group, is_open=False)
+
+    def _opened(self, group: _Group, *, is_open: bool) -> None:
+        self.groups.append(group)
+        self._open = group if is_open else None
+
+    def _said(self, place: int, item: _Read) -> None:
+        group = self._open
+        if item.role == "assistant" and group is not None and group.binds and not group.is_answered:
+            content = decode(item.message)["content"]
+            parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+            self._join(group, place, parts)
+        else:
+            self._opened(_Group([place], item.message), is_open=False)
+
+    def _did(self, place: int, item: _Read) -> None:
+        group = self._open
+        # Reasoning behind calls is that of the next answer.
+        if group is None or group.is_answered or (item.kind == "deed" and _calls_of(group)):
+            group = _Group([], {"role": "assistant", "content": [], "tool_calls": []})
+            self._opened(group, is_open=True)
+        if item.kind == "call":
+            self._callers[item.call_id] = group
+            self._join(group, place, [], [item.part])
+        else:
+            group.binds = True
+            self._join(group, place, [item.part])
+
+    def _join(self, group: _Group, place: int, parts: Sequence[Any], calls: Sequence[Any] = ()) -> None:
+        group.places.append(place)
+        if isinstance(group.message, dict):
+            group.message["content"].extend(parts)
+            group.message["tool_calls"].extend(calls)
+
+    def _result(self, place: int, item: _Read) -> None:
+        result, caller = _Group([place], item.message), self._callers.get(item.call_id)
+        if caller is None:
+            self._alone(result)
+            return
+        caller.results.append(result)
+        caller.is_answered = True
+        self.last.append(result)
+
+
+def _read(raw: bytes) -> _Read:
+    item, is_odd = read(raw)
+    kind = _kind(item)
+    # A text alone is read as it stands; what is odd in it seals it there.
+    if kind == "" or (is_odd and not (kind == "said" and isinstance(item["content"], str))):
+        return _Read("", opaque(raw))
+    if kind == "said":
+        content = item["content"]
+        message = raw if isinstance(content, str) else encode({**item, "content": said(content)})
+        return _Read(kind, message, role=item["role"])
+    if kind == "deed":
+        return _Read(kind, part=_deed(item))
+    call_id = item["call_id"]
+    if kind == "call":
+        return _Read(kind, part=_call(item), call_id=call_id)
+    return _Read(kind, encode({"role": "tool", "tool_call_id": call_id, "content": _output(item)}), call_id=call_id)
+
+
+def _size(found: _Read) -> int:
+    return len(found.message) + (len(encode(found.part)) if found.part is not None else 0)
+
+
+def _kind(item: Any) -> str:
+    """`said`, `call`, `result`, `deed`; empty for what is none of them."""
+    if not isinstance(item, dict):
+        return ""
+    kind = item.get("type", "message")
+    if kind == "message":
+        known = item.get("role") in _SPEAKERS or item.get("role") == "assistant"
+        return "said" if known and isinstance(item.get("content"), str | list) else ""
+    if isinstance(kind, str) and isinstance(item.get("call_id"), str) and kind in _CALLS | _RESULTS:
+        return "call" if kind in _CALLS else "result"
+    return "deed" if kind in _DEEDS else ""
+
+
+def _calls_of(group: _Group) -> bool:
+    return isinstance(group.message, dict) and bool(group.message["tool_calls"])
+
+
+def _call(item: Mapping[str, Any]) -> dict[str, Any]:
+    name = item.get("name", item["type"])
+    if isinstance(item.get("arguments"), str):
+        arguments = item["arguments"]
+    else:
+        arguments = encode({key: item[key] for key in ("input", "action", "operation") if key in item}).decode()
+    return {"id": item["call_id"], "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _deed(item: Mapping[str, Any]) -> dict[str, Any]:
+    """A part that no rule changes, and that weighs about as much as the item."""
+    if item["type"] != "reasoning":
+        return {name: value for name, value in item.items() if name != "status"}
+    if item.get("encrypted_content"):
+        return {"type": "redacted_thinking", "data": item["encrypted_content"], "id": item.get("id")}
+    return {"type": "thinking", "thinking": text_parts(item.get("summary")), "id": item.get("id")}
+
+
+def _output(item: Mapping[str, Any]) -> Any:
+    output = item.get("output")
+    if isinstance(output, list):
+        return said(output)
+    if isinstance(output, str):
+        return output
+    return [{name: value for name, value in item.items() if name not in ("id", "call_id", "status")}]
+
+
+def _encoded(group: _Group) -> bytes:
+    message = group.message
+    if isinstance(message, bytes):
+        return message
+    return encode({name: value for name, value in message.items() if value or name == "role"})
+
+
+def _parts(content: Any, name: str) -> list[Any]:
+    """Parts of a chat message as this API writes them."""
+    return [_named(part, name) for part in content or ()]
+
+
+def _named(part: Any, name: str) -> Any:
+    if not isinstance(part, dict) or part.get("type") != "text":
+        return part
+    return {**part, "type": name, **({"annotations": []} if name == "output_text" else {})}

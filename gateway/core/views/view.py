@@ -1,0 +1,172 @@
+"""A request's messages in the words of a chat request, and the way back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
+
+from gateway.core.fitting.receipt import Fate
+from gateway.core.message import decode, digest, encode
+
+T = TypeVar("T")
+
+#: what a chat message became: its bytes, None where it is left out
+Changes = Mapping[int, bytes | None]
+
+#: the role of what must be sent as it came, because nobody here knows what it is
+OPAQUE = "opaque"
+
+
+class Book(Protocol):
+    """Remembers what was read of elements, by a hash of each."""
+
+    def get_keyed(
+        self,
+        kind: str,
+        keys: Sequence[Hashable],
+        compute: Callable[[Sequence[int]], Iterable[T]],
+        size: Callable[[T], int] | None = None,
+    ) -> list[T]:
+        """See `CountCache.get_keyed`."""
+
+
+def entries(
+    kind: str, elements: Sequence[bytes], book: Book | None, compute: Callable[[bytes], T], size: Callable[[T], int]
+) -> Sequence[T]:
+    """What each element is by itself, read once where there is a book."""
+    if book is None:
+        return [compute(raw) for raw in elements]
+    keys = [digest(raw) for raw in elements]
+    return book.get_keyed(kind, keys, lambda missing: (compute(elements[index]) for index in missing), size)
+
+
+class View(ABC):
+    """The elements of a request's array as chat messages.
+
+    An element may be several messages (an answer to three calls at once), and a message several elements (reasoning and
+    the calls that came of it). The elements stay the truth: one that nobody changes goes out as the bytes that came.
+
+    Attributes:
+        elements: as they stand in the body.
+        messages: chat messages, each result directly behind the message that called for it.
+        places: of each message, the elements it is made of, ascending.
+        held: messages that must be sent as they came, whatever the rules would do with them.
+        array: the field they stand in.
+    """
+
+    array = "messages"
+
+    def __init__(
+        self,
+        elements: Sequence[bytes],
+        messages: Sequence[bytes],
+        places: Sequence[Sequence[int]],
+        held: Collection[int] = (),
+    ) -> None:
+        self.elements = tuple(elements)
+        self.messages = tuple(messages)
+        self.places = tuple(map(tuple, places))
+        self.held = frozenset(held)
+
+    @cached_property
+    def owned(self) -> Sequence[Sequence[int]]:
+        """Of each element, its messages."""
+        owned: list[list[int]] = [[] for _ in self.elements]
+        for message, places in enumerate(self.places):
+            for place in places:
+                owned[place].append(message)
+        return owned
+
+    def restored(self, changes: Changes, new: Collection[int] = ()) -> tuple[bytes, ...]:
+        """The elements to send.
+
+        Args:
+            changes: the messages that are not sent as they came.
+            new: those among them in whose place a message stands that is no form of theirs.
+        """
+        found: list[bytes] = []
+        for element, (raw, mine) in enumerate(zip(self.elements, self.owned, strict=True)):
+            for index in mine:
+                added = changes.get(index) if index in new and self.places[index][0] == element else None
+                if added is not None:
+                    found.append(self._added(decode(added)))
+            forms = {index: None if index in new else changes[index] for index in mine if index in changes}
+            if not forms:
+                found.append(raw)
+            elif len(forms) < len(mine) or any(form is not None for form in forms.values()):
+                found.append(self._changed(element, forms))
+        return tuple(found)
+
+    def shown(self, messages: Sequence[bytes]) -> tuple[bytes, ...]:
+        """The elements when each message is sent in another form."""
+        pairs = enumerate(zip(self.messages, messages, strict=True))
+        return self.restored({index: now for index, (was, now) in pairs if now != was})
+
+    def indices(self, elements: Collection[int]) -> frozenset[int]:
+        """The messages of some elements."""
+        return frozenset(index for place in elements if 0 <= place < len(self.owned) for index in self.owned[place])
+
+    def fates(self, fates: Sequence[Fate]) -> tuple[Fate, ...]:
+        """Those of the messages as those of the elements. Tokens stand at the first element of a message."""
+        return tuple(self._fate(element, fates) for element in range(len(self.elements)))
+
+    def _fate(self, element: int, fates: Sequence[Fate]) -> Fate:
+        mine = [fates[index] for index in self.owned[element]]
+        first = [fates[index] for index in self.owned[element] if self.places[index][0] == element]
+        told = next((fate for fate in mine if fate.rule not in ("kept", "pinned")), mine[0])
+        before, after = sum(fate.tokens_before for fate in first), sum(fate.tokens_after for fate in first)
+        return Fate(told.role, before, after, told.rule)
+
+    @abstractmethod
+    def _changed(self, element: int, forms: Changes) -> bytes:
+        """An element of which some messages are changed or left out, but not all left out."""
+
+    @abstractmethod
+    def _added(self, message: Mapping[str, Any]) -> bytes:
+        """A text of the assistant's that stands for what is left out, as an element."""
+
+
+class ChatView(View):
+    """Chat messages, which are their own view."""
+
+    def __init__(self, elements: Sequence[bytes], book: Book | None = None) -> None:
+        del book  # nothing has to be read
+        super().__init__(elements, elements, [(index,) for index in range(len(elements))])
+
+    def restored(self, changes: Changes, new: Collection[int] = ()) -> tuple[bytes, ...]:
+        """See `View.restored`."""
+        del new
+        forms = (changes.get(index, raw) for index, raw in enumerate(self.elements))
+        return tuple([form for form in forms if form is not None])
+
+    def fates(self, fates: Sequence[Fate]) -> tuple[Fate, ...]:
+        """See `View.fates`."""
+        return tuple(fates)
+
+    def _changed(self, element: int, forms: Changes) -> bytes:
+        raise AssertionError(f"chat message {element} is changed by its {len(forms)} forms alone")
+
+    def _added(self, message: Mapping[str, Any]) -> bytes:
+        return encode(message)
+
+
+def opaque(raw: bytes) -> bytes:
+    """The chat message for an element that nobody here can read; the rules leave it alone."""
+    return encode({"role": OPAQUE, "content": raw.decode("utf-8", "replace")})
+
+
+def said(parts: Sequence[Any]) -> list[Any]:
+    """Parts as a chat request writes them: texts of any name as `text`, without the fields that say nothing."""
+    return [_part(part) for part in parts]
+
+
+#: what other APIs call a text
+_TEXTS = frozenset({"text", "input_text", "output_text"})
+
+
+def _part(part: Any) -> Any:
+    if not isinstance(part, dict) or part.get("type") not in _TEXTS:
+        return part
+    return {**{name: value for name, value in part.items() if value not in (None, [])}, "type": "text"}

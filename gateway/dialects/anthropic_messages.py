@@ -1,0 +1,226 @@
+"""/v1/messages, as Anthropic's API speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from gateway.core.errors import GatewayError
+from gateway.dialects import anthropic_errors
+from gateway.dialects.base import MAX_TOOLS, Answer, Call, EventReader, Verdict, named_event
+from gateway.dialects.fields import decode, flag_field, join, messages_field, model_field, read_fields
+from gateway.dialects.gathered import Gathered
+from gateway.dialects.opening import opening_items, opening_text
+from gateway.dialects.texts import texts_of_fields
+
+_TEXT_FIELDS: Final = ("system", "messages", "tools")
+#: what a block or a delta of one may say, beside thinking; `content`: of a compaction
+_BLOCK_TEXTS: Final = ("text", "input")
+_DELTA_TEXTS: Final = ("text", "partial_json", "content")
+#: a tool of the client, of Anthropic's servers, of an MCP server
+_TOOL_BLOCKS: Final = ("tool_use", "server_tool_use", "mcp_tool_use")
+
+
+class AnthropicMessages:
+    """The dialect of Anthropic's Messages."""
+
+    name = "messages"
+
+    def read(self, body: bytes) -> Call:
+        """See `Dialect.read`. Every stream reports its usage, so none is asked for it."""
+        fields = read_fields(body)
+        model = model_field(fields)
+        messages_field(fields)
+        return Call("chat", model, stream=flag_field(fields, "stream"), body=body, fields=fields, usage_asked=True)
+
+    def write(
+        self,
+        call: Call,
+        model: str,
+        *,
+        ask_usage: bool,
+        messages: Sequence[bytes] | None = None,
+        changes: Mapping[str, object] | None = None,
+    ) -> bytes:
+        """See `Dialect.write`."""
+        del ask_usage
+        changed = {} if messages is None else {"messages": join(messages)}
+        return call.written(model, {**(changes or {}), **changed})
+
+    def opening(self, call: Call) -> list[str] | None:
+        """See `Dialect.opening`."""
+        system = [opening_text(call.fields["system"])] if "system" in call.fields else []
+        return [*system, *opening_items(call.fields["messages"])]
+
+    def input_text(self, call: Call) -> Iterator[str]:
+        """See `Dialect.input_text`."""
+        return texts_of_fields(call.fields, _TEXT_FIELDS)
+
+    def answer(self, body: bytes) -> Answer:
+        """See `Dialect.answer`."""
+        reader = MessagesReader()
+        reader.whole(decode(body))
+        return reader.answer()
+
+    def reader(self, call: Call, *, drop_usage: bool) -> EventReader:
+        """See `Dialect.reader`. There is no chunk of nothing but usage."""
+        del drop_usage
+        return MessagesReader(call.model)
+
+    def error(self, fault: GatewayError, request_id: str, details: Mapping[str, object] | None = None) -> bytes:
+        """See `Dialect.error`."""
+        return anthropic_errors.body(fault, request_id, details)
+
+    def error_event(self, fault: GatewayError, request_id: str) -> bytes:
+        """See `Dialect.error_event`."""
+        return anthropic_errors.event(fault, request_id)
+
+
+class MessagesReader:
+    """Reads the events of one stream, or one whole message. `model`: what was asked for."""
+
+    def __init__(self, model: str | None = None) -> None:
+        self._asked_model = model
+        self._gathered = Gathered()
+        self._has_begun = self._has_stopped = False
+        #: blocks that have begun and not ended
+        self._open: dict[int, None] = {}
+        #: tokens of the thinking in the last block as far as it could be read
+        self._thinking = 0.0
+
+    def plain_prefix(self, region: bytes) -> int:
+        """See `EventReader.plain_prefix`."""
+        end = region.find(b"message_stop")
+        done = region.find(b"[DONE]")
+        if done >= 0:
+            end = min(end, done) if end >= 0 else done
+        last = region.rfind(b"\n\n", 0, end if end >= 0 else len(region))
+        return last + 2 if last >= 0 and b"\r" not in region else 0
+
+    def read(self, data: bytes) -> Verdict:
+        """See `EventReader.read`."""
+        if data == b"[DONE]":
+            return Verdict.LAST
+        value = decode(data)
+        if not isinstance(value, dict):
+            return Verdict.PASS
+        match value.get("type"):
+            case "content_block_delta":
+                self._delta(value.get("delta"))
+            case "content_block_start":
+                self._begin(value)
+            case "content_block_stop":
+                self._end(value.get("index"))
+            case "message_start":
+                self._start(value.get("message"))
+            case "message_delta":
+                self._message_delta(value)
+            case "message_stop":
+                return Verdict.LAST
+            case kind:
+                self._other(value, kind)
+        return Verdict.PASS
+
+    def whole(self, message: Any) -> None:
+        """Take a whole message."""
+        if not isinstance(message, dict):
+            return
+        self._head(message, input_side_only=False)
+        self._gathered.ended(message.get("stop_reason"))
+        content = message.get("content")
+        for block in content if isinstance(content, list) else ():
+            self._block(block, None)
+        self._other(message, message.get("type"))
+
+    def _other(self, value: dict[str, Any], kind: object) -> None:
+        if kind == "error" or value.get("error") is not None:
+            self._gathered.error = True
+
+    def _head(self, message: dict[str, Any], *, input_side_only: bool) -> None:
+        usage = message.get("usage")
+        self._gathered.usage.add(usage, input_side_only=input_side_only)
+        self._gathered.head(message.get("model"), usage.get("service_tier") if isinstance(usage, dict) else None)
+
+    def _start(self, message: Any) -> None:
+        self._has_begun = True
+        if isinstance(message, dict):
+            self._head(message, input_side_only=True)
+
+    def _message_delta(self, value: dict[str, Any]) -> None:
+        self._gathered.usage.add(value.get("usage"))
+        delta = value.get("delta")
+        reason = delta.get("stop_reason") if isinstance(delta, dict) else None
+        if isinstance(reason, str):
+            self._has_stopped = True
+            self._gathered.ended(reason)
+
+    def _begin(self, value: dict[str, Any]) -> None:
+        index = value.get("index")
+        if type(index) is int and len(self._open) < MAX_TOOLS:
+            self._open[index] = None
+        self._block(value.get("content_block"), index)
+
+    def _end(self, index: Any) -> None:
+        if type(index) is int:
+            self._open.pop(index, None)
+
+    def _block(self, block: Any, index: Any) -> None:
+        self._thinking = 0.0
+        if not isinstance(block, dict):
+            return
+        if block.get("type") in _TOOL_BLOCKS:
+            self._gathered.tool(block.get("name"), str(index) if index is not None else None)
+        for name in _BLOCK_TEXTS:
+            self._gathered.weigh(block.get(name))
+        content = block.get("content")
+        # Of a compaction; what a tool of the provider found is no output of the model, and is no text.
+        if isinstance(content, str):
+            self._gathered.weigh(content)
+        self._think(block)
+        self._gathered.weigh_opaque(block.get("data"))
+
+    def _delta(self, delta: Any) -> None:
+        if not isinstance(delta, dict):
+            return
+        for name in _DELTA_TEXTS:
+            self._gathered.weigh(delta.get(name))
+        self._think(delta)
+
+    def _think(self, part: dict[str, Any]) -> None:
+        """Thinking is billed in full; where it is shown in short or not at all, its signature holds all of it."""
+        self._thinking += self._gathered.weigh(part.get("thinking"))
+        self._gathered.weigh_opaque(part.get("signature"), already=self._thinking)
+
+    def answer(self) -> Answer:
+        """See `EventReader.answer`."""
+        return self._gathered.answer()
+
+    def cut_short(self) -> bytes:
+        """See `EventReader.cut_short`. What is open ends; the usage is what is known of it by now."""
+        events: list[dict[str, object]] = [] if self._has_begun else [self._empty_start()]
+        events += [{"type": "content_block_stop", "index": index} for index in self._open]
+        if not self._has_stopped:
+            self._gathered.ended("max_tokens")
+            stop = {"stop_reason": "max_tokens", "stop_sequence": None}
+            events.append({"type": "message_delta", "delta": stop, "usage": {"output_tokens": self._output_tokens()}})
+        events.append({"type": "message_stop"})
+        return b"".join(map(named_event, events))
+
+    def _output_tokens(self) -> int:
+        reported = self._gathered.usage.reported()
+        if reported is not None and reported.output_tokens is not None:
+            return reported.output_tokens
+        return self._gathered.output_estimate
+
+    def _empty_start(self) -> dict[str, object]:
+        message: dict[str, object] = {
+            "id": "msg_none",
+            "type": "message",
+            "role": "assistant",
+            "model": self._asked_model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {"input_tokens": 0, "output_tokens": 0},
+        }
+        return {"type": "message_start", "message": message}

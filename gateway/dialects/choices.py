@@ -1,0 +1,220 @@
+"""Answers that consist of choices (chat, completions), and asking for the usage of a stream of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from gateway.core.message import encode
+from gateway.dialects.base import MAX_TOOLS, Answer, Call, Verdict
+from gateway.dialects.fields import Fields, decode
+from gateway.dialects.gathered import Gathered
+
+#: what every chunk with a choice holds, written compact or as Python's json does
+_MARK: Final = b'"choices":[{'
+_SPACED_MARK: Final = b'"choices": [{'
+#: parts of a message or delta that are billed as output
+_OUTPUT_FIELDS: Final = ("content", "reasoning_content", "reasoning", "refusal")
+
+
+class _Delta(msgspec.Struct, gc=False):
+    content: Any = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    refusal: Any = None
+    tool_calls: Any = None
+
+
+class _Choice(msgspec.Struct, gc=False):
+    delta: _Delta | None = None
+    message: _Delta | None = None
+    text: Any = None
+    finish_reason: Any = None
+    index: Any = 0
+
+
+class _Payload(msgspec.Struct, gc=False):
+    """A whole answer or one chunk of a stream, as far as it is read."""
+
+    choices: list[_Choice] | None = None
+    usage: Any = None
+    x_groq: Any = None
+    model: Any = None
+    service_tier: Any = None
+    error: Any = None
+    id: Any = None
+    created: Any = None
+
+
+_PAYLOAD_DECODER: Final = msgspec.json.Decoder(_Payload)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What differs between the formats. `piece`: a choice of a chunk in which nothing new is said."""
+
+    chunk: str
+    piece: Mapping[str, object]
+
+
+CHAT_FORM: Final = Form("chat.completion.chunk", {"delta": {}})
+COMPLETIONS_FORM: Final = Form("text_completion", {"text": "", "logprobs": None})
+
+
+def asks_for_usage(fields: Fields) -> bool:
+    """Whether the client itself asks for usage in the stream."""
+    raw = fields.get("stream_options")
+    options = decode(raw) if raw is not None else None
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
+def usage_wish(call: Call) -> dict[str, object]:
+    """The fields to set so that a stream reports its usage; none where it does or where there is no stream."""
+    if not call.stream or call.usage_asked:
+        return {}
+    options = decode(call.fields.get("stream_options", b"null"))
+    return {"stream_options": {**(options if isinstance(options, dict) else {}), "include_usage": True}}
+
+
+def read_whole(body: bytes, form: Form) -> Answer:
+    """A whole answer, read as if it were a chunk."""
+    reader = ChoicesReader(form, drop_usage=False)
+    reader.read(body)
+    return reader.answer()
+
+
+class ChoicesReader:
+    """Reads the chunks of one stream."""
+
+    def __init__(self, form: Form, *, drop_usage: bool) -> None:
+        self._form = form
+        self._drop_usage = drop_usage
+        self._gathered = Gathered()
+        self._id: Any = None
+        self._created: Any = None
+        #: choices that have begun and not ended
+        self._running: dict[str, None] = {}
+
+    def plain_prefix(self, region: bytes) -> int:
+        """See `EventReader.plain_prefix`. Neither the end mark nor a usage chunk has a choice in its list."""
+        mark = _MARK
+        last = region.rfind(mark)
+        if last < 0:
+            mark = _SPACED_MARK
+            last = region.rfind(mark)
+        end = region.find(b"\n\n", last) + 2
+        if last < 0 or end < last or b"\r" in region or b"[DONE]" in region[:end]:
+            return 0
+        found = region.count(mark)
+        # As many lists of choices as events, and no other ones that could stand in for a missing one.
+        return end if found == region.count(b"\n\n", 0, end) == region.count(b'"choices"', 0, end) else 0
+
+    def read(self, data: bytes) -> Verdict:
+        """See `EventReader.read`."""
+        if data == b"[DONE]":
+            return Verdict.LAST
+        payload = _decode_payload(data)
+        if payload is None:
+            return Verdict.PASS
+        if payload.choices:
+            for choice in payload.choices:
+                self._choice(choice)
+        usage = self._gathered.usage
+        if payload.x_groq is not None and isinstance(payload.x_groq, dict):
+            usage.add(payload.x_groq.get("usage"))
+        if payload.usage is not None:
+            usage.add(payload.usage)
+        self._head(payload)
+        if self._drop_usage and not payload.choices and isinstance(payload.usage, dict) and payload.error is None:
+            return Verdict.DROP
+        return Verdict.PASS
+
+    def _head(self, payload: _Payload) -> None:
+        if self._id is None:
+            self._id, self._created = payload.id, payload.created
+        self._gathered.head(payload.model, payload.service_tier)
+        if payload.error is not None:
+            self._gathered.error = True
+
+    def _choice(self, choice: _Choice) -> None:
+        gathered = self._gathered
+        if isinstance(choice.finish_reason, str):
+            gathered.finish_reason = choice.finish_reason
+            self._running.pop(str(choice.index), None)
+        elif len(self._running) < MAX_TOOLS:
+            self._running[str(choice.index)] = None
+        part = choice.delta or choice.message
+        if part is None:
+            gathered.weigh(choice.text)
+            return
+        gathered.weigh(part.content)
+        gathered.weigh(part.reasoning_content)
+        # Some hosts send the same reasoning under two names.
+        if part.reasoning_content is None:
+            gathered.weigh(part.reasoning)
+        gathered.weigh(part.refusal)
+        if isinstance(part.tool_calls, list):
+            for position, tool_call in enumerate(part.tool_calls):
+                self._tool_call(choice.index, position, tool_call)
+
+    def _tool_call(self, choice: Any, position: int, tool_call: Any) -> None:
+        function = tool_call.get("function") if isinstance(tool_call, dict) else None
+        if not isinstance(function, dict):
+            return
+        self._gathered.weigh(function.get("arguments"))
+        index = tool_call.get("index", position)
+        # Two calls under one index (some hosts number every call 0) are told apart by their ids.
+        self._gathered.tool(function.get("name"), f"{choice}/{index}", tool_call.get("id"))
+
+    def answer(self) -> Answer:
+        """See `EventReader.answer`."""
+        return self._gathered.answer()
+
+    def cut_short(self) -> bytes:
+        """See `EventReader.cut_short`. A stream whose choices have all ended only lacks its end mark."""
+        gathered = self._gathered
+        running = self._running or ({"0": None} if gathered.finish_reason is None else {})
+        if not running:
+            return b"data: [DONE]\n\n"
+        gathered.finish_reason = "length"
+        chunk = {
+            "id": self._id if isinstance(self._id, str) else None,
+            "object": self._form.chunk,
+            "created": self._created if isinstance(self._created, int) else None,
+            "model": gathered.model,
+            "choices": [
+                {"index": int(index) if index.isdecimal() else 0, **self._form.piece, "finish_reason": "length"}
+                for index in running
+            ],
+        }
+        return b"data: " + encode(chunk) + b"\n\ndata: [DONE]\n\n"
+
+
+def _decode_payload(data: bytes) -> _Payload | None:
+    try:
+        return _PAYLOAD_DECODER.decode(data)
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    # A part of it is not of the documented type, or a number no double holds: read what can be read.
+    value = decode(data)
+    if not isinstance(value, dict):
+        return None
+    raw_choices = value.get("choices")
+    choices = [_lenient_choice(item) for item in raw_choices] if isinstance(raw_choices, list) else None
+    known = {name: value.get(name) for name in ("usage", "x_groq", "model", "service_tier", "error", "id", "created")}
+    return _Payload(choices=choices, **known)
+
+
+def _lenient_choice(item: object) -> _Choice:
+    if not isinstance(item, dict):
+        return _Choice()
+    part = item.get("delta") or item.get("message")
+    delta = (
+        _Delta(**{name: part.get(name) for name in (*_OUTPUT_FIELDS, "tool_calls")}) if isinstance(part, dict) else None
+    )
+    return _Choice(
+        delta=delta, text=item.get("text"), finish_reason=item.get("finish_reason"), index=item.get("index", 0)
+    )

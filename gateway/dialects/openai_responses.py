@@ -1,0 +1,290 @@
+"""/v1/responses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from gateway.core.errors import GatewayError
+from gateway.core.message import encode
+from gateway.dialects import openai_errors
+from gateway.dialects.base import Answer, Call, EventReader, Verdict, named_event
+from gateway.dialects.fields import decode, flag_field, is_given, join, model_field, read_fields, string_field
+from gateway.dialects.gathered import Gathered
+from gateway.dialects.opening import opening_items, opening_text
+from gateway.dialects.reported import Reported
+from gateway.dialects.responses_output import MAX_ITEMS, MAX_KEPT, Delivered
+from gateway.dialects.texts import estimate, texts_of_fields
+
+_TEXT_FIELDS: Final = ("instructions", "input", "prompt", "tools", "text")
+_LAST: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
+#: what only the last event, the end mark of some hosts, and an answer that speaks of them hold
+_LAST_MARKS: Final = (b"response.completed", b"response.incomplete", b"response.failed", b"[DONE]")
+_FAILED: Final = frozenset({"error", "response.failed"})
+#: calls of the client's tools; a hosted one may have no name (`web_search_call`) and goes by its type
+_NAMED_CALLS: Final = ("function_call", "custom_tool_call")
+#: states in which an answer has not ended
+_RUNNING: Final = frozenset({"queued", "in_progress"})
+#: what an item may say; of its parts `text` and `refusal`
+_ITEM_TEXTS: Final = ("arguments", "input", "code", "action")
+_ITEM_PARTS: Final = ("content", "summary")
+_PART_TEXTS: Final = ("text", "refusal")
+#: a delta of sound in base64
+_SOUND: Final = "response.audio.delta"
+#: A response as far as anyone knows it whose stream had not begun when it was ended, or began with too much to keep.
+_SKELETON: Final[Mapping[str, object]] = {
+    "id": "resp_none",
+    "object": "response",
+    "created_at": 0,
+    "error": None,
+    "instructions": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "temperature": None,
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+}
+_KNOWN_BY: Final = ("id", "created_at", "model")
+
+
+class OpenAIResponses:
+    """The dialect of OpenAI's Responses."""
+
+    name = "responses"
+
+    def read(self, body: bytes) -> Call:
+        """See `Dialect.read`. A stored prompt may name the model; every stream reports its usage."""
+        fields = read_fields(body)
+        model = string_field(fields, "model") if is_given(fields, "prompt") else model_field(fields)
+        return Call(
+            "chat", model or None, stream=flag_field(fields, "stream"), body=body, fields=fields, usage_asked=True
+        )
+
+    def write(
+        self,
+        call: Call,
+        model: str,
+        *,
+        ask_usage: bool,
+        messages: Sequence[bytes] | None = None,
+        changes: Mapping[str, object] | None = None,
+    ) -> bytes:
+        """See `Dialect.write`. Messages are the items of `input`."""
+        del ask_usage
+        changed = {} if messages is None else {"input": join(messages)}
+        return call.written(model, {**(changes or {}), **changed})
+
+    def opening(self, call: Call) -> list[str] | None:
+        """See `Dialect.opening`."""
+        instructions = [opening_text(call.fields["instructions"])] if "instructions" in call.fields else []
+        return [*instructions, *opening_items(call.fields.get("input"))]
+
+    def input_text(self, call: Call) -> Iterator[str]:
+        """See `Dialect.input_text`."""
+        return texts_of_fields(call.fields, _TEXT_FIELDS)
+
+    def answer(self, body: bytes) -> Answer:
+        """See `Dialect.answer`."""
+        reader = ResponsesReader(None, lambda: 0)
+        reader.whole(decode(body))
+        return reader.answer()
+
+    def reader(self, call: Call, *, drop_usage: bool) -> EventReader:
+        """See `Dialect.reader`. There is no event of nothing but usage."""
+        del drop_usage
+        return ResponsesReader(call.model, lambda: estimate(self.input_text(call)))
+
+    def error(self, fault: GatewayError, request_id: str, details: Mapping[str, object] | None = None) -> bytes:
+        """See `Dialect.error`."""
+        del request_id
+        return openai_errors.body(fault, details)
+
+    def error_event(self, fault: GatewayError, request_id: str) -> bytes:
+        """See `Dialect.error_event`.
+
+        The documents have the error's fields in the event itself, OpenAI's own streams in its `error`; the official
+        SDK for Python raises by the latter only.
+        """
+        del request_id
+        told = {"code": fault.code, "message": fault.message, "param": fault.param}
+        nested = {"type": fault.openai_type, **told}
+        return named_event({"type": "error", **told, "sequence_number": 0, "error": nested})
+
+
+class ResponsesReader:
+    """Reads the events of one stream, or one whole response.
+
+    `model`: what was asked for; `weigh_input`: estimates the request, which no event tells before the last.
+    """
+
+    def __init__(self, model: str | None, weigh_input: Callable[[], int]) -> None:
+        self._asked_model = model
+        self._weigh_input = weigh_input
+        self._gathered = Gathered()
+        self._delivered = Delivered()
+        #: the event that told of the response first; of one that is too large only what it is known by
+        self._begun: bytes | None = None
+        self._number = -1
+        #: items that said something in pieces
+        self._in_pieces: set[object] = set()
+
+    def plain_prefix(self, region: bytes) -> int:
+        """See `EventReader.plain_prefix`."""
+        found = [place for mark in _LAST_MARKS if (place := region.find(mark)) >= 0]
+        last = region.rfind(b"\n\n", 0, min(found, default=len(region)))
+        return last + 2 if last >= 0 and b"\r" not in region else 0
+
+    def read(self, data: bytes) -> Verdict:
+        """See `EventReader.read`."""
+        if data == b"[DONE]":
+            return Verdict.LAST
+        value = decode(data)
+        if not isinstance(value, dict):
+            return Verdict.PASS
+        kind = value.get("type")
+        if not isinstance(kind, str):
+            kind = ""
+        number = value.get("sequence_number")
+        if type(number) is int:
+            self._number = number
+        delta = value.get("delta")
+        if isinstance(delta, str):
+            self._delta(kind, value, delta)
+        elif kind.startswith("response.output_item."):
+            self._item_event(kind, value, data)
+        else:
+            self._other(kind, value, data)
+        return Verdict.LAST if kind in _LAST else Verdict.PASS
+
+    def whole(self, response: Any) -> None:
+        """Take a whole response."""
+        if isinstance(response, dict):
+            self._response(response)
+            self._output(response)
+
+    def _other(self, kind: str, value: dict[str, Any], data: bytes) -> None:
+        if kind in _FAILED or value.get("error") is not None:
+            self._gathered.error = True
+        response = value.get("response")
+        if not isinstance(response, dict):
+            return
+        if self._begun is None:
+            self._begun = data if len(data) <= MAX_KEPT else encode({"response": _known(response)})
+        self._response(response)
+        if kind in _LAST and self._gathered.is_empty:
+            # A host that says all of it only at the end.
+            self._output(response)
+
+    def _response(self, response: dict[str, Any]) -> None:
+        gathered = self._gathered
+        gathered.usage.add(response.get("usage"))
+        gathered.head(response.get("model"), response.get("service_tier"))
+        status, details = response.get("status"), response.get("incomplete_details")
+        if isinstance(status, str) and status not in _RUNNING:
+            gathered.ended(status)
+        if isinstance(details, dict):
+            gathered.ended(details.get("reason"))
+        if response.get("error") is not None:
+            gathered.error = True
+
+    def _output(self, response: dict[str, Any]) -> None:
+        output = response.get("output")
+        for item in output if isinstance(output, list) else ():
+            if isinstance(item, dict):
+                self._tool(item, None)
+                self._weigh_item(item)
+
+    def _weigh_item(self, item: dict[str, Any]) -> None:
+        for name in _ITEM_TEXTS:
+            self._gathered.weigh(item.get(name))
+        for name in _ITEM_PARTS:
+            parts = item.get(name)
+            for part in parts if isinstance(parts, list) else ():
+                if isinstance(part, dict):
+                    for text in _PART_TEXTS:
+                        self._gathered.weigh(part.get(text))
+        self._gathered.weigh_opaque(item.get("encrypted_content"))
+
+    def _delta(self, kind: str, value: dict[str, Any], delta: str) -> None:
+        if kind == _SOUND:
+            return
+        self._gathered.weigh(delta)
+        if len(self._in_pieces) < MAX_ITEMS:
+            self._in_pieces.add(_key(value, value.get("item_id")))
+        self._delivered.said(kind, value, delta)
+
+    def _item_event(self, kind: str, value: dict[str, Any], data: bytes) -> None:
+        item = value.get("item")
+        if not isinstance(item, dict):
+            return
+        key, is_done = _key(value, item.get("id")), kind == "response.output_item.done"
+        self._tool(item, key)
+        if is_done and key in self._in_pieces:
+            self._gathered.weigh_opaque(item.get("encrypted_content"))
+        elif is_done:
+            self._weigh_item(item)
+        self._delivered.item(value.get("output_index"), item, data, is_done=is_done)
+
+    def _tool(self, item: dict[str, Any], key: object) -> None:
+        kind, name = item.get("type"), item.get("name")
+        if kind in _NAMED_CALLS:
+            self._gathered.tool(name, key)
+        elif isinstance(kind, str) and kind.endswith("_call"):
+            self._gathered.tool(name or kind, key)
+
+    def answer(self) -> Answer:
+        """See `EventReader.answer`."""
+        return self._gathered.answer()
+
+    def cut_short(self) -> bytes:
+        """See `EventReader.cut_short`. The events that end each item and say all of it again are left out."""
+        self._gathered.ended("max_output_tokens")
+        known = decode(self._begun)["response"] if self._begun is not None else {}
+        try:
+            return self._ended(known, self._delivered.items())
+        except RecursionError:
+            # Nested as deep as could be read from where it was read.
+            return self._ended(_known(known), [])
+
+    def _ended(self, known: Mapping[str, object], output: list[dict[str, object]]) -> bytes:
+        response = {**_SKELETON, "model": self._asked_model, **known}
+        events: list[dict[str, object]] = []
+        if self._begun is None:
+            events.append({"type": "response.created", "response": {**response, "status": "in_progress", "output": []}})
+        end = {
+            **response,
+            "status": "incomplete",
+            "incomplete_details": {"reason": "max_output_tokens"},
+            "output": output,
+            "usage": self._usage(),
+        }
+        events.append({"type": "response.incomplete", "response": end})
+        return b"".join(
+            named_event({**event, "sequence_number": number}) for number, event in enumerate(events, self._number + 1)
+        )
+
+    def _usage(self) -> dict[str, object]:
+        reported, output = self._gathered.usage.reported(), self._gathered.output_estimate
+        nothing = Reported(None, None, None)
+        usage, _ = (reported or nothing).complete(self._weigh_input(), output)
+        return {
+            "input_tokens": usage.input_tokens,
+            "input_tokens_details": {
+                "cached_tokens": usage.cache_read_tokens,
+                "cache_write_tokens": usage.cache_write_tokens,
+            },
+            "output_tokens": usage.output_tokens,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+            "total_tokens": usage.total_tokens,
+        }
+
+
+def _key(event: Mapping[str, Any], item_id: object) -> object:
+    """What tells the items of a stream apart; None where nothing does."""
+    index = event.get("output_index")
+    return index if type(index) is int else item_id if isinstance(item_id, str) else None
+
+
+def _known(response: Mapping[str, Any]) -> dict[str, object]:
+    return {name: value for name in _KNOWN_BY if isinstance(value := response.get(name), str | int | float)}

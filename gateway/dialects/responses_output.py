@@ -1,0 +1,134 @@
+"""The output of a Responses stream as far as it came: what the stream says again at its end, should it be cut short."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gateway.dialects.fields import decode
+
+#: bytes of output that are kept of one stream, items of it, and texts of an item
+MAX_KEPT: Final = 1024 * 1024
+MAX_ITEMS: Final = 512
+_MAX_TEXTS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the text of a delta belongs: into a field of its item, or into a part of the list in that field.
+
+    `numbered_by`: the field of the event that numbers the part; `part`: what such a part is beside its text.
+    """
+
+    name: str
+    numbered_by: str | None = None
+    part: Mapping[str, object] = field(default_factory=dict)
+    text: str = "text"
+
+
+_PLACES: Final[Mapping[str, _Place]] = {
+    "response.output_text.delta": _Place("content", "content_index", {"type": "output_text", "annotations": []}),
+    "response.refusal.delta": _Place("content", "content_index", {"type": "refusal"}, "refusal"),
+    "response.reasoning_text.delta": _Place("content", "content_index", {"type": "reasoning_text"}),
+    "response.reasoning_summary_text.delta": _Place("summary", "summary_index", {"type": "summary_text"}),
+    "response.function_call_arguments.delta": _Place("arguments"),
+    "response.mcp_call_arguments.delta": _Place("arguments"),
+    "response.custom_tool_call_input.delta": _Place("input"),
+    "response.code_interpreter_call_code.delta": _Place("code"),
+}
+#: what is said of an item whose text is not kept, beside what its type must have
+_BARE: Final = ("id", "type", "status", "role", "call_id", "name", "server_label")
+_BARE_CHARACTERS: Final = 256
+_EMPTY: Final[Mapping[str, Mapping[str, object]]] = {
+    "message": {"content": []},
+    "reasoning": {"summary": []},
+    "function_call": {"arguments": ""},
+    "mcp_call": {"arguments": ""},
+    "custom_tool_call": {"input": ""},
+}
+
+
+class _Item:
+    """One item of the output: the event that began or ended it, and the text that came in between."""
+
+    __slots__ = ("bare", "event", "is_done", "texts")
+
+    def __init__(self, bare: dict[str, object]) -> None:
+        self.bare = bare
+        self.event: bytes | None = None
+        self.is_done = False
+        self.texts: dict[tuple[str, int], bytearray] = {}
+
+    def size(self) -> int:
+        """Bytes that are kept of it."""
+        return len(self.event or b"") + sum(map(len, self.texts.values()))
+
+    def value(self) -> dict[str, object]:
+        """The item as far as it came."""
+        found = decode(self.event) if self.event is not None else None
+        item = dict(found["item"]) if found is not None else dict(self.bare)
+        if self.is_done:
+            return item
+        if "status" in item:
+            item["status"] = "incomplete"
+        return item | self._spoken()
+
+    def _spoken(self) -> dict[str, object]:
+        fields: dict[str, object] = {}
+        parts: dict[str, dict[int, object]] = {}
+        for (kind, number), text in self.texts.items():
+            place, said = _PLACES[kind], text.decode()
+            if place.numbered_by is None:
+                fields[place.name] = said
+            else:
+                parts.setdefault(place.name, {})[number] = {**place.part, place.text: said}
+        return fields | {name: [found[number] for number in sorted(found)] for name, found in parts.items()}
+
+
+class Delivered:
+    """Keeps what was delivered, up to `MAX_KEPT` bytes; of an item that is too much for it only what it is."""
+
+    __slots__ = ("_items", "_left")
+
+    def __init__(self) -> None:
+        self._items: dict[int, _Item] = {}
+        self._left = MAX_KEPT
+
+    def item(self, index: object, item: Mapping[str, Any], event: bytes, *, is_done: bool) -> None:
+        """Take the event that begins an item, or the one that ends it and says all of it again."""
+        if type(index) is not int or (index not in self._items and len(self._items) >= MAX_ITEMS):
+            return
+        before = self._items.get(index)
+        if before is not None:
+            self._left += before.size()
+        kept = self._items[index] = _Item(_bare(item))
+        kept.is_done = is_done
+        if len(event) <= self._left:
+            kept.event = event
+            self._left -= len(event)
+
+    def said(self, kind: str, event: Mapping[str, Any], text: str) -> None:
+        """Take the text of a delta."""
+        place, index = _PLACES.get(kind), event.get("output_index")
+        kept = self._items.get(index) if place is not None and type(index) is int else None
+        if place is None or kept is None or kept.event is None or kept.is_done:
+            return
+        number = event.get(place.numbered_by, 0) if place.numbered_by is not None else 0
+        raw = text.encode("utf-8", "replace")
+        if len(raw) > self._left:
+            self._left += kept.size()
+            kept.event, kept.texts = None, {}
+        elif type(number) is int and ((kind, number) in kept.texts or len(kept.texts) < _MAX_TEXTS):
+            self._left -= len(raw)
+            kept.texts.setdefault((kind, number), bytearray()).extend(raw)
+
+    def items(self) -> list[dict[str, object]]:
+        """The items in their order."""
+        return [self._items[index].value() for index in sorted(self._items)]
+
+
+def _bare(item: Mapping[str, Any]) -> dict[str, object]:
+    known = {name: item.get(name) for name in _BARE}
+    said = {name: text for name, text in known.items() if isinstance(text, str) and len(text) <= _BARE_CHARACTERS}
+    return {**said, **_EMPTY.get(str(item.get("type")), {})}

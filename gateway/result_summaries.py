@@ -1,0 +1,103 @@
+"""Summaries of tool results that a model makes, once each: what stands for a result is decided the first time.
+
+Only for a call that is paid for already: a summary must not take what it was to be sent with. Together they may cost a
+share of what is left, the newest results go first, and of what no summary comes the extract stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from gateway.core.ledger import Standing
+from gateway.core.message import decode, sketch, text_parts
+from gateway.core.modes.summary import LONGEST_ANSWER, MOST, affordable, asking, is_taken, weight
+from gateway.core.plan import SummaryModel
+from gateway.core.ports import SessionKey
+from gateway.core.spending import affordable_input, rate_of
+from gateway.decisions import EXTRACT
+from gateway.progress import Progress
+from gateway.results import Open, Results
+from gateway.summaries import Question, Summaries
+
+OPERATION: Final = "result_summary"
+#: of what the budgets still allow, in calls and in input, all summaries for one call together
+_SHARE: Final = 4
+
+
+class ResultSummaries:
+    """Has results summed up. Shared by all calls. `model`: by whom; None: by nobody."""
+
+    def __init__(self, results: Results, summaries: Summaries, model: SummaryModel | None) -> None:
+        self._results = results
+        self._summaries = summaries
+        self._model = model
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anybody makes summaries."""
+        return self._model is not None
+
+    async def make(self, messages: Sequence[bytes], progress: Progress) -> bool:
+        """Decide on all results that are open; whether that was done, so that the call must be composed anew.
+
+        `messages`: the request's, as they came.
+        """
+        showing, session, model = progress.showing, progress.session, self._model
+        if showing is None or session is None or model is None or not showing.open:
+            return False
+        said = dict.fromkeys((one.handle for one in showing.open), EXTRACT)
+        said |= await self._asked(messages, showing.open, session, model, progress)
+        return await self._results.decide(said, session)
+
+    async def _asked(
+        self,
+        messages: Sequence[bytes],
+        results: Sequence[Open],
+        session: SessionKey,
+        model: SummaryModel,
+        progress: Progress,
+    ) -> Mapping[str, str]:
+        """The summaries of the results that can be afforded, by handle."""
+        questions = await asyncio.to_thread(lambda: [_question(messages, one, model) for one in results])
+        asked = [(one, question) for one, question in zip(results, questions, strict=True) if question is not None]
+        costs = [weight(question.messages) + question.max_tokens for _, question in asked]
+        chosen = [asked[number] for number in affordable(costs, *_allowed(model, progress.book.standings))]
+        answers = await self._summaries.answers([question for _, question in chosen], session, progress)
+        said, notes = {}, []
+        for (one, _), (text, note) in zip(chosen, answers, strict=True):
+            is_good = text is not None and is_taken(text, one.summing.limit)
+            if text is not None and is_good:
+                said[one.handle] = text
+            notes.append(note if is_good or text is None else f"none: {note} was answered with more than was asked for")
+        if notes:
+            progress.notes["result_summaries"] = "; ".join(notes)
+        return said
+
+
+def _allowed(model: SummaryModel, standings: Sequence[Standing]) -> tuple[int | None, int]:
+    """Tokens and calls that summaries may take of what the budgets still allow; None: as many as they like."""
+    tokens = affordable_input(standings, LONGEST_ANSWER, rate_of(model.facts.price, 0, None))
+    calls = [stands.left("calls") for stands in standings if stands.key.kind != "rate"]
+    most = min((left // _SHARE for left in calls if left is not None), default=MOST)
+    return tokens // _SHARE if tokens is not None else None, min(most, MOST)
+
+
+def _question(messages: Sequence[bytes], result: Open, model: SummaryModel) -> Question | None:
+    """What the model is asked; None where it has no room for it."""
+    limit = min(result.summing.limit, model.facts.output or result.summing.limit)
+    text = text_parts(decode(result.raw)["content"])
+    asked = asking(_tool(messages, result), text, limit, model.room)
+    return Question(OPERATION, model.name, asked, limit) if asked is not None else None
+
+
+def _tool(messages: Sequence[bytes], result: Open) -> str:
+    """The name of the tool that gave a result: the call before it says it, or the result itself."""
+    message, call_id = decode(result.raw), sketch(result.raw).answers
+    for raw in reversed(messages[: result.place]):
+        if call_id is not None and b"tool_calls" in raw:
+            names = dict(sketch(raw).names)
+            if call_id in names:
+                return names[call_id]
+    return str(message.get("name") or "unknown")

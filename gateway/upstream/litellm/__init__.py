@@ -1,0 +1,262 @@
+"""A provider that speaks another format than its callers, by way of litellm: its requests and answers are translated.
+
+Each call becomes one chat (text, embedding) call of litellm and comes back in the client's own format, so that the rest
+of the gateway meters and guards it as any other. litellm is loaded in a thread when the first such provider is
+configured; calls wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from gateway.core.errors import (
+    GatewayError,
+    InvalidRequest,
+    NotFound,
+    Unauthenticated,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from gateway.core.forwarding import CREDENTIALS, credential
+from gateway.core.ports import Outgoing, Upstream, UpstreamReply
+from gateway.upstream.litellm import faults, library, wires
+from gateway.upstream.litellm.library import Library
+from gateway.upstream.litellm.watched import Watched
+from gateway.upstream.pieces import AlreadyRead
+
+logger = logging.getLogger("gateway")
+
+_JSON: Final = ((b"content-type", b"application/json"),)
+_EVENTS: Final = ((b"content-type", b"text/event-stream; charset=utf-8"),)
+#: of a caller's headers, what the provider reads; all others are about the client's own API
+_BETA: Final = b"anthropic-beta"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One provider.
+
+    `provider`: litellm's name for it. `base_url`: empty for the one litellm knows. `headers`: names of those that are
+    configured. `is_keyless`: litellm finds the credential by itself, or none is needed. `options`: further arguments.
+    Times are seconds: to connect, to the head of an answer, between two pieces of it.
+    """
+
+    name: str
+    provider: str
+    base_url: str
+    headers: frozenset[bytes]
+    is_keyless: bool
+    options: Mapping[str, str]
+    connect_s: float
+    first_byte_s: float
+    between_bytes_s: float
+
+
+class LitellmUpstream:
+    """The way to one provider through litellm. Construct it where an event loop runs: loading begins at once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        library.use()
+        self._loading = asyncio.ensure_future(asyncio.to_thread(library.load))
+        self._loading.add_done_callback(self._loaded)
+
+    def _loaded(self, loading: asyncio.Future[Library]) -> None:
+        if not loading.cancelled() and (error := loading.exception()) is not None:
+            logger.error("provider %s: litellm cannot be loaded: %s", self.settings.name, type(error).__name__)
+
+    async def library(self) -> Library:
+        """litellm, once it is loaded.
+
+        Raises:
+            UpstreamUnreachable: it cannot be.
+        """
+        try:
+            return await asyncio.shield(self._loading)
+        except Exception as error:
+            raise UpstreamUnreachable(
+                f'The provider "{self.settings.name}" needs litellm, which cannot be loaded ({type(error).__name__}).'
+            ) from error
+
+    def send(self, request: Outgoing) -> _Sending:
+        """See `Upstream.send`."""
+        return _Sending(self, request)
+
+    async def aclose(self) -> None:
+        """See `Upstream.aclose`."""
+        loaded = None
+        with contextlib.suppress(Exception):
+            loaded = await asyncio.shield(self._loading)
+        await library.leave(loaded)
+
+
+class _Sending:
+    """One request on its way: entered when its answer has begun, left when nobody reads on."""
+
+    __slots__ = ("_request", "_secrets", "_stream", "_upstream")
+
+    def __init__(self, upstream: LitellmUpstream, request: Outgoing) -> None:
+        self._upstream = upstream
+        self._request = request
+        self._stream: Watched | None = None
+        self._secrets: tuple[str, ...] = tuple(upstream.settings.options.values())
+
+    async def __aenter__(self) -> UpstreamReply:
+        settings = self._upstream.settings
+        form = self._form()
+        key = self._key()
+        loaded = await self._upstream.library()
+        loaded.keep_quiet()
+        try:
+            async with asyncio.timeout(settings.first_byte_s):
+                return await self._answer(loaded, form, key)
+        except TimeoutError as error:
+            await self.__aexit__()
+            raise UpstreamTimeout(
+                f'The provider "{settings.name}" did not begin an answer within {settings.first_byte_s:g} s '
+                "(timeout_s.first_byte)."
+            ) from error
+        except BaseException:
+            await self.__aexit__()
+            raise
+
+    def _form(self) -> type[wires.Translation]:
+        settings, url = self._upstream.settings, self._request.url
+        path = url.removeprefix(f"{settings.base_url}/").partition("?")[0]
+        form = wires.TRANSLATIONS.get(path.strip("/").lower())
+        if form is None or self._request.method != "POST":
+            raise NotFound(
+                f'"{settings.name}" is served through a translation (adapter: litellm), which offers POST of '
+                f"{', '.join(wires.TRANSLATIONS)}."
+            )
+        return form
+
+    def _key(self) -> str | None:
+        """The credential that came with the request: the configured one, or the caller's."""
+        settings = self._upstream.settings
+        found = next((credential(value) for name, value in self._request.headers if name in CREDENTIALS), None)
+        if found:
+            self._secrets = (*self._secrets, found)
+        elif not settings.is_keyless:
+            # litellm would look for one in the environment, which is not meant for whoever calls.
+            raise Unauthenticated(
+                f'The call brings no credential and the gateway holds none of "{settings.name}". Send one, or set '
+                f"providers.{settings.name}.key; or auth: none, if litellm is to find it by itself."
+            )
+        return found
+
+    async def _answer(self, loaded: Library, form: type[wires.Translation], key: str | None) -> UpstreamReply:
+        settings = self._upstream.settings
+        try:
+            call = _translated(loaded, form, settings, self._request)
+            answer = await getattr(loaded, call.function)(**call.arguments, **self._fixed(loaded, form, key))
+            if call.arguments.get("stream") is not True:
+                return AlreadyRead(200, _JSON, call.whole(answer))
+            self._stream = Watched(answer)
+            await self._stream.begin()
+            return _Streamed(self, call.events(self._stream))
+        except GatewayError:
+            raise
+        except Exception as error:
+            found = faults.judged(error, settings.name, self._secrets)
+            if isinstance(found, GatewayError):
+                raise found from error
+            return found.as_reply(anthropic=form is wires.Messages)
+
+    def _fixed(self, loaded: Library, form: type[wires.Translation], key: str | None) -> dict[str, Any]:
+        """What is not the caller's to say."""
+        settings = self._upstream.settings
+        kept = settings.headers | ({_BETA} if form is wires.Messages else frozenset())
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in self._request.headers if name in kept
+        }
+        longest = max(settings.first_byte_s, settings.between_bytes_s)
+        return {
+            **({"api_base": settings.base_url} if settings.base_url else {}),
+            **({"extra_headers": headers} if headers else {}),
+            **settings.options,
+            "custom_llm_provider": settings.provider,
+            "api_key": key,
+            "timeout": loaded.Timeout(longest, connect=settings.connect_s),
+            "num_retries": 0,
+            "max_retries": 0,
+        }
+
+    async def pieces(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The events as they come, and what goes wrong among them as ours."""
+        settings = self._upstream.settings
+        try:
+            while True:
+                async with asyncio.timeout(settings.between_bytes_s):
+                    event = await anext(events)
+                if self._stream is not None and self._stream.failure is not None:
+                    raise self._stream.failure
+                yield event
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise UpstreamTimeout(
+                f'The provider "{settings.name}" was silent for longer than {settings.between_bytes_s:g} s '
+                "(timeout_s.between_bytes)."
+            ) from error
+        except GatewayError:
+            raise
+        except Exception as error:
+            raise faults.broken(error, settings.name, self._secrets) from error
+
+    async def __aexit__(self, *_: object) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await stream.aclose()
+
+
+def _translated(
+    loaded: Library, form: type[wires.Translation], settings: Settings, request: Outgoing
+) -> wires.Translation:
+    """The call as litellm takes it.
+
+    Raises:
+        InvalidRequest: it cannot be translated.
+    """
+    try:
+        body = msgspec.json.decode(request.body)
+    except msgspec.DecodeError:
+        body = None
+    if not isinstance(body, dict):
+        raise InvalidRequest("The body must be a JSON object.")
+    target = wires.target_of(settings.provider, body.get("model"))
+    try:
+        call = form(loaded, body, target)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        if hasattr(error, "status_code"):
+            raise
+        raise InvalidRequest(f"The request cannot be translated ({type(error).__name__}).") from error
+    if call.left_out:
+        request.note("left_out", ", ".join(sorted(call.left_out)))
+    return call
+
+
+class _Streamed:
+    """An answer that comes in events."""
+
+    status = 200
+    headers: Sequence[tuple[bytes, bytes]] = _EVENTS
+
+    def __init__(self, sending: _Sending, events: AsyncIterator[bytes]) -> None:
+        self._sending = sending
+        self._events = events
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """See `UpstreamReply.chunks`."""
+        return self._sending.pieces(self._events)
+
+
+if TYPE_CHECKING:
+    _: type[Upstream] = LitellmUpstream

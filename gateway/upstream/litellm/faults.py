@@ -1,0 +1,172 @@
+"""What goes wrong in litellm, as an answer of the provider or as a fault of ours; no traceback, no key."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from gateway.core.errors import (
+    GatewayError,
+    UpstreamProtocolError,
+    UpstreamRefused,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from gateway.upstream.pieces import AlreadyRead
+
+#: what litellm puts before a provider's own words
+_PREFIX: Final = re.compile(
+    r"\A(?:litellm\.)?[A-Za-z_.]{1,60}(?:Error|Exception|Timeout)(?: [A-Za-z]{1,40}Error)?(?:: ?| - )"
+)
+#: advice for those who call litellm themselves, and its own diagnosis
+_ADVICE: Final = re.compile(
+    r"(?s)(?:\n\s*Traceback \(most recent|\n+This looks like a bug in LiteLLM|\s+To drop these, |\.? Handle with `).*"
+)
+_LONGEST: Final = 4096
+_HIDDEN: Final = "***"
+#: shorter ones stand in too many words
+_SHORTEST_SECRET: Final = 4
+_CONNECT: Final = frozenset({"ConnectError", "ClientConnectorError", "ConnectTimeout", "ConnectionRefusedError"})
+_BROKEN: Final = frozenset(
+    {
+        "ReadError", "WriteError", "RemoteProtocolError", "ClientOSError", "ServerDisconnectedError",
+        "ConnectionResetError", "ClientPayloadError", "BrokenPipeError", "NetworkError",
+    }
+)  # fmt: skip
+_TIMEOUTS: Final = frozenset({"Timeout", "TimeoutException", "ReadTimeout", "TimeoutError", "APITimeoutError"})
+#: litellm's own, about a call that it cannot translate
+_OURS_TO_TELL: Final = frozenset({"UnsupportedParamsError", "LiteLLMUnknownProvider", "ImageFetchError"})
+_RETURNED: Final = frozenset({"retry-after", "request-id", "x-request-id", "x-should-retry", "retry-after-ms"})
+
+_ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
+    400: "invalid_request_error", 401: "authentication_error", 402: "billing_error", 403: "permission_error",
+    404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error", 504: "timeout_error",
+    529: "overloaded_error", 503: "overloaded_error",
+}  # fmt: skip
+_OPENAI_TYPES: Final[Mapping[int, str]] = {
+    401: "authentication_error", 403: "permission_error", 429: "rate_limit_error",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What a provider said no with, without litellm's trimmings."""
+
+    status: int
+    message: str
+    code: str | None = None
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    def as_reply(self, *, anthropic: bool) -> AlreadyRead:
+        """The answer in the client's format."""
+        if anthropic:
+            kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")  # noqa: PLR2004
+            value: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": self.message}}
+        else:
+            kind = _OPENAI_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")  # noqa: PLR2004
+            value = {"error": {"message": self.message, "type": kind, "param": None, "code": self.code}}
+        headers = [(b"content-type", b"application/json"), *self.headers]
+        return AlreadyRead(self.status, headers, msgspec.json.encode(value))
+
+
+def judged(error: Exception, name: str, secrets: Iterable[str]) -> Refusal | GatewayError:
+    """What became of a call: the provider's refusal, or what kept it from answering. `name`: the provider's."""
+    kinds = [type(link).__name__ for link in _chain(error)]
+    if kinds[0] in _OURS_TO_TELL:
+        return Refusal(400, _told(error, secrets), "not_translatable")
+    if kinds[0] in _TIMEOUTS or (kinds[0] == "APIConnectionError" and _TIMEOUTS.intersection(kinds)):
+        return UpstreamTimeout(f'The provider "{name}" did not answer in time (timeout_s).')
+    status = _first_status(error)
+    if status is None or (status >= 500 and _CONNECT.union(_BROKEN).intersection(kinds)):  # noqa: PLR2004
+        return _unreached(error, kinds, name)
+    code = "context_length_exceeded" if "ContextWindowExceededError" in kinds else None
+    return Refusal(status, _told(error, secrets), code, _headers(error))
+
+
+def broken(error: Exception, name: str, secrets: Iterable[str]) -> GatewayError:
+    """Why a stream that had begun does not go on."""
+    found = judged(error, name, secrets)
+    if isinstance(found, GatewayError):
+        return found
+    return UpstreamProtocolError(f'The provider "{name}" broke off its answer: {found.message}')
+
+
+def _unreached(error: Exception, kinds: list[str], name: str) -> GatewayError:
+    if _CONNECT.intersection(kinds):
+        return UpstreamRefused(f'The provider "{name}" cannot be reached: no connection came about. Try again shortly.')
+    if _BROKEN.intersection(kinds):
+        return UpstreamUnreachable(f'The provider "{name}" cannot be reached: the connection failed or was reset.')
+    missing = next((link.name for link in _chain(error) if isinstance(link, ImportError) and link.name), None)
+    if missing:
+        return UpstreamProtocolError(f'litellm needs the Python package "{missing}" for the provider "{name}".')
+    return UpstreamProtocolError(
+        f'litellm could not translate the call to "{name}" or its answer ({kinds[-1]}). '
+        "Leave out what is unusual in it; if it stays so, it is a fault of litellm."
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it came from, outermost first."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _first_status(error: Exception) -> int | None:
+    """What the provider itself answered; litellm knows fewer kinds of errors than there are.
+
+    To what is no answer at all it gives a status of its own.
+    """
+    links = [link for link in _chain(error) if type(link).__name__ != "APIConnectionError"]
+    found = [getattr(link, "status_code", None) for link in links]
+    return next((status for status in reversed(found) if isinstance(status, int) and 400 <= status <= 599), None)  # noqa: PLR2004
+
+
+def _told(error: Exception, secrets: Iterable[str]) -> str:
+    text = _ADVICE.sub("", str(getattr(error, "message", "") or error)).strip()
+    while match := _PREFIX.match(text):
+        text = text[match.end() :]
+    text = _said_in(text) or text
+    for secret in secrets:
+        if len(secret) >= _SHORTEST_SECRET:
+            text = text.replace(secret, _HIDDEN)
+    return text[:_LONGEST] or "The provider refused the call and did not say why."
+
+
+def _said_in(text: str) -> str | None:
+    """The message in an error body, which litellm shows as JSON or as Python writes bytes."""
+    start = text.find("{")
+    if start < 0:
+        return None
+    inner = text[start : text.rfind("}") + 1]
+    if text[:start].endswith(("b'", 'b"')):
+        try:
+            inner = ast.literal_eval(text[start - 2 : text.rfind(text[start - 1]) + 1]).decode("utf-8", "replace")
+        except (ValueError, SyntaxError):
+            return None
+    try:
+        value = msgspec.json.decode(inner)
+    except msgspec.DecodeError:
+        return None
+    error = value.get("error", value) if isinstance(value, dict) else None
+    message = error.get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) and message else None
+
+
+def _headers(error: Exception) -> tuple[tuple[bytes, bytes], ...]:
+    """Of the provider's answer, those that say when to come back and whom to ask."""
+    found = getattr(getattr(error, "response", None), "headers", None) or getattr(error, "headers", None) or {}
+    more = getattr(error, "litellm_response_headers", None) or {}
+    named = {str(name).lower(): str(value) for name, value in (*dict(more).items(), *dict(found).items())}
+    return tuple(
+        (name.encode("latin-1"), value.encode("latin-1", "replace"))
+        for name, value in named.items()
+        if name in _RETURNED
+    )

@@ -1,0 +1,56 @@
+"""A stream of litellm, looked at on its way to what translates it."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from gateway.core.errors import UpstreamProtocolError
+
+
+class Watched:
+    """litellm's stream of chat chunks, its failures kept.
+
+    What turns it into another format would write a failure into the answer, as if the provider had said so. And litellm
+    ends a stream that broke off as if the model had come to its end: what has no finish reason is not whole.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self.failure: Exception | None = None
+        self._stream = stream
+        #: what talks to the provider; a text stream wraps it, and of some providers is the SDK's own
+        self._source = getattr(stream, "completion_stream", stream) if not hasattr(stream, "fetch_stream") else stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def begin(self) -> None:
+        """Have the provider asked: some are only when the first piece is wanted, and then this is where they refuse."""
+        if hasattr(self._source, "fetch_stream"):
+            await self._source.fetch_stream()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            chunk = await anext(self._stream)
+            if self._is_made_up(chunk):
+                raise UpstreamProtocolError("The provider's stream ended before the answer was complete.")
+        except StopAsyncIteration:
+            raise
+        except Exception as error:
+            self.failure = error
+            raise
+        return chunk
+
+    def _is_made_up(self, chunk: Any) -> bool:
+        """Whether it says that the answer is finished although the provider did not."""
+        source = self._source
+        if getattr(source, "received_finish_reason", "unknown") is not None or source.intermittent_finish_reason:
+            return False
+        return any(getattr(choice, "finish_reason", None) for choice in chunk.choices)
+
+    async def aclose(self) -> None:
+        """Hang up on the provider."""
+        close = getattr(self._source, "aclose", None) or self._source.close
+        await close()

@@ -1,0 +1,376 @@
+"""Requests as litellm's chat, text and embedding functions take them, and their answers as the client reads them.
+
+Only fields that an API documents become arguments of litellm: its functions take credentials, addresses and switches
+under the same roof, and none of these is a caller's to choose. What a provider does not take is refused, but for hints
+that change nothing in an answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from gateway.core.errors import InvalidRequest
+from gateway.dialects.base import named_event
+from gateway.upstream.litellm.library import Library
+
+Fields = dict[str, Any]
+
+_CHAT: Final = frozenset(
+    {
+        "messages", "stream", "stream_options", "temperature", "top_p", "n", "stop", "max_tokens",
+        "max_completion_tokens", "modalities", "prediction", "audio", "presence_penalty", "frequency_penalty",
+        "logit_bias", "user", "response_format", "seed", "tools", "tool_choice", "parallel_tool_calls", "logprobs",
+        "top_logprobs", "reasoning_effort", "verbosity", "safety_identifier", "service_tier", "store",
+        "prompt_cache_key", "functions", "function_call", "web_search_options", "thinking", "top_k",
+    }
+)  # fmt: skip
+_TEXT: Final = frozenset(
+    {
+        "prompt", "stream", "stream_options", "temperature", "top_p", "n", "stop", "max_tokens", "presence_penalty",
+        "frequency_penalty", "logit_bias", "user", "seed", "suffix", "echo", "logprobs", "best_of",
+    }
+)  # fmt: skip
+_EMBED: Final = frozenset({"input", "dimensions", "encoding_format", "user", "input_type"})
+_MESSAGES: Final = frozenset(
+    {
+        "messages", "stream", "max_tokens", "metadata", "stop_sequences", "system", "temperature", "thinking",
+        "tool_choice", "tools", "top_k", "top_p", "output_config", "output_format",
+    }
+)  # fmt: skip
+_RESPONSES: Final = frozenset(
+    {
+        "input", "instructions", "stream", "tools", "tool_choice", "temperature", "top_p", "max_output_tokens",
+        "parallel_tool_calls", "user", "text", "reasoning", "safety_identifier", "service_tier",
+    }
+)  # fmt: skip
+#: name sessions and caches, or ask for what only the client's own API keeps; an answer is the same without them
+_HINTS: Final = frozenset(
+    {"metadata", "client_metadata", "session_id", "prompt_cache_retention", "prompt_cache_options"}
+)
+_MESSAGES_HINTS: Final = _HINTS | {"cache_control", "context_management", "service_tier", "betas"}
+_RESPONSES_HINTS: Final = _HINTS | {
+    "store", "include", "truncation", "context_management", "prompt_cache_key", "stream_options",
+}  # fmt: skip
+#: taken where the provider knows them
+_IF_KNOWN: Final = frozenset(
+    {"user", "prompt_cache_key", "safety_identifier", "store", "service_tier", "encoding_format"}
+)
+#: what an API does without being told, and so need not be told to a provider that does not know the field
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    "n": 1, "parallel_tool_calls": True, "logprobs": False, "presence_penalty": 0, "frequency_penalty": 0,
+    "top_logprobs": 0, "echo": False, "best_of": 1, "logit_bias": {}, "verbosity": "medium", "tool_choice": "auto",
+    "modalities": ["text"],
+}  # fmt: skip
+#: state that only the provider of the client's own API keeps
+_KEPT_ELSEWHERE: Final = ("previous_response_id", "conversation", "prompt", "background")
+_ALL: Final = frozenset.union(_CHAT, _TEXT, _EMBED, _MESSAGES, _RESPONSES, _KEPT_ELSEWHERE)
+#: would change the limit, the model or the credential behind the gateway's back
+_NOT_EXTRA: Final = re.compile(
+    r"(?i)\w*model\w*|fallbacks|(?:max|min|num|n)_?\w*(?:tokens|length|predict)\w*|generation_?config"
+    r"|inference_?config|options|(?:api|aws|azure|custom|vertex|litellm|extra|mock)_.*|_.*|base_url|headers"
+    r"|\w*(?:key|secret|token|credentials?)"
+)
+#: litellm hands these the field `extra_body` itself
+_NO_EXTRA: Final = frozenset(
+    {"anthropic", "anthropic_text", "bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat"}
+)
+_MODEL_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.:@/+-]{0,511}\Z")
+_NULLS: Final = frozenset({"content", "finish_reason", "logprobs"})
+_DONE: Final = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Who is asked: litellm's name of the provider, and the model's name there."""
+
+    provider: str
+    model: str
+
+
+class Translation(Protocol):
+    """One call in one format."""
+
+    function: str
+    arguments: Fields
+    left_out: list[str]
+
+    def __init__(self, library: Library, body: Fields, target: Target) -> None: ...
+
+    def whole(self, answer: Any) -> bytes:
+        """The body of an answer that came whole."""
+        ...
+
+    def events(self, stream: Any) -> AsyncIterator[bytes]:
+        """The events of a stream."""
+        ...
+
+
+def target_of(provider: str, model: object) -> Target:
+    """Who is asked.
+
+    Raises:
+        InvalidRequest: the name could lead elsewhere than to a model.
+    """
+    if not isinstance(model, str) or not _MODEL_NAME.match(model):
+        raise InvalidRequest("The model's name holds characters that no model's name holds.", param="model")
+    return Target(provider, model)
+
+
+def _sorted(
+    body: Fields, known: frozenset[str], hints: frozenset[str], target: Target
+) -> tuple[Fields, list[str], Fields]:
+    """What is translated, the names of what is left out, and what is passed on as it is.
+
+    Raises:
+        InvalidRequest: a field can be neither.
+    """
+    kept = {name: value for name, value in body.items() if name in known and value is not None}
+    left_out = [name for name in body if name in hints and name not in known]
+    extra: Fields = {}
+    for name, value in body.items():
+        if name == "model" or name in known or name in hints or value is None:
+            continue
+        if name in _ALL or target.provider in _NO_EXTRA or _NOT_EXTRA.fullmatch(name):
+            raise InvalidRequest(
+                f'The field "{name[:64]}" cannot be translated for "{target.provider}". Leave it out.', param=name[:64]
+            )
+        extra[name] = value
+    return kept, left_out, {"extra_body": extra} if extra else {}
+
+
+def _fitting(library: Library, arguments: Fields, left_out: list[str], target: Target, kind: str) -> Fields:
+    """Without the hints and plain defaults that this provider does not know."""
+    asked = {"request_type": kind, "custom_llm_provider": target.provider}
+    supported = frozenset(library.supported(model=target.model, **asked) or arguments)
+    fitting: Fields = {"model": target.model}
+    for name, value in arguments.items():
+        if name in supported or not (name in _IF_KNOWN or (name in _DEFAULTS and value == _DEFAULTS[name])):
+            fitting[name] = value
+        else:
+            left_out.append(name)
+    return fitting
+
+
+#: litellm's chat function would hand tools to a part of its proxy, and some models to its Responses API
+_ONLY_CHAT: Final[Fields] = {"_skip_mcp_handler": True, "_skip_responses_api_bridge": True}
+
+
+class Chat:
+    """/v1/chat/completions."""
+
+    function = "chat"
+
+    def __init__(self, library: Library, body: Fields, target: Target) -> None:
+        kept, self.left_out, extra = _sorted(body, _CHAT, _HINTS, target)
+        self.arguments = _fitting(library, kept, self.left_out, target, "chat_completion") | extra | _ONLY_CHAT
+
+    def whole(self, answer: Any) -> bytes:
+        """See `Translation.whole`."""
+        return msgspec.json.encode(_chat_answer(answer.model_dump()))
+
+    async def events(self, stream: Any) -> AsyncIterator[bytes]:
+        """See `Translation.events`."""
+        async for chunk in stream:
+            yield _data(_chat_answer(chunk.model_dump()))
+        yield _DONE
+
+
+class Text:
+    """/v1/completions."""
+
+    function = "text"
+
+    def __init__(self, library: Library, body: Fields, target: Target) -> None:
+        kept, self.left_out, extra = _sorted(body, _TEXT, _HINTS, target)
+        self.arguments = _fitting(library, kept, self.left_out, target, "chat_completion") | extra
+
+    def whole(self, answer: Any) -> bytes:
+        """See `Translation.whole`."""
+        return msgspec.json.encode(_text_answer(answer.model_dump()))
+
+    async def events(self, stream: Any) -> AsyncIterator[bytes]:
+        """See `Translation.events`."""
+        async for chunk in stream:
+            yield _data(_text_answer(chunk.model_dump()))
+        yield _DONE
+
+
+class Embeddings:
+    """/v1/embeddings."""
+
+    function = "embed"
+
+    def __init__(self, library: Library, body: Fields, target: Target) -> None:
+        kept, self.left_out, extra = _sorted(body, _EMBED, _HINTS, target)
+        self.arguments = _fitting(library, kept, self.left_out, target, "embeddings") | extra
+
+    def whole(self, answer: Any) -> bytes:
+        """See `Translation.whole`."""
+        return msgspec.json.encode(_without_nulls(answer.model_dump()))
+
+    def events(self, stream: Any) -> AsyncIterator[bytes]:
+        """There are none."""
+        raise NotImplementedError
+
+
+class Messages:
+    """/v1/messages."""
+
+    function = "chat"
+
+    def __init__(self, library: Library, body: Fields, target: Target) -> None:
+        kept, self.left_out, extra = _sorted(body, _MESSAGES, _MESSAGES_HINTS, target)
+        user = (kept.pop("metadata", None) or {}).get("user_id")
+        stream = kept.pop("stream", False) is True
+        request: Fields = {**kept, "model": f"{target.provider}/{target.model}"}
+        if isinstance(user, str):
+            request["metadata"] = {"user_id": user}
+        translate = library.messages.translate_completion_input_params_with_tool_mapping
+        translated, self._tool_names = translate(request, custom_llm_provider=target.provider)
+        arguments = {name: value for name, value in translated.items() if name != "model" and value is not None}
+        effort = arguments.get("reasoning_effort")
+        if isinstance(effort, dict):
+            arguments["reasoning_effort"] = effort.get("effort")
+        if stream:
+            arguments |= {"stream": True, "stream_options": {"include_usage": True}}
+        self.arguments = _fitting(library, arguments, self.left_out, target, "chat_completion") | extra | _ONLY_CHAT
+        self._library, self._model = library, target.model
+
+    def whole(self, answer: Any) -> bytes:
+        """See `Translation.whole`."""
+        translate = self._library.messages.translate_completion_output_params
+        return msgspec.json.encode(translate(answer, tool_name_mapping=self._tool_names))
+
+    async def events(self, stream: Any) -> AsyncIterator[bytes]:
+        """See `Translation.events`."""
+        translate = self._library.messages.translate_completion_output_params_streaming
+        async for event in translate(stream, model=self._model, tool_name_mapping=self._tool_names):
+            yield event
+
+
+class Responses:
+    """/v1/responses."""
+
+    function = "chat"
+
+    def __init__(self, library: Library, body: Fields, target: Target) -> None:
+        _refuse_kept_elsewhere(body)
+        kept, self.left_out, extra = _sorted(body, _RESPONSES, _RESPONSES_HINTS, target)
+        self._input = kept.pop("input", "")
+        stream = kept.pop("stream", False) is True
+        self._request = kept
+        service_tier = {"service_tier": kept["service_tier"]} if "service_tier" in kept else {}
+        translated = library.responses.transform_responses_api_request_to_chat_completion_request(
+            model=target.model,
+            input=self._input,
+            responses_api_request=kept,
+            custom_llm_provider=target.provider,
+            stream=stream,
+            **service_tier,
+        )
+        unfit = ("model", "custom_llm_provider", "reasoning_summary", "context_management", "metadata")
+        arguments = {name: value for name, value in translated.items() if name not in unfit}
+        self.arguments = _fitting(library, arguments, self.left_out, target, "chat_completion") | extra | _ONLY_CHAT
+        self._library, self._target = library, target
+
+    def whole(self, answer: Any) -> bytes:
+        """See `Translation.whole`."""
+        translate = self._library.responses.transform_chat_completion_response_to_responses_api_response
+        response = translate(
+            chat_completion_response=answer, request_input=self._input, responses_api_request=self._request
+        )
+        return msgspec.json.encode(_with_plain_usage(response.model_dump(mode="json", exclude_none=True)))
+
+    async def events(self, stream: Any) -> AsyncIterator[bytes]:
+        """See `Translation.events`."""
+        events = self._library.ResponsesStream(
+            model=self._target.model,
+            litellm_custom_stream_wrapper=stream,
+            request_input=self._input,
+            responses_api_request=self._request,
+            custom_llm_provider=self._target.provider,
+        )
+        number = 0
+        async for event in events:
+            value = event.model_dump(mode="json", exclude_none=True)
+            _with_plain_usage(value.get("response") or {})
+            yield named_event({**value, "sequence_number": number})
+            number += 1
+
+
+#: path below /v1/ -> its format; and which of them have Anthropic's errors
+TRANSLATIONS: Final[Mapping[str, type[Translation]]] = {
+    "chat/completions": Chat,
+    "completions": Text,
+    "embeddings": Embeddings,
+    "messages": Messages,
+    "responses": Responses,
+}
+
+
+def _refuse_kept_elsewhere(body: Fields) -> None:
+    for name in _KEPT_ELSEWHERE:
+        if body.get(name):
+            raise InvalidRequest(
+                f'"{name}" refers to what the provider of the Responses API keeps. This model is served through a '
+                "translation, where nothing is kept: send the items themselves.",
+                param=name,
+            )
+    items = body.get("input")
+    for item in items if isinstance(items, list) else ():
+        if isinstance(item, dict) and item.get("type") == "item_reference":
+            raise InvalidRequest(
+                "An item_reference refers to what the provider of the Responses API keeps. Send the item itself.",
+                param="input",
+            )
+
+
+def _data(value: Any) -> bytes:
+    return b"data: %b\n\n" % msgspec.json.encode(value)
+
+
+def _chat_answer(value: Fields) -> Fields:
+    """A chat completion or a chunk of one, as OpenAI writes it."""
+    value = _with_plain_usage(_without_nulls(value))
+    for choice in value.get("choices", ()):
+        for part in (choice.get("message"), choice.get("delta"), choice):
+            if isinstance(part, dict) and not any((part.get("provider_specific_fields") or {}).values()):
+                part.pop("provider_specific_fields", None)
+    if value.get("object") == "chat.completion.chunk" and "usage" in value and not _says_something(value):
+        value["choices"] = []
+    return value
+
+
+def _says_something(chunk: Fields) -> bool:
+    return any(choice.get("finish_reason") or any(_filled(choice.get("delta"))) for choice in chunk.get("choices", ()))
+
+
+def _filled(delta: object) -> Iterator[object]:
+    if isinstance(delta, dict):
+        yield from (value for name, value in delta.items() if name != "role")
+
+
+def _text_answer(value: Fields) -> Fields:
+    value = _with_plain_usage(_without_nulls(value))
+    for choice in value.get("choices", ()):
+        choice.setdefault("text", "")
+    return value
+
+
+def _with_plain_usage(value: Fields) -> Fields:
+    """Without the cost that litellm reckons: what a call costs is read from our own tables."""
+    usage = value.get("usage")
+    if isinstance(usage, dict):
+        usage.pop("cost", None)
+    return value
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None or name in _NULLS}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value

@@ -1,0 +1,145 @@
+"""A provider asked again where nothing was done, and left alone for a while after failures in a row.
+
+Only before the first byte of an answer, and only where it is sure that the provider did no work: the connection did not
+come about, or it said itself that it turned the request away. Whatever else goes wrong may have been billed, and asking
+again is the caller's to decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Final
+
+from gateway.core.errors import UpstreamFault, UpstreamOpenCircuit, UpstreamRefused, UpstreamTimeout
+from gateway.core.forwarding import header
+from gateway.core.ports import Outgoing, Upstream, UpstreamReply
+from gateway.core.retrying import REPEATED, WELL, BreakerPolicy, RetryPolicy, is_ill
+
+logger = logging.getLogger("gateway")
+
+#: what a busy provider's clients are told where it does not say itself
+_RETRY_AFTER: Final = b"retry-after"
+
+
+class RetryingUpstream:
+    """The way to one provider, with patience. Wraps the one that knows how to send."""
+
+    def __init__(
+        self,
+        name: str,
+        inner: Upstream,
+        retry: RetryPolicy,
+        breaker: BreakerPolicy,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._name = name
+        self._inner = inner
+        self._retry = retry
+        self._policy = breaker
+        self._breaker = WELL
+        self._clock = clock
+        self._sleep = sleep
+        self._chance = chance
+
+    def send(self, request: Outgoing) -> _Asking:
+        """See `Upstream.send`."""
+        return _Asking(self, request)
+
+    async def asked(self, request: Outgoing) -> tuple[AbstractAsyncContextManager[UpstreamReply], UpstreamReply]:
+        """Ask, again if need be; what is to be left, and the answer.
+
+        Raises:
+            UpstreamFault: there is none.
+        """
+        tries = 0
+        while True:
+            self._check()
+            tries += 1
+            sending = self._inner.send(request)
+            try:
+                reply = await self._try(sending)
+            except UpstreamRefused as fault:
+                wait = self._retry.wait(tries, None, self._chance())
+                if wait is None:
+                    raise
+                reason = fault.code
+            else:
+                wait = self._wait(reply, tries)
+                if wait is None:
+                    return sending, reply
+                reason = str(reply.status)
+                await sending.__aexit__(None, None, None)
+            request.note("retries", f"{tries}, the last after {reason}")
+            await self._sleep(wait)
+
+    async def _try(self, sending: AbstractAsyncContextManager[UpstreamReply]) -> UpstreamReply:
+        self._breaker = self._breaker.asked()
+        try:
+            reply = await sending.__aenter__()
+        except (UpstreamFault, UpstreamTimeout):
+            self._did(well=False)
+            raise
+        except BaseException:
+            self._breaker = self._breaker.left()
+            raise
+        self._did(well=not is_ill(reply.status))
+        return reply
+
+    def _wait(self, reply: UpstreamReply, tries: int) -> float | None:
+        if reply.status not in REPEATED:
+            return None
+        said = header(reply.headers, _RETRY_AFTER).decode("latin-1")
+        return self._retry.wait(tries, said or None, self._chance())
+
+    def _check(self) -> None:
+        opens_in = self._breaker.opens_in(self._policy, self._clock())
+        if opens_in is not None:
+            fault = UpstreamOpenCircuit(
+                f'The provider "{self._name}" failed {self._breaker.failed} times in a row and is left alone. '
+                f"It is asked again in {opens_in:.0f} s."
+            )
+            fault.retry_after = max(1, math.ceil(opens_in))
+            raise fault
+
+    def _did(self, *, well: bool) -> None:
+        before = self._breaker
+        self._breaker = before.did(self._policy, self._clock(), well=well)
+        if (before.since is None) != (self._breaker.since is None):
+            word = "is asked again" if self._breaker.since is None else f"is left alone for {self._policy.open_s:g} s"
+            logger.warning("provider %s %s", self._name, word)
+
+    async def aclose(self) -> None:
+        """See `Upstream.aclose`."""
+        await self._inner.aclose()
+
+
+class _Asking:
+    """One request on its way: entered when there is an answer worth passing on."""
+
+    __slots__ = ("_request", "_sending", "_upstream")
+
+    def __init__(self, upstream: RetryingUpstream, request: Outgoing) -> None:
+        self._upstream = upstream
+        self._request = request
+        self._sending: AbstractAsyncContextManager[UpstreamReply] | None = None
+
+    async def __aenter__(self) -> UpstreamReply:
+        self._sending, reply = await self._upstream.asked(self._request)
+        return reply
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._sending is not None:
+            await self._sending.__aexit__(None, None, None)
+
+
+if TYPE_CHECKING:
+    _: type[Upstream] = RetryingUpstream

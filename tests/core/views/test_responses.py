@@ -1,0 +1,161 @@
+"""Responses items as chat messages, case by case."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from gateway.core.message import encode, sketch
+from gateway.core.views import view_of
+from gateway.core.views.view import View
+
+Json = dict[str, Any]
+
+
+def view(*elements: Json) -> View:
+    return view_of("responses", [encode(element) for element in elements])
+
+
+def seen(found: View) -> list[Json]:
+    return [json.loads(raw) for raw in found.messages]
+
+
+def restored(found: View, changes: Mapping[int, Json | None]) -> list[Json]:
+    written = {index: None if form is None else encode(form) for index, form in changes.items()}
+    return [json.loads(raw) for raw in found.restored(written)]
+
+
+def call(name: str) -> Json:
+    return {"type": "function_call", "call_id": name, "name": "search", "arguments": "{}", "id": f"fc_{name}"}
+
+
+def output(name: str, said: Any = "found") -> Json:
+    return {"type": "function_call_output", "call_id": name, "output": said}
+
+
+def thought(name: str) -> Json:
+    return {"type": "reasoning", "id": f"rs_{name}", "summary": [], "encrypted_content": "Z2VoZWlt"}
+
+
+TASK = {"role": "user", "content": [{"type": "input_text", "text": "Find it."}]}
+NEXT = {"role": "user", "content": "And now?"}
+
+
+def test_calls_made_together_are_one_message_and_their_results_follow() -> None:
+    found = view(TASK, call("a"), call("b"), output("b"), output("a"), NEXT)
+    assert found.places == ((0,), (1, 2), (3,), (4,), (5,))
+    assert [one["role"] for one in seen(found)] == ["user", "assistant", "tool", "tool", "user"]
+    assert seen(found)[0]["content"] == [{"type": "text", "text": "Find it."}]
+
+
+def test_reasoning_and_what_came_of_it_stand_together() -> None:
+    said = {
+        "type": "message",
+        "role": "assistant",
+        "id": "msg_1",
+        "content": [{"type": "output_text", "text": "I look."}],
+    }
+    found = view(TASK, thought("1"), said, call("a"), output("a"), thought("2"), said, NEXT)
+    assert found.places == ((0,), (1, 2, 3), (4,), (5, 6), (7,))
+    assert [sketch(raw).sealed for raw in found.messages] == [False, True, False, True, False]
+    assert restored(found, {1: None, 2: None}) == [TASK, thought("2"), said, NEXT]
+
+
+def test_results_are_found_behind_other_calls() -> None:
+    found = view(TASK, thought("1"), call("a"), thought("2"), call("b"), output("a"), output("b"), NEXT)
+    assert found.places == ((0,), (1, 2), (5,), (3, 4), (6,), (7,))
+    assert restored(found, {1: None, 2: None}) == [TASK, thought("2"), call("b"), output("b"), NEXT]
+
+
+def test_calls_behind_a_result_begin_anew() -> None:
+    found = view(TASK, call("a"), output("a"), call("b"), output("b"), NEXT)
+    assert found.places == ((0,), (1,), (2,), (3,), (4,), (5,))
+
+
+def test_the_results_that_the_input_ends_with_are_held() -> None:
+    found = view(TASK, call("a"), call("b"), output("a"), output("b"))
+    assert found.held == {2, 3}
+    assert view(TASK, call("a"), output("a"), NEXT).held == frozenset()
+
+
+def test_a_result_whose_call_the_provider_keeps_is_held() -> None:
+    found = view(output("a"), NEXT, call("b"), output("b"), NEXT)
+    assert found.held == {0}
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "item_reference", "id": "msg_1"},
+        {"type": "compaction", "encrypted_content": "x"},
+        {"type": "something_new", "call_id": "a"},
+        {"type": "function_call", "name": "no_id"},
+        {"role": "tool", "content": "x"},
+        {"role": "user", "content": None},
+        {"type": 3},
+    ],
+)
+def test_what_nobody_knows_is_left_alone_and_held(item: Json) -> None:
+    found = view(TASK, item, NEXT)
+    assert not sketch(found.messages[1]).is_known
+    assert found.held == {1}
+
+
+def test_what_cannot_be_written_anew_is_left_alone() -> None:
+    odd = b'{"role":"user","content":[{"type":"input_text","text":"x"}],"role":"user"}'
+    found = view_of("responses", [odd, encode(NEXT)])
+    assert not sketch(found.messages[0]).is_known
+    assert found.restored({}) == (odd, encode(NEXT))
+
+
+def test_changed_texts_have_the_names_of_this_api() -> None:
+    said = {"role": "assistant", "id": "msg_1", "content": [{"type": "output_text", "text": "long", "annotations": []}]}
+    found = view(
+        TASK, said, call("a"), output("a", [{"type": "input_text", "text": "long"}]), call("b"), output("b"), NEXT
+    )
+    short = [{"type": "text", "text": "short"}]
+    sent = restored(found, {index: {"role": "x", "content": short} for index in (0, 1, 3)} | {5: {"content": "short"}})
+    assert sent[0] == {"role": "user", "content": [{"type": "input_text", "text": "short"}]}
+    assert sent[1] == {**said, "content": [{"type": "output_text", "text": "short", "annotations": []}]}
+    assert sent[3] == output("a", [{"type": "input_text", "text": "short"}])
+    assert sent[5] == output("b", "short")
+
+
+def test_annotated_text_is_not_changed() -> None:
+    note = {"type": "url_citation", "start_index": 0, "end_index": 4, "url": "https://example.com", "title": "x"}
+    said = {"role": "assistant", "content": [{"type": "output_text", "text": "long", "annotations": [note]}]}
+    assert sketch(view(TASK, said, NEXT).messages[1]).sealed
+
+
+def test_calls_are_never_changed() -> None:
+    found = view(TASK, call("a"), output("a"), NEXT)
+    assert restored(found, {1: {"role": "assistant", "content": "x"}}) == [TASK, call("a"), output("a"), NEXT]
+
+
+@pytest.mark.parametrize("kind", ["web_search_call", "code_interpreter_call", "mcp_call"])
+def test_what_a_model_did_by_itself_stands_with_its_words(kind: str) -> None:
+    deed = {"type": kind, "id": "x_1", "status": "completed", "action": {"query": "q"}}
+    said = {"role": "assistant", "content": "It is so."}
+    found = view(TASK, deed, said, NEXT)
+    assert found.places == ((0,), (1, 2), (3,))
+    assert sketch(found.messages[1]).sealed
+
+
+@pytest.mark.parametrize("kind", ["local_shell_call", "computer_call", "apply_patch_call", "tool_search_call"])
+def test_other_calls_of_the_client_have_results_too(kind: str) -> None:
+    result = kind.removesuffix("_call") + "_output" if kind == "tool_search_call" else f"{kind}_output"
+    called = {"type": kind, "call_id": "a", "action": {"type": "exec"}}
+    found = view(TASK, called, {"type": result, "call_id": "a", "output": {"image_url": "data:,"}}, NEXT)
+    assert sketch(found.messages[1]).calls == ("a",)
+    assert sketch(found.messages[2]).answers == "a"
+    assert sketch(found.messages[2]).sealed
+
+
+def test_a_summary_is_told_by_the_assistant() -> None:
+    found = view(TASK, call("a"), output("a"), NEXT)
+    told = encode({"role": "assistant", "content": "[summary of 2 earlier messages]\nAll was well."})
+    sent = found.restored({1: told, 2: None}, {1})
+    assert [json.loads(raw) for raw in sent] == [TASK, json.loads(told), NEXT]

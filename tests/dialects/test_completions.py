@@ -1,0 +1,155 @@
+"""/v1/completions: the request as read and written, the answer as read, a stream ended early."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.core.errors import InvalidRequest
+from gateway.core.usage import Usage
+from gateway.dialects.base import Answer, Call, StreamMeter, Verdict
+from gateway.dialects.completions import Completions
+
+DIALECT = Completions()
+USAGE = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+
+
+def call(**fields: object) -> Call:
+    return DIALECT.read(json.dumps({"model": "m", "prompt": "p", **fields}).encode())
+
+
+def piece(text: object, index: int = 0, reason: str | None = None, **fields: Any) -> dict[str, Any]:
+    return {"choices": [{"text": text, "index": index, "logprobs": None, "finish_reason": reason}], **fields}
+
+
+def answer_to(*chunks: object) -> Answer:
+    reader = DIALECT.reader(call(), drop_usage=False)
+    for chunk in chunks:
+        reader.read(json.dumps(chunk).encode())
+    return reader.answer()
+
+
+def cut_after(*chunks: object) -> list[Any]:
+    meter = StreamMeter(DIALECT.reader(call(), drop_usage=True))
+    for chunk in chunks:
+        meter.feed(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+    *events, done = meter.cut_short().decode().removesuffix("\n\n").split("\n\n")
+    assert done == "data: [DONE]"
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
+def test_a_call_is_read_as_far_as_it_matters() -> None:
+    body = b'{"model":"m","prompt":["a","b"],"stream":true,"x":1}'
+    found = DIALECT.read(body)
+    assert (found.operation, found.model, found.stream, found.usage_asked) == ("text_completion", "m", True, False)
+    assert found.body is body
+
+
+def test_a_prompt_may_be_absent() -> None:
+    assert DIALECT.read(b'{"model":"m"}').model == "m"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"prompt":"p"}', "model"),
+        (b'{"model":null}', "model"),
+        (b'{"model":["m"]}', "model"),
+        (b'{"model":"m","stream":"true"}', "stream"),
+        (b'{"model":"m","prompt":"a","prompt":"b"}', "prompt"),
+        (b"[]", None),
+    ],
+)
+def test_a_body_that_is_no_completions_call_is_refused_and_the_field_named(body: bytes, param: str | None) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        DIALECT.read(body)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "ask"),
+    [
+        ({}, True),
+        ({"stream": True}, False),
+        ({"stream": True, "stream_options": {"include_usage": True}}, True),
+    ],
+)
+def test_a_call_that_needs_no_change_keeps_its_bytes(fields: dict[str, Any], ask: bool) -> None:
+    found = call(**fields)
+    assert DIALECT.write(found, "m", ask_usage=ask) is found.body
+
+
+def test_a_stream_is_made_to_report_its_usage_and_every_other_byte_kept() -> None:
+    found = DIALECT.read(b'{ "x" : 1e2,"model":"alias","prompt":[ 1,2 ],"stream":true}')
+    sent = DIALECT.write(found, "real", ask_usage=True, changes={"max_tokens": 5})
+    assert sent == (
+        b'{"x":1e2,"model":"real","prompt":[ 1,2 ],"stream":true,"max_tokens":5,"stream_options":{"include_usage":true}}'
+    )
+
+
+def test_a_prompt_is_no_conversation_that_a_session_could_be_named_by() -> None:
+    assert DIALECT.opening(call()) is None
+
+
+def test_prompts_weigh() -> None:
+    assert list(DIALECT.input_text(call(prompt=["a", "b"], suffix="c", user="d"))) == ["a", "b", "c"]
+
+
+def test_a_whole_answer_is_read() -> None:
+    found = DIALECT.answer(json.dumps(piece("x" * 40, reason="stop", model="davinci", usage=USAGE)).encode())
+    assert (found.model, found.finish_reason, found.output_estimate, found.error) == ("davinci", "stop", 10, False)
+    assert found.usage is not None
+    assert found.usage.complete(0, 0)[0] == Usage(1, 2, 3)
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>", b"null", b"[]", b'{"choices":7}', b'{"choices":[{"text":7}]}', b"{}"])
+def test_an_answer_that_is_none_is_read_as_nothing(body: bytes) -> None:
+    assert DIALECT.answer(body) == Answer()
+
+
+def test_a_chunk_of_the_wrong_types_is_read_as_far_as_it_can_be() -> None:
+    found = answer_to({"choices": [7, {"delta": 7, "text": "x" * 8, "finish_reason": "stop"}], "usage": USAGE})
+    assert (found.output_estimate, found.finish_reason) == (2, "stop")
+    assert found.usage is not None
+
+
+def test_an_error_inside_a_stream_is_noted() -> None:
+    assert answer_to(piece("x"), {"error": {"message": "no"}}).error
+
+
+def test_the_usage_chunk_reaches_only_a_client_that_asked_for_it() -> None:
+    data = json.dumps({"choices": [], "usage": USAGE}).encode()
+    assert DIALECT.reader(call(), drop_usage=True).read(data) is Verdict.DROP
+    assert DIALECT.reader(call(), drop_usage=False).read(data) is Verdict.PASS
+
+
+def test_a_stream_that_is_cut_short_ends_each_running_choice_as_if_its_limit_was_reached() -> None:
+    head: dict[str, Any] = {"id": "cmpl-1", "created": 7, "model": "davinci"}
+    [chunk] = cut_after(piece("a", **head), piece("b", 1), piece("", 1, "stop"), piece("c", 2))
+    assert {name: chunk[name] for name in head} == head
+    assert chunk["object"] == "text_completion"
+    assert chunk["choices"] == [
+        {"text": "", "logprobs": None, "index": index, "finish_reason": "length"} for index in (0, 2)
+    ]
+
+
+def test_a_stream_that_is_cut_short_before_it_began_ends_all_the_same() -> None:
+    [chunk] = cut_after()
+    assert [choice["finish_reason"] for choice in chunk["choices"]] == ["length"]
+
+
+def test_a_stream_that_is_cut_short_after_its_last_choice_ended_keeps_its_reason() -> None:
+    assert cut_after(piece("a"), piece("", reason="stop")) == []
+
+
+@pytest.mark.parametrize("head", [{"id": 7, "created": "x", "model": []}, {"id": "\ud800", "created": None}])
+def test_odd_values_of_a_host_do_not_keep_a_stream_from_its_end(head: dict[str, Any]) -> None:
+    [chunk] = cut_after(piece("a", **head))
+    assert chunk["choices"][0]["finish_reason"] == "length"
+
+
+def test_an_endless_stream_of_choices_does_not_make_an_endless_end() -> None:
+    [chunk] = cut_after(*[piece("a", index) for index in range(1_000)])
+    assert [choice["index"] for choice in chunk["choices"]] == list(range(256))

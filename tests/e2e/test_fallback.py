@@ -1,0 +1,166 @@
+"""A model whose provider cannot answer, and the ones that take its place, behind a running gateway."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gateway.mock import MockServer, Provider
+from gateway.mock.turns import Behaviour
+from tests.conftest import StartGateway, closed_port
+from tests.support.conversations import agent
+from tests.support.gateways import GatewayThread
+from tests.support.web import HI, Reply
+
+#: what the second provider is, beside the "upstream" of every test
+SECOND = {"auth": "none", "retries": 0, "breaker": {"failures": 1000}}
+MODELS = [
+    {"match": "main", "provider": "upstream", "fallback": ["spare"], "price": {"input": 1, "output": 2}},
+    {"match": "spare", "provider": "second", "name": "gpt-4o", "price": {"input": 10, "output": 20}},
+]
+
+
+@pytest.fixture
+def second() -> Iterator[MockServer]:
+    with MockServer(Provider()) as server:
+        yield server
+
+
+@pytest.fixture
+def both(gateway_server: StartGateway, mock_server: MockServer, second: MockServer) -> GatewayThread:
+    return gateway_server(mock_server.url, models=MODELS, **{"providers.second": {"base_url": second.url, **SECOND}})
+
+
+def ask(gateway: GatewayThread, **fields: Any) -> Reply:
+    body = {"model": "main", "messages": HI, "max_tokens": 50, **fields}
+    return gateway.web.post("/v1/chat/completions", body, {"x-session-id": "s"})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", [429, 500, 502, 503, 504, 529])
+def test_a_model_whose_provider_fails_is_answered_by_the_next_and_charged_once(
+    both: GatewayThread, mock: Provider, second: MockServer, status: int, stream: bool
+) -> None:
+    mock.behaviour = Behaviour(status=status)
+    reply = ask(both, stream=stream)
+    assert reply.status == 200
+    assert json.loads(second.provider.calls[-1].body)["model"] == "gpt-4o"
+    assert reply.totals[2] == second.provider.billed().total_tokens > 0
+    assert mock.billed().total_tokens == 0
+    record = both.web.get(f"/api/calls/{reply.header('x-request-id')}").json
+    assert (record["provider"], record["model"]) == ("second", "gpt-4o")
+    assert record["notes"]["fallback"] == f"upstream/main: {status}; "
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+def test_what_is_wrong_with_the_call_is_not_asked_elsewhere(
+    both: GatewayThread, mock: Provider, second: MockServer, status: int
+) -> None:
+    mock.behaviour = Behaviour(status=status)
+    assert ask(both).status == status
+    assert second.provider.calls == []
+
+
+def test_a_provider_that_is_down_is_stood_in_for(gateway_server: StartGateway, second: MockServer) -> None:
+    gateway = gateway_server(
+        f"http://127.0.0.1:{closed_port()}",
+        models=MODELS,
+        **{"providers.second": {"base_url": second.url, **SECOND}},
+    )
+    assert ask(gateway).status == 200
+    assert len(second.provider.calls) == 1
+
+
+def test_where_all_fail_the_last_ones_answer_is_passed_on(
+    both: GatewayThread, mock: Provider, second: MockServer
+) -> None:
+    mock.behaviour = Behaviour(status=503)
+    second.provider.behaviour = Behaviour(status=429, retry_after="7")
+    reply = ask(both)
+    assert (reply.status, reply.header("retry-after")) == (429, "7")
+    assert reply.totals == (0, 0, 0)
+
+
+def test_a_request_too_long_for_one_model_goes_to_the_next(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+) -> None:
+    small = [{**MODELS[0], "window": 1000}, {**MODELS[1], "window": 100_000}]
+    gateway = gateway_server(mock_server.url, models=small, **{"providers.second": {"base_url": second.url, **SECOND}})
+    long = [{"role": "user", "content": "word " * 3000}]
+    assert ask(gateway, messages=long).status == 200
+    assert mock.calls == []
+    assert json.loads(second.provider.calls[-1].body)["messages"] == long
+
+
+def test_a_request_that_a_provider_finds_too_long_goes_to_the_next(
+    both: GatewayThread, mock: Provider, second: MockServer
+) -> None:
+    mock.behaviour = Behaviour(window=300)
+    assert ask(both, messages=[{"role": "user", "content": "word " * 3000}]).status == 200
+    assert len(second.provider.calls) == 1
+
+
+def test_each_model_gets_what_fits_its_own_window(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+) -> None:
+    sizes = [{**MODELS[0], "window": 8_000}, {**MODELS[1], "window": 3_000}]
+    gateway = gateway_server(mock_server.url, models=sizes, **{"providers.second": {"base_url": second.url, **SECOND}})
+    mock.behaviour = Behaviour(status=503)
+    assert ask(gateway, messages=agent(20)).status == 200
+    first, other = (json.loads(one.calls[-1].body)["messages"] for one in (mock, second.provider))
+    assert len(json.dumps(other)) < len(json.dumps(first)) < len(json.dumps(agent(20)))
+
+
+def test_a_budget_in_dollars_is_held_for_the_dearest_of_them(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+) -> None:
+    gateway = gateway_server(
+        mock_server.url,
+        models=MODELS,
+        **{"providers.second": {"base_url": second.url, **SECOND}, "budget.usd": "0.002"},
+    )
+    mock.behaviour = Behaviour(status=503)
+    ask(gateway, max_tokens=500)
+    sent = json.loads(second.provider.calls[-1].body)
+    assert sent["max_tokens"] * 20 <= 2_000
+    assert gateway.web.get("/api/sessions/s").json["cost_usd"] is not None
+
+
+def test_a_callers_own_credential_goes_to_no_other_provider(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+) -> None:
+    gateway = gateway_server(
+        mock_server.url,
+        models=MODELS,
+        **{
+            "providers.upstream": {"base_url": mock_server.url, "retries": 0},
+            "providers.second": {"base_url": second.url, **SECOND, "auth": "bearer"},
+        },
+    )
+    mock.behaviour = Behaviour(status=503)
+    body = {"model": "main", "messages": HI}
+    reply = gateway.web.post("/v1/chat/completions", body, {"authorization": "Bearer the-callers-own"})
+    assert reply.status == 503
+    assert second.provider.calls == []
+
+
+def test_sessions_are_shared_among_providers_and_stay_with_theirs(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+) -> None:
+    shared = [{"match": "main", "provider": {"upstream": 1, "second": 1}}]
+    gateway = gateway_server(mock_server.url, models=shared, **{"providers.second": {"base_url": second.url, **SECOND}})
+
+    def turns(session: str) -> tuple[int, int]:
+        before = len(mock.calls), len(second.provider.calls)
+        for _ in range(3):
+            body = {"model": "main", "messages": HI}
+            gateway.web.post("/v1/chat/completions", body, {"x-session-id": session})
+        return len(mock.calls) - before[0], len(second.provider.calls) - before[1]
+
+    counts = {turns(f"s-{number}") for number in range(16)}
+    assert counts == {(3, 0), (0, 3)}
+    mock.behaviour = Behaviour(status=503)
+    assert {turns(f"s-{number}")[1] for number in range(8)} == {3}, "and are taken over where one fails"

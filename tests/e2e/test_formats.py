@@ -1,0 +1,233 @@
+"""Responses and Messages requests are fitted, shown in modes and held against budgets exactly as chat requests are."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from gateway.mock import MockServer, Provider
+from tests.conftest import StartGateway
+from tests.support.conversations import TASK, agent
+from tests.support.formats import Format
+from tests.support.gateways import GatewayThread, until
+from tests.support.web import Reply, Web
+
+BUDGET = {"x-context-budget": "2500"}
+formats = pytest.mark.parametrize("form", [Format("messages"), Format("responses")], ids=["messages", "responses"])
+
+
+def holds(store: Path) -> int:
+    """Holds that are open."""
+    with closing(sqlite3.connect(store)) as db:
+        (number,) = db.execute("SELECT count(*) FROM holds").fetchone()
+    return int(number)
+
+
+def ask(web: Web, form: Format, session: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> Reply:
+    return web.post(form.path, body, {"x-session-id": session, **(headers or {})})
+
+
+def numbers(reply: Reply) -> tuple[int, int]:
+    return int(reply.header("x-context-tokens") or -1), int(reply.header("x-context-tokens-original") or -1)
+
+
+@formats
+def test_what_fits_is_forwarded_byte_for_byte(web: Web, mock: Provider, session: str, form: Format) -> None:
+    body = json.dumps(form.agent(1), indent=1).encode()
+    reply = web.post(form.path, body, {"x-session-id": session, **BUDGET})
+    assert reply.status == 200
+    assert mock.calls[-1].body == body
+    assert reply.header("x-context-trimmed") == "none"
+
+
+@formats
+def test_what_does_not_fit_is_sent_within_its_budget_with_its_pairs_whole(
+    web: Web, mock: Provider, session: str, form: Format
+) -> None:
+    came = form.agent(12)
+    reply = ask(web, form, session, came, BUDGET)
+    assert reply.status == 200
+    tokens, original = numbers(reply)
+    assert tokens <= 2500 < original
+    elements = form.sent(mock.calls[-1].body)
+    assert elements[0]["content"].startswith(TASK["content"])
+    assert elements[-1] == came[form.array][-1]
+    calls, results = form.pairs(elements)
+    assert calls == results != []
+    beside = {name: value for name, value in came.items() if name != form.array}
+    assert beside.items() <= json.loads(mock.calls[-1].body).items()
+
+
+@formats
+def test_the_next_turn_begins_with_the_same_elements(web: Web, mock: Provider, session: str, form: Format) -> None:
+    ask(web, form, session, form.agent(12), BUDGET)
+    first = form.sent(mock.calls[-1].body)
+    ask(web, form, session, form.agent(13), BUDGET)
+    second = form.sent(mock.calls[-1].body)
+    assert second[: len(first)] == first
+    assert second[len(first) :] == form.agent(13)[form.array][-2:]
+
+
+@formats
+def test_the_receipt_tells_of_each_element(web: Web, session: str, form: Format) -> None:
+    came = form.agent(12)
+    reply = ask(web, form, session, came, BUDGET)
+    items = web.get(f"/api/calls/{reply.header('x-request-id')}?explain=1").json["context"]["items"]
+    assert len(items) == len(came[form.array])
+    assert {item["rule"] for item in items} > {"pinned"}
+
+
+@formats
+def test_what_cannot_be_fitted_is_refused_by_name_in_its_own_format(
+    web: Web, mock: Provider, session: str, form: Format
+) -> None:
+    before = len(mock.calls)
+    body = form.body([*agent(2), {"role": "user", "content": "word " * 4000}])
+    reply = ask(web, form, session, body, BUDGET)
+    place = len(body[form.array]) - 1
+    assert reply.status == 400
+    assert f"{form.array}[{place}] (user)" in reply.error["message"]
+    assert reply.error["code"] == "context_length_exceeded"
+    assert (reply.json.get("type") == "error") == (form.wire == "messages")
+    assert len(mock.calls) == before
+
+
+@pytest.mark.parametrize(("path", "field"), [("responses", "input"), ("completions", "prompt")])
+def test_a_text_over_its_budget_is_refused_not_cut(
+    web: Web, mock: Provider, session: str, path: str, field: str
+) -> None:
+    before = len(mock.calls)
+    body = {"model": "gpt-4.1", field: "word " * 4000}
+    reply = web.post(f"/v1/{path}", body, {"x-session-id": session, **BUDGET})
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "context_length_exceeded", field)
+    assert len(mock.calls) == before
+    assert web.post(f"/v1/{path}", body, {"x-session-id": session, **BUDGET, "x-context-trim": "off"}).status == 200
+
+
+@formats
+def test_a_refusal_for_length_teaches_the_window(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, form: Format
+) -> None:
+    gateway = gateway_server(mock_server.url)
+    reply = ask(gateway.web, form, "s", form.agent(30), {"x-mock": "window=4000"})
+    assert reply.status == 200
+    assert len(mock.calls) == 2
+    calls, results = form.pairs(form.sent(mock.calls[-1].body))
+    assert calls == results
+
+
+@formats
+def test_a_pinned_message_stays_and_its_mark_is_not_forwarded(
+    web: Web, mock: Provider, session: str, form: Format
+) -> None:
+    marked = agent(12)
+    marked[2] = {**marked[2], "x_gateway": {"priority": "pinned"}}
+    body = form.body(marked)
+    if form.wire == "messages":
+        body["messages"][1]["x_gateway"] = {"priority": "pinned"}
+    assert ask(web, form, session, body, BUDGET).status == 200
+    assert form.sent(mock.calls[-1].body)[1:3] == form.agent(12)[form.array][1:3]
+    assert b"x_gateway" not in mock.calls[-1].body
+
+
+@formats
+@pytest.mark.parametrize("mode", ["summary", "handle_only"])
+def test_results_are_shown_in_the_mode_that_is_asked_for(
+    web: Web, mock: Provider, session: str, form: Format, mode: str
+) -> None:
+    came = form.agent(3)
+    reply = ask(web, form, session, came, {"x-response-mode": mode})
+    assert reply.header("x-response-mode") == mode
+    text = mock.calls[-1].body.decode()
+    assert text.count("full text: GET /api/results/") == 3
+    handle = text.partition("/api/results/")[2].partition("]")[0]
+    assert b"Parcel 0-0 stands" in web.get(f"/api/results/{handle}").body
+    assert form.pairs(form.sent(mock.calls[-1].body)) == form.pairs(came[form.array])
+    again = ask(web, form, session, came, {"x-response-mode": mode})
+    assert again.status == 200
+    assert mock.calls[-1].body.decode() == text
+
+
+@formats
+def test_a_session_shrinks_its_results_before_it_is_refused(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, form: Format
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.tokens": 12_000})
+    modes: list[str] = []
+    for steps in range(1, 30):
+        reply = ask(gateway.web, form, "s", form.agent(steps, limit=100))
+        if reply.status != 200:
+            break
+        modes.append(reply.header("x-response-mode") or "")
+    assert reply.status == 400
+    assert reply.error["code"] == "budget_exhausted"
+    assert sorted(set(modes), key=["raw", "table", "summary", "handle_only"].index) == list(dict.fromkeys(modes))
+    assert {"raw", "table", "summary"} <= set(modes)
+    billed = mock.billed()
+    assert (billed.input_tokens, billed.output_tokens) == reply.totals[:2]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "end"),
+    [("responses", "input", "response.incomplete"), ("completions", "prompt", '"finish_reason":"length"')],
+)
+def test_a_stream_takes_more_as_it_goes_and_ends_where_its_budget_ends(
+    mock_server: MockServer, gateway_server: StartGateway, path: str, field: str, end: str
+) -> None:
+    grows = [{"match": "*", "provider": "upstream", "reasoning": False}]
+    gateway = gateway_server(mock_server.url, models=grows, **{"budget.tokens": 6_000})
+    with ThreadPoolExecutor(2) as pool:
+        slow = {"x-session-id": "s", "x-mock": "chunks=6000;interval=0.001"}
+        fields = {"model": "mock-small", "stream": True, field: "Tell me all."}
+        stream = pool.submit(gateway.web.post, f"/v1/{path}", fields, slow)
+        until(lambda: holds(gateway.store))
+        # The rest is held by another call, so that the stream's hold cannot grow.
+        chat = {"model": "mock-small", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3_800}
+        pool.submit(gateway.web.post, "/v1/chat/completions", chat, {"x-session-id": "s", "x-mock": "delay=7"})
+        reply = stream.result()
+    assert end in reply.body.decode()
+    assert 1_000 < reply.totals[1] < 3_500
+
+
+def test_the_anthropic_sdk_runs_a_long_agent_within_its_budget(
+    gateway: GatewayThread, mock: Provider, session: str
+) -> None:
+    client = anthropic.Anthropic(
+        base_url=gateway.url, api_key="k", max_retries=0,
+        default_headers={"x-session-id": session, "x-context-budget": "2500"},
+    )  # fmt: skip
+    create: Any = client.messages.with_raw_response.create
+    for steps in range(1, 25, 3):
+        raw = create(**Format("messages").agent(steps), stream=steps % 2 == 0)
+        assert int(raw.headers["x-context-tokens"]) <= 2500
+        if steps % 2 == 0:
+            assert [event.type for event in raw.parse()][-1] == "message_stop"
+        else:
+            assert raw.parse().usage.input_tokens > 0
+    assert len(mock.calls) == 8
+
+
+def test_the_openai_sdk_runs_a_long_agent_by_responses_within_its_budget(
+    gateway: GatewayThread, mock: Provider, session: str
+) -> None:
+    client = openai.OpenAI(
+        base_url=f"{gateway.url}/v1", api_key="k", max_retries=0,
+        default_headers={"x-session-id": session, "x-context-budget": "2500"},
+    )  # fmt: skip
+    create: Any = client.responses.with_raw_response.create
+    for steps in range(1, 25, 3):
+        raw = create(**Format("responses").agent(steps), stream=steps % 2 == 0)
+        assert int(raw.headers["x-context-tokens"]) <= 2500
+        if steps % 2 == 0:
+            assert [event.type for event in raw.parse()][-1] == "response.completed"
+        else:
+            assert raw.parse().usage.input_tokens > 0
+    assert len(mock.calls) == 8

@@ -1,0 +1,236 @@
+"""A full disk under the SQLite file: refusals in time, nothing lost, and on by itself when there is room again.
+
+What a process may write to a file is limited from outside while it runs. What it writes beyond that fails as it would
+on a full disk: Python ignores the signal that goes with it.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from gateway.mock import MockServer, Provider
+from tests.conftest import StartProcess
+from tests.support.gateways import GatewayProcess, until
+from tests.support.web import CHAT, HI, Reply
+
+#: `store.timeout_ms`; a full disk is known at once
+TIMEOUT_S: Final = 5.0
+STREAM: Final = "chunks=20;interval=0.05;tokens=30/20"
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(16) as pool:
+        yield pool
+
+
+@pytest.fixture
+def gateway(mock_server: MockServer, mock: Provider, gateway_process: StartProcess) -> GatewayProcess:
+    """With a budget, so that what a call may cost is held in the store before it is sent."""
+    return gateway_process(
+        mock_server.url,
+        **{"budget.tokens": 1_000_000, "store.timeout_ms": TIMEOUT_S * 1000, "store.on_failure": "closed"},
+    )
+
+
+def fill(gateway: GatewayProcess, size: int | None = None) -> None:
+    """No file may be longer than this; None: than the log of the database is, so that shorter files may grow."""
+    log = gateway.store.with_name("gateway.db-wal")
+    set_limit(gateway, log.stat().st_size if size is None else size)
+
+
+def make_room(gateway: GatewayProcess) -> None:
+    set_limit(gateway, resource.RLIM_INFINITY)
+
+
+def set_limit(gateway: GatewayProcess, size: int) -> None:
+    _, hard = resource.prlimit(gateway.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(gateway.process.pid, resource.RLIMIT_FSIZE, (size, hard))
+
+
+def journals(gateway: GatewayProcess) -> list[Path]:
+    return sorted(gateway.folder.glob("gateway.db-journals/*"))
+
+
+def is_ready(gateway: GatewayProcess) -> bool:
+    return gateway.web.get("/readyz").status == 200
+
+
+def kept(gateway: GatewayProcess) -> dict[str, tuple[int, int, int, int]]:
+    """Calls, input, output and estimated tokens of each session as the file has them."""
+    with closing(sqlite3.connect(gateway.store)) as db:
+        query = "SELECT id, calls, input_tokens, output_tokens, estimated_tokens FROM sessions"
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        return {name: (calls, came, went, guessed) for name, calls, came, went, guessed in db.execute(query)}
+
+
+def open_holds(gateway: GatewayProcess) -> int:
+    with closing(sqlite3.connect(gateway.store)) as db:
+        (number,) = db.execute("SELECT count(*) FROM holds").fetchone()
+        return int(number)
+
+
+def in_all(gateway: GatewayProcess) -> tuple[int, ...]:
+    """The same of all sessions together."""
+    return tuple(map(sum, zip(*kept(gateway).values(), strict=True)))
+
+
+def billed(mock: Provider) -> tuple[int, int, int, int]:
+    """The same as the provider has it: nothing of it was estimated."""
+    ledger = mock.billed()
+    return ledger.calls, ledger.input_tokens, ledger.output_tokens, 0
+
+
+def ask_anthropic(gateway: GatewayProcess) -> Reply:
+    body = {"model": "mock-small", "messages": HI, "max_tokens": 10}
+    return gateway.web.post("/v1/messages", body, {"x-session-id": "s", "anthropic-version": "2023-06-01"})
+
+
+def running_stream(gateway: GatewayProcess, mock: Provider, pool: ThreadPoolExecutor, session: str) -> Future[Reply]:
+    """A stream of which the first part has arrived at the gateway."""
+    before = len(mock.calls)
+    running = pool.submit(gateway.web.stream, session, STREAM)
+    until(lambda: len(mock.calls) > before)
+    return running
+
+
+@pytest.mark.parametrize("journal", ["has room", "is full too"])
+def test_calls_are_refused_in_time_and_nothing_under_way_is_lost_until_there_is_room(
+    gateway: GatewayProcess, mock: Provider, pool: ThreadPoolExecutor, journal: str
+) -> None:
+    for _ in range(3):
+        assert gateway.web.chat("s").status == 200
+    running = [running_stream(gateway, mock, pool, session) for session in ("s", "other")]
+    sent = len(mock.calls)
+    fill(gateway, None if journal == "has room" else 0)
+
+    began = time.monotonic()
+    refused = gateway.web.chat("s")
+    assert time.monotonic() - began < TIMEOUT_S
+    assert (refused.status, refused.error["code"]) == (503, "store_unavailable")
+    assert refused.header("retry-after")
+    began = time.monotonic()
+    refused = ask_anthropic(gateway)
+    assert time.monotonic() - began < TIMEOUT_S, "nobody waits for what is known to be away"
+    assert (refused.status, refused.json["type"]) == (503, "error"), "as the caller's own protocol says it"
+    assert refused.error["type"] in ("api_error", "overloaded_error")
+    assert gateway.web.stream("new").status == 503
+    assert len(mock.calls) == sent, "what is refused costs nothing"
+    assert not is_ready(gateway)
+    assert gateway.web.get("/healthz").status == 200
+
+    for answer in (one.result(20) for one in running):
+        assert answer.clean
+        assert answer.data_lines[-1] == "[DONE]"
+    written = "".join(file.read_text() for file in journals(gateway))
+    assert written.count('"outcome":"ok"') == (2 if journal == "has room" else 0)
+    assert kept(gateway).keys() <= {"s"}
+
+    make_room(gateway)
+    until(lambda: is_ready(gateway), what="it goes on by itself")
+    until(lambda: in_all(gateway) == billed(mock), what="each call is in the totals, once")
+    until(lambda: gateway.web.chat("s").status == 200)
+    assert in_all(gateway) == billed(mock)
+    assert (kept(gateway)["s"][0], kept(gateway)["other"]) == (5, (1, 30, 20, 0))
+    until(lambda: open_holds(gateway) == 0, what="nothing stays held")
+    assert journals(gateway) == []
+    assert "Traceback" not in gateway.errors.read_text()
+
+
+def test_a_call_that_nothing_is_held_for_finds_the_disk_full_at_its_end_and_is_charged_later(
+    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+) -> None:
+    gateway = gateway_process(mock_server.url)
+    assert gateway.web.chat("s").status == 200
+    fill(gateway)
+    assert [gateway.web.chat("s").status for _ in range(3)] == [200, 503, 503]
+    make_room(gateway)
+    until(lambda: in_all(gateway) == billed(mock))
+    assert kept(gateway)["s"][0] == 2
+
+
+def test_what_the_journal_has_of_a_full_disk_outlives_a_kill(
+    gateway: GatewayProcess,
+    mock_server: MockServer,
+    mock: Provider,
+    pool: ThreadPoolExecutor,
+    gateway_process: StartProcess,
+) -> None:
+    assert gateway.web.chat("s").status == 200
+    running = running_stream(gateway, mock, pool, "s")
+    fill(gateway)
+    assert running.result(20).data_lines[-1] == "[DONE]"
+    gateway.signal(signal.SIGKILL)
+    gateway.wait()
+    assert kept(gateway)["s"][0] == 1
+    again = gateway_process(mock_server.url, folder=gateway.folder)
+    until(lambda: in_all(again) == billed(mock), what="the journal is read at the next start")
+    assert open_holds(again) == 0
+
+
+def test_a_full_disk_at_the_end_leaves_to_the_next_start_what_was_not_written(
+    gateway: GatewayProcess,
+    mock_server: MockServer,
+    mock: Provider,
+    pool: ThreadPoolExecutor,
+    gateway_process: StartProcess,
+) -> None:
+    assert gateway.web.chat("s").status == 200
+    running = running_stream(gateway, mock, pool, "s")
+    fill(gateway)
+    gateway.signal(signal.SIGTERM)
+    assert running.result(20).data_lines[-1] == "[DONE]"
+    gateway.wait()
+    again = gateway_process(mock_server.url, folder=gateway.folder)
+    until(lambda: in_all(again) == billed(mock))
+
+
+def test_many_calls_at_once_over_a_disk_that_fills_again_and_again_are_each_charged_once(
+    gateway: GatewayProcess, mock: Provider, pool: ThreadPoolExecutor
+) -> None:
+    ends = time.monotonic() + 3.5
+
+    def client(number: int) -> Counter[tuple[str, int, str]]:
+        """How its calls ended. A call of the session s2 is 32 and 5 tokens."""
+        session = f"s{number % 3}"
+        body = {"model": "mock-small", "messages": HI, "max_tokens": 9, "stream": number % 2 == 0}
+        headers = {"x-session-id": session, "x-mock": f"chunks=5;interval=0.01;tokens={30 + number % 3}/5"}
+        seen: Counter[tuple[str, int, str]] = Counter()
+        while time.monotonic() < ends:
+            reply = gateway.web.post(CHAT, body, headers)
+            assert reply.clean
+            seen[session, reply.status, reply.error["code"] if reply.status != 200 else ""] += 1
+            time.sleep(0.01)
+        return seen
+
+    clients = [pool.submit(client, number) for number in range(8)]
+    for size in (None, 0, None):
+        time.sleep(0.4)
+        fill(gateway, size)
+        time.sleep(0.3)
+        make_room(gateway)
+    seen = sum((one.result(20) for one in clients), Counter[tuple[str, int, str]]())
+    sessions = ("s0", "s1", "s2")
+    assert {(status, code) for _, status, code in seen} == {(200, ""), (503, "store_unavailable")}
+    answered = [seen[session, 200, ""] for session in sessions]
+    expected = {
+        session: (calls, (30 + number) * calls, 5 * calls, 0)
+        for number, (session, calls) in enumerate(zip(sessions, answered, strict=True))
+    }
+    until(lambda: kept(gateway) == expected, what="each call is in the totals of its session, once")
+    assert in_all(gateway) == billed(mock)
+    until(lambda: open_holds(gateway) == 0)
+    until(lambda: journals(gateway) == [])
+    view: Any = gateway.web.get("/api/sessions/s0").json
+    assert view["budget"]["used"]["tokens"] == view["cumulative_token_usage"]["total_tokens"]

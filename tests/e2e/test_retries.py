@@ -1,0 +1,56 @@
+"""A provider that stumbles, behind a running gateway: callers hear nothing of it, or at once what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.mock import MockServer, Provider
+from gateway.mock.turns import Behaviour, Turn
+from tests.conftest import StartGateway, closed_port
+from tests.support.web import HI
+
+RETRIES = {"providers.upstream.retries": 2, "providers.upstream.breaker": {"failures": 3, "open_s": 60}}
+
+
+def busy(status: int, retry_after: str | None = "0") -> Turn:
+    return Turn(behaviour=Behaviour(status=status, retry_after=retry_after))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", [429, 502, 503, 529])
+def test_a_provider_that_turns_a_call_away_is_asked_again_and_the_call_is_charged_once(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, status: int, stream: bool
+) -> None:
+    gateway = gateway_server(mock_server.url, **RETRIES)
+    mock.push(busy(status), busy(status))
+    body = {"model": "mock-small", "messages": HI, "stream": stream}
+    reply = gateway.web.post("/v1/chat/completions", body, {"x-session-id": "s"})
+    assert reply.status == 200
+    assert len(mock.calls) == 3
+    assert reply.totals[2] == mock.billed().total_tokens > 0
+    assert mock.billed().calls == 1
+    record = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json
+    assert record["notes"]["retries"] == f"2, the last after {status}"
+
+
+def test_what_a_provider_says_in_the_end_is_passed_on(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **RETRIES)
+    mock.push(busy(429, "3600"))
+    reply = gateway.web.chat("s")
+    assert (reply.status, reply.header("retry-after")) == (429, "3600")
+    assert reply.header("x-gateway-upstream-error") == "true"
+    assert len(mock.calls) == 1
+
+
+def test_a_provider_that_is_down_is_left_alone_and_callers_hear_when_to_come_back(
+    gateway_server: StartGateway,
+) -> None:
+    gateway = gateway_server(f"http://127.0.0.1:{closed_port()}", **{**RETRIES, "providers.upstream.retries": 0})
+    replies = [gateway.web.chat("s") for _ in range(4)]
+    assert [reply.error["code"] for reply in replies] == ["upstream_unreachable"] * 3 + ["upstream_open_circuit"]
+    last = replies[-1]
+    assert (last.status, last.header("x-should-retry")) == (503, "true")
+    assert 1 <= int(last.header("retry-after") or 0) <= 60
+    assert last.totals == (0, 0, 0)

@@ -1,0 +1,226 @@
+"""The way to a provider: its certificate, authorities of one's own, and proxies that the environment names."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import StartGateway, StartUpstream, closed_port
+from tests.support.gateways import GatewayThread
+from tests.support.scripted import DONE, SSE_HEAD, ByteServer, Connection, chunk, completion, usage_chunk
+from tests.support.web import HI, Reply, Web
+
+KEY = "provider-0123456789abcdef"
+#: a name that only the proxy knows the address of
+NAME = "provider.test"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate for 127.0.0.1 and NAME that is its own authority, its key in the same file."""
+    file = tmp_path_factory.mktemp("tls") / "server.pem"
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=test"]
+    words += ["-addext", f"subjectAltName=IP:127.0.0.1,DNS:{NAME}", "-keyout", str(file), "-out", f"{file}.crt"]
+    subprocess.run(words, check=True, capture_output=True)
+    file.write_text(file.read_text() + Path(f"{file}.crt").read_text())
+    return file
+
+
+@pytest.fixture
+def provider(certificate: Path) -> Iterator[ByteServer]:
+    """A provider that speaks TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with ByteServer(answer, tls=context) as server:
+        yield server
+
+
+def answer(connection: Connection) -> None:
+    if connection.request.json.get("stream"):
+        connection.send(SSE_HEAD + chunk("hello") + usage_chunk() + DONE)
+    else:
+        connection.whole(completion())
+
+
+@pytest.fixture(autouse=True)
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture
+def start(gateway_server: StartGateway) -> Callable[..., GatewayThread]:
+    """A gateway that holds a key of the provider at this address and has these TLS settings."""
+
+    def run(url: str, **tls: object) -> GatewayThread:
+        row = {"base_url": url, "key": KEY, "retries": 0, "timeout_s": {"connect": 5}, "tls": tls}
+        return gateway_server(url, **{"providers.upstream": row})
+
+    return run
+
+
+def chat(web: Web, *, stream: bool = False) -> Reply:
+    return web.post("/v1/chat/completions", {"model": "m", "messages": HI, "stream": stream}, {"x-session-id": "s"})
+
+
+def refused(reply: Reply) -> str:
+    assert (reply.status, reply.error["code"]) == (502, "upstream_unreachable"), reply
+    message: str = reply.error["message"]
+    return message
+
+
+# --- certificates --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_authority_of_ones_own_is_trusted(
+    stream: bool, provider: ByteServer, certificate: Path, start: Callable[..., GatewayThread]
+) -> None:
+    reply = chat(start(provider.url, ca_file=str(certificate)).web, stream=stream)
+    assert (reply.status, reply.totals) == (200, (10, 5, 15))
+    assert provider.requests[0].header("authorization") == f"Bearer {KEY}"
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused_and_gets_no_key(
+    provider: ByteServer, start: Callable[..., GatewayThread]
+) -> None:
+    assert "TLS failed" in refused(chat(start(provider.url).web))
+    assert provider.requests == []
+
+
+def test_a_certificate_for_another_name_is_refused(
+    provider: ByteServer, certificate: Path, start: Callable[..., GatewayThread]
+) -> None:
+    url = provider.url.replace("127.0.0.1", "localhost")
+    assert "TLS failed" in refused(chat(start(url, ca_file=str(certificate)).web))
+    assert provider.requests == []
+
+
+def test_it_is_not_looked_at_where_that_is_wished(provider: ByteServer, start: Callable[..., GatewayThread]) -> None:
+    assert chat(start(provider.url, verify=False).web).status == 200
+
+
+# --- proxies -------------------------------------------------------------------------------------------------------------------
+
+
+def tunnel_to(target: ByteServer) -> Callable[[Connection], None]:
+    """A proxy that connects every CONNECT to one server, whatever the name."""
+
+    def script(connection: Connection) -> None:
+        port = int(target.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as far:
+            connection.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            there = threading.Thread(target=pump, args=(connection.sock, far), daemon=True)
+            there.start()
+            pump(far, connection.sock)
+            there.join()
+
+    return script
+
+
+def pump(source: socket.socket, sink: socket.socket) -> None:
+    try:
+        while data := source.recv(65536):
+            sink.sendall(data)
+    except OSError:
+        pass
+    finally:
+        for end in (source, sink):
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue
+
+
+@pytest.fixture
+def proxy(provider: ByteServer, byte_server: StartUpstream) -> ByteServer:
+    """A proxy behind which the provider is."""
+    return byte_server(tunnel_to(provider))
+
+
+@pytest.fixture
+def trusting(start: Callable[..., GatewayThread], certificate: Path) -> Callable[[str], GatewayThread]:
+    """A gateway that trusts the provider's certificate."""
+    return lambda url: start(url, ca_file=str(certificate))
+
+
+@pytest.mark.parametrize("variable", ["HTTPS_PROXY", "https_proxy"])
+def test_a_proxy_is_asked_for_a_tunnel_and_sees_nothing_of_what_goes_through(
+    variable: str,
+    provider: ByteServer,
+    proxy: ByteServer,
+    trusting: Callable[[str], GatewayThread],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(variable, proxy.url)
+    web = trusting(f"https://{NAME}/v1").web
+    for stream in (False, True):
+        reply = chat(web, stream=stream)
+        assert (reply.status, reply.totals[2]) == (200, 30 if stream else 15)
+    for asked, sent in zip(proxy.requests, provider.requests, strict=True):
+        assert asked.head.startswith(f"CONNECT {NAME}:443 HTTP/1.1\r\n".encode())
+        assert KEY.encode() not in asked.head
+        assert (sent.header("host"), sent.path) == (NAME, "/v1/chat/completions")
+
+
+def test_the_certificate_is_the_providers_and_not_the_proxys_to_show(
+    provider: ByteServer,
+    proxy: ByteServer,
+    start: Callable[..., GatewayThread],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+    refused(chat(start(f"https://{NAME}/v1").web))
+    assert provider.requests == []
+
+
+def test_a_name_in_no_proxy_is_called_directly(
+    provider: ByteServer,
+    proxy: ByteServer,
+    trusting: Callable[[str], GatewayThread],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", proxy.url)
+    monkeypatch.setenv("NO_PROXY", "other.example,127.0.0.1")
+    assert chat(trusting(provider.url).web).status == 200
+    assert proxy.connections == 0
+    monkeypatch.setenv("NO_PROXY", "other.example")
+    assert chat(trusting(provider.url).web).status == 200
+    assert proxy.connections == 1
+
+
+def test_a_proxy_gets_its_own_credential_and_only_the_proxy_does(
+    provider: ByteServer,
+    proxy: ByteServer,
+    trusting: Callable[[str], GatewayThread],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", proxy.url.replace("://", "://me:secret@"))
+    assert chat(trusting(f"https://{NAME}/v1").web).status == 200
+    basic = base64.b64encode(b"me:secret").decode()
+    assert proxy.requests[0].header("proxy-authorization") == f"Basic {basic}"
+    assert provider.requests[0].header("proxy-authorization") is None
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_a_proxy_that_does_not_let_through_is_an_error_that_names_no_credential(
+    speaks: bool,
+    byte_server: StartUpstream,
+    start: Callable[..., GatewayThread],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    denies = byte_server(lambda connection: connection.whole(b"", status=b"407 Proxy Authentication Required"))
+    place = denies.url.removeprefix("http://") if speaks else f"127.0.0.1:{closed_port()}"
+    monkeypatch.setenv("HTTPS_PROXY", f"http://me:secret@{place}")
+    reply = chat(start(f"https://{NAME}/v1").web)
+    assert reply.status == 502
+    assert "secret" not in reply.body.decode()
+    assert NAME in reply.error["message"]

@@ -1,0 +1,58 @@
+"""Bounds that a slow machine keeps: work is counted where it can be, and waited for without haste where it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Final
+
+#: What is done in time takes a small part of it even on a slow machine; what is not has to take several times as long,
+#: so a test makes the wrong way minutes long, or endless.
+LIMIT_S: Final = 15.0
+
+
+@contextmanager
+def in_time(at_least: float = 0.0, at_most: float = LIMIT_S) -> Iterator[None]:
+    """What is done inside takes at least and less than at most so many seconds."""
+    started = time.monotonic()
+    yield
+    took = time.monotonic() - started
+    assert at_least <= took < at_most, f"it took {took:.2f} s"
+
+
+def ends(work: Callable[[], object]) -> None:
+    """Do in a thread what may never end, and fail where it does not end in time."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(LIMIT_S)
+    assert not thread.is_alive(), "it does not end"
+
+
+async def eventually(condition: Callable[[], object], what: str = "") -> None:
+    """Let the event loop run on until the condition holds."""
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"did not happen within {LIMIT_S:g} s: {what or condition}"
+        await asyncio.sleep(0.005)
+
+
+def calls_made(work: Callable[[], object]) -> int:
+    """How many functions are called for it, those written in C among them: its amount on any machine."""
+    number = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal number
+        number += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return number

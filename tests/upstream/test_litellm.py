@@ -1,0 +1,475 @@
+"""The adapter from outside: what it asks of a provider, what it makes of faults, and what it never does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.core.errors import (
+    GatewayError,
+    InvalidRequest,
+    NotFound,
+    Unauthenticated,
+    UpstreamProtocolError,
+    UpstreamRefused,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from gateway.core.ports import Headers, Outgoing
+from gateway.upstream.litellm import LitellmUpstream, Settings
+from gateway.upstream.litellm.faults import Refusal, judged
+from tests.conftest import StartUpstream, closed_port
+from tests.support.scripted import DONE, SSE_HEAD, Connection, chunk, completion, usage_chunk
+from tests.support.timing import eventually, in_time
+
+ROOT = Path(__file__).parent.parent.parent
+HI = [{"role": "user", "content": "hi"}]
+CHAT = "chat/completions"
+KEY: Headers = [(b"authorization", b"Bearer sk-secret-key")]
+BODIES: dict[str, dict[str, Any]] = {
+    "chat/completions": {"model": "m", "messages": HI},
+    "messages": {"model": "m", "messages": HI, "max_tokens": 9},
+    "responses": {"model": "m", "input": "hi"},
+}
+MESSAGE = json.dumps(
+    {
+        "id": "msg_1", "type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn",
+        "content": [{"type": "text", "text": "hello"}], "usage": {"input_tokens": 10, "output_tokens": 5},
+    }
+).encode()  # fmt: skip
+#: litellm has pydantic say this; outside of tests it is not heard
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Accessing the"),
+    pytest.mark.filterwarnings("ignore:.*ReadOnly. qualifier"),
+]
+paths = pytest.mark.parametrize("path", list(BODIES))
+
+
+@asynccontextmanager
+async def upstream_of(url: str, **changes: Any) -> AsyncIterator[LitellmUpstream]:
+    values: dict[str, Any] = {
+        "provider": "openai", "base_url": f"{url}/v1", "headers": frozenset({b"x-fixed"}), "is_keyless": False,
+        "options": {}, "connect_s": 30, "first_byte_s": 30, "between_bytes_s": 30, **changes,
+    }  # fmt: skip
+    upstream = LitellmUpstream(Settings("p", **values))
+    try:
+        yield upstream
+    finally:
+        await upstream.aclose()
+
+
+def outgoing(
+    url: str,
+    path: str = "chat/completions",
+    fields: Mapping[str, Any] = {},
+    *,
+    headers: Headers = KEY,
+    method: str = "POST",
+) -> Outgoing:
+    body = json.dumps({**BODIES.get(path, BODIES["chat/completions"]), **fields}).encode()
+    return Outgoing(method, f"{url}/v1/{path}", headers, body)
+
+
+async def answer_of(upstream: LitellmUpstream, request: Outgoing) -> tuple[int, bytes]:
+    async with upstream.send(request) as reply:
+        return reply.status, b"".join([piece async for piece in reply.chunks()])
+
+
+def streamed(connection: Connection) -> None:
+    connection.send(SSE_HEAD + chunk("hello") + chunk("", **finish("stop")) + usage_chunk() + DONE)
+
+
+def finish(reason: str) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}
+
+
+async def test_the_configured_headers_and_the_credential_go_to_the_provider_and_no_others(
+    byte_server: StartUpstream,
+) -> None:
+    server = byte_server(lambda connection: connection.whole(completion()))
+    headers: Headers = [*KEY, (b"x-fixed", b"1"), (b"x-other", b"2"), (b"x-stainless-os", b"3"), (b"user-agent", b"me")]
+    async with upstream_of(server.url) as upstream:
+        status, body = await answer_of(upstream, outgoing(server.url, headers=headers))
+    assert status == 200
+    assert json.loads(body)["choices"][0]["message"]["content"] == "hello"
+    [request] = server.requests
+    assert request.path == "/v1/chat/completions"
+    assert request.header("authorization") == "Bearer sk-secret-key"
+    assert (request.header("x-fixed"), request.header("x-other")) == ("1", None)
+    assert request.header("user-agent") != "me"
+
+
+@pytest.mark.parametrize("header", [(b"x-api-key", b"sk-mine"), (b"api-key", b"sk-mine")])
+async def test_a_credential_is_taken_from_wherever_its_format_puts_it(
+    byte_server: StartUpstream, header: tuple[bytes, bytes]
+) -> None:
+    server = byte_server(lambda connection: connection.whole(completion()))
+    async with upstream_of(server.url) as upstream:
+        await answer_of(upstream, outgoing(server.url, headers=[header]))
+    assert server.requests[0].header("authorization") == "Bearer sk-mine"
+
+
+async def test_without_a_credential_nothing_is_sent_even_where_the_environment_holds_one(
+    byte_server: StartUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-machine")
+    server = byte_server(lambda connection: connection.whole(completion()))
+    async with upstream_of(server.url) as upstream:
+        with pytest.raises(Unauthenticated, match=r"providers\.p\.key"):
+            await answer_of(upstream, outgoing(server.url, headers=[]))
+    assert server.requests == []
+    async with upstream_of(server.url, is_keyless=True) as upstream:
+        await answer_of(upstream, outgoing(server.url, headers=[]))
+    assert server.requests[0].header("authorization") == "Bearer sk-of-the-machine"
+
+
+@paths
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"api_base": "http://127.0.0.1:9"}, {"base_url": "http://127.0.0.1:9"}, {"api_key": "sk-x"},
+        {"custom_llm_provider": "anthropic"}, {"mock_response": "free"}, {"fallbacks": ["gpt-4o"]},
+        {"extra_body": {"model": "dear"}}, {"extra_headers": {"a": "b"}}, {"litellm_params": {}},
+        {"aws_secret_access_key": "x"}, {"vertex_credentials": "/etc/passwd"}, {"_skip_mcp_handler": False},
+        {"model_list": []}, {"num_predict": 9}, {"max_new_tokens": 9}, {"generationConfig": {"maxOutputTokens": 9}},
+        {"azure_ad_token": "x"}, {"headers": {"a": "b"}},
+    ],
+    ids=lambda field: next(iter(field)),
+)  # fmt: skip
+async def test_what_would_steer_litellm_is_refused(
+    byte_server: StartUpstream, path: str, field: dict[str, Any]
+) -> None:
+    server = byte_server(lambda connection: connection.whole(completion()))
+    async with upstream_of(server.url) as upstream:
+        with pytest.raises(InvalidRequest, match=next(iter(field))):
+            await answer_of(upstream, outgoing(server.url, path, field))
+    assert server.requests == []
+
+
+@paths
+async def test_the_limit_of_another_format_is_no_way_round_ones_own(byte_server: StartUpstream, path: str) -> None:
+    server = byte_server(lambda connection: connection.whole(completion()))
+    field = "max_tokens" if path == "responses" else "max_output_tokens"
+    async with upstream_of(server.url) as upstream:
+        with pytest.raises(InvalidRequest, match=field):
+            await answer_of(upstream, outgoing(server.url, path, {field: 10_000}))
+
+
+async def test_an_unknown_field_goes_on_to_a_provider_that_takes_such(byte_server: StartUpstream) -> None:
+    server = byte_server(lambda connection: connection.whole(completion()))
+    async with upstream_of(server.url) as upstream:
+        await answer_of(
+            upstream, outgoing(server.url, CHAT, {"min_p": 0.1, "chat_template_kwargs": {"thinking": True}})
+        )
+    sent = server.requests[0].json
+    assert (sent["min_p"], sent["chat_template_kwargs"]) == (0.1, {"thinking": True})
+    async with upstream_of(server.url, provider="anthropic") as upstream:
+        with pytest.raises(InvalidRequest, match="min_p"):
+            await answer_of(upstream, outgoing(server.url, CHAT, {"min_p": 0.1}))
+
+
+async def test_hints_that_change_no_answer_are_left_out_and_noted(byte_server: StartUpstream) -> None:
+    server = byte_server(lambda connection: connection.whole(MESSAGE))
+    notes: dict[str, str] = {}
+    request = outgoing(
+        server.url, CHAT, {"metadata": {"session_id": "s"}, "prompt_cache_key": "k", "n": 1, "store": False}
+    )
+    async with upstream_of(server.url, provider="anthropic", base_url=server.url) as upstream:
+        await answer_of(
+            upstream, Outgoing("POST", f"{server.url}/chat/completions", KEY, request.body, notes.__setitem__)
+        )
+    assert notes == {"left_out": "metadata, n, prompt_cache_key, store"}
+    assert {"metadata", "n", "prompt_cache_key", "store"}.isdisjoint(server.requests[0].json)
+
+
+@pytest.mark.parametrize("field", [{"n": 2}, {"logprobs": True}, {"seed": 1}], ids=lambda field: next(iter(field)))
+async def test_what_the_provider_cannot_do_is_refused_by_name(
+    byte_server: StartUpstream, field: dict[str, Any]
+) -> None:
+    server = byte_server(lambda connection: connection.whole(b"{}"))
+    async with upstream_of(server.url, provider="anthropic") as upstream:
+        status, body = await answer_of(upstream, outgoing(server.url, CHAT, field))
+    error = json.loads(body)["error"]
+    assert (status, error["code"]) == (400, "not_translatable")
+    assert next(iter(field)) in error["message"]
+    assert "drop_params" not in error["message"]
+    assert server.requests == []
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"previous_response_id": "resp_1"}, {"conversation": "conv_1"}, {"prompt": {"id": "p"}}, {"background": True},
+        {"input": [{"type": "item_reference", "id": "msg_1"}]},
+    ],
+    ids=lambda field: next(iter(field)),
+)  # fmt: skip
+async def test_what_only_the_responses_api_keeps_is_refused(byte_server: StartUpstream, field: dict[str, Any]) -> None:
+    server = byte_server(lambda connection: connection.whole(completion()))
+    async with upstream_of(server.url) as upstream:
+        with pytest.raises(InvalidRequest, match="keeps"):
+            await answer_of(upstream, outgoing(server.url, "responses", field))
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("model", ["../admin", "a/../../b", "m?x=1", "m#", "a b", "", None, 7, "x" * 600, "m\n"])
+async def test_a_name_that_leads_elsewhere_than_to_a_model_is_refused(byte_server: StartUpstream, model: Any) -> None:
+    server = byte_server(lambda connection: connection.whole(completion()))
+    async with upstream_of(server.url) as upstream:
+        with pytest.raises(InvalidRequest):
+            await answer_of(upstream, outgoing(server.url, CHAT, {"model": model}))
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "models"), ("POST", "messages/count_tokens"), ("GET", "messages")]
+)
+async def test_what_is_not_translated_is_not_found(byte_server: StartUpstream, method: str, path: str) -> None:
+    server = byte_server(lambda connection: connection.whole(completion()))
+    async with upstream_of(server.url) as upstream:
+        with pytest.raises(NotFound, match="chat/completions"):
+            await answer_of(upstream, outgoing(server.url, path, method=method))
+
+
+@paths
+@pytest.mark.parametrize(
+    "fields", [{"messages": [7], "input": [7]}, {"messages": [{"role": "user", "content": 7}], "tools": [1]}]
+)
+async def test_what_cannot_be_translated_is_refused_and_not_a_crash(
+    byte_server: StartUpstream, path: str, fields: dict[str, Any]
+) -> None:
+    server = byte_server(lambda connection: connection.whole(completion()))
+    known = {name: value for name, value in fields.items() if name in {*BODIES[path], "tools"}}
+    async with upstream_of(server.url) as upstream:
+        try:
+            status, _ = await answer_of(upstream, outgoing(server.url, path, known))
+        except GatewayError as fault:
+            status = fault.status
+    assert status in (200, 400, 502)
+
+
+async def test_a_body_that_is_no_object_is_refused(byte_server: StartUpstream) -> None:
+    server = byte_server(lambda connection: connection.whole(completion()))
+    async with upstream_of(server.url) as upstream:
+        for body in (b"[]", b"{", b""):
+            with pytest.raises(InvalidRequest, match="JSON object"):
+                await answer_of(upstream, Outgoing("POST", f"{server.url}/v1/chat/completions", KEY, body))
+
+
+@paths
+async def test_leaving_a_stream_hangs_up_on_the_provider(byte_server: StartUpstream, path: str) -> None:
+    left: list[bool] = []
+
+    def script(connection: Connection) -> None:
+        connection.send(SSE_HEAD + chunk("hello"))
+        left.append(connection.wait_until_left())
+
+    server = byte_server(script)
+    async with upstream_of(server.url) as upstream:
+        with in_time():
+            async with upstream.send(outgoing(server.url, path, {"stream": True})) as reply:
+                async for piece in reply.chunks():
+                    if b"hello" in piece:
+                        break
+            await eventually(lambda: left == [True], "the provider sees that nobody listens")
+
+
+async def test_a_task_that_is_cancelled_in_a_stream_hangs_up(byte_server: StartUpstream) -> None:
+    left: list[bool] = []
+
+    def script(connection: Connection) -> None:
+        connection.send(SSE_HEAD + chunk("hello"))
+        left.append(connection.wait_until_left())
+
+    server = byte_server(script)
+    async with upstream_of(server.url) as upstream:
+        reading = asyncio.create_task(answer_of(upstream, outgoing(server.url, CHAT, {"stream": True})))
+        await eventually(lambda: server.requests, "the call is under way")
+        await asyncio.sleep(0.2)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        await eventually(lambda: left == [True], "the provider sees that nobody listens")
+
+
+@paths
+async def test_a_provider_that_does_not_begin_is_given_up(byte_server: StartUpstream, path: str) -> None:
+    def silent(connection: Connection) -> None:
+        connection.wait_until_left()
+
+    server = byte_server(silent)
+    async with upstream_of(server.url, first_byte_s=0.3) as upstream:
+        for stream in (False, True):
+            with in_time(), pytest.raises(UpstreamTimeout, match="timeout_s"):
+                await answer_of(upstream, outgoing(server.url, path, {"stream": stream}))
+
+
+async def test_a_provider_that_falls_silent_is_given_up(byte_server: StartUpstream) -> None:
+    def script(connection: Connection) -> None:
+        connection.send(SSE_HEAD + chunk("hello"))
+        connection.wait_until_left()
+
+    server = byte_server(script)
+    async with upstream_of(server.url, between_bytes_s=0.3) as upstream:
+        with in_time(), pytest.raises(UpstreamTimeout, match="between_bytes"):
+            await answer_of(upstream, outgoing(server.url, CHAT, {"stream": True}))
+
+
+async def test_nobody_there_is_told_apart_from_a_broken_connection(byte_server: StartUpstream) -> None:
+    nowhere = f"http://127.0.0.1:{closed_port()}"
+    for provider in ("openai", "anthropic"):
+        async with upstream_of(nowhere, provider=provider) as upstream:
+            with pytest.raises(UpstreamRefused):
+                await answer_of(upstream, outgoing(nowhere))
+        server = byte_server(lambda connection: connection.reset())
+        async with upstream_of(server.url, provider=provider) as upstream:
+            with pytest.raises(UpstreamUnreachable) as caught:
+                await answer_of(upstream, outgoing(server.url))
+        assert not isinstance(caught.value, UpstreamRefused)
+        assert len(server.requests) == 1
+
+
+@paths
+async def test_a_stream_that_breaks_off_is_a_fault_and_not_an_end(byte_server: StartUpstream, path: str) -> None:
+    def script(connection: Connection) -> None:
+        connection.send(SSE_HEAD.replace(b"connection: close", b"transfer-encoding: chunked"))
+        event = chunk("hello")
+        connection.send(b"%x\r\n%b\r\n" % (len(event), event))
+        connection.reset()
+
+    server = byte_server(script)
+    async with upstream_of(server.url) as upstream:
+        with pytest.raises((UpstreamProtocolError, UpstreamUnreachable)):
+            await answer_of(upstream, outgoing(server.url, path, {"stream": True}))
+
+
+async def test_no_key_stands_in_a_message(byte_server: StartUpstream) -> None:
+    said = json.dumps({"error": {"message": "Incorrect API key provided: sk-secret-key.", "type": "x"}}).encode()
+    server = byte_server(lambda connection: connection.whole(said, status=b"401 Unauthorized"))
+    async with upstream_of(server.url) as upstream:
+        status, body = await answer_of(upstream, outgoing(server.url))
+    assert status == 401
+    assert json.loads(body)["error"]["message"] == "Incorrect API key provided: ***."
+
+
+@pytest.mark.parametrize("status", [b"400 Bad Request", b"404 Not Found", b"429 Too Many Requests", b"529 Overloaded"])
+@pytest.mark.parametrize("provider", ["openai", "anthropic"])
+async def test_a_refusal_keeps_its_status_its_words_and_when_to_come_back(
+    byte_server: StartUpstream, provider: str, status: bytes
+) -> None:
+    said = json.dumps({"type": "error", "error": {"message": 'Not {now}: "wait".', "type": "x"}}).encode()
+    server = byte_server(lambda connection: connection.whole(said, b"retry-after: 9", status=status))
+    async with upstream_of(server.url, provider=provider) as upstream:
+        async with upstream.send(outgoing(server.url, "messages")) as reply:
+            body = json.loads(b"".join([piece async for piece in reply.chunks()]))
+            assert reply.status == int(status[:3])
+            assert (b"retry-after", b"9") in list(reply.headers)
+    assert body["type"] == "error"
+    assert body["error"]["message"] == 'Not {now}: "wait".'
+    assert len(server.requests) == 1
+
+
+async def test_an_answer_that_is_none_is_a_fault(byte_server: StartUpstream) -> None:
+    server = byte_server(lambda connection: connection.whole(b"<html>", b"content-type: text/html"))
+    async with upstream_of(server.url) as upstream:
+        status, body = await answer_of(upstream, outgoing(server.url))
+        assert status == 500
+        assert b"Traceback" not in body
+    async with upstream_of(server.url, provider="mistral") as upstream:
+        with pytest.raises(UpstreamProtocolError) as caught:
+            await answer_of(upstream, outgoing(server.url))
+    assert "Traceback" not in caught.value.message
+
+
+@paths
+@pytest.mark.parametrize("events", [b"", chunk("hello")], ids=["nothing", "a beginning"])
+@pytest.mark.parametrize("provider", ["openai", "mistral"])
+async def test_a_stream_that_just_ends_is_not_taken_for_a_whole_answer(
+    byte_server: StartUpstream, path: str, events: bytes, provider: str
+) -> None:
+    server = byte_server(lambda connection: connection.send(SSE_HEAD + events))
+    async with upstream_of(server.url, provider=provider) as upstream:
+        with pytest.raises(UpstreamProtocolError, match="ended"):
+            await answer_of(upstream, outgoing(server.url, path, {"stream": True}))
+
+
+@paths
+async def test_connections_are_kept_between_calls_and_closed_with_the_last_provider(
+    byte_server: StartUpstream, path: str
+) -> None:
+    server = byte_server(streamed)
+    async with upstream_of(server.url) as first:
+        async with upstream_of(server.url) as second:
+            await answer_of(second, outgoing(server.url, path, {"stream": True}))
+        assert (await answer_of(first, outgoing(server.url, path, {"stream": True})))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "litellm.BadRequestError: OpenAIException - it is wrong\nTraceback (most recent call last):\n  File x",
+        "litellm.APIError: AzureException APIError - it is wrong",
+        "litellm.InternalServerError: AnthropicException - it is wrong. Handle with `litellm.InternalServerError`.",
+        'litellm.NotFoundError: BedrockException - {"error":{"message":"it is wrong"}}',
+        'litellm.NotFoundError: XException - {"message":"it is wrong"}',
+        'AnthropicException - b\'{"error":{"message":"it is wrong"}}\'',
+        "it is wrong\n\nThis looks like a bug in LiteLLM rather than in your request. File it",
+    ],
+)
+def test_what_the_provider_said_stands_alone(said: str) -> None:
+    class Odd(Exception):
+        status_code = 400
+
+    found = judged(Odd(said), "p", [])
+    assert isinstance(found, Refusal)
+    assert found.message == "it is wrong"
+
+
+def test_a_missing_package_is_named() -> None:
+    class APIConnectionError(Exception):
+        status_code = 500
+
+    error = APIConnectionError("No module named 'google'")
+    error.__context__ = ModuleNotFoundError("No module named 'google'", name="google")
+    found = judged(error, "p", [])
+    assert isinstance(found, UpstreamProtocolError)
+    assert '"google"' in found.message
+
+
+SCRIPT = """
+import asyncio, json, sys
+from gateway import config, wiring
+from gateway.upstream.litellm import library
+
+async def main():
+    settings = config.load(environment={}, search=False, flags=json.loads(sys.argv[1])).settings
+    upstreams = wiring.upstreams_of(settings.providers)
+    assert not [name for name in sys.modules if name.partition(".")[0] in ("litellm", "httpx")]
+    for upstream in upstreams.values():
+        await upstream.aclose()
+    print("litellm" in sys.modules)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("adapter", "is_imported"), [("http", False), ("litellm", True)])
+def test_litellm_is_imported_only_where_a_provider_needs_it_and_in_the_background(
+    adapter: str, is_imported: bool, tmp_path: Path
+) -> None:
+    flags = {
+        "providers.p.adapter": adapter, "providers.p.base_url": "http://127.0.0.1:9/v1", "built_in_providers": False,
+        "default_provider": "p", "store.url": "memory://",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(flags)],
+        cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.stdout.strip(), done.stderr) == (str(is_imported), "")

@@ -1,0 +1,172 @@
+"""Asked again where nothing was done, and left alone after failures in a row: with a scripted way to the provider."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import pytest
+
+from gateway.core.errors import UpstreamOpenCircuit, UpstreamRefused, UpstreamTimeout, UpstreamUnreachable
+from gateway.core.ports import Outgoing
+from gateway.core.retrying import BreakerPolicy, RetryPolicy
+from gateway.upstream.retrying import RetryingUpstream
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: Sequence[tuple[bytes, bytes]] = ()
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        yield b"body"
+
+
+@dataclass
+class Sending:
+    outcome: Reply | BaseException
+    left: int = 0
+
+    async def __aenter__(self) -> Reply:
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.left += 1
+
+
+@dataclass
+class Provider:
+    """Answers what it is told to, one after the other."""
+
+    outcomes: Iterable[int | Reply | BaseException]
+    sent: list[Sending] = field(default_factory=list)
+    closed: bool = False
+
+    def send(self, request: Outgoing) -> Sending:
+        assert request.body == b"{}"
+        outcome = list(self.outcomes)[len(self.sent)]
+        self.sent.append(Sending(Reply(outcome) if isinstance(outcome, int) else outcome))
+        return self.sent[-1]
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+    waits: list[float] = field(default_factory=list)
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now += seconds
+
+
+def patient(provider: Provider, clock: Clock, *, retries: int = 2, failures: int = 3) -> RetryingUpstream:
+    return RetryingUpstream(
+        "p",
+        provider,
+        RetryPolicy(retries),
+        BreakerPolicy(failures, 10),
+        clock=clock,
+        sleep=clock.sleep,
+        chance=lambda: 1,
+    )
+
+
+async def ask(upstream: RetryingUpstream, notes: dict[str, str] | None = None) -> int:
+    notes = {} if notes is None else notes
+    async with upstream.send(Outgoing("POST", "http://p/v1/x", [], b"{}", notes.__setitem__)) as reply:
+        return reply.status
+
+
+@pytest.mark.parametrize("first", [429, 502, 503, 529, UpstreamRefused("no")])
+async def test_what_was_turned_away_is_asked_again(first: int | BaseException) -> None:
+    provider, clock, notes = Provider([first, 200]), Clock(), {}  # type: ignore[var-annotated]
+    assert await ask(patient(provider, clock), notes) == 200
+    assert clock.waits == [0.5]
+    assert notes["retries"].startswith("1, the last after ")
+    assert [one.left for one in provider.sent] == [int(isinstance(first, int)), 1], "every answer is left once"
+
+
+@pytest.mark.parametrize(
+    "first", [200, 400, 401, 404, 500, 504, UpstreamUnreachable("reset"), UpstreamTimeout("silent")]
+)
+async def test_what_may_have_been_done_is_not_asked_again(first: int | BaseException) -> None:
+    provider, clock = Provider([first, 200]), Clock()
+    if isinstance(first, int):
+        assert await ask(patient(provider, clock)) == first
+    else:
+        with pytest.raises(type(first)):
+            await ask(patient(provider, clock))
+    assert len(provider.sent) == 1
+    assert clock.waits == []
+
+
+async def test_after_so_many_tries_the_answer_is_the_providers() -> None:
+    provider, clock = Provider([503, 503, 503, 200]), Clock()
+    assert await ask(patient(provider, clock, failures=9)) == 503
+    assert clock.waits == [0.5, 1.0]
+    refused, later = Provider([UpstreamRefused("no")] * 3), Clock()
+    with pytest.raises(UpstreamRefused):
+        await ask(patient(refused, later, failures=9))
+    assert len(refused.sent) == 3
+
+
+async def test_what_a_provider_asks_for_is_obeyed() -> None:
+    provider, clock = Provider([Reply(429, [(b"Retry-After", b"7")]), 200]), Clock()
+    assert await ask(patient(provider, clock)) == 200
+    assert clock.waits == [7.0]
+    long = Provider([Reply(429, [(b"retry-after", b"3600")]), 200])
+    assert await ask(patient(long, clock)) == 429
+
+
+async def test_after_failures_in_a_row_nobody_asks_until_one_call_has_tried(caplog: pytest.LogCaptureFixture) -> None:
+    provider, clock = Provider([502, 502, 502, 200, 200]), Clock()
+    upstream = patient(provider, clock, retries=0)
+    with caplog.at_level(logging.WARNING, "gateway"):
+        assert [await ask(upstream) for _ in range(3)] == [502, 502, 502]
+        with pytest.raises(UpstreamOpenCircuit) as refused:
+            await ask(upstream)
+        assert (refused.value.status, refused.value.retry_after) == (503, 10)
+        assert "3 times" in refused.value.message
+        assert len(provider.sent) == 3
+        clock.now += 10
+        assert await ask(upstream) == 200
+        assert await ask(upstream) == 200
+    assert [record.message for record in caplog.records] == [
+        "provider p is left alone for 10 s",
+        "provider p is asked again",
+    ]
+
+
+async def test_a_busy_provider_is_not_left_alone() -> None:
+    provider, clock = Provider([429] * 9), Clock()
+    assert [await ask(patient(provider, clock, retries=0)) for _ in range(9)] == [429] * 9
+
+
+async def test_a_call_that_was_given_up_while_it_tried_lets_another_try() -> None:
+    provider, clock = Provider([502, 502, 502, asyncio.CancelledError(), 200]), Clock()
+    upstream = patient(provider, clock, retries=0)
+    for _ in range(3):
+        await ask(upstream)
+    clock.now += 10
+    with pytest.raises(asyncio.CancelledError):
+        await ask(upstream)
+    assert await ask(upstream) == 200
+
+
+async def test_what_is_closed_closes_what_it_wraps() -> None:
+    provider = Provider([])
+    await patient(provider, Clock()).aclose()
+    assert provider.closed
