@@ -14,14 +14,14 @@ from math import ceil
 from typing import Final
 
 from gateway.budgeting import Budgets, Taken
-from gateway.core.errors import GatewayError, GatewayFault, NotMetered, StoreUnavailable
+from gateway.core.errors import BudgetFault, GatewayError, GatewayFault, NotMetered, PriceUnknown, StoreUnavailable
 from gateway.core.ledger import MOST
 from gateway.core.ports import CallRecord, Observer, SessionKey, Store
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Allowance, Charged, Need, allowance, dearest, is_limited, rate_of
 from gateway.core.usage import Totals
 from gateway.dialects.base import Call
-from gateway.dialects.limits import answers_asked, is_background, output_limit, service_tier
+from gateway.dialects.limits import answers_asked, is_background, least_output, output_limit, service_tier
 from gateway.progress import Progress
 from gateway.records import Records, input_estimate
 from gateway.stores.settler import Settler
@@ -30,6 +30,8 @@ logger = logging.getLogger("gateway")
 
 #: over an estimate that only knows texts, not what frames them
 _UNWEIGHED_MARGIN: Final = 1.25
+#: what a request says that wants something cached for an hour, however it is written
+_MARK_1H: Final = b"1h"
 #: of a stream, between two looks at what is left of its hold: some hundred tokens in pieces of a token each
 _LOOK_BYTES: Final = 16 * 1024
 
@@ -111,7 +113,7 @@ class Accounts:
         # Should the call end before it hears that it was granted, there is a hold all the same.
         progress.is_holding = True
         try:
-            progress.taken = await self._reserve(progress, call)
+            progress.taken = await self._first_of(progress, call)
         except StoreUnavailable as error:
             # It may have been granted all the same; even where the call is refused now, its record gives it back.
             self._settler.away(error)
@@ -134,6 +136,16 @@ class Accounts:
                 "answer that is not deferred, or set budget.deferred: forward."
             )
 
+    async def _first_of(self, progress: Progress, call: Call) -> Taken:
+        """Held for wherever it may go; where that is too much, for the first place, and it goes to no other."""
+        try:
+            return await self._reserve(progress, call)
+        except (BudgetFault, PriceUnknown):
+            if len(progress.routes) == 1:
+                raise
+        progress.routes = progress.routes[:1]
+        return await self._reserve(progress, call)
+
     async def _reserve(self, progress: Progress, call: Call) -> Taken:
         need, lost = partial(self._need, progress, call), partial(self._records.lost, progress)
         call_id, is_stream = progress.incoming.call_id, call.stream
@@ -152,9 +164,12 @@ class Accounts:
             tokens,
             output=min(asked, MOST) if asked is not None else None,
             model_output=max((one for one in outputs if one is not None), default=None) if all(outputs) else None,
+            least_output=least_output(fields, wire) if wire is not None else 0,
             answers=answers_asked(fields),
             has_output=wire is not None,
-            rate=dearest(rate_of(facts.price, tokens, service_tier(fields)) for facts in known),
+            rate=dearest(
+                rate_of(facts.price, tokens, service_tier(fields), caches_1h=_MARK_1H in call.body) for facts in known
+            ),
             is_priced=all(facts.price is not None for facts in known) or not progress.incoming.endpoint.estimated,
             model=progress.route.model,
             can_grow=call.stream and wire is not None and all(facts.reasoning is False for facts in known),

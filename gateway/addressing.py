@@ -17,6 +17,8 @@ from gateway.dialects.base import Call
 from gateway.dialects.fields import decode
 
 _LONGEST_MODEL_NAME: Final = 256
+#: fields by which a provider is told what to call in the place of the model
+_OTHER_MODELS: Final = ("models", "fallbacks")
 #: the head of the form part that names the model, up to where its value begins
 _MODEL_PART: Final = re.compile(
     rb'\r\ncontent-disposition:[^\r\n]{0,200};[ \t]*name="?model"?[ \t]*(?:;[^\r\n]*)?\r\n(?:[^\r\n]+\r\n){0,8}\r\n',
@@ -72,9 +74,15 @@ def routes_of(incoming: Incoming, call: Call, routes: Routes, session: SessionKe
     model = call.model or _form_model(incoming)
     if not _only_lists(incoming):
         check_model(model, incoming.caller)
+        _check_others(call, incoming.caller)
     if model is not None:
-        return routes.chain(model, f"{session.namespace}\0{session.id}" if session is not None else incoming.call_id)
+        return routes.chain(model, seed_of(session, incoming.call_id))
     return (Route(incoming.provider or routes.without_model(incoming.endpoint.anthropic), ""),)
+
+
+def seed_of(session: SessionKey | None, call_id: str) -> str:
+    """What decides which of several providers a call goes to."""
+    return f"{session.namespace}\0{session.id}" if session is not None else call_id
 
 
 def _only_lists(incoming: Incoming) -> bool:
@@ -82,18 +90,33 @@ def _only_lists(incoming: Incoming) -> bool:
     return incoming.method in ("GET", "HEAD") and incoming.path.partition("/")[0] == "models"
 
 
-def check_model(model: str | None, caller: Caller) -> None:
-    """Refuse what a client key may not call; None: a path that names no model.
+def _check_others(call: Call, caller: Caller) -> None:
+    """Refuse what the provider may not be told to call in the place of the model; without limits it may be any.
+
+    Raises:
+        UnknownModel: it is not for this key, or nobody can tell what it is.
+    """
+    if not caller.models:
+        return
+    for field in _OTHER_MODELS:
+        named = decode(call.fields[field]) if field in call.fields else None
+        for one in named if isinstance(named, list) else [] if named is None else [named]:
+            name = one.get("model") if isinstance(one, dict) else one
+            check_model(name if isinstance(name, str) else None, caller, field)
+
+
+def check_model(model: str | None, caller: Caller, field: str = "model") -> None:
+    """Refuse what a client key may not call; None: a path that names no model, or what cannot be read.
 
     Raises:
         UnknownModel: it is not for this key.
     """
     if not is_allowed(model, caller.models):
+        unnamed = "a path that names no model" if field == "model" else f'what the field "{field}" names'
         raise UnknownModel(
             f'The client key "{caller.namespace}" may not use '
-            f"{f'the model {model!r}' if model else 'a path that names no model'}; "
-            f"it may use {', '.join(caller.models)}.",
-            param="model",
+            f"{f'the model {model!r}' if model else unnamed}; it may use {', '.join(caller.models)}.",
+            param=field,
         )
 
 

@@ -84,16 +84,27 @@ class Composer:
         if progress.taken is None:
             rate = rate_of(facts.price, 0, None)
             progress.affordable = affordable_input(progress.book.standings, output, rate)
-        affordable = progress.affordable
-        if affordable is not None and progress.taken is None and progress.showing is not None:
-            affordable = max(1, affordable - progress.showing.more)
+        affordable = self._affordable(progress)
         budget = min((one for one in (asked.budget, affordable) if one is not None), default=None)
-        progress.asked = Asked(contents, route, facts, Wishes(asked.trim, budget, output), len(call.body))
+        # What was decided for another model is no beginning of what this one is sent, and must not replace it.
+        salt = "" if route is progress.routes[0] else f"{route.provider}/{route.model}"
+        progress.asked = Asked(contents, route, facts, Wishes(asked.trim, budget, output), len(call.body), salt)
         progress.plan = await self._plan(progress, progress.asked)
         # Where it is the session's budget that is too small, the ledger says so, with its arithmetic.
-        if progress.plan.overflow is not None and progress.plan.context.budget != affordable:
+        is_ledgers = progress.taken is None and progress.plan.context.budget == affordable
+        if progress.plan.overflow is not None and not is_ledgers:
             raise progress.plan.overflow
         await self._remember(progress, progress.plan)
+
+    @staticmethod
+    def _affordable(progress: Progress) -> int | None:
+        """Input tokens that the budgets allow; once something is held, that."""
+        if progress.taken is not None:
+            hold = progress.taken.hold
+            return hold.fixed.tokens if hold is not None and is_limited(progress.book.standings) else None
+        if progress.affordable is None or progress.showing is None:
+            return progress.affordable
+        return max(1, progress.affordable - progress.showing.more)
 
     def _contents(self, progress: Progress, call: Call) -> Contents | None:
         """What can be weighed; None where nothing can. A call of our own is sent as it was written."""
@@ -175,8 +186,9 @@ class Composer:
         taken, wire = progress.taken, progress.incoming.endpoint.wire
         changes = None
         if taken is not None and taken.limit is not None and wire is not None:
-            changes = with_limit(call.fields, wire, taken.limit, provider.limit_field)
-            progress.notes["output_limit"] = f"{taken.limit}, as the budget allows"
+            limit = min(taken.limit, self._facts(progress.route).output or taken.limit)
+            changes = with_limit(call.fields, wire, limit, provider.limit_field)
+            progress.notes["output_limit"] = f"{limit}, as the budget allows"
         return progress.dialect.write(call, model, ask_usage=ask_usage, messages=messages, changes=changes)
 
     async def fit_again(self, progress: Progress, found: LengthError) -> bool:

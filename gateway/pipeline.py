@@ -15,6 +15,7 @@ they are handed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
@@ -30,7 +31,7 @@ from gateway.core.errors import BudgetExhausted, GatewayError, UpstreamFault, Up
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.core.forwarding import Provider, check_credential, holds_credential, request_headers
 from gateway.core.plan import SummaryModel
-from gateway.core.ports import Observer, Outgoing, Store, Upstream, UpstreamReply
+from gateway.core.ports import AtWork, Observer, Outgoing, Store, Upstream, UpstreamReply, told_nobody
 from gateway.core.retrying import FAILED
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.dialects.base import Call
@@ -103,13 +104,15 @@ class Gateway:
         )
         self.answers = Answers(self.accounts, clock, totals_comment if policy.stream_totals else None)
 
-    def handle(self, incoming: Incoming) -> Exchange:
+    def handle(self, incoming: Incoming, at_work: AtWork = told_nobody) -> Exchange:
         """The exchange for one request: `async with gateway.handle(incoming) as reply`; raises no GatewayError.
+
+        `at_work` is told whether a provider may be at work on it: where none is, nothing is lost by a cancel.
 
         A task in it that is cancelled is charged for what was delivered; the cancel's message, where it has one, is the
         outcome in its record, else `client_left`.
         """
-        return Exchange(self, incoming)
+        return Exchange(self, incoming, at_work)
 
     def remember_refusal(self, route: Route) -> None:
         """This model's provider does not know `stream_options`."""
@@ -123,13 +126,41 @@ class Gateway:
         return since is not None and self.clock() - since < _REMEMBERED_S
 
 
+class _Earlier:
+    """What providers said before the last one was asked."""
+
+    def __init__(self) -> None:
+        self.answer: AlreadyRead | None = None
+        self._fault: UpstreamFault | None = None
+
+    def heard(self, said: AlreadyRead | GatewayError) -> None:
+        """A provider has no answer for now."""
+        if isinstance(said, AlreadyRead):
+            self.answer, self._fault = said, None
+        elif isinstance(said, UpstreamFault):
+            self.answer, self._fault = None, said
+
+    def instead_of(self, fault: GatewayError) -> AlreadyRead:
+        """What a caller is told where the last has none: that a request is too long for one does not hold for others.
+
+        Raises:
+            GatewayError: the fault, or an earlier one.
+        """
+        if not isinstance(fault, UpstreamFault):
+            if self.answer is not None:
+                return self.answer
+            fault = self._fault or fault
+        raise fault
+
+
 class Exchange:
     """One call on its way. An async context manager: entering goes down to the provider, leaving settles."""
 
-    def __init__(self, gateway: Gateway, incoming: Incoming) -> None:
+    def __init__(self, gateway: Gateway, incoming: Incoming, at_work: AtWork) -> None:
         self._gateway = gateway
         self._in = incoming
         self._p = Progress.of(incoming, gateway.wall())
+        self._p.at_work = at_work
 
     async def __aenter__(self) -> Reply:
         try:
@@ -190,33 +221,47 @@ class Exchange:
         )
 
     async def _answered(self, call: Call) -> UpstreamReply:
-        """The answer of the first provider that has one, else that of the last.
+        """The answer of the first provider that has one, else what the last said, or one before it of more use.
 
         Raises:
-            UpstreamFault: the last gave none.
-            ContextOverflow, BudgetTooSmall, TextTooLong: it cannot be made to fit for the last.
+            UpstreamFault: there is no answer.
+            ContextOverflow, BudgetTooSmall, TextTooLong: it cannot be made to fit.
         """
-        progress, gateway = self._p, self._gateway
-        for route in progress.routes:
-            progress.route, progress.is_too_long = route, False
-            is_last = route is progress.routes[-1]
+        progress, earlier, position = self._p, _Earlier(), 0
+        while True:
+            route = progress.route = progress.routes[position]
             try:
-                await self._make_ready(call)
-                if call.stream and progress.before is None:
-                    progress.before = await gateway.accounts.totals_now(progress)
-                answer = await self._send(call, route, gateway.providers[route.provider])
+                answer = await self._tried(call, route)
             except (UpstreamFault, ContextOverflow, BudgetTooSmall, TextTooLong) as fault:
-                if is_last:
-                    raise
+                position += 1
+                if position >= len(progress.routes):
+                    return earlier.instead_of(fault)
                 reason = fault.code
+                earlier.heard(fault)
             else:
-                if is_last or not (answer.status in FAILED or progress.is_too_long):
+                position += 1
+                is_last = position >= len(progress.routes)
+                if not (answer.status in FAILED or progress.is_too_long) or (is_last and not progress.is_too_long):
                     return answer
+                if is_last:
+                    return earlier.answer or answer
                 reason = str(answer.status)
+                if answer.status in FAILED:
+                    with contextlib.suppress(UpstreamFault):
+                        body = await read_error(answer)
+                        earlier.heard(AlreadyRead(answer.status, without_packing(answer.headers), body))
             await progress.hang_up()
-            earlier = progress.notes.get("fallback", "")
-            progress.notes["fallback"] = f"{earlier}{route.provider}/{route.model}: {reason}; "
-        raise AssertionError("there is always a last one")
+            self._work(is_so=False)
+            before = progress.notes.get("fallback", "")
+            progress.notes["fallback"] = f"{before}{route.provider}/{route.model}: {reason}; "
+
+    async def _tried(self, call: Call, route: Route) -> UpstreamReply:
+        progress, gateway = self._p, self._gateway
+        progress.is_too_long = False
+        await self._make_ready(call)
+        if call.stream and progress.before is None:
+            progress.before = await gateway.accounts.totals_now(progress)
+        return await self._send(call, route, gateway.providers[route.provider])
 
     async def _make_ready(self, call: Call) -> None:
         """Decide what is sent, and hold what it may cost. Tool results shrink before a call is refused.
@@ -245,28 +290,33 @@ class Exchange:
             await composer.compose(progress, call, "table")
 
     async def _send(self, call: Call, route: Route, provider: Provider) -> UpstreamReply:
-        """Send it; once more where the provider's refusal tells what to change."""
+        """Send it; once more for each of the two things that a provider's refusal may tell us to change."""
         progress, gateway = self._p, self._gateway
-        ask = call.stream and not call.usage_asked and not gateway.refuses_usage(route)
-        answer = await self._attempt(call, route, provider, ask_usage=ask)
-        if answer.status not in TELLING:
-            return answer
-        body = await read_error(answer)
-        if ask and (b"stream_options" in body or b"include_usage" in body):
-            await progress.hang_up()
-            answer = await self._attempt(call, route, provider, ask_usage=False)
-            # Only now is it sure that our field was the reason, and not a client's words that the error repeats.
-            if 200 <= answer.status < 300:  # noqa: PLR2004
-                gateway.remember_refusal(route)
-                progress.notes["stream_usage"] = "refused by the provider"
-            return answer
-        found = length_error(answer.status, body)
-        progress.is_too_long = found is not None
-        if found is not None and await gateway.composer.fit_again(progress, found):
-            await progress.hang_up()
+        asks = ask = call.stream and not call.usage_asked and not gateway.refuses_usage(route)
+        is_fitted = False
+        while True:
             progress.is_too_long = False
-            return await self._attempt(call, route, provider, ask_usage=ask)
-        return AlreadyRead(answer.status, without_packing(answer.headers), body)
+            answer = await self._attempt(call, route, provider, ask_usage=ask)
+            if answer.status not in TELLING:
+                # Only now is it sure that our field was the reason, and not a client's words that the error repeats.
+                if asks and not ask and 200 <= answer.status < 300:  # noqa: PLR2004
+                    gateway.remember_refusal(route)
+                    progress.notes["stream_usage"] = "refused by the provider"
+                return answer
+            body = await read_error(answer)
+            found = length_error(answer.status, body)
+            progress.is_too_long = found is not None
+            if ask and (b"stream_options" in body or b"include_usage" in body):
+                ask = False
+            elif found is not None and not is_fitted and await gateway.composer.fit_again(progress, found):
+                is_fitted = True
+            else:
+                return AlreadyRead(answer.status, without_packing(answer.headers), body)
+            await progress.hang_up()
+
+    def _work(self, *, is_so: bool) -> None:
+        self._p.is_at_work = is_so
+        self._p.at_work(is_so=is_so)
 
     async def _attempt(self, call: Call, route: Route, provider: Provider, *, ask_usage: bool) -> UpstreamReply:
         incoming, progress, gateway = self._in, self._p, self._gateway
@@ -278,10 +328,12 @@ class Exchange:
             ),
             gateway.composer.body(progress, call, provider, ask_usage=ask_usage),
             progress.notes.__setitem__,
+            self._work,
         )
         if progress.sent_at is None:
             progress.sent_at = gateway.clock()
         progress.head_at, progress.status = None, CLIENT_CLOSED
+        self._work(is_so=True)
         sending = gateway.upstreams[route.provider].send(outgoing)
         answer = await sending.__aenter__()
         progress.sending = sending

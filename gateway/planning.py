@@ -65,13 +65,14 @@ _KNOWN_BYTES: Final = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One call to be planned. `size`: bytes of its body."""
+    """One call to be planned. `size`: bytes of its body; `salt`: tells decisions apart that are not for one model."""
 
     contents: Contents
     route: Route
     facts: ModelFacts
     wishes: Wishes
     size: int
+    salt: str = ""
 
 
 class Planner:
@@ -114,7 +115,7 @@ class Planner:
         if came.fits(budget, self.policy.safety):
             self._read_ahead(came, asked.contents, keys, budget)
             return as_it_came(came, budget)
-        room = Room(budget, self.policy, trim == "shadow", remembered.state, learned, self._deadline(), use)
+        room = Room(budget, self.policy, trim == "shadow", remembered.state, learned, self._deadline(), use, asked.salt)
         scales = Scales(self._estimator, self._reader(came.request))
         try:
             plan = await _run_in(self._fitting, lambda: self._roomy(came, asked.contents, keys, room, scales))
@@ -213,13 +214,14 @@ class Planner:
 
     def _conversation(self, view: View, contents: Contents, keys: Sequence[bytes]) -> Conversation:
         """`keys`: of the elements."""
-        priorities = contents.priorities or {}
+        asked = (contents.priorities or {}).items()
+        priorities = {index: priority for place, priority in asked for index in view.indices({place})}
         return Conversation.of(
             view.messages,
             self._book,
             keys=_keys_of(view, contents, keys),
             pinned=view.held | view.indices(contents.pinned),
-            priorities={index: priority for place, priority in priorities.items() for index in view.indices({place})},
+            priorities=dict.fromkeys(view.stale, 0.0) | priorities,
             keep_last_turns=self.policy.keep_last_turns,
         )
 

@@ -14,7 +14,7 @@ from gateway.core.errors import GatewayError, UpstreamTimeout
 from gateway.core.fitting.summary import Use
 from gateway.core.modes import ResponseMode
 from gateway.core.plan import Plan
-from gateway.core.ports import CallRecord, SessionKey, UpstreamReply
+from gateway.core.ports import AtWork, CallRecord, SessionKey, UpstreamReply, told_nobody
 from gateway.core.routing import Route
 from gateway.core.session import Remembered
 from gateway.core.spending import Charged
@@ -39,7 +39,8 @@ class Progress:
     """One call: what came in, and what became of it so far.
 
     `started_at` is wall time, `sent_at` and `head_at` are monotonic. `routes`: where it may go, `route`: the one whose
-    turn it is, `is_too_long`: for that one. `affordable`: input tokens
+    turn it is, `is_too_long`: for that one, `is_at_work`: it may be working on it, which
+    `at_work` is told. `affordable`: input tokens
     that its budgets allow. `is_holding`: something may be held.
     `before`: the session's totals when it was sent, where they go out before its answer.
     `reader` tells what was read of an answer that has not come to its end; `billed`: the provider charges for it.
@@ -54,6 +55,8 @@ class Progress:
     routes: tuple[Route, ...] = (_NO_ROUTE,)
     route: Route = _NO_ROUTE
     is_too_long: bool = False
+    is_at_work: bool = False
+    at_work: AtWork = told_nobody
     charged: Charged = _NOBODY
     book: Book = _NO_BOOK
     remembered: Remembered = _NOTHING_REMEMBERED

@@ -86,7 +86,7 @@ class Records:
     def _charge(self, progress: Progress, answer: Answer) -> Charge | None:
         """What the provider bills for a call; None where it bills nothing."""
         endpoint = progress.incoming.endpoint
-        left_waiting = progress.outcome in _LEFT and progress.sent_at is not None and progress.head_at is None
+        left_waiting = progress.outcome in _LEFT and progress.is_at_work and progress.head_at is None
         if progress.call is None or not (progress.billed or (left_waiting and endpoint.metered)):
             return None
         reported = answer.usage

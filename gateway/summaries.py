@@ -7,11 +7,12 @@ is sent. Where there is no summary, the call that wanted one goes on without it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
+from gateway.addressing import seed_of
 from gateway.calls import TELLING, Caller, Directives, Incoming, Purpose, Reply
 from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import GatewayError
@@ -24,6 +25,8 @@ from gateway.core.spending import KeyBudget
 from gateway.dialects import endpoint
 from gateway.dialects.openai_chat import completion_request, completion_text
 from gateway.progress import Progress, patience
+
+T = TypeVar("T")
 
 #: a call waits so long for a summary
 SUMMARY_S: Final = 60.0
@@ -82,7 +85,7 @@ class Summaries:
         if session is None:
             raise NoSummaryError("there is no session to keep it in")
         question = Question("summary", needs.model, needs.messages, needs.max_tokens)
-        call_id, text = await self._answer(question, session, progress)
+        call_id, text = await self._at_work(self._answer(question, session, progress), progress)
         state = await self._store.update(session, lambda state: state.with_summary(needs.id, text))
         progress.remembered = replace(progress.remembered, state=state)
         progress.use = "known"
@@ -103,11 +106,19 @@ class Summaries:
                 return None, f"none: {error}"
             return text, f"call {call_id}"
 
-        return list(await asyncio.gather(*map(one, questions)))
+        return list(await self._at_work(asyncio.gather(*map(one, questions)), progress))
+
+    async def _at_work(self, answer: Awaitable[T], progress: Progress) -> T:
+        """A client that leaves meanwhile has it made to its end, and no more."""
+        progress.at_work(is_so=True)
+        try:
+            return await answer
+        finally:
+            progress.at_work(is_so=False)
 
     async def _answer(self, question: Question, session: SessionKey, progress: Progress) -> tuple[str, str]:
         """The id of the call that was made for it, and the text of its answer."""
-        headers = self._headers(self._routes.resolve(question.model), progress)
+        headers = self._headers(self._route(question.model, session), progress)
         async with patience(self._patience_s):
             for field_name in _LIMITS:
                 incoming = self._of_our_own(question, field_name, session, headers, progress)
@@ -124,6 +135,10 @@ class Summaries:
         if estimate_tokens(text) > _LONGEST_SUMMARY * question.max_tokens:
             raise NoSummaryError(f"call {call_id} was answered with far more than was asked for")
         return call_id, text
+
+    def _route(self, model: str, session: SessionKey) -> Route:
+        """Where a call of ours for this session will go."""
+        return self._routes.chain(model, seed_of(session, ""))[0]
 
     def _headers(self, route: Route, progress: Progress) -> Headers:
         """The headers of a call for a summary: with the gateway's own credential, or the caller's where it belongs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -99,6 +100,35 @@ def test_a_key_limited_to_models_may_use_those_that_match_and_list_all(world: Wo
         resolved(world.incoming(caller=caller))
     listing = world.incoming(b"", "models", method="GET", endpoint=endpoint("GET", "models"), caller=caller)
     assert resolved(listing).model == ""
+
+
+@pytest.mark.parametrize("field", ["models", "fallbacks"])
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        (["dear"], "dear"),
+        (["q-2", "dear"], "dear"),
+        ("dear", "dear"),
+        ([{"model": "dear"}], "dear"),
+        ([{"q-1": ["dear"]}], None),
+        ([["dear"]], None),
+        ([3], None),
+        ({"a": "dear"}, None),
+    ],
+)
+def test_a_key_limited_to_models_may_have_no_other_called_in_their_place(
+    world: World, field: str, value: object, named: str | None
+) -> None:
+    def incoming(caller: Caller, value: object) -> Incoming:
+        return world.incoming(json.dumps({**json.loads(BODY), "model": "q-1", field: value}).encode(), caller=caller)
+
+    limited = Caller("alice", ("q-*",))
+    with pytest.raises(UnknownModel, match=f"may not use the model '{named}'" if named else "may not use") as refused:
+        resolved(incoming(limited, value))
+    assert refused.value.param == field
+    assert resolved(incoming(Caller("alice"), value)).provider == "q"
+    for harmless in (None, [], ["q-2"], "q-2", [{"model": "q-2"}]):
+        assert resolved(incoming(limited, harmless)).provider == "q"
 
 
 async def test_the_model_of_a_form_is_found(world: World) -> None:

@@ -33,7 +33,7 @@ ALLOWED = {
     "addressing": {"core", "dialects", "calls"},
     "progress": {"core", "dialects", "calls", "planning", "budgeting", "results"},
     "records": {"core", "dialects", "progress"},
-    "summaries": {"core", "dialects", "calls", "progress"},
+    "summaries": {"core", "dialects", "addressing", "calls", "progress"},
     "result_summaries": {"core", "decisions", "results", "progress", "summaries"},
     "composing": {
         *("core", "dialects", "stores", "planning", "results", "progress", "summaries", "result_summaries"),

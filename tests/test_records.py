@@ -121,9 +121,12 @@ def test_a_call_left_while_the_provider_was_at_work_is_charged_what_was_sent(
 ) -> None:
     progress = answered(world, Answer())
     progress.outcome, progress.head_at, progress.billed = outcome, head_at, False
+    progress.is_at_work = True
     record = records().of(progress)
     assert (record.charge is not None) is is_charged
     assert record.charge is None or record.charge.usage.input_tokens == input_estimate(progress)
+    progress.is_at_work = False
+    assert records().of(progress).charge is None, "it waited for another try"
 
 
 def test_what_is_not_metered_is_charged_nothing_even_if_it_is_left(world: World) -> None:

@@ -88,7 +88,7 @@ def request_headers(
         unpacked: the body was packed and is sent unpacked.
     """
     dropped = _named_by_connection(headers)
-    held = bool(provider.key) or provider.auth == "none"
+    held = holds_credential(provider)
     sent: Headers = []
     present: set[bytes] = set()
     for name, value in headers:
@@ -120,7 +120,7 @@ def check_credential(headers: Sequence[tuple[bytes, bytes]], provider: Provider,
     Raises:
         Unauthenticated: it belongs to another provider.
     """
-    if provider.key or provider.auth == "none" or not (provider.guarded or provider.key_prefixes):
+    if holds_credential(provider) or not (provider.guarded or provider.key_prefixes):
         return
     for name, value in headers:
         if name not in CREDENTIALS:

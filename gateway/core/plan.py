@@ -230,6 +230,7 @@ class Room:
         learned: what earlier calls taught.
         expired: says True once the choice has taken too long.
         use: whether a summary may be asked for, or one that was made be used; a shadow does without.
+        salt: tells decisions apart that must not be taken for one another.
     """
 
     budget: int
@@ -239,6 +240,7 @@ class Room:
     learned: Learned
     expired: Callable[[], bool]
     use: Use = "off"
+    salt: str = ""
 
 
 def make_room(came: Weighed, view: View, conversation: Conversation, room: Room, scales: Scales) -> Plan:
@@ -255,7 +257,8 @@ def make_room(came: Weighed, view: View, conversation: Conversation, room: Room,
         ContextOverflow: what must stay is over the budget alone.
         BudgetTooSmall: so is what stands beside the messages.
     """
-    if came.estimate.beside >= room.budget and (came.request.tools or came.request.schema is not None):
+    request = came.request
+    if came.estimate.beside >= room.budget and (request.tools or request.schema is not None or request.others):
         raise BudgetTooSmall(needed=came.estimate.beside, budget=room.budget)
     case = _Case(came, view, conversation, scales)
     try:
@@ -332,7 +335,7 @@ def _safely(came: Weighed, room: Room) -> int:
 def _fitted(case: _Case, room: Room, most: int) -> Plan:
     came, conversation, policy = case.came, case.conversation, room.policy.fit
     limit = most - came.estimate.beside
-    salt = "shadow" if room.shadow else ""
+    salt = f"shadow{room.salt}" if room.shadow else room.salt
     use: Use = "off" if room.shadow else room.use
     summaries = room.state.summaries
     read = [epoch for value in room.state.epochs.values() if (epoch := Epoch.from_json(value)) is not None]

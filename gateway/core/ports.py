@@ -398,15 +398,31 @@ class Store(Protocol):
         ...
 
 
+class AtWork(Protocol):
+    """Is told whether a provider may be at work on a call, so that leaving it would cost something."""
+
+    def __call__(self, *, is_so: bool) -> None:
+        """From now on."""
+
+
+def told_nobody(*, is_so: bool) -> None:
+    """Where nobody wants to know."""
+    del is_so
+
+
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One request to a provider. `url` is absolute and already encoded; `note` keeps a remark in the call's record."""
+    """One request to a provider. `url` is absolute and already encoded.
+
+    `note` keeps a remark in the call's record; `at_work`: see there.
+    """
 
     method: str
     url: str
     headers: Headers
     body: bytes
     note: Callable[[str, str], None] = lambda _name, _text: None
+    at_work: AtWork = told_nobody
 
 
 class UpstreamReply(Protocol):

@@ -15,7 +15,8 @@ from typing import Final
 from gateway.core.usage import Usage
 
 _ABOVE: Final = re.compile(
-    r"^(input|output|cache_read_input|cache_creation_input)_(?:token_cost|cost_per_token)_above_(\d+)k_tokens$"
+    r"^(?:(input|output|cache_read_input|cache_creation_input)_(?:token_cost|cost_per_token)"
+    r"|(cache_creation_input_token_cost_above_1hr))_above_(\d+)k_tokens$"
 )
 _MILLION: Final = Decimal(1_000_000)
 
@@ -31,6 +32,7 @@ class Rates:
     audio_input: Decimal | None = None  # else input
     audio_output: Decimal | None = None  # else output
     reasoning: Decimal | None = None  # else output
+    cache_write_1h: Decimal | None = None  # else cache_write
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ def cost(usage: Usage, price: Price, tier: str | None = None) -> Decimal:
     rates = price.rates_for(usage, tier)
     read = min(usage.cache_read_tokens, usage.input_tokens)
     write = min(usage.cache_write_tokens, usage.input_tokens - read)
+    write_1h = min(usage.cache_write_1h_tokens, write)
+    write_rate = _or(rates.cache_write, rates.input)
     audio_in = min(usage.audio_input_tokens, usage.input_tokens - read - write)
     plain_in = usage.input_tokens - read - write - audio_in
     unlisted = max(0, usage.total_tokens - usage.input_tokens - usage.output_tokens)
@@ -72,7 +76,8 @@ def cost(usage: Usage, price: Price, tier: str | None = None) -> Decimal:
     return (
         plain_in * rates.input
         + read * _or(rates.cache_read, rates.input)
-        + write * _or(rates.cache_write, rates.input)
+        + (write - write_1h) * write_rate
+        + write_1h * _or(rates.cache_write_1h, write_rate)
         + audio_in * _or(rates.audio_input, rates.input)
         + (out - audio_out - reasoning) * rates.output
         + audio_out * _or(rates.audio_output, rates.output)
@@ -121,6 +126,7 @@ def _rates(entry: Mapping[str, object], suffix: str) -> Rates | None:
         get("input_cost_per_audio_token"),
         get("output_cost_per_audio_token"),
         get("output_cost_per_reasoning_token"),
+        get("cache_creation_input_token_cost_above_1hr"),
     )
 
 
@@ -129,6 +135,7 @@ _ABOVE_FIELDS: Final = {
     "output": "output",
     "cache_read_input": "cache_read",
     "cache_creation_input": "cache_write",
+    "cache_creation_input_token_cost_above_1hr": "cache_write_1h",
 }
 
 
@@ -138,8 +145,8 @@ def _above(entry: Mapping[str, object], base: Rates) -> tuple[tuple[int, Rates],
         match = _ABOVE.match(name)
         value = _decimal(raw) if match else None
         if match and value is not None:
-            threshold = int(match[2]) * 1000
-            found[threshold] = replace(found.get(threshold, base), **{_ABOVE_FIELDS[match[1]]: value})
+            threshold = int(match[3]) * 1000
+            found[threshold] = replace(found.get(threshold, base), **{_ABOVE_FIELDS[match[1] or match[2]]: value})
     return tuple(sorted(found.items(), key=lambda item: item[0]))
 
 

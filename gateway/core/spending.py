@@ -132,13 +132,13 @@ class Rate(NamedTuple):
     output: Decimal
 
 
-def rate_of(price: Price | None, input_tokens: int, tier: str | None) -> Rate | None:
-    """What a call will cost a token at the most; None where nobody knows."""
+def rate_of(price: Price | None, input_tokens: int, tier: str | None, *, caches_1h: bool = False) -> Rate | None:
+    """What a call will cost a token at the most; None where nobody knows. `caches_1h`: it may ask for such a cache."""
     if price is None:
         return None
     rates = price.rates_for(Usage.of(input_tokens, 0), tier)
     return Rate(
-        _dearest(rates.input, rates.cache_write, rates.audio_input),
+        _dearest(rates.input, rates.cache_write, rates.cache_write_1h if caches_1h else None, rates.audio_input),
         _dearest(rates.output, rates.audio_output, rates.reasoning),
     )
 
@@ -161,6 +161,7 @@ class Need:
         input_tokens: at the most, as far as one can be sure.
         output: the limit of one answer that the call itself sets.
         model_output: the limit that the model has.
+        least_output: a shorter limit cannot be set; 0: any can.
         answers: how many it asks for.
         has_output: whether the answer is paid by its tokens at all.
         rate: USD of a token.
@@ -178,6 +179,7 @@ class Need:
     is_priced: bool = True
     model: str = ""
     can_grow: bool = False
+    least_output: int = 0
 
 
 def hold_for(
@@ -193,7 +195,7 @@ def hold_for(
     if need.output is None and need.can_grow:
         most = min(most, STREAM_STEP)
     least = _shortest(most, fixed, unit, standings) if clamp or need.output is None else most
-    return Hold(call_id, claims, fixed, unit, least, most)
+    return Hold(call_id, claims, fixed, unit, max(least, min(need.least_output, most)), most)
 
 
 def _shortest(most: int, fixed: Amount, unit: Amount, standings: Sequence[Standing]) -> int:

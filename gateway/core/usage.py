@@ -29,6 +29,7 @@ class Usage:
     reasoning_tokens: int = 0
     audio_input_tokens: int = 0
     audio_output_tokens: int = 0
+    cache_write_1h_tokens: int = 0  # of cache_write_tokens, those kept for an hour: they cost more
 
     @classmethod
     def of(cls, input_tokens: int, output_tokens: int) -> Usage:

@@ -22,7 +22,8 @@ _FEW_FIELDS: Final = 4 * _MAX_FIELDS
 #: Fields that decide what a call may cost. Some servers read keys without regard to case, and take the last of two.
 _MEANT: Final = frozenset(
     {
-        *("model", "stream", "stream_options", "background", "messages", "input", "prompt", "n", "best_of"),
+        *("model", "models", "fallbacks", "stream", "stream_options", "background"),
+        *("messages", "input", "prompt", "n", "best_of"),
         *("max_tokens", "max_completion_tokens", "max_output_tokens"),
     }
 )
@@ -81,8 +82,8 @@ def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
     if len(fields) != len(named):
         _refuse_duplicates([name.text for name in named])
     for name in fields:
-        if name.lower() in _MEANT and name != name.lower():
-            raise InvalidRequest(f'The field "{name}" is written "{name.lower()}".', param=name)
+        if (meant := name.casefold()) in _MEANT and name != meant:
+            raise InvalidRequest(f'The field "{name}" is written "{meant}".', param=name)
     return fields
 
 

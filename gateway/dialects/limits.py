@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -26,6 +26,8 @@ ALL_LIMITS: Final = tuple(sorted({name for names in _FIELDS.values() for name in
 _ANSWERS: Final = ("n", "best_of")
 #: no provider gives more; what is asked beyond it is refused there
 _MOST_ANSWERS: Final = 1_024
+#: no provider takes a smaller budget of thinking, and it must be below the limit of the answer
+_LEAST_THINKING: Final = 1_024
 
 
 def output_limit(fields: Fields, wire: Wire) -> int | None:
@@ -82,11 +84,34 @@ def with_limit(fields: Fields, wire: Wire, limit: int, usual: str) -> dict[str, 
     """The fields to set so that an answer has at most `limit` tokens.
 
     The fields that the call has itself are lowered, and set where they bound nothing; where it has none, `usual` is set
-    in a chat call: providers differ in the name they take.
+    in a chat call: providers differ in the name they take. A budget of thinking is kept below them.
     """
     names = _FIELDS[wire]
     own = [name for name in ALL_LIMITS if name in fields and decode(fields[name]) is not None]
     changes: dict[str, object] = {name: min(limit, _number(fields, name) or limit) for name in own}
     if not any(name in names for name in own):
         changes[usual if wire == "chat" else names[0]] = limit
+    thinking = _thinking(fields, wire)
+    # Where even the least is too much, the provider says so: see `least_output`.
+    if thinking is not None and _LEAST_THINKING < limit <= thinking["budget_tokens"]:
+        changes["thinking"] = {**thinking, "budget_tokens": limit - 1}
     return changes
+
+
+def least_output(fields: Fields, wire: Wire) -> int:
+    """Tokens below which the limit of an answer cannot be lowered, as the provider would refuse the call."""
+    return 0 if _thinking(fields, wire) is None else _LEAST_THINKING + 1
+
+
+def _thinking(fields: Fields, wire: Wire) -> dict[str, Any] | None:
+    """The thinking a call asks for, where it has a budget that is bound by the limit of the answer.
+
+    One that is not below that limit already is of thinking between calls of tools, which may go beyond it; or it is
+    refused as it came.
+    """
+    found = decode(fields["thinking"]) if "thinking" in fields else None
+    if not isinstance(found, dict) or found.get("type") != "enabled":
+        return None
+    budget, own = found.get("budget_tokens"), output_limit(fields, wire)
+    is_bound = isinstance(budget, int) and budget >= _LEAST_THINKING and (own is None or budget < own)
+    return found if is_bound else None

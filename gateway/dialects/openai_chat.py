@@ -14,7 +14,10 @@ from gateway.dialects.fields import decode, flag_field, join, messages_field, mo
 from gateway.dialects.opening import opening_items
 from gateway.dialects.texts import texts_of_fields
 
-_TEXT_FIELDS: Final = ("messages", "tools", "functions", "response_format")
+_TEXT_FIELDS: Final = (
+    *("messages", "tools", "functions", "response_format"),
+    *("prediction", "documents", "chat_template"),
+)
 
 
 class OpenAIChat:

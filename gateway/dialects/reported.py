@@ -18,6 +18,7 @@ _DETAILS: Final = {
     "input_tokens_details": ("cached_tokens", "cache_write_tokens", "audio_tokens"),
     "completion_tokens_details": ("reasoning_tokens", "audio_tokens"),
     "output_tokens_details": ("reasoning_tokens", "thinking_tokens", "audio_tokens"),
+    "cache_creation": ("ephemeral_1h_input_tokens",),
 }
 # fmt: off
 _CACHE_READ: Final = (
@@ -57,6 +58,7 @@ class Reported:
     reasoning_tokens: int = 0
     audio_input_tokens: int = 0
     audio_output_tokens: int = 0
+    cache_write_1h_tokens: int = 0
 
     def complete(self, estimated_input: int, estimated_output: int) -> tuple[Usage, UsageSource]:
         """The usage to charge: what was reported, and the estimate for a side of which nothing was."""
@@ -75,6 +77,7 @@ class Reported:
             self.reasoning_tokens,
             self.audio_input_tokens,
             self.audio_output_tokens,
+            self.cache_write_1h_tokens,
         )
         return usage, source
 
@@ -126,6 +129,7 @@ class UsageReader:
             _first(fields, _REASONING) or 0,
             _first(fields, _AUDIO_IN) or 0,
             _first(fields, _AUDIO_OUT) or 0,
+            fields.get("cache_creation.ephemeral_1h_input_tokens", 0),
         )
 
 

@@ -75,6 +75,14 @@ class _Connection:
     finished: bool = False
     broken: bool = False
     cut: GatewayError | None = None
+    task: asyncio.Task[None] | None = None
+    busy: bool = False
+
+    def at_work(self, *, is_so: bool) -> None:
+        """Whether a provider may be at work on the call. For a client that has left, no other one is begun."""
+        self.busy = is_so
+        if self.gone and not is_so and self.task is not None:
+            self.task.cancel()
 
     def break_off(self) -> None:
         """Let the request return without an end, so that the server breaks the connection.
@@ -160,6 +168,7 @@ class Forwarder:
         connection = _Connection(send, asyncio.current_task(), lease)
         task = asyncio.get_running_loop().create_task(self._serve(incoming, connection))
         self._running[task] = connection
+        connection.task = task
         task.add_done_callback(self._ended)
         try:
             if incoming.refused is not None:
@@ -183,7 +192,7 @@ class Forwarder:
 
     def _client_left(self, task: asyncio.Task[None], connection: _Connection) -> None:
         connection.gone = True
-        if self._limits.on_disconnect == "cancel":
+        if self._limits.on_disconnect == "cancel" or not connection.busy:
             task.cancel()
         else:
             timer = asyncio.get_running_loop().call_later(self._limits.drain_s, task.cancel)
@@ -191,8 +200,11 @@ class Forwarder:
 
     async def _serve(self, incoming: Incoming, connection: _Connection) -> None:
         try:
-            handler = self._listing if is_listing(incoming) else self._gateway
-            async with handler.handle(incoming) as reply:
+            if is_listing(incoming):
+                exchange = self._listing.handle(incoming)
+            else:
+                exchange = self._gateway.handle(incoming, connection.at_work)
+            async with exchange as reply:
                 await self._answer(reply, incoming, connection)
         except asyncio.CancelledError:
             await self._tell_cut(incoming, connection)

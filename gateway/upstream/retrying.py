@@ -79,7 +79,10 @@ class RetryingUpstream:
                 reason = str(reply.status)
                 await sending.__aexit__(None, None, None)
             request.note("retries", f"{tries}, the last after {reason}")
+            # Whoever leaves now leaves nothing behind that would be billed.
+            request.at_work(is_so=False)
             await self._sleep(wait)
+            request.at_work(is_so=True)
 
     async def _try(self, sending: AbstractAsyncContextManager[UpstreamReply]) -> UpstreamReply:
         self._breaker = self._breaker.asked()

@@ -199,6 +199,13 @@ def test_tools_that_are_over_the_budget_by_themselves_are_named() -> None:
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "tools")
 
 
+def test_a_long_field_that_is_over_the_budget_by_itself_is_no_messages_fault() -> None:
+    request = Request(wire="chat", model="gpt-4o", messages=messages(3), others=("word " * 500,))
+    came = weigh(request, ESTIMATOR.estimate(request), Learned())
+    with pytest.raises(BudgetTooSmall, match=r"long fields"):
+        make_room(came, view_of("chat", messages(3)), Conversation.of(messages(3), READER), room(400), SCALES)
+
+
 def test_a_margin_alone_refuses_nothing() -> None:
     raws = messages(2)
     least = weighed([raws[0], raws[1], *raws[-2:]]).estimate.tokens

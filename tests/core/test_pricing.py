@@ -41,6 +41,41 @@ def test_a_part_is_priced_on_its_own_and_taken_out_of_its_side(usage: Usage, exp
     assert cost(usage, FULL) == expected
 
 
+HOURLY = Price(Rates(D(1), D(10), cache_write=D("1.25"), cache_write_1h=D(2)), {})
+
+
+@pytest.mark.parametrize(
+    ("usage", "price", "expected"),
+    [
+        (Usage(100, 0, 100, cache_write_tokens=40, cache_write_1h_tokens=20), HOURLY, 60 + 25 + 40),
+        (Usage(100, 0, 100, cache_write_tokens=40, cache_write_1h_tokens=400), HOURLY, 60 + 80),
+        (Usage(100, 0, 100, cache_write_tokens=0, cache_write_1h_tokens=40), HOURLY, 100),
+        (Usage(100, 0, 100, cache_write_tokens=40, cache_write_1h_tokens=40), FULL, 60 + 50),
+        (Usage(100, 0, 100, cache_write_tokens=40, cache_write_1h_tokens=40), PLAIN, D("0.0001")),
+    ],
+    ids=["some", "more than all", "none", "no rate of its own", "no rate at all"],
+)
+def test_what_is_kept_for_an_hour_is_priced_on_its_own(usage: Usage, price: Price, expected: Decimal) -> None:
+    assert cost(usage, price) == expected
+
+
+def test_the_rates_of_an_hour_are_read_from_the_table() -> None:
+    price = price_from_table(
+        {
+            "input_cost_per_token": 1,
+            "output_cost_per_token": 10,
+            "cache_creation_input_token_cost": 1.25,
+            "cache_creation_input_token_cost_above_1hr": 2,
+            "cache_creation_input_token_cost_above_200k_tokens": 2.5,
+            "cache_creation_input_token_cost_above_1hr_above_200k_tokens": 4,
+        }
+    )
+    assert price is not None
+    [(threshold, long)] = price.above
+    assert (price.rates.cache_write, price.rates.cache_write_1h) == (D("1.25"), D(2))
+    assert (threshold, long.cache_write, long.cache_write_1h) == (200_000, D("2.5"), D(4))
+
+
 def test_a_part_without_a_rate_costs_what_its_side_does() -> None:
     assert cost(Usage(100, 100, 200, 20, 20, 20, 20, 20), PLAIN) == cost(Usage.of(100, 100), PLAIN)
 

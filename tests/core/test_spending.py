@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gateway.core.errors import BudgetBusy, BudgetExhausted, RateLimited
 from gateway.core.ledger import Account, AccountKey, Amount, Claim, Granted, Limits, Moment, Refused, Standing, reserve
 from gateway.core.ports import SessionKey
-from gateway.core.pricing import price_per_million
+from gateway.core.pricing import Price, Rates, price_per_million
 from gateway.core.spending import (
     DEFAULT_OUTPUT,
     STREAM_STEP,
@@ -96,6 +96,9 @@ def test_a_call_is_held_at_the_dearest_rate_it_may_come_to() -> None:
     )
     assert rate_of(price, 10, None) == Rate(Decimal("0.00000125"), Decimal("0.000004"))
     assert rate_of(None, 10, None) is None
+    hourly = Price(Rates(Decimal(1), Decimal(4), cache_write=Decimal("1.25"), cache_write_1h=Decimal(2)), {})
+    assert rate_of(hourly, 10, None) == Rate(Decimal("1.25"), Decimal(4))
+    assert rate_of(hourly, 10, None, caches_1h=True) == Rate(Decimal(2), Decimal(4))
 
 
 # --- what is held ---------------------------------------------------------------------------------------------------------
@@ -118,6 +121,12 @@ def test_without_clamping_it_is_all_or_nothing() -> None:
 
 def test_a_short_answer_is_held_whole() -> None:
     assert (hold(Need(1, output=3)).least, hold(Need(1, output=3)).most) == (3, 3)
+
+
+def test_no_less_is_held_than_the_provider_takes_for_a_limit() -> None:
+    assert hold(Need(100, output=32_000, least_output=1_025)).least == 1_025
+    assert hold(Need(100, output=900, least_output=1_025)).least == 900
+    assert hold(Need(100, output=400, least_output=50), (stands(held=5),)).least == 100
 
 
 def test_while_others_hold_an_answer_is_not_cut_to_a_stump() -> None:

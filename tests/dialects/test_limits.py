@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.core.counting.measure import Wire
-from gateway.dialects.limits import answers_asked, output_limit, service_tier, with_limit
+from gateway.dialects.limits import answers_asked, least_output, output_limit, service_tier, with_limit
 
 
 def fields(**values: Any) -> dict[str, bytes]:
@@ -95,3 +95,43 @@ def test_a_limit_is_set_under_the_name_that_is_there_or_is_usual(
 def test_a_provider_that_knows_another_name_gets_that() -> None:
     assert with_limit({}, "chat", 50, "max_completion_tokens") == {"max_completion_tokens": 50}
     assert with_limit({}, "responses", 50, "max_completion_tokens") == {"max_output_tokens": 50}
+
+
+def thinks(budget: Any, **more: Any) -> dict[str, bytes]:
+    return fields(thinking={"type": "enabled", "budget_tokens": budget, "display": "omitted"}, **more)
+
+
+@pytest.mark.parametrize(
+    ("wire", "own", "limit", "budget"),
+    [
+        ("messages", thinks(31_999, max_tokens=32_000), 6_000, 5_999),
+        ("messages", thinks(6_000, max_tokens=32_000), 6_000, 5_999),
+        ("messages", thinks(6_000, max_tokens=32_000), 1_025, 1_024),
+        ("messages", thinks(5_000, max_tokens=32_000, max_completion_tokens=16), 5_000, 4_999),
+        ("chat", thinks(31_999, max_tokens=32_000), 6_000, 5_999),
+        # Nothing has to change, or nothing would help.
+        ("messages", thinks(5_999, max_tokens=32_000), 6_000, None),
+        ("messages", thinks(31_999, max_tokens=32_000), 1_024, None),
+        ("messages", fields(thinking={"type": "adaptive"}, max_tokens=32_000), 6_000, None),
+        ("messages", fields(thinking={"type": "disabled", "budget_tokens": 9_000}, max_tokens=32_000), 6_000, None),
+        ("messages", thinks("many", max_tokens=32_000), 6_000, None),
+        ("messages", fields(thinking=[], max_tokens=32_000), 6_000, None),
+        # Thinking between calls may take more than one answer's limit.
+        ("messages", thinks(40_000, max_tokens=32_000), 6_000, None),
+    ],
+)
+def test_thinking_stays_below_a_lowered_limit(
+    wire: Wire, own: dict[str, bytes], limit: int, budget: int | None
+) -> None:
+    changes = with_limit(own, wire, limit, "max_tokens")
+    assert changes["max_tokens"] == limit
+    told = {"type": "enabled", "budget_tokens": budget, "display": "omitted"} if budget is not None else None
+    assert changes.get("thinking") == told
+
+
+def test_an_answer_with_thinking_has_a_least_length() -> None:
+    assert least_output(thinks(2_000, max_tokens=32_000), "messages") == 1_025
+    assert least_output(thinks(40_000, max_tokens=32_000), "messages") == 0
+    assert least_output(thinks(900, max_tokens=1_000), "messages") == 0
+    assert least_output(fields(max_tokens=32_000), "messages") == 0
+    assert least_output({}, "responses") == 0

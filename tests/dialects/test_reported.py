@@ -81,6 +81,13 @@ def test_anthropics_cached_parts_stand_beside_the_input_and_are_added_to_it() ->
     assert found == Usage(580, 5, 585, 500, 70)
 
 
+def test_what_is_written_to_the_cache_for_an_hour_is_told_apart() -> None:
+    kinds = {"ephemeral_5m_input_tokens": 20, "ephemeral_1h_input_tokens": 50}
+    start = {"input_tokens": 10, "cache_creation_input_tokens": 70, "cache_creation": kinds, "output_tokens": 1}
+    assert usage(start, {"output_tokens": 5}) == Usage(80, 5, 85, 0, 70, cache_write_1h_tokens=50)
+    assert usage({**start, "cache_creation": None}, {"output_tokens": 5}) == Usage(80, 5, 85, 0, 70)
+
+
 def test_anthropics_input_may_be_all_cached() -> None:
     assert sides({"cache_read_input_tokens": 500, "output_tokens": 5}) == (500, 5, 505)
 

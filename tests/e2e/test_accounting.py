@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
@@ -262,3 +263,29 @@ def test_a_refused_call_still_says_the_totals(web: Web, gateway: GatewayThread, 
     assert refused.totals == totals
     assert refused.header("x-session-id") == session
     assert refused.header("x-session-usage-final") == "true"
+
+
+def test_what_is_cached_for_an_hour_costs_more_than_for_five_minutes(
+    gateway_server: StartGateway, byte_server: Any, session: str
+) -> None:
+    kinds = iter([(1_000_000, 0), (0, 1_000_000)])
+
+    def script(connection: Connection) -> None:
+        minutes, hour = next(kinds)
+        usage = {
+            "input_tokens": 0,
+            "cache_creation_input_tokens": minutes + hour,
+            "cache_creation": {"ephemeral_5m_input_tokens": minutes, "ephemeral_1h_input_tokens": hour},
+            "output_tokens": 0,
+        }
+        message = {"id": "m", "type": "message", "role": "assistant", "model": "claude-opus-4-6", "content": []}
+        connection.whole(json.dumps({**message, "stop_reason": "end_turn", "usage": usage}).encode())
+
+    provider = {"base_url": byte_server(script).url + "/v1", "key": "k"}
+    flags = {"built_in_providers": True, "providers": {"anthropic": provider}, "default_provider": "anthropic"}
+    web = gateway_server(provider["base_url"], **flags).web
+    body = {"model": "claude-opus-4-6", "max_tokens": 10, "messages": [{"role": "user", "content": "hi"}]}
+    for _ in range(2):
+        assert web.post("/v1/messages", body, {"x-session-id": session}).status == 200
+    calls = web.get(f"/api/sessions/{session}/calls").json["calls"]
+    assert sorted(float(call["cost_usd"]) for call in calls) == [6.25, 10.0]

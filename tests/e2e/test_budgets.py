@@ -180,6 +180,23 @@ def test_an_answers_limit_is_lowered_to_what_is_left(small: GatewayThread, mock:
     assert call(small.web, "s").error["code"] == "budget_exhausted"
 
 
+@pytest.mark.parametrize(("tokens", "status"), [(8_000, 200), (1_000, 400)])
+def test_a_budget_of_thinking_stays_below_the_lowered_limit_of_its_answer(
+    tokens: int, status: int, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    web = gateway_server(mock_server.url, **{"budget.tokens": tokens}).web
+    before = len(mock.calls)
+    thinking = {"type": "enabled", "budget_tokens": 31_999}
+    body = {"model": "claude-mock", "max_tokens": 32_000, "thinking": thinking, "messages": HI}
+    answer = web.post("/v1/messages", body, {"x-session-id": "s"})
+    assert answer.status == status
+    bodies = [json.loads(call.body) for call in mock.calls[before:]]
+    if status == 200:
+        assert 1_024 <= bodies[0]["thinking"]["budget_tokens"] < bodies[0]["max_tokens"] < tokens
+    else:
+        assert (answer.error["code"], bodies) == ("budget_exhausted", [])
+
+
 def test_without_clamping_a_call_that_could_overspend_is_refused(
     mock_server: MockServer, mock: Provider, gateway_server: StartGateway
 ) -> None:

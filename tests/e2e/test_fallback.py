@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from gateway.mock import MockServer, Provider
 from gateway.mock.turns import Behaviour
 from tests.conftest import StartGateway, closed_port
 from tests.support.conversations import agent
-from tests.support.gateways import GatewayThread
+from tests.support.gateways import GatewayThread, until
 from tests.support.web import HI, Reply
 
 #: what the second provider is, beside the "upstream" of every test
@@ -164,3 +165,95 @@ def test_sessions_are_shared_among_providers_and_stay_with_theirs(
     assert counts == {(3, 0), (0, 3)}
     mock.behaviour = Behaviour(status=503)
     assert {turns(f"s-{number}")[1] for number in range(8)} == {3}, "and are taken over where one fails"
+
+
+@pytest.mark.parametrize("header", ["api-key", "authorization"])
+def test_a_provider_whose_credential_is_a_fixed_header_gets_that_and_nothing_of_the_caller(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer, header: str
+) -> None:
+    providers = {
+        "providers.upstream": {"base_url": mock_server.url, "retries": 0},
+        "providers.second": {"base_url": second.url, "retries": 0, "headers": {header: "second-secret"}},
+    }
+    gateway = gateway_server(mock_server.url, models=MODELS, **providers)
+    mock.behaviour = Behaviour(status=503)
+    body = {"model": "main", "messages": HI}
+    reply = gateway.web.post("/v1/chat/completions", body, {"authorization": "Bearer the-callers-own"})
+    assert reply.status == 200
+    assert second.provider.calls[-1].header(header) == "second-secret"
+    assert "the-callers-own" not in str(second.provider.calls[-1].headers)
+
+
+def test_after_a_fallback_the_first_model_goes_on_with_its_own_beginning(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+) -> None:
+    sizes = [{**MODELS[0], "window": 8_000}, {**MODELS[1], "window": 3_000}]
+    gateway = gateway_server(mock_server.url, models=sizes, **{"providers.second": {"base_url": second.url, **SECOND}})
+
+    def sent() -> Any:
+        return json.loads(mock.calls[-1].body)["messages"]
+
+    ask(gateway, messages=agent(20))
+    first = sent()
+    mock.behaviour = Behaviour(status=429)
+    assert ask(gateway, messages=agent(21)).status == 200
+    mock.behaviour = Behaviour()
+    assert ask(gateway, messages=agent(22)).status == 200
+    assert sent()[: len(first)] == first
+
+
+def test_a_refusal_for_now_is_told_rather_than_that_a_smaller_model_cannot_hold_it(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+) -> None:
+    sizes = [{**MODELS[0], "window": 100_000}, {**MODELS[1], "window": 1_000}]
+    gateway = gateway_server(mock_server.url, models=sizes, **{"providers.second": {"base_url": second.url, **SECOND}})
+    mock.behaviour = Behaviour(status=429, retry_after="5")
+    reply = ask(gateway, messages=[{"role": "user", "content": "word " * 3000}])
+    assert (reply.status, reply.header("retry-after")) == (429, "5")
+    assert second.provider.calls == []
+
+
+def test_an_answer_has_the_limit_of_the_model_that_gives_it(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+) -> None:
+    limits = [{**MODELS[0], "output": 50_000}, {**MODELS[1], "output": 700}]
+    gateway = gateway_server(
+        mock_server.url,
+        models=limits,
+        **{"providers.second": {"base_url": second.url, **SECOND}, "budget.tokens": 100_000},
+    )
+    mock.behaviour = Behaviour(status=503)
+    body = {"model": "main", "messages": HI}
+    assert gateway.web.post("/v1/chat/completions", body, {"x-session-id": "s"}).status == 200
+    assert json.loads(mock.calls[-1].body)["max_tokens"] > 700
+    assert json.loads(second.provider.calls[-1].body)["max_tokens"] == 700
+
+
+def test_a_fallback_that_a_budget_has_no_room_for_is_left_out_and_refuses_nothing(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+) -> None:
+    del mock
+    dear = [MODELS[0], {**MODELS[1], "price": {"input": 1000, "output": 100_000}}]
+    gateway = gateway_server(
+        mock_server.url,
+        models=dear,
+        **{"providers.second": {"base_url": second.url, **SECOND}, "budget.usd": "0.01"},
+    )
+    assert ask(gateway).status == 200
+    assert second.provider.calls == []
+
+
+def test_for_a_client_that_has_left_no_other_provider_is_asked(
+    both: GatewayThread, mock: Provider, second: MockServer
+) -> None:
+    mock.behaviour = Behaviour(status=503, delay=0.5)
+    body = json.dumps({"model": "main", "messages": HI}).encode()
+    connection = both.web.connect()
+    connection.request("POST", "/v1/chat/completions", body, {"x-session-id": "s", "content-type": "application/json"})
+    until(lambda: mock.number)
+    connection.close()
+    until(lambda: both.web.get("/api/sessions/s/calls").json.get("calls"))
+    time.sleep(0.3)
+    assert second.provider.calls == []
+    [call] = both.web.get("/api/sessions/s/calls").json["calls"]
+    assert (call["outcome"], call["usage"]) == ("client_left", None)

@@ -138,6 +138,42 @@ def test_a_pinned_message_stays_and_its_mark_is_not_forwarded(
     assert b"x_gateway" not in mock.calls[-1].body
 
 
+def test_the_thinking_that_the_last_turn_began_with_is_sent_with_the_rest_of_it(
+    web: Web, mock: Provider, session: str
+) -> None:
+    form = Format("messages")
+    for steps in range(10, 16):
+        body = form.agent(steps, limit=2000, thinking={"type": "enabled", "budget_tokens": 1024})
+        thought = {"type": "thinking", "thinking": "It is a long way.", "signature": "c2ln"}
+        body["messages"][1]["content"].insert(0, thought)
+        reply = ask(web, form, session, body, BUDGET)
+        assert reply.status == 200
+        tokens, original = numbers(reply)
+        assert tokens <= 2500 < original
+        assert form.sent(mock.calls[-1].body)[1] == body["messages"][1]
+
+
+@formats
+def test_what_a_compaction_stands_for_goes_first(web: Web, mock: Provider, session: str, form: Format) -> None:
+    body = form.agent(12)
+    elements = body[form.array]
+    place = next(place for place, one in enumerate(elements) if place > 18 and form.pairs([one])[0])
+    compact = (
+        {"role": "assistant", "content": [{"type": "compaction", "content": "All was well."}]}
+        if form.wire == "messages"
+        else {"type": "compaction", "id": "cmp_1", "encrypted_content": "Z2VoZWlt"}
+    )
+    elements.insert(place, compact)
+    behind, _ = form.pairs(elements[place:])
+    assert ask(web, form, session, body, BUDGET).status == 200
+    sent = form.sent(mock.calls[-1].body)
+    calls, results = form.pairs(sent)
+    assert sent[1] == compact
+    assert calls == results != []
+    assert set(calls) <= set(behind)
+    assert sent[0]["content"].startswith(TASK["content"])
+
+
 @formats
 @pytest.mark.parametrize("mode", ["summary", "handle_only"])
 def test_results_are_shown_in_the_mode_that_is_asked_for(

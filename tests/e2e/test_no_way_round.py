@@ -173,14 +173,48 @@ def test_no_request_may_be_answered_with_more_than_is_held_for_it(
     assert min(limits) > 0
 
 
-@pytest.mark.parametrize("name", ["MAX_TOKENS", "Model", "Stream", "N"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {"prompt": "x", "suffix": "word " * 2_000}),
+        ("chat/completions", {"messages": HI, "prediction": {"type": "content", "content": "word " * 2_000}}),
+        ("chat/completions", {"messages": HI, "documents": [{"title": "t", "text": "word " * 2_000}]}),
+        ("chat/completions", {"messages": HI, "chat_template": "word " * 2_000}),
+        ("chat/completions", {"messages": HI, **{f"field_{number}": "word " * 40 for number in range(50)}}),
+    ],
+)
+def test_no_field_brings_more_text_than_is_held_for_it(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, path: str, body: dict[str, Any]
+) -> None:
+    web = gateway_server(mock_server.url, **{"budget.tokens": 1_500}).web
+    before = len(mock.calls)
+    answer = web.post(f"/v1/{path}", {"model": "m", "max_tokens": 10, **body}, {"x-session-id": "s"})
+    assert (answer.status, answer.error["code"]) == (400, "budget_exhausted")
+    assert len(mock.calls) == before
+
+
+@pytest.mark.parametrize("name", ["MAX_TOKENS", "Model", "Stream", "N", "\u017ftream", "max_to\u212aens", "Models"])
 def test_a_field_that_counts_is_written_as_it_is_known(web: Web, mock: Provider, session: str, name: str) -> None:
     before = len(mock.calls)
     body = {"model": "m", "messages": HI, name: 1}
     reply = web.post("/v1/chat/completions", body, {"x-session-id": session})
     assert (reply.status, reply.error["param"]) == (400, name)
-    assert name.lower() in reply.error["message"]
+    assert name.casefold() in reply.error["message"]
     assert len(mock.calls) == before
+
+
+def test_a_key_limited_to_models_cannot_have_the_provider_call_another(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    key = {"name": "alice", "key": "alice-key-0123456789", "models": ["mock-small", "mock-mini"]}
+    web = gateway_server(mock_server.url, **{"auth.keys": [key]}).web
+    before = len(mock.calls)
+    for others, status in ((["mock-mini"], 200), (["mock-mini", "mock-dear"], 404)):
+        body = {"model": "mock-small", "models": others, "messages": HI}
+        answer = web.post("/v1/chat/completions", body, {"authorization": f"Bearer {key['key']}"})
+        assert answer.status == status, answer.body
+    assert answer.error["param"] == "models"
+    assert len(mock.calls) == before + 1
 
 
 @pytest.mark.parametrize(

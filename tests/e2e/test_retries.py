@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import time
+
 import pytest
 
 from gateway.mock import MockServer, Provider
 from gateway.mock.turns import Behaviour, Turn
 from tests.conftest import StartGateway, closed_port
+from tests.support.gateways import until
 from tests.support.web import HI
 
 RETRIES = {"providers.upstream.retries": 2, "providers.upstream.breaker": {"failures": 3, "open_s": 60}}
@@ -54,3 +58,20 @@ def test_a_provider_that_is_down_is_left_alone_and_callers_hear_when_to_come_bac
     assert (last.status, last.header("x-should-retry")) == (503, "true")
     assert 1 <= int(last.header("retry-after") or 0) <= 60
     assert last.totals == (0, 0, 0)
+
+
+def test_a_client_that_leaves_while_another_try_waits_is_charged_nothing_and_nothing_is_tried(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **RETRIES)
+    mock.push(busy(429, "1"))
+    connection = gateway.web.connect()
+    body = json.dumps({"model": "mock-small", "messages": HI}).encode()
+    connection.request("POST", "/v1/chat/completions", body, {"x-session-id": "s", "content-type": "application/json"})
+    until(lambda: mock.calls)
+    time.sleep(0.2)
+    connection.close()
+    time.sleep(1.5)
+    assert len(mock.calls) == 1
+    [call] = gateway.web.get("/api/sessions/s/calls").json["calls"]
+    assert (call["outcome"], call["usage"]) == ("client_left", None)

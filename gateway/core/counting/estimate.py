@@ -11,13 +11,14 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import chain
 from typing import Any, Final, Literal
 
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.context import ContextCounts
 from gateway.core.counting.families import Families, Family
 from gateway.core.counting.images import image_doubt, image_tokens
-from gateway.core.counting.measure import Counts, Measure, TokenCounter, Wire, measure, text_measure
+from gateway.core.counting.measure import Counts, Measure, TokenCounter, Wire, measure, other_measure, text_measure
 from gateway.core.counting.media import Media
 from gateway.core.counting.request import Piece, Request, decoded
 from gateway.core.counting.sums import Sums
@@ -106,6 +107,7 @@ class Estimator:
         counts, media, system = total.kept(family.thoughts), total.media, total.system
         tools = self._tools(request, counter)
         schema = self._schema(request, counter)
+        others = self._others(request, counter)
         said = counts_tokens(counts, family) + sum(media_tokens(item, family) for item in media)
         tokens = (
             said
@@ -114,6 +116,7 @@ class Estimator:
             + self._tools_tokens(tools, request, family, counter, system=system)
             + (family.with_schema + family.schema * schema if request.schema is not None else 0)
             + family.thinking_on * request.thinking
+            + sum(_measure_tokens(item, family) for item in others)
         )
         shape = _shape(request, tools, counts, media, system=system)
         exact = (
@@ -123,7 +126,7 @@ class Estimator:
             tokens=max(0, round(tokens)),
             source="exact" if exact else "calibrated",
             spread=0.0 if exact else family.spread,
-            doubt=round(sum(media_doubt(item, family) for item in media)),
+            doubt=round(sum(media_doubt(item, family) for item in chain(media, *(one.media for one in others)))),
             shape=shape,
             family=family.name,
             counter=counter.name,
@@ -149,7 +152,7 @@ class Estimator:
         family = self.family(request)
         counter = self._counter_for(request.tokenizer or family.tokenizer)
         return [
-            round(counts_tokens(item.counts, family) + sum(media_tokens(part, family) for part in item.media))
+            round(_measure_tokens(item, family))
             for item in self._of_messages(read_as or request.wire, request.messages, counter, keys)
         ]
 
@@ -215,6 +218,14 @@ class Estimator:
         ]
         return reduce(_add_tools, found) if found else _NO_TOOLS
 
+    def _others(self, request: Request, counter: TokenCounter) -> list[Measure]:
+        """Fields nobody here knows: a provider may show them to the model."""
+        kind = f"field\0{counter.name}"
+        return [
+            self._kept(kind, piece, lambda value: other_measure(value, counter), _measure_bytes)
+            for piece in request.others
+        ]
+
     def _schema(self, request: Request, counter: TokenCounter) -> int:
         """Tokens of the schema an answer must follow, as far as models are shown it, with its name and description."""
         if request.schema is None:
@@ -246,6 +257,10 @@ class Estimator:
                 self._cache.tokens(counter, request.forced_name) if family.forced_name else 0
             )
         return tokens
+
+
+def _measure_tokens(item: Measure, family: Family) -> float:
+    return counts_tokens(item.counts, family) + sum(media_tokens(part, family) for part in item.media)
 
 
 def counts_tokens(counts: Counts, family: Family) -> float:
@@ -375,7 +390,7 @@ def _shape(request: Request, tools: Tools, counts: Counts, media: Iterable[Media
         "image": "image" in kinds,
         "media": "media" in kinds,
         "server": request.server or tools.server > 0 or tools.deferred > 0,
-        "other": counts.other > 0,
+        "other": counts.other > 0 or bool(request.others),
     }
     return "+".join(mark for mark, present in marks.items() if present)
 

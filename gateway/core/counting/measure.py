@@ -149,6 +149,13 @@ def text_measure(text: object, counter: TokenCounter, role: str = "system") -> M
     return tally.measure(role, asks=role == "user")
 
 
+def other_measure(value: object, counter: TokenCounter) -> Measure:
+    """The measure of a field that nobody here knows."""
+    tally = _Tally(counter.count)
+    tally.unknown(value)
+    return tally.measure("", messages=0)
+
+
 def _prompt(tally: _Tally, prompt: object) -> None:
     """A text, texts, token ids, or lists of token ids."""
     for item in prompt if isinstance(prompt, list) else [prompt]:

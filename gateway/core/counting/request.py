@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.core.counting.measure import Wire
+from gateway.core.counting.tools import compact
 
 #: a JSON value, or its bytes
 Piece = Any
@@ -24,6 +25,24 @@ _SERVER_FIELDS: Final = frozenset(
 )
 #: where a system text stands that is no message
 _SYSTEM_FIELDS: Final = {"messages": "system", "responses": "instructions"}
+#: where the messages of each format stand
+_ITEM_FIELDS: Final[Mapping[Wire, str]] = {"responses": "input", "completions": "prompt"}
+#: where the schema of an answer stands
+_FORM_FIELDS: Final[Mapping[Wire, tuple[str, ...]]] = {
+    "chat": ("response_format",),
+    "responses": ("text",),
+    "messages": ("output_config", "output_format"),
+    "completions": (),
+}
+#: fields that steer a call, or are weighed with the tools: no text of theirs is shown to a model
+_STEERING: Final = frozenset(
+    {
+        *("model", "models", "provider", "metadata", "user", "tools", "functions", "tool_choice", "function_call"),
+        *("stop", "stop_sequences", "logit_bias"),
+    }
+)
+#: Bytes that all other fields may have together before they are weighed: switches and ids are shorter than that.
+_FEW_BYTES: Final = 512
 _decode: Final = json.JSONDecoder().decode
 _FORCED_WORDS: Final = frozenset({"required", "any"})
 _FORCED_TYPES: Final = frozenset({"function", "tool", "any", "custom"})
@@ -36,6 +55,8 @@ class Request:
     `tokenizer`: the one to count with instead of the family's.
 
     `server`: the provider is asked to fetch things by itself, whose size no one can foresee.
+
+    `others`: the top-level fields nobody here knows, where they are long: a provider may bill their text.
     """
 
     wire: Wire
@@ -52,6 +73,7 @@ class Request:
     thinking: bool = False
     server: bool = False
     tokenizer: str = ""
+    others: Sequence[Piece] = ()
 
 
 def read_request(
@@ -94,6 +116,7 @@ def read_request(
         server=any(_given(body, field) is not None for field in _SERVER_FIELDS & body.keys()),
         thinking=_thinks(decoded(body.get("thinking")), decoded(body.get("reasoning"))),
         tokenizer=tokenizer,
+        others=_others(wire, body, has_schema=form.get("schema") is not None),
     )
 
 
@@ -130,13 +153,34 @@ def _given(body: Mapping[str, Piece], field: str) -> Piece:
     return None if isinstance(piece, bytes | bytearray | memoryview) and bytes(piece) == b"null" else piece
 
 
+def _others(wire: Wire, body: Mapping[str, Piece], *, has_schema: bool) -> tuple[Piece, ...]:
+    """The fields that are weighed nowhere else; none where they are short."""
+    known = {_item_field(wire), _SYSTEM_FIELDS.get(wire, ""), *(_FORM_FIELDS[wire] if has_schema else ())}
+    found = [piece for name, piece in body.items() if name not in known and name not in _STEERING]
+    return tuple(found) if sum(map(_size, found)) > _FEW_BYTES else ()
+
+
+def _size(piece: Piece) -> int:
+    """Bytes of a piece; of a decoded one, those that most writers of JSON make of it."""
+    if isinstance(piece, bytes | bytearray | memoryview):
+        return len(piece)
+    try:
+        return len(json.dumps(piece))
+    except (ValueError, TypeError, RecursionError):
+        return len(compact(piece))
+
+
+def _item_field(wire: Wire) -> str:
+    return _ITEM_FIELDS.get(wire, "messages")
+
+
 def _is_claude(body: Mapping[str, Any]) -> bool:
     model = body.get("model")
     return isinstance(model, str) and model.startswith("claude")
 
 
 def _messages(wire: Wire, body: Mapping[str, Piece]) -> Sequence[Piece]:
-    field = {"responses": "input", "completions": "prompt"}.get(wire, "messages")
+    field = _item_field(wire)
     if field not in body:
         return ()
     value = decoded(body[field])

@@ -6,14 +6,14 @@ from gateway.core.errors import RequestFault
 
 
 class BudgetTooSmall(RequestFault):
-    """What stands beside the messages (tools, a schema) is over the context budget by itself. Sizes in tokens."""
+    """What stands beside the messages (tools, a schema, other fields) is over the budget by itself. Sizes in tokens."""
 
     code = "context_length_exceeded"
 
     def __init__(self, *, needed: int, budget: int) -> None:
         super().__init__(
-            f"Without any message the request takes {needed:,} tokens, for its tools and the form of its answer, and "
-            f"its context budget is {budget:,}. Offer fewer tools, or raise the budget.",
+            f"Without any message the request takes {needed:,} tokens, for its tools, the form of its answer and "
+            f"other long fields, and its context budget is {budget:,}. Offer fewer tools, or raise the budget.",
             param="tools",
         )
         self.needed = needed

@@ -19,12 +19,54 @@ def new_faults(wire: Wire, before: Sequence[bytes], after: Sequence[bytes]) -> l
     check = _CHECKS.get(wire)
     if check is None:
         return []
-    found = Counter(check([read(raw)[0] for raw in after]))
-    return list(found - Counter(check([read(raw)[0] for raw in before]))) if found else []
+    now = [read(raw)[0] for raw in after]
+    found = Counter(check(now))
+    may_lack = wire == "messages" and any(b"thinking" in raw for raw in before) and not _begins_with_thinking(now)
+    if not found and not may_lack:
+        return []
+    was = [read(raw)[0] for raw in before]
+    # Whether thinking is on, and must be there, is not said in the messages.
+    lacks = ["the last turn does not begin with thinking"] if may_lack and _begins_with_thinking(was) else []
+    return [*(found - Counter(check(was))), *lacks]
 
 
 def _messages(elements: Sequence[Any]) -> Iterator[str]:
-    """Messages: it begins with the user, and each call is answered in the user's very next words."""
+    """Messages: it begins with the user, and all that must stand beside something else does."""
+    yield from _misplaced(elements)
+    yield from _in_turns(elements)
+
+
+def _misplaced(elements: Sequence[Any]) -> Iterator[str]:
+    """System messages anywhere but behind the user's, and before the assistant's or at the end."""
+    roles = [element.get("role") if isinstance(element, dict) else None for element in elements]
+    for before, role, behind in zip([None, *roles], roles, [*roles[1:], "assistant"], strict=False):
+        if role == "system" and (before, behind) != ("user", "assistant"):
+            yield "a system message in another place"
+
+
+def _begins_with_thinking(elements: Sequence[Any]) -> bool:
+    """Whether the assistant's last turn, all it said since the user's last words, does, or there is none."""
+    messages = [element for element in elements if isinstance(element, dict)]
+    words = max((place for place, message in enumerate(messages) if _has_words(message)), default=-1)
+    said = (message.get("content") for message in messages[words + 1 :] if message.get("role") == "assistant")
+    content = next(said, None)
+    return content is None or (
+        isinstance(content, list) and _type_of(next(iter(content), None)) in ("thinking", "redacted_thinking")
+    )
+
+
+def _has_words(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    is_results = isinstance(content, list) and all(_type_of(block) == "tool_result" for block in content)
+    return message.get("role") == "user" and not is_results
+
+
+def _type_of(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else None
+
+
+def _in_turns(elements: Sequence[Any]) -> Iterator[str]:
+    """It begins with the user, and each call is answered in the user's very next words."""
     turns = list(_turns(elements))
     if not turns or turns[0][0] != "user":
         yield "the first message is not the user's"
@@ -76,14 +118,24 @@ def _responses(elements: Sequence[Any]) -> Iterator[str]:
     yield from (f"call {one} without its result" for one in (called - answered).elements())
     yield from (f"result of {one} without its call" for one in (answered - called).elements())
     for item, following in zip_longest(items, items[1:], fillvalue=nothing):
-        if item.get("type") == "reasoning" and not _is_made(following):
+        if _is_reasoning(item) and not _is_made(following):
             yield f"reasoning {item.get('id')} without what came of it"
 
 
+def _is_reasoning(item: Mapping[str, Any]) -> bool:
+    return item.get("type") == "reasoning" or (_is_name(item) and str(item["id"]).startswith("rs_"))
+
+
+def _is_name(item: Mapping[str, Any]) -> bool:
+    """Of an item that the provider keeps."""
+    kind = item.get("type")
+    return "id" in item and (kind == "item_reference" or (kind is None and "role" not in item))
+
+
 def _is_made(item: Mapping[str, Any]) -> bool:
-    """By the model."""
+    """By the model, as far as is known."""
     kind = str(item.get("type", "message"))
-    return item.get("role") == "assistant" or kind == "reasoning" or kind.endswith("_call")
+    return _is_name(item) or item.get("role") == "assistant" or kind == "reasoning" or kind.endswith("_call")
 
 
 _CHECKS: Final[Mapping[Wire, Callable[[Sequence[Any]], Iterator[str]]]] = {

@@ -1,18 +1,28 @@
 """Anthropic's Messages as chat messages.
 
 A user's message may hold the results of several calls and words of the user's: each result becomes a message of its
-own, what is left becomes one. Thinking is a part that no rule changes.
+own, what is left becomes one. Thinking is a part that no rule changes, and where the last turn began with it, it must
+go on to. Instructions of the operator's between the messages stay in any case, and move where they may stand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gateway.core.message import decode, encode, read
 from gateway.core.views.view import Book, Changes, View, entries, opaque, said
 
-_ROLES = frozenset({"user", "assistant"})
+#: no set: what stands there may be no name at all
+_ROLES = ("user", "assistant")
+
+#: What an element is: `words` of the user's, or `results` alone; `said` by the assistant, or `thought`, which begins
+#: with thinking; a `system` text, or one with `changes` that the operator makes besides, or a `sealed` one, which
+#: nobody here can write anew; nothing where it is none of them.
+_USERS = ("words", "results")
+_SPOKEN = ("said", "thought")
+_SYSTEM = ("system", "changes", "sealed")
+_THINKING = ("thinking", "redacted_thinking")
 
 
 class _Piece(NamedTuple):
@@ -20,22 +30,58 @@ class _Piece(NamedTuple):
 
     message: bytes
     blocks: frozenset[int] | None = None
+    #: an instruction of the operator's is in it
+    is_held: bool = False
 
 
 class _Read(NamedTuple):
-    """One element: the messages it is made of where it stands alone, and whether it is an assistant's with calls."""
+    """One element: the messages it is made of where it stands alone, and what it is."""
 
     pieces: tuple[_Piece, ...]
-    calls: bool
+    kind: str
+    #: it is an assistant's with calls
+    calls: bool = False
+    #: it stands for all before it
+    is_compact: bool = False
 
 
 class MessagesView(View):
     """The `messages` of a Messages request."""
 
     def __init__(self, elements: Sequence[bytes], book: Book | None = None) -> None:
-        found = list(_pieces(elements, entries("messages", elements, book, _read, _size)))
+        reads = entries("messages", elements, book, _read, _size)
+        found = list(_pieces(elements, reads))
         self._blocks = [piece.blocks for piece, _ in found]
-        super().__init__(elements, [piece.message for piece, _ in found], [places for _, places in found])
+        self._kinds = [one.kind for one in reads]
+        self._system = _well_placed(self._kinds)
+        compact = max((place for place, one in enumerate(reads) if one.is_compact), default=-1)
+        must = {compact, *_leader(self._kinds), *_beside(self._kinds, self._system)}
+        super().__init__(
+            elements,
+            [piece.message for piece, _ in found],
+            [places for _, places in found],
+            [index for index, (piece, places) in enumerate(found) if piece.is_held or not must.isdisjoint(places)],
+            [index for index, (_, places) in enumerate(found) if places[-1] < compact],
+        )
+
+    def restored(self, changes: Changes, new: Collection[int] = ()) -> tuple[bytes, ...]:
+        """See `View.restored`. System messages go where they may stand: after the user, and before the assistant."""
+        if not self._system:
+            return super().restored(changes, new)
+        found: list[bytes] = []
+        waiting: list[bytes] = []
+        is_after_user = False
+        for place, raw in self._sent(changes, new):
+            if place in self._system:
+                waiting.append(raw)
+                continue
+            kind = _kind(decode(raw)) if place is None else self._kinds[place]
+            if waiting and is_after_user and kind in _SPOKEN:
+                found.append(_merged(waiting))
+                waiting = []
+            found.append(raw)
+            is_after_user = kind in _USERS
+        return (*found, _merged(waiting)) if waiting else tuple(found)
 
     def _changed(self, element: int, forms: Changes) -> bytes:
         if any(len(self.places[index]) > 1 for index in forms):
@@ -63,9 +109,62 @@ class MessagesView(View):
         blocks = self._blocks[index]
         return range(count) if blocks is None else blocks
 
-    def _added(self, message: Mapping[str, Any]) -> bytes:
-        # Where thinking is on, an assistant's turn must begin with it, and turns of one role are read as one.
-        return encode({"role": "user", "content": message["content"]})
+    def _added(self, message: Mapping[str, Any], element: int) -> bytes:
+        # Where thinking is on, an assistant's turn must begin with it, and turns of one role are read as one. Words of
+        # the user's would be the beginning of another turn where one that began with thinking goes on.
+        role = "assistant" if self._goes_on(element) else "user"
+        return encode({"role": role, "content": message["content"]})
+
+    def _goes_on(self, element: int) -> bool:
+        """Whether a turn that began with thinking goes on there."""
+        first = ""
+        for kind in reversed(self._kinds[:element]):
+            if kind == "words":
+                break
+            first = kind if kind in _SPOKEN else first
+        return first == "thought"
+
+
+def _leader(kinds: Sequence[str]) -> Iterable[int]:
+    """The beginning of the last turn, if it is thinking: a provider refuses the rest of the turn without."""
+    words = max((place for place, kind in enumerate(kinds) if kind == "words"), default=-1)
+    spoken = (place for place in range(words + 1, len(kinds)) if kinds[place] in _SPOKEN)
+    return [place for place in [next(spoken, None)] if place is not None and kinds[place] == "thought"]
+
+
+def _well_placed(kinds: Sequence[str]) -> frozenset[int]:
+    """The system messages that stand where they may stand, as far as that is known here."""
+    places = (place for place, kind in enumerate(kinds) if kind in ("system", "changes"))
+    return frozenset(
+        place
+        for place in places
+        if place and kinds[place - 1] in _USERS and (place + 1 == len(kinds) or kinds[place + 1] in _SPOKEN)
+    )
+
+
+def _beside(kinds: Sequence[str], well_placed: Collection[int]) -> Iterator[int]:
+    """What must stay beside system messages: all that is next to one that must not move, and what the last one ends.
+
+    What tools there are is a question of the place; a text is as good behind what it stood before.
+    """
+    for place, kind in enumerate(kinds):
+        if kind in _SYSTEM and (kind != "system" or place not in well_placed):
+            yield from (place - 1, place, place + 1)
+    if len(kinds) - 1 in well_placed:
+        yield len(kinds) - 2
+
+
+def _merged(texts: Sequence[bytes]) -> bytes:
+    """System messages that have come to stand side by side, which a provider may not take."""
+    if len(texts) == 1:
+        return texts[0]
+    messages = [decode(raw) for raw in texts]
+    blocks = [block for message in messages for block in _listed(message["content"])]
+    return encode({**messages[-1], "content": blocks})
+
+
+def _listed(content: Any) -> Iterable[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _pieces(elements: Sequence[bytes], reads: Sequence[_Read]) -> Iterator[tuple[_Piece, Sequence[int]]]:
@@ -97,13 +196,39 @@ def _read(raw: bytes) -> _Read:
     message, is_odd = read(raw)
     if isinstance(message, dict) and message.get("role") in _ROLES and isinstance(message.get("content"), str):
         # As in a chat request; what cannot be written anew is sealed wherever it is read.
-        return _Read((_Piece(raw),), calls=False)
+        return _Read((_Piece(raw),), _kind(message))
     if is_odd or not _is_listed(message):
-        return _Read((_Piece(opaque(raw)),), calls=False)
+        kind = _kind(message)
+        return _Read((_Piece(opaque(raw)),), "sealed" if is_odd and kind in _SYSTEM else kind)
     content = message["content"]
     if message["role"] == "user":
-        return _Read(tuple(_of_user(message, content)), calls=False)
-    return _Read((_Piece(encode(_spoken(message, content))),), calls=any(map(_stays, content)))
+        return _Read(tuple(_of_user(message, content)), _kind(message))
+    return _Read(
+        (_Piece(encode(_spoken(message, content))),),
+        _kind(message),
+        calls=any(map(_stays, content)),
+        is_compact=any(block.get("type") == "compaction" for block in content),
+    )
+
+
+def _kind(message: Any) -> str:
+    """See `_USERS`."""
+    if not isinstance(message, dict):
+        return ""
+    role, content = message.get("role"), message.get("content")
+    blocks = content if isinstance(content, list) else [{"type": "text"}]
+    types = [block.get("type") if isinstance(block, dict) else None for block in blocks]
+    if role == "user":
+        return "results" if all(one == "tool_result" for one in types) else "words"
+    if role == "assistant":
+        return "thought" if types and types[0] in _THINKING else "said"
+    return _kind_of_system(content, types) if role == "system" else ""
+
+
+def _kind_of_system(content: Any, types: Sequence[Any]) -> str:
+    if not isinstance(content, str | list):
+        return "sealed"
+    return "system" if all(one == "text" for one in types) else "changes"
 
 
 def _is_listed(message: Any) -> bool:
@@ -140,7 +265,8 @@ def _of_user(message: Mapping[str, Any], content: Sequence[Any]) -> Iterator[_Pi
         yield _Piece(encode(_result(content[number])), frozenset({number}))
     if words or not content:
         parts = said([content[number] for number in sorted(words)])
-        yield _Piece(encode({"role": "user", "content": parts} | _other(message)), words)
+        is_held = any(content[number].get("type") == "mid_conv_system" for number in words)
+        yield _Piece(encode({"role": "user", "content": parts} | _other(message)), words, is_held)
 
 
 def _result(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,5 +294,4 @@ def _formed(block: Mapping[str, Any], content: Any) -> Iterable[Any]:
 
 def _texts(content: Any) -> Iterable[Any]:
     """Blocks of a chat message's content; Anthropic takes none without a text."""
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-    return [part for part in parts if part.get("type") != "text" or part["text"].strip()]
+    return [part for part in _listed(content or []) if part.get("type") != "text" or part["text"].strip()]

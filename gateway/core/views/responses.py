@@ -1,20 +1,22 @@
 """The input items of a Responses request as chat messages.
 
 Calls that were made together become one message, and their results follow it, wherever they stand among the items. What
-a model reasoned or did by itself is bound to what came of it: a provider refuses one without the other. Items that
-nobody here knows, and results whose call the provider keeps, are held.
+a model reasoned or did by itself is bound to what came of it: a provider refuses one without the other, also where the
+reasoning is only named. All else that is only named, items that nobody here knows, and results whose call the provider
+keeps, are held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from gateway.core.message import decode, encode, read, text_parts
 from gateway.core.views.view import Book, Changes, View, entries, opaque, said
 
-_SPEAKERS = frozenset({"user", "system", "developer"})
+#: no set: what stands there may be no name at all
+_SPEAKERS = ("user", "system", "developer")
 #: made by the model, answered by the client
 _CALLS = frozenset(
     {
@@ -31,6 +33,12 @@ _DEEDS = frozenset(
 )
 _OUTPUT = "_output"
 _RESULTS = frozenset({*(f"{call}{_OUTPUT}" for call in _CALLS), "tool_search_output"})
+#: its output is written as JSON, and must stay that
+_JSON_OUTPUT = f"local_shell_call{_OUTPUT}"
+#: stand for all before them
+_COMPACTIONS = frozenset({"compaction", "compaction_summary"})
+#: what ids of reasoning begin with
+_REASONING_ID = "rs_"
 
 #: the field of an item that rules may change, by what the item is
 _CHANGED: Final = {"result": "output", "said": "content"}
@@ -54,6 +62,8 @@ class _Group:
     message: dict[str, Any] | bytes
     #: reasoning or deeds are in it: what follows belongs to them
     binds: bool = False
+    #: and something has come of them
+    is_made: bool = False
     #: results of its calls have come: nothing more belongs to it
     is_answered: bool = False
     results: list[_Group] = field(default_factory=list)
@@ -71,8 +81,14 @@ class ResponsesView(View):
         # A message of several items keeps them all; those at the end of the input must stay as they came.
         groups = [one for group in grouping.groups for one in (group, *group.results)]
         kept = {id(group) for group in (*grouping.alone, *grouping.last)}
-        held = [index for index, group in enumerate(groups) if id(group) in kept]
-        super().__init__(elements, [_encoded(group) for group in groups], [group.places for group in groups], held)
+        old = {id(group) for group in grouping.stale()}
+        super().__init__(
+            elements,
+            [_encoded(group) for group in groups],
+            [group.places for group in groups],
+            held=[index for index, group in enumerate(groups) if id(group) in kept],
+            stale=[index for index, group in enumerate(groups) if id(group) in old],
+        )
 
     def _changed(self, element: int, forms: Changes) -> bytes:
         item, form = decode(self.elements[element]), next(filter(None, forms.values()))
@@ -84,7 +100,7 @@ class ResponsesView(View):
             content = _parts(content, "output_text" if item.get("role") == "assistant" else "input_text")
         return encode({**item, name: content})
 
-    def _added(self, message: Mapping[str, Any]) -> bytes:
+    def _added(self, message: Mapping[str, Any], element: int) -> bytes:  # noqa: ARG002 - it may stand anywhere
         return encode({"role": "assistant", "content": message["content"]})
 
 
@@ -98,38 +114,72 @@ class _Grouping:
         self.alone: list[_Group] = []
         self._open: _Group | None = None
         self._callers: dict[str, _Group] = {}
+        #: the last that stands for all before it
+        self._compact: _Group | None = None
+        self._is_after_name = False
+
+    def stale(self) -> Iterator[_Group]:
+        """What something else stands for, with all that belongs to it."""
+        if self._compact is None:
+            return
+        place = self._compact.places[0]
+        for group in self.groups:
+            unit = (group, *group.results)
+            if all(one.places[-1] < place for one in unit):
+                yield from unit
 
     def add(self, place: int, item: _Read) -> None:
         """Take the next item."""
+        was_after_name, self._is_after_name = self._is_after_name, item.kind == "named"
         if item.kind == "result":
             self._result(place, item)
             return
         self.last = []
-        if item.kind == "":
+        if item.kind in ("", "named"):
             self._alone(_Group([place], item.message))
-        elif item.kind == "said":
-            self._said(place, item)
-        else:
-            self._did(place, item)
+            return
+        group = self._made(place, item)
+        if was_after_name and item.role in ("", "assistant"):
+            # It may be what came of that; the provider alone knows.
+            self.alone.append(group)
+
+    def _made(self, place: int, item: _Read) -> _Group:
+        if item.kind == "said":
+            return self._said(place, item)
+        return self._stands(place, item) if item.kind == "compact" else self._did(place, item)
 
     def _alone(self, group: _Group) -> None:
+        if self._open is not None and self._open.binds and not self._open.is_made:
+            # What came of it is this, as far as anybody knows.
+            self.alone.append(self._open)
         self.alone.append(group)
         self._opened(group, is_open=False)
+
+    def _stands(self, place: int, item: _Read) -> _Group:
+        if self._compact is not None:
+            self.alone.remove(self._compact)
+        self._compact = group = _Group([place], item.message)
+        self.alone.append(group)
+        self._opened(group, is_open=False)
+        return group
 
     def _opened(self, group: _Group, *, is_open: bool) -> None:
         self.groups.append(group)
         self._open = group if is_open else None
 
-    def _said(self, place: int, item: _Read) -> None:
+    def _said(self, place: int, item: _Read) -> _Group:
         group = self._open
         if item.role == "assistant" and group is not None and group.binds and not group.is_answered:
             content = decode(item.message)["content"]
             parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+            group.is_made = True
             self._join(group, place, parts)
-        else:
-            self._opened(_Group([place], item.message), is_open=False)
+            return group
+        group = _Group([place], item.message)
+        self._opened(group, is_open=False)
+        return group
 
-    def _did(self, place: int, item: _Read) -> None:
+    def _did(self, place: int, item: _Read) -> _Group:
         group = self._open
         # Reasoning behind calls is that of the next answer.
         if group is None or group.is_answered or (item.kind == "deed" and _calls_of(group)):
@@ -137,10 +187,12 @@ class _Grouping:
             self._opened(group, is_open=True)
         if item.kind == "call":
             self._callers[item.call_id] = group
+            group.is_made = True
             self._join(group, place, [], [item.part])
         else:
             group.binds = True
             self._join(group, place, [item.part])
+        return group
 
     def _join(self, group: _Group, place: int, parts: Sequence[Any], calls: Sequence[Any] = ()) -> None:
         group.places.append(place)
@@ -163,7 +215,9 @@ def _read(raw: bytes) -> _Read:
     kind = _kind(item)
     # A text alone is read as it stands; what is odd in it seals it there.
     if kind == "" or (is_odd and not (kind == "said" and isinstance(item["content"], str))):
-        return _Read("", opaque(raw))
+        return _Read("named" if _is_name(item) else "", opaque(raw))
+    if kind == "compact":
+        return _Read(kind, encode({"role": "assistant", "content": [item]}))
     if kind == "said":
         content = item["content"]
         message = raw if isinstance(content, str) else encode({**item, "content": said(content)})
@@ -181,16 +235,28 @@ def _size(found: _Read) -> int:
 
 
 def _kind(item: Any) -> str:
-    """`said`, `call`, `result`, `deed`; empty for what is none of them."""
+    """`said`, `call`, `result`, `deed`, `compact`; empty for what is none of them."""
     if not isinstance(item, dict):
         return ""
+    if _is_name(item):
+        return "deed" if item["id"].startswith(_REASONING_ID) else ""
     kind = item.get("type", "message")
     if kind == "message":
         known = item.get("role") in _SPEAKERS or item.get("role") == "assistant"
         return "said" if known and isinstance(item.get("content"), str | list) else ""
     if isinstance(kind, str) and isinstance(item.get("call_id"), str) and kind in _CALLS | _RESULTS:
         return "call" if kind in _CALLS else "result"
-    return "deed" if kind in _DEEDS else ""
+    if not isinstance(kind, str):
+        return ""
+    return "deed" if kind in _DEEDS else "compact" if kind in _COMPACTIONS else ""
+
+
+def _is_name(item: Any) -> bool:
+    """Whether it only names an item that the provider keeps."""
+    if not isinstance(item, dict) or not isinstance(item.get("id"), str):
+        return False
+    kind = item.get("type")
+    return kind == "item_reference" or (kind is None and "role" not in item)
 
 
 def _calls_of(group: _Group) -> bool:
@@ -208,7 +274,7 @@ def _call(item: Mapping[str, Any]) -> dict[str, Any]:
 
 def _deed(item: Mapping[str, Any]) -> dict[str, Any]:
     """A part that no rule changes, and that weighs about as much as the item."""
-    if item["type"] != "reasoning":
+    if item.get("type") != "reasoning":
         return {name: value for name, value in item.items() if name != "status"}
     if item.get("encrypted_content"):
         return {"type": "redacted_thinking", "data": item["encrypted_content"], "id": item.get("id")}
@@ -217,6 +283,8 @@ def _deed(item: Mapping[str, Any]) -> dict[str, Any]:
 
 def _output(item: Mapping[str, Any]) -> Any:
     output = item.get("output")
+    if item["type"] == _JSON_OUTPUT:
+        return [{"type": _JSON_OUTPUT, "output": output}]
     if isinstance(output, list):
         return said(output)
     if isinstance(output, str):

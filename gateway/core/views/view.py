@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
@@ -53,6 +53,7 @@ class View(ABC):
         messages: chat messages, each result directly behind the message that called for it.
         places: of each message, the elements it is made of, ascending.
         held: messages that must be sent as they came, whatever the rules would do with them.
+        stale: messages that the provider does not read any more, because something else stands for them.
         array: the field they stand in.
     """
 
@@ -64,11 +65,13 @@ class View(ABC):
         messages: Sequence[bytes],
         places: Sequence[Sequence[int]],
         held: Collection[int] = (),
+        stale: Collection[int] = (),
     ) -> None:
         self.elements = tuple(elements)
         self.messages = tuple(messages)
         self.places = tuple(map(tuple, places))
         self.held = frozenset(held)
+        self.stale = frozenset(stale)
 
     @cached_property
     def owned(self) -> Sequence[Sequence[int]]:
@@ -86,18 +89,20 @@ class View(ABC):
             changes: the messages that are not sent as they came.
             new: those among them in whose place a message stands that is no form of theirs.
         """
-        found: list[bytes] = []
+        return tuple([raw for _, raw in self._sent(changes, new)])
+
+    def _sent(self, changes: Changes, new: Collection[int]) -> Iterator[tuple[int | None, bytes]]:
+        """The elements to send, each with its place before; None for what stands for others."""
         for element, (raw, mine) in enumerate(zip(self.elements, self.owned, strict=True)):
             for index in mine:
                 added = changes.get(index) if index in new and self.places[index][0] == element else None
                 if added is not None:
-                    found.append(self._added(decode(added)))
+                    yield None, self._added(decode(added), element)
             forms = {index: None if index in new else changes[index] for index in mine if index in changes}
             if not forms:
-                found.append(raw)
+                yield element, raw
             elif len(forms) < len(mine) or any(form is not None for form in forms.values()):
-                found.append(self._changed(element, forms))
-        return tuple(found)
+                yield element, self._changed(element, forms)
 
     def shown(self, messages: Sequence[bytes]) -> tuple[bytes, ...]:
         """The elements when each message is sent in another form."""
@@ -124,8 +129,8 @@ class View(ABC):
         """An element of which some messages are changed or left out, but not all left out."""
 
     @abstractmethod
-    def _added(self, message: Mapping[str, Any]) -> bytes:
-        """A text of the assistant's that stands for what is left out, as an element."""
+    def _added(self, message: Mapping[str, Any], element: int) -> bytes:
+        """A text of the assistant's that stands for what is left out, as an element in the place of another."""
 
 
 class ChatView(View):
@@ -148,8 +153,8 @@ class ChatView(View):
     def _changed(self, element: int, forms: Changes) -> bytes:
         raise AssertionError(f"chat message {element} is changed by its {len(forms)} forms alone")
 
-    def _added(self, message: Mapping[str, Any]) -> bytes:
-        return encode(message)
+    def _added(self, message: Mapping[str, Any], element: int) -> bytes:
+        raise AssertionError(f"chat message {element} is replaced by {len(message)} fields as they are")
 
 
 def opaque(raw: bytes) -> bytes:
@@ -162,8 +167,8 @@ def said(parts: Sequence[Any]) -> list[Any]:
     return [_part(part) for part in parts]
 
 
-#: what other APIs call a text
-_TEXTS = frozenset({"text", "input_text", "output_text"})
+#: what other APIs call a text; no set, as what stands there may be no name at all
+_TEXTS = ("text", "input_text", "output_text")
 
 
 def _part(part: Any) -> Any:

@@ -32,6 +32,19 @@ def test_a_request_is_its_texts_its_messages_and_a_start(estimator: Estimator) -
     assert tokens(estimator, {"messages": [user("one two"), user("three")]}) == 3 + 2 * 4 + 3
 
 
+def test_a_long_field_that_nobody_knows_is_weighed_beside_the_messages(estimator: Estimator) -> None:
+    body = {"messages": [user("one two")]}
+    bare = estimator.estimate(read_request("chat", body))
+    for value in ("word " * 200, [{"text": "word " * 200}]):
+        found = estimator.estimate(read_request("chat", {**body, "documents": value}))
+        assert min(found.tokens - bare.tokens, found.beside - bare.beside) >= 200
+        assert (found.source, found.shape) == ("calibrated", "other")
+
+
+def test_a_suffix_is_weighed_with_the_prompt(estimator: Estimator) -> None:
+    assert tokens(estimator, {"prompt": "one two", "suffix": "word " * 200}, "completions") >= 202
+
+
 def test_plain_text_is_exact_only_with_the_familys_own_tokenizer(make: Any, words: Any) -> None:
     table = {"plain": {"exact": True, "tokenizer": "o200k_base"}}
     request = read_request("chat", {"messages": [user("hi")]})

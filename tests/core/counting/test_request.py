@@ -120,3 +120,46 @@ def test_bytes_nested_too_deep_to_read_are_text() -> None:
 )
 def test_a_bodys_format_is_guessed(body: dict[str, Any], wire: Wire) -> None:
     assert wire_of(body) == wire
+
+
+LONG = "word " * 200
+
+
+@pytest.mark.parametrize(
+    ("wire", "name", "value"),
+    [
+        ("completions", "suffix", LONG),
+        ("completions", "messages", [{"role": "user", "content": LONG}]),
+        ("chat", "prediction", {"type": "content", "content": LONG}),
+        ("chat", "documents", [{"title": "t", "text": LONG}]),
+        ("chat", "chat_template", LONG),
+        ("chat", "system", LONG),
+        ("chat", "response_format", {"type": "json_object", "schema": LONG}),
+        ("responses", "prompt", {"id": "x", "variables": {"a": LONG}}),
+        ("responses", "messages", [LONG]),
+        ("messages", "documents", [{"text": LONG}]),
+    ],
+)
+def test_a_long_field_that_is_weighed_nowhere_else_is_one_of_the_others(wire: Wire, name: str, value: Any) -> None:
+    for form in (value, json.dumps(value).encode()):
+        assert form in read_request(wire, {"model": "m", name: form}).others
+
+
+def test_many_short_fields_are_as_long_as_one_long_field() -> None:
+    assert read_request("chat", {f"field_{number}": b'"one two three"' for number in range(100)}).others
+    assert not read_request("chat", {"temperature": b"1", "top_p": b"0.5", "prompt_cache_key": b'"one two"'}).others
+
+
+@pytest.mark.parametrize(
+    ("wire", "body"),
+    [
+        ("chat", {"messages": [LONG], "tools": [LONG], "functions": [LONG], "metadata": {"a": LONG}, "stop": [LONG]}),
+        ("chat", {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"d": LONG}}}}),
+        ("chat", {"logit_bias": {str(number): 1 for number in range(300)}, "tool_choice": {"tools": [LONG]}}),
+        ("responses", {"input": LONG, "instructions": LONG, "text": {"format": {"name": "n", "schema": {"d": LONG}}}}),
+        ("messages", {"messages": [LONG], "system": LONG, "output_format": {"schema": {"d": LONG}}}),
+        ("completions", {"prompt": LONG}),
+    ],
+)
+def test_what_is_weighed_elsewhere_or_shown_to_no_model_is_no_other(wire: Wire, body: dict[str, Any]) -> None:
+    assert read_request(wire, body).others == ()

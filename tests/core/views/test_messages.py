@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.core.message import encode, plain, sketch
-from gateway.core.views import view_of
+from gateway.core.views import new_faults, view_of
 from gateway.core.views.view import View
 
 Json = dict[str, Any]
@@ -128,3 +128,128 @@ def test_a_summary_is_told_as_words_of_the_user() -> None:
     sent = found.restored({1: told, 2: None, 3: None}, {1})
     assert json.loads(sent[1]) == {"role": "user", "content": "[summary of 3 earlier messages]\nAll was well."}
     assert len(sent) == 3
+
+
+def thinking(number: int) -> Json:
+    """A message of a loop that begins with thinking."""
+    return {"role": "assistant", "content": [CALLS["content"][0], use(number)]}
+
+
+def use(number: int) -> Json:
+    return {"type": "tool_use", "id": f"t{number}", "name": "search", "input": {}}
+
+
+def using(number: int) -> Json:
+    return {"role": "assistant", "content": [use(number)]}
+
+
+def told(number: int, *behind: Json) -> Json:
+    return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": f"t{number}", "content": "x"}, *behind]}
+
+
+def held(*elements: Json) -> set[int]:
+    """Places of what must stay."""
+    found = view(*elements)
+    return {place for index in found.held for place in found.places[index]}
+
+
+SAID: Json = {"role": "assistant", "content": "Done."}
+
+
+def test_the_thinking_that_the_last_turn_began_with_is_held() -> None:
+    loop = [thinking(0), told(0), using(1), told(1), using(2), told(2)]
+    assert held(TASK, *loop) == {1}
+    assert held(TASK, *loop, SAID, TASK) == set()
+    assert held(TASK, *loop, SAID, TASK, thinking(3), told(3), thinking(4), told(4)) == {9}
+    assert held(TASK, using(0), told(0), thinking(1), told(1)) == set(), "it is no thinking that it began with"
+
+
+def test_words_behind_results_begin_a_turn() -> None:
+    words = {"type": "text", "text": "And be quick."}
+    assert held(TASK, thinking(0), told(0, words), thinking(1), told(1), using(2), told(2)) == {3}
+
+
+@pytest.mark.parametrize("kind", ["thinking", "redacted_thinking"])
+def test_thinking_of_either_kind_is_held(kind: str) -> None:
+    first = {"role": "assistant", "content": [{"type": kind, "data": "eA=="}, use(0)]}
+    assert held(TASK, first, told(0), using(1), told(1)) == {1}
+
+
+def test_a_summary_goes_on_with_a_turn_that_began_with_thinking() -> None:
+    found = view(TASK, thinking(0), told(0), using(1), told(1), using(2), told(2))
+    short = encode({"role": "assistant", "content": "[summary]"})
+    sent = found.restored({3: short, 4: None}, {3})
+    assert json.loads(sent[3]) == {"role": "assistant", "content": "[summary]"}
+    assert new_faults("messages", found.elements, sent) == []
+    before = view(TASK, thinking(0), told(0), using(1), told(1), TASK, thinking(2), told(2))
+    assert json.loads(before.restored({1: short, 2: None}, {1})[1])["role"] == "user"
+    another = view(TASK, thinking(0), told(0), TASK, using(1), told(1), using(2), told(2))
+    assert json.loads(another.restored({4: short, 5: None}, {4})[4])["role"] == "user"
+
+
+NOTE: Json = {"role": "system", "content": "Be quick."}
+OTHER: Json = {"role": "system", "content": [{"type": "text", "text": "Be slow."}]}
+
+
+@pytest.mark.parametrize("gone", [{2, 3}, {5}, {2, 3, 5}])
+def test_a_system_text_stays_between_the_user_and_the_assistant(gone: set[int]) -> None:
+    elements = [TASK, SAID, using(0), told(0), NOTE, SAID, {"role": "user", "content": "Go on."}, using(1), told(1)]
+    found = view(*elements)
+    sent = restored(found, dict.fromkeys(gone))
+    assert NOTE in sent
+    assert new_faults("messages", found.elements, [encode(one) for one in sent]) == []
+    assert [one for one in sent if one != NOTE] == [
+        one for place, one in enumerate(elements) if place not in gone and one != NOTE
+    ]
+
+
+def test_system_texts_that_come_to_stand_side_by_side_are_one() -> None:
+    found = view(TASK, NOTE, SAID, {"role": "user", "content": "Go on."}, OTHER, SAID, TASK)
+    both = {"role": "system", "content": [{"type": "text", "text": "Be quick."}, *OTHER["content"]]}
+    assert restored(found, {2: None}) == [TASK, {"role": "user", "content": "Go on."}, both, SAID, TASK]
+    assert restored(found, {2: None, 5: None})[-1] == both
+
+
+def test_what_the_last_system_text_stands_behind_is_held() -> None:
+    assert held(TASK, using(0), told(0), NOTE) == {2}
+    assert held(TASK, using(0), told(0), NOTE, SAID) == set()
+
+
+@pytest.mark.parametrize(
+    "note",
+    [
+        {"role": "system", "content": [{"type": "tool_removal", "tool": {"name": "search"}}]},
+        {"role": "system", "content": [{"type": "text", "text": "x"}, {"type": "tool_addition"}]},
+        {"role": "system", "content": None},
+    ],
+)
+def test_instructions_that_cannot_be_moved_keep_what_is_beside_them(note: Json) -> None:
+    assert held(TASK, using(0), told(0), note, using(1), told(1), TASK) == {2, 3, 4}
+
+
+def test_a_system_text_joins_instructions_that_cannot_be_moved() -> None:
+    note = {"role": "system", "content": [{"type": "tool_removal", "tool": {"name": "search"}}]}
+    found = view(TASK, NOTE, SAID, {"role": "user", "content": "Go on."}, note, SAID, TASK)
+    both = {"role": "system", "content": [{"type": "text", "text": "Be quick."}, *note["content"]]}
+    assert restored(found, {2: None})[2:] == [both, SAID, TASK]
+
+
+def test_system_texts_in_unknown_places_are_not_moved() -> None:
+    server = {"role": "assistant", "content": [{"type": "server_tool_use", "id": "s", "name": "f", "input": {}}]}
+    elements = [TASK, server, NOTE, SAID, TASK]
+    assert held(*elements) == {1, 2, 3}
+    assert restored(view(*elements), {0: None}) == elements[1:]
+
+
+def test_instructions_among_the_words_of_the_user_are_held() -> None:
+    note = {"type": "mid_conv_system", "content": [{"type": "text", "text": "Never delete."}]}
+    found = view(TASK, using(0), told(0, note), SAID, TASK)
+    assert found.held == {3}, "the words, and not the results beside them"
+
+
+def test_the_last_compaction_stays_and_what_it_stands_for_goes_first() -> None:
+    compact = {"role": "assistant", "content": [{"type": "compaction", "content": "All was well."}]}
+    found = view(TASK, compact, TASK, using(0), told(0), compact, TASK, using(1), told(1))
+    assert found.held == {5}
+    assert found.stale == {0, 1, 2, 3, 4}
+    assert view(TASK, SAID).stale == frozenset()

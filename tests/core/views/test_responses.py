@@ -90,7 +90,8 @@ def test_a_result_whose_call_the_provider_keeps_is_held() -> None:
     "item",
     [
         {"type": "item_reference", "id": "msg_1"},
-        {"type": "compaction", "encrypted_content": "x"},
+        {"type": "compaction_trigger"},
+        {"id": "msg_1"},
         {"type": "something_new", "call_id": "a"},
         {"type": "function_call", "name": "no_id"},
         {"role": "tool", "content": "x"},
@@ -159,3 +160,52 @@ def test_a_summary_is_told_by_the_assistant() -> None:
     told = encode({"role": "assistant", "content": "[summary of 2 earlier messages]\nAll was well."})
     sent = found.restored({1: told, 2: None}, {1})
     assert [json.loads(raw) for raw in sent] == [TASK, json.loads(told), NEXT]
+
+
+def named(name: str) -> Json:
+    return {"type": "item_reference", "id": name}
+
+
+def held(*elements: Json) -> set[int]:
+    """Places of what must stay."""
+    found = view(*elements)
+    return {place for index in found.held for place in found.places[index]}
+
+
+@pytest.mark.parametrize("reference", [named("rs_1"), {"id": "rs_1"}])
+def test_reasoning_that_is_only_named_stands_with_what_came_of_it(reference: Json) -> None:
+    said = {"type": "message", "role": "assistant", "id": "msg_1", "content": []}
+    found = view(TASK, reference, call("a"), output("a"), reference, said, NEXT)
+    assert found.places == ((0,), (1, 2), (3,), (4, 5), (6,))
+    assert found.held == frozenset()
+    assert restored(found, {1: None, 2: None}) == [TASK, reference, said, NEXT]
+
+
+def test_reasoning_stays_with_what_is_only_named() -> None:
+    assert held(TASK, named("rs_1"), named("fc_1"), output("a"), NEXT) == {1, 2, 3}
+    assert held(TASK, thought("1"), named("msg_1"), NEXT) == {1, 2}
+    assert held(TASK, thought("1"), call("a"), named("fc_2"), output("a"), NEXT) == {3}, "the call came of it"
+
+
+def test_what_follows_an_item_that_is_only_named_stays_with_it() -> None:
+    said = {"role": "assistant", "content": "Done."}
+    assert held(TASK, named("ws_1"), said, NEXT) == {1, 2}
+    assert held(TASK, named("ws_1"), thought("1"), call("a"), output("a"), said, NEXT) == {1, 2, 3}
+    assert held(TASK, named("msg_1"), NEXT, said, NEXT) == {1}
+    assert held(TASK, named("fc_1"), output("b"), call("a"), output("a"), NEXT) == {1, 2}
+
+
+def test_the_last_compaction_stays_and_what_it_stands_for_goes_first() -> None:
+    first, last = ({"type": "compaction", "id": one, "encrypted_content": "x"} for one in ("cmp_1", "cmp_2"))
+    found = view(TASK, call("a"), output("a"), first, NEXT, last, call("b"), output("b"), NEXT)
+    assert found.held == {5}
+    assert found.stale == {0, 1, 2, 3, 4}
+    assert all(sketch(found.messages[index]).sealed for index in (3, 5))
+    assert view(TASK, call("a"), last, output("a"), NEXT).stale == {0}, "a call and its result are one"
+    assert view(TASK, NEXT).stale == frozenset()
+
+
+def test_what_must_stay_json_is_not_changed() -> None:
+    called = {"type": "local_shell_call", "call_id": "a", "action": {"type": "exec", "command": ["ls"]}}
+    found = view(TASK, called, {"type": "local_shell_call_output", "call_id": "a", "output": '{"stdout":"x"}'}, NEXT)
+    assert sketch(found.messages[2]).sealed

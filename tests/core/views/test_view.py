@@ -73,6 +73,10 @@ def steps(draw: st.DrawFn) -> list[Step]:
 
 def as_messages(made: Sequence[Step], chance: random.Random) -> list[Json]:
     """Anthropic's: results in one user message, sometimes with words behind them; thinking; cache marks."""
+    return instructed(thoughtful(spoken(made, chance), chance), chance)
+
+
+def spoken(made: Sequence[Step], chance: random.Random) -> list[Json]:
     found: list[Json] = []
     for number, (kind, said) in enumerate(made):
         if kind == "user":
@@ -84,16 +88,15 @@ def as_messages(made: Sequence[Step], chance: random.Random) -> list[Json]:
             else:
                 found.append({"role": "user", "content": chance.choice([said[0], [block]])})
             if chance.random() < 0.5:
-                found.append(
-                    {"role": "assistant", "content": [{"type": "text", "text": said[0][:200], "citations": None}]}
-                )
+                blocks: list[Json] = [{"type": "text", "text": said[0][:200], "citations": None}]
+                if chance.random() < 0.2:
+                    blocks.insert(0, {"type": "compaction", "content": f"All was well until {number}."})
+                found.append({"role": "assistant", "content": blocks})
             continue
         ids = [f"toolu_{number}_{place}" for place in range(len(said))]
-        blocks: list[Json] = [{"type": "tool_use", "id": one, "name": "search", "input": {"q": one}} for one in ids]
+        blocks = [{"type": "tool_use", "id": one, "name": "search", "input": {"q": one}} for one in ids]
         if chance.random() < 0.5:
             blocks.insert(0, {"type": "text", "text": f"I look at {number}."})
-        if chance.random() < 0.4:
-            blocks.insert(0, {"type": "thinking", "thinking": "hm", "signature": "c2lnbmVk"})
         found.append({"role": "assistant", "content": blocks})
         results = [
             {
@@ -108,6 +111,33 @@ def as_messages(made: Sequence[Step], chance: random.Random) -> list[Json]:
     return found
 
 
+def thoughtful(elements: list[Json], chance: random.Random) -> list[Json]:
+    """With thinking here and there; in some conversations each turn begins with it."""
+    share, is_first, turns = chance.choice([0.0, 0.1, 0.4]), False, chance.random() < 0.6
+    for element in elements:
+        content = element["content"]
+        if element["role"] == "user":
+            is_first = is_first or isinstance(content, str) or any(one["type"] == "text" for one in content)
+            continue
+        if (turns and is_first) or chance.random() < share:
+            content.insert(0, {"type": "thinking", "thinking": "hm", "signature": "c2lnbmVk"})
+        is_first = False
+    return elements
+
+
+def instructed(elements: Sequence[Json], chance: random.Random) -> list[Json]:
+    """With system messages here and there, where they may stand."""
+    found: list[Json] = []
+    share = chance.choice([0.0, 0.2, 0.6])
+    for number, (element, behind) in enumerate(zip(elements, [*elements[1:], None], strict=True)):
+        found.append(element)
+        may_stand = element["role"] == "user" and (behind is None or behind["role"] == "assistant")
+        if may_stand and chance.random() < share:
+            note = {"type": chance.choice(["text", "text", "tool_removal"]), "text": f"Note {number}."}
+            found.append({"role": "system", "content": chance.choice([note["text"], [note]])})
+    return found
+
+
 def as_responses(made: Sequence[Step], chance: random.Random) -> list[Json]:
     """OpenAI's items: reasoning before calls, results in any order behind them, also call by call."""
     found: list[Json] = []
@@ -117,10 +147,10 @@ def as_responses(made: Sequence[Step], chance: random.Random) -> list[Json]:
             found.append({"role": "user", "content": content})
             if chance.random() < 0.5:
                 part = {"type": "output_text", "text": said[0][:200], "annotations": []}
-                found += chance.choice([[], [reasoning(number)]])
+                found += before(number, chance)
                 found.append({"type": "message", "role": "assistant", "id": f"msg_{number}", "content": [part]})
             continue
-        found += chance.choice([[], [reasoning(number)]])
+        found += before(number, chance)
         if chance.random() < 0.3:
             found.append({"role": "assistant", "content": f"I look at {number}."})
         calls, results = [], []
@@ -131,12 +161,21 @@ def as_responses(made: Sequence[Step], chance: random.Random) -> list[Json]:
             calls.append({"type": call, "call_id": one, "name": "search", **given_to})
             output = chance.choice([text, [{"type": "input_text", "text": text}]])
             results.append({"type": f"{call}_output", "call_id": one, "output": output})
-        if chance.random() < 0.3 and found[-1].get("type") != "reasoning":
+        if chance.random() < 0.3 and found[-1].get("type") not in ("reasoning", "item_reference"):
             found += [item for pair in zip(calls, results, strict=True) for item in pair]
         else:
             chance.shuffle(results)
             found += calls + results
     return found
+
+
+def before(number: int, chance: random.Random) -> list[Json]:
+    """What stands before what a model said: its reasoning, whole or by name, or what it did; a compaction."""
+    thoughts = [reasoning(number), {"type": "item_reference", "id": f"rs_{number}"}]
+    did = {"type": "item_reference", "id": f"ws_{number}"}
+    compact = {"type": "compaction", "id": f"cmp_{number}", "encrypted_content": "Z2VoZWlt"}
+    found = chance.choice([[], [], thoughts[:1], thoughts[1:], thoughts[1:], [thoughts[1], did]])
+    return [compact, *found] if chance.random() < 0.1 else found
 
 
 def reasoning(number: int) -> Json:
@@ -155,7 +194,7 @@ def elements_of(wire: Wire, render: Render, made: Sequence[Step], seed: int) -> 
 
 
 def fitted(view: View, share: float, policy: FitPolicy) -> Fitted | None:
-    conversation = Conversation.of(view.messages, pinned=view.held)
+    conversation = Conversation.of(view.messages, pinned=view.held, priorities=dict.fromkeys(view.stale, 0.0))
     try:
         return fit(conversation, int(sum(WEIGH(view.messages)) * share), Reader(WEIGH), policy=policy)
     except ContextOverflow:
@@ -183,6 +222,7 @@ def test_what_was_read_before_is_the_same_when_it_is_read_again(
     view_of(wire, elements[: len(elements) - more], book)
     again, fresh = view_of(wire, elements, book), view_of(wire, elements)
     assert (again.messages, again.places, again.held) == (fresh.messages, fresh.places, fresh.held)
+    assert again.stale == fresh.stale
     assert book.hits >= len(elements) - more
 
 
@@ -201,6 +241,8 @@ def test_what_is_chosen_is_a_request_that_the_provider_takes(
     assert new_faults(wire, elements, sent) == []
     assert len(sent) <= len(elements)
     assert signed(sent) <= signed(elements), "what is signed or sealed stays as it was"
+    assert notes(sent) == notes(elements), "what the operator said stays"
+    assert compactions(sent)[-1:] == compactions(elements)[-1:], "what stands for all before it stays"
     fates = view.fates(done.fates)
     assert len(fates) == len(elements)
     assert sum(fate.tokens_before for fate in fates) == sum(fate.tokens_before for fate in done.fates)
@@ -215,9 +257,10 @@ def test_a_unit_that_is_left_out_takes_all_of_it_along(wire: Wire, render: Rende
     view = view_of(wire, elements)
     conversation = Conversation.of(view.messages, pinned=view.held)
     for unit in conversation.units:
-        if unit.start != conversation.task:
+        if unit.start != conversation.task and not unit.pinned:
             sent = view.restored(dict.fromkeys(unit.indices))
             assert new_faults(wire, elements, sent) == []
+            assert notes(sent) == notes(elements)
 
 
 @formats
@@ -228,7 +271,8 @@ def test_a_summary_stands_where_what_it_stands_for_stood(
 ) -> None:
     elements = elements_of(wire, render, made, seed)
     view = view_of(wire, elements)
-    units = [unit for unit in Conversation.of(view.messages, pinned=view.held).units if unit.stop - unit.start > 1][:-1]
+    conversation = Conversation.of(view.messages, pinned=view.held)
+    units = [unit for unit in conversation.units if unit.stop - unit.start > 1 and not unit.pinned]
     if not units:
         return
     gone: dict[int, bytes | None] = {index: None for unit in units for index in unit.indices}
@@ -236,7 +280,8 @@ def test_a_summary_stands_where_what_it_stands_for_stood(
     sent = view.restored(gone, {units[0].start})
     assert new_faults(wire, elements, sent) == []
     place = next(place for place, raw in enumerate(sent) if b"[summary of old messages]" in raw)
-    assert sent[:place] == tuple(elements[: view.places[units[0].start][0]])
+    assert without_notes(sent[:place]) == without_notes(elements[: view.places[units[0].start][0]])
+    assert notes(sent) == notes(elements)
 
 
 @formats
@@ -266,6 +311,28 @@ def signed(elements: Sequence[bytes]) -> set[bytes]:
     return {encode(block) for block in blocks if block.get("type") in ("thinking", "reasoning", "tool_use")}
 
 
+def notes(elements: Sequence[bytes]) -> list[str]:
+    """What the operator says between the messages."""
+    found = [json.loads(raw) for raw in elements]
+    return [
+        part.get("text") or part["content"] for one in found if one.get("role") == "system" for part in texts_of(one)
+    ]
+
+
+def texts_of(element: Json) -> list[Json]:
+    content = element["content"]
+    return content if isinstance(content, list) else [element]
+
+
+def without_notes(elements: Sequence[bytes]) -> list[bytes]:
+    return [raw for raw in elements if json.loads(raw).get("role") != "system"]
+
+
+def compactions(elements: Sequence[bytes]) -> list[Json]:
+    blocks = [element for raw in elements for element in parts(json.loads(raw))]
+    return [block for block in blocks if block.get("type") == "compaction"]
+
+
 def parts(element: Json) -> list[Json]:
     content = element.get("content")
     return [element, *(content if isinstance(content, list) else [])]
@@ -292,3 +359,23 @@ def test_the_messages_of_some_elements_are_known() -> None:
     view = view_of("messages", [encode(element) for element in elements])
     assert view.indices({2}) == {2, 3}
     assert view.indices({0, 7}) == {0}
+
+
+@pytest.mark.parametrize("odd", [[], {}, 3, None, ["text"]])
+@pytest.mark.parametrize("wire", ["chat", "responses", "messages"])
+def test_a_type_or_a_role_that_is_no_name_is_read_as_nothing_known(wire: Wire, odd: object) -> None:
+    last = {"role": "user", "content": "x"}
+    for element in (
+        {"type": odd, "a": 1},
+        {"role": odd, "content": "y"},
+        {"role": "user", "content": [{"type": odd, "text": "y"}]},
+        {"role": "assistant", "content": [{"type": odd, "text": "y"}]},
+        {"type": "function_call_output", "call_id": "a", "output": [{"type": odd}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [{"type": odd}]}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": odd, "content": odd}]},
+        {"type": "function_call", "call_id": odd, "name": odd, "arguments": odd},
+    ):
+        raws = [encode(element), encode(last)]
+        view = view_of(wire, raws)
+        assert view.shown(view.messages) == tuple(raws)
+        assert new_faults(wire, raws, raws) == []
