@@ -9,7 +9,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.message import encode
 from gateway.dialects import openai_errors
 from gateway.dialects.base import Answer, Call, EventReader, Verdict, named_event
-from gateway.dialects.fields import decode, flag_field, is_given, join, model_field, read_fields, string_field
+from gateway.dialects.fields import decode, flag_field, join, read_fields, string_field
 from gateway.dialects.gathered import Gathered
 from gateway.dialects.opening import opening_items, opening_text
 from gateway.dialects.reported import Reported
@@ -54,11 +54,15 @@ class OpenAIResponses:
     name = "responses"
 
     def read(self, body: bytes) -> Call:
-        """See `Dialect.read`. A stored prompt may name the model; every stream reports its usage."""
+        """See `Dialect.read`. What the provider keeps may name the model; every stream reports its usage."""
         fields = read_fields(body)
-        model = string_field(fields, "model") if is_given(fields, "prompt") else model_field(fields)
         return Call(
-            "chat", model or None, stream=flag_field(fields, "stream"), body=body, fields=fields, usage_asked=True
+            "chat",
+            string_field(fields, "model") or None,
+            stream=flag_field(fields, "stream"),
+            body=body,
+            fields=fields,
+            usage_asked=True,
         )
 
     def write(

@@ -1,0 +1,68 @@
+"""Codex CLI, headless, on /v1/responses. npm: @openai/codex."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+from checks import GATEWAY, KEY, MODEL, run, settled
+from programs import ASK, SLOW_ANSWER, Program, check_session
+
+CONFIG = f"""
+model = "{MODEL}"
+model_provider = "gateway"
+
+[model_providers.gateway]
+name = "gateway"
+base_url = "{GATEWAY}/v1"
+wire_api = "responses"
+env_key = "OPENAI_API_KEY"
+"""
+EXEC = ("exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
+
+
+@cache
+def program() -> Program:
+    codex = Program("codex", OPENAI_API_KEY=KEY)
+    (codex.home / ".codex").mkdir()
+    (codex.home / ".codex/config.toml").write_text(CONFIG)
+    return codex
+
+
+@cache
+def first_turn() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in program().run(*EXEC, ASK).splitlines()]
+
+
+def thread() -> str:
+    return next(str(event["thread_id"]) for event in first_turn() if event["type"] == "thread.started")
+
+
+def responses_stream_tools() -> None:
+    """It runs the command that the provider's first tool call names, and sends what came of it."""
+    items = [event["item"] for event in first_turn() if event["type"] == "item.completed"]
+    assert any(item["type"] == "command_execution" for item in items), items
+    assert items[-1]["type"] == "agent_message"
+    assert items[-1]["text"].startswith("The tool answered")
+
+
+def session() -> None:
+    check_session(thread(), least_calls=2)
+    settled()
+
+
+def session_resumed() -> None:
+    program().run(*EXEC, "resume", thread(), "And again.")
+    check_session(thread(), least_calls=4)
+    settled()
+
+
+def cancel() -> None:
+    slow = f'model_providers.gateway.http_headers={{"x-mock" = "{SLOW_ANSWER}"}}'
+    program().leave(*EXEC, "-c", slow, "resume", thread(), "Wait.")
+    settled()
+    check_session(thread(), least_calls=5)
+
+
+run(responses_stream_tools, session, session_resumed, cancel)
