@@ -98,11 +98,11 @@ class Composer:
 
     @staticmethod
     def _affordable(progress: Progress) -> int | None:
-        """Input tokens that the budgets allow; once something is held, that."""
-        if progress.taken is not None:
-            hold = progress.taken.hold
-            return hold.fixed.tokens if hold is not None and is_limited(progress.book.standings) else None
-        if progress.affordable is None or progress.showing is None:
+        """Input tokens that the budgets allow; for another model than that for which something is held, that."""
+        taken = progress.taken
+        if taken is not None and taken.hold is not None and progress.route is not progress.routes[0]:
+            return taken.hold.fixed.tokens if is_limited(progress.book.standings) else None
+        if taken is not None or progress.affordable is None or progress.showing is None:
             return progress.affordable
         return max(1, progress.affordable - progress.showing.more)
 
