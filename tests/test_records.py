@@ -40,7 +40,7 @@ async def test_times_and_sizes_stand_in_the_record(world: World) -> None:
     assert record.call_id == "call-1"
     assert record.request_id == "request-1"
     assert record.first_byte_s is not None
-    assert 0 <= record.overhead_s <= record.first_byte_s <= record.duration_s < 5
+    assert 0 <= record.overhead_s <= record.first_byte_s <= record.duration_s < 60
     assert (record.request_bytes, record.response_bytes) == (len(BODY), len(completion()))
     assert record.session == KEY
 

@@ -154,7 +154,7 @@ async def test_without_a_good_answer_the_extract_stands_for_good(summing: Summin
 
 
 async def test_one_that_takes_too_long_is_done_without_and_the_others_are_not() -> None:
-    summing = SummingWorld(summary_s=0.05)
+    summing = SummingWorld(summary_s=1)
     summing.answer = lambda request: FakeReply(pieces=[None]) if b"run 0" in request.body else said(SAID)
     shown = await summing.turn(*logs(2))
     assert [text.startswith(SAID) for text in shown] == [False, True]

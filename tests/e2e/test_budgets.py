@@ -256,20 +256,21 @@ def test_a_stream_that_gets_no_more_ends_as_one_whose_length_was_reached(
     assert 1_000 < reply.totals[2] < 3_500
 
 
+@pytest.mark.parametrize("model", ["unknown-model", "o3"])
 def test_thinking_that_nobody_sees_is_held_before_it_comes(
-    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+    byte_server: StartUpstream, gateway_server: StartGateway, model: str
 ) -> None:
     """It is billed at the end, when it is too late: so streams of models that may think are held whole."""
-    gateway = gateway_server(mock_server.url, **{"budget.tokens": 30_000})
-    mock.behaviour = Behaviour(delay=0.5)
-    for model in ("unknown-model", "o3"):
-        sent_before = len(mock.calls)
-        with ThreadPoolExecutor(12) as pool:
-            for _ in range(12):
-                pool.submit(call, gateway.web, model, max_tokens=None, stream=True, model=model)
-        bodies = [json.loads(one.body) for one in mock.calls[sent_before:]]
-        limits = [body.get("max_tokens", body.get("max_completion_tokens", 10**9)) for body in bodies]
-        assert 4_000 < sum(limits) <= 30_000
+    held = Held()
+    upstream = byte_server(held)
+    gateway = gateway_server(upstream.url, **{"budget.tokens": 30_000})
+    with ThreadPoolExecutor(12) as pool:
+        calls = [pool.submit(call, gateway.web, "s", max_tokens=None, stream=True, model=model) for _ in range(12)]
+        until(lambda: len(upstream.requests) + sum(one.done() for one in calls) == 12)
+        held.release()
+    bodies = [one.json for one in upstream.requests]
+    limits = [body.get("max_tokens", body.get("max_completion_tokens", 10**9)) for body in bodies]
+    assert 4_000 < sum(limits) <= 30_000
 
 
 GROWS = [{"match": "*", "provider": "upstream", "reasoning": False}]
@@ -533,15 +534,15 @@ def test_a_stream_that_outlasts_the_store_ends_where_its_hold_does(
     mock.behaviour = Behaviour(chunks=30_000, interval=0.0001)
     with ThreadPoolExecutor(1) as pool:
         stream = pool.submit(call, gateway.web, "s", max_tokens=None, stream=True)
-        until(lambda: holds(gateway.store) == 1, 5)
+        until(lambda: holds(gateway.store) == 1)
         with contextlib.closing(sqlite3.connect(gateway.store, isolation_level=None)) as db:
-            until(lambda: _locked(db), 5)
+            until(lambda: _locked(db))
             (held,) = db.execute("SELECT held_tokens FROM holds").fetchone()
             reply = stream.result()
             db.execute("ROLLBACK")
     finish = [choice["finish_reason"] for event in reply.events for choice in event["choices"]]
     assert finish[-1] == "length"
-    until(lambda: (view := gateway.web.get("/api/sessions/s")).status == 200 and view.json["calls"] == 1, 5)
+    until(lambda: (view := gateway.web.get("/api/sessions/s")).status == 200 and view.json["calls"] == 1)
     assert budget(gateway.web, "s")["used"]["tokens"] < held + 2_000
 
 

@@ -246,7 +246,7 @@ def test_a_fallback_that_a_budget_has_no_room_for_is_left_out_and_refuses_nothin
 def test_for_a_client_that_has_left_no_other_provider_is_asked(
     both: GatewayThread, mock: Provider, second: MockServer
 ) -> None:
-    mock.behaviour = Behaviour(status=503, delay=0.5)
+    mock.behaviour = Behaviour(status=503, delay=1.5)
     body = json.dumps({"model": "main", "messages": HI}).encode()
     connection = both.web.connect()
     connection.request("POST", "/v1/chat/completions", body, {"x-session-id": "s", "content-type": "application/json"})

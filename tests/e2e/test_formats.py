@@ -18,7 +18,7 @@ from tests.conftest import StartGateway
 from tests.support.conversations import TASK, agent
 from tests.support.formats import Format
 from tests.support.gateways import GatewayThread, until
-from tests.support.web import Reply, Web
+from tests.support.web import Reply, Web, chat_bytes, connect
 
 BUDGET = {"x-context-budget": "2500"}
 formats = pytest.mark.parametrize("form", [Format("messages"), Format("responses")], ids=["messages", "responses"])
@@ -219,15 +219,16 @@ def test_a_stream_takes_more_as_it_goes_and_ends_where_its_budget_ends(
     mock_server: MockServer, gateway_server: StartGateway, path: str, field: str, end: str
 ) -> None:
     grows = [{"match": "*", "provider": "upstream", "reasoning": False}]
-    gateway = gateway_server(mock_server.url, models=grows, **{"budget.tokens": 6_000})
-    with ThreadPoolExecutor(2) as pool:
+    flags: dict[str, object] = {"budget.tokens": 6_000, "sessions.on_disconnect": "cancel"}
+    gateway = gateway_server(mock_server.url, models=grows, **flags)
+    with ThreadPoolExecutor(1) as pool, connect(gateway.url) as other:
         slow = {"x-session-id": "s", "x-mock": "chunks=6000;interval=0.001"}
         fields = {"model": "mock-small", "stream": True, field: "Tell me all."}
         stream = pool.submit(gateway.web.post, f"/v1/{path}", fields, slow)
         until(lambda: holds(gateway.store))
         # The rest is held by another call, so that the stream's hold cannot grow.
         chat = {"model": "mock-small", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3_800}
-        pool.submit(gateway.web.post, "/v1/chat/completions", chat, {"x-session-id": "s", "x-mock": "delay=7"})
+        other.sendall(chat_bytes(json.dumps(chat).encode(), b"x-session-id: s", b"x-mock: hang=1"))
         reply = stream.result()
     assert end in reply.body.decode()
     assert 1_000 < reply.totals[1] < 3_500

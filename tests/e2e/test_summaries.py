@@ -293,7 +293,7 @@ def test_a_client_that_leaves_meanwhile_pays_for_it_once(summing: Start, mock: P
 def test_of_a_client_that_leaves_meanwhile_the_summary_is_read_to_its_end_and_nothing_else_is_begun(
     summing: Start, mock: Provider, writer: Provider
 ) -> None:
-    writer.behaviour = Behaviour(delay=0.3)
+    writer.behaviour = Behaviour(delay=1.5)
     script(writer, Turn(TEXT))
     gateway = summing()
     body = {"model": "gpt-4o", "messages": agent(12), "tools": TOOLS}

@@ -61,7 +61,7 @@ def start(gateway_server: StartGateway) -> Callable[..., GatewayThread]:
     """A gateway that holds a key of the provider at this address and has these TLS settings."""
 
     def run(url: str, **tls: object) -> GatewayThread:
-        row = {"base_url": url, "key": KEY, "retries": 0, "timeout_s": {"connect": 5}, "tls": tls}
+        row = {"base_url": url, "key": KEY, "retries": 0, "tls": tls}
         return gateway_server(url, **{"providers.upstream": row})
 
     return run
