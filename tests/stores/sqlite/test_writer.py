@@ -15,6 +15,13 @@ from tests.stores.files import CHARGE, KEY, TIMEOUT_S, MakeRecord, locked, opene
 from tests.support.timing import LIMIT_S, in_time
 
 
+async def the_loop_runs_on() -> None:
+    """Whatever is tried meanwhile: if each try held it up for a moment, these turns would take half a minute."""
+    with in_time():
+        for _ in range(100):
+            await asyncio.sleep(0.002)
+
+
 async def test_a_locked_database_is_unavailable_when_the_timeout_is_over(path: Path, record: MakeRecord) -> None:
     async with opened(path, TIMEOUT_S) as store:
         with locked(path), in_time(at_least=TIMEOUT_S * 0.8), pytest.raises(StoreUnavailable, match="locked"):
@@ -38,7 +45,7 @@ async def test_a_lock_that_goes_away_in_time_is_waited_for_while_the_loop_runs_o
     async with opened(path) as store:
         with locked(path):
             waiting = [asyncio.create_task(store.settle(record(charge=CHARGE))) for _ in range(3)]
-            await asyncio.sleep(0.03)
+            await the_loop_runs_on()
             waiting.append(asyncio.create_task(store.settle(record(charge=CHARGE))))
             await asyncio.sleep(0.03)
             assert not any(task.done() for task in waiting)
@@ -123,7 +130,7 @@ async def test_a_change_that_waited_is_made_on_what_another_process_wrote_meanwh
         await store.learn({"k": one_more})
         with locked(path) as other:
             waiting = [asyncio.create_task(work_on(store, verb)) for verb in ("update", "learn", "update")]
-            await asyncio.sleep(0.02)
+            await the_loop_runs_on()
             assert not any(task.done() for task in waiting)
             other.execute("UPDATE states SET value = ?", (b'{"epochs":{"n":{"prefix":"n","number":70}}}',))
             other.execute("UPDATE lessons SET value = ?", (b"y",))
