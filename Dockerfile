@@ -19,7 +19,8 @@ COPY --from=build /opt/gateway /opt/gateway
 ENV PATH=/opt/gateway/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     GATEWAY_STORE_URL=sqlite:///data/gateway.db
-USER gateway
+# By number, so that Kubernetes can tell that it is not root.
+USER 10001:10001
 VOLUME /data
 # A gateway.yaml mounted here is found; without one the defaults hold.
 WORKDIR /etc/gateway

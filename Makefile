@@ -1,7 +1,10 @@
 # PYTHON runs the tools; it needs the packages of `pip install -e '.[dev]'`.
 PYTHON ?= python
 
-.PHONY: help check lint types test schema lock lock-check image
+# what scripts in bench/ need that `.[dev]` does not install
+NOT_INSTALLED = ^(from|import) (agents|instructor|langchain|pydantic_ai)
+
+.PHONY: help check lint types test schema reference docs lock lock-check image
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -13,14 +16,23 @@ lint:  ## ruff: rules and format
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 
-types:  ## mypy, strict, over gateway and tests
+types:  ## mypy, strict, over gateway, tests and bench
 	$(PYTHON) -m mypy
+	for folder in bench bench/clients; do \
+		MYPYPATH=$$folder $(PYTHON) -m mypy $$(grep -LE '$(NOT_INSTALLED)' $$folder/*.py) || exit; \
+	done
 
 test:  ## the tests
 	$(PYTHON) -m pytest -q
 
 schema:  ## write config/gateway.schema.json anew after a change of gateway/config/
 	$(PYTHON) -m gateway schema > config/gateway.schema.json
+
+reference:  ## write docs/reference/ anew after a change of keys, headers, errors, paths or commands
+	$(PYTHON) .ci/reference.py
+
+docs:  ## build the site of docs/ into site/, every link and anchor checked; needs `pip install -e '.[docs]'`
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build
 
 # `uv pip compile` needs uv (pip install uv) and the package index. The files name no index: pip uses its own.
 LOCK = uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \

@@ -36,6 +36,7 @@ def main() -> None:
             _wait_until_ready(f"{url}/readyz", begun + _READY_WITHIN_S)
             print(f"ready after {time.monotonic() - begun:.2f} s")
             _call(url)
+            _dashboard(url)
             process.send_signal(signal.SIGTERM)
             code = process.wait(_STOPPED_WITHIN_S)
             if code != 0:
@@ -106,6 +107,15 @@ def _call(url: str) -> None:
     if totals != expected:
         sys.exit(f"x-session-cumulative-token-usage is {totals}, the provider reported {expected}")
     print(f"x-session-cumulative-token-usage: {totals}")
+
+
+def _dashboard(url: str) -> None:
+    """The page and what it names are in the package too."""
+    with urllib.request.urlopen(f"{url}/ui", timeout=10) as answer:
+        names = re.findall(r'(?:src|href)="(ui/[^"]+)"', answer.read().decode())
+    for name in [*names, f"{names[0].rpartition('/')[0]}/vendor/uPlot.min.js"]:
+        urllib.request.urlopen(f"{url}/{name}", timeout=10).close()
+    print(f"dashboard: {len(names)} files")
 
 
 if __name__ == "__main__":

@@ -21,9 +21,10 @@ from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Allowance, Charged, Need, allowance, dearest, is_limited, rate_of
 from gateway.core.usage import Totals
 from gateway.dialects.base import Call
-from gateway.dialects.limits import answers_asked, is_background, least_output, output_limit, service_tier
+from gateway.dialects.limits import answers_asked, is_background, least_output, service_tier
 from gateway.progress import Progress
 from gateway.records import Records, input_estimate
+from gateway.stepping import Steps
 from gateway.stores.settler import Settler
 
 logger = logging.getLogger("gateway")
@@ -47,9 +48,11 @@ class Accounts:
         budgets: Budgets,
         records: Records,
         facts: Callable[[Route], ModelFacts],
+        steps: Steps,
         observers: Sequence[Observer],
     ) -> None:
         self._store = store
+        self._steps = steps
         self._settler = settler
         self._budgets = budgets
         self._records = records
@@ -155,11 +158,13 @@ class Accounts:
         """What the call may take at the most, wherever it goes in the end."""
         plan, wire, fields = progress.plan, progress.incoming.endpoint.wire, call.fields
         known = [self._facts(route) for route in progress.routes]
-        asked = output_limit(fields, wire) if wire is not None else None
+        asked = progress.output_limit(fields, wire) if wire is not None else None
         tokens = plan.safe_tokens if plan is not None else _unweighed(progress)
         # Summaries that are made once it is held may be longer than what is shown until then.
         tokens += progress.showing.more if progress.showing is not None else 0
         outputs = [facts.output for facts in known]
+        tier, caches_1h = service_tier(fields), _MARK_1H in call.body
+        rates = [rate_of(facts.price, tokens, tier, caches_1h=caches_1h) for facts in known]
         return Need(
             tokens,
             output=min(asked, MOST) if asked is not None else None,
@@ -167,13 +172,21 @@ class Accounts:
             least_output=least_output(fields, wire) if wire is not None else 0,
             answers=answers_asked(fields),
             has_output=wire is not None,
-            rate=dearest(
-                rate_of(facts.price, tokens, service_tier(fields), caches_1h=_MARK_1H in call.body) for facts in known
-            ),
-            is_priced=all(facts.price is not None for facts in known) or not progress.incoming.endpoint.estimated,
+            rate=dearest(rates),
+            is_priced=all(rate is not None for rate in rates) or not progress.incoming.endpoint.estimated,
             model=progress.route.model,
             can_grow=call.stream and wire is not None and all(facts.reasoning is False for facts in known),
         )
+
+    async def deliver(self, progress: Progress) -> None:
+        """A part of the answer is about to go out: should this worker die, it is charged for."""
+        taken = progress.taken
+        if taken is None or taken.lease.pending is None or self._settler.is_away:
+            return
+        try:
+            await self._budgets.deliver(taken)
+        except StoreUnavailable as error:
+            self._settler.away(error)
 
     async def is_over(self, progress: Progress) -> bool:
         """Whether an answer on its way has to end, as no more of it can be held. Nothing is passed on meanwhile."""
@@ -193,6 +206,8 @@ class Accounts:
             return progress.totals
         if progress.record is None:
             progress.record = self._records.of(progress)
+            # Before the charge: who is told of the end of a call finds its session where the call has brought it.
+            await self._steps.seen(progress, progress.record)
         record, taken = progress.record, progress.taken
         # A gateway that cannot serve has no time to write that down, but what was held must be given back.
         if progress.is_holding or (record.session is not None and not isinstance(progress.fault, GatewayFault)):
@@ -201,7 +216,7 @@ class Accounts:
                 self._budgets.close(taken, record.spent)
             await self._read_again(progress)
         progress.is_settled = True
-        self._tell(record, progress.totals)
+        self._tell(record, progress.totals, self.allowance(progress))
         return progress.totals
 
     async def _read_again(self, progress: Progress) -> None:
@@ -210,10 +225,10 @@ class Accounts:
             with contextlib.suppress(StoreUnavailable):
                 progress.book = await self._budgets.again(progress.book)
 
-    def _tell(self, record: CallRecord, totals: Totals | None) -> None:
+    def _tell(self, record: CallRecord, totals: Totals | None, left: Allowance | None) -> None:
         for observer in self._observers:
             try:
-                observer.record(record, totals)
+                observer.record(record, totals, left)
             except Exception:
                 logger.exception("an observer failed")
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from gateway.accounting import Accounts
-from gateway.calls import Reply
+from gateway.calls import Reply, Stepped
 from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import GatewayError, UpstreamProtocolError
 from gateway.core.forwarding import header, response_headers
@@ -27,7 +27,7 @@ _MAX_ERROR_BODY: Final = 1024 * 1024
 _AFTER_END_S: Final = 2.0
 _BUDGET_END: Final = "budget_end"
 
-TotalsComment = Callable[[Totals, Charge | None, Allowance | None], bytes]
+TotalsComment = Callable[[Totals, Charge | None, Allowance | None, Stepped | None], bytes]
 
 
 class Answers:
@@ -113,26 +113,30 @@ class Answers:
         self, progress: Progress, call: Call, answer: UpstreamReply, before: Totals | None
     ) -> Reply:
         # A client that did not ask for usage must not see the chunk that carries it, whoever asked for it.
-        meter = StreamMeter(progress.dialect.reader(call, drop_usage=not call.usage_asked))
+        sent = progress.plan.context.tokens if progress.plan is not None else None
+        meter = StreamMeter(progress.dialect.reader(call, drop_usage=not call.usage_asked, input_tokens=sent))
         progress.reader, progress.is_event_stream = meter.answer, True
         if progress.taken is not None:
             progress.taken.lease.delivered = lambda: meter.answer().output_estimate
         reply = await self._begun(progress, answer, before)
+        reply.next_number = meter.next_number
         reply.body = self._metered(progress, answer, meter, reply)
         return reply
 
     async def _metered(
         self, progress: Progress, answer: UpstreamReply, meter: StreamMeter, reply: Reply
     ) -> AsyncIterator[bytes]:
-        pieces = _pieces(answer)
+        pieces, passed = _pieces(answer), b""
         try:
             async for piece in pieces:
                 passed = meter.feed(piece)
-                if passed:
-                    progress.response_bytes += len(passed)
-                    yield passed
+                progress.response_bytes += len(passed)
                 if meter.ended:
                     break
+                if passed:
+                    await self._accounts.deliver(progress)
+                    yield passed
+                    passed = b""
                 if await self._accounts.is_over(progress):
                     yield await self._end_of_budget(progress, meter)
                     return
@@ -140,11 +144,14 @@ class Answers:
             progress.outcome, progress.fault = "upstream_broken", fault
             reply.broken = True
             await self._accounts.settle(progress)
-            yield meter.close() + progress.dialect.error_event(fault, progress.incoming.request_id)
+            tail = meter.close()
+            yield tail + progress.dialect.error_event(fault, progress.incoming.request_id, meter.next_number())
             return
         tail = meter.close()
-        progress.outcome = "ok" if not meter.answer().error else "provider_error"
-        yield await self._closing(progress, tail)
+        progress.answer = meter.answer()
+        progress.outcome = "ok" if not progress.answer.error else "provider_error"
+        # What came with the end goes out with it.
+        yield passed + await self._closing(progress, tail)
         # The end mark is out; whatever follows changes nothing, and reading it frees the connection for another call.
         async for piece in for_a_while(pieces, _AFTER_END_S):
             yield piece
@@ -163,7 +170,7 @@ class Answers:
         if totals is None or self._totals_comment is None:
             return tail
         charge = progress.record.charge if progress.record else None
-        return self._totals_comment(totals, charge, self._accounts.allowance(progress)) + tail
+        return self._totals_comment(totals, charge, self._accounts.allowance(progress), progress.stepped) + tail
 
     # --- passed on unread --------------------------------------------------------------------------------------
 
@@ -186,6 +193,7 @@ class Answers:
         try:
             async for piece in pieces:
                 progress.response_bytes += len(piece)
+                await self._accounts.deliver(progress)
                 yield piece
         except GatewayError as fault:
             progress.outcome, progress.fault = "upstream_broken", fault
@@ -213,6 +221,7 @@ class Answers:
             context=progress.plan.context if progress.plan is not None else None,
             allowance=self._accounts.allowance(progress),
             mode=progress.mode,
+            stepped=progress.stepped,
             overhead_s=(sent_at if sent_at is not None else self._clock()) - progress.incoming.started,
         )
 

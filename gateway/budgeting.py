@@ -150,16 +150,17 @@ class Budgets:
     ) -> Taken:
         """Hold what a call needs; `lost`: the record to write should nobody settle it.
 
-        Where nothing is limited there is nothing to hold: then a hold is for a crash only. A stream gets one at once,
-        as a part of it may have been delivered when its worker dies. Of other calls most have ended before it would be
-        worth its price; `Leases` takes it when one lasts.
+        Where nothing is limited there is nothing to hold: then a hold is for a crash only, and most calls have ended
+        before it would be worth its price. `Leases` takes it when one lasts, and `deliver` when a part of its answer
+        goes out, which must be charged should the worker die. Only a stream of which the store hears nothing is held
+        at once, for what this worker knows of its accounts.
 
         Raises:
             BudgetExhausted, BudgetBusy, RateLimited: there is too little left.
             PriceUnknown: a budget in USD is in force, and nobody knows the price.
             StoreUnavailable: nothing is held.
         """
-        if not is_stream and all(stands.limits.is_none for stands in book.standings):
+        if not (is_stream and book.is_blind) and all(stands.limits.is_none for stands in book.standings):
             lease = Lease(call_id, 0, pending=lambda: self._opened(book, call_id, need_of(), lost))
             return Taken(None, 0, lease if book.is_blind else self._leases.open(lease), None, book)
         need = need_of()
@@ -187,15 +188,24 @@ class Budgets:
     def _check_price(self, book: Book, need: Need) -> None:
         if not need.is_priced and is_limited(book.standings, "nano_usd"):
             raise PriceUnknown(
-                f'A budget in USD is in force and the price of "{need.model}" is not known. '
-                "Name it in gateway.yaml under models (match, provider, price: {input, output} in USD per million "
-                "tokens), or call a model whose price is known.",
+                f'A budget in USD is in force and the price of "{need.model}" is not known, or not in the '
+                "service tier it is asked for. Name it in gateway.yaml under models (match, provider, price: {input, "
+                "output} in USD per million tokens), or call a model whose price is known, in its standard tier.",
                 param="model",
             )
 
     def _opened(self, book: Book, call_id: str, need: Need, lost: Callable[[Need], CallRecord]) -> OpenHold:
         hold = hold_for(call_id, book.claims, book.standings, need, clamp=self.policy.clamp)
         return OpenHold(hold, lost(need), unit_usd=need.rate.output if need.rate is not None else None)
+
+    async def deliver(self, taken: Taken) -> None:
+        """A part of the answer is about to go out.
+
+        Raises:
+            StoreUnavailable: what is not held yet cannot be.
+        """
+        if not taken.book.is_blind:
+            await self._leases.take(taken.lease)
 
     async def look(self, lease: Lease) -> None:
         """See `Leases.look`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -11,9 +11,12 @@ from gateway.core.ledger import NO_LIMITS, Limits
 from gateway.core.modes import ResponseMode
 from gateway.core.plan import NO_WISHES, Wishes
 from gateway.core.ports import ContextRecord, Headers, SessionKey
+from gateway.core.routing import Route
 from gateway.core.spending import NO_KEY_BUDGET, Allowance, KeyBudget
+from gateway.core.steps import Agent, Facts, Step, StepState
 from gateway.core.usage import Charge, Totals
 from gateway.dialects import Endpoint
+from gateway.dialects.tools import Offer
 
 #: statuses under which a provider says that it does not take a request as it is; llama.cpp's server says so with 500
 TELLING: Final = frozenset({400, 413, 422, 500})
@@ -56,13 +59,14 @@ class Directives:
     """What the headers of a call ask of the gateway.
 
     `context`: how it is made to fit; `budget`: declared for the session; `mode`: how tool results are shown at the
-    least; `parent`: the session that this one works for.
+    least; `parent`: the session that this one works for; `agent`: whose steps it takes.
     """
 
     context: Wishes = NO_WISHES
     budget: Limits = NO_LIMITS
     mode: ResponseMode = "raw"
     parent: str | None = None
+    agent: str | None = None
 
 
 NO_DIRECTIVES: Final = Directives()
@@ -97,11 +101,41 @@ class Incoming:
 
 
 @dataclass(slots=True)
+class Stepped:
+    """Where a call's agent is in its steps.
+
+    Attributes:
+        agent: its steps.
+        facts: what its conditions look at.
+        state: before the call; after it, once the tools are known that it used.
+        offer: the tools that the call offers, where they are held to a step.
+        keep: those that may be called.
+        must: one of them has to be.
+        refused: the model that refused to be told of them by a choice.
+        stray: tools that were used though they were not due, or not allowed.
+    """
+
+    agent: Agent
+    facts: Facts
+    state: StepState
+    offer: Offer | None = None
+    keep: tuple[str, ...] = ()
+    must: bool = False
+    refused: Route | None = None
+    stray: tuple[str, ...] = ()
+
+    @property
+    def step(self) -> Step | None:
+        """The active one."""
+        return self.agent.step(self.state)
+
+
+@dataclass(slots=True)
 class Reply:
     """What the client gets. `body` as bytes is whole; an iterator is passed on as it comes.
 
     `totals` are the session's, after this call where `final`, else before it. `broken` turns true while a body is being
-    passed on: it must not be ended as if it were complete.
+    passed on: it must not be ended as if it were complete. `next_number`: of the next event of a stream.
     """
 
     status: int
@@ -116,5 +150,7 @@ class Reply:
     context: ContextRecord | None = None
     allowance: Allowance | None = None
     mode: ResponseMode | None = None
+    stepped: Stepped | None = None
     overhead_s: float = 0.0
     broken: bool = False
+    next_number: Callable[[], int] = int

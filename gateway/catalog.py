@@ -140,7 +140,13 @@ def facts_of(row: Facts) -> ModelFacts:
 def _price(row: PriceRow | None) -> Price | None:
     if row is None:
         return None
-    return price_per_million(input=row.input, output=row.output, cache_read=row.cache_read, cache_write=row.cache_write)
+    return price_per_million(
+        input=row.input,
+        output=row.output,
+        cache_read=row.cache_read,
+        cache_write=row.cache_write,
+        cache_write_1h=row.cache_write_1h,
+    )
 
 
 def _family(theirs: str) -> str:

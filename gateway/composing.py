@@ -18,7 +18,7 @@ from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
 from gateway.dialects.contents import ITEMS, MOST_MESSAGES, Contents, contents_of, with_messages
 from gateway.dialects.length_error import LengthError
-from gateway.dialects.limits import output_limit, with_limit
+from gateway.dialects.limits import with_limit
 from gateway.planning import Asked, Planner
 from gateway.progress import Progress
 from gateway.result_summaries import ResultSummaries
@@ -80,12 +80,13 @@ class Composer:
         progress.mode = mode
         contents = await self._shown(progress, contents, mode)
         route, asked = progress.route, progress.incoming.directives.context
-        facts, output = self._facts(route), output_limit(contents.fields, contents.wire)
+        facts, output = self._facts(route), progress.output_limit(contents.fields, contents.wire)
         if progress.taken is None:
             rate = rate_of(facts.price, 0, None)
             progress.affordable = affordable_input(progress.book.standings, output, rate)
         affordable = self._affordable(progress)
-        budget = min((one for one in (asked.budget, affordable) if one is not None), default=None)
+        step = progress.step.context_budget if progress.step is not None else None
+        budget = min((one for one in (asked.budget, affordable, step) if one is not None), default=None)
         # What was decided for another model is no beginning of what this one is sent, and must not replace it.
         salt = "" if route is progress.routes[0] else f"{route.provider}/{route.model}"
         progress.asked = Asked(contents, route, facts, Wishes(asked.trim, budget, output), len(call.body), salt)
@@ -112,7 +113,9 @@ class Composer:
         wire = incoming.endpoint.wire
         if wire is None or incoming.purpose is not None:
             return None
-        contents = contents_of(call, wire, self._planner.known)
+        contents = progress.contents or contents_of(call, wire, self._planner.known)
+        if contents is not None and progress.narrowed.fields:
+            contents = replace(contents, fields={**contents.fields, **progress.narrowed.weighed})
         if contents is None and wire in VIEWED and incoming.directives.context.budget is not None:
             raise InvalidRequest(
                 f"A request of more than {MOST_MESSAGES:,} messages is not weighed, so that x-context-budget "
@@ -184,11 +187,15 @@ class Composer:
         if messages is None and asked is not None and (progress.showing is not None or asked.contents.marked):
             messages = asked.contents.messages
         taken, wire = progress.taken, progress.incoming.endpoint.wire
-        changes = None
+        changes: dict[str, object] = dict(progress.narrowed.fields)
         if taken is not None and taken.limit is not None and wire is not None:
             limit = min(taken.limit, self._facts(progress.route).output or taken.limit)
-            changes = with_limit(call.fields, wire, limit, provider.limit_field)
+            changes |= with_limit(call.fields, wire, limit, provider.limit_field)
             progress.notes["output_limit"] = f"{limit}, as the budget allows"
+        elif wire is not None and (set_by := progress.limit_to_set(call.fields, wire)) is not None:
+            set_by = min(set_by, self._facts(progress.route).output or set_by)
+            changes |= with_limit(call.fields, wire, set_by, provider.limit_field)
+            progress.notes["output_limit"] = f"{set_by}, as the step has it"
         return progress.dialect.write(call, model, ask_usage=ask_usage, messages=messages, changes=changes)
 
     async def fit_again(self, progress: Progress, found: LengthError) -> bool:

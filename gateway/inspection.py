@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final, get_args
 
+from gateway.core.counting.context import ToolWeights
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import wire_of
 from gateway.core.errors import InvalidRequest
@@ -22,6 +23,8 @@ from gateway.dialects.fields import decode, join, read_fields, write_fields
 from gateway.dialects.limits import output_limit
 from gateway.planning import Asked, Planner
 
+#: what is shown of a request where it is asked for
+SHOWN: Final = ("items", "tools")
 WIRES: Final[Mapping[str, Wire]] = {wire: wire for wire in get_args(Wire)}
 
 
@@ -57,8 +60,11 @@ class Inspector:
         wanted = replace(wishes or Wishes(), output=output_limit(contents.fields, contents.wire))
         return call, Asked(contents, route, self._facts(route), wanted, len(body))
 
-    async def count(self, asked: Asked, remembered: Remembered, *, items: bool = False) -> dict[str, Any]:
-        """What a request weighs, as `gateway count` and /api/count show it. `items`: each message's tokens too."""
+    async def count(self, asked: Asked, remembered: Remembered, show: Collection[str] = ()) -> dict[str, Any]:
+        """What a request weighs, as `gateway count` and /api/count show it.
+
+        `show`: `items` for each message's tokens, `tools` for those of each tool's results.
+        """
         came, learned = await self._planner.weigh(asked, remembered)
         parts = came.estimate.context
         found: dict[str, Any] = {
@@ -66,7 +72,7 @@ class Inspector:
             "provider": came.request.provider,
             "wire": came.request.wire,
             "tokens": came.expected.tokens,
-            "margin": came.expected.margin,
+            "margin": came.margin(self._planner.policy.safety),
             "source": came.expected.source,
             "counter": came.estimate.counter,
             "family": came.estimate.family,
@@ -76,24 +82,30 @@ class Inspector:
             "definition_tokens": parts.definition_tokens,
             "budget": budget_of(self._planner.policy, asked.facts, asked.wishes, learned.window),
         }
-        if items:
-            tokens = await self._planner.message_tokens(asked)
-            roles = [_role(message) for message in asked.contents.messages or ()] or ["input"] * len(tokens)
-            found["items"] = [
-                {"index": index, "role": role, "tokens": number}
-                for index, (role, number) in enumerate(zip(roles, tokens, strict=True))
-            ]
+        if "items" in show:
+            found["items"] = await self._items(asked)
+        if "tools" in show:
+            found["tools"] = tools_json(parts.tools)
         return found
 
-    async def context(self, asked: Asked, remembered: Remembered) -> dict[str, Any]:
-        """The numbers an agent hands on to its tools."""
-        found = await self.count(asked, remembered)
+    async def _items(self, asked: Asked) -> list[dict[str, Any]]:
+        tokens = await self._planner.message_tokens(asked)
+        roles = [_role(message) for message in asked.contents.messages or ()] or ["input"] * len(tokens)
+        return [
+            {"index": index, "role": role, "tokens": number}
+            for index, (role, number) in enumerate(zip(roles, tokens, strict=True))
+        ]
+
+    async def context(self, asked: Asked, remembered: Remembered, show: Collection[str] = ()) -> dict[str, Any]:
+        """The numbers an agent hands on to its tools. `show`: see `count`."""
+        found = await self.count(asked, remembered, show)
         budget = found["budget"]
         return {
             "conversation_tokens": found["conversation_tokens"],
             "accumulated_tool_tokens": found["tool_tokens"],
             "budget": budget,
             "remaining": None if budget is None else max(0, budget - found["tokens"] - found["margin"]),
+            **{name: found[name] for name in SHOWN if name in show},
         }
 
     async def trim(self, call: Call, asked: Asked, remembered: Remembered) -> tuple[bytes, Plan]:
@@ -139,14 +151,22 @@ def context_json(context: ContextRecord, *, explain: bool) -> dict[str, Any]:
         "original_tokens": context.original_tokens,
         "source": context.source,
         "budget": context.budget,
+        "remaining": context.remaining,
         "conversation_tokens": context.conversation_tokens,
         "tool_tokens": context.tool_tokens,
+        "tools": tools_json(context.tool_weights),
         "trimmed": context.trimmed,
         "shadow": context.shadow,
     }
     if explain:
         found["items"] = [fate_json(index, fate) for index, fate in enumerate(context.fates)]
     return found
+
+
+def tools_json(weights: ToolWeights) -> dict[str, dict[str, int]]:
+    """The results of each tool, the heaviest first."""
+    heaviest = sorted(weights.items(), key=lambda item: -item[1].tokens)
+    return {name: {"results": weight.results, "result_tokens": weight.tokens} for name, weight in heaviest}
 
 
 def fate_json(index: int, fate: Fate) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """One call, top to bottom. This is the only place that knows the order.
 
-Read the body -> name the session -> find its routes -> read its accounts -> decide what to send -> hold what it may
-cost -> send; decide and send again on the next route where one fails -> meter the answer -> settle -> tell the
-observers. Where the plan needs a summary first, an exchange of our own goes the same way before the call does; where
-results are to be summed up, once the call is held.
+Read the body -> name the session -> find its routes -> read its accounts -> find its step -> decide what to send ->
+hold what it may cost -> send; decide and send again on the next route where one fails -> meter the answer -> settle ->
+tell the observers. Where the plan needs a summary first, an exchange of our own goes the same way before the call does;
+where results are to be summed up, once the call is held.
 
 An `Exchange` is entered for the way down and left after the answer was passed on. Whatever happens in between (the
 client leaves, the provider breaks off, the process is told to stop), leaving it settles, once.
@@ -18,8 +18,8 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import Final
 
 from gateway.accounting import Accounts
 from gateway.addressing import named_session, routes_of, session_of
@@ -27,28 +27,34 @@ from gateway.answers import Answers, TotalsComment, read_error
 from gateway.budgeting import Budgets
 from gateway.calls import TELLING, Incoming, Reply, SessionPolicy
 from gateway.composing import Composer
-from gateway.core.errors import BudgetExhausted, GatewayError, UpstreamFault, UpstreamProtocolError
+from gateway.core.errors import (
+    BudgetExhausted,
+    GatewayError,
+    Unauthenticated,
+    UnknownModel,
+    UpstreamFault,
+    UpstreamProtocolError,
+)
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.core.forwarding import Provider, check_credential, holds_credential, request_headers
 from gateway.core.plan import SummaryModel
 from gateway.core.ports import AtWork, Observer, Outgoing, Store, Upstream, UpstreamReply, told_nobody
-from gateway.core.retrying import FAILED
+from gateway.core.retrying import FAILED, TOO_LARGE
 from gateway.core.routing import ModelFacts, Route, Routes
+from gateway.core.steps import Agent, Step
 from gateway.dialects.base import Call
 from gateway.dialects.length_error import length_error
 from gateway.planning import Planner
 from gateway.progress import CLIENT_CLOSED, Progress
 from gateway.records import Records
+from gateway.refusals import Refusals
 from gateway.result_summaries import ResultSummaries
 from gateway.results import Results
+from gateway.stepping import Steps
 from gateway.stores.learner import Learner
 from gateway.stores.settler import Settler
 from gateway.summaries import SUMMARY_S, Summaries
 from gateway.upstream.pieces import AlreadyRead, without_packing
-
-#: models of which a refusal of `stream_options` is remembered, and for how long
-_REMEMBERED: Final = 1024
-_REMEMBERED_S: Final = 3600.0
 
 
 class Gateway:
@@ -75,22 +81,46 @@ class Gateway:
         wall: Callable[[], float] = time.time,
         summary_s: float = SUMMARY_S,
         result_model: SummaryModel | None = None,
+        agents: Mapping[str, Agent] | None = None,
     ) -> None:
         self.routes = routes
         self.providers = providers
         self.upstreams = upstreams
         self.settler = settler
         self.policy = policy
+        self.steps = Steps(
+            agents=agents or {},
+            store=store,
+            planner=planner,
+            providers=providers,
+            facts=facts,
+            observers=observers,
+            is_away=lambda: settler.is_away,
+            clock=clock,
+            wall=wall,
+        )
         self.new_id = new_id
         self.clock = clock
         self.wall = wall
-        #: (provider, model) -> when it refused `stream_options.include_usage`
-        self._no_stream_usage: dict[tuple[str, str], float] = {}
+        #: models that refused `stream_options.include_usage`
+        self.no_stream_usage = Refusals(clock)
         limits = budgets.policy
-        records = Records(facts, clock, cached_weight=limits.cached_weight, estimate_missing=policy.estimate_missing)
+        records = Records(
+            facts,
+            clock,
+            cached_weight=limits.cached_weight,
+            estimate_missing=policy.estimate_missing,
+            cost_reporters=frozenset(name for name, one in providers.items() if one.reports_cost),
+        )
         summaries = Summaries(routes, providers, store, self.handle, new_id=new_id, clock=clock, patience_s=summary_s)
         self.accounts = Accounts(
-            store=store, settler=settler, budgets=budgets, records=records, facts=facts, observers=observers
+            store=store,
+            settler=settler,
+            budgets=budgets,
+            records=records,
+            facts=facts,
+            steps=self.steps,
+            observers=observers,
         )
         self.composer = Composer(
             planner=planner,
@@ -113,17 +143,6 @@ class Gateway:
         outcome in its record, else `client_left`.
         """
         return Exchange(self, incoming, at_work)
-
-    def remember_refusal(self, route: Route) -> None:
-        """This model's provider does not know `stream_options`."""
-        if len(self._no_stream_usage) >= _REMEMBERED:
-            del self._no_stream_usage[next(iter(self._no_stream_usage))]
-        self._no_stream_usage[route.provider, route.model] = self.clock()
-
-    def refuses_usage(self, route: Route) -> bool:
-        """Whether it refused lately."""
-        since = self._no_stream_usage.get((route.provider, route.model))
-        return since is not None and self.clock() - since < _REMEMBERED_S
 
 
 class _Earlier:
@@ -202,23 +221,52 @@ class Exchange:
             if progress.session is None:
                 progress.session, progress.derived = session_of(incoming, call, gateway.policy)
             gateway.settler.check()
-        progress.routes = self._routes(routes_of(incoming, call, gateway.routes, progress.session))
-        progress.route = progress.routes[0]
-        check_credential(incoming.headers, gateway.providers[progress.route.provider], gateway.providers.values())
+        self._find_routes(call)
         if metered:
             await gateway.accounts.open(progress)
+            await gateway.steps.begin(progress, call)
+            if progress.step is not None and progress.step.model is not None:
+                self._go_by(progress.step, call)
         answer = await self._answered(call)
         if not 200 <= answer.status < 300:  # noqa: PLR2004
             return await gateway.answers.failure(progress, answer)
         progress.billed = metered
         return await gateway.answers.success(progress, call, answer, progress.before)
 
-    def _routes(self, found: tuple[Route, ...]) -> tuple[Route, ...]:
-        """Those where the call may go. The caller's own credential is for the first provider and for no other."""
-        first, providers = found[0], self._gateway.providers
-        return tuple(
+    def _find_routes(self, call: Call) -> None:
+        """Where the call may go. The caller's own credential is for the first provider and for no other.
+
+        Raises:
+            UnknownModel: nobody has its model, or it is not for this client key.
+            Unauthenticated: the caller's credential is plainly another provider's.
+        """
+        progress, incoming, providers = self._p, self._in, self._gateway.providers
+        found = routes_of(incoming, call, self._gateway.routes, progress.session)
+        first = progress.route = found[0]
+        progress.routes = tuple(
             route for route in found if route.provider == first.provider or holds_credential(providers[route.provider])
         )
+        check_credential(incoming.headers, providers[first.provider], providers.values())
+
+    def _go_by(self, step: Step, call: Call) -> None:
+        """Find where the call may go with the step's model instead of its own.
+
+        Raises:
+            UnknownModel: nobody has it, or it is not for this client key.
+            Unauthenticated: the caller's credential would go to a provider for which it is not meant.
+        """
+        progress, asked_for = self._p, self._p.route.provider
+        try:
+            self._find_routes(replace(call, model=step.model))
+        except UnknownModel as fault:
+            raise UnknownModel(f'{fault.message} The step "{step.name}" calls it.', param=fault.param) from None
+        provider = self._gateway.providers[progress.route.provider]
+        if provider.name != asked_for and not holds_credential(provider):
+            raise Unauthenticated(
+                f'The step "{step.name}" calls {step.model} at the provider {provider.name}, for which this gateway '
+                "has no key; the one of this request is for another provider."
+            )
+        progress.notes["model"] = f"{step.model}, as the step has it"
 
     async def _answered(self, call: Call) -> UpstreamReply:
         """The answer of the first provider that has one, else what the last said, or one before it of more use.
@@ -258,6 +306,7 @@ class Exchange:
     async def _tried(self, call: Call, route: Route) -> UpstreamReply:
         progress, gateway = self._p, self._gateway
         progress.is_too_long = False
+        gateway.steps.narrow(progress)
         await self._make_ready(call)
         if call.stream and progress.before is None:
             progress.before = await gateway.accounts.totals_now(progress)
@@ -290,9 +339,9 @@ class Exchange:
             await composer.compose(progress, call, "table")
 
     async def _send(self, call: Call, route: Route, provider: Provider) -> UpstreamReply:
-        """Send it; once more for each of the two things that a provider's refusal may tell us to change."""
+        """Send it; once more for each of the three things that a provider's refusal may tell us to change."""
         progress, gateway = self._p, self._gateway
-        asks = ask = call.stream and not call.usage_asked and not gateway.refuses_usage(route)
+        asks = ask = call.stream and not call.usage_asked and route not in gateway.no_stream_usage
         is_fitted = False
         while True:
             progress.is_too_long = False
@@ -300,14 +349,19 @@ class Exchange:
             if answer.status not in TELLING:
                 # Only now is it sure that our field was the reason, and not a client's words that the error repeats.
                 if asks and not ask and 200 <= answer.status < 300:  # noqa: PLR2004
-                    gateway.remember_refusal(route)
+                    gateway.no_stream_usage.add(route)
                     progress.notes["stream_usage"] = "refused by the provider"
+                if 200 <= answer.status < 300:  # noqa: PLR2004
+                    gateway.steps.taken(progress)
                 return answer
             body = await read_error(answer)
             found = length_error(answer.status, body)
-            progress.is_too_long = found is not None
+            progress.is_too_long = found is not None or answer.status == TOO_LARGE
             if ask and (b"stream_options" in body or b"include_usage" in body):
                 ask = False
+            elif gateway.steps.narrow_again(progress, body):
+                # What is sent now weighs less.
+                await gateway.composer.compose(progress, call, progress.mode or "raw")
             elif found is not None and not is_fitted and await gateway.composer.fit_again(progress, found):
                 is_fitted = True
             else:

@@ -19,6 +19,7 @@ from gateway.core.conversation import Conversation
 from gateway.core.counting.beginnings import Beginning, Beginnings, is_worth_keeping
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimate, Estimator
+from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import Request, read_request
 from gateway.core.counting.sums import Sums
 from gateway.core.fitting.ahead import START, read_ahead
@@ -108,32 +109,34 @@ class Planner:
         came, learned, keys = await self._weigh(asked, remembered, window)
         budget = budget_of(self.policy, asked.facts, asked.wishes, learned.window)
         trim = asked.wishes.trim or self.policy.trim
+        unchanged = as_it_came(came, budget, self.policy.safety)
         if budget is None or trim == "off":
-            return as_it_came(came, budget)
+            return unchanged
         if keys is None or asked.contents.wire not in VIEWED:
-            return self._of_one_text(came, asked.contents, budget, trim)
+            return self._of_one_text(unchanged, asked.contents.wire, budget, trim)
         if came.fits(budget, self.policy.safety):
             self._read_ahead(came, asked.contents, keys, budget)
-            return as_it_came(came, budget)
+            return unchanged
         room = Room(budget, self.policy, trim == "shadow", remembered.state, learned, self._deadline(), use, asked.salt)
         scales = Scales(self._estimator, self._reader(came.request))
         try:
             plan = await _run_in(self._fitting, lambda: self._roomy(came, asked.contents, keys, room, scales))
         except Unsound:
             logger.exception("a request is forwarded as it came, though it is over its budget")
-            return as_it_came(came, budget)
+            return unchanged
         except (ContextOverflow, BudgetTooSmall) as overflow:
-            plan = as_it_came(came, budget)
-            return plan if trim == "shadow" or self.policy.overflow == "forward" else replace(plan, overflow=overflow)
+            if trim == "shadow" or self.policy.overflow == "forward":
+                return unchanged
+            return replace(unchanged, overflow=overflow)
         self._read_ahead(came, asked.contents, keys, budget)
         return plan
 
-    def _of_one_text(self, came: Weighed, contents: Contents, budget: int, trim: Trim) -> Plan:
+    def _of_one_text(self, unchanged: Plan, wire: Wire, budget: int, trim: Trim) -> Plan:
         """Sent as it came, if it may be."""
-        plan, tokens = as_it_came(came, budget), came.expected.tokens
+        tokens = unchanged.context.tokens
         if tokens <= budget or trim == "shadow" or self.policy.overflow != "error":
-            return plan
-        return replace(plan, overflow=TextTooLong(needed=tokens, budget=budget, param=ITEMS[contents.wire]))
+            return unchanged
+        return replace(unchanged, overflow=TextTooLong(needed=tokens, budget=budget, param=ITEMS[wire]))
 
     def _roomy(self, came: Weighed, contents: Contents, keys: Sequence[bytes], room: Room, scales: Scales) -> Plan:
         view = self.view(contents)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from gateway import catalog, config
 from gateway.core import ledger
@@ -13,6 +13,18 @@ from gateway.core.modes.summary import LONGEST_ANSWER
 from gateway.core.plan import ContextPolicy, SummaryModel
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
 from gateway.core.spending import BudgetPolicy
+from gateway.core.steps import (
+    DEFAULT_AGENT,
+    Agent,
+    BudgetBelow,
+    Condition,
+    MessageMatches,
+    NotRecentlyUsed,
+    SequenceMatch,
+    Step,
+    TokensAbove,
+    ToolUsed,
+)
 
 
 def limits_of(row: config.KeyBudget) -> ledger.Limits:
@@ -82,6 +94,7 @@ def routes_of(settings: config.Settings) -> Routes:
             catalog.facts_of(row),
             tuple(row.provider.items()) if isinstance(row.provider, dict) else (),
             row.fallback,
+            row.agent,
         )
         for row in settings.models
     ]
@@ -107,5 +120,52 @@ def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> Pr
         tuple((header.encode(), value.encode()) for header, value in row.headers.items()),
         row.key_prefixes,
         row.limit_field,
+        allowed_tools=row.allowed_tools,
+        reports_cost=row.reports_cost,
         guarded=guarded,
     )
+
+
+def agents_of(settings: config.Settings) -> dict[str, Agent]:
+    """The agents that have steps, by name."""
+    rows = {name: agent.steps for name, agent in settings.agents.items()}
+    if settings.steps:
+        rows[DEFAULT_AGENT] = settings.steps
+    return {name: _agent(name, steps) for name, steps in rows.items()}
+
+
+def _agent(name: str, rows: Sequence[config.StepRow]) -> Agent:
+    return Agent(
+        name,
+        [
+            Step(
+                name=row.name,
+                description=row.description,
+                conditions=tuple(condition for one in row.conditions for condition in _conditions(one)),
+                allowed=row.available_tools.allowed,
+                denied=row.available_tools.denied,
+                sequence=row.sequence,
+                is_default=row.is_default,
+                enforce=row.enforce,
+                context_budget=row.context_budget,
+                model=row.model,
+                max_output_tokens=row.max_output_tokens,
+            )
+            for row in rows
+        ],
+    )
+
+
+def _conditions(row: config.StepCondition) -> Iterator[Condition]:
+    if row.tool_used is not None:
+        yield ToolUsed(row.tool_used.tools, row.tool_used.window)
+    if row.not_recently_used is not None:
+        yield NotRecentlyUsed(row.not_recently_used.tools, row.not_recently_used.window)
+    if row.sequence_match is not None:
+        yield SequenceMatch(row.sequence_match)
+    if row.message_matches is not None:
+        yield MessageMatches(config.matcher(row.message_matches))
+    if row.tokens_above is not None:
+        yield TokensAbove(row.tokens_above)
+    if row.budget_below is not None:
+        yield BudgetBelow(row.budget_below)

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, cast
 
 from gateway.budgeting import Book, Taken
-from gateway.calls import Incoming
+from gateway.calls import Incoming, Stepped
+from gateway.core.counting.measure import Wire
 from gateway.core.errors import GatewayError, UpstreamTimeout
 from gateway.core.fitting.summary import Use
+from gateway.core.forwarding import header
 from gateway.core.modes import ResponseMode
 from gateway.core.plan import Plan
 from gateway.core.ports import AtWork, CallRecord, SessionKey, UpstreamReply, told_nobody
 from gateway.core.routing import Route
 from gateway.core.session import Remembered
 from gateway.core.spending import Charged
+from gateway.core.steps import Step
 from gateway.core.usage import Totals
 from gateway.dialects.base import Answer, Call, Dialect
+from gateway.dialects.contents import Contents
+from gateway.dialects.limits import Fields, least_output, output_limit
+from gateway.dialects.tools import NOT_NARROWED, Narrowing
 from gateway.planning import Asked
 from gateway.results import Showing
 
 #: the status of a call whose client did not wait for an answer
 CLIENT_CLOSED: Final = 499
+#: https://www.w3.org/TR/trace-context/#traceparent-header
+_TRACE: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 #: the outcome of a call of our own that nobody waited for any longer
 TOO_SLOW: Final = "too_slow"
 
@@ -42,6 +51,8 @@ class Progress:
     turn it is, `is_too_long`: for that one, `is_at_work`: it may be working on it, which
     `at_work` is told. `affordable`: input tokens
     that its budgets allow. `is_holding`: something may be held.
+    `contents`: of the call, where a step had to look at them; `step`: the one that it was begun in; `narrowed`: how
+    the provider is told which tools may be called.
     `before`: the session's totals when it was sent, where they go out before its answer.
     `reader` tells what was read of an answer that has not come to its end; `billed`: the provider charges for it.
     `record` and `totals` are there once it was settled, or was about to be.
@@ -60,6 +71,10 @@ class Progress:
     charged: Charged = _NOBODY
     book: Book = _NO_BOOK
     remembered: Remembered = _NOTHING_REMEMBERED
+    stepped: Stepped | None = None
+    contents: Contents | None = None
+    step: Step | None = None
+    narrowed: Narrowing = NOT_NARROWED
     mode: ResponseMode | None = None
     showing: Showing | None = None
     asked: Asked | None = None
@@ -88,15 +103,28 @@ class Progress:
     @classmethod
     def of(cls, incoming: Incoming, started_at: float) -> Progress:
         """Of a call that has just come in."""
-        purpose = incoming.purpose
+        purpose, parent = incoming.purpose, header(incoming.headers, b"traceparent")
         if purpose is None:
-            return cls(incoming, started_at)
+            return cls(incoming, started_at, notes={"traceparent": parent.decode()} if _TRACE.fullmatch(parent) else {})
         return cls(incoming, started_at, derived=purpose.derived, notes=dict(purpose.notes))
 
     @property
     def dialect(self) -> Dialect:
         """The format that the client speaks, and the provider too."""
         return self.incoming.endpoint.dialect
+
+    def output_limit(self, fields: Fields, wire: Wire) -> int | None:
+        """The most tokens that an answer may have, as the call says or its step."""
+        asked, step = output_limit(fields, wire), self.limit_to_set(fields, wire)
+        return asked if step is None else step
+
+    def limit_to_set(self, fields: Fields, wire: Wire) -> int | None:
+        """The limit of an answer that the step sets; None: as the call says, or below what can be set."""
+        most = self.step.max_output_tokens if self.step is not None else None
+        if most is None:
+            return None
+        asked, most = output_limit(fields, wire), max(most, least_output(fields, wire))
+        return most if asked is None or most < asked else None
 
     async def hang_up(self) -> None:
         """Give the connection to the provider back, where one is in use."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import replace
 from decimal import Decimal
 from typing import Final
 
+from gateway.core.ledger import Amount
 from gateway.core.ports import LOST, CallRecord
-from gateway.core.pricing import cost
+from gateway.core.pricing import cost, standard_cost
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Need, accounts_of, spent_by
 from gateway.core.usage import Charge, Usage
@@ -18,13 +19,15 @@ from gateway.progress import CLIENT_CLOSED, TOO_SLOW, Progress
 
 #: outcomes of calls that nobody waited for to the end
 _LEFT: Final = frozenset({"client_left", "cut_at_shutdown", TOO_SLOW})
+#: characters of a foreign name that are kept
+_NAME_CHARACTERS: Final = 256
 
 
 class Records:
     """Makes records.
 
     `cached_weight`: what a token counts that the provider had cached; `estimate_missing`: whether usage that no
-    provider reports is estimated.
+    provider reports is estimated; `cost_reporters`: providers that say what a call costs.
     """
 
     def __init__(
@@ -34,17 +37,20 @@ class Records:
         *,
         cached_weight: float,
         estimate_missing: bool,
+        cost_reporters: Container[str] = (),
     ) -> None:
         self._facts = facts
         self._clock = clock
         self._cached_weight = cached_weight
         self._estimate_missing = estimate_missing
+        self._cost_reporters = cost_reporters
 
     def of(self, progress: Progress) -> CallRecord:
         """The record of a call that ends now."""
         incoming, call, now = progress.incoming, progress.call, self._clock()
         answer = progress.answer or (progress.reader() if progress.reader else Answer())
         charge = self._charge(progress, answer)
+        spent = self._spent(progress, charge, answer.service_tier)
         return CallRecord(
             call_id=incoming.call_id,
             request_id=incoming.request_id,
@@ -71,7 +77,9 @@ class Records:
             notes=progress.notes,
             context=progress.plan.context if progress.plan is not None else None,
             accounts=accounts_of(progress.book.claims),
-            spent=spent_by(charge, self._cached_weight),
+            spent=spent,
+            mode=progress.mode,
+            step=progress.step.name if progress.step is not None else None,
         )
 
     def lost(self, progress: Progress, need: Need) -> CallRecord:
@@ -90,23 +98,38 @@ class Records:
         if progress.call is None or not (progress.billed or (left_waiting and endpoint.metered)):
             return None
         reported = answer.usage
-        if reported is not None:
+        if reported is not None and reported.has_tokens:
             input_missing = reported.input_tokens is None
             usage, source = reported.complete(input_estimate(progress) if input_missing else 0, answer.output_estimate)
-            return Charge(usage, source, self._cost(progress.route, usage, answer.service_tier))
+            return Charge(usage, source, self._cost(progress.route, usage, answer))
         failed_empty = answer.error and not answer.output_estimate
         # A stream of events on a path nobody knows is a model's answer all the same.
         unknown_stream = progress.is_event_stream and answer.output_estimate > 0
         if failed_empty or not (endpoint.estimated or unknown_stream):
             return None
         if not self._estimate_missing:
-            return Charge(Usage(), "estimated", Decimal(0))
+            return Charge(Usage(), "estimated", self._told(progress.route, answer) or Decimal(0))
         usage = Usage.of(input_estimate(progress), answer.output_estimate)
-        return Charge(usage, "estimated", self._cost(progress.route, usage, answer.service_tier))
+        return Charge(usage, "estimated", self._cost(progress.route, usage, answer))
 
-    def _cost(self, route: Route, usage: Usage, tier: str | None) -> Decimal | None:
-        price = self._facts(route).price
-        return cost(usage, price, tier) if price is not None else None
+    def _spent(self, progress: Progress, charge: Charge | None, tier: str | None) -> Amount:
+        """What is taken from budgets: of a service tier with unknown prices, no less than of the standard one."""
+        price = self._facts(progress.route).price
+        if charge is not None and charge.cost_usd is None and price is not None:
+            progress.notes["price"] = f'not known of the service tier "{_clean(tier or "")}", which is a dearer one'
+            charge = replace(charge, cost_usd=standard_cost(charge.usage, price))
+        return spent_by(charge, self._cached_weight)
+
+    def _told(self, route: Route, answer: Answer) -> Decimal | None:
+        """What the call costs on the word of its provider."""
+        reported = answer.usage if route.provider in self._cost_reporters else None
+        return reported.cost_usd if reported is not None else None
+
+    def _cost(self, route: Route, usage: Usage, answer: Answer) -> Decimal | None:
+        told, price = self._told(route, answer), self._facts(route).price
+        if told is not None or price is None:
+            return told
+        return cost(usage, price, answer.service_tier)
 
 
 def input_estimate(progress: Progress) -> int:
@@ -126,4 +149,8 @@ def _operation(progress: Progress, call: Call | None) -> str:
 
 def _clean(text: str) -> str:
     """A foreign name as it may stand in a record: no lone surrogates, no control characters, bounded."""
-    return "".join(char if char.isprintable() else "?" for char in text[:256].encode("utf-8", "replace").decode())
+    if len(text) <= _NAME_CHARACTERS and text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else "?" for char in text[:_NAME_CHARACTERS].encode("utf-8", "replace").decode()
+    )

@@ -2,6 +2,9 @@
 
 Only for a call that is paid for already: a summary must not take what it was to be sent with. Together they may cost a
 share of what is left, the newest results go first, and of what no summary comes the extract stands.
+
+Calls side by side that show the same result wait for the first of them, which asks for all. Should it be cut before it
+has decided, the next one asks. So it is in one process: another asks for itself, and the first decision kept stays.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ class ResultSummaries:
         self._results = results
         self._summaries = summaries
         self._model = model
+        #: results that a call is deciding on; in the end the call's id, or None where it was cut before
+        self._deciding: dict[tuple[SessionKey, str], asyncio.Future[str | None]] = {}
 
     @property
     def is_on(self) -> bool:
@@ -47,9 +52,43 @@ class ResultSummaries:
         showing, session, model = progress.showing, progress.session, self._model
         if showing is None or session is None or model is None or not showing.open:
             return False
-        said = dict.fromkeys((one.handle for one in showing.open), EXTRACT)
-        said |= await self._asked(messages, showing.open, session, model, progress)
-        return await self._results.decide(said, session)
+        left, is_decided = list(showing.open), False
+        while left:
+            own = [one for one in left if (session, one.handle) not in self._deciding]
+            theirs = {one.handle: self._deciding[session, one.handle] for one in left if one not in own}
+            if own:
+                is_decided |= await self._decide(messages, own, session, model, progress)
+            if theirs:
+                await asyncio.wait(set(theirs.values()))
+                callers = dict.fromkeys(one.result() for one in theirs.values())
+                _note(progress, [f"asked for by call {call_id}" for call_id in callers if call_id is not None])
+                is_decided |= any(callers)
+            left = [one for one in left if one.handle in theirs and theirs[one.handle].result() is None]
+        return is_decided
+
+    async def _decide(
+        self,
+        messages: Sequence[bytes],
+        results: Sequence[Open],
+        session: SessionKey,
+        model: SummaryModel,
+        progress: Progress,
+    ) -> bool:
+        """Decide on results for all calls that show them; whether that was kept."""
+        deciding: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        keys = [(session, one.handle) for one in results]
+        self._deciding |= dict.fromkeys(keys, deciding)
+        call_id = None
+        try:
+            said = dict.fromkeys((one.handle for one in results), EXTRACT)
+            said |= await self._asked(messages, results, session, model, progress)
+            is_kept = await self._results.decide(said, session)
+            call_id = progress.incoming.call_id
+            return is_kept
+        finally:
+            for key in keys:
+                del self._deciding[key]
+            deciding.set_result(call_id)
 
     async def _asked(
         self,
@@ -71,9 +110,14 @@ class ResultSummaries:
             if text is not None and is_good:
                 said[one.handle] = text
             notes.append(note if is_good or text is None else f"none: {note} was answered with more than was asked for")
-        if notes:
-            progress.notes["result_summaries"] = "; ".join(notes)
+        _note(progress, notes)
         return said
+
+
+def _note(progress: Progress, said: Sequence[str]) -> None:
+    before = progress.notes.get("result_summaries")
+    if said:
+        progress.notes["result_summaries"] = "; ".join([*([before] if before else []), *said])
 
 
 def _allowed(model: SummaryModel, standings: Sequence[Standing]) -> tuple[int | None, int]:

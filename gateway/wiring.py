@@ -14,10 +14,12 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from urllib.parse import urlsplit
 
-from gateway import catalog, config
+from gateway import __version__, catalog, config
 from gateway.budgeting import Budgets
 from gateway.calls import SessionPolicy
 from gateway.core.counting.cache import CountCache
@@ -27,12 +29,14 @@ from gateway.core.ids import call_id
 from gateway.core.ports import Observer, Store, Upstream
 from gateway.core.retrying import BreakerPolicy, RetryPolicy
 from gateway.core.routing import ModelFacts, Route, Routes
+from gateway.core.signing import signing_key
 from gateway.core.spending import KeyBudget
 from gateway.counters.registry import Counters, is_dotted_path
 from gateway.inspection import Inspector
 from gateway.pipeline import Gateway
 from gateway.planning import Planner
 from gateway.policies import (
+    agents_of,
     budget_policy,
     context_policy,
     limits_of,
@@ -44,11 +48,15 @@ from gateway.policies import (
 from gateway.results import Results
 from gateway.server import headers
 from gateway.server.app import GatewayApp
-from gateway.server.auth import Authenticator, KeyRule, digest
+from gateway.server.auth import Access, Authenticator, KeyRule, digest
 from gateway.server.context import ContextApi
+from gateway.server.dashboard import Dashboard
 from gateway.server.endpoints import Forwarder, Limits
+from gateway.server.events import EventsApi
+from gateway.server.health import HealthApi, ProviderHealth, WorkerHealth
 from gateway.server.keyring import KeyRing
-from gateway.server.sessions import Rules, SessionsApi
+from gateway.server.metrics import MetricsApi
+from gateway.server.sessions import Rules, SessionsApi, call_json, shown_id, totals_json
 from gateway.stores.blind import Blind
 from gateway.stores.journal import Journal
 from gateway.stores.learner import Learner
@@ -56,7 +64,11 @@ from gateway.stores.leases import Leases
 from gateway.stores.memory import MemoryStore
 from gateway.stores.settler import Settler
 from gateway.stores.sqlite import SqliteStore
-from gateway.telemetry import log
+from gateway.telemetry import callbacks, log
+from gateway.telemetry.callbacks import Callbacks, Shapes
+from gateway.telemetry.metrics import Metrics, State
+from gateway.telemetry.otel import Otel
+from gateway.telemetry.webhooks import SENDERS, Target, Webhook
 from gateway.upstream import http
 from gateway.upstream import litellm as translating
 from gateway.upstream.retrying import RetryingUpstream
@@ -66,6 +78,10 @@ logger = logging.getLogger("gateway")
 _GC_THRESHOLDS = (10_000, 20, 50)
 _EXPIRE_EVERY_S = 3600.0
 _OLD_PARTS_CHECK_S = 1.0
+_STATE_EVERY_S = 2.0
+_SEES_ALL = Access(None, admin=True)
+#: in which callbacks are told what /api shows
+_SHAPES = Shapes(partial(call_json, access=_SEES_ALL), partial(shown_id, access=_SEES_ALL), totals_json)
 #: for the token counts of messages, the last ones seen
 _COUNTS_BYTES = 32 * 2**20
 
@@ -191,6 +207,7 @@ class Worker:
     """Everything one worker process holds: parts that stay (store, settler, log) and parts a reload replaces."""
 
     def __init__(self, store: Store, settings: config.Settings, load: Load) -> None:
+        own = callbacks.made(settings.callbacks.observers)
         self.store = store
         self._load = load
         journal, blind = settings.store.journal_path, Blind()
@@ -214,15 +231,26 @@ class Worker:
         self._counters = Counters()
         add_counters(self._counters, settings)
         self._estimator = estimator_of(self._counters)
-        self._observers = [self._learner, *_observers(settings)]
+        self._metrics = Metrics(config.shared_metrics()) if settings.telemetry.metrics else None
+        self._callbacks = Callbacks(own, webhooks_of(settings.callbacks.webhooks, self._metrics), _SHAPES)
+        self._observers = [self._learner, *_observers(settings), self._callbacks]
+        self._observers += [self._metrics] if self._metrics is not None else []
+        self._otel = Otel(__version__) if settings.telemetry.otel else None
+        self._observers += [self._otel] if self._otel is not None else []
         self._catalog = open_catalog(settings)
         self._ttl_s = settings.sessions.ttl_s
-        self._chores = {asyncio.create_task(self._expire())}
+        self._chores = {asyncio.create_task(self._expire()), asyncio.create_task(self._note_state())}
         self.cors_origins = settings.server.cors_origins
         self._parts = _Parts(settings, self)
         self._workers = settings.server.workers
+        self._store_url = settings.store.shown_url
         self.api = SessionsApi(store, lambda: self._parts.rules, self.reload_all)
         self.context_api = ContextApi(store, lambda: self._parts.rules)
+        self.events_api = EventsApi(store, lambda: self._parts.rules)
+        self.metrics_api = MetricsApi(lambda: self._parts.rules, self._metrics, self._state)
+        self.health_api = HealthApi(store, lambda: self._parts.rules, self._health)
+        self.dashboard = Dashboard(is_on=settings.server.dashboard)
+        self._started_at = time.time()
         # A server in a thread (tests, the demo) gets no signals.
         with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_on_signal)
@@ -231,6 +259,43 @@ class Worker:
     def forwarder(self) -> Forwarder:
         """The one in force."""
         return self._parts.forwarder
+
+    def _health(self) -> WorkerHealth:
+        """How this worker does."""
+        settings = self._parts.settings
+        return WorkerHealth(
+            version=__version__,
+            pid=os.getpid(),
+            workers=self._workers,
+            started_at=self._started_at,
+            calls=self.forwarder.running,
+            holds=self._leases.count,
+            store=self._store_url,
+            is_away=self._settler.is_away,
+            waiting=self._settler.waiting,
+            on_failure=settings.store.on_failure,
+            default_provider=settings.default_provider,
+            providers=self._parts.providers(),
+        )
+
+    def _state(self) -> State:
+        """The same in figures."""
+        health = self._health()
+        return State(
+            version=health.version,
+            started_at=health.started_at,
+            calls=health.calls,
+            holds=health.holds,
+            is_store_away=health.is_away,
+            waiting=health.waiting,
+            providers={one.name: one.state != "left_alone" for one in health.providers},
+        )
+
+    async def _note_state(self) -> None:
+        """For the other workers, any of which may be asked how all are doing."""
+        while self._metrics is not None and self._workers > 1:
+            await asyncio.sleep(_STATE_EVERY_S)
+            self._metrics.look(self._state())
 
     def reload_all(self) -> None:
         """Reload every worker: this one, or through the supervisor all of them.
@@ -304,6 +369,7 @@ class Worker:
             totals_comment=headers.totals_comment,
             new_id=new_id,
             result_model=result_model(settings, self._catalog.facts),
+            agents=agents_of(settings),
         )
 
     @property
@@ -322,7 +388,11 @@ class Worker:
         for chore in self._chores:
             chore.cancel()
         await asyncio.gather(*self._chores, return_exceptions=True)
+        await self.events_api.aclose()
         await self._parts.aclose()
+        await self._callbacks.aclose()
+        if self._otel is not None:
+            await asyncio.to_thread(self._otel.close)
         await self._leases.aclose()
         await self._settler.aclose()
         await self._learner.aclose()
@@ -332,6 +402,7 @@ class _Parts:
     """What one configuration makes of a worker."""
 
     def __init__(self, settings: config.Settings, worker: Worker) -> None:
+        self.settings = settings
         server, sessions = settings.server, settings.sessions
         routes = routes_of(settings)
         admin = settings.auth.admin_key
@@ -371,16 +442,29 @@ class _Parts:
             budget_policy(settings),
             limits.max_body,
             limits.body_timeout_s,
+            agents=agents_of(settings),
         )
         self.forwarder = Forwarder(
             worker.gateway(settings, routes, self._upstreams, self._planner), authenticator, worker.keys, limits
         )
+
+    def providers(self) -> list[ProviderHealth]:
+        """How each provider has done of late."""
+        rows = self.settings.providers
+        return [_provider_health(name, rows[name].adapter, upstream) for name, upstream in self._upstreams.items()]
 
     async def aclose(self) -> None:
         await self.forwarder.close()
         self._planner.close()
         for upstream in self._upstreams.values():
             await upstream.aclose()
+
+
+def _provider_health(name: str, adapter: str, upstream: RetryingUpstream) -> ProviderHealth:
+    left_alone_s = upstream.asked_in_s
+    if left_alone_s is not None:
+        return ProviderHealth(name, adapter, "left_alone", upstream.failures, round(left_alone_s, 1))
+    return ProviderHealth(name, adapter, "failing" if upstream.failures else "ok", upstream.failures)
 
 
 async def _retire(parts: _Parts) -> None:
@@ -401,7 +485,7 @@ def upstream_of(name: str, row: config.Provider) -> Upstream:
     return upstreams_of({name: row})[name]
 
 
-def upstreams_of(rows: Mapping[str, config.Provider]) -> dict[str, Upstream]:
+def upstreams_of(rows: Mapping[str, config.Provider]) -> dict[str, RetryingUpstream]:
     """The connections to all providers, or to none.
 
     Raises:
@@ -425,6 +509,26 @@ def upstreams_of(rows: Mapping[str, config.Provider]) -> dict[str, Upstream]:
         )
         for name, row in rows.items()
     }
+
+
+def webhooks_of(rows: Sequence[config.Webhook], metrics: Metrics | None) -> list[Webhook]:
+    """The webhooks. Needs a running event loop."""
+    return [_webhook_of(row, metrics) for row in rows]
+
+
+def _webhook_of(row: config.Webhook, metrics: Metrics | None) -> Webhook:
+    shown = urlsplit(row.url).netloc.rpartition("@")[2]
+    target = Target(
+        url=row.url,
+        shown=shown,
+        events=frozenset(row.events),
+        key=signing_key(row.secret.get_secret_value()) if row.secret is not None else None,
+        headers=[(name.encode(), value.encode()) for name, value in row.headers.items()],
+        timeout_s=row.timeout_s,
+    )
+    limits = http.Limits(row.timeout_s, row.timeout_s, row.timeout_s)
+    upstream = http.HttpUpstream(shown, row.url, limits, max_connections=SENDERS, proxy=http.proxy_for(row.url))
+    return Webhook(target, upstream, counted=metrics.sent if metrics is not None else lambda _: None)
 
 
 def translation_problems(settings: config.Settings) -> list[str]:

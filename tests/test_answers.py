@@ -8,7 +8,8 @@ import pytest
 
 from gateway.answers import MAX_WHOLE_ANSWER
 from gateway.calls import SessionPolicy
-from tests.support.fakes import SSE, STREAM, FakeReply, World
+from gateway.core.ledger import Claim
+from tests.support.fakes import KEY, SSE, STREAM, FakeReply, World
 from tests.support.scripted import DONE, chunk, usage_chunk
 
 
@@ -42,6 +43,46 @@ async def test_the_end_mark_is_out_only_after_the_settlement(world: World) -> No
                 assert piece.startswith(b": 15\n\n")
                 break
             assert world.store.settled == 0
+
+
+async def holds(world: World) -> int:
+    """Calls for which the session's account holds something."""
+    (stands,) = await world.store.standings([Claim(KEY.account)])
+    return stands.held.calls
+
+
+@pytest.mark.parametrize("headers", [SSE, [(b"content-type", b"audio/wav")]])
+async def test_a_stream_is_held_when_a_part_of_it_goes_out(world: World, headers: list[tuple[bytes, bytes]]) -> None:
+    world.upstream.answer = lambda _: FakeReply(headers=headers, pieces=[chunk("a"), chunk("b"), DONE])
+    async with world.gateway.handle(world.incoming(STREAM)) as reply:
+        assert not isinstance(reply.body, bytes)
+        assert await holds(world) == 0
+        assert await anext(aiter(reply.body)) == chunk("a")
+        assert await holds(world) == 1
+    assert await holds(world) == 0
+
+
+async def test_a_stream_that_comes_whole_is_settled_without_a_hold(world: World) -> None:
+    whole_stream = chunk("a") + usage_chunk() + DONE
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[whole_stream])
+    world.store.is_deaf = True  # whoever asks for a hold waits for a minute
+    async with world.gateway.handle(world.incoming(STREAM)) as reply:
+        assert not isinstance(reply.body, bytes)
+        pieces = [piece async for piece in reply.body]
+    assert pieces == [chunk("a") + b": 15\n\n" + DONE]
+    assert world.store.settled == 1
+
+
+async def test_a_stream_goes_on_where_the_store_goes_before_its_first_part(world: World) -> None:
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk(), DONE])
+    async with world.gateway.handle(world.incoming(STREAM)) as reply:
+        assert not isinstance(reply.body, bytes)
+        world.store.away = True
+        assert b"".join([piece async for piece in reply.body]) == chunk("a") + DONE
+    assert world.settler.is_away
+    world.store.away = False
+    await world.settler.aclose()
+    assert (await world.store.totals(KEY)).total_tokens == 15
 
 
 async def test_without_a_comment_a_stream_ends_as_the_provider_ended_it() -> None:

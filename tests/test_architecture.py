@@ -26,6 +26,7 @@ ALLOWED = {
     "policies": {"core", "config", "catalog"},
     "planning": {"core", "dialects", "stores"},
     "inspection": {"core", "dialects", "planning"},
+    "replaying": {"core", "dialects", "planning", "inspection"},
     "budgeting": {"core", "stores"},
     "decisions": {"core"},
     "results": {"core", "decisions"},
@@ -33,16 +34,20 @@ ALLOWED = {
     "addressing": {"core", "dialects", "calls"},
     "progress": {"core", "dialects", "calls", "planning", "budgeting", "results"},
     "records": {"core", "dialects", "progress"},
+    "refusals": {"core"},
+    "newest": {"core", "dialects"},
+    "stepping": {"core", "dialects", "calls", "newest", "planning", "progress", "refusals"},
     "summaries": {"core", "dialects", "addressing", "calls", "progress"},
     "result_summaries": {"core", "decisions", "results", "progress", "summaries"},
     "composing": {
         *("core", "dialects", "stores", "planning", "results", "progress", "summaries", "result_summaries"),
     },
-    "accounting": {"core", "dialects", "stores", "budgeting", "progress", "records"},
+    "accounting": {"core", "dialects", "stores", "budgeting", "progress", "records", "stepping"},
     "answers": {"core", "dialects", "upstream", "calls", "progress", "accounting"},
     "pipeline": {
         *("core", "dialects", "stores", "upstream", "planning", "budgeting", "results", "calls", "progress"),
         *("addressing", "composing", "summaries", "result_summaries", "accounting", "records", "answers"),
+        *("refusals", "stepping"),
     },
     "listing": {"core", "upstream", "calls", "addressing", "progress"},
     "server": {
@@ -50,6 +55,8 @@ ALLOWED = {
         *("planning", "budgeting", "results", "inspection", "calls", "pipeline", "listing"),
     },
     "mock": set(),
+    # what an agent copies beside itself
+    "client": set(),
 }
 #: these know every class
 ROOTS = {"wiring", "cli", "__main__"}
@@ -60,6 +67,9 @@ HOMES = {
     "yarl": ("gateway.upstream.http",),
     "pydantic": ("gateway.config",),
     "yaml": ("gateway.config",),
+    "regex": ("gateway.config.steps",),
+    "opentelemetry": ("gateway.telemetry.otel",),
+    "matplotlib": ("gateway.cli.replay",),
     "sqlite3": ("gateway.stores.sqlite",),
     "redis": ("gateway.stores.redis",),
     "hiredis": ("gateway.stores.redis.link",),
@@ -79,6 +89,7 @@ IMPURE = {"asyncio", "time", "random", "os", "socket", "sqlite3", "threading"}
 #: module -> the test that covers it, where no file mirrors it; and why
 TESTED_ELSEWHERE = {
     "core.views": "core/views/test_view.py",  # the table of formats
+    "core.steps": "core/steps/test_machine.py",  # the names of both its modules
     "core.ports": "stores/test_contract.py",  # Protocols and plain values; the contract is their test
     "stores.sums": "stores/test_contract.py",  # totals of stores that add by themselves
     # What these parts of one store are worth shows in what it keeps, on a real server.
@@ -115,8 +126,13 @@ TESTED_ELSEWHERE = {
     "policies": "e2e/test_budget_settings.py",  # each key does what it says; those of context: e2e/test_context.py
     "stores.states": "stores/test_contract.py",  # what a store gives back of a state, and of what is none
     "stores.clock": "stores/test_ledger_contract.py",  # the time that a store is given where none is injected
+    "stores.sqlite.latest": "stores/test_latest.py",
+    "telemetry.metrics.families": "telemetry/test_metrics.py",  # each is shown as it is named
+    "telemetry.metrics.exposition": "telemetry/test_metrics.py",
     "stores.sqlite.accounts": "stores/test_ledger_contract.py",
     "inspection": "server/test_context.py",
+    "server.openapi.shapes": "server/test_openapi.py",  # one document
+    "server.openapi.paths": "server/test_openapi.py",
     # What these parts of a call are worth shows in a call.
     "calls": "test_pipeline.py",
     "progress": "test_pipeline.py",

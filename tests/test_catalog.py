@@ -113,7 +113,18 @@ def test_a_configured_row_is_read_with_its_price() -> None:
     assert facts_of(Facts(window=5, price=PRICE)) == ModelFacts(
         window=5, price=price_per_million(input=Decimal(1), output=Decimal(2))
     )
+    hourly = PriceRow(input=Decimal(1), output=Decimal(2), cache_write=Decimal("1.25"), cache_write_1h=Decimal(2))
+    price = facts_of(Facts(price=hourly)).price
+    assert price is not None
+    assert (price.rates.cache_write, price.rates.cache_write_1h) == (Decimal("0.00000125"), Decimal("0.000002"))
     assert facts_of(Facts()) == ModelFacts()
+
+
+def test_the_installed_table_says_what_a_cache_of_an_hour_costs() -> None:
+    price = Catalog({}, load_litellm_table()).facts(Route("anthropic", "claude-sonnet-4-5-20250929")).price
+    assert price is not None
+    assert price.rates.cache_write is not None
+    assert price.rates.cache_write_1h == 2 * price.rates.input > price.rates.cache_write
 
 
 def test_what_the_providers_offer_is_listed_once_under_our_names() -> None:

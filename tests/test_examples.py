@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.main import get_command
 
 from gateway import config
-from gateway.core import errors
-from gateway.core.errors import ConfigError, GatewayError
-from gateway.server import headers
+from gateway.cli import app
+from gateway.core.errors import ConfigError
+from gateway.server import headers, openapi
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "config" / "examples").glob("*.yaml"))
-DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "bench" / "README.md"]
 
 
 def environment_of(example: Path) -> dict[str, str]:
@@ -128,14 +129,49 @@ def first_column(document: str, heading: str) -> list[str]:
     return [row.split("|")[1].strip().strip("`") for row in rows]
 
 
-def test_readme_names_every_response_header() -> None:
-    assert sorted(first_column("README.md", "Response headers")) == sorted(headers.EXPOSED)
+def test_the_headers_that_readme_names_exist_and_all_are_one_link_away() -> None:
+    named = first_column("README.md", "Response headers")
+    assert len(named) > 5
+    assert set(named) <= set(headers.EXPOSED)
+    assert "](docs/reference/headers.md)" in (ROOT / "README.md").read_text("utf-8")
 
 
 def test_every_header_that_is_written_is_listed() -> None:
     spelled = re.findall(r'(?<!== )b"(?:: )?(x-[a-z-]+)', Path(headers.__file__).read_text("utf-8"))
     read = {name.decode() for name in headers.DIRECTIVES}
     assert set(spelled) - read == set(headers.EXPOSED) - read
+
+
+def reference(name: str) -> str:
+    return (ROOT / "docs" / "reference" / f"{name}.md").read_text("utf-8")
+
+
+def test_the_reference_leaves_out_no_key() -> None:
+    schema = config.json_schema()
+    rows = re.findall(r"^\| `([^`]+)` \|", reference("configuration"), re.MULTILINE)
+    shown = {re.sub(r"\[\]|\.NAME", "", key) for key in rows}
+    keys = {key.replace(".*", "") for key in keys_of_schema(schema, schema)}
+    # Sections have headings; what was shown under one key is not shown again under another.
+    missing = keys - shown - set(schema["properties"])
+    assert {
+        key for key in missing if not key.startswith(("steps.conditions.not_recently_used.", "agents.steps."))
+    } == set()
+
+
+def test_the_reference_leaves_out_no_header_and_no_error() -> None:
+    asked = {*headers.READ, *(name.decode() for name in headers.DIRECTIVES)}
+    page = reference("headers")
+    assert {name for name in {*headers.EXPOSED, *asked} if f"| `{name}` |" not in page} == set()
+    page = reference("errors")
+    assert {kind.code for kind in openapi.faults() if f"| `{kind.code}` | {kind.status} |" not in page} == set()
+
+
+def test_the_reference_leaves_out_no_path_and_no_command() -> None:
+    page = reference("api")
+    assert {name for name in operations() if f"\n## {name}\n" not in page} == set()
+    page, commands = reference("commands"), getattr(get_command(app), "commands", {})
+    assert len(commands) > 10
+    assert {name for name in commands if f"\n## gateway {name}\n" not in page} == set()
 
 
 def test_the_table_of_providers_is_that_of_the_code() -> None:
@@ -152,34 +188,17 @@ def test_the_table_of_providers_is_that_of_the_code() -> None:
         assert key == shown.get(row.auth, f"{shown['bearer']}, as `{row.auth}`"), name
 
 
-def test_readme_names_every_path_of_the_api() -> None:
-    source = "".join((ROOT / f"gateway/server/{name}.py").read_text("utf-8") for name in ("sessions", "context"))
-    routes = re.findall(r'Path\("(/api/[^"]+)".*methods=\[([^\]]+)\]', source)
-    served = {
-        f"{method} {path.replace(':path', '')}" for path, methods in routes for method in re.findall("[A-Z]+", methods)
-    }
-    named = set(first_column("README.md", "HTTP API"))
-    assert named == served | {"GET /healthz", "GET /readyz"}
+def operations() -> set[str]:
+    """`GET /path` of each."""
+    paths = openapi.document()["paths"]
+    return {f"{method.upper()} {path}" for path, item in paths.items() for method in item if method != "servers"}
 
 
-def leaves(kind: type[GatewayError]) -> Iterator[type[GatewayError]]:
-    """The classes that are raised: those that no group of others is named after."""
-    for inner in kind.__subclasses__():
-        if inner.__name__.endswith("Fault"):
-            yield from leaves(inner)
-        elif inner.__module__ == GatewayError.__module__:
-            # A library that is not on the way of a call has errors of its own.
-            yield inner
-
-
-def test_the_table_of_errors_is_that_of_the_code() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text("utf-8").split("\n## Errors\n", 1)[1]
-    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| `(\w+)` \| (true|false) \|", text, re.MULTILINE)
-    known = {
-        (kind.__name__, str(kind.status), kind.code, "true" if kind.retry else "false") for kind in leaves(GatewayError)
-    }
-    assert set(rows) == known
-    assert all(hasattr(errors, name) for name, *_ in rows)
+def test_the_paths_that_readme_names_exist_and_all_are_one_link_away() -> None:
+    named = first_column("README.md", "HTTP API")
+    assert len(named) > 5
+    assert set(named) <= operations()
+    assert "](docs/reference/api.md)" in (ROOT / "README.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -188,10 +207,23 @@ def test_links_between_documents_lead_somewhere(document: Path) -> None:
     assert [target for target in targets if not (document.parent / target).exists()] == []
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, *EXAMPLES], ids=lambda path: path.name)
+#: names fields of answers, which are spelled like keys
+API = ROOT / "docs" / "reference" / "api.md"
+
+
+@pytest.mark.parametrize("document", sorted({*DOCUMENTS, *EXAMPLES} - {API}), ids=lambda path: path.name)
 def test_configuration_keys_that_a_document_names_exist(document: Path) -> None:
     schema = config.json_schema()
     known = set(keys_of_schema(schema, schema))
     sections = "|".join(name for name in schema["properties"] if name not in ("models", "providers"))
     named = re.findall(rf"`((?:{sections})\.[a-z_.]+)", document.read_text("utf-8"))
-    assert [key for key in named if key.rstrip(".") not in known] == []
+    # bench/steps.py is a file.
+    assert [key for key in named if key.rstrip(".") not in known and not key.endswith(".py")] == []
+
+
+def test_operations_names_what_opentelemetry_is_sent() -> None:
+    written = (ROOT / "gateway/telemetry/otel.py").read_text("utf-8")
+    names = set(re.findall(r'"((?:gen_ai|gateway|http|error)\.[a-z_.]+)"', written))
+    page = (ROOT / "docs/operations.md").read_text("utf-8").split("\n## OpenTelemetry\n", 1)[1].split("\n## ", 1)[0]
+    assert len(names) > 15
+    assert {name for name in names if f"`{name}`" not in page} == set()

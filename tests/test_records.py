@@ -10,6 +10,7 @@ import pytest
 from gateway.core.ports import LOST
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Need, Rate
+from gateway.core.steps import Step
 from gateway.dialects import endpoint
 from gateway.dialects.base import Answer
 from gateway.dialects.reported import Reported
@@ -43,6 +44,13 @@ async def test_times_and_sizes_stand_in_the_record(world: World) -> None:
     assert 0 <= record.overhead_s <= record.first_byte_s <= record.duration_s < 60
     assert (record.request_bytes, record.response_bytes) == (len(BODY), len(completion()))
     assert record.session == KEY
+
+
+def test_the_mode_and_the_step_of_the_call_stand_in_the_record(world: World) -> None:
+    progress = answered(world, Answer())
+    assert (records().of(progress).mode, records().of(progress).step) == (None, None)
+    progress.mode, progress.step = "table", Step("review")
+    assert (records().of(progress).mode, records().of(progress).step) == ("table", "review")
 
 
 # --- the charge ---------------------------------------------------------------------------------------------------
@@ -142,3 +150,60 @@ def test_a_call_whose_worker_is_gone_is_charged_for_what_was_sent(world: World) 
     assert record.charge is not None
     assert (record.charge.usage.total_tokens, record.charge.cost_usd) == (40, Decimal(80))
     assert record.spent.tokens == 40
+
+
+# --- what the provider says that it costs -------------------------------------------------------------------------
+
+
+def of_reporter(*reporters: str, estimate_missing: bool = True) -> Records:
+    facts = ModelFacts(price=PRICE)
+    return Records(
+        lambda _: facts, lambda: 7.0, cached_weight=1.0, estimate_missing=estimate_missing, cost_reporters=reporters
+    )
+
+
+TOLD = Decimal("0.0125")
+
+
+def test_what_a_provider_says_that_a_call_costs_is_charged_instead_of_list_prices(world: World) -> None:
+    progress = answered(world, Answer(Reported(10, 5, 15, cost_usd=TOLD)))
+    charge = of_reporter("q").of(progress).charge
+    assert charge is not None
+    assert (charge.cost_usd, charge.source, charge.usage.total_tokens) == (TOLD, "provider", 15)
+    other = of_reporter("another").of(progress).charge
+    assert other is not None
+    assert other.cost_usd == Decimal("0.000060")
+
+
+def test_a_call_that_costs_nothing_on_its_providers_word_costs_nothing(world: World) -> None:
+    charge = of_reporter("q").of(answered(world, Answer(Reported(10, 5, 15, cost_usd=Decimal(0))))).charge
+    assert charge is not None
+    assert charge.cost_usd == 0
+
+
+def test_tokens_are_estimated_and_the_cost_is_as_told_where_only_that_is_told(world: World) -> None:
+    progress = answered(world, Answer(Reported(None, None, None, cost_usd=TOLD), output_estimate=7))
+    charge = of_reporter("q").of(progress).charge
+    assert charge is not None
+    assert (charge.cost_usd, charge.source, charge.usage.output_tokens) == (TOLD, "estimated", 7)
+    uncounted = of_reporter("q", estimate_missing=False).of(progress).charge
+    assert uncounted is not None
+    assert (uncounted.cost_usd, uncounted.usage.total_tokens) == (TOLD, 0)
+
+
+# --- service tiers ------------------------------------------------------------------------------------------------
+
+
+def test_a_tier_whose_price_nobody_knows_has_no_cost_and_takes_the_standard_one_of_budgets(world: World) -> None:
+    record = records().of(answered(world, Answer(Reported(10, 5, 15), service_tier="priority")))
+    assert record.charge is not None
+    assert record.charge.cost_usd is None
+    assert record.spent.nano_usd == 60_000
+    assert 'the service tier "priority"' in record.notes["price"]
+
+
+def test_a_tier_that_is_no_dearer_costs_the_standard_price(world: World) -> None:
+    record = records().of(answered(world, Answer(Reported(10, 5, 15), service_tier="default")))
+    assert record.charge is not None
+    assert record.charge.cost_usd == Decimal("0.000060")
+    assert "price" not in record.notes

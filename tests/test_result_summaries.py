@@ -282,3 +282,115 @@ async def test_a_conversation_that_is_cut_to_what_is_left_leaves_room_for_its_su
         reply, _ = await summing.call(summing.incoming(body, directives=Directives(mode="summary")))
         assert reply.status == 200
         assert reply.mode == "summary"
+
+
+# --- calls side by side -------------------------------------------------------------------------------------------
+
+
+class Gate(FakeReply):
+    """A summary that is made once it is let through."""
+
+    opened: asyncio.Event
+
+    @classmethod
+    def until(cls, opened: asyncio.Event) -> Gate:
+        gate = cls()
+        gate.opened = opened
+        return gate
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        await self.opened.wait()
+        yield written(SAID)
+
+
+async def begin(summing: SummingWorld, *results: str) -> asyncio.Task[list[str]]:
+    """A turn that runs, as far as it comes by itself."""
+    task = asyncio.create_task(shown_to(summing, *results))
+    for _ in range(60):
+        await asyncio.sleep(0.001)
+    return task
+
+
+async def shown_to(summing: SummingWorld, *results: str) -> list[str]:
+    """What the model is shown of these results, whatever is sent besides."""
+    body = json.dumps({"model": "m", "max_tokens": len(results) + 20, "messages": messages(*results)}).encode()
+    incoming = summing.incoming(body, directives=Directives(mode="summary"))
+    reply, _ = await summing.call(incoming)
+    assert reply.status == 200
+    of_this = [request for request in summing.upstream.sent if not is_for_a_summary(request)]
+    bodies = [json.loads(request.body)["messages"] for request in of_this]
+    tools = [[message["content"] for message in body if message["role"] == "tool"] for body in bodies]
+    return next(contents for contents in tools if len(contents) == len(results))
+
+
+async def test_calls_side_by_side_share_one_summary_of_a_result(summing: SummingWorld) -> None:
+    opened = asyncio.Event()
+    summing.answer = lambda _: Gate.until(opened)
+    first = await begin(summing, *logs(1))
+    others = [await begin(summing, *logs(1)) for _ in range(2)]
+    opened.set()
+    shown = await asyncio.gather(first, *others)
+    assert len(summing.asked) == 1
+    assert shown == [shown[0]] * 3
+    assert shown[0][0].startswith(SAID)
+    summary, *calls = sorted(
+        (record for record, _ in summing.recorder.records), key=lambda one: one.operation == "chat"
+    )
+    notes = sorted(call.notes["result_summaries"] for call in calls)
+    assert notes == [*[f"asked for by call {summary.notes['for']}"] * 2, f"call {summary.call_id}"]
+
+
+async def test_a_call_asks_itself_for_what_no_other_is_asking_for(summing: SummingWorld) -> None:
+    opened = asyncio.Event()
+    summing.answer = lambda _: Gate.until(opened)
+    first = await begin(summing, *logs(1))
+    second = await begin(summing, *logs(2))
+    assert len(summing.asked) == 2, "it does not wait before it asks"
+    opened.set()
+    assert [text.startswith(SAID) for text in [*await first, *await second]] == [True] * 3
+    assert len(summing.asked) == 2
+
+
+async def test_where_the_asking_call_is_cut_the_next_one_asks(summing: SummingWorld) -> None:
+    opened = asyncio.Event()
+    summing.answer = lambda _: Gate.until(opened)
+    first = await begin(summing, *logs(1))
+    others = [await begin(summing, *logs(1)) for _ in range(2)]
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    opened.set()
+    shown = await asyncio.wait_for(asyncio.gather(*others), 20)
+    assert [text[0].startswith(SAID) for text in shown] == [True, True]
+    assert len(summing.asked) == 2
+
+
+async def test_a_waiting_call_that_is_cut_takes_nothing_from_the_others(summing: SummingWorld) -> None:
+    opened = asyncio.Event()
+    summing.answer = lambda _: Gate.until(opened)
+    first = await begin(summing, *logs(1))
+    second, third = await begin(summing, *logs(1)), await begin(summing, *logs(1))
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    opened.set()
+    shown = await asyncio.wait_for(asyncio.gather(first, third), 20)
+    assert [text[0].startswith(SAID) for text in shown] == [True, True]
+    assert len(summing.asked) == 1
+
+
+async def test_where_the_asking_call_has_no_summary_those_that_wait_do_without_too(summing: SummingWorld) -> None:
+    opened = asyncio.Event()
+
+    class Empty(Gate):
+        async def chunks(self) -> AsyncIterator[bytes]:
+            await self.opened.wait()
+            yield b"no answer"
+
+    summing.answer = lambda _: Empty.until(opened)
+    first, second = await begin(summing, *logs(1)), await begin(summing, *logs(1))
+    opened.set()
+    shown = await asyncio.gather(first, second)
+    assert shown[0] == shown[1]
+    assert shown[0][0].startswith("run 0")
+    assert len(summing.asked) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from gateway.cli import demo, inspect, keys, models, serve, sessions, setup
+from gateway.cli import demo, env, inspect, keys, models, replay, serve, sessions, setup, top
 
 app = typer.Typer(
     name="gateway",
@@ -21,6 +21,9 @@ app.command("schema")(setup.schema)
 app.command("count")(inspect.count)
 app.command("trim")(inspect.trim)
 app.command("models")(models.models)
+app.command("env")(env.env)
+app.command("top")(top.top)
+app.command("replay")(replay.replay)
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(keys.app, name="keys")
 

@@ -29,6 +29,7 @@ def count(  # noqa: PLR0917  # typer makes an option of each
     model: ModelName = None,
     wire: WireName = None,
     items: Annotated[bool, typer.Option("--items", help="Also the tokens of each message.")] = False,
+    tools: Annotated[bool, typer.Option("--tools", help="Also the tokens of each tool's results.")] = False,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -39,7 +40,8 @@ def count(  # noqa: PLR0917  # typer makes an option of each
 
     async def work(inspector: Inspector) -> dict[str, Any]:
         _, asked = inspector.read(content, model=model, wire=_known_wire(wire))
-        return await inspector.count(asked, Remembered(), items=items)
+        show = [name for name, is_asked in (("items", items), ("tools", tools)) if is_asked]
+        return await inspector.count(asked, Remembered(), show)
 
     found = _inspected(config, work)
     if as_json:
@@ -56,6 +58,11 @@ def count(  # noqa: PLR0917  # typer makes an option of each
         rows.append(("context budget", f"{found['budget']:,}", ""))
     typer.echo(f"{found['model']} at {found['provider']} · {found['wire']} · counted with {found['counter']}", err=True)
     print_table(("part", "tokens", ""), rows, right=("tokens",))
+    if tools:
+        typer.echo("")
+        weights = found["tools"].items()
+        by_tool = [(name, f"{weight['results']:,}", f"{weight['result_tokens']:,}") for name, weight in weights]
+        print_table(("tool", "results", "tokens"), by_tool, right=("results", "tokens"))
     if items:
         typer.echo("")
         listed = [(str(item["index"]), item["role"], f"{item['tokens']:,}") for item in found["items"]]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,8 +100,24 @@ def _run(loaded: Loaded, file: Path | None, flags: dict[str, object]) -> None:
     if server.workers > 1:
         _try_store(settings)
     port = listener.getsockname()[1]
-    if not serving.run(options, listener, lambda: typer.echo(banner(loaded, port), err=True)):
+    with _shared_metrics(settings):
+        is_done = serving.run(options, listener, lambda: typer.echo(banner(loaded, port), err=True))
+    if not is_done:
         raise typer.Exit(Exit.FAILED)
+
+
+@contextlib.contextmanager
+def _shared_metrics(settings: Settings) -> Iterator[None]:
+    """A folder in which several workers keep their figures for each other."""
+    from gateway import config
+
+    if settings.server.workers == 1 or not settings.telemetry.metrics:
+        config.share_metrics(None)
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="gateway-metrics-") as folder:
+        config.share_metrics(Path(folder))
+        yield
 
 
 def _try_store(settings: Settings) -> None:
@@ -138,6 +156,8 @@ def banner(loaded: Loaded, port: int) -> str:
         lines.append(f"  clients   {', '.join(key.name for key in settings.auth.keys)}")
     lines.append(f"  try       export OPENAI_BASE_URL={url}/v1")
     lines.append(f"            export ANTHROPIC_BASE_URL={url}")
+    if settings.server.dashboard:
+        lines.append(f"  dashboard {url}/ui")
     return "\n".join(lines)
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _UNITS = ("tokens", "usd", "calls")
+#: what a session is shown with beside its facts
+_IN_TABLES = ("recent_tools", "tools", "last_calls")
 
 app = typer.Typer(help="Sessions: totals, calls, reset, delete.", invoke_without_command=True)
 
@@ -77,7 +79,7 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
     """Show one session and its last calls."""
     from gateway.policies import budget_policy
     from gateway.server.auth import Access
-    from gateway.server.sessions import call_json, session_json, standings_of
+    from gateway.server.sessions import call_json, session_json, session_tools_json, standings_of
 
     key, everything = _key(session), Access(None, admin=True)
     policy = budget_policy(load(config).settings)
@@ -86,9 +88,14 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
         view = await opened.session(key)
         if view is None:
             return None
-        calls = [call_json(record, everything) for record in await opened.calls(key, 20)]
+        records = await opened.calls(key, 20)
         (stands,) = await standings_of(opened, [key], policy)
-        return {**session_json(view, everything, stands), "last_calls": calls}
+        calls = [call_json(record, everything) for record in records]
+        return {
+            **session_json(view, everything, stands),
+            **session_tools_json(view, records),
+            "last_calls": calls,
+        }
 
     found = with_store(config, store, read)
     if found is None:
@@ -98,6 +105,10 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
         return
     print_table(("", ""), [[name, value] for name, value in _facts(found)])
     typer.echo()
+    if found["tools"]:
+        numbers = ("calls", "results in its context", "tokens")
+        print_table(("tool", *numbers), [_tool_row(*one) for one in found["tools"].items()], right=numbers)
+        typer.echo()
     columns = ("started", "model", "status", "outcome", "input", "output", "usage", "tools", "ms")
     print_table(columns, [_call_row(row) for row in found["last_calls"]], right=("input", "output", "ms"))
 
@@ -198,13 +209,15 @@ def with_store(file: Path | None, url: str | None, work: Callable[[Store], Await
 
 def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in found.items():
+        if name in _IN_TABLES:
+            continue
         if name == "budget" and isinstance(value, dict):
             yield from _budget_facts(value)
         elif isinstance(value, dict):
             prefix = "" if name == "cumulative_token_usage" else f"{name} "
             yield from ((prefix + part, f"{number:,}") for part, number in value.items())
-        elif name != "last_calls":
-            yield name, "?" if value is None else str(value)
+        else:
+            yield name, {"budget": "none"}.get(name, "?") if value is None else str(value)
 
 
 def _budget_said(budget: dict[str, Any] | None) -> str:
@@ -246,6 +259,10 @@ def _left(budget: dict[str, Any] | None) -> str:
     if budget is None:
         return ""
     return f"{budget['remaining']:,}" if budget["tokens"] is not None else f"{1 - budget['used_fraction']:.0%}"
+
+
+def _tool_row(name: str, use: dict[str, int]) -> list[str]:
+    return [name, *(f"{use[part]:,}" for part in ("calls", "results", "result_tokens"))]
 
 
 def _call_row(row: dict[str, Any]) -> list[str]:

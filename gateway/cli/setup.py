@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, print_json, stop
+
+if TYPE_CHECKING:
+    from gateway.config import Settings
 
 
 def check(
@@ -21,6 +24,7 @@ def check(
     from gateway import config as configuration
     from gateway.core.errors import ConfigError
     from gateway.counters.registry import Counters
+    from gateway.telemetry import callbacks
     from gateway.wiring import add_counters, translation_problems
 
     problems: list[str] = []
@@ -31,10 +35,12 @@ def check(
         configuration.families()
         configuration.refuse_open_door(loaded.settings)
         add_counters(Counters(), loaded.settings)
+        callbacks.made(loaded.settings.callbacks.observers)
     except ConfigError as error:
         problems = error.problems
     else:
         notes.append(f"read {loaded.file or 'built-in defaults'}")
+        notes += _steps_of(loaded.settings)
         problems += translation_problems(loaded.settings)
         if online:
             from gateway.cli.online import probe
@@ -51,6 +57,17 @@ def check(
         if not problems:
             typer.echo("no problems", err=True)
     raise typer.Exit(Exit.PROBLEMS if problems else Exit.DONE)
+
+
+def _steps_of(settings: Settings) -> list[str]:
+    """What agents have steps, and which."""
+    agents = {name: agent.steps for name, agent in settings.agents.items()}
+    if settings.steps:
+        agents = {"calls whose agent is not named": settings.steps, **agents}
+    return [
+        f"{name}: {len(steps)} step{'s' * (len(steps) > 1)}, {', '.join(step.name for step in steps)}"
+        for name, steps in agents.items()
+    ]
 
 
 def init(file: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("gateway.yaml")) -> None:

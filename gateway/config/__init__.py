@@ -1,5 +1,6 @@
 """gateway.yaml -> frozen `Settings`."""
 
+from gateway.config.callbacks import Callbacks, Webhook
 from gateway.config.load import (
     Loaded,
     built_in_providers,
@@ -12,6 +13,8 @@ from gateway.config.load import (
     model_facts,
     pass_on,
     refuse_open_door,
+    share_metrics,
+    shared_metrics,
     template,
 )
 from gateway.config.schema import (
@@ -26,9 +29,12 @@ from gateway.config.schema import (
     duration,
     json_schema,
 )
+from gateway.config.steps import AgentSteps, StepCondition, StepRow, matcher
 
 __all__ = [
     "BUILT_IN_ROUTES",
+    "AgentSteps",
+    "Callbacks",
     "Context",
     "Facts",
     "KeyBudget",
@@ -37,6 +43,9 @@ __all__ = [
     "PriceRow",
     "Provider",
     "Settings",
+    "StepCondition",
+    "StepRow",
+    "Webhook",
     "built_in_providers",
     "data_folder",
     "duration",
@@ -46,8 +55,11 @@ __all__ = [
     "key_budget",
     "load",
     "load_passed_on",
+    "matcher",
     "model_facts",
     "pass_on",
     "refuse_open_door",
+    "share_metrics",
+    "shared_metrics",
     "template",
 ]

@@ -32,6 +32,7 @@ _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _KIND: Final = re.compile(r"literal\[.*\]|constrained-(?:int|float|str)")
 _ENV_PREFIX: Final = "GATEWAY_"
 _FLAGS_VARIABLE: Final = "_GATEWAY_FLAGS"
+_METRICS_VARIABLE: Final = "_GATEWAY_METRICS"
 #: sections that hold no secret, where a complaint may show the number it is about
 _SHOWN_SECTIONS: Final = frozenset({"server", "context", "sessions", "telemetry"})
 #: what `built_in_providers` may read where it comes from the environment
@@ -68,6 +69,7 @@ def load(
     env = os.environ if environment is None else environment
     path = _find(file, env) if search or file else None
     raw = _string_keys(_read_yaml(path)) if path is not None else {}
+    raw = _with_agents(raw, path.parent if path is not None else Path())
     built_in = _read_yaml(data_folder() / "providers.yaml")
     for dotted, value in {**_overrides(raw, built_in, env), **(flags or {})}.items():
         _set(raw, dotted.split("."), value)
@@ -82,7 +84,7 @@ def load(
         problems += _unknown_providers(merged)
     else:
         problems += _unknown_providers(merged) + _unshared_store(settings)
-        problems += _served_by_nobody(settings)
+        problems += _served_by_nobody(settings) + _unknown_agents(settings)
     if problems:
         raise ConfigError(problems)
     return Loaded(settings, path, _key_sources(_with_built_in(raw, built_in).get("providers"), env))
@@ -105,6 +107,19 @@ def pass_on(loaded_from: Path | None, flags: Mapping[str, object]) -> None:
     if loaded_from is not None:
         os.environ["GATEWAY_CONFIG"] = str(loaded_from)
     os.environ[_FLAGS_VARIABLE] = json.dumps(flags)
+
+
+def share_metrics(folder: Path | None) -> None:
+    """Leave word for worker processes of where they keep their figures for each other; None: there is one worker."""
+    os.environ.pop(_METRICS_VARIABLE, None)
+    if folder is not None:
+        os.environ[_METRICS_VARIABLE] = str(folder)
+
+
+def shared_metrics() -> Path | None:
+    """What `share_metrics` said."""
+    folder = os.environ.get(_METRICS_VARIABLE)
+    return Path(folder) if folder else None
 
 
 def load_passed_on() -> Loaded:
@@ -280,6 +295,28 @@ def _with_built_in(own: dict[str, Any], built_in: Mapping[str, Any]) -> dict[str
     return {**own, "providers": merged}
 
 
+def _with_agents(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The configuration with what stands in the files of agents, which are looked for beside it."""
+    agents = raw.get("agents")
+    if not isinstance(agents, dict):
+        return raw
+    read = {
+        name: _string_keys(_read_yaml(folder / Path(value).expanduser())) if isinstance(value, str) else value
+        for name, value in agents.items()
+    }
+    return {**raw, "agents": read}
+
+
+def _unknown_agents(settings: Settings) -> list[str]:
+    """References to agents that do not exist."""
+    return [
+        f"models[{index}].agent: there is no such agent{_did_you_mean(row.agent, settings.agents)}; "
+        f"configured: {', '.join(settings.agents) or 'none'}"
+        for index, row in enumerate(settings.models)
+        if row.agent is not None and row.agent not in settings.agents
+    ]
+
+
 def _addressed(block: Mapping[str, Any]) -> dict[str, Any]:
     """A built-in provider; without its address where nobody has named the host."""
     return {key: value for key, value in block.items() if key != "base_url" or not value.startswith("/")}
@@ -395,6 +432,13 @@ def _served_by_nobody(settings: Settings) -> list[str]:
         (f"models[{index}].fallback[{place}]", name)
         for index, row in enumerate(settings.models)
         for place, name in enumerate(row.fallback)
+    ]
+    named += [(f"steps[{at}].model", step.model) for at, step in enumerate(settings.steps) if step.model is not None]
+    named += [
+        (f"agents.{name}.steps[{at}].model", step.model)
+        for name, agent in settings.agents.items()
+        for at, step in enumerate(agent.steps)
+        if step.model is not None
     ]
     if settings.budget.summary_model is not None:
         named.append(("budget.summary_model", settings.budget.summary_model))

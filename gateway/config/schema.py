@@ -6,13 +6,17 @@ import hashlib
 import re
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
+from gateway.config.callbacks import Callbacks
+from gateway.config.section import Section as _Section
+from gateway.config.steps import AgentSteps, StepRow, check_steps
 from gateway.core import redis_url
 from gateway.core.identity import is_valid
 from gateway.core.ports import is_reserved
+from gateway.core.steps import DEFAULT_AGENT
 
 _DURATION: Final = re.compile(r"(\d+)([smhd])\Z")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -35,38 +39,6 @@ def duration(text: str) -> int:
     return int(match[1]) * _SECONDS[match[2]]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, str_strip_whitespace=True, allow_inf_nan=False
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_meant(cls, value: Any) -> Any:
-        """Without `server:` with nothing below, as it is left when all its keys are commented out."""
-        if not isinstance(value, dict):
-            return value
-        return {
-            key: "off" if inner is False and cls._can_be_off(key) else inner
-            for key, inner in value.items()
-            if inner is not None or not cls._is_section(key)
-        }
-
-    @classmethod
-    def _can_be_off(cls, key: object) -> bool:
-        """YAML reads a bare `off` as false."""
-        field = cls.model_fields.get(key) if isinstance(key, str) else None
-        return field is not None and any(
-            "off" in get_args(kind) for kind in (field.annotation, *get_args(field.annotation))
-        )
-
-    @classmethod
-    def _is_section(cls, key: object) -> bool:
-        field = cls.model_fields.get(key) if isinstance(key, str) else None
-        kind = field.annotation if field is not None else None
-        return get_origin(kind) in (dict, tuple) or (isinstance(kind, type) and issubclass(kind, _Section))
-
-
 class Server(_Section):
     """Where the gateway listens and what it takes."""
 
@@ -80,9 +52,14 @@ class Server(_Section):
     body_timeout_s: Positive = Field(30, description="Longest silence while a body is being sent.")
     write_timeout_s: Positive = Field(60, description="How long a client may take nothing of an answer that is sent.")
     cors_origins: tuple[str, ...] = Field(
-        (), description="Web pages of these origins may call, as https://app.example; our response headers are exposed."
+        (),
+        description="Web pages of these origins may call, as https://app.example; our response headers are exposed, "
+        "and those of OpenAI and Anthropic.",
     )
     shutdown_grace_s: float = Field(30, ge=0, description="Time that running calls get when the gateway is stopped.")
+    dashboard: bool = Field(
+        default=True, description="A page at /ui that shows sessions and calls to whoever may see them."
+    )
 
     @field_validator("cors_origins")
     @classmethod
@@ -108,7 +85,7 @@ class KeyBudget(_Section):
     tokens: int | None = Field(None, ge=0, le=2**53, description="Tokens.")
     usd: Decimal | None = Field(None, ge=0, le=9_000_000, description="US dollars.")
     calls: int | None = Field(None, ge=0, le=2**53, description="Calls.")
-    window: str | None = Field(None, description="The budget refills after 1h, 1d, …; null: it is for the key's life.")
+    window: str | None = Field(None, description="The budget refills after 1h, 1d, …; null: it is for life.")
 
     @field_validator("window")
     @classmethod
@@ -243,7 +220,7 @@ class Provider(_Section):
         ge=0,
         le=10,
         description="How often it is asked again before the first byte of an answer: where no connection came about, "
-        "and at 429, 502, 503 and 529. A Retry-After of up to 30 s is obeyed.",
+        "and at 429, 502, 503, 521, 523 and 529. A Retry-After of up to 30 s is obeyed.",
     )
     breaker: Breaker = Field(Breaker(), description="When it is left alone for a while.")
     max_connections: int = Field(1024, ge=1, description="Connections to it from one worker.")
@@ -252,6 +229,16 @@ class Provider(_Section):
     limit_field: Literal["max_tokens", "max_completion_tokens"] = Field(
         "max_tokens",
         description="How an output limit is named that a budget sets in a chat call without one.",
+    )
+    allowed_tools: bool = Field(
+        default=False,
+        description="Whether tool_choice may name some of the tools (allowed_tools, as OpenAI has it): then a step "
+        "narrows a request without changing its list of tools, and so keeps the provider's prompt cache.",
+    )
+    reports_cost: bool = Field(
+        default=False,
+        description="Its usage says what a call costs, in USD, as OpenRouter writes it (usage.cost): that is charged "
+        "instead of list prices. Not read with adapter litellm.",
     )
 
     @field_validator("litellm")
@@ -314,10 +301,11 @@ class Provider(_Section):
 class PriceRow(_Section):
     """USD per million tokens."""
 
-    input: Decimal = Field(ge=0)
-    output: Decimal = Field(ge=0)
-    cache_read: Decimal | None = Field(None, ge=0)
-    cache_write: Decimal | None = Field(None, ge=0)
+    input: Decimal = Field(ge=0, description="Of input tokens.")
+    output: Decimal = Field(ge=0, description="Of output tokens.")
+    cache_read: Decimal | None = Field(None, ge=0, description="Of input tokens read from a cache; null: as input.")
+    cache_write: Decimal | None = Field(None, ge=0, description="Of input tokens put into a cache; null: as input.")
+    cache_write_1h: Decimal | None = Field(None, ge=0, description="Of those kept for an hour; null: as cache_write.")
 
 
 class Facts(_Section):
@@ -347,7 +335,12 @@ class Model(Facts):
         (),
         max_length=7,
         description="Models, as calls name them, to be called in this order where no provider of this one answers: it "
-        "is not reached, is silent, or says 429, 500, 502, 503, 504 or 529, or the request is too long for it.",
+        "is not reached, is silent, or says 429, 500, 502, 503, 504, 520 to 524 or 529, or that the request is too "
+        "long or too large (413).",
+    )
+
+    agent: str | None = Field(
+        None, description="The agent, out of agents:, whose steps its calls take; whatever x-session-agent says."
     )
 
     @field_validator("provider")
@@ -585,6 +578,14 @@ class Telemetry(_Section):
     """What the gateway tells of itself."""
 
     log: Log = Field(Log(), description="The log on stderr.")
+    metrics: bool = Field(
+        default=True,
+        description="Figures for Prometheus at /metrics, for the admin key, or where none is set this machine.",
+    )
+    otel: bool = Field(
+        default=False,
+        description="Spans and metrics over OTLP, as the OTEL_* variables say; needs the extra [otel].",
+    )
 
 
 class Settings(_Section):
@@ -599,8 +600,32 @@ class Settings(_Section):
     context: Context = Field(Context(), description="How requests are made to fit their context budget.")
     sessions: Sessions = Field(Sessions(), description="How calls are put together to sessions.")
     budget: Budget = Field(Budget(), description="What a session may spend.")
+    steps: tuple[StepRow, ...] = Field(
+        (), description="Steps of calls whose agent is not named: which tools may be called when. See docs/steps.md."
+    )
+    agents: dict[str, AgentSteps] = Field(
+        {},
+        description="Agents with steps of their own, by name: `steps:`, or the path of a file that holds it. A call is "
+        "an agent's by its route (models[].agent), or by the header x-session-agent.",
+    )
     store: StoreSettings = Field(StoreSettings(), description="Where sessions are kept.")
-    telemetry: Telemetry = Field(Telemetry(), description="Log.")
+    telemetry: Telemetry = Field(Telemetry(), description="Log and metrics.")
+    callbacks: Callbacks = Field(Callbacks(), description="Who else is told of calls. See docs/callbacks.md.")
+
+    @field_validator("steps")
+    @classmethod
+    def _steps(cls, value: tuple[StepRow, ...]) -> tuple[StepRow, ...]:
+        return check_steps(value)
+
+    @field_validator("agents")
+    @classmethod
+    def _agents(cls, value: dict[str, AgentSteps]) -> dict[str, AgentSteps]:
+        for name in value:
+            if not is_valid(name) or name == DEFAULT_AGENT:
+                raise ValueError(
+                    f"the name of an agent has 1-255 characters of A-Z a-z 0-9 . _ : - ; {name!r} does not do"
+                )
+        return value
 
 
 #: routes every installation has, after the configured ones

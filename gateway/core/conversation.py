@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES, Message, Sketch, digest, encode, keys_of, marked_of, sketch
 
@@ -45,8 +45,7 @@ class Item:
     key: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(NamedTuple):
     """Items `start` to `stop - 1`: a call and its results, or a single message."""
 
     start: int
@@ -216,12 +215,13 @@ def _spans(sketches: Sequence[Sketch]) -> Iterator[tuple[int, int]]:
     while start < len(sketches):
         stop = start + 1
         if sketches[start].calls:
-            stop = _answered(sketches, stop, Counter(sketches[start].calls))
+            calls = sketches[start].calls
+            stop = _answered(sketches, stop, Counter(calls) if len(calls) > 1 else dict.fromkeys(calls, 1))
         yield start, stop
         start = stop
 
 
-def _answered(sketches: Sequence[Sketch], stop: int, waiting: Counter[str]) -> int:
+def _answered(sketches: Sequence[Sketch], stop: int, waiting: dict[str, int]) -> int:
     """Where the results of calls end. A result among them that answers no call, or cannot be read, stays with them."""
     while stop < len(sketches) and waiting:
         answers = sketches[stop].answers

@@ -108,6 +108,12 @@ class PayloadTooLarge(RequestFault):
     anthropic_type = "request_too_large"
 
 
+class ToolNotAllowed(RequestFault):
+    """The step that the session is in, or the sequence of that step, does not go together with the tools offered."""
+
+    code = "tool_not_allowed"
+
+
 class BudgetFault(RequestFault):
     """A budget does not allow the call. `budget` holds the arithmetic."""
 

@@ -30,7 +30,7 @@ _PRIVATE: Final = frozenset(
 _OURS: Final = frozenset(
     {
         b"x-session-id", b"x-parent-session-id", b"x-session-budget-tokens", b"x-session-budget-usd",
-        b"x-context-budget", b"x-context-trim", b"x-response-mode", b"x-request-id",
+        b"x-context-budget", b"x-context-trim", b"x-response-mode", b"x-request-id", b"x-session-agent",
     }
 )  # fmt: skip
 _NOT_SENT: Final = _HOP_BY_HOP | _PRIVATE | _OURS
@@ -53,6 +53,8 @@ class Provider:
 
     `key` empty: the caller's own credential is forwarded.
     `limit_field`: what a chat call names its answer's limit there, where it named none itself.
+    `allowed_tools`: a request may name some of its tools as those that may be called.
+    `reports_cost`: its usage says what a call costs in USD, which is charged in place of list prices.
     `guarded`: not one that another provider's keys look like, even where this one's have no known beginning.
     """
 
@@ -63,6 +65,8 @@ class Provider:
     headers: tuple[tuple[bytes, bytes], ...] = ()
     key_prefixes: tuple[str, ...] = ()
     limit_field: str = "max_tokens"
+    allowed_tools: bool = False
+    reports_cost: bool = False
     guarded: bool = False
 
     def url(self, path: str, query: str) -> str:
@@ -174,11 +178,16 @@ def response_headers(headers: Sequence[tuple[bytes, bytes]], *, unpacked: bool) 
 
 def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
     """The first value of a header; empty where it is absent."""
-    return next((value for key, value in headers if key.lower() == name), b"")
+    for key, value in headers:
+        if key.lower() == name:
+            return value
+    return b""
 
 
 def _named_by_connection(headers: Sequence[tuple[bytes, bytes]]) -> frozenset[bytes]:
     """A header that `Connection` names is hop-by-hop too (RFC 9110, section 7.6.1)."""
     named = [value for name, value in headers if name.lower() == b"connection"]
+    if not named:
+        return frozenset()
     tokens = frozenset(token.strip().lower() for value in named for token in value.split(b","))
     return tokens - {b"keep-alive", b"close"}

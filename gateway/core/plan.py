@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Any, Final, Literal
 
 from gateway.core.conversation import Conversation
@@ -112,12 +113,14 @@ class Weighed:
     expected: Corrected
     key: str
 
+    def margin(self, safety: float | None) -> int:
+        """Tokens to keep free beside those expected: as learned, or a configured factor's part."""
+        expected = self.expected
+        return expected.margin if safety is None else ceil(expected.tokens * safety) - expected.tokens
+
     def fits(self, budget: int | None, safety: float | None) -> bool:
         """Whether it is surely within the budget."""
-        if budget is None:
-            return True
-        tokens = self.expected.tokens
-        return (self.expected.safe_tokens if safety is None else tokens * safety) <= budget
+        return budget is None or self.expected.tokens + self.margin(safety) <= budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +194,12 @@ def weigh(request: Request, estimate: Estimate, learned: Learned) -> Weighed:
     return Weighed(request, estimate, expected, key)
 
 
-def as_it_came(weighed: Weighed, budget: int | None) -> Plan:
+def as_it_came(weighed: Weighed, budget: int | None, safety: float | None = None) -> Plan:
     """The plan that changes nothing."""
-    return Plan(_record(weighed, weighed, budget), weighed.expected.safe_tokens)
+    return Plan(_record(weighed, weighed, budget, safety), weighed.expected.safe_tokens)
 
 
-def _record(came: Weighed, sent: Weighed, budget: int | None) -> ContextRecord:
+def _record(came: Weighed, sent: Weighed, budget: int | None, safety: float | None) -> ContextRecord:
     return ContextRecord(
         tokens=sent.expected.tokens,
         original_tokens=came.expected.tokens,
@@ -207,6 +210,8 @@ def _record(came: Weighed, sent: Weighed, budget: int | None) -> ContextRecord:
         key=sent.key,
         estimate=sent.estimate.tokens,
         follows=sent.expected.follows,
+        tool_weights=sent.estimate.context.tools,
+        margin=sent.margin(safety),
     )
 
 
@@ -284,7 +289,7 @@ def _decided(case: _Case, room: Room) -> Plan:
         needs = _needs(wanted.passage, room.policy.summary, case.scales.estimator)
     if needs is None:
         return _roomy(case, replace(room, use="off"))
-    return replace(as_it_came(case.came, room.budget), needs=needs)
+    return replace(as_it_came(case.came, room.budget, room.policy.safety), needs=needs)
 
 
 def _needs(passage: Passage, model: SummaryModel | None, estimator: Estimator) -> NeedsSummary | None:
@@ -370,7 +375,7 @@ def _plan(case: _Case, sent: Weighed, room: Room, fitted: Fitted, epoch: Epoch |
     if is_changed and (faults := new_faults(came.request.wire, case.view.elements, messages)):
         raise Unsound("; ".join(faults))
     record = replace(
-        _record(came, came if room.shadow else sent, room.budget),
+        _record(came, came if room.shadow else sent, room.budget, room.policy.safety),
         trimmed=fitted.actions,
         shadow=room.shadow,
         fates=case.view.fates(fitted.fates) if is_changed else (),

@@ -10,9 +10,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from gateway.core.counting.calibration import LastTurn
+from gateway.core.counting.context import ToolWeights
 from gateway.core.counting.estimate import Source
 from gateway.core.fitting.receipt import Fate
 from gateway.core.ledger import (
@@ -30,7 +31,11 @@ from gateway.core.ledger import (
     nano,
 )
 from gateway.core.session import Change, Remembered, SessionState
+from gateway.core.tools import ToolUse
 from gateway.core.usage import Charge, Totals, Usage
+
+if TYPE_CHECKING:  # it is made of what stands here
+    from gateway.core.spending import Allowance
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -72,6 +77,7 @@ class SessionView:
     last_call_at: float
     totals: Totals
     derived: bool = False
+    tools: ToolUse = field(default_factory=ToolUse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,8 @@ class ContextRecord:
         estimate: `tokens` before anything learned was added.
         follows: what was added is what this session's last turn taught.
         fates: of each message that came, in order; empty where nothing was changed.
+        tool_weights: how many results of each tool make `tool_tokens`, and their tokens.
+        margin: tokens that are kept free beside `tokens`, as these are an estimate.
     """
 
     tokens: int
@@ -105,6 +113,13 @@ class ContextRecord:
     trimmed: Mapping[str, int] = field(default_factory=dict)
     shadow: bool = False
     fates: tuple[Fate, ...] = ()
+    tool_weights: ToolWeights = field(default_factory=dict)
+    margin: int = 0
+
+    @property
+    def remaining(self) -> int | None:
+        """Input tokens that what was sent leaves of the budget; None where there is no budget."""
+        return None if self.budget is None else max(0, self.budget - self.tokens - self.margin)
 
     @property
     def saved_tokens(self) -> int:
@@ -146,6 +161,9 @@ class CallRecord:
     #: that the call is charged to, and what of it counts against their budgets
     accounts: tuple[AccountKey, ...] = ()
     spent: Amount = NOTHING
+    #: how its tool results were shown, and the step that it was made in
+    mode: str | None = None
+    step: str | None = None
 
     @property
     def last_turn(self) -> LastTurn | None:
@@ -158,6 +176,11 @@ class CallRecord:
     def saved_tokens(self) -> int:
         """Tokens that were not sent."""
         return self.context.saved_tokens if self.context is not None else 0
+
+    @property
+    def counted_tools(self) -> tuple[str, ...]:
+        """The tools its session counts: none of a call that is not charged, or whose own record may yet come."""
+        return self.tools if self.charge is not None and self.outcome != LOST else ()
 
     @property
     def surprise(self) -> int | None:
@@ -224,6 +247,30 @@ class Page:
     cursor: str | None
 
 
+#: calls that a store knows the order of, for `Store.latest`
+MOST_LATEST: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A call, and its session's totals right after it; None for a call without a session."""
+
+    call: CallRecord
+    totals: Totals | None
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """Calls in the order in which they were settled.
+
+    `cursor`: the place of the last of them, to go on from; `missed`: how many before the first are no longer known.
+    """
+
+    settled: Sequence[Settled]
+    cursor: int
+    missed: int = 0
+
+
 #: what was learned under a key until now -> what is known with one lesson more; pure, may be applied more than once
 Lesson = Callable[[bytes | None], bytes]
 
@@ -235,7 +282,8 @@ class Store(Protocol):
     async def settle(self, record: CallRecord) -> Totals:
         """Write `record` and add its charge to its session, in one step, once per `call_id`; the totals after it.
 
-        The session remembers `record.last_turn` where there is one. A record without a session or without a charge is
+        The session remembers `record.last_turn` where there is one, and the tools that its calls asked for, each call
+        once: those of a call that is taken for lost are not known. A record without a session or without a charge is
         only written. The hold of the same id is given back, and `record.spent` added to `record.accounts`. A call that
         was taken for lost when its lease ended is corrected. Durable against the end of this process when it returns.
 
@@ -369,16 +417,24 @@ class Store(Protocol):
         """Sessions of one namespace (None: of all), `sort` one of `recent`, `tokens`."""
         ...
 
-    async def calls(self, session: SessionKey, limit: int) -> Sequence[CallRecord]:
-        """A session's newest records, newest first."""
+    async def calls(self, session: SessionKey, limit: int, before: str | None = None) -> Sequence[CallRecord]:
+        """A session's newest records, newest first; `before`: of those whose call id sorts before this one."""
         ...
 
     async def call(self, namespace: str | None, request_id: str) -> CallRecord | None:
         """The newest record with this request id or call id."""
         ...
 
+    async def latest(self, after: int | None, limit: int) -> Latest:
+        """Calls of all namespaces that were settled after a place, whichever worker did it. None: from now on.
+
+        Only the last `MOST_LATEST` are known, each as its record is now: those that were deleted are left out. A call
+        that was taken for lost stands there again when it is corrected.
+        """
+        ...
+
     async def reset(self, session: SessionKey) -> bool:
-        """Set the totals to zero; False where there is no such session."""
+        """Set the totals, and what is known of its tools, to nothing; False where there is no such session."""
         ...
 
     async def delete(self, session: SessionKey) -> bool:
@@ -459,9 +515,33 @@ class Upstream(Protocol):
         ...
 
 
-class Observer(Protocol):
-    """Reads call records, changes nothing, must not block."""
+@dataclass(frozen=True, slots=True)
+class StepChange:
+    """A session's agent went to another step, or on in the sequence of the one it is in.
 
-    def record(self, call: CallRecord, totals: Totals | None) -> None:
-        """Called once per call, after it was settled. `totals`: the session's, None for a call without one."""
+    `index`: the place in that sequence, None where the step has none. `tools`: that the answer asked for. `at`: seconds
+    since the epoch.
+    """
+
+    session: SessionKey
+    agent: str
+    step_before: str | None
+    step: str | None
+    index: int | None
+    tools: tuple[str, ...]
+    at: float
+
+
+class Observer(Protocol):
+    """Is told of calls and steps, changes nothing, must not block. What one does not care for it inherits."""
+
+    def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
+        """Called once per call, after it was settled. `totals`: the session's, None for a call without one.
+
+        `left`: of the budgets that the call was charged to; None where none is limited.
+        """
         ...
+
+    def stepped(self, change: StepChange) -> None:
+        """Called after a change was kept."""
+        del change

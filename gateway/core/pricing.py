@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from decimal import Decimal, InvalidOperation
 from typing import Final
 
@@ -16,8 +16,14 @@ from gateway.core.usage import Usage
 
 _ABOVE: Final = re.compile(
     r"^(?:(input|output|cache_read_input|cache_creation_input)_(?:token_cost|cost_per_token)"
-    r"|(cache_creation_input_token_cost_above_1hr))_above_(\d+)k_tokens$"
+    r"|(cache_creation_input_token_cost_above_1hr))_above_(\d+)k_tokens(_[a-z]+)?$"
 )
+#: service tiers that the table has rates of
+_TIERS: Final = ("flex", "priority", "ultrafast", "batches")
+#: what APIs call a tier that the table calls otherwise; OpenAI renamed its priority processing
+_ALSO: Final = {"fast": "priority", "batch": "batches"}
+#: tiers that cost more than the standard one, so that its rates would be too cheap where theirs are not known
+_DEARER: Final = frozenset({"fast", "priority", "ultrafast"})
 _MILLION: Final = Decimal(1_000_000)
 
 
@@ -37,17 +43,25 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The prices of one model: its standard rates, those of other service tiers, and those of long contexts."""
+    """The prices of one model: its standard rates, those of long contexts, and the same of other service tiers."""
 
     rates: Rates
-    tiers: Mapping[str, Rates]
+    tiers: Mapping[str, Price]
     #: (input tokens above which the rates hold, rates), ascending
     above: tuple[tuple[int, Rates], ...] = ()
 
-    def rates_for(self, usage: Usage, tier: str | None) -> Rates:
-        """The rates that hold for a call of this size in this service tier."""
-        if tier is not None and tier in self.tiers:
-            return self.tiers[tier]
+    def rates_for(self, usage: Usage, tier: str | None) -> Rates | None:
+        """The rates of a call of this size in this service tier; None where it costs more and nobody knows how much.
+
+        A tier that is not known and not known to cost more (`flex`, `default`, a provider's own) has the standard ones.
+        """
+        own = self.tiers.get(tier or "") or self.tiers.get(_ALSO.get(tier or "", ""))
+        if own is not None:
+            return own.of_size(usage)
+        return None if tier in _DEARER else self.of_size(usage)
+
+    def of_size(self, usage: Usage) -> Rates:
+        """The standard rates of a call of this size."""
         rates = self.rates
         for threshold, long_rates in self.above:
             if usage.input_tokens > threshold:
@@ -55,14 +69,24 @@ class Price:
         return rates
 
 
-def cost(usage: Usage, price: Price, tier: str | None = None) -> Decimal:
+def cost(usage: Usage, price: Price, tier: str | None = None) -> Decimal | None:
+    """USD for one call; None where the rates of its service tier are not known, see `Price.rates_for`."""
+    rates = price.rates_for(usage, tier)
+    return _cost(usage, rates) if rates is not None else None
+
+
+def standard_cost(usage: Usage, price: Price) -> Decimal:
+    """USD for one call in the standard service tier."""
+    return _cost(usage, price.of_size(usage))
+
+
+def _cost(usage: Usage, rates: Rates) -> Decimal:
     """USD for one call.
 
     Cached, audio and reasoning tokens are parts of their side; each is taken out and priced on its own. Parts that
     exceed their side (Azure reports cached tokens beyond the prompt) are cut to it. Tokens in `total_tokens` that
     stand on neither side are reasoning tokens billed as output (xAI).
     """
-    rates = price.rates_for(usage, tier)
     read = min(usage.cache_read_tokens, usage.input_tokens)
     write = min(usage.cache_write_tokens, usage.input_tokens - read)
     write_1h = min(usage.cache_write_1h_tokens, write)
@@ -91,13 +115,21 @@ def price_per_million(
     output: Decimal,
     cache_read: Decimal | None = None,
     cache_write: Decimal | None = None,
+    cache_write_1h: Decimal | None = None,
 ) -> Price:
     """A price as people write it: USD per million tokens."""
 
     def scaled(value: Decimal | None) -> Decimal | None:
         return None if value is None else value / _MILLION
 
-    return Price(Rates(input / _MILLION, output / _MILLION, scaled(cache_read), scaled(cache_write)), tiers={})
+    rates = Rates(
+        input / _MILLION,
+        output / _MILLION,
+        scaled(cache_read),
+        scaled(cache_write),
+        cache_write_1h=scaled(cache_write_1h),
+    )
+    return Price(rates, tiers={})
 
 
 def price_from_table(entry: Mapping[str, object]) -> Price | None:
@@ -105,10 +137,27 @@ def price_from_table(entry: Mapping[str, object]) -> Price | None:
     rates = _rates(entry, "")
     if rates is None:
         return None
-    tiers = {
-        tier: found for tier in ("flex", "priority", "batches") if (found := _rates(entry, f"_{tier}")) is not None
-    }
-    return Price(rates, tiers, _above(entry, rates))
+    above = _above(entry, rates, None)
+    tiers: dict[str, Price] = {}
+    for tier in _TIERS:
+        own = _rates(entry, f"_{tier}")
+        if own is not None:
+            tiers[tier] = Price(own, {}, _above(entry, own, f"_{tier}"))
+    times = _times_when_fast(entry)
+    if times is not None:
+        tiers["fast"] = Price(_scaled(rates, times), {}, tuple((size, _scaled(long, times)) for size, long in above))
+    return Price(rates, tiers, above)
+
+
+def _times_when_fast(entry: Mapping[str, object]) -> Decimal | None:
+    """How many times more a call costs with `speed: fast`, whatever it is made of; Anthropic prices it so."""
+    own = entry.get("provider_specific_entry")
+    return _decimal(own.get("fast")) if isinstance(own, Mapping) else None
+
+
+def _scaled(rates: Rates, times: Decimal) -> Rates:
+    known = ((field.name, getattr(rates, field.name)) for field in fields(rates))
+    return replace(rates, **{name: rate * times for name, rate in known if rate is not None})
 
 
 def _rates(entry: Mapping[str, object], suffix: str) -> Rates | None:
@@ -139,11 +188,11 @@ _ABOVE_FIELDS: Final = {
 }
 
 
-def _above(entry: Mapping[str, object], base: Rates) -> tuple[tuple[int, Rates], ...]:
+def _above(entry: Mapping[str, object], base: Rates, suffix: str | None) -> tuple[tuple[int, Rates], ...]:
     found: dict[int, Rates] = {}
     for name, raw in entry.items():
         match = _ABOVE.match(name)
-        value = _decimal(raw) if match else None
+        value = _decimal(raw) if match and match[4] == suffix else None
         if match and value is not None:
             threshold = int(match[3]) * 1000
             found[threshold] = replace(found.get(threshold, base), **{_ABOVE_FIELDS[match[1] or match[2]]: value})

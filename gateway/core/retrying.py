@@ -9,13 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-#: statuses under which a provider says that it did nothing, and might next time
-REPEATED: Final = frozenset({429, 502, 503, 529})
+#: Statuses under which a provider says that it did nothing, and might next time. Of those that Cloudflare says for a
+#: server behind it, 521 is a connection refused and 523 no way to it; 522 may come of a request that was never
+#: acknowledged, 520 of an answer that it could not read, 524 of one that took too long: those may have been billed.
+REPEATED: Final = frozenset({429, 502, 503, 521, 523, 529})
 #: statuses at which a call goes to the next provider or model, where there is one
-FAILED: Final = frozenset({429, 500, 502, 503, 504, 529})
-#: statuses that say that a provider is not well. 429 says that it is well and busy; 500 some servers say of a request
-#: that they do not like, and one client's requests must not close the way of all others.
-_ILL: Final = frozenset({502, 503, 504, 529})
+FAILED: Final = frozenset({429, 500, 502, 503, 504, *range(520, 525), 529})
+#: says of a request that it is too large, whatever the body says: another provider may take it
+TOO_LARGE: Final = 413
+#: Statuses that say that a provider is not well. 429 says that it is well and busy; 500 and 520 some servers say of a
+#: request that they do not like, and one client's requests must not close the way of all others.
+_ILL: Final = frozenset({502, 503, 504, 521, 522, 523, 524, 529})
 #: seconds before the second try; each further wait is twice as long
 _FIRST_WAIT_S: Final = 0.5
 _LONGEST_WAIT_S: Final = 8.0

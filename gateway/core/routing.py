@@ -41,7 +41,7 @@ class ModelRule:
     """One entry of `models:`: a shell pattern, where its calls go, and facts that override the tables.
 
     `shares`: where several providers share its calls, each with its weight, `provider` the first of them; `fallback`:
-    models, as calls name them, that are called where none of these can answer.
+    models, as calls name them, that are called where none of these can answer; `agent`: whose steps its calls take.
     """
 
     match: str
@@ -50,6 +50,7 @@ class ModelRule:
     facts: ModelFacts = ModelFacts()
     shares: tuple[tuple[str, float], ...] = ()
     fallback: tuple[str, ...] = ()
+    agent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

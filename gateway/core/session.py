@@ -12,11 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gateway.core.counting.calibration import LastTurn
+from gateway.core.steps.machine import StepState
 
 #: Conversations of one session that are remembered: the agent's own, and those of a few helpers that share its id.
 MAX_EPOCHS: Final = 8
 #: Characters of all summaries of a session: each of eight conversations may have one of the usual size, of 800 tokens.
 MAX_SUMMARIES: Final = 64 * 1024
+#: agents of which a session remembers where they are in their steps
+MAX_AGENTS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +27,19 @@ class SessionState:
     """The fitted beginnings of a session's conversations, as `Epoch.to_json` gives them, by prefix; the newest last.
 
     `summaries`: the texts they refer to by id, and those that were made last. `parent`: the session that called for
-    this one, whose budgets it spends too.
+    this one, whose budgets it spends too. `steps`: where each agent is in its steps, the last
+    one that called at the end.
     """
 
     epochs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     summaries: Mapping[str, str] = field(default_factory=dict)
     parent: str | None = None
+    steps: Mapping[str, StepState] = field(default_factory=dict)
+
+    def with_step(self, agent: str, step: StepState) -> SessionState:
+        """This state with an agent somewhere else in its steps."""
+        others = {name: old for name, old in self.steps.items() if name != agent}
+        return replace(self, steps=dict([*others.items(), (agent, step)][-MAX_AGENTS:]))
 
     def with_parent(self, parent: str) -> SessionState:
         """This state with a parent; the first that was named stays."""

@@ -137,6 +137,8 @@ def rate_of(price: Price | None, input_tokens: int, tier: str | None, *, caches_
     if price is None:
         return None
     rates = price.rates_for(Usage.of(input_tokens, 0), tier)
+    if rates is None:
+        return None
     return Rate(
         _dearest(rates.input, rates.cache_write, rates.cache_write_1h if caches_1h else None, rates.audio_input),
         _dearest(rates.output, rates.audio_output, rates.reasoning),
@@ -237,10 +239,12 @@ def limit_to_set(hold: Hold, granted: Granted, need: Need) -> int | None:
 
 def is_limited(standings: Sequence[Standing], dimension: Dimension | None = None) -> bool:
     """Whether a budget is in force: in this dimension, or in any."""
-    names = DIMENSIONS if dimension is None else (dimension,)
-    return any(
-        stands.key.kind != "rate" and stands.limits.of(name) is not None for stands in standings for name in names
-    )
+    for stands in standings:
+        limits = stands.limits
+        is_any = not limits.is_none if dimension is None else limits.of(dimension) is not None
+        if is_any and stands.key.kind != "rate":
+            return True
+    return False
 
 
 def affordable_input(standings: Sequence[Standing], output: int | None, rate: Rate | None) -> int | None:

@@ -62,17 +62,18 @@ class AnthropicMessages:
         reader.whole(decode(body))
         return reader.answer()
 
-    def reader(self, call: Call, *, drop_usage: bool) -> EventReader:
+    def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
         """See `Dialect.reader`. There is no chunk of nothing but usage."""
-        del drop_usage
+        del drop_usage, input_tokens
         return MessagesReader(call.model)
 
     def error(self, fault: GatewayError, request_id: str, details: Mapping[str, object] | None = None) -> bytes:
         """See `Dialect.error`."""
         return anthropic_errors.body(fault, request_id, details)
 
-    def error_event(self, fault: GatewayError, request_id: str) -> bytes:
+    def error_event(self, fault: GatewayError, request_id: str, number: int = 0) -> bytes:
         """See `Dialect.error_event`."""
+        del number
         return anthropic_errors.event(fault, request_id)
 
 
@@ -139,7 +140,7 @@ class MessagesReader:
     def _head(self, message: dict[str, Any], *, input_side_only: bool) -> None:
         usage = message.get("usage")
         self._gathered.usage.add(usage, input_side_only=input_side_only)
-        self._gathered.head(message.get("model"), usage.get("service_tier") if isinstance(usage, dict) else None)
+        self._gathered.head(message.get("model"), _tier(usage))
 
     def _start(self, message: Any) -> None:
         self._has_begun = True
@@ -147,8 +148,9 @@ class MessagesReader:
             self._head(message, input_side_only=True)
 
     def _message_delta(self, value: dict[str, Any]) -> None:
-        self._gathered.usage.add(value.get("usage"))
-        delta = value.get("delta")
+        usage, delta = value.get("usage"), value.get("delta")
+        self._gathered.usage.add(usage)
+        self._gathered.head(None, _tier(usage) if isinstance(usage, dict) and "speed" in usage else None)
         reason = delta.get("stop_reason") if isinstance(delta, dict) else None
         if isinstance(reason, str):
             self._has_stopped = True
@@ -195,6 +197,10 @@ class MessagesReader:
         """See `EventReader.answer`."""
         return self._gathered.answer()
 
+    def next_number(self) -> int:
+        """See `EventReader.next_number`. Its events have none."""
+        return 0
+
     def cut_short(self) -> bytes:
         """See `EventReader.cut_short`. What is open ends; the usage is what is known of it by now."""
         events: list[dict[str, object]] = [] if self._has_begun else [self._empty_start()]
@@ -224,3 +230,17 @@ class MessagesReader:
             "usage": {"input_tokens": 0, "output_tokens": 0},
         }
         return {"type": "message_start", "message": message}
+
+
+def _tier(usage: Any) -> object:
+    """The service tier by whose prices a call is billed.
+
+    Anthropic's `priority` is none: it is capacity that was bought beforehand, and tokens have their standard price.
+    https://platform.claude.com/docs/en/api/service-tiers, https://platform.claude.com/docs/en/build-with-claude/fast-mode
+    """
+    if not isinstance(usage, dict):
+        return None
+    if usage.get("speed") == "fast":
+        return "fast"
+    tier = usage.get("service_tier")
+    return None if tier == "priority" else tier

@@ -83,6 +83,10 @@ class EventReader(Protocol):
         """All that was read so far."""
         ...
 
+    def next_number(self) -> int:
+        """The number of the next event, where events have numbers."""
+        ...
+
     def cut_short(self) -> bytes:
         """Events that end the stream here as one whose length limit was reached; empty where there are none."""
         ...
@@ -162,6 +166,11 @@ class StreamMeter:
         self._catch_up()
         return self._reader.answer()
 
+    def next_number(self) -> int:
+        """See `EventReader.next_number`. An event that is not whole has none."""
+        self._catch_up()
+        return self._reader.next_number()
+
     def cut_short(self) -> bytes:
         """See `EventReader.cut_short`. What had come of an event that is not whole is left out."""
         self._catch_up()
@@ -213,14 +222,18 @@ class Dialect(Protocol):
         """Read a whole answer; never raises."""
         ...
 
-    def reader(self, call: Call, *, drop_usage: bool) -> EventReader:
-        """A reader for the events of one stream; `drop_usage`: the usage chunk was not asked for by the client."""
+    def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
+        """A reader for the events of one stream.
+
+        `drop_usage`: the usage chunk was not asked for by the client; `input_tokens`: what was sent, where it was
+        weighed, should the stream be ended before it says so.
+        """
         ...
 
     def error(self, fault: GatewayError, request_id: str, details: Mapping[str, object] | None = None) -> bytes:
         """The error body in this format; `details` stand beside the message."""
         ...
 
-    def error_event(self, fault: GatewayError, request_id: str) -> bytes:
-        """The error as the last event of a stream that has begun."""
+    def error_event(self, fault: GatewayError, request_id: str, number: int = 0) -> bytes:
+        """The error as the last event of a stream that has begun; `number`: of the event, where events have one."""
         ...

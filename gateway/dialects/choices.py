@@ -26,6 +26,7 @@ class _Delta(msgspec.Struct, gc=False):
     reasoning: Any = None
     refusal: Any = None
     tool_calls: Any = None
+    function_call: Any = None
 
 
 class _Choice(msgspec.Struct, gc=False):
@@ -159,12 +160,15 @@ class ChoicesReader:
         if isinstance(part.tool_calls, list):
             for position, tool_call in enumerate(part.tool_calls):
                 self._tool_call(choice.index, position, tool_call)
+        if isinstance(part.function_call, dict):
+            self._tool_call(choice.index, 0, {"function": part.function_call})
 
     def _tool_call(self, choice: Any, position: int, tool_call: Any) -> None:
-        function = tool_call.get("function") if isinstance(tool_call, dict) else None
+        function = tool_call.get("function") or tool_call.get("custom") if isinstance(tool_call, dict) else None
         if not isinstance(function, dict):
             return
         self._gathered.weigh(function.get("arguments"))
+        self._gathered.weigh(function.get("input"))
         index = tool_call.get("index", position)
         # Two calls under one index (some hosts number every call 0) are told apart by their ids.
         self._gathered.tool(function.get("name"), f"{choice}/{index}", tool_call.get("id"))
@@ -172,6 +176,10 @@ class ChoicesReader:
     def answer(self) -> Answer:
         """See `EventReader.answer`."""
         return self._gathered.answer()
+
+    def next_number(self) -> int:
+        """See `EventReader.next_number`. Chunks have none."""
+        return 0
 
     def cut_short(self) -> bytes:
         """See `EventReader.cut_short`. A stream whose choices have all ended only lacks its end mark."""

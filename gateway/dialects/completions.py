@@ -58,9 +58,9 @@ class Completions:
         """See `Dialect.answer`."""
         return read_whole(body, COMPLETIONS_FORM)
 
-    def reader(self, call: Call, *, drop_usage: bool) -> EventReader:
+    def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
         """See `Dialect.reader`."""
-        del call
+        del call, input_tokens
         return ChoicesReader(COMPLETIONS_FORM, drop_usage=drop_usage)
 
     def error(self, fault: GatewayError, request_id: str, details: Mapping[str, object] | None = None) -> bytes:
@@ -68,7 +68,7 @@ class Completions:
         del request_id
         return openai_errors.body(fault, details)
 
-    def error_event(self, fault: GatewayError, request_id: str) -> bytes:
+    def error_event(self, fault: GatewayError, request_id: str, number: int = 0) -> bytes:
         """See `Dialect.error_event`."""
-        del request_id
+        del request_id, number
         return openai_errors.event(fault)

@@ -94,17 +94,19 @@ class OpenAIResponses:
         reader.whole(decode(body))
         return reader.answer()
 
-    def reader(self, call: Call, *, drop_usage: bool) -> EventReader:
+    def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
         """See `Dialect.reader`. There is no event of nothing but usage."""
         del drop_usage
-        return ResponsesReader(call.model, lambda: estimate(self.input_text(call)))
+        return ResponsesReader(
+            call.model, lambda: estimate(self.input_text(call)) if input_tokens is None else input_tokens
+        )
 
     def error(self, fault: GatewayError, request_id: str, details: Mapping[str, object] | None = None) -> bytes:
         """See `Dialect.error`."""
         del request_id
         return openai_errors.body(fault, details)
 
-    def error_event(self, fault: GatewayError, request_id: str) -> bytes:
+    def error_event(self, fault: GatewayError, request_id: str, number: int = 0) -> bytes:
         """See `Dialect.error_event`.
 
         The documents have the error's fields in the event itself, OpenAI's own streams in its `error`; the official
@@ -113,13 +115,13 @@ class OpenAIResponses:
         del request_id
         told = {"code": fault.code, "message": fault.message, "param": fault.param}
         nested = {"type": fault.openai_type, **told}
-        return named_event({"type": "error", **told, "sequence_number": 0, "error": nested})
+        return named_event({"type": "error", **told, "sequence_number": number, "error": nested})
 
 
 class ResponsesReader:
     """Reads the events of one stream, or one whole response.
 
-    `model`: what was asked for; `weigh_input`: estimates the request, which no event tells before the last.
+    `model`: what was asked for; `weigh_input`: what the request weighs, which no event tells before the last.
     """
 
     def __init__(self, model: str | None, weigh_input: Callable[[], int]) -> None:
@@ -241,6 +243,10 @@ class ResponsesReader:
         """See `EventReader.answer`."""
         return self._gathered.answer()
 
+    def next_number(self) -> int:
+        """See `EventReader.next_number`."""
+        return self._number + 1
+
     def cut_short(self) -> bytes:
         """See `EventReader.cut_short`. The events that end each item and say all of it again are left out."""
         self._gathered.ended("max_output_tokens")
@@ -265,7 +271,7 @@ class ResponsesReader:
         }
         events.append({"type": "response.incomplete", "response": end})
         return b"".join(
-            named_event({**event, "sequence_number": number}) for number, event in enumerate(events, self._number + 1)
+            named_event({**event, "sequence_number": number}) for number, event in enumerate(events, self.next_number())
         )
 
     def _usage(self) -> dict[str, object]:

@@ -84,9 +84,9 @@ class PassThrough:
         reader.read(body)
         return reader.answer()
 
-    def reader(self, call: Call, *, drop_usage: bool) -> EventReader:
+    def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
         """See `Dialect.reader`."""
-        del call, drop_usage
+        del call, drop_usage, input_tokens
         return PassThroughReader()
 
     def error(self, fault: GatewayError, request_id: str, details: Mapping[str, object] | None = None) -> bytes:
@@ -95,8 +95,9 @@ class PassThrough:
             return anthropic_errors.body(fault, request_id, details)
         return openai_errors.body(fault, details)
 
-    def error_event(self, fault: GatewayError, request_id: str) -> bytes:
+    def error_event(self, fault: GatewayError, request_id: str, number: int = 0) -> bytes:
         """See `Dialect.error_event`."""
+        del number
         return anthropic_errors.event(fault, request_id) if self._anthropic else openai_errors.event(fault)
 
 
@@ -151,6 +152,10 @@ class PassThroughReader:
     def answer(self) -> Answer:
         """See `EventReader.answer`."""
         return self._gathered.answer()
+
+    def next_number(self) -> int:
+        """See `EventReader.next_number`. Nothing is known of numbers here."""
+        return 0
 
     def cut_short(self) -> bytes:
         """See `EventReader.cut_short`. None is known: these streams are never cut."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Final
 
 from gateway.core.usage import MAX_TOKENS, Usage, UsageSource
@@ -36,19 +37,19 @@ _REASONING: Final = (
 _AUDIO_IN: Final = ("prompt_tokens_details.audio_tokens", "input_tokens_details.audio_tokens")
 _AUDIO_OUT: Final = ("completion_tokens_details.audio_tokens", "output_tokens_details.audio_tokens")
 # fmt: on
-_TOP_LEVEL: Final = (
-    "prompt_tokens",
-    "completion_tokens",
-    "input_tokens",
-    "output_tokens",
-    "total_tokens",
-    *(name for name in (*_CACHE_READ, *_CACHE_WRITE, *_REASONING) if "." not in name),
+_TOP_LEVEL: Final = frozenset(
+    {
+        *("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "total_tokens"),
+        *(name for name in (*_CACHE_READ, *_CACHE_WRITE, *_REASONING) if "." not in name),
+    }
 )
+#: USD for one call that nobody asks; what is above it is no cost
+_MOST_USD: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A provider's figures. A side is None where nothing was said of it."""
+    """A provider's figures. A side is None where nothing was said of it, and so is `cost_usd`, what the call costs."""
 
     input_tokens: int | None
     output_tokens: int | None
@@ -59,6 +60,12 @@ class Reported:
     audio_input_tokens: int = 0
     audio_output_tokens: int = 0
     cache_write_1h_tokens: int = 0
+    cost_usd: Decimal | None = None
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether it says more than what the call costs."""
+        return self.input_tokens is not None or self.output_tokens is not None
 
     def complete(self, estimated_input: int, estimated_output: int) -> tuple[Usage, UsageSource]:
         """The usage to charge: what was reported, and the estimate for a side of which nothing was."""
@@ -85,15 +92,17 @@ class Reported:
 class UsageReader:
     """Collects the usage objects of one answer; a stream may carry many."""
 
-    __slots__ = ("_fields",)
+    __slots__ = ("_cost_usd", "_fields")
 
     def __init__(self) -> None:
         self._fields: dict[str, int] = {}
+        self._cost_usd: Decimal | None = None
 
     def add(self, usage: object, *, input_side_only: bool = False) -> None:
         """Take one usage object as it stood on the wire; anything else is ignored.
 
-        `input_side_only`: an Anthropic `message_start` states the input; its `output_tokens` is a placeholder.
+        `input_side_only`: an Anthropic `message_start` states the input; its `output_tokens` is a placeholder, and so
+        would be a cost.
         """
         if not isinstance(usage, Mapping):
             return
@@ -103,6 +112,8 @@ class UsageReader:
             fields |= _sum_of_passes(iterations)
         if input_side_only:
             fields.pop("output_tokens", None)
+        elif "cost" in usage:
+            self._cost_usd = _cost(usage) if usage["cost"] is not None else self._cost_usd
         self._fields.update(fields)
 
     def reported(self) -> Reported | None:
@@ -118,7 +129,7 @@ class UsageReader:
         elif output_tokens is None and input_tokens is not None and total is not None:
             # Embeddings: the prompt and a total, nothing comes out.
             output_tokens = max(0, total - input_tokens)
-        if input_tokens is None and output_tokens is None:
+        if input_tokens is None and output_tokens is None and self._cost_usd is None:
             return None
         return Reported(
             input_tokens,
@@ -130,6 +141,7 @@ class UsageReader:
             _first(fields, _AUDIO_IN) or 0,
             _first(fields, _AUDIO_OUT) or 0,
             fields.get("cache_creation.ephemeral_1h_input_tokens", 0),
+            self._cost_usd,
         )
 
 
@@ -150,7 +162,7 @@ def _input_side(
 
 def _counts(usage: Mapping[str, object]) -> dict[str, int]:
     """The known counts of one usage object; other fields are the provider's to add, and not ours to keep."""
-    found = {name: number for name in _TOP_LEVEL if (number := count(usage.get(name))) is not None}
+    found = {name: number for name, said in usage.items() if name in _TOP_LEVEL and (number := count(said)) is not None}
     for group, names in _DETAILS.items():
         details = usage.get(group)
         if isinstance(details, Mapping):
@@ -169,6 +181,29 @@ def _sum_of_passes(iterations: list[object]) -> dict[str, int]:
             for name, value in _counts(entry).items():
                 total[name] = min(total.get(name, 0) + value, MAX_TOKENS)
     return total
+
+
+def _cost(usage: Mapping[str, object]) -> Decimal | None:
+    """USD as OpenRouter says it: what it charges itself, and what the owner of another provider's key pays there.
+
+    https://openrouter.ai/docs/cookbook/administration/usage-accounting: `upstream_inference_cost` applies to calls with
+    a key of one's own (BYOK). Answers to other calls carry it as well, as a part of `cost`, so that `is_byok` decides;
+    where that is missing, a part cannot be larger than the whole.
+    """
+    own = _usd(usage.get("cost"))
+    details = usage.get("cost_details")
+    theirs = _usd(details.get("upstream_inference_cost")) if isinstance(details, Mapping) else None
+    if own is None or theirs is None:
+        return own
+    is_byok = usage.get("is_byok")
+    return own + theirs if is_byok is True or (is_byok is None and theirs > own) else own
+
+
+def _usd(value: object) -> Decimal | None:
+    """An amount of money, or None where it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_USD:
+        return None
+    return Decimal(str(value))
 
 
 def count(value: object) -> int | None:

@@ -17,6 +17,10 @@ _MAX_TEXTS: Final = 100_000
 #: characters of texts that are not ASCII that are looked at to weigh them, and how many at once
 _MAX_WEIGHED: Final = 512 * 1024
 _WEIGHED_AT_ONCE: Final = 64 * 1024
+#: bytes of a list of strings that are decoded at once, and those by which one is known
+_AT_ONCE: Final = 8 * 2**20
+_GLANCE: Final = 16
+_TEXTS_DECODER: Final = msgspec.json.Decoder(list[str])
 #: a string, without its quotes, and the colon behind it if it is a key
 _STRING: Final = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"\s*+(:)?')
 
@@ -45,7 +49,25 @@ def texts_of_fields(fields: Fields, names: Iterable[str]) -> Iterator[str]:
             yield from texts(fields[name])
 
 
+def _list_of_texts(raw: msgspec.Raw) -> list[str] | None:
+    """What is nothing but a list of strings, as embeddings send it: decoding is five times as fast as a search."""
+    view = memoryview(raw)
+    if view.nbytes > _AT_ONCE or not bytes(view[:_GLANCE]).replace(b" ", b"").startswith(b'["'):
+        return None
+    content = bytes(view)
+    if content.count(b'"') > 2 * _MAX_TEXTS:
+        return None
+    try:
+        return _TEXTS_DECODER.decode(content)
+    except msgspec.DecodeError:
+        return None
+
+
 def _texts_of_raw(raw: msgspec.Raw) -> Iterator[str]:
+    whole = _list_of_texts(raw)
+    if whole is not None:
+        yield from (text for text in whole if not text.startswith("data:"))
+        return
     view = memoryview(raw)
     found: list[str] = []
     for number, match in enumerate(_STRING.finditer(view), 1):

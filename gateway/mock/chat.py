@@ -11,7 +11,7 @@ import msgspec
 from gateway.mock import openai_stream
 from gateway.mock.openai_stream import Step
 from gateway.mock.prompts import ANY_OBJECT, extra_tokens, last_text, read_messages, schema_of, text_of
-from gateway.mock.replies import Ask, Reply, Tool, chunked, decide
+from gateway.mock.replies import Ask, Reply, Tool, among, chunked, decide
 from gateway.mock.windows import check_chat
 from gateway.mock.wire import Answer, JsonObject, Stream, Usage, Whole, check_model, decode
 
@@ -55,6 +55,7 @@ def answer(exchange: Exchange) -> Answer:
         stream=bool(body.stream),
         refuse=behaviour.refuse_stream_options,
     )
+    openai_stream.check_tool_choice(body.tool_choice, refuse=behaviour.refuse_allowed_tools)
     check_model(body.model)
     messages, sizes = read_messages(body.messages)
     prompt, beside = sum(size for _, size in sizes), extra_tokens(body.tools, body.response_format)
@@ -79,11 +80,12 @@ def answer(exchange: Exchange) -> Answer:
 def _ask(body: ChatRequest, messages: list[JsonObject]) -> Ask:
     last = messages[-1] if messages else {}
     chosen = body.tool_choice
+    choice, tools = among(chosen, tuple(_tools(body.tools or [])))
     return Ask(
         user_text=last_text(messages),
         tool_result=text_of(last.get("content")) if last.get("role") in {"tool", "function"} else None,
-        tools=tuple(_tools(body.tools or [])),
-        choice="none" if chosen == "none" else "required" if chosen == "required" else "auto",
+        tools=tools,
+        choice=choice,
         named=_function_name(chosen),
         parallel=body.parallel_tool_calls is not False,
         schema=_schema(body.response_format or {}),

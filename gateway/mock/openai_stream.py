@@ -51,6 +51,16 @@ def check_stream_options(*, present: bool, stream: bool, refuse: bool) -> None:
         raise ApiError(400, message, param="stream_options")
 
 
+def check_tool_choice(choice: object, *, refuse: bool) -> None:
+    """Refuse a choice among some tools where this server is told to not know it.
+
+    Raises:
+        ApiError: 400.
+    """
+    if refuse and isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        raise ApiError(400, "Invalid value: 'allowed_tools' is no tool_choice of this model.", param="tool_choice")
+
+
 def with_usage(body: JsonObject, usage: Usage, placement: UsagePlacement, request_id: str) -> JsonObject:
     """A whole answer (or a stream's last chunk) with `usage` where the placement has it."""
     report = usage_json(usage)

@@ -44,6 +44,15 @@ class Ask:
     max_tokens: int | None = None
 
 
+def among(choice: object, tools: tuple[Tool, ...]) -> tuple[Literal["auto", "none", "required"], tuple[Tool, ...]]:
+    """What a `tool_choice` of OpenAI says: whether a tool must be called, and which may be (`allowed_tools`)."""
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        said = choice.get("allowed_tools", choice)
+        names = [entry.get("name") or entry.get("function", {}).get("name") for entry in said.get("tools", [])]
+        return ("required" if said.get("mode") == "required" else "auto"), tuple(t for t in tools if t.name in names)
+    return ("none" if choice == "none" else "required" if choice == "required" else "auto"), tools
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """An answer, before it has a wire format."""

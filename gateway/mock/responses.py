@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from gateway.mock import tokens
+from gateway.mock import openai_stream, tokens
 from gateway.mock.prompts import ANY_OBJECT, extra_tokens, last_text, read_messages, schema_of, text_of
-from gateway.mock.replies import Ask, Reply, Tool, chunked, decide
+from gateway.mock.replies import Ask, Reply, Tool, among, chunked, decide
 from gateway.mock.windows import check_response
 from gateway.mock.wire import (
     Answer,
@@ -57,6 +57,7 @@ class ResponseRequest(msgspec.Struct):
 def answer(exchange: Exchange) -> Answer:
     """Answer a response request."""
     body = decode(exchange.request.body, ResponseRequest)
+    openai_stream.check_tool_choice(body.tool_choice, refuse=exchange.behaviour.refuse_allowed_tools)
     check_model(body.model)
     items, sizes = _items(body)
     prompt = _input_tokens(body, sizes)
@@ -101,11 +102,14 @@ def _ask(body: ResponseRequest, items: list[JsonObject]) -> Ask:
     chosen = body.tool_choice
     named = chosen.get("name") if isinstance(chosen, dict) and chosen.get("type") == "function" else None
     offered = [tool for tool in body.tools or [] if tool.get("type") == "function"]
+    choice, tools = among(
+        chosen, tuple(Tool(str(tool.get("name")), schema_of(tool.get("parameters"))) for tool in offered)
+    )
     return Ask(
         user_text=last_text(items),
         tool_result=text_of(last.get("output")) if last.get("type") == "function_call_output" else None,
-        tools=tuple(Tool(str(tool.get("name")), schema_of(tool.get("parameters"))) for tool in offered),
-        choice="none" if chosen == "none" else "required" if chosen == "required" else "auto",
+        tools=tools,
+        choice=choice,
         named=named if isinstance(named, str) else None,
         parallel=body.parallel_tool_calls is not False,
         schema=_schema(body.text or {}),

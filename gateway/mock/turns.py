@@ -37,6 +37,8 @@ class Behaviour:
     """Refuse a chat, response or message request whose counted input is over this; None: as the provider does."""
     refuse_stream_options: bool = False
     """Refuse a body with the field `stream_options`, as some servers do."""
+    refuse_allowed_tools: bool = False
+    """Refuse a `tool_choice` among some tools, as servers do that do not know it."""
     gzip: bool = False
     """Compress the answer, whatever the client accepts."""
     die: int | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Protocol
 
@@ -19,12 +19,40 @@ from gateway.core import errors
 from gateway.core.ports import Store
 from gateway.server import headers
 from gateway.server.context import ContextApi
+from gateway.server.dashboard import Dashboard
 from gateway.server.endpoints import Forwarder, Receive, Scope, Send
+from gateway.server.events import EventsApi
+from gateway.server.health import HealthApi
+from gateway.server.metrics import MetricsApi
+from gateway.server.openapi import OpenApi
+from gateway.server.protocol import STOPPING
 from gateway.server.sessions import SessionsApi, fault_response
 
 logger = logging.getLogger("gateway")
 
-_OWN_PATHS: Final = ("/api/", "/healthz", "/readyz")
+_OWN_PATHS: Final = ("/api/", "/healthz", "/readyz", "/ui", "/metrics", "/openapi.json")
+_BOUNDS: Final = ("limit", "remaining", "reset")
+#: what OpenAI's and Anthropic's documents say that their answers carry, beside our own names: clients read their limits
+_PROVIDERS_HEADERS: Final = (
+    "retry-after",
+    "retry-after-ms",
+    "request-id",
+    "x-upstream-request-id",
+    "openai-organization",
+    "openai-processing-ms",
+    "openai-project",
+    "openai-version",
+    "anthropic-organization-id",
+    *(f"x-ratelimit-{bound}-{what}" for bound in _BOUNDS for what in ("requests", "tokens", "project-tokens")),
+    *(
+        f"anthropic-{what}-{bound}"
+        for what in (
+            *("ratelimit-requests", "ratelimit-tokens", "ratelimit-input-tokens", "ratelimit-output-tokens"),
+            *("priority-input-tokens", "priority-output-tokens", "fast-input-tokens", "fast-output-tokens"),
+        )
+        for bound in _BOUNDS
+    ),
+)
 
 
 class Runtime(Protocol):
@@ -48,6 +76,26 @@ class Runtime(Protocol):
         ...
 
     @property
+    def health_api(self) -> HealthApi:
+        """The handler that says how the worker does."""
+        ...
+
+    @property
+    def dashboard(self) -> Dashboard:
+        """The page."""
+        ...
+
+    @property
+    def events_api(self) -> EventsApi:
+        """The handler that shows calls as they end."""
+        ...
+
+    @property
+    def metrics_api(self) -> MetricsApi:
+        """The handler of figures for Prometheus."""
+        ...
+
+    @property
     def cors_origins(self) -> Sequence[str]:
         """Origins of web pages that may call."""
         ...
@@ -68,7 +116,7 @@ class GatewayApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or the lifespan."""
         if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
+            await self._lifespan(scope.get("state", {}), receive, send)
         elif scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1003})
         else:
@@ -84,12 +132,13 @@ class GatewayApp:
         else:
             await self._runtime.forwarder(scope, receive, send)
 
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
+    async def _lifespan(self, state: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         await receive()
         try:
             async with self._resources() as runtime:
                 self._router = Starlette(routes=self._routes(runtime), exception_handlers=_HANDLERS)
                 self._runtime = runtime
+                state[STOPPING] = runtime.events_api.stop
                 if runtime.cors_origins:
                     self._serve = _with_cors(self._dispatch, runtime.cors_origins)
                 await send({"type": "lifespan.startup.complete"})
@@ -121,12 +170,26 @@ class GatewayApp:
                 return JSONResponse({"status": "not ready", "store": fault.message}, 503)
             return JSONResponse({"status": "ready"})
 
-        return [Route("/healthz", _alive), Route("/readyz", ready), *runtime.api.paths(), *runtime.context_api.paths()]
+        return [
+            Route("/healthz", _alive),
+            Route("/readyz", ready),
+            *runtime.api.paths(),
+            *runtime.context_api.paths(),
+            *runtime.health_api.paths(),
+            *runtime.events_api.paths(),
+            *runtime.metrics_api.paths(),
+            *runtime.dashboard.paths(),
+            *OpenApi().paths(),
+        ]
 
 
 def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
     return CORSMiddleware(
-        app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=headers.EXPOSED
+        app,
+        allow_origins=origins,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=(*headers.EXPOSED, *_PROVIDERS_HEADERS),
     )
 
 

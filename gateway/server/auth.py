@@ -10,6 +10,7 @@ import hashlib
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from gateway.calls import Caller
@@ -151,6 +152,7 @@ def _namespace_of(headers: Headers) -> str:
     return f"{CREDENTIAL_PREFIX}{presented[0][1].hex()[:16]}" if presented else ANONYMOUS
 
 
+@lru_cache(maxsize=1024)
 def _is_loopback(peer: str | None) -> bool:
     if peer is None:
         return False

@@ -16,7 +16,7 @@ from gateway.core.ports import SessionKey, Store
 from gateway.core.session import Remembered
 from gateway.core.spending import Charged, affordable_input, claims_of, rate_of
 from gateway.dialects.base import Call
-from gateway.inspection import plan_json
+from gateway.inspection import SHOWN, plan_json
 from gateway.planning import Asked
 from gateway.server import headers as ours
 from gateway.server.auth import Access
@@ -45,21 +45,20 @@ class ContextApi:
         ]
 
     async def count(self, request: Request, access: Access) -> Any:
-        """POST /api/count?items=1&wire=&session=: what a request body weighs."""
+        """POST /api/count?items=1&tools=1&wire=&session=: what a request body weighs."""
         lease = Lease(self._memory)
         try:
             _, asked, remembered = await self._read(request, access, lease)
-            items = request.query_params.get("items") in ("1", "true")
-            return await self._rules().inspector.count(asked, remembered, items=items)
+            return await self._rules().inspector.count(asked, remembered, _shown(request))
         finally:
             lease.release()
 
     async def context(self, request: Request, access: Access) -> Any:
-        """POST /api/context?wire=&session=: the numbers that an agent hands on to its tools."""
+        """POST /api/context?items=1&tools=1&wire=&session=: the numbers that an agent hands on to its tools."""
         lease = Lease(self._memory)
         try:
             _, asked, remembered = await self._read(request, access, lease)
-            return await self._rules().inspector.context(asked, remembered)
+            return await self._rules().inspector.context(asked, remembered, _shown(request))
         finally:
             lease.release()
 
@@ -104,3 +103,8 @@ class ContextApi:
         left = affordable_input(standings, asked.wishes.output, rate_of(asked.facts.price, 0, None))
         budget = min((one for one in (asked.wishes.budget, left) if one is not None), default=None)
         return replace(asked, wishes=replace(asked.wishes, budget=budget))
+
+
+def _shown(request: Request) -> list[str]:
+    """What else is asked for."""
+    return [name for name in SHOWN if request.query_params.get(name) in ("1", "true")]

@@ -77,6 +77,7 @@ class _Connection:
     cut: GatewayError | None = None
     task: asyncio.Task[None] | None = None
     busy: bool = False
+    next_number: Callable[[], int] = int
 
     def at_work(self, *, is_so: bool) -> None:
         """Whether a provider may be at work on the call. For a client that has left, no other one is begun."""
@@ -118,7 +119,7 @@ class Forwarder:
         headers: Headers = scope["headers"]
         call_id = self._gateway.new_id()
         request_id = ours.request_id(headers) or call_id
-        target = endpoint(scope["method"], "")
+        target: Endpoint | None = None
         try:
             session, path = split_path(scope["raw_path"], scope["method"])
             target = endpoint(scope["method"], path, anthropic=_speaks_anthropic(headers, path))
@@ -132,7 +133,7 @@ class Forwarder:
             caller = self._authenticator.caller(headers, peer)
         except GatewayError as fault:
             await discard(receive, headers)
-            await _send_fault(send, target, fault, request_id)
+            await _send_fault(send, target or endpoint(scope["method"], ""), fault, request_id)
             return
         body, unpacked, refused, directives = b"", False, None, NO_DIRECTIVES
         self._reading += 1
@@ -233,7 +234,7 @@ class Forwarder:
             await send({"type": "http.response.body", "body": body})
             return
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-        connection.started = True
+        connection.started, connection.next_number = True, reply.next_number
         # A client that takes nothing holds a place that others wait for.
         task = asyncio.current_task()
         stall = Silence(self._limits.write_timeout_s, lambda: task and task.cancel("client_stalled"))
@@ -259,7 +260,8 @@ class Forwarder:
         if not connection.started:
             await _send_fault(connection.send, incoming.endpoint, fault, incoming.request_id)
         else:
-            event = incoming.endpoint.dialect.error_event(fault, incoming.request_id)
+            number = connection.next_number()
+            event = incoming.endpoint.dialect.error_event(fault, incoming.request_id, number)
             await connection.send({"type": "http.response.body", "body": event, "more_body": True})
 
     async def _cut(self, tasks: set[asyncio.Task[None]], fault: GatewayError) -> None:

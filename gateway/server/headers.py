@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Final
 
-from gateway.calls import NO_DIRECTIVES, Directives, Reply
+from gateway.calls import NO_DIRECTIVES, Directives, Reply, Stepped
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.identity import is_valid
 from gateway.core.ledger import NO_LIMITS, Limits, nano
@@ -18,48 +18,69 @@ from gateway.core.spending import Allowance
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage
 
 REQUEST_ID: Final = b"x-request-id"
-#: every header of ours on an answer; what a web page of an allowed origin may read
-EXPOSED: Final = (
-    "x-request-id",
-    "x-session-id",
-    "x-session-cumulative-token-usage",
-    "x-session-cumulative-total-tokens",
-    "x-session-cumulative-input-tokens",
-    "x-session-cumulative-output-tokens",
-    "x-session-cumulative-cached-tokens",
-    "x-session-cumulative-cost-usd",
-    "x-session-cumulative-calls",
-    "x-session-usage-final",
-    "x-session-usage-source",
-    "x-session-budget-limit-tokens",
-    "x-session-budget-remaining-tokens",
-    "x-session-budget-limit-usd",
-    "x-session-budget-remaining-usd",
-    "x-session-budget-warning",
-    "x-token-usage",
-    "x-context-tokens",
-    "x-context-tokens-original",
-    "x-context-trimmed",
-    "x-context-shadow",
-    "x-context-conversation-tokens",
-    "x-context-tool-tokens",
-    "x-response-mode",
-    "x-gateway-overhead-ms",
-    "x-gateway-upstream-error",
-    "x-should-retry",
-)
+#: every header of ours on an answer, and what it says; what a web page of an allowed origin may read
+EXPOSED: Final[Mapping[str, str]] = {
+    "x-request-id": "the caller's own, else the gateway's; key of `GET /api/calls/{request_id}`",
+    "x-session-id": "the session in use",
+    "x-session-cumulative-token-usage": (
+        'the session\'s totals as JSON: `{"promptTokens":…,"completionTokens":…,"totalTokens":…}`'
+    ),
+    "x-session-cumulative-total-tokens": "the session's total as a plain number",
+    "x-session-cumulative-input-tokens": "its input tokens, cached ones included",
+    "x-session-cumulative-output-tokens": "its output tokens, reasoning included",
+    "x-session-cumulative-cached-tokens": "its input tokens that the provider served from its cache",
+    "x-session-cumulative-cost-usd": "what it cost, with six decimals; absent once a call's price is unknown",
+    "x-session-cumulative-calls": "its calls that were counted",
+    "x-session-usage-final": "`true`: the totals include this call; `false`: they do not yet (a stream)",
+    "x-session-usage-source": "on whose word the totals are: `provider`, `estimated` or `mixed`",
+    "x-session-budget-limit-tokens": (
+        "with a budget in tokens: of the one that has least left, the session's, a parent's or the key's"
+    ),
+    "x-session-budget-remaining-tokens": "what is left of it; what calls under way hold is taken off",
+    "x-session-budget-limit-usd": "the same with a budget in US dollars",
+    "x-session-budget-remaining-usd": "what is left of it, with six decimals",
+    "x-session-budget-warning": "the share that is used, from `budget.warn_at` on",
+    "x-token-usage": "this call, where its usage is final, as JSON of the same shape as the totals",
+    "x-context-tokens": "input tokens that the provider is expected to report for what was sent",
+    "x-context-tokens-original": "the same for what came, tool results as in `x-response-mode`",
+    "x-context-trimmed": (
+        "`none`, or the number of messages by what was done with them: `dedupe=3,condense=12,drop=4`"
+    ),
+    "x-context-shadow": "with `trim: shadow`: what would have been done",
+    "x-context-conversation-tokens": "of what was sent, all but tool results",
+    "x-context-tool-tokens": "tool results in what was sent, each counted once",
+    "x-context-budget-tokens": "input tokens that this call was allowed; absent where nothing limits it",
+    "x-context-remaining-tokens": "of these, what is left beside what was sent and its margin: room for tool results",
+    "x-response-mode": "how tool results were shown: `raw`, `table`, `summary` or `handle_only`",
+    "x-session-step": "the step that is active",
+    "x-session-sequence-index": "the place in its sequence that is due, from 0 on",
+    "x-session-step-warning": "tools that the answer asks for although they are not due, or not allowed",
+    "x-gateway-overhead-ms": "milliseconds from when the request had been read to its end until it was sent on",
+    "x-gateway-upstream-error": "`true`: the error is the provider's own, passed on as it came",
+    "x-should-retry": "on an error of the gateway: whether sending the call again can help",
+}
 _TRIMS: Final[Mapping[bytes, Trim]] = {b"off": "off", b"auto": "auto", b"shadow": "shadow"}
 _BUDGET_FORM: Final = re.compile(rb"0*[1-9][0-9]{0,14}")
 #: what a request may ask with
-DIRECTIVES: Final = frozenset(
-    {
-        b"x-context-trim", b"x-context-budget", b"x-session-budget-tokens", b"x-session-budget-usd",
-        b"x-response-mode", b"x-parent-session-id",
-    }
-)  # fmt: skip
+DIRECTIVES: Final[Mapping[bytes, str]] = {
+    b"x-context-budget": "input tokens for this call, where that is less than what it is allowed anyway",
+    b"x-context-trim": "`auto`, `off` (send it as it is) or `shadow` (only report what would be done)",
+    b"x-session-budget-tokens": "a budget of the session in tokens, where it is lower than the configured one",
+    b"x-session-budget-usd": "the same in US dollars, such as `0.50`",
+    b"x-response-mode": "show tool results as `raw`, `table`, `summary` or `handle_only`; a budget may ask for less",
+    b"x-parent-session-id": "the session that this one works for, whose budget it spends too",
+    b"x-session-agent": "the agent whose steps the call takes",
+}
+#: what else is read of a request, beside its credential
+READ: Final[Mapping[str, str]] = {
+    "x-session-id": "the session that the call belongs to (the header's name: `sessions.id_headers`)",
+    "x-request-id": "the call's id, echoed and kept: 1 to 128 visible ASCII characters; it never suppresses a charge",
+}
 _TOKENS_FORM: Final = re.compile(rb"[0-9]{1,15}")
 _USD_FORM: Final = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,12})?")
 _NO_WISHES: Final = Wishes()
+#: names of tools in a warning
+_STRAYS: Final = 8
 _REQUEST_ID_FORM: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -79,7 +100,7 @@ def directives(headers: Headers) -> Directives:
     """
     if not any(name in DIRECTIVES for name, _ in headers):
         return NO_DIRECTIVES
-    return Directives(_wishes(headers), _declared(headers), _response_mode(headers), _parent(headers))
+    return Directives(_wishes(headers), _declared(headers), _response_mode(headers), _parent(headers), _agent(headers))
 
 
 def _wishes(headers: Headers) -> Wishes:
@@ -166,6 +187,24 @@ def _parent(headers: Headers) -> str | None:
     return None
 
 
+def _agent(headers: Headers) -> str | None:
+    """The agent whose steps a request takes.
+
+    Raises:
+        InvalidRequest: it is no name of one.
+    """
+    for name, value in headers:
+        if name == b"x-session-agent":
+            text = value.decode("latin-1").strip()
+            if not is_valid(text):
+                raise InvalidRequest(
+                    "The header x-session-agent is the name of an agent: 1-255 characters of A-Z a-z 0-9 . _ : -",
+                    param="x-session-agent",
+                )
+            return text
+    return None
+
+
 def usage_json(usage: Usage | Totals) -> bytes:
     """`{"promptTokens":…,"completionTokens":…,"totalTokens":…}`."""
     return (
@@ -193,6 +232,8 @@ def of_reply(reply: Reply, request: str) -> Headers:
         headers += _of_allowance(reply.allowance)
     if reply.mode is not None:
         headers.append((b"x-response-mode", reply.mode.encode()))
+    if reply.stepped is not None:
+        headers += _of_steps(reply.stepped)
     if reply.upstream_error:
         headers.append((b"x-gateway-upstream-error", b"true"))
     if reply.fault is not None:
@@ -224,6 +265,9 @@ def _of_context(context: ContextRecord) -> Headers:
         (b"x-context-conversation-tokens", b"%d" % context.conversation_tokens),
         (b"x-context-tool-tokens", b"%d" % context.tool_tokens),
     ]
+    if context.budget is not None:
+        headers.append((b"x-context-budget-tokens", b"%d" % context.budget))
+        headers.append((b"x-context-remaining-tokens", b"%d" % (context.remaining or 0)))
     if context.shadow:
         headers.append((b"x-context-shadow", trimmed))
     return headers
@@ -242,6 +286,21 @@ def _of_allowance(allowance: Allowance) -> Headers:
     return headers
 
 
+def _of_steps(stepped: Stepped) -> Headers:
+    """The step, and the place in its sequence that is due; nothing where no step is active."""
+    headers: Headers = []
+    step = stepped.step
+    if step is not None:
+        headers.append((b"x-session-step", step.name.encode()))
+        if (place := stepped.agent.place(stepped.state)) is not None:
+            headers.append((b"x-session-sequence-index", b"%d" % place))
+    if stepped.stray:
+        # A tool's name is the model's to choose.
+        names = ", ".join(stepped.stray[:_STRAYS]).encode("ascii", "replace")
+        headers.append((b"x-session-step-warning", b"not due or not allowed: " + names))
+    return headers
+
+
 def of_fault(fault: GatewayError) -> Headers:
     """What tells a client whether to send the call again."""
     headers: Headers = [(b"x-should-retry", b"true" if fault.retry else b"false")]
@@ -250,12 +309,16 @@ def of_fault(fault: GatewayError) -> Headers:
     return headers
 
 
-def totals_comment(totals: Totals, charge: Charge | None, allowance: Allowance | None) -> bytes:
+def totals_comment(
+    totals: Totals, charge: Charge | None, allowance: Allowance | None, stepped: Stepped | None = None
+) -> bytes:
     """The last comment of a stream: the headers a finished answer would carry, as SSE comment lines."""
     lines = [b": x-session-usage-source: " + totals.source.encode()]
     if charge is not None:
         lines.append(b": x-token-usage: " + usage_json(charge.usage))
     if allowance is not None:
         lines += [b": %b: %b" % pair for pair in _of_allowance(allowance)]
+    if stepped is not None:
+        lines += [b": %b: %b" % pair for pair in _of_steps(stepped)]
     lines.append(b": x-session-cumulative-token-usage: " + usage_json(totals))
     return b"\n".join(lines) + b"\n\n"

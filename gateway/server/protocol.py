@@ -17,6 +17,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 MAX_HEADERS: Final = 256
+#: under which name of its state (ASGI's "lifespan state") the application leaves what is called when the server stops
+STOPPING: Final = "stopping"
 #: An upgrade that nobody here speaks (h2c from Java's client, websockets) would end the reading of the body.
 _UPGRADE: Final = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 _END_OF_HEAD: Final = b"\r\n\r\n"
@@ -63,6 +65,13 @@ class GatewayProtocol(HttpToolsProtocol):
         """Begin: a head is awaited."""
         super().connection_made(cast("asyncio.Transport", transport))
         self._await_head()
+
+    def shutdown(self) -> None:
+        """The server begins to stop and waits for the answers under way: those without an end have to end."""
+        stopping = self.app_state.get(STOPPING)
+        if stopping is not None:
+            stopping()
+        super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""

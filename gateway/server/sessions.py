@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from itertools import islice
@@ -17,18 +18,22 @@ from starlette.routing import Route as Path
 
 from gateway.catalog import Catalog
 from gateway.core import errors
+from gateway.core.counting.context import NO_WEIGHT
 from gateway.core.identity import is_valid
 from gateway.core.ledger import MOST, Claim, Dimension, Standing, nano
 from gateway.core.modes import mode_for
 from gateway.core.ports import OPEN_NAMESPACE, CallRecord, SessionKey, SessionView, Store
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.spending import BudgetPolicy, remaining_fraction, usd
+from gateway.core.steps import DEFAULT_AGENT, Agent
 from gateway.core.usage import Totals, Usage
 from gateway.dialects import openai_errors
 from gateway.inspection import Inspector, context_json
 from gateway.server import headers as ours
 from gateway.server.auth import Access, Authenticator
+from gateway.server.finding import Wanted, find_sessions, newest_calls, sort_of
 from gateway.server.keyring import KeyRing
+from gateway.server.steps import set_step, steps_json
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -38,6 +43,12 @@ _MAX_CHANGE: Final = 64 * 1024
 _MOST_LIMITS: Final[Mapping[Dimension, int]] = {"tokens": MOST, "nano_usd": 9_000_000, "calls": MOST}
 _DIMENSIONS: Final[Mapping[str, Dimension]] = {"tokens": "tokens", "usd": "nano_usd", "calls": "calls"}
 _MAX_LIMIT_DIGITS: Final = 20
+#: what a PATCH of a session may hold
+_CHANGES: Final = frozenset({"budget", "active_step", "agent"})
+#: tools that are listed in their order, and calls among which the last one that was weighed is looked for
+_RECENT_TOOLS: Final = 20
+_LAST_CALLS: Final = 20
+_CALL_ID: Final = re.compile(r"[0-9a-f]{12,64}")
 _NO_STORE: Final = {"cache-control": "no-store"}
 
 
@@ -53,6 +64,7 @@ class Rules:
     budget: BudgetPolicy
     max_body: int
     body_timeout_s: float
+    agents: Mapping[str, Agent] = field(default_factory=dict)
 
 
 class SessionsApi:
@@ -70,6 +82,7 @@ class SessionsApi:
             Path("/api/sessions/{id:path}/calls", self._wrap(self.calls), methods=["GET"]),
             Path("/api/sessions/{id:path}/reset", self._wrap(self.reset), methods=["POST"]),
             Path("/api/sessions/{id:path}", self._wrap(self.session), methods=["GET", "DELETE", "PATCH"]),
+            Path("/api/calls", self._wrap(self.newest), methods=["GET"]),
             Path("/api/calls/{request_id:path}", self._wrap(self.call), methods=["GET"]),
             Path("/api/results/{handle}", self._wrap(self.result), methods=["GET"]),
             Path("/api/models", self._wrap(self.models), methods=["GET"]),
@@ -80,12 +93,11 @@ class SessionsApi:
         return wrapped(self._rules, handler)
 
     async def list(self, request: Request, access: Access) -> Any:
-        """GET /api/sessions?limit=&cursor=&sort=recent|tokens."""
+        """GET /api/sessions?limit=&cursor=&sort=recent|tokens|cost&q=part of a name."""
         query = request.query_params
-        sort = query.get("sort", "recent")
-        if sort not in ("recent", "tokens"):
-            raise errors.InvalidRequest('"sort" is "recent" or "tokens".', param="sort")
-        page = await self._store.sessions(access.namespace, _limit(request), query.get("cursor"), sort)
+        sort, part = sort_of(query.get("sort")), query.get("q", "")
+        wanted = Wanted(access.namespace, _limit(request), query.get("cursor"), sort, part)
+        page = await find_sessions(self._store, wanted)
         stands = await standings_of(self._store, [view.key for view in page.sessions], self._rules().budget)
         rows = [session_json(view, access, one) for view, one in zip(page.sessions, stands, strict=True)]
         return {"sessions": rows, "cursor": page.cursor}
@@ -99,15 +111,13 @@ class SessionsApi:
             _require_admin(access)
             if not await self._store.delete(key):
                 raise _no_session(key)
-            return {"id": _shown(key, access), "deleted": True}
+            return {"id": shown_id(key, access), "deleted": True}
         view = await self._store.session(key)
         if view is None:
             raise _no_session(key)
-        recent: list[str] = []
-        for record in await self._store.calls(key, 20):
-            recent[:0] = record.tools
+        records = await self._store.calls(key, _LAST_CALLS)
         (stands,) = await standings_of(self._store, [key], self._rules().budget)
-        return {**session_json(view, access, stands), "recent_tools": recent[-20:]}
+        return {**session_json(view, access, stands), **session_tools_json(view, records), **await self._placed(key)}
 
     async def _body(self, request: Request) -> Any:
         """The JSON of a small request."""
@@ -122,21 +132,43 @@ class SessionsApi:
             raise errors.InvalidRequest('The body must be JSON, such as {"budget": {"tokens": 200000}}.') from None
 
     async def _change(self, key: SessionKey, asked: Any, access: Access) -> Any:
-        """Raise, lower or lift the session's budget; a session that was refused goes on with its next call."""
+        """Raise, lower or lift the session's budget, or set its step; its next call goes by that."""
         _require_admin(access)
-        if not isinstance(asked, dict) or set(asked) != {"budget"}:
-            raise errors.InvalidRequest('What can be changed is "budget": {"budget": {"tokens": 200000}}.')
-        await self._store.decide(key.account, decided_limits(asked["budget"]))
+        if not isinstance(asked, dict) or not {"budget", "active_step"} & set(asked) or set(asked) - _CHANGES:
+            raise errors.InvalidRequest(
+                'What can be changed is "budget" and "active_step", as {"budget": {"tokens": 200000}} or '
+                '{"active_step": "review", "agent": "writer"}; without "agent" it is the default one.'
+            )
+        limits = decided_limits(asked["budget"]) if "budget" in asked else None
+        if "active_step" in asked:
+            agents, agent = self._rules().agents, asked.get("agent", DEFAULT_AGENT)
+            await set_step(self._store, key, agents, agent, asked["active_step"])
+        if "budget" in asked:
+            await self._store.decide(key.account, limits)
         (stands,) = await standings_of(self._store, [key], self._rules().budget)
-        view = await self._store.session(key)
-        return session_json(view, access, stands) if view else {"id": _shown(key, access), **budget_json(stands)}
+        view, placed = await self._store.session(key), await self._placed(key)
+        shown = session_json(view, access, stands) if view else {"id": shown_id(key, access), **budget_json(stands)}
+        return {**shown, **placed}
+
+    async def _placed(self, key: SessionKey) -> dict[str, Any]:
+        remembered = await self._store.remembered(key)
+        return steps_json(remembered.state, self._rules().agents)
 
     async def calls(self, request: Request, access: Access) -> Any:
-        """GET /api/sessions/{id}/calls?limit=."""
-        key = _key(request, access)
-        records = await self._store.calls(key, _limit(request))
+        """GET /api/sessions/{id}/calls?limit=&cursor=."""
+        key, limit = _key(request, access), _limit(request)
+        cursor = request.query_params.get("cursor")
+        if cursor is not None and not _CALL_ID.fullmatch(cursor):
+            raise errors.InvalidRequest("The cursor is not one that this list returned.", param="cursor")
+        records = await self._store.calls(key, limit, cursor)
         if not records and await self._store.session(key) is None:
             raise _no_session(key)
+        more = records[-1].call_id if len(records) == limit else None
+        return {"calls": [call_json(record, access) for record in records], "cursor": more}
+
+    async def newest(self, request: Request, access: Access) -> Any:
+        """GET /api/calls?limit=: the newest records of all sessions."""
+        records = await newest_calls(self._store, access.namespace, _limit(request))
         return {"calls": [call_json(record, access) for record in records]}
 
     async def reset(self, request: Request, access: Access) -> Any:
@@ -195,15 +227,22 @@ def wrapped(rules: Callable[[], Rules], handler: Callable[[Request, Access], Awa
 
     async def handle(request: Request) -> Response:
         try:
-            peer = request.client.host if request.client else None
-            await rules().keys.ready()
-            access = rules().authenticator.api(request.scope["headers"], peer)
-            found = await handler(request, access)
-            return _text(found) if isinstance(found, str) else _json(found)
+            return _answer(await handler(request, await accessed(rules, request)))
         except errors.GatewayError as fault:
             return fault_response(fault)
 
     return handle
+
+
+async def accessed(rules: Callable[[], Rules], request: Request) -> Access:
+    """What whoever asks may see and do.
+
+    Raises:
+        Unauthenticated, Forbidden: nothing.
+    """
+    peer = request.client.host if request.client else None
+    await rules().keys.ready()
+    return rules().authenticator.api(request.scope["headers"], peer)
 
 
 def fault_response(fault: errors.GatewayError) -> Response:
@@ -275,17 +314,31 @@ def session_json(view: SessionView, access: Access, stands: Standing) -> dict[st
     """A session as /api and the command line show it."""
     totals = view.totals
     return {
-        "id": _shown(view.key, access),
-        "created_at": _time(view.created_at),
-        "last_call_at": _time(view.last_call_at),
+        "id": shown_id(view.key, access),
+        "created_at": time_text(view.created_at),
+        "last_call_at": time_text(view.last_call_at),
         "calls": totals.calls,
+        "calls_under_way": stands.held.calls,
         "cumulative_token_usage": totals_json(totals),
         "usage_source": totals.source,
         "cost_usd": None if totals.unpriced_calls else f"{totals.cost_usd:.6f}",
         "saved_by_trimming": {"input_tokens": totals.saved_tokens, "calls": totals.trimmed_calls},
+        "used_with_children": {"tokens": stands.used.tokens, "calls": stands.used.calls},
         **budget_json(stands),
         "derived_id": view.derived,
     }
+
+
+def session_tools_json(view: SessionView, records: Sequence[CallRecord]) -> dict[str, Any]:
+    """The tools that a session called, and what is in its context of their results. `records`: of its last calls."""
+    calls, weighed = view.tools.calls, next((one.context for one in records if one.context is not None), None)
+    weights = weighed.tool_weights if weighed is not None else {}
+    names = sorted({*calls, *weights}, key=lambda name: (-calls.get(name, 0), name))
+    found = {}
+    for name in names:
+        weight = weights.get(name, NO_WEIGHT)
+        found[name] = {"calls": calls.get(name, 0), "result_tokens": weight.tokens, "results": weight.results}
+    return {"recent_tools": view.tools.recent[-_RECENT_TOOLS:], "tools": found}
 
 
 def totals_json(totals: Totals) -> dict[str, int]:
@@ -308,8 +361,8 @@ def call_json(record: CallRecord, access: Access) -> dict[str, Any]:
     return {
         "request_id": record.request_id,
         "call_id": record.call_id,
-        "session": _shown(record.session, access) if record.session else None,
-        "started_at": _time(record.started_at),
+        "session": shown_id(record.session, access) if record.session else None,
+        "started_at": time_text(record.started_at),
         "dialect": record.dialect,
         "operation": record.operation,
         "provider": record.provider,
@@ -321,6 +374,8 @@ def call_json(record: CallRecord, access: Access) -> dict[str, Any]:
         "error_code": record.error_code,
         "finish_reason": record.finish_reason,
         "tools": record.tools,
+        "response_mode": record.mode,
+        "active_step": record.step,
         "usage": _usage_json(charge.usage) if charge else None,
         "usage_source": charge.source if charge else None,
         "cost_usd": f"{cost:.6f}" if cost is not None else None,
@@ -347,12 +402,15 @@ def _usage_json(usage: Usage) -> dict[str, int]:
 
 def models_json(routes: Routes, catalog: Catalog, wanted: str) -> Iterator[dict[str, Any]]:
     """The models of the configured providers whose name contains `wanted`, under the name a client asks for."""
-    for name in routes.names():
+    own = dict.fromkeys(routes.names())
+    for name in own:
         if wanted in name:
             route = routes.resolve(name)
             yield model_json(name, route, catalog.facts(route))
     for provider, model in catalog.offered(routes.providers, wanted):
         name = model if routes.leads_to(model, provider) else f"{provider}/{model}"
+        if name in own:
+            continue
         route = routes.resolve(name)
         yield model_json(name, route, catalog.facts(route))
 
@@ -369,6 +427,7 @@ def model_json(name: str, route: Route, facts: ModelFacts) -> dict[str, Any]:
                 ("output", rates.output),
                 ("cache_read", rates.cache_read),
                 ("cache_write", rates.cache_write),
+                ("cache_write_1h", rates.cache_write_1h),
             )
         }
     return {
@@ -400,7 +459,8 @@ def _key(request: Request, access: Access) -> SessionKey:
     return key
 
 
-def _shown(key: SessionKey, access: Access) -> str:
+def shown_id(key: SessionKey, access: Access) -> str:
+    """A session's name for whoever asks: those who see all see whose it is."""
     bare = access.namespace is not None or key.namespace == OPEN_NAMESPACE
     return key.id if bare else f"{key.namespace}/{key.id}"
 
@@ -424,7 +484,8 @@ def _limit(request: Request) -> int:
     return int(text)
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
+    """Seconds since the epoch as /api writes them."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -432,6 +493,12 @@ def _text(text: str) -> Response:
     """What a tool said, for whoever asks; a browser must not take it for a page."""
     headers = {**_NO_STORE, "x-content-type-options": "nosniff", "content-security-policy": "sandbox"}
     return Response(text.encode("utf-8", "replace"), media_type="text/plain; charset=utf-8", headers=headers)
+
+
+def _answer(found: Any) -> Response:
+    if isinstance(found, Response):
+        return found
+    return _text(found) if isinstance(found, str) else _json(found)
 
 
 def _json(value: Any) -> Response:

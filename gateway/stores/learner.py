@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from gateway.core.counting.calibration import KEPT, residuals_from
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ports import CallRecord, Lesson, Observer, Store
+from gateway.core.spending import Allowance
 from gateway.core.usage import Totals
 
 #: keys that are kept in memory; a key is a provider, a model and a kind of request
@@ -31,7 +32,7 @@ _WINDOW: Final = "window\n"
 Known = tuple[int, ...] | int | None
 
 
-class Learner:
+class Learner(Observer):
     """Offsets of estimates by calibration key, and windows by model."""
 
     def __init__(self, store: Store, write_after_s: float = _WRITE_AFTER_S) -> None:
@@ -76,9 +77,9 @@ class Learner:
             del self._known[next(iter(self._known))]
         self._known[key] = _known_from(value)
 
-    def record(self, call: CallRecord, totals: Totals | None) -> None:
+    def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
         """See `Observer.record`: what the provider reported of a call, less what was estimated."""
-        del totals
+        del totals, left
         if call.charge is not None and call.charge.source == "provider":
             self._refute(call.provider, call.model, call.charge.usage.input_tokens)
         last, surprise = call.last_turn, call.surprise
@@ -172,7 +173,3 @@ def _known_from(value: bytes | None) -> Known:
     if isinstance(found, list):
         return residuals_from(found)
     return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
-
-
-if TYPE_CHECKING:
-    _: type[Observer] = Learner

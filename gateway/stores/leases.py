@@ -39,7 +39,7 @@ class Lease:
         step: units by which it is extended as it is used up, see `Hold`; 0 where it is not.
         answers: asked for in one call: a unit is a token of each.
         delivered: tokens of the answer that have come.
-        pending: makes the hold that is taken when the call has lasted for a while; None: it is taken.
+        pending: makes the hold that is not taken yet, see `take`; None: it is taken.
         is_over: what has come is all that is held, and no more can be; the answer has to end.
     """
 
@@ -94,6 +94,11 @@ class Leases:
         self._open: dict[str, Lease] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
+    @property
+    def count(self) -> int:
+        """Holds that are kept alive."""
+        return len(self._open)
+
     def start(self) -> None:
         """Begin. Needs a running event loop."""
         self._tasks = [asyncio.create_task(self._keep()), asyncio.create_task(self._sweep())]
@@ -134,7 +139,7 @@ class Leases:
     async def _renew(self) -> None:
         now = time.monotonic()
         for lease in [one for one in self._open.values() if one.pending and now - one.renewed_at >= self._tick_s]:
-            await self._take(lease)
+            await self.take(lease)
         noted = {lease.id: tokens for lease in self._open.values() if (tokens := self._news(lease, now)) is not None}
         if noted:
             await self._store.renew(noted)
@@ -157,7 +162,12 @@ class Leases:
                 return
         lease.end_at(delivered)
 
-    async def _take(self, lease: Lease) -> None:
+    async def take(self, lease: Lease) -> None:
+        """Take the hold of a call that has lasted, or whose answer is about to be delivered.
+
+        Raises:
+            StoreUnavailable: nothing is held.
+        """
         if lease.pending is not None:
             await self._store.reserve(lease.pending(), self.lease_s)
             lease.pending = None

@@ -14,8 +14,22 @@ from gateway.core import ledger
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.ids import first_id_at
 from gateway.core.ledger import AccountKey, Claim, Dimension, Granted, Moment, Refused, Standing
-from gateway.core.ports import LOST, CallRecord, Lesson, OpenHold, Page, SessionKey, SessionView, Store, StoredKey
+from gateway.core.ports import (
+    LOST,
+    MOST_LATEST,
+    CallRecord,
+    Latest,
+    Lesson,
+    OpenHold,
+    Page,
+    SessionKey,
+    SessionView,
+    Settled,
+    Store,
+    StoredKey,
+)
 from gateway.core.session import Change, Remembered, SessionState
+from gateway.core.tools import ToolUse
 from gateway.core.usage import Totals
 from gateway.stores import clock
 from gateway.stores.cursor import Cursor
@@ -103,14 +117,21 @@ class MemoryStore:
         self._last_turns: dict[SessionKey, LastTurn] = {}
         self._states = _Newest[SessionKey, SessionState](STATES_IN_ALL)
         self._lessons = _Newest[str, bytes](LESSONS_IN_ALL)
+        self._latest = deque[tuple[str, Totals | None]](maxlen=MOST_LATEST)
+        self._noted = 0
 
     async def settle(self, record: CallRecord) -> Totals:
         """See `Store.settle`."""
         known = self._by_id.get(record.call_id)
-        if known is None or known.outcome == LOST != record.outcome:
+        is_new = known is None or known.outcome == LOST != record.outcome
+        if is_new:
             self._remember(record)
             self._charge(record, known)
-        return await self.totals(record.session) if record.session is not None else Totals()
+        totals = await self.totals(record.session) if record.session is not None else None
+        if is_new:
+            self._latest.append((record.call_id, totals))
+            self._noted += 1
+        return totals or Totals()
 
     def _charge(self, record: CallRecord, lost: CallRecord | None) -> None:
         """Charge a call; `lost`: what it was charged as when it was taken for lost, which is taken back."""
@@ -139,11 +160,12 @@ class MemoryStore:
         if wrong is None and record.charge is None:
             return
         view = self._sessions.get(key)
-        totals = view.totals if view else Totals()
+        totals, tools = (view.totals, view.tools) if view else (Totals(), ToolUse())
         if lost is not None and wrong is not None:
             totals = totals.without(wrong, lost.saved_tokens)
         if record.charge is not None:
             totals = totals.add(record.charge, record.saved_tokens)
+        tools = tools.with_calls(record.counted_tools)
         ended = record.started_at + record.duration_s
         self._sessions[key] = SessionView(
             key,
@@ -151,6 +173,7 @@ class MemoryStore:
             max(ended, view.last_call_at if view else 0.0),
             totals,
             view.derived if view else record.derived_session,
+            tools,
         )
         if record.last_turn is not None:
             self._last_turns[key] = record.last_turn
@@ -316,9 +339,10 @@ class MemoryStore:
         more = str(page[limit - 1][0]) if len(page) > limit else None
         return Page([view for _, view in page[:limit]], more)
 
-    async def calls(self, session: SessionKey, limit: int) -> Sequence[CallRecord]:
+    async def calls(self, session: SessionKey, limit: int, before: str | None = None) -> Sequence[CallRecord]:
         """See `Store.calls`."""
-        return heapq.nlargest(limit, self._calls.get(session, ()), key=lambda record: record.call_id)
+        records = [one for one in self._calls.get(session, ()) if before is None or one.call_id < before]
+        return heapq.nlargest(limit, records, key=lambda record: record.call_id)
 
     async def call(self, namespace: str | None, request_id: str) -> CallRecord | None:
         """See `Store.call`."""
@@ -331,6 +355,16 @@ class MemoryStore:
             return own
         named = (record for record in self._by_id.values() if record.request_id == request_id and visible(record))
         return max(named, key=lambda record: record.call_id, default=None)
+
+    async def latest(self, after: int | None, limit: int) -> Latest:
+        """See `Store.latest`."""
+        if after is None:
+            return Latest((), self._noted)
+        forgotten = self._noted - len(self._latest)
+        begin = max(after, forgotten) - forgotten
+        noted = list(islice(self._latest, begin, begin + limit))
+        settled = [Settled(self._by_id[one], totals) for one, totals in noted if one in self._by_id]
+        return Latest(settled, forgotten + begin + len(noted), max(0, forgotten - after))
 
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""

@@ -58,6 +58,11 @@ class Settler:
         """Whether the store cannot be used."""
         return self._is_away
 
+    @property
+    def waiting(self) -> int:
+        """Settled calls that wait for the store, of this worker and as far as they are at hand."""
+        return len(self._waiting)
+
     def check(self) -> None:
         """Refuse a new call while the store is away, at once, unless calls are taken nevertheless.
 

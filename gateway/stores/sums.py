@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Decimal
+from operator import attrgetter
 from typing import Final
 
 from gateway.core.usage import Charge, Totals
@@ -17,6 +18,7 @@ SUMS: Final = (
 #: a sum stops here, and an addend one step before: their sum still fits 64 bits and never turns negative
 MAX_SUM: Final = 2**62
 _PICO: Final = Decimal(10) ** 12
+_FIELDS: Final = attrgetter(*SUMS[:-1], "cost_usd")
 
 
 def sums_of(charge: Charge, saved_tokens: int) -> tuple[int, ...]:
@@ -38,6 +40,12 @@ def sums_of(charge: Charge, saved_tokens: int) -> tuple[int, ...]:
         int((charge.cost_usd or 0) * _PICO),
     )
     return tuple(min(value, MAX_SUM) for value in sums)
+
+
+def columns_of(totals: Totals) -> tuple[int, ...]:
+    """The columns that `totals_of` reads."""
+    *counts, cost_usd = _FIELDS(totals)
+    return (*counts, int(cost_usd * _PICO))
 
 
 def totals_of(row: Sequence[int]) -> Totals:

@@ -15,11 +15,12 @@ import sys
 import threading
 import time
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import Final, TextIO
 
 import msgspec
 
 from gateway.core.ports import CallRecord, ContextRecord, Observer
+from gateway.core.spending import Allowance
 from gateway.core.usage import Totals
 
 _FAILED_FROM: Final = 400
@@ -138,7 +139,7 @@ def flush(timeout_s: float = _FLUSH_S) -> None:
 atexit.register(flush)
 
 
-class CallLog:
+class CallLog(Observer):
     """Writes each call's line. `failures_only`: calls that went well are left out."""
 
     def __init__(self, stream: TextIO, *, as_json: bool, failures_only: bool = False) -> None:
@@ -146,8 +147,9 @@ class CallLog:
         self._as_json = as_json
         self._failures_only = failures_only
 
-    def record(self, call: CallRecord, totals: Totals | None) -> None:
+    def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
         """See `Observer.record`."""
+        del left
         if self._failures_only and call.status < _FAILED_FROM and call.outcome == "ok":
             return
         line = json_line(call, totals) if self._as_json else text_line(call, totals)
@@ -257,14 +259,11 @@ def configure(*, as_json: bool, level: str) -> None:
     """Send what the gateway itself has to say to stderr; uvicorn says nothing."""
     handler = _Handler(_writer_for(sys.stderr, as_json=as_json))
     handler.setFormatter(_formatter(as_json=as_json))
-    log = logging.getLogger("gateway")
-    log.handlers[:] = [handler]
-    log.propagate = False
-    log.setLevel(level.upper())
+    for name in ("gateway", "opentelemetry"):
+        log = logging.getLogger(name)
+        log.handlers[:] = [handler]
+        log.propagate = False
+        log.setLevel(level.upper())
     # What it would say is either said by us already, or about a connection that we broke on purpose.
     for name in ("uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-
-
-if TYPE_CHECKING:
-    _: type[Observer] = CallLog

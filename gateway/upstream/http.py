@@ -10,8 +10,7 @@ import asyncio
 import io
 import ssl
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -36,6 +35,8 @@ _SKIP: Final = frozenset({"User-Agent", "Accept", "Content-Type"})
 _KEEPALIVE_S: Final = 45.0
 _MAX_HEADER_LINE: Final = 32 * 1024
 _PIECEWISE: Final = 512 * 1024
+#: what aiohttp and the sockets below it raise
+_FOREIGN: Final = (OSError, aiohttp.ClientError, aiohttp.http.HttpProcessingError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class HttpUpstream:
     async def request(self, request: Outgoing) -> aiohttp.ClientResponse:
         """Send, and wait for the head of the answer."""
         headers = CIMultiDict([(name.decode("latin-1"), _header_text(value)) for name, value in request.headers])
-        with self._translated():
+        try:
             async with asyncio.timeout(self._limits.first_byte_s):
                 return await self._session.request(
                     request.method,
@@ -93,35 +94,35 @@ class HttpUpstream:
                     allow_redirects=False,
                     proxy=self._proxy,
                 )
+        except _FOREIGN as error:
+            raise self._translated(error) from error
 
     async def pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         """The body as it arrives; reading stops while the consumer is busy, so the socket pushes back."""
         content = response.content
         silence = Silence(self._limits.between_bytes_s, lambda: content.set_exception(TimeoutError()))
         try:
-            with self._translated():
-                while True:
-                    silence.begin()
-                    piece = await content.readany()
-                    silence.end()
-                    if not piece:
-                        return
-                    yield piece
+            while True:
+                silence.begin()
+                piece = await content.readany()
+                silence.end()
+                if not piece:
+                    return
+                yield piece
+        except _FOREIGN as error:
+            raise self._translated(error) from error
         finally:
             silence.stop()
 
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except TimeoutError as error:
-            raise self._timeout(error) from error
-        except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, OSError) as error:
+    def _translated(self, error: Exception) -> UpstreamFault:
+        """Ours for one of aiohttp's."""
+        if isinstance(error, TimeoutError):
+            return self._timeout(error)
+        if isinstance(error, aiohttp.ServerDisconnectedError | OSError):
             # A connector's error comes before a byte was sent; any other may come after the provider has read it all.
             kind = UpstreamRefused if isinstance(error, aiohttp.ClientConnectorError) else UpstreamUnreachable
-            raise kind(f"{self._provider} cannot be reached: {_reason(error)}. Try again shortly.") from error
-        except (aiohttp.ClientError, aiohttp.http.HttpProcessingError, ValueError) as error:
-            raise self._protocol_error(error) from error
+            return kind(f"{self._provider} cannot be reached: {_reason(error)}. Try again shortly.")
+        return self._protocol_error(error)
 
     def _timeout(self, error: TimeoutError) -> UpstreamFault:
         if isinstance(error, aiohttp.ConnectionTimeoutError):

@@ -50,6 +50,16 @@ class RetryingUpstream:
         self._sleep = sleep
         self._chance = chance
 
+    @property
+    def failures(self) -> int:
+        """How often in a row the provider has failed."""
+        return self._breaker.failed
+
+    @property
+    def asked_in_s(self) -> float | None:
+        """Seconds until the provider is asked again; None: it is asked."""
+        return self._breaker.opens_in(self._policy, self._clock())
+
     def send(self, request: Outgoing) -> _Asking:
         """See `Upstream.send`."""
         return _Asking(self, request)

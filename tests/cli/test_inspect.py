@@ -32,6 +32,13 @@ def test_count_as_json_has_every_item(gateway_command: Commands, body: Path) -> 
     assert found["tool_results"] == 12
 
 
+def test_count_lists_tools_where_it_is_asked_to(gateway_command: Commands, body: Path) -> None:
+    found = json.loads(gateway_command("count", body, "--json", "--tools").out)
+    tokens = found["tool_tokens"]
+    assert found["tools"] == {"list_depot": {"results": 12, "result_tokens": tokens}}
+    assert gateway_command("count", body, "--tools").lines[-1].split() == ["list_depot", "12", f"{tokens:,}"]
+
+
 def test_count_for_another_model(gateway_command: Commands, body: Path) -> None:
     found = json.loads(gateway_command("count", body, "-m", "claude-sonnet-4-5", "--json").out)
     assert (found["model"], found["provider"]) == ("claude-sonnet-4-5", "anthropic")

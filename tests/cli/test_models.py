@@ -49,7 +49,13 @@ def test_a_model_of_our_own_table_names_it(gateway_command: Commands) -> None:
     assert (row["model"], row["provider"], row["window"], row["tokenizer"]) == (
         "mock-small", "mock", 16_000, "o200k_base",
     )  # fmt: skip
-    assert row["price"] == {"input": "0.15", "output": "0.6", "cache_read": "0.075", "cache_write": None}
+    assert row["price"] == {
+        "input": "0.15",
+        "output": "0.6",
+        "cache_read": "0.075",
+        "cache_write": None,
+        "cache_write_1h": None,
+    }
     assert set(row["sources"].values()) == {"models.yaml"}
 
 

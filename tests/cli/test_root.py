@@ -11,7 +11,21 @@ import pytest
 from gateway import __version__
 from tests.support.commands import Commands, environment
 
-ALL = ("serve", "demo", "check", "init", "schema", "count", "trim", "models", "sessions")
+ALL = (
+    "serve",
+    "demo",
+    "check",
+    "init",
+    "schema",
+    "count",
+    "trim",
+    "models",
+    "sessions",
+    "keys",
+    "env",
+    "top",
+    "replay",
+)
 
 
 def test_help_names_every_command(gateway_command: Commands) -> None:

@@ -68,16 +68,17 @@ def test_the_start_up_lines_say_what_one_needs_to_know(serving: Serve, gateway_c
     assert lines[2] == f"  store     sqlite {store}      session budget: none      config: built-in defaults"
     assert lines[3] == f"  try       export OPENAI_BASE_URL={gateway.url}/v1"
     assert lines[4] == f"            export ANTHROPIC_BASE_URL={gateway.url}"
-    assert len(lines) == 5
+    assert lines[5] == f"  dashboard {gateway.url}/ui"
+    assert len(lines) == 6
     assert store.exists()
 
 
 def test_nothing_more_is_said_until_a_call_comes_and_then_one_line(serving: Serve) -> None:
     gateway = serving("--mock", "--store", "memory://")
     assert gateway.web.get("/healthz").status == 200
-    assert len(gateway.log.splitlines()) == 5
+    assert len(gateway.log.splitlines()) == 6
     assert gateway.web.chat("s").status == 200
-    until(lambda: len(gateway.log.splitlines()) == 6)
+    until(lambda: len(gateway.log.splitlines()) == 7)
     line = json.loads(gateway.log.splitlines()[-1])
     assert (line["event"], line["session"], line["status"]) == ("call", "s", 200)
     assert gateway.said == "", "talk goes to stderr"

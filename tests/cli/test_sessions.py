@@ -82,6 +82,16 @@ def test_a_session_is_shown_with_its_calls(store: str, gateway_command: Commands
     assert text.count("mock-small") == 2
 
 
+def test_a_session_is_shown_with_its_tools(filled: GatewayThread, store: str, gateway_command: Commands) -> None:
+    assert "results in its context" not in gateway_command("sessions", "show", "small", "--store", store).out
+    filled.web.chat("small", tools=[{"type": "function", "function": {"name": "look", "parameters": {}}}])
+    shown = json.loads(gateway_command("sessions", "show", "small", "--json", "--store", store).out)
+    assert shown["recent_tools"] == ["look"]
+    assert shown["tools"] == {"look": {"calls": 1, "result_tokens": 0, "results": 0}}
+    lines = gateway_command("sessions", "show", "small", "--store", store).lines
+    assert ["look", "1", "0", "0"] in [line.split() for line in lines]
+
+
 def test_reset_sets_the_totals_to_zero_for_the_running_gateway_too(
     filled: GatewayThread, store: str, gateway_command: Commands
 ) -> None:

@@ -162,6 +162,21 @@ def test_a_translated_provider_is_one_that_litellm_knows(gateway_command: Comman
     assert done.out == "providers.aws.litellm: litellm knows no provider 'bedrok' (did you mean bedrock?)\n"
 
 
+def test_an_observer_that_cannot_be_made_is_a_problem(gateway_command: Commands) -> None:
+    done = gateway_command("check", "-c", gateway_command.file("{callbacks: {observers: [no.such.Thing]}}"))
+    assert done.code == 3
+    assert done.out.startswith("callbacks.observers[0]: no.such.Thing cannot be made: ModuleNotFoundError")
+
+
+def test_it_is_said_who_has_which_steps(gateway_command: Commands) -> None:
+    steps = "[{name: work, is_default: true}, {name: review, conditions: [{tool_used: write}]}]"
+    file = gateway_command.file(f"steps: [{{name: s}}]\nagents: {{writer: {{steps: {steps}}}}}")
+    done = gateway_command("check", "-c", file)
+    assert done.code == 0
+    assert "calls whose agent is not named: 1 step, s" in done.err
+    assert "writer: 2 steps, work, review" in done.err
+
+
 def test_online_asks_the_provider_and_opens_the_store(
     gateway_command: Commands, mock_server: MockServer, mock: Provider
 ) -> None:

@@ -111,6 +111,27 @@ def test_a_fixed_factor_is_kept_instead_of_what_was_learned() -> None:
     assert not came.fits(came.expected.tokens, 1.01)
 
 
+@pytest.mark.parametrize("safety", [None, 1.0, 1.25, 3.0])
+def test_what_remains_is_what_could_be_sent_besides(safety: float | None) -> None:
+    came = weighed(messages(3))
+    context = as_it_came(came, 9_999, safety).context
+    assert context.remaining is not None
+    assert context.remaining == 9_999 - context.tokens - context.margin
+    assert came.fits(9_999 - context.remaining, safety)
+    assert not came.fits(9_999 - context.remaining - 1, safety)
+    assert as_it_came(came, came.expected.tokens - 1, safety).context.remaining == 0
+    assert as_it_came(came, None, safety).context.remaining is None
+
+
+def test_what_remains_after_a_cut_is_left_beside_what_was_sent() -> None:
+    plan = planned(messages(12), room(2_000))
+    assert plan.messages is not None
+    sent = weighed(plan.messages).expected
+    assert plan.context.remaining == 2_000 - sent.tokens - sent.margin > 100
+    shadow = planned(messages(12), room(2_000, shadow=True))
+    assert shadow.context.remaining == 0
+
+
 def test_a_plan_is_within_its_budget_with_its_margin_and_says_what_it_did() -> None:
     raws = messages(12)
     plan = planned(raws, room(2_000))
@@ -124,10 +145,10 @@ def test_a_plan_is_within_its_budget_with_its_margin_and_says_what_it_did() -> N
     assert len(context.fates) == len(raws)
     changed = [fate for fate in context.fates if fate[3] not in ("kept", "pinned")]
     assert sum(context.trimmed.values()) == len(changed) > 0
-    assert (context.conversation_tokens, context.tool_tokens) == (
-        sent.estimate.context.conversation_tokens,
-        sent.estimate.context.tool_tokens,
-    )
+    parts = sent.estimate.context
+    assert (context.conversation_tokens, context.tool_tokens) == (parts.conversation_tokens, parts.tool_tokens)
+    assert context.tool_weights == parts.tools
+    assert sum(one.tokens for one in parts.tools.values()) == parts.tool_tokens > 0
 
 
 def test_a_factor_is_kept_free() -> None:

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from gateway.core.pricing import Price, Rates, cost, price_from_table, price_per_million
+from gateway.core.pricing import Price, Rates, cost, price_from_table, price_per_million, standard_cost
 from gateway.core.usage import Usage
 
 D = Decimal
@@ -13,8 +13,8 @@ FULL = Price(Rates(D(1), D(10), D("0.1"), D("1.25"), D(40), D(80), D(5)), {})
 
 
 def test_a_price_per_million_is_a_millionth_per_token() -> None:
-    price = price_per_million(input=D("1.25"), output=D(10), cache_read=D("0.125"))
-    assert price.rates == Rates(D("0.00000125"), D("0.00001"), D("0.000000125"), None)
+    price = price_per_million(input=D("1.25"), output=D(10), cache_read=D("0.125"), cache_write_1h=D(2))
+    assert price.rates == Rates(D("0.00000125"), D("0.00001"), D("0.000000125"), None, cache_write_1h=D("0.000002"))
 
 
 def test_each_side_costs_its_own_rate() -> None:
@@ -104,15 +104,68 @@ def test_a_total_below_its_parts_is_no_discount() -> None:
 
 
 def test_a_service_tier_has_its_own_rates_and_an_unknown_one_the_standard() -> None:
-    price = Price(Rates(D(2), D(2)), {"flex": Rates(D(1), D(1))})
+    price = Price(Rates(D(2), D(2)), {"flex": Price(Rates(D(1), D(1)), {})})
     usage = Usage.of(1, 1)
-    assert [cost(usage, price, tier) for tier in ("flex", "default", None)] == [2, 4, 4]
+    assert [cost(usage, price, tier) for tier in ("flex", "default", "on_demand", "", None)] == [2, 4, 4, 4, 4]
+
+
+def test_a_cheaper_tier_without_known_rates_has_the_standard_ones_and_a_dearer_one_none() -> None:
+    price = Price(Rates(D(2), D(2)), {})
+    usage = Usage.of(1, 1)
+    assert cost(usage, price, "flex") == 4
+    assert [cost(usage, price, tier) for tier in ("fast", "priority", "ultrafast")] == [None] * 3
+    assert standard_cost(usage, price) == 4
+
+
+def test_openais_fast_is_what_it_called_priority_before() -> None:
+    price = Price(Rates(D(2), D(2)), {"priority": Price(Rates(D(4), D(4)), {})})
+    assert [cost(Usage.of(1, 1), price, tier) for tier in ("fast", "priority", "ultrafast")] == [8, 8, None]
 
 
 @pytest.mark.parametrize(("tokens", "rate"), [(200_000, 1), (200_001, 2), (300_001, 3)])
 def test_a_long_context_costs_the_rates_of_the_highest_threshold_it_passes(tokens: int, rate: int) -> None:
     price = Price(Rates(D(1), D(0)), {}, ((200_000, Rates(D(2), D(0))), (300_000, Rates(D(3), D(0)))))
     assert cost(Usage.of(tokens, 0), price) == tokens * rate
+
+
+def test_a_long_context_has_rates_of_its_own_in_each_tier() -> None:
+    price = price_from_table(
+        {
+            "input_cost_per_token": 1,
+            "output_cost_per_token": 10,
+            "input_cost_per_token_above_272k_tokens": 2,
+            "output_cost_per_token_above_272k_tokens": 15,
+            "input_cost_per_token_priority": 3,
+            "output_cost_per_token_priority": 30,
+            "input_cost_per_token_above_272k_tokens_priority": 6,
+            "input_cost_per_token_flex": D("0.5"),
+            "output_cost_per_token_flex": 5,
+        }
+    )
+    assert price is not None
+    short, long = Usage.of(100, 1), Usage.of(300_000, 1)
+    assert [cost(short, price, tier) for tier in (None, "priority", "flex")] == [110, 330, 55]
+    assert [cost(long, price, tier) for tier in (None, "priority", "flex")] == [600_015, 1_800_030, 150_005]
+
+
+def test_anthropics_fast_mode_costs_so_many_times_more_of_everything() -> None:
+    price = price_from_table(
+        {
+            "input_cost_per_token": 4,
+            "output_cost_per_token": 20,
+            "cache_read_input_token_cost": D("0.4"),
+            "cache_creation_input_token_cost": 5,
+            "cache_creation_input_token_cost_above_1hr": 8,
+            "input_cost_per_token_above_200k_tokens": 6,
+            "provider_specific_entry": {"us": 1.1, "fast": 2.5},
+        }
+    )
+    assert price is not None
+    usage = Usage(100, 10, 110, cache_read_tokens=20, cache_write_tokens=30, cache_write_1h_tokens=10)
+    standard = cost(usage, price)
+    assert standard is not None
+    assert cost(usage, price, "fast") == standard * D("2.5")
+    assert cost(Usage.of(300_000, 0), price, "fast") == 300_000 * 15
 
 
 def test_a_table_entry_is_read_with_tiers_and_thresholds() -> None:
@@ -138,7 +191,7 @@ def test_a_table_entry_is_read_with_tiers_and_thresholds() -> None:
     assert price is not None
     base = Rates(D("1e-6"), D("1e-5"), D("1e-7"), D("1.25e-6"), D("4e-5"), D("8e-5"), D("5e-6"))
     assert price.rates == base
-    assert price.tiers == {"flex": Rates(D("5e-7"), D("5e-6"))}
+    assert price.tiers == {"flex": Price(Rates(D("5e-7"), D("5e-6")), {})}
     assert [threshold for threshold, _ in price.above] == [128_000, 200_000]
     long_rates = price.above[1][1]
     assert (long_rates.input, long_rates.cache_read, long_rates.output) == (D("2e-6"), D("2e-7"), D("1e-5"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.retrying import WELL, Breaker, BreakerPolicy, RetryPolicy, is_ill, seconds_of
+from gateway.core.retrying import REPEATED, WELL, Breaker, BreakerPolicy, RetryPolicy, is_ill, seconds_of
 
 
 def test_waits_double_differ_and_end() -> None:
@@ -30,7 +30,13 @@ def test_a_wait_that_says_nothing_is_ours_to_choose(said: str | None) -> None:
 
 
 def test_a_busy_provider_is_well() -> None:
-    assert [is_ill(status) for status in (200, 400, 429, 500, 502, 503, 504, 529)] == [False] * 4 + [True] * 4
+    assert [is_ill(status) for status in (200, 400, 413, 429, 500, 520)] == [False] * 6
+    assert [is_ill(status) for status in (502, 503, 504, 521, 522, 523, 524, 529)] == [True] * 8
+
+
+def test_a_provider_is_asked_again_only_where_it_surely_did_nothing() -> None:
+    assert [status in REPEATED for status in (429, 502, 503, 521, 523, 529)] == [True] * 6
+    assert [status in REPEATED for status in (413, 500, 504, 520, 522, 524)] == [False] * 6
 
 
 POLICY = BreakerPolicy(failures=3, open_s=10)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from gateway.core.session import MAX_EPOCHS, MAX_SUMMARIES, SessionState
+from gateway.core.session import MAX_AGENTS, MAX_EPOCHS, MAX_SUMMARIES, SessionState
+from gateway.core.steps import StepState
 
 
 def epoch(prefix: str) -> dict[str, object]:
@@ -71,3 +72,15 @@ def test_an_epoch_that_names_nonsense_does_no_harm() -> None:
 def test_conversations_that_share_a_summary_keep_it_once() -> None:
     state = SessionState().with_summary("s1", "first").with_epoch(summed("a", "s1")).with_epoch(summed("b", "s1"))
     assert state.with_epoch(epoch("c"), instead_of="a").summaries == {"s1": "first"}
+
+
+def test_an_agent_has_one_place_and_the_one_that_went_on_last_is_at_the_end() -> None:
+    state = SessionState().with_step("a", StepState("x")).with_step("b", StepState("y")).with_step("a", StepState("z"))
+    assert list(state.steps.items()) == [("b", StepState("y")), ("a", StepState("z"))]
+
+
+def test_the_agent_that_stood_still_longest_gives_way() -> None:
+    state = SessionState()
+    for number in range(MAX_AGENTS + 1):
+        state = state.with_step(f"a{number}", StepState("x")).with_step("a0", StepState("y", number))
+    assert list(state.steps) == [f"a{number}" for number in range(2, MAX_AGENTS + 1)] + ["a0"]

@@ -99,6 +99,8 @@ def test_a_call_is_held_at_the_dearest_rate_it_may_come_to() -> None:
     hourly = Price(Rates(Decimal(1), Decimal(4), cache_write=Decimal("1.25"), cache_write_1h=Decimal(2)), {})
     assert rate_of(hourly, 10, None) == Rate(Decimal("1.25"), Decimal(4))
     assert rate_of(hourly, 10, None, caches_1h=True) == Rate(Decimal(2), Decimal(4))
+    assert rate_of(hourly, 10, "flex") == rate_of(hourly, 10, None)
+    assert rate_of(hourly, 10, "priority") is None, "nobody knows what it costs"
 
 
 # --- what is held ---------------------------------------------------------------------------------------------------------

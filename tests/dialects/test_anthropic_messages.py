@@ -137,11 +137,11 @@ def test_a_whole_answer_is_read() -> None:
             {"type": "web_search_tool_result", "content": [{"encrypted_content": "x" * 4000}]},
             {"type": "tool_use", "name": "find", "input": {"q": "x" * 40}},
         ],
-        "usage": {"input_tokens": 10, "cache_read_input_tokens": 5, "output_tokens": 7, "service_tier": "priority"},
+        "usage": {"input_tokens": 10, "cache_read_input_tokens": 5, "output_tokens": 7, "service_tier": "batch"},
     }  # fmt: skip
     found = DIALECT.answer(json.dumps(body).encode())
     assert (found.model, found.finish_reason, found.tools, found.service_tier, found.error) == (
-        "claude", "tool_use", ("web_search", "find"), "priority", False,
+        "claude", "tool_use", ("web_search", "find"), "batch", False,
     )  # fmt: skip
     assert usage_of(found) == Usage(15, 7, 22, 5)
     assert found.output_estimate == 5 * 10 + 4
@@ -189,6 +189,24 @@ def test_a_stream_is_read() -> None:
     assert (found.model, found.finish_reason, found.tools, found.service_tier, found.output_estimate) == (
         "claude", "end_turn", ("find", "ask"), "standard", 6,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "tier"),
+    [
+        ({"service_tier": "standard", "speed": "fast"}, "fast"),
+        ({"service_tier": "standard", "speed": "standard"}, "standard"),
+        # Bought beforehand: its tokens have no price of their own.
+        ({"service_tier": "priority"}, None),
+    ],
+)
+def test_a_tier_is_what_the_price_depends_on(said: dict[str, Any], tier: str | None) -> None:
+    whole = DIALECT.answer(json.dumps({"type": "message", "usage": {"output_tokens": 7, **said}}).encode())
+    assert whole.service_tier == tier
+    assert answer_to(start(input_tokens=12, **said), ended("end_turn", output_tokens=7)).service_tier == tier
+    assert answer_to(start(input_tokens=12), ended("end_turn", output_tokens=7, **said)).service_tier == tier
+    # What the end does not say again still holds.
+    assert answer_to(start(**said), ended("end_turn", service_tier="standard")).service_tier == tier
 
 
 def test_a_stream_that_broke_off_has_no_output_reported() -> None:

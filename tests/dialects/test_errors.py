@@ -82,8 +82,8 @@ def test_an_error_in_a_stream_of_named_events_names_its_event(dialect: Dialect) 
 
 def test_an_error_in_a_responses_stream_stands_where_the_documents_and_where_the_sdk_look() -> None:
     fault = FAULTS[0]
-    told = json.loads(OpenAIResponses().error_event(fault, "r").partition(b"data: ")[2])
+    told = json.loads(OpenAIResponses().error_event(fault, "r", 7).partition(b"data: ")[2])
     assert told == {
-        "type": "error", "code": fault.code, "message": fault.message, "param": fault.param, "sequence_number": 0,
+        "type": "error", "code": fault.code, "message": fault.message, "param": fault.param, "sequence_number": 7,
         "error": {"type": fault.openai_type, "code": fault.code, "message": fault.message, "param": fault.param},
     }  # fmt: skip

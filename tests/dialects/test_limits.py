@@ -68,6 +68,12 @@ def test_a_service_tier_is_a_name() -> None:
     assert service_tier({}) is None
 
 
+def test_anthropics_speed_is_a_tier_of_its_own() -> None:
+    assert service_tier(fields(speed="fast", service_tier="auto")) == "fast"
+    assert service_tier(fields(speed="standard", service_tier="auto")) == "auto"
+    assert service_tier(fields(speed=1.5)) is None
+
+
 @pytest.mark.parametrize(
     ("wire", "own", "set_fields"),
     [

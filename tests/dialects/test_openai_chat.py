@@ -300,6 +300,20 @@ def test_tool_calls_are_told_apart_by_index_by_id_and_by_choice() -> None:
     assert answer_to(both).tools == ("a", "a")
 
 
+def test_a_function_of_the_older_form_in_pieces_is_one_call() -> None:
+    begun = delta(function_call={"name": "find", "arguments": ""})
+    answer = answer_to(begun, *[delta(function_call={"arguments": '{"query":"words"}'})] * 3)
+    assert answer.tools == ("find",)
+    assert answer.output_estimate > answer_to(begun).output_estimate
+
+
+def test_a_custom_tool_is_a_tool() -> None:
+    said = {"index": 0, "id": "c", "type": "custom", "custom": {"name": "grep", "input": "a long pattern " * 20}}
+    answer = answer_to(delta(tool_calls=[said]))
+    assert answer.tools == ("grep",)
+    assert answer.output_estimate > 50
+
+
 def test_tool_calls_without_an_index_are_told_apart_by_their_place() -> None:
     calls = [{"function": {"name": name}} for name in ("a", "b")]
     assert answer_to(delta(tool_calls=calls)).tools == ("a", "b")

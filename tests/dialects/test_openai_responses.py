@@ -493,3 +493,24 @@ def test_an_endless_stream_does_not_fill_the_memory() -> None:
     finally:
         tracemalloc.stop()
     assert held < 4 * MAX_KEPT
+
+
+def test_the_next_event_has_the_number_after_the_last() -> None:
+    meter = StreamMeter(DIALECT.reader(call(), drop_usage=True))
+    assert meter.next_number() == 0
+    for event in (created(), delta("output_text", "hi")):
+        meter.feed(b"data: " + json.dumps({**event, "sequence_number": 41}).encode() + b"\n\n")
+    assert meter.next_number() == 42
+    meter.feed(b'data: {"type":"response.output_text.delta","sequence_number":43')
+    assert meter.next_number() == 42, "what is not whole does not count"
+
+
+def test_a_stream_that_is_cut_names_what_was_sent_where_that_was_weighed() -> None:
+    asked = DIALECT.read(json.dumps({"model": "m", "input": "word " * 1_000}).encode())
+
+    def shown(input_tokens: int | None) -> Any:
+        reader = DIALECT.reader(asked, drop_usage=True, input_tokens=input_tokens)
+        return json.loads(reader.cut_short().rpartition(b"data: ")[2])["response"]["usage"]["input_tokens"]
+
+    assert shown(321) == 321
+    assert shown(None) > 1_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -258,3 +259,54 @@ def test_usage_objects_of_ever_new_names_do_not_fill_the_memory() -> None:
     finally:
         tracemalloc.stop()
     assert held < 2**20
+
+
+# --- what it costs ------------------------------------------------------------------------------------------------
+
+
+def cost(*objects: object) -> Decimal | None:
+    found = read({"prompt_tokens": 10, "completion_tokens": 5}, *objects)
+    assert found is not None
+    return found.cost_usd
+
+
+@pytest.mark.parametrize(
+    ("said", "usd"),
+    [
+        # As recorded of OpenRouter: what the call cost there is a part of what is charged, ...
+        ({"cost": 0.0009056, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.0009056}}, "0.0009056"),
+        # ... but with a key of one's own, where both are paid.
+        ({"cost": 0.0012, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.0345}}, "0.0357"),
+        ({"cost": 0, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.00123}}, "0.00123"),
+        # As its documents show it: of a part that is larger than the whole, the call was one with such a key.
+        ({"cost": 0.95, "cost_details": {"upstream_inference_cost": 19}}, "19.95"),
+        ({"cost": 0.95, "cost_details": {"upstream_inference_cost": 0.9}}, "0.95"),
+        ({"cost": 0.95, "cost_details": {"upstream_inference_cost": None}}, "0.95"),
+        ({"cost": 0}, "0"),
+    ],
+)
+def test_a_cost_is_what_is_paid_to_all(said: dict[str, object], usd: str) -> None:
+    assert cost(said) == Decimal(usd)
+
+
+@pytest.mark.parametrize("value", [None, True, "0.5", -1, {"total_cost": 1}, [1], float("nan"), float("inf"), 1e300])
+def test_what_is_no_cost_is_none(value: object) -> None:
+    assert cost({"cost": value}) is None
+
+
+def test_the_last_cost_counts_and_null_erases_none() -> None:
+    assert cost({"cost": 0.5}, {"cost": 0.75}, {"cost": None}, {"completion_tokens": 5}) == Decimal("0.75")
+
+
+def test_the_cost_at_the_beginning_of_a_message_is_no_cost_yet() -> None:
+    reader = UsageReader()
+    reader.add({"input_tokens": 10, "output_tokens": 1, "cost": 0}, input_side_only=True)
+    found = reader.reported()
+    assert found is not None
+    assert found.cost_usd is None
+
+
+def test_a_cost_without_tokens_is_a_report_of_its_own() -> None:
+    found = read({"cost": 0.5})
+    assert found is not None
+    assert (found.cost_usd, found.has_tokens) == (Decimal("0.5"), False)

@@ -53,6 +53,9 @@ class Recorder:
     def answer(self) -> Answer:
         return self._reader.answer()
 
+    def next_number(self) -> int:
+        return self._reader.next_number()
+
     def cut_short(self) -> bytes:
         return self._reader.cut_short()
 

@@ -10,10 +10,10 @@ import pytest
 
 from gateway.mock import MockServer, Provider, Turn
 from gateway.mock.turns import Behaviour
-from tests.conftest import Scripted, StartGateway
+from tests.conftest import Scripted, StartGateway, StartUpstream
 from tests.support.gateways import GatewayThread
 from tests.support.scripted import DONE, SSE_HEAD, Connection, chunk, completion
-from tests.support.web import CHAT, Web, shown_usage
+from tests.support.web import CHAT, HI, Web, shown_usage
 
 TOOLS: Any = [
     {
@@ -289,3 +289,42 @@ def test_what_is_cached_for_an_hour_costs_more_than_for_five_minutes(
         assert web.post("/v1/messages", body, {"x-session-id": session}).status == 200
     calls = web.get(f"/api/sessions/{session}/calls").json["calls"]
     assert sorted(float(call["cost_usd"]) for call in calls) == [6.25, 10.0]
+
+
+# --- a provider that says what a call costs -----------------------------------------------------------------------
+
+OPENROUTER_USAGE = {
+    "prompt_tokens": 10,
+    "completion_tokens": 5,
+    "total_tokens": 15,
+    "cost": 0.0125,
+    "is_byok": False,
+    "cost_details": {"upstream_inference_cost": 0.0125},
+}
+
+
+def says_what_it_costs(connection: Connection) -> None:
+    if not connection.request.json.get("stream"):
+        connection.whole(completion(usage=OPENROUTER_USAGE))
+        return
+    connection.send(SSE_HEAD + chunk("hello") + chunk(choices=[], usage=OPENROUTER_USAGE) + DONE)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("provider", "usd"), [("openrouter", 0.0125), ("another", 0.00002)])
+def test_the_cost_that_openrouter_names_is_charged_and_no_other_providers(
+    gateway_server: StartGateway, byte_server: StartUpstream, stream: bool, provider: str, usd: float
+) -> None:
+    upstream = byte_server(says_what_it_costs)
+    gateway = gateway_server(
+        upstream.url,
+        built_in_providers=True,
+        models=[{"match": "m", "provider": provider, "price": {"input": 1, "output": 2}}],
+        **{
+            "providers.openrouter": {"base_url": upstream.url, "auth": "none", "key": ""},
+            "providers.another": {"base_url": upstream.url, "auth": "none"},
+        },
+    )
+    body = {"model": "m", "messages": HI, "stream": stream}
+    assert gateway.web.post("/v1/chat/completions", body, {"x-session-id": "s"}).status == 200
+    assert float(gateway.web.get("/api/sessions/s").json["cost_usd"]) == usd

@@ -70,6 +70,18 @@ def test_limit_field_names_the_limit_that_a_budget_sets(
     assert [key for key in body if body[key] is not None and key.endswith("_tokens")] == [name]
 
 
+@pytest.mark.parametrize("dearer", [{"service_tier": "priority"}, {"service_tier": "fast"}, {"speed": "fast"}])
+def test_a_service_tier_whose_price_nobody_knows_is_refused_under_a_budget_in_dollars(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, dearer: dict[str, Any]
+) -> None:
+    models = [{"match": "priced", "provider": "upstream", "price": {"input": 1, "output": 10}}]
+    gateway = gateway_server(mock_server.url, models=models, **{"budget.usd": 1})
+    refused = call(gateway.web, model="priced", **dearer)
+    assert (refused.status, refused.error["code"]) == (400, "price_unknown")
+    assert mock.calls == []
+    assert call(gateway.web, model="priced", service_tier="flex").status == 200
+
+
 def test_where_a_client_key_is_required_nobody_calls_before_there_is_one(
     mock_server: MockServer, mock: Provider, gateway_server: StartGateway
 ) -> None:

@@ -41,7 +41,7 @@ def ask(gateway: GatewayThread, **fields: Any) -> Reply:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("status", [429, 500, 502, 503, 504, 529])
+@pytest.mark.parametrize("status", [413, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529])
 def test_a_model_whose_provider_fails_is_answered_by_the_next_and_charged_once(
     both: GatewayThread, mock: Provider, second: MockServer, status: int, stream: bool
 ) -> None:
@@ -83,6 +83,15 @@ def test_where_all_fail_the_last_ones_answer_is_passed_on(
     reply = ask(both)
     assert (reply.status, reply.header("retry-after")) == (429, "7")
     assert reply.totals == (0, 0, 0)
+
+
+def test_where_the_last_finds_a_request_too_large_the_answer_before_it_is_passed_on(
+    both: GatewayThread, mock: Provider, second: MockServer
+) -> None:
+    mock.behaviour = Behaviour(status=503)
+    second.provider.behaviour = Behaviour(status=413)
+    assert ask(both).status == 503
+    assert len(second.provider.calls) == 1
 
 
 def test_a_request_too_long_for_one_model_goes_to_the_next(

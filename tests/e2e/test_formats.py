@@ -157,7 +157,9 @@ def test_the_thinking_that_the_last_turn_began_with_is_sent_with_the_rest_of_it(
 def test_what_a_compaction_stands_for_goes_first(web: Web, mock: Provider, session: str, form: Format) -> None:
     body = form.agent(12)
     elements = body[form.array]
-    place = next(place for place, one in enumerate(elements) if place > 18 and form.pairs([one])[0])
+    # Of a Messages request what lies before it does not count, so that the rest must be too long by itself.
+    least = 4 if form.wire == "messages" else 18
+    place = next(place for place, one in enumerate(elements) if place > least and form.pairs([one])[0])
     compact = (
         {"role": "assistant", "content": [{"type": "compaction", "content": "All was well."}]}
         if form.wire == "messages"
@@ -232,6 +234,10 @@ def test_a_stream_takes_more_as_it_goes_and_ends_where_its_budget_ends(
         reply = stream.result()
     assert end in reply.body.decode()
     assert 1_000 < reply.totals[1] < 3_500
+    if path == "responses":
+        charged = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json["usage"]
+        told = reply.events[-1]["response"]["usage"]
+        assert told["input_tokens"] == charged["input_tokens"], "what was sent was weighed"
 
 
 def test_the_anthropic_sdk_runs_a_long_agent_within_its_budget(

@@ -106,6 +106,21 @@ def test_after_the_grace_a_stream_is_cut_with_an_error_and_charged(
     assert "Traceback" not in gateway.errors.read_text()
 
 
+def test_after_the_grace_a_responses_stream_ends_with_an_error_that_has_the_next_number(
+    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+) -> None:
+    gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 1})
+    body = {"model": "mock-small", "input": "hi", "stream": True}
+    running = Running(lambda: gateway.web.post("/v1/responses", body, {"x-session-id": "s", "x-mock": ENDLESS}))
+    until(lambda: mock.calls)
+    gateway.signal(signal.SIGTERM)
+    answer = running.end()
+    gateway.wait()
+    assert answer.events[-1]["error"]["code"] == "shutting_down"
+    assert [event["sequence_number"] for event in answer.events] == list(range(len(answer.events)))
+    assert len(answer.events) > 1
+
+
 def test_after_the_grace_a_call_that_has_not_begun_is_answered_and_charged(
     mock_server: MockServer, mock: Provider, gateway_process: StartProcess
 ) -> None:

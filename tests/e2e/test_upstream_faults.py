@@ -206,6 +206,22 @@ def test_a_stream_that_breaks_off_ends_with_an_error_and_not_cleanly(
     assert found["usage"]["output_tokens"] > 0
 
 
+def test_a_responses_stream_that_breaks_off_ends_with_an_error_that_has_the_next_number(
+    scripted: Scripted, session: str
+) -> None:
+    def event(number: int) -> bytes:
+        said = {"type": "response.output_text.delta", "delta": "hi", "output_index": 0, "sequence_number": number}
+        return b"event: response.output_text.delta\ndata: " + json.dumps(said).encode() + b"\n\n"
+
+    def script(connection: Connection) -> None:
+        connection.send(CHUNKED_SSE_HEAD + framed(event(0)) + framed(event(1)))
+
+    body = {"model": "m", "input": "hi", "stream": True}
+    answer = scripted.play(script).post("/v1/responses", body, {"x-session-id": session})
+    assert [one["sequence_number"] for one in answer.events] == [0, 1, 2]
+    assert answer.events[-1]["type"] == "error"
+
+
 def test_the_sdk_raises_where_a_stream_breaks_off(scripted: Scripted, session: str) -> None:
     scripted.play(_die_chunked)
     with openai.OpenAI(base_url=scripted.gateway.base_url, api_key="k", max_retries=0, timeout=60) as client:

@@ -153,6 +153,23 @@ def test_tool_choice(web: Http) -> None:
     assert (unknown.status, unknown.json["error"]["param"]) == (400, "tool_choice")
 
 
+def test_a_choice_among_some_tools(web: Http) -> None:
+    tools = [WEATHER, TIME]
+    entry = {"type": "function", "function": {"name": "time"}}
+
+    def among(mode: str) -> dict[str, Any]:
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [entry]}}
+
+    assert names(web.chat(tools=tools, tool_choice=among("auto"))) == ["time"]
+    result = [*say("x"), {"role": "tool", "tool_call_id": "1", "content": "42"}]
+    assert names(web.chat(tools=tools, tool_choice=among("auto"), messages=result)) == []
+    assert names(web.chat(tools=tools, tool_choice=among("required"), messages=result)) == ["time"]
+    refused = web.chat("refuse_allowed_tools=1", tools=tools, tool_choice=among("auto"))
+    assert (refused.status, refused.json["error"]["param"]) == (400, "tool_choice")
+    assert "allowed_tools" in refused.json["error"]["message"]
+    assert names(web.chat("refuse_allowed_tools=1", tools=tools, tool_choice="required")) == ["weather"]
+
+
 def test_parallel_tool_calls(web: Http) -> None:
     asked = say("both in parallel")
     assert names(web.chat(tools=[WEATHER, TIME], messages=asked)) == ["weather", "time"]

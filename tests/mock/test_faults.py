@@ -22,7 +22,7 @@ ASKED = {"stream_options": {"include_usage": True}}
 def test_every_field_is_a_key_of_the_header() -> None:
     header = (
         "delay=0.5; interval=0.1, chunks=3; status=500; retry_after=7; usage=groq; tokens=3/4; window=5; die=2; pad=9; html=0;"
-        "refuse_stream_options=1; gzip=1; hang=1; no_done=1; malformed=1; cookie=1; echo_headers=1;"
+        "refuse_stream_options=1; refuse_allowed_tools=1; gzip=1; hang=1; no_done=1; malformed=1; cookie=1; echo_headers=1;"
     )
     assert with_header(Behaviour(html=True), header) == Behaviour(
         delay=0.5,
@@ -34,6 +34,7 @@ def test_every_field_is_a_key_of_the_header() -> None:
         tokens=(3, 4),
         window=5,
         refuse_stream_options=True,
+        refuse_allowed_tools=True,
         gzip=True,
         die=2,
         hang=True,

@@ -79,6 +79,20 @@ def test_a_named_tool_and_none(client: openai.OpenAI) -> None:
     assert none.output[0].type == "message"
 
 
+def test_a_choice_among_some_tools(web: Http) -> None:
+    tools = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in ("a", "b", "c")]
+
+    def call(mode: str, mock: str = "") -> Any:
+        choice = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "b"}]}
+        body = {"model": "m", "input": "x", "tools": tools, "tool_choice": choice}
+        return web.send("POST", "/v1/responses", body, {"x-mock": mock})
+
+    for mode in ("auto", "required"):
+        assert [item.get("name") for item in call(mode).json["output"]] == ["b"]
+    refused = call("auto", "refuse_allowed_tools=1")
+    assert (refused.status, refused.json["error"]["param"]) == (400, "tool_choice")
+
+
 def test_a_limit_makes_it_incomplete(client: openai.OpenAI, web: Http) -> None:
     answer = client.responses.create(model="m", input="hi", max_output_tokens=2)
     assert answer.status == "incomplete"

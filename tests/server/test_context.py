@@ -81,6 +81,24 @@ def test_an_agent_gets_the_numbers_for_its_tools(fresh: Web) -> None:
     assert fresh.post("/api/context", BODY, {"x-context-budget": "10"}).json["remaining"] == 0
 
 
+def test_what_each_tool_and_each_message_weighs_is_shown_where_it_is_asked_for(fresh: Web) -> None:
+    plain = fresh.post("/api/count", BODY).json
+    counted = fresh.post("/api/count?tools=1&items=true", BODY).json
+    assert counted["tools"] == {"list_depot": {"results": 4, "result_tokens": plain["tool_tokens"]}}
+    context = fresh.post("/api/context?tools=true&items=1", BODY).json
+    assert (context["tools"], context["items"]) == (counted["tools"], counted["items"])
+    assert len(context["items"]) == len(BODY["messages"])
+    assert counted == {**plain, "tools": counted["tools"], "items": counted["items"]}
+    assert "tools" not in fresh.post("/api/context?items=1&tools=0", BODY).json
+
+
+def test_the_heaviest_tool_stands_first(fresh: Web) -> None:
+    calls = [{"type": "function", "id": name, "function": {"name": name, "arguments": "{}"}} for name in ("a", "b")]
+    results = [{"role": "tool", "tool_call_id": name, "content": text} for name, text in (("a", "x"), ("b", "y " * 9))]
+    body = {**BODY, "messages": [*BODY["messages"][:2], {"role": "assistant", "tool_calls": calls}, *results]}
+    assert list(fresh.post("/api/count?tools=1", body).json["tools"]) == ["b", "a"]
+
+
 def test_no_budget_has_no_remainder(fresh: Web) -> None:
     found = fresh.post("/api/context", {**BODY, "model": "nobody-knows-this"}).json
     assert (found["budget"], found["remaining"]) == (None, None)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
 
 from gateway.calls import Reply
 from gateway.core.errors import InvalidRequest, StoreUnavailable
-from gateway.core.ports import SessionKey
+from gateway.core.ports import ContextRecord, SessionKey
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.server import headers
 
@@ -81,6 +82,20 @@ def test_faults_say_whether_to_try_again() -> None:
     assert shown(Reply(400, [], b"", fault=InvalidRequest("no")))["x-should-retry"] == "false"
     away = shown(Reply(503, [], b"", fault=StoreUnavailable("away")))
     assert (away["x-should-retry"], away["retry-after"]) == ("true", "1")
+
+
+def test_the_budget_of_a_call_and_what_is_left_of_it_are_said() -> None:
+    context = ContextRecord(1_000, 1_500, "learned", 4_000, 300, 700, "k", 990, margin=50)
+    found = shown(Reply(200, [], b"", context=context))
+    assert (found["x-context-budget-tokens"], found["x-context-remaining-tokens"]) == ("4000", "2950")
+    over = shown(Reply(400, [], b"", context=replace(context, budget=1_020)))
+    assert (over["x-context-budget-tokens"], over["x-context-remaining-tokens"]) == ("1020", "0")
+
+
+def test_without_a_budget_there_is_nothing_left_of_it() -> None:
+    found = shown(Reply(200, [], b"", context=ContextRecord(1_000, 1_000, "learned", None, 300, 700, "k", 990)))
+    assert found["x-context-tokens"] == "1000"
+    assert not any("budget" in name or "remaining" in name for name in found)
 
 
 def test_the_providers_errors_are_marked() -> None:

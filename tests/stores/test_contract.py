@@ -6,16 +6,20 @@ import asyncio
 import base64
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any, TypeVar
 
 import pytest
 
 from gateway.core.counting.calibration import LastTurn
+from gateway.core.counting.context import ToolWeight
 from gateway.core.errors import InvalidRequest
 from gateway.core.ledger import Limits
-from gateway.core.ports import CallRecord, ContextRecord, SessionKey, SessionView, Store, StoredKey
+from gateway.core.ports import LOST, CallRecord, ContextRecord, SessionKey, SessionView, Store, StoredKey
 from gateway.core.session import Remembered, SessionState
+from gateway.core.steps import StepState
+from gateway.core.tools import MAX_NAMES, MAX_RECENT, OTHERS, ToolUse
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage, UsageSource
 from tests.stores.files import Clock
 from tests.support.timing import LIMIT_S
@@ -85,7 +89,8 @@ async def test_settling_gives_the_totals_after_it_and_so_does_every_other_look(
 ) -> None:
     assert await store.settle(record(at=1_000.0, charge=CHARGE)) == ONCE
     assert await store.totals(KEY) == ONCE
-    assert await store.session(KEY) == SessionView(KEY, 1_000.0, 1_002.0, ONCE)
+    tools = ToolUse(("search", "search"), {"search": 2})
+    assert await store.session(KEY) == SessionView(KEY, 1_000.0, 1_002.0, ONCE, tools=tools)
 
 
 async def test_every_kind_of_count_adds_up(store: Store, record: MakeRecord) -> None:
@@ -159,7 +164,9 @@ async def test_a_record_comes_back_as_it_was_written(store: Store, record: MakeR
 
 async def test_a_record_comes_back_with_what_was_weighed(store: Store, record: MakeRecord) -> None:
     fates = (("user", 7, 7, "sticky"), ("tool", 9, 2, "digest_results"))
-    full = record(context=weighed(trimmed={"digest_results": 1}, shadow=True, fates=fates))
+    weights = {"search": ToolWeight(2, 90), "größer …": ToolWeight(1, 7)}
+    context = weighed(trimmed={"digest_results": 1}, shadow=True, fates=fates, tool_weights=weights)
+    full = record(context=context)
     await store.settle(full)
     assert await store.call("alice", full.call_id) == full
 
@@ -224,6 +231,92 @@ async def test_an_absurd_report_leaves_a_last_turn_no_smaller_than_the_largest_c
     assert (await store.totals(SessionKey("alice", "other"))).saved_tokens >= MAX_TOKENS
 
 
+# --- tools ----------------------------------------------------------------------------------------------------------------
+
+
+async def tools_of(store: Store, key: SessionKey = KEY) -> ToolUse:
+    """What a look at the session says, and a look at the list of all."""
+    view = await soon(store.session(key))
+    listed = (await soon(store.sessions(key.namespace, 1_000, None, "recent"))).sessions
+    assert view == next((one for one in listed if one.key == key), None)
+    return view.tools if view is not None else ToolUse()
+
+
+async def test_a_session_knows_which_tools_its_calls_asked_for(store: Store, record: MakeRecord) -> None:
+    for tools in (("search", "read", "search"), (), ("größer\n\0'", "123"), ("read",)):
+        await store.settle(record(tools=tools, charge=CHARGE))
+        await store.settle(record("other", tools=("elsewhere",)))
+    recent = ("search", "read", "search", "größer\n\0'", "123", "read")
+    assert await tools_of(store) == ToolUse(recent, {"search": 2, "read": 2, "größer\n\0'": 1, "123": 1})
+    assert await tools_of(store, SessionKey("alice", "other")) == ToolUse(("elsewhere",) * 4, {"elsewhere": 4})
+
+
+async def test_a_session_that_called_no_tool_knows_of_none(store: Store, record: MakeRecord) -> None:
+    await store.settle(record(tools=()))
+    assert await tools_of(store) == ToolUse()
+
+
+async def test_tools_beyond_the_first_ones_are_counted_together(store: Store, record: MakeRecord) -> None:
+    names = [f"tool-{number}" for number in range(MAX_NAMES + 5)]
+    expected = ToolUse()
+    for some in (names[:200], [OTHERS, *names[150:]], [*names[-2:], names[0], OTHERS]):
+        expected = expected.with_calls(some)
+        await store.settle(record(tools=tuple(some)))
+    assert (len(expected.calls), len(expected.recent)) == (MAX_NAMES + 1, MAX_RECENT)
+    assert await tools_of(store) == expected
+
+
+async def test_tools_of_calls_at_once_all_count(store: Store, record: MakeRecord) -> None:
+    await soon(asyncio.gather(*(store.settle(record(tools=("a", f"b{number}"))) for number in range(20))))
+    use = await tools_of(store)
+    assert use.calls == {"a": 20, **{f"b{number}": 1 for number in range(20)}}
+    assert sorted(use.recent) == sorted([*["a"] * 20, *(f"b{number}" for number in range(20))])
+
+
+async def test_tools_count_once_however_often_their_call_is_offered(store: Store, record: MakeRecord) -> None:
+    item = record(tools=("a",))
+    for _ in range(3):
+        await store.settle(item)
+    assert await tools_of(store) == ToolUse(("a",), {"a": 1})
+
+
+@pytest.mark.parametrize("known", [(), ("a",)])
+async def test_the_tools_of_a_call_taken_for_lost_count_when_its_record_comes_and_once(
+    store: Store, record: MakeRecord, known: tuple[str, ...]
+) -> None:
+    real = record(tools=("a", "b"))
+    await store.settle(replace(real, outcome=LOST, tools=known))
+    assert await tools_of(store) == ToolUse()
+    for _ in range(2):
+        await store.settle(real)
+    await store.settle(replace(real, outcome=LOST))
+    assert await tools_of(store) == ToolUse(("a", "b"), {"a": 1, "b": 1})
+
+
+async def test_a_call_that_is_not_charged_or_has_no_session_adds_no_tools(store: Store, record: MakeRecord) -> None:
+    await store.settle(record(tools=("a",)))
+    await store.settle(record(tools=("b",), charge=None))
+    await store.settle(record(None, tools=("c",)))
+    assert await tools_of(store) == ToolUse(("a",), {"a": 1})
+
+
+@pytest.mark.parametrize("again", ["reset", "delete", "expire"])
+async def test_tools_begin_anew_with_their_session_and_no_others_do(
+    store: Store, record: MakeRecord, again: str
+) -> None:
+    other = SessionKey("alice", "other")
+    await store.settle(record(tools=("a",)))
+    await store.settle(record("other", at=5_000.0, tools=("c",)))
+    if again == "expire":
+        assert await store.expire(3_000.0) == 1
+    else:
+        assert await (store.reset(KEY) if again == "reset" else store.delete(KEY))
+    assert await tools_of(store) == ToolUse()
+    await store.settle(record(at=4_000.0, tools=("b",)))
+    assert await tools_of(store) == ToolUse(("b",), {"b": 1})
+    assert await tools_of(store, other) == ToolUse(("c",), {"c": 1})
+
+
 # --- states ---------------------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +328,13 @@ async def test_a_state_is_remembered_as_it_was_changed_each_change_on_the_one_be
     assert list(both.epochs.items()) == [("p1", EPOCH), ("p2", second)]
     assert (await store.remembered(KEY)).state == both
     assert list((await store.remembered(KEY)).state.epochs) == ["p1", "p2"]
+
+
+async def test_where_agents_are_in_their_steps_is_remembered_in_the_order_in_which_they_went_on(store: Store) -> None:
+    places = {"b": StepState("debate", 2, ("search", "café"), is_set=True), "a": StepState(None, 0, ("x",))}
+    await store.update(KEY, lambda state: state.with_step("b", places["b"]))
+    await store.update(KEY, lambda state: state.with_step("a", places["a"]))
+    assert list((await store.remembered(KEY)).state.steps.items()) == list(places.items())
 
 
 async def test_a_state_may_come_before_its_session_and_makes_none(store: Store, record: MakeRecord) -> None:
@@ -469,6 +569,15 @@ async def test_calls_come_newest_first_and_no_more_than_asked(store: Store, reco
         await store.settle(item)
     assert list(await store.calls(KEY, 10)) == items[::-1]
     assert list(await store.calls(KEY, 2)) == items[:2:-1]
+
+
+async def test_a_list_of_calls_continues_where_the_last_one_ended(store: Store, record: MakeRecord) -> None:
+    items = [record(at=1_000.0 + number) for number in range(5)]
+    for item in items:
+        await store.settle(item)
+    assert list(await store.calls(KEY, 2, items[3].call_id)) == [items[2], items[1]]
+    assert list(await store.calls(KEY, 9, items[1].call_id)) == [items[0]]
+    assert list(await store.calls(KEY, 9, items[0].call_id)) == []
 
 
 async def test_the_newest_call_is_the_one_that_began_last_whenever_it_was_settled(

@@ -30,6 +30,7 @@ from gateway.core.ledger import (
     Standing,
 )
 from gateway.core.ports import LOST, CallRecord, OpenHold, SessionKey, Store
+from gateway.core.tools import ToolUse
 from gateway.core.usage import Charge, Totals, Usage
 from tests.stores.files import Clock, Time
 from tests.support.timing import LIMIT_S
@@ -52,6 +53,7 @@ DECIDED: st.SearchStrategy[Mapping[Dimension, int | None] | None] = st.none() | 
     st.sampled_from(ledger.DIMENSIONS), st.none() | st.integers(0, 200)
 )
 small = st.integers(0, 12)
+TOOLS = st.lists(st.sampled_from(["search", "read", "write"]), max_size=3).map(tuple)
 spendings = st.builds(Amount, st.integers(0, 40), st.integers(0, 40), st.just(1))
 
 
@@ -71,6 +73,7 @@ class Reference:
     holds: dict[str, Leased] = field(default_factory=dict)
     settled: dict[str, CallRecord] = field(default_factory=dict)
     totals: dict[SessionKey, Totals] = field(default_factory=dict)
+    tools: dict[SessionKey, ToolUse] = field(default_factory=dict)
     resets: dict[SessionKey, int] = field(default_factory=dict)
     #: of calls that were taken for lost: after how many resets of their session they were charged, in which epochs
     assumed: dict[str, tuple[int, ledger.Epochs]] = field(default_factory=dict)
@@ -138,6 +141,8 @@ class Reference:
             totals = totals.without(known.charge)
         if record.charge is not None:
             totals = totals.add(record.charge)
+            if record.outcome != LOST:
+                self.tools[record.session] = self.tools.get(record.session, ToolUse()).with_calls(record.tools)
         self.totals[record.session] = totals
         return totals
 
@@ -145,6 +150,7 @@ class Reference:
         if session.account in self.accounts:
             self.accounts[session.account] = ledger.anew(self.accounts[session.account])
         self.totals[session] = Totals()
+        self.tools.pop(session, None)
         self.resets[session] = self.resets.get(session, 0) + 1
         self.spent.pop(session.account, None)
 
@@ -152,6 +158,7 @@ class Reference:
         if session.account in self.accounts:
             self.accounts[session.account] = ledger.forgotten(self.accounts[session.account])
         self.totals.pop(session, None)
+        self.tools.pop(session, None)
         self.settled = {name: one for name, one in self.settled.items() if one.session != session}
         self.spent.pop(session.account, None)
 
@@ -254,9 +261,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.run(_all(self.store.renew(noted)))
 
     @precondition(lambda self: self.calls)
-    @rule(number=small, spent=spendings, charged=st.booleans())
-    def settle(self, number: int, spent: Amount, charged: bool) -> None:
-        self.offer_record(self.settled(number, spent, charged))
+    @rule(number=small, spent=spendings, charged=st.booleans(), tools=TOOLS)
+    def settle(self, number: int, spent: Amount, charged: bool, tools: tuple[str, ...] = ()) -> None:
+        self.offer_record(replace(self.settled(number, spent, charged), tools=tools))
 
     @precondition(lambda self: self.calls)
     @rule(number=small, noted=small)
@@ -264,9 +271,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.offer_record(replace(self.call(number), noted=noted).as_lost())
 
     @precondition(lambda self: self.calls)
-    @rule(numbers=st.lists(small, min_size=2, max_size=4), spent=spendings)
-    def settle_at_once(self, numbers: list[int], spent: Amount) -> None:
-        records = [self.settled(number, spent, True) for number in numbers]
+    @rule(numbers=st.lists(small, min_size=2, max_size=4), spent=spendings, tools=TOOLS)
+    def settle_at_once(self, numbers: list[int], spent: Amount, tools: tuple[str, ...]) -> None:
+        records = [replace(self.settled(number, spent, True), tools=tools) for number in numbers]
         for one in records:
             self.reference.settle(one)
         self.run(_all(*(self.store.settle(one) for one in records)))
@@ -364,6 +371,8 @@ class LedgerMachine(RuleBasedStateMachine):
         for session in SESSIONS:
             totals = self.run(_all(self.store.totals(session)))
             assert totals == self.reference.totals.get(session, Totals())
+            view = self.run(_all(self.store.session(session)))
+            assert (view.tools if view else ToolUse()) == self.reference.tools.get(session, ToolUse())
 
 
 def _covers(amount: Amount, part: Amount) -> bool:

@@ -21,11 +21,12 @@ from gateway.core.errors import StoreUnavailable
 from gateway.core.forwarding import Provider
 from gateway.core.ledger import Claim, Granted, Refused, Standing
 from gateway.core.plan import ContextPolicy, SummaryModel
-from gateway.core.ports import CallRecord, Headers, OpenHold, Outgoing, SessionKey
+from gateway.core.ports import CallRecord, Headers, Observer, OpenHold, Outgoing, SessionKey
 from gateway.core.pricing import price_per_million
 from gateway.core.routing import ModelFacts, ModelRule, Routes
 from gateway.core.session import Change, Remembered, SessionState
-from gateway.core.spending import BudgetPolicy
+from gateway.core.spending import Allowance, BudgetPolicy
+from gateway.core.steps import Agent
 from gateway.core.usage import Totals
 from gateway.dialects import endpoint
 from gateway.pipeline import Gateway
@@ -85,16 +86,16 @@ class FakeUpstream:
         pass
 
 
-class Recorder:
+class Recorder(Observer):
     def __init__(self) -> None:
         self.records: list[tuple[CallRecord, Totals | None]] = []
 
-    def record(self, call: CallRecord, totals: Totals | None) -> None:
+    def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
         self.records.append((call, totals))
 
 
-class Failing:
-    def record(self, call: CallRecord, totals: Totals | None) -> None:
+class Failing(Observer):
+    def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
         raise RuntimeError("an observer's bug")
 
 
@@ -165,8 +166,10 @@ class World:
         policy: SessionPolicy | None = None,
         budget: BudgetPolicy | None = None,
         context: ContextPolicy | None = None,
+        *,
         summary_s: float = SUMMARY_S,
         result_model: SummaryModel | None = None,
+        agents: Mapping[str, Agent] | None = None,
     ) -> None:
         self.upstream, self.store, self.recorder = FakeUpstream(), AwayStore(), Recorder()
         self.settler = Settler(self.store)
@@ -200,10 +203,11 @@ class World:
             learner=learner,
             observers=[Failing(), self.recorder],
             policy=policy or SessionPolicy(),
-            totals_comment=lambda totals, _, __: b": %d\n\n" % totals.total_tokens,
+            totals_comment=lambda totals, *_: b": %d\n\n" % totals.total_tokens,
             new_id=lambda: f"id-{next(ids)}",
             summary_s=summary_s,
             result_model=result_model,
+            agents=agents,
         )
         self._requests = count(1)
 

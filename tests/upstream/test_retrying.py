@@ -90,7 +90,7 @@ async def ask(upstream: RetryingUpstream, notes: dict[str, str] | None = None) -
         return reply.status
 
 
-@pytest.mark.parametrize("first", [429, 502, 503, 529, UpstreamRefused("no")])
+@pytest.mark.parametrize("first", [429, 502, 503, 521, 523, 529, UpstreamRefused("no")])
 async def test_what_was_turned_away_is_asked_again(first: int | BaseException) -> None:
     provider, clock, notes = Provider([first, 200]), Clock(), {}  # type: ignore[var-annotated]
     assert await ask(patient(provider, clock), notes) == 200
@@ -100,7 +100,7 @@ async def test_what_was_turned_away_is_asked_again(first: int | BaseException) -
 
 
 @pytest.mark.parametrize(
-    "first", [200, 400, 401, 404, 500, 504, UpstreamUnreachable("reset"), UpstreamTimeout("silent")]
+    "first", [200, 400, 401, 404, 413, 500, 504, 520, 522, 524, UpstreamUnreachable("reset"), UpstreamTimeout("silent")]
 )
 async def test_what_may_have_been_done_is_not_asked_again(first: int | BaseException) -> None:
     provider, clock = Provider([first, 200]), Clock()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Final, Protocol, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar
 
 from gateway.core.message import digest
 
@@ -60,13 +60,16 @@ class CountCache:
         `compute` is given the indices of all that are new at once, and is not asked when none is.
         """
         table = self._table
-        found: list[T | None] = []
+        found: list[Any] = []
         with self._lock:
             for key in keys:
-                entry = table.pop((kind, key), None)
-                if entry is not None:
-                    table[kind, key] = entry  # the end of the table is what was used last
-                found.append(cast("T", entry[0]) if entry is not None else None)
+                named = kind, key
+                entry = table.pop(named, None)
+                if entry is None:
+                    found.append(None)
+                else:
+                    table[named] = entry  # the end of the table is what was used last
+                    found.append(entry[0])
         missing = [index for index, value in enumerate(found) if value is None]
         self.hits += len(keys) - len(missing)
         self.misses += len(missing)
@@ -75,7 +78,7 @@ class CountCache:
             cost = _ENTRY_BYTES + (size(value) if size is not None else 0)
             with self._lock:
                 self._keep((kind, keys[index]), value, cost)
-        return cast("list[T]", found)
+        return found
 
     def peek(self, kind: str, key: Hashable) -> object:
         """What is kept, None where nothing is."""

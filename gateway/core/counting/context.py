@@ -6,10 +6,29 @@ numbers. The provider bills it each time; what it bills is `estimate.py`'s to sa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from gateway.core.counting.measure import Counts, Measure
+from gateway.core.tools import counted_as
+
+#: tools whose results are counted by name; those of others together, see `gateway.core.tools.OTHERS`
+MAX_TOOLS: Final = 64
+#: the tool of a result whose call stands nowhere before it
+UNKNOWN: Final = "unknown"
+
+
+class ToolWeight(NamedTuple):
+    """Different results of one tool, and their tokens."""
+
+    results: int
+    tokens: int
+
+
+ToolWeights = Mapping[str, ToolWeight]
+
+NO_WEIGHT: Final = ToolWeight(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +41,7 @@ class ContextCounts:
         definition_tokens: definitions of the tools offered.
         results: how many different results there are.
         repeated_tokens: tokens of results left out above because they stood there already.
+        tools: `results` and `tool_tokens` by the tool's name.
     """
 
     conversation_tokens: int = 0
@@ -29,6 +49,7 @@ class ContextCounts:
     definition_tokens: int = 0
     results: int = 0
     repeated_tokens: int = 0
+    tools: ToolWeights = field(default_factory=dict)
 
     @property
     def total_tokens(self) -> int:
@@ -36,29 +57,50 @@ class ContextCounts:
         return self.conversation_tokens + self.tool_tokens + self.definition_tokens
 
 
-def context_counts(
-    measures: Iterable[Measure], before: ContextCounts, seen: Collection[str | bytes]
-) -> tuple[ContextCounts, frozenset[str | bytes]]:
-    """The parts of messages that come behind others, of all together; and what of results was seen in all.
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What stands in earlier messages. `results`: ids and digests; `calls`: the tools of those unanswered, by id."""
+
+    results: frozenset[str | bytes] = frozenset()
+    calls: Mapping[str, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.results) + len(self.calls)
+
+
+def context_counts(measures: Sequence[Measure], before: ContextCounts, seen: Seen) -> tuple[ContextCounts, Seen]:
+    """The parts of messages that come behind others, of all together; and what was seen in all.
 
     Args:
         measures: of the messages.
         before: the parts of those before them.
-        seen: ids and digests of the results in those.
+        seen: in those.
     """
-    conversation, tool = before.conversation_tokens, before.tool_tokens
-    different, repeated = before.results, before.repeated_tokens
-    known = set(seen)
+    conversation = before.conversation_tokens + sum([conversation_tokens(item.counts) for item in measures])
+    tool, different, repeated = before.tool_tokens, before.results, before.repeated_tokens
+    if not any(item.results or item.called for item in measures):
+        parts = ContextCounts(conversation, tool, before.definition_tokens, different, repeated, before.tools)
+        return parts, seen
+    known, calls, tools = set(seen.results), dict(seen.calls), dict(before.tools)
     for measure in measures:
-        conversation += conversation_tokens(measure.counts)
+        calls.update(measure.called)
         for result in measure.results:
+            name = calls.pop(result.call_id, UNKNOWN)
             if result.digest in known or (result.call_id != "" and result.call_id in known):
                 repeated += result.tokens
             else:
                 different += 1
                 tool += result.tokens
+                _add(tools, name, result.tokens)
             known.update((result.call_id, result.digest))
-    return ContextCounts(conversation, tool, before.definition_tokens, different, repeated), frozenset(known)
+    parts = ContextCounts(conversation, tool, before.definition_tokens, different, repeated, tools)
+    return parts, Seen(frozenset(known), calls)
+
+
+def _add(tools: dict[str, ToolWeight], name: str, tokens: int) -> None:
+    name = counted_as(name, tools, MAX_TOOLS)
+    results, before = tools.get(name, NO_WEIGHT)
+    tools[name] = ToolWeight(results + 1, before + tokens)
 
 
 def conversation_tokens(counts: Counts) -> int:

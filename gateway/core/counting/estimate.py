@@ -29,7 +29,7 @@ from gateway.core.message import digest, keys_of, plain
 #: learned: corrected by what the provider reported before.
 Source = Literal["exact", "calibrated", "learned"]
 
-#: bytes a kept measure takes, and each of its media and results
+#: bytes a kept measure takes, and each of its media, results and calls
 _MEASURE_BYTES: Final = 400
 _PART_BYTES: Final = 200
 #: what stands round the declarations of functions
@@ -172,9 +172,11 @@ class Estimator:
             before: the sums of all that come before them; of one `kind` with the request's.
         """
         counter = self._counter_for(self.tokenizer(request))
-        if before is None:
+        measures = self._of_messages(request.wire, messages, counter, keys)
+        start = max((place for place, item in enumerate(measures) if item.is_all), default=None)
+        if before is None or start is not None:
             before = Sums().plus(self._system(request, counter))
-        return before.plus(self._of_messages(request.wire, messages, counter, keys))
+        return before.plus(measures[start:])
 
     def kind(self, request: Request) -> Hashable:
         """Sums may go on from those of a request of the same kind: counted alike, and with the same system text."""
@@ -396,7 +398,7 @@ def _shape(request: Request, tools: Tools, counts: Counts, media: Iterable[Media
 
 
 def _measure_bytes(item: Measure) -> int:
-    return _MEASURE_BYTES + _PART_BYTES * (len(item.media) + len(item.results))
+    return _MEASURE_BYTES + _PART_BYTES * (len(item.media) + len(item.results) + len(item.called))
 
 
 def _content(value: object) -> bytes | None:

@@ -7,7 +7,7 @@ measure; what nobody here knows is counted as the JSON it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
@@ -59,13 +59,18 @@ class ToolResult(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """A message, weighed. `role`: as sent, or an item's type where it has no role; `asks`: a person wrote it."""
+    """A message, weighed. `role`: as sent, or an item's type where it has no role; `asks`: a person wrote it.
+
+    `called`: the name of the tool, by the id of each call that can be answered. `is_all`: it stands for all before it.
+    """
 
     counts: Counts
     media: tuple[Media, ...] = ()
     results: tuple[ToolResult, ...] = ()
     role: str = ""
     asks: bool = False
+    called: tuple[tuple[str, str], ...] = ()
+    is_all: bool = False
 
 
 class _Tally:
@@ -76,6 +81,7 @@ class _Tally:
         self.sums: dict[str, int] = {}
         self.media: list[Media] = []
         self.results: list[ToolResult] = []
+        self.called: list[tuple[str, str]] = []
 
     def add(self, kind: str, amount: int) -> None:
         self.sums[kind] = self.sums.get(kind, 0) + amount
@@ -103,7 +109,9 @@ class _Tally:
             self.add("sealed", len(data))
             self.add("seals", 1)
 
-    def call(self, name: object, arguments: object) -> None:
+    def call(self, name: object, arguments: object, call_id: object) -> None:
+        if isinstance(name, str) and isinstance(call_id, str) and call_id:
+            self.called.append((call_id, name))
         called = self.sums.get("called", 0)
         self.add("calls", 1)
         self.say("called", name)
@@ -127,7 +135,7 @@ class _Tally:
     def measure(self, role: str, *, messages: int = 1, asks: bool = False) -> Measure:
         calls = self.sums.get("calls", 0)
         counts = Counts(**self.sums, messages=messages, parallel=max(0, calls - 1))
-        return Measure(counts, tuple(self.media), tuple(self.results), role, asks)
+        return Measure(counts, tuple(self.media), tuple(self.results), role, asks, tuple(self.called))
 
 
 def measure(wire: Wire, message: object, counter: TokenCounter) -> Measure:
@@ -256,7 +264,7 @@ def _file(tally: _Tally, part: Mapping[str, Any]) -> None:
 
 
 def _tool_use(tally: _Tally, part: Mapping[str, Any]) -> None:
-    tally.call(part.get("name"), part.get("input"))
+    tally.call(part.get("name"), part.get("input"), part.get("id"))
 
 
 def _tool_result(tally: _Tally, part: Mapping[str, Any]) -> None:
@@ -318,10 +326,11 @@ def _chat_calls(tally: _Tally, message: Mapping[str, Any]) -> None:
             continue
         inner = call.get("function", call.get("custom"))
         function = inner if isinstance(inner, Mapping) else {}
-        tally.call(function.get("name"), function.get("arguments", function.get("input")))
+        tally.call(function.get("name"), function.get("arguments", function.get("input")), call.get("id"))
     old = message.get("function_call")
     if isinstance(old, Mapping):
-        tally.call(old.get("name"), old.get("arguments"))
+        # Its result has no id either, and goes by its name.
+        tally.call(old.get("name"), old.get("arguments"), old.get("name"))
 
 
 def _chat_thoughts(tally: _Tally, message: Mapping[str, Any]) -> None:
@@ -344,7 +353,7 @@ def _responses(tally: _Tally, item: Mapping[str, Any]) -> Measure:
         _parts(tally, item.get("content"))
         return tally.measure(role, asks=role == "user")
     if kind in ("function_call", "custom_tool_call"):
-        tally.call(item.get("name"), item.get("arguments", item.get("input")))
+        tally.call(item.get("name"), item.get("arguments", item.get("input")), item.get("call_id"))
     elif kind in ("function_call_output", "custom_tool_call_output"):
         tally.result(item.get("call_id"), item.get("output"))
     elif kind == "reasoning":
@@ -368,9 +377,27 @@ def _texts_in(parts: object) -> Iterator[str]:
 
 
 def _messages(tally: _Tally, message: Mapping[str, Any]) -> Measure:
-    _parts(tally, message.get("content"))
-    role = _role(message)
-    return tally.measure(role, asks=role == "user" and not tally.results)
+    content, role = message.get("content"), _role(message)
+    place = _compaction(content) if isinstance(content, list) else None
+    _parts(tally, content[place:] if isinstance(content, list) else content)
+    found = tally.measure(role, asks=role == "user" and not tally.results)
+    return found._replace(is_all=place is not None)
+
+
+def _compaction(blocks: Sequence[Any]) -> int | None:
+    """The place of the last block that stands for all before it; None where there is none.
+
+    Anthropic drops what lies before it, and bills nothing for it:
+    https://platform.claude.com/docs/en/build-with-claude/compaction-threshold. OpenAI's models read, and its users pay,
+    what is left before a `compaction` item (https://github.com/pydantic/pydantic-ai/issues/7224).
+    """
+    places = (place for place, block in enumerate(blocks) if isinstance(block, Mapping) and is_compaction(block))
+    return max(places, default=None)
+
+
+def is_compaction(block: Mapping[str, Any]) -> bool:
+    """Whether a block of Anthropic's stands for all before it. One that failed has no content, and is ignored."""
+    return block.get("type") == "compaction" and isinstance(block.get("content"), str)
 
 
 def _role(message: Mapping[str, Any]) -> str:

@@ -96,7 +96,7 @@ def read_request(
         tokenizer: the one to count with instead of the family's.
     """
     choice = decoded(body.get("tool_choice", body.get("function_call")))
-    name = _named(choice)
+    name = _named(choice) if choice is not None else ""
     own = None if model else decoded(body.get("model"))
     form = _format(wire, body)
     about = form.get("description")
@@ -111,7 +111,7 @@ def read_request(
         schema=form.get("schema"),
         schema_name=title if isinstance(title, str) else "",
         schema_about=about if isinstance(about, str) else "",
-        forced=bool(name) or _is_forced(choice),
+        forced=bool(name) or (choice is not None and _is_forced(choice)),
         forced_name=name,
         server=any(_given(body, field) is not None for field in _SERVER_FIELDS & body.keys()),
         thinking=_thinks(decoded(body.get("thinking")), decoded(body.get("reasoning"))),
@@ -216,12 +216,16 @@ def _format(wire: Wire, body: Mapping[str, Piece]) -> Mapping[str, Any]:
 
 def _inner(value: object, *path: str) -> object:
     for name in path:
+        if value is None:
+            break
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
 
 
 def _thinks(thinking: object, reasoning: object) -> bool:
     """Whether thinking is asked for, in Anthropic's words or in those of hosts that offer its models as chat."""
+    if thinking is None and reasoning is None:
+        return False
     if isinstance(reasoning, Mapping) and reasoning.get("enabled") is not False and reasoning.get("effort") != "none":
         return any(key in reasoning for key in ("enabled", "effort", "max_tokens"))
     return isinstance(thinking, Mapping) and thinking.get("type") in ("enabled", "adaptive")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from gateway.core.counting.context import ContextCounts, context_counts
+from gateway.core.counting.context import ContextCounts, Seen, context_counts
 from gateway.core.counting.measure import Counts, Measure
 from gateway.core.counting.media import Media
 
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _NO_COUNTS: Final = Counts()
 _NO_PARTS: Final = ContextCounts()
+_NOTHING: Final = Seen()
 #: bytes that sums take, and each of what is listed in them
 _SUMS_BYTES: Final = 1_200
 _PART_BYTES: Final = 160
@@ -28,7 +29,7 @@ class Sums:
         media: of all.
         system: whether one of them is a system text.
         context: the parts of the context, without definitions.
-        seen: ids and digests of the tool results among them.
+        seen: the tool results among them, and the calls that have none.
     """
 
     counts: Counts = _NO_COUNTS
@@ -36,7 +37,7 @@ class Sums:
     media: tuple[Media, ...] = ()
     system: bool = False
     context: ContextCounts = _NO_PARTS
-    seen: frozenset[str | bytes] = frozenset()
+    seen: Seen = _NOTHING
 
     def plus(self, measures: Sequence[Measure]) -> Sums:
         """The sums with these messages behind the others."""
@@ -62,10 +63,7 @@ class Sums:
 
     def parts(self, definition_tokens: int) -> ContextCounts:
         """The parts of the context, with the definitions of the tools offered."""
-        own = self.context
-        return ContextCounts(
-            own.conversation_tokens, own.tool_tokens, definition_tokens, own.results, own.repeated_tokens
-        )
+        return replace(self.context, definition_tokens=definition_tokens) if definition_tokens else self.context
 
     @property
     def size_bytes(self) -> int:

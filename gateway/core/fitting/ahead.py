@@ -16,8 +16,10 @@ from gateway.core.fitting.overlap import may_share, parts_of
 from gateway.core.fitting.reader import Order, Reader
 from gateway.core.fitting.watch import Expired, Watch, never
 
-#: A cut is near enough from here on, as a share of the budget; up to the budget everything is read once.
+#: A cut is near enough from here on, as a share of the budget, and by the end all was read once: the turn that is over
+#: the budget comes after one that was below it by what a turn adds.
 START: Final = 0.5
+END: Final = 0.95
 #: messages and bytes of a turn: a few times what a turn adds
 MOST_MESSAGES: Final = 8
 MOST_BYTES: Final = 32 * 1024
@@ -27,7 +29,7 @@ def read_ahead(
     messages: Sequence[bytes], keys: Sequence[bytes], filled: float, reader: Reader, expired: Callable[[], bool] = never
 ) -> int:
     """Read a few of the messages, which fill so much of their budget; how many were looked at."""
-    stop = math.ceil(len(messages) * min(1.0, (filled - START) / (1 - START)))
+    stop = math.ceil(len(messages) * min(1.0, (filled - START) / (END - START)))
     raws = messages[max(0, stop - MOST_MESSAGES) : max(0, stop)]
     few = sum(1 for size in accumulate(len(raw) for raw in reversed(raws)) if size <= MOST_BYTES)
     if not few:
@@ -38,7 +40,8 @@ def read_ahead(
         reader.know(part.keys, part.messages, watch)
         # as a choice begins: with nothing of them taken
         orders = [Order(item, raw, ()) for item, raw in zip(part.items, part.messages, strict=True) if not item.sealed]
-        reader.make(orders, watch)
+        made = reader.make(orders, watch)
+        reader.sketches([one.key for one in made], [one.raw or b"" for one in made])
         for item, raw in zip(part.items, part.messages, strict=True):
             if may_share(item):
                 parts_of(item, raw, reader, watch)

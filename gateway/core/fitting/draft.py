@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, NamedTuple
 
@@ -49,9 +50,6 @@ Lines = tuple[tuple[int, tuple[int, ...]], ...]
 #: a message, a decision for it, and old lines that are repeated at its end
 _Want = tuple[int, Decision, Lines]
 
-#: a block that holds some of the last words: its number, how many terms it has, which are shared
-Answering = tuple[int, int, Sequence[str]]
-
 
 class Uses(NamedTuple):
     """Terms: the last message that has each, how many of the assistant's do, and those that are more than words."""
@@ -85,8 +83,6 @@ class _Memo:
     uses: list[Uses] = field(default_factory=list)
     #: by what they were worked out with
     weights: dict[Hashable, Mapping[str, float]] = field(default_factory=dict)
-    #: (message, how many blocks of it) -> those that answer the last words
-    answers: dict[tuple[int, int], Sequence[Answering]] = field(default_factory=dict)
     made: dict[_Want, Made] = field(default_factory=dict)
 
 
@@ -110,7 +106,11 @@ class Draft:
     watch: Watch = field(default_factory=Watch)
     memo: _Memo = field(default_factory=_Memo, repr=False)
     #: what `weights` said
-    _weighed: list[list[int]] = field(default_factory=list, init=False, repr=False, compare=False)
+    _weighed: list[Sequence[int]] = field(default_factory=list, init=False, repr=False, compare=False)
+    #: what `weights` said of a draft that this one was made of, and the messages that may weigh something else here
+    _before: list[tuple[Sequence[int], AbstractSet[int]]] = field(
+        default_factory=list, init=False, repr=False, compare=False
+    )
 
     @classmethod
     def untouched(
@@ -125,17 +125,25 @@ class Draft:
         came = reader.weights(conversation) if came is None else came
         return cls(conversation, reader, came, (KEEP,) * len(came), watch=watch or Watch())
 
-    def having(self, changes: Mapping[int, Decision]) -> Draft:
-        """Some messages decided otherwise."""
+    def having(self, changes: Mapping[int, Decision], steps: Sequence[Step] | None = None) -> Draft:
+        """Some messages decided otherwise, by `steps` where these are other."""
         decisions = list(self.decisions)
         for index, decision in changes.items():
             decisions[index] = decision
-        return replace(self, decisions=tuple(decisions))
+        steps = self.steps if steps is None else steps
+        return self._followed(replace(self, decisions=tuple(decisions), steps=steps), changes.keys())
+
+    def _followed(self, draft: Draft, changed: AbstractSet[int]) -> Draft:
+        """A draft made of this one, in which other messages than these weigh what they do here."""
+        for weights, stale in ((self._weighed[0], frozenset[int]()),) if self._weighed else self._before:
+            draft._before.append((weights, stale | changed))
+        return draft
 
     def reopened(self, first: int, steps: Sequence[Step] = ()) -> Draft:
         """From `first` on everything may be decided anew, and nothing is repeated; `steps` of a choice among more."""
         recalls = {i: lines for i, lines in self.recalls.items() if i < first}
-        return replace(self, first=first, recalls=recalls, steps=steps)
+        reopened = replace(self, first=first, recalls=recalls, steps=steps)
+        return self._followed(reopened, self.recalls.keys() - recalls.keys())
 
     def as_sent(
         self,
@@ -154,7 +162,7 @@ class Draft:
     def ruled(self, before: Draft, rule: str) -> Draft:
         """`rule` is what decided where this draft is other than the one before it."""
         changed = (i for i, (was, now) in enumerate(zip(before.decisions, self.decisions, strict=True)) if was != now)
-        return replace(self, rules={**self.rules, **dict.fromkeys(changed, rule)})
+        return self._followed(replace(self, rules={**self.rules, **dict.fromkeys(changed, rule)}), frozenset())
 
     def open_units(self) -> list[Unit]:
         """The units that may be changed. What a summary stands for is as it is until another takes its place."""
@@ -205,7 +213,11 @@ class Draft:
     def weights(self) -> Sequence[int]:
         """Tokens of each message, 0 for those that are left out."""
         if not self._weighed:
-            self._weighed.append([made.tokens for made in self._made(range(len(self.decisions)))])
+            weights, stale = self._before[0] if self._before else (self.came, self.changed())
+            weights, wanted = list(weights), sorted(stale)
+            for index, made in zip(wanted, self._made(wanted), strict=True):
+                weights[index] = made.tokens
+            self._weighed.append(weights)
         return self._weighed[0]
 
     def total(self) -> int:

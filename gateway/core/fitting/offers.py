@@ -1,18 +1,19 @@
 """What a unit offers while blocks are chosen: to be opened with the best of its blocks, or one block more.
 
-Looked at a few hundred times in a choice, so that what is worth nothing any more is not looked at again.
+Looked at a thousand times in a choice, so that what is worth nothing any more is not looked at again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from itertools import chain, compress
+from itertools import chain, compress, repeat
 from typing import Final, NamedTuple
 
 from gateway.core.conversation import Unit
 from gateway.core.fitting.draft import Pick
-from gateway.core.fitting.reader import Known
+from gateway.core.fitting.reader import Known, Lookup, lookup_of
 from gateway.core.fitting.worth import Scores
 
 #: tokens a block costs beside its text: a gap mark, as often as not
@@ -21,6 +22,9 @@ GAP_TOKENS: Final = 1.5
 OPENING: Final = -1
 #: A unit is looked at once or twice before it is clear that the words all units share are kept.
 _LOOKS: Final = 2
+
+#: what can be taken: its ratio less than 0, its unit, its place in that, and the least that it may cost
+Entry = tuple[float, int, int, float]
 
 
 class Offer(NamedTuple):
@@ -33,49 +37,52 @@ class Offer(NamedTuple):
 
 def cost_of(known: Known, number: int, picked: Collection[int]) -> float:
     """Estimated tokens of a block, with the table's head if it is the first of its rows."""
-    cost = known.tokens[number]
-    if known.costs[number] > cost and known.sliced.blocks[number].needs not in picked:
-        cost = known.costs[number]
-    return cost + GAP_TOKENS
+    cost, whole = known.tokens[number], known.costs[number]
+    return (whole if whole > cost and known.sliced.blocks[number].needs not in picked else cost) + GAP_TOKENS
 
 
 @dataclass(slots=True)
 class _Blocks:
     """Those of a unit that may be worth something, in their order; a row in each list."""
 
-    picks: list[Pick]
-    terms: Sequence[Iterable[str]]
+    #: which message each is of, and which block of that
+    indices: list[int]
+    numbers: list[int]
+    lookups: list[Lookup]
+    terms: list[tuple[str, ...]]
     factors: list[float]
     #: what each costs with all that it needs
     prices: list[float]
 
-    #: terms that come with the frame, and by what they count
-    fixed: Sequence[tuple[Iterable[str], float]]
-
     @classmethod
     def of(cls, known: Mapping[int, Known], scores: Scores) -> _Blocks:
         return cls(
-            [(index, number) for index, one in known.items() for number in range(len(one.terms))],
-            [terms for one in known.values() for terms in one.terms],
-            [factor for index in known for factor in scores.factors(index)],
+            list(chain.from_iterable([repeat(index, len(one.terms)) for index, one in known.items()])),
+            list(chain.from_iterable([range(len(one.terms)) for one in known.values()])),
+            list(chain.from_iterable([one.lookups for one in known.values()])),
+            list(chain.from_iterable([one.terms for one in known.values()])),
+            list(chain.from_iterable(map(scores.factors, known))),
             [cost + GAP_TOKENS for one in known.values() for cost in one.costs],
-            [(one.fixed, scores.priority(index)) for index, one in known.items()],
         )
 
-    def living(self, left: Callable[[str], float]) -> _Blocks:
-        """These without the terms that are kept already, and without the blocks that have no others."""
-        terms = [[term for term in terms if left(term)] for terms in self.terms]
+    def gains(self, left: Mapping[str, float]) -> list[float]:
+        """What each adds alone."""
+        return [sum(lookup(left)) * by for lookup, by in zip(self.lookups, self.factors, strict=True)]
+
+    def living(self, gains: Sequence[float]) -> _Blocks:
+        """These without the blocks that add nothing."""
         return _Blocks(
-            list(compress(self.picks, terms)),
-            list(filter(None, terms)),
-            list(compress(self.factors, terms)),
-            list(compress(self.prices, terms)),
-            [([term for term in terms if left(term)], by) for terms, by in self.fixed],
+            list(compress(self.indices, gains)),
+            list(compress(self.numbers, gains)),
+            list(compress(self.lookups, gains)),
+            list(compress(self.terms, gains)),
+            list(compress(self.factors, gains)),
+            list(compress(self.prices, gains)),
         )
 
 
 #: of a unit that was not looked at
-_UNREAD: Final = _Blocks([], [], [], [], [])
+_UNREAD: Final = _Blocks([], [], [], [], [], [])
 
 
 @dataclass(slots=True)
@@ -94,41 +101,36 @@ class Opening:
     _blocks: _Blocks = field(default_factory=lambda: _UNREAD)
     #: what each of these adds alone, when it was looked at last
     _gains: list[float] = field(default_factory=list)
+    #: terms that come with the frame, and by what they count
+    _fixed: Sequence[tuple[Lookup, float]] = ()
 
-    def entries(self, scores: Scores, room: float) -> Iterator[tuple[float, int, int]]:
-        """What can be taken, as (its ratio less than 0, the unit, its place): the opening, or blocks once it is open.
+    def entries(self, scores: Scores, room: float) -> Iterator[Entry]:
+        """What can be taken: the opening, or blocks once it is open.
 
         What was worked out before is no less than what it is now, and is looked at again when it is due.
         """
         start = self.unit.start
         if not self.is_open:
-            if self.least(OPENING) <= room:
-                yield -(self._offer or self.bundle(scores)).ratio, start, OPENING
+            # What an opening offered is not made smaller to fit.
+            if (self._offer.cost if self._offer is not None else self.frame) <= room:
+                offer = self._offer or self.bundle(scores)
+                yield -offer.ratio, start, OPENING, offer.cost
             return
         if self._blocks is _UNREAD:
             self._look(scores)
-        for place, (gain, (index, number)) in enumerate(zip(self._gains, self._blocks.picks, strict=True)):
-            if number not in self.picked[index]:
-                cost = cost_of(self.known[index], number, self.picked[index])
-                yield gain / -cost, start, place
-
-    def least(self, place: int) -> float:
-        """The least that a block or the opening may cost; what that offered is not made smaller to fit."""
-        if place == OPENING:
-            return self._offer.cost if self._offer is not None else self.frame
-        index, number = self._blocks.picks[place]
-        return self.known[index].tokens[number] + GAP_TOKENS
-
-    def offer(self, scores: Scores, place: int) -> Offer:
-        """What is at a place now."""
-        return self.bundle(scores) if place == OPENING else self.single(scores, place)
+        rows = zip(self._gains, self._blocks.indices, self._blocks.numbers, strict=True)
+        for place, (gain, index, number) in enumerate(rows):
+            if gain and number not in self.picked[index]:
+                known = self.known[index]
+                cost = cost_of(known, number, self.picked[index])
+                yield gain / -cost, start, place, known.tokens[number] + GAP_TOKENS
 
     def single(self, scores: Scores, place: int) -> Offer:
         """One block more."""
         blocks = self._blocks
-        pick = index, number = blocks.picks[place]
+        pick = index, number = blocks.indices[place], blocks.numbers[place]
         cost = cost_of(self.known[index], number, self.picked[index])
-        gain = sum(map(scores.left, blocks.terms[place])) * blocks.factors[place]
+        gain = sum(blocks.lookups[place](scores.left)) * blocks.factors[place]
         return Offer(gain / cost, cost, [pick])
 
     def bundle(self, scores: Scores) -> Offer:
@@ -141,33 +143,39 @@ class Opening:
         self._looks += 1
         if self._looks == 1:
             self._blocks = _Blocks.of(self.known, scores)
-        elif self._looks == _LOOKS:
-            self._blocks = self._blocks.living(scores.left)
-        blocks, left = self._blocks, scores.left
-        self._gains = [sum(map(left, terms)) * by for terms, by in zip(blocks.terms, blocks.factors, strict=True)]
+            fixed = [(scores.priority(index), one.fixed) for index, one in self.known.items() if one.fixed]
+            self._fixed = [(lookup_of(terms), by) for by, terms in fixed]
+        self._gains = self._blocks.gains(scores.left)
+        if self._looks == _LOOKS:
+            self._blocks = self._blocks.living(self._gains)
+            self._gains = list(filter(None, self._gains))
 
     def _bundled(self, scores: Scores) -> Offer:
         self._look(scores)
-        blocks, left, gains = self._blocks, scores.left, self._gains
-        gain = sum([sum(map(left, terms)) * by for terms, by in blocks.fixed])
+        blocks, gains = self._blocks, self._gains
+        gain = sum([sum(lookup(scores.left)) * by for lookup, by in self._fixed])
         cost = float(self.frame)
-        best = gain / cost
+        ratio = gain / cost
         ranks = [gain / -price for gain, price in zip(gains, blocks.prices, strict=True)]
-        picks: list[Pick] = []
-        taken: set[str] = set()
+        taken: list[int] = []
+        said: set[str] = set()
         for place in sorted(range(len(ranks)), key=ranks.__getitem__):
             more, price = gain + gains[place], cost + blocks.prices[place]
-            if more / price <= best:  # nor would it with what it shares with those before
+            if taken and more / price > ratio:
+                more = gain + self._gain_beside(scores, place, said)
+            if more / price <= ratio:  # nor would it with those after it, which add less
                 break
-            terms = blocks.terms[place]
-            if picks:
-                more = gain + sum([left(term) for term in terms if term not in taken]) * blocks.factors[place]
-                if more / price <= best:
-                    break
-            gain, cost, best = more, price, more / price
-            taken.update(terms)
-            picks.append(blocks.picks[place])
-        return Offer(best, cost, picks)
+            gain, cost, ratio = more, price, more / price
+            said.update(blocks.terms[place])
+            taken.append(place)
+        return Offer(ratio, cost, [(blocks.indices[place], blocks.numbers[place]) for place in taken])
+
+    def _gain_beside(self, scores: Scores, place: int, said: AbstractSet[str]) -> float:
+        """What a block adds where some terms are said already."""
+        terms = self._blocks.terms[place]
+        if said.isdisjoint(terms):
+            return self._gains[place]
+        return sum([scores.left[term] for term in terms if term not in said]) * self._blocks.factors[place]
 
     def opens(self, scores: Scores) -> None:
         """What stands in its frame is kept."""

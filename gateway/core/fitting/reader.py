@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar
 
 from gateway.core.conversation import Conversation, Item
@@ -24,8 +25,13 @@ T = TypeVar("T")
 Count = Callable[[str], int]
 #: tokens of each of some messages, framing included
 Weigh = Callable[[Sequence[bytes]], Sequence[int]]
+#: what some terms are worth
+Lookup = Callable[[Mapping[str, float]], tuple[float, ...]]
 #: what is to be made of a message: these blocks of it, or the same with another content
 What = tuple[int, ...] | str
+
+#: a term that no text has, and that is worth nothing
+NO_TERM: Final = ""
 
 #: tokens of the frame around a message: role and separators
 FRAME: Final = 4
@@ -35,6 +41,7 @@ _SKETCH_BYTES: Final = 600
 _CALL_BYTES: Final = 400
 _BLOCK_BYTES: Final = 250
 _TERM_BYTES: Final = 100
+_NUMBER_BYTES: Final = 10
 #: terms are known to all: this share of the bytes is theirs
 _LEXICON_SHARE: Final = 8
 #: weighed between two looks at the clock: a counter takes about 10 microseconds for 100 bytes
@@ -82,13 +89,17 @@ def _content(content: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A message's blocks, the terms of each with their kinds, and about how many tokens each takes."""
+    """A message's blocks, the terms of each, and about how many tokens each takes."""
 
     sliced: Sliced
-    terms: tuple[dict[str, int], ...]
+    terms: tuple[tuple[str, ...], ...]
+    #: what each block's terms are in a table, see `lookup_of`
+    lookups: tuple[Lookup, ...]
+    #: how many terms the blocks have together
+    length: int
     #: terms of what cannot be cut: names and arguments of calls; of everything where nothing can be cut
-    fixed: dict[str, int]
-    #: all of these together
+    fixed: tuple[str, ...]
+    #: all of these together, with their kinds
     all_terms: dict[str, int]
     #: those of them that are more than words
     named: frozenset[str]
@@ -222,8 +233,8 @@ class Reader:
     def _read(self, key: bytes, raw: bytes, one: Sketch, watch: Watch) -> Known:
         sliced = self._sliced(key, raw, watch, sealed=one.sealed)
         if one.sealed:
-            terms = self._lexicon.terms(text_of(raw))
-            return Known(sliced, (), terms, terms, _named(terms), (), ())
+            found = self._lexicon.terms(text_of(raw))
+            return Known(sliced, (), (), 0, tuple(found), found, _named(found), (), ())
         calls = decode(raw).get("tool_calls") if one.calls else None
         length = one.length + sum(len(str(call)) for call in calls or ()) + 8
         density = self._weights((key,), (raw,))[0] / length
@@ -235,7 +246,10 @@ class Reader:
             size + tokens[block.needs] if block.needs >= 0 else size
             for size, block in zip(tokens, sliced.blocks, strict=True)
         )
-        return Known(sliced, of_blocks, fixed, all_terms, _named(all_terms), tokens, costs)
+        terms = tuple(map(tuple, of_blocks))
+        lookups = tuple(map(lookup_of, terms))
+        size = sum(map(len, terms))
+        return Known(sliced, terms, lookups, size, tuple(fixed), all_terms, _named(all_terms), tokens, costs)
 
 
 #: of what must not be cut
@@ -252,6 +266,14 @@ def _merged(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return found
 
 
+def lookup_of(terms: Sequence[str]) -> Lookup:
+    """Tells what some terms are in a table, all at once: thousands of times in a choice.
+
+    The table must have `NO_TERM`, which stands behind fewer than two.
+    """
+    return itemgetter(*terms) if len(terms) > 1 else itemgetter(*terms, NO_TERM, NO_TERM)
+
+
 def _named(terms: Mapping[str, int]) -> frozenset[str]:
     return frozenset([term for term, kind in terms.items() if kind != WORD])
 
@@ -265,8 +287,10 @@ def _sliced_bytes(found: Sliced) -> int:
 
 
 def _known_bytes(found: Known) -> int:
-    terms = sum(map(len, found.terms)) + len(found.fixed) + len(found.all_terms) + len(found.named)
-    return _sliced_bytes(found.sliced) + _BLOCK_BYTES * (3 + len(found.terms)) + _TERM_BYTES * terms
+    terms = len(found.all_terms) + len(found.named)
+    numbers = 2 * found.length + len(found.fixed)
+    blocks = _BLOCK_BYTES * (3 + len(found.terms))
+    return _sliced_bytes(found.sliced) + blocks + _TERM_BYTES * terms + _NUMBER_BYTES * numbers
 
 
 def _made_bytes(found: Made) -> int:

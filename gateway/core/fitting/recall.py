@@ -128,23 +128,24 @@ def _past(draft: Draft, speakers: frozenset[str]) -> _Past:
 
 def _read_past(draft: Draft, size: int, speakers: frozenset[str]) -> _Past:
     draft.read(range(size))
-    sent = set[str]().union(*(terms_kept(draft, index) for index in range(size)))
+    sent = set[str]().union(*terms_kept(draft, range(size)))
     lines: list[_Line] = []
     holders: dict[str, list[int]] = {}
     lengths: list[int] = []
     present: dict[int, frozenset[int]] = {}
     blocks = 0
     for index in _changed(draft, size, speakers):
-        known = _with_calls(known_of(draft, index))
+        known = known_of(draft, index)
         decision = draft.decisions[index]
         present[index] = frozenset((len(known.sliced.blocks), *decision) if isinstance(decision, tuple) else ())
-        draft.watch.tick(1 + len(known.terms))
-        for number, terms in enumerate(known.terms):
+        terms_of = (*known.terms, known.fixed) if known.sliced.fixed else known.terms
+        draft.watch.tick(1 + len(terms_of))
+        for place, terms in enumerate(terms_of, len(lengths)):
             for term in terms:
-                holders.setdefault(term, []).append(len(lengths) + number)
+                holders.setdefault(term, []).append(place)
         lines += _lines(index, known, present[index], len(lengths), sent)
-        blocks += len(known.terms)
-        lengths += [*map(len, known.terms), 0]
+        blocks += len(terms_of)
+        lengths += [*map(len, terms_of), 0]
     needed = frozenset(chain.from_iterable(line.terms for line in lines))
     return _Past(size, tuple(lines), _seen(draft, size, needed), holders, lengths, blocks, present)
 
@@ -162,23 +163,21 @@ def _changed(draft: Draft, size: int, speakers: frozenset[str]) -> list[int]:
     ]
 
 
-def _with_calls(known: Known) -> Known:
-    """The message with its calls for one more line: what an agent did it often does again."""
-    if not known.sliced.fixed:
-        return known
-    tokens = len(known.sliced.fixed) / _CALL_DENSITY
-    return replace(
-        known, terms=(*known.terms, known.fixed), tokens=(*known.tokens, tokens), costs=(*known.costs, tokens)
-    )
+def _lines(index: int, known: Known, present: frozenset[int], start: int, sent: set[str]) -> Iterator[_Line]:
+    """Blocks of what was said or found that are not sent and say something else; arguments are not lines.
 
-
-def _lines(index: int, known: Known, present: frozenset[int], start: int, sent: AbstractSet[str]) -> Iterator[_Line]:
-    """Blocks of what was said or found that are not sent and say something else; arguments are not lines."""
-    for number, block in enumerate(known.sliced.lines):
-        terms = tuple([term for term in known.terms[number] if term not in sent])
-        is_argument = block.slot >= 0 and known.sliced.slots[block.slot].in_arguments
-        if terms and number not in present and not is_argument:
-            yield _Line(index, number, start + number, terms, known.tokens[number], known.costs[number], block.needs)
+    The calls of a message are one more line: what an agent did it often does again.
+    """
+    for number, (block, had) in enumerate(zip(known.sliced.blocks, known.terms, strict=True)):
+        if number in present or sent.issuperset(had) or known.sliced.slots[block.slot].in_arguments:
+            continue
+        terms = tuple([term for term in had if term not in sent])
+        yield _Line(index, number, start + number, terms, known.tokens[number], known.costs[number], block.needs)
+    number, fixed = len(known.sliced.blocks), known.sliced.fixed
+    if fixed and number not in present and not sent.issuperset(known.fixed):
+        terms = tuple([term for term in known.fixed if term not in sent])
+        tokens = len(fixed) / _CALL_DENSITY
+        yield _Line(index, number, start + number, terms, tokens, tokens, -1)
 
 
 def _seen(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, _Seen]:
@@ -216,15 +215,11 @@ def _left(draft: Draft, past: _Past, worth: Worth) -> dict[str, float]:
     question = end - 1 if draft.conversation.sketches[-1].role == "user" and end - 1 not in draft.recalls else None
     since = range(past.size, end)
     draft.read({*since, *(source for index in since for source, _ in draft.recalls.get(index, ()))})
-    sent: set[str] = set()
-    for index in since:
-        if index != question:
-            sent.update(past.seen.keys() & terms_kept(draft, index))
-    left = {
-        term: worth.odds(end - one.last, one.said, is_named=one.is_named)
-        for term, one in past.seen.items()
-        if term not in sent
-    }
+    parts = terms_kept(draft, [index for index in since if index != question])
+    sent = set[str]().union(*(past.seen.keys() & terms for terms in parts))
+    wanted = {term: one for term, one in past.seen.items() if term not in sent}
+    odds = {one: worth.odds(end - one.last, one.said, is_named=one.is_named) for one in {*wanted.values()}}
+    left = {term: odds[one] for term, one in wanted.items()}
     if question is not None:
         asked = known_of(draft, question)
         for term in left.keys() & asked.all_terms.keys():

@@ -175,16 +175,16 @@ class Fitted:
     @cached_property
     def fates(self) -> tuple[Fate, ...]:
         """One for each message that came."""
-        made = self.sent.made if self.sent is not None else {}
         pinned = self.conversation.pinned
-        fates = []
-        for index, (one, tokens) in enumerate(zip(self.conversation.sketches, self.came, strict=True)):
-            after, rule = tokens, "pinned" if index in pinned else "kept"
-            if self.sent is not None and index in made:
-                after = made[index].tokens
-                rule = rule_of(self.sent.decisions[index], self.sent.rules.get(index, ""))
-            fates.append(Fate(one.role, tokens, after, rule))
-        return tuple(fates)
+        roles = [one.role for one in self.conversation.sketches]
+        after, rules = list(self.came), ["kept"] * len(roles)
+        for index in pinned:
+            rules[index] = "pinned"
+        if self.sent is not None:
+            for index, one in self.sent.made.items():
+                after[index] = one.tokens
+                rules[index] = rule_of(self.sent.decisions[index], self.sent.rules.get(index, ""))
+        return tuple(map(Fate, roles, self.came, after, rules))
 
     def decoded(self) -> list[Any]:
         """The messages to send as values; None for bytes that are no JSON."""

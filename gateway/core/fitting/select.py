@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from gateway.core.conversation import Unit
@@ -45,6 +44,9 @@ class _Choice:
         frames = draft.having(blank).weights()
         draft.read(index for unit in units for index in unit.indices)
         self._units = {unit.start: self._opening(unit, frames) for unit in units}
+        #: what was drafted last, and the units that are other since
+        self._drafted = draft
+        self._touched = {*self._units}
         self._steps: list[Step] = []
         self._room = 0.0
 
@@ -95,7 +97,10 @@ class _Choice:
         return draft
 
     def _weighed(self) -> Draft:
-        draft = self._drafted()
+        openings = [self._units[start] for start in self._touched]
+        changes = {index: _decision(opening, index) for opening in openings for index in opening.unit.indices}
+        self._touched.clear()
+        self._drafted = draft = self._drafted.having(changes, tuple(self._steps))
         self._room = float(self._limit - draft.total())
         return draft
 
@@ -114,16 +119,16 @@ class _Choice:
         heap = [entry for opening in openings for entry in opening.entries(scores, self._room)]
         heapq.heapify(heap)
         while heap:
-            stale, start, place = heapq.heappop(heap)
-            opening = units[start]
-            if opening.least(place) > self._room:
+            stale, start, place, least = heapq.heappop(heap)
+            if least > self._room:
                 continue
             tick()
-            offer = opening.offer(scores, place)
+            opening = units[start]
+            offer = opening.bundle(scores) if place == OPENING else opening.single(scores, place)
             if offer.ratio <= 0:
                 continue
             if -offer.ratio > stale + _SAME and heap and -offer.ratio > heap[0][0]:
-                heapq.heappush(heap, (-offer.ratio, start, place))
+                heapq.heappush(heap, (-offer.ratio, start, place, offer.cost if place == OPENING else least))
             elif offer.cost <= self._room:
                 self._take(opening, offer)
                 if place == OPENING:
@@ -139,6 +144,7 @@ class _Choice:
             opening.picked[index].add(number)
             self._scores.keep(opening.known[index].terms[number])
         self._steps.append(Step(opening.unit.start, offer.picks, opened))
+        self._touched.add(opening.unit.start)
 
     def _take_back(self) -> float:
         """Undo the last step; estimated tokens freed."""
@@ -149,13 +155,8 @@ class _Choice:
             opening.picked[index].discard(number)
             freed += opening.known[index].tokens[number]
         opening.is_open = not step.opened
+        self._touched.add(step.start)
         return freed
-
-    def _drafted(self) -> Draft:
-        changes = {
-            index: _decision(opening, index) for opening in self._units.values() for index in opening.unit.indices
-        }
-        return replace(self._draft.having(changes), steps=tuple(self._steps))
 
 
 def _is_gone(draft: Draft, unit: Unit) -> bool:

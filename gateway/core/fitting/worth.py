@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
-from gateway.core.fitting.draft import KEEP, Answering, Draft, Uses
-from gateway.core.fitting.reader import Known
+from gateway.core.fitting.draft import KEEP, Draft, Uses
+from gateway.core.fitting.reader import NO_TERM, Known
 from gateway.core.message import SYSTEM_ROLES
 
 #: how much a word, a name, an identifier among the last words asks for a block that holds it too
@@ -64,13 +63,12 @@ class Scores:
     """
 
     def __init__(self, draft: Draft, worth: Worth, candidates: Mapping[int, Known]) -> None:
-        self._left = dict(_weights(draft, worth))
-        #: what a term is worth now
-        self.left: Callable[[str], float] = self._left.__getitem__
+        #: what each term is worth now
+        self.left = {**_weights(draft, worth), NO_TERM: 0.0}
         #: how often something was kept
         self.kept = 0
         self._priorities = draft.conversation.priorities
-        matches = _matches(draft, candidates, worth.neighbour)
+        matches = _matches(draft, candidates, self.left, worth.neighbour)
         self._factor = {
             i: [(1 + worth.answer * match) * self._priorities.get(i, 1.0) for match in found]
             for i, found in matches.items()
@@ -79,7 +77,7 @@ class Scores:
     def keep(self, terms: Iterable[str]) -> None:
         """These are kept from now on."""
         self.kept += 1
-        self._left.update(dict.fromkeys(terms, 0.0))
+        self.left.update(dict.fromkeys(terms, 0.0))
 
     def keep_sent(self, draft: Draft, indices: Iterable[int]) -> None:
         """What is sent of these messages is kept.
@@ -89,11 +87,10 @@ class Scores:
         last = len(draft.decisions) - 1
         is_question = draft.conversation.items[last].role == "user" and last not in draft.recalls
         if is_question:
-            left = self._left
-            left.update({term: ASKED * left[term] for term in terms_kept(draft, last)})
-        for index in indices:
-            if index != last or not is_question:
-                self.keep(terms_kept(draft, index))
+            left = self.left
+            left.update({term: ASKED * left[term] for terms in terms_kept(draft, (last,)) for term in terms})
+        for terms in terms_kept(draft, [index for index in indices if index != last or not is_question]):
+            self.keep(terms)
 
     def factors(self, index: int) -> Sequence[float]:
         """By which the terms of each block of a message are worth more."""
@@ -109,19 +106,19 @@ def known_of(draft: Draft, index: int) -> Known:
     return draft.known(index)
 
 
-def terms_kept(draft: Draft, index: int) -> Collection[str]:
-    """The terms of what is sent in the place of a message, repeated lines included."""
-    decision = draft.decisions[index]
-    parts: list[Collection[str]] = []
-    if decision == KEEP:
-        parts.append(known_of(draft, index).all_terms)
-    elif isinstance(decision, tuple):
-        known = known_of(draft, index)
-        parts += [known.fixed, *(known.terms[number] for number in decision)]
-    for source, blocks in draft.recalls.get(index, ()):
-        known = known_of(draft, source)
-        parts += [known.terms[number] if number < len(known.terms) else known.fixed for number in blocks]
-    return parts[0] if len(parts) == 1 else set().union(*parts)
+def terms_kept(draft: Draft, indices: Iterable[int]) -> Iterator[Collection[str]]:
+    """The terms of what is sent in the place of some messages, repeated lines included, in parts."""
+    for index in indices:
+        decision = draft.decisions[index]
+        if decision == KEEP:
+            yield known_of(draft, index).all_terms
+        elif isinstance(decision, tuple):
+            known = known_of(draft, index)
+            yield known.fixed
+            yield from map(known.terms.__getitem__, decision)
+        for source, blocks in draft.recalls.get(index, ()):
+            known = known_of(draft, source)
+            yield from (known.terms[number] if number < len(known.terms) else known.fixed for number in blocks)
 
 
 def last_words(draft: Draft) -> dict[str, float]:
@@ -180,25 +177,28 @@ def uses_of(draft: Draft) -> Uses:
     return uses
 
 
-def _matches(draft: Draft, candidates: Mapping[int, Known], spill: float) -> dict[int, list[float]]:
-    """How well each block answers, 0 to about 1: BM25 in relation to the best of them."""
+def _matches(
+    draft: Draft, candidates: Mapping[int, Known], terms: Iterable[str], spill: float
+) -> dict[int, list[float]]:
+    """How well each block answers, 0 to about 1: BM25 in relation to the best of them. `terms`: all there are."""
     asks = last_words(draft)
-    answering = {index: _answers(draft, index, known, asks.keys()) for index, known in candidates.items()}
-    holders = Counter(chain.from_iterable(shared for found in answering.values() for _, _, shared in found))
-    blocks = sum(len(known.terms) for known in candidates.values())
-    length = sum(sum(map(len, known.terms)) for known in candidates.values())
-    rarity_of = {term: rarity(asks[term], blocks, count) for term, count in holders.items()}.__getitem__
-    scores = {index: [0.0] * len(known.terms) for index, known in candidates.items()}
-    best = 0.0
-    for index, found in answering.items():
-        into = scores[index]
-        for number, size, shared in found:
-            into[number] = answered(math.fsum(map(rarity_of, shared)), size * blocks / length)
-        best = max(best, *into) if found else best
-    return {
-        index: [score / best for score in _spilled(found, spill)] if answering[index] else found
-        for index, found in scores.items()
-    }
+    holders: Counter[str] = Counter()
+    for known in candidates.values():
+        draft.watch.tick(1 + known.length // _TERMS_A_PIECE)
+        holders.update(filter(asks.__contains__, chain.from_iterable(known.terms)))
+    blocks = sum([len(known.terms) for known in candidates.values()])
+    length = sum([known.length for known in candidates.values()])
+    # A table of all terms, so that each block is a single lookup.
+    rarities = dict.fromkeys(terms, 0.0)
+    rarities.update({term: rarity(asks[term], blocks, count) for term, count in holders.items()})
+    scores = {}
+    for index, known in candidates.items():
+        draft.watch.tick(1 + len(known.terms) // _BLOCKS_A_PIECE)
+        sums = [math.fsum(lookup(rarities)) for lookup in known.lookups]
+        sizes = map(len, known.terms)
+        scores[index] = [one and answered(one, size * blocks / length) for one, size in zip(sums, sizes, strict=True)]
+    best = max(chain.from_iterable(scores.values()), default=0.0) or 1.0
+    return {index: [score / best for score in _spilled(each, spill)] for index, each in scores.items()}
 
 
 def rarity(asks: float, blocks: int, count: int) -> float:
@@ -209,18 +209,6 @@ def rarity(asks: float, blocks: int, count: int) -> float:
 def answered(score: float, length: float) -> float:
     """The score of a block; `length` in relation to the mean of all."""
     return score / (1 - _LENGTH + _LENGTH * length)
-
-
-def _answers(draft: Draft, index: int, known: Known, wanted: AbstractSet[str]) -> Sequence[Answering]:
-    """The blocks of a message that hold some of the last words."""
-    key = index, len(known.terms)
-    found = draft.memo.answers.get(key)
-    if found is None:
-        draft.watch.tick(1 + len(known.terms) // _BLOCKS_A_PIECE)
-        asked = wanted & known.all_terms.keys()
-        each = [(number, terms, [term for term in terms if term in asked]) for number, terms in enumerate(known.terms)]
-        found = draft.memo.answers[key] = [(number, len(terms), shared) for number, terms, shared in each if shared]
-    return found
 
 
 def _spilled(scores: Sequence[float], share: float) -> list[float]:

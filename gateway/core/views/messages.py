@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gateway.core.counting.measure import is_compaction
 from gateway.core.message import decode, encode, read
 from gateway.core.views.view import Book, Changes, View, entries, opaque, said
 
@@ -207,7 +208,7 @@ def _read(raw: bytes) -> _Read:
         (_Piece(encode(_spoken(message, content))),),
         _kind(message),
         calls=any(map(_stays, content)),
-        is_compact=any(block.get("type") == "compaction" for block in content),
+        is_compact=any(map(is_compaction, content)),
     )
 
 

@@ -21,7 +21,7 @@ import msgspec
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import StoreConflict, StoreUnavailable
 from gateway.core.ledger import DIMENSIONS, AccountKey, Claim, Dimension, Granted, Refused, Standing
-from gateway.core.ports import CallRecord, Lesson, OpenHold, Page, SessionKey, SessionView, Store, StoredKey
+from gateway.core.ports import CallRecord, Latest, Lesson, OpenHold, Page, SessionKey, SessionView, Store, StoredKey
 from gateway.core.redis_url import parse
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.usage import Totals
@@ -40,8 +40,8 @@ from gateway.stores.redis.together import Books, BooksTogether, Clerk
 #: times that somebody else was faster until a change is given up, and how long is waited at most before each
 _TRIES: Final = 12
 _PAUSE_S: Final = 0.004
-#: keys live this much longer than what they hold is kept: the hourly clearing comes first
-_GRACE_S: Final = 7_200.0
+#: keys live this much longer than what they hold is kept, or up to an hour less: the hourly clearing comes first
+_GRACE_S: Final = 10_800.0
 _KEYS: Final = msgspec.json.Decoder(StoredKey)
 
 
@@ -293,13 +293,17 @@ class RedisStore:
         """See `Store.sessions`."""
         return await self._lists.page(namespace, limit, cursor, sort)
 
-    async def calls(self, session: SessionKey, limit: int) -> Sequence[CallRecord]:
+    async def calls(self, session: SessionKey, limit: int, before: str | None = None) -> Sequence[CallRecord]:
         """See `Store.calls`."""
-        return await self._lists.calls(session, limit)
+        return await self._lists.calls(session, limit, before)
 
     async def call(self, namespace: str | None, request_id: str) -> CallRecord | None:
         """See `Store.call`."""
         return await self._lists.call(namespace, request_id)
+
+    async def latest(self, after: int | None, limit: int) -> Latest:
+        """See `Store.latest`."""
+        return await self._lists.latest(after, limit)
 
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import AccountKey, Claim, Granted, Refused, Standing
-from gateway.core.ports import LOST, CallRecord, OpenHold
+from gateway.core.ports import LOST, MOST_LATEST, CallRecord, OpenHold
 from gateway.core.usage import Totals
 from gateway.stores.redis import values
 from gateway.stores.redis.keys import SHARDS, tag_of_account
@@ -181,10 +181,12 @@ class BooksApart:
         await asyncio.gather(*(self._settle_part(tag, keys, record) for tag, keys in accounts.items()))
         arguments = self._clerk.settling(record, values.accounts_of(at_home, self._keys))
         names = (self._keys.hold(record.call_id, home), *self._keys.all_of(home))
-        [(_, sums, last)] = await self._link.call(
+        [(is_new, sums, last)] = await self._link.call(
             self._clerk.call("settle", names, arguments, values.encode_json(record))
         )
         await self._index(record, home, sums, last)
+        if is_new:
+            await self._note(record, home, sums)
         await self._forget(record.call_id)
         return values.totals(sums) if record.session is not None else Totals()
 
@@ -212,6 +214,11 @@ class BooksApart:
                 commands += [("ZADD", recent, "GT", last, index["member"]), ("PEXPIRE", recent, ttl)]
                 commands += [("ZADD", tokens, sums[3] or 0, index["member"]), ("PEXPIRE", tokens, ttl)]
         await asyncio.gather(*(self._link.call(command) for command in commands))
+
+    async def _note(self, record: CallRecord, home: str, sums: Sequence[bytes | None]) -> None:
+        arguments = self._clerk.basic() | {"most": MOST_LATEST}
+        entry = values.entry(record.call_id, home, sums)
+        await self._link.call(self._clerk.call("note", self._keys.latest, arguments, entry))
 
     async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
         """See `Store.standings`."""

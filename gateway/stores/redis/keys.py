@@ -78,6 +78,8 @@ class Keys:
         self.holds = f"{prefix}{{holds}}"
         self.places = f"{prefix}{{holds}}:p"
         self.client_keys = f"{prefix}{{keys}}"
+        #: the calls that were settled last, and how many there were in all
+        self.latest = f"{prefix}{{latest}}", f"{prefix}{{latest}}:n"
         self.alone = f"{prefix}alone"
         self.oldest = f"{prefix}oldest"
         self.ping = f"{prefix}ping"
@@ -98,9 +100,14 @@ class Keys:
         """Tool results by handle."""
         return self.under(tag, "x")
 
+    def tools(self, tag: str) -> tuple[str, str]:
+        """How often the session's calls asked for each tool, and for which ones they did last."""
+        return self.under(tag, "u"), self.under(tag, "w")
+
     def all_of(self, tag: str) -> tuple[str, ...]:
         """What a session has, in the order of the scripts that write or forget it."""
-        return *self.calls(tag), self.session(tag), self.state(tag), self.results(tag), self.under(tag, "a")
+        account = self.under(tag, "a")
+        return *self.calls(tag), self.session(tag), self.state(tag), self.results(tag), account, *self.tools(tag)
 
     def calls(self, tag: str) -> tuple[str, str, str]:
         """Ids of the calls, their records, and what is known of those taken for lost."""

@@ -97,6 +97,8 @@ class SingleLink:
         self._timeout_s = timeout_s
         self._pool = pool_of(address, timeout_s, connections)
         self._free = connections
+        #: taken from the pool once and for all: to give one back and take it again costs more than a command
+        self._idle: list[AbstractConnection] = []
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[_Request] = deque()
         self._is_starting = False
@@ -144,21 +146,24 @@ class SingleLink:
     async def _work(self) -> None:
         """Until nothing is waiting. It began in the next turn of the loop: what came meanwhile goes out together."""
         self._is_starting = False
-        connection = self._pool.get_available_connection()  # type: ignore[no-untyped-call]
+        connection = self._idle.pop() if self._idle else self._pool.get_available_connection()  # type: ignore[no-untyped-call]
         try:
             while self._waiting and not connection.should_reconnect():
                 batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
                 self._start()
                 await self._exchange(connection, batch)
         finally:
-            await self._pool.release(connection)
+            if connection.should_reconnect():
+                await connection.disconnect()
+            self._idle.append(connection)
             self._free += 1
             self._start()
 
     async def _exchange(self, connection: AbstractConnection, batch: Sequence[_Request]) -> None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._pool.ensure_connection(connection)
+                if not connection.is_connected or await connection.can_read():
+                    await self._pool.ensure_connection(connection)
                 packed = [pack_command(command) for request in batch for command in request.commands]  # type: ignore[arg-type]  # its stub says: one word
                 await connection.send_packed_command(b"".join(packed), check_health=False)
                 for request in batch:
@@ -175,7 +180,6 @@ class SingleLink:
         replies = [await _read(connection) for _ in request.commands]
         if any(isinstance(reply, _ELSEWHERE) for reply in replies):
             await self._pool.update_active_connections_for_reconnect()  # type: ignore[no-untyped-call]
-            await self._pool.disconnect(inuse_connections=False)
         if not request.done.done():
             request.done.set_result(replies)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gateway.core.ids import first_id_at
-from gateway.core.ports import CallRecord, Page, SessionKey, SessionView
+from gateway.core.ports import CallRecord, Latest, Page, SessionKey, SessionView, Settled
 from gateway.stores.cursor import Cursor
 from gateway.stores.redis import values
 from gateway.stores.redis.keys import Keys, member_of, session_of, session_of_member, tag_of
@@ -36,9 +36,14 @@ class Lists:
         """Sessions as they are now."""
         if not sessions:
             return []
-        names = (self._keys.session(tag_of(key.namespace, key.id)) for key in sessions)
-        rows = await self._link.call(*(("HMGET", name, *values.VIEW) for name in names))
-        return [values.view(key, row) for key, row in zip(sessions, rows, strict=True)]
+        tags = [tag_of(key.namespace, key.id) for key in sessions]
+        asked: list[Command] = []
+        for tag in tags:
+            calls, recent = self._keys.tools(tag)
+            asked += [("HMGET", self._keys.session(tag), *values.VIEW), ("HGETALL", calls), ("LRANGE", recent, 0, -1)]
+        found = await self._link.call(*asked)
+        parts = zip(sessions, found[::3], found[1::3], found[2::3], strict=True)
+        return [values.view(key, row, values.tool_use(calls, recent)) for key, row, calls, recent in parts]
 
     async def page(self, namespace: str | None, limit: int, cursor: str | None, sort: str) -> Page:
         """See `Store.sessions`."""
@@ -71,10 +76,12 @@ class Lists:
         if members:
             await self._link.call(("ZREM", name, *members))
 
-    async def calls(self, session: SessionKey, limit: int) -> Sequence[CallRecord]:
+    async def calls(self, session: SessionKey, limit: int, before: str | None = None) -> Sequence[CallRecord]:
         """See `Store.calls`."""
         ids, records, _ = self._keys.calls(tag_of(session.namespace, session.id))
-        [newest] = await self._link.call(("ZREVRANGE", ids, 0, limit - 1))
+        # All have the score 0: they lie in the order of their ids.
+        end = "+" if before is None else f"({before}"
+        [newest] = await self._link.call(("ZREVRANGEBYLEX", ids, end, "-", "LIMIT", 0, max(0, limit)))
         if limit < 1 or not newest:
             return []
         [rows] = await self._link.call(("HMGET", records, *newest))
@@ -97,10 +104,24 @@ class Lists:
                 return values.RECORDS.decode(row)
         return None
 
+    async def latest(self, after: int | None, limit: int) -> Latest:
+        """See `Store.latest`."""
+        arguments = {"limit": limit} | ({} if after is None else {"after": after})
+        [(cursor, missed, entries)] = await self._link.call(self._verb("latest", self._keys.latest, arguments))
+        noted = [values.noted(one) for one in entries]
+        places = [("HGET", self._keys.calls(tag)[1], call_id) for call_id, tag, _ in noted]
+        rows = await self._link.call(*places) if places else []
+        settled = [
+            Settled(values.RECORDS.decode(row), None if session_of(tag) is None else totals)
+            for (_, tag, totals), row in zip(noted, rows, strict=True)
+            if row is not None
+        ]
+        return Latest(settled, cursor, missed)
+
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""
         tag = tag_of(session.namespace, session.id)
-        names = (self._keys.session(tag), self._keys.account(session.account))
+        names = (self._keys.session(tag), self._keys.account(session.account), *self._keys.tools(tag))
         [found] = await self._link.call(self._verb("reset", names, {}))
         if found:
             for scope in (None, session.namespace):
@@ -159,8 +180,7 @@ class Lists:
         while tags := await self._old(self._keys.alone, before):
             await self._take_out(self._keys.alone, tags)
             for tag in tags:
-                *_, session, state, results, account = self._keys.all_of(tag.decode())
-                names = (session, state, results, account)
+                names = self._keys.all_of(tag.decode())[3:7]
                 await self._link.call(self._verb("forget_alone", names, {"before": before}))
 
     async def _old(self, name: str, before: float) -> list[bytes]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gateway.core.ids import first_id_at
 from gateway.core.ledger import AccountKey, Claim, Granted, Refused, Standing
-from gateway.core.ports import LOST, CallRecord, OpenHold
+from gateway.core.ports import LOST, MOST_LATEST, CallRecord, OpenHold
 from gateway.core.usage import Totals
 from gateway.stores.redis import values
 from gateway.stores.redis.keys import Keys, member_of, tag_of, tag_of_account, tag_of_call
@@ -75,6 +75,7 @@ class Clerk:
             "started": repr(float(record.started_at)),
             "ended": repr(float(record.started_at + record.duration_s)),
             **values.last_turn(record),
+            **values.tools(record),
         }
 
     def noticed(self, accounts: Sequence[AccountKey]) -> list[Command]:
@@ -109,6 +110,8 @@ class Clerk:
             "named": self.names(record),
             "place": f"{record.call_id}\n{tag}",
             "oldest": self.keys.oldest,
+            "latest": self.keys.latest,
+            "most": MOST_LATEST,
             "began": int(record.started_at * 1000),
             "lists": self.lists(record),
             "member": member_of(record.session) if record.session is not None else "",
@@ -140,11 +143,11 @@ class BooksTogether:
             self._keys.calls(home_of(opened.lost))[0],
             *(self._keys.account(claim.key) for claim in hold.claims),
         )
-        arguments = clerk.taking(opened, lease_s) | {"index": self._keys.holds}
+        noticed = clerk.noticed([claim.key for claim in hold.claims])
+        arguments = clerk.taking(opened, lease_s) | {"index": self._keys.holds, "noticed": noticed}
         packed = values.held(hold, hold.claims, self._keys)
         verb = clerk.call("reserve", keys, arguments, packed, values.encode_json(opened))
-        noticed = clerk.noticed([claim.key for claim in hold.claims])
-        [(status, *reply), *_] = await self._link.call(verb, *noticed)
+        [(status, *reply)] = await self._link.call(verb)
         return values.granted(hold.claims, reply) if status == 1 else values.refused(hold, hold.claims, reply)
 
     async def extend(self, hold_id: str, units: int) -> Granted | None:

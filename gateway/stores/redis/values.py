@@ -25,6 +25,7 @@ from gateway.core.ledger import (
     Standing,
 )
 from gateway.core.ports import CallRecord, OpenHold, SessionKey, SessionView
+from gateway.core.tools import MAX_NAMES, MAX_RECENT, OTHERS, ToolUse
 from gateway.core.usage import MAX_TOKENS, Totals
 from gateway.stores.redis.keys import Keys
 from gateway.stores.sums import SUMS, sums_of, totals_of
@@ -36,6 +37,7 @@ VIEW: Final = ("derived", "created", "last", *(f"t{number}" for number in range(
 TOTALS: Final = VIEW[3:]
 RECORDS: Final = msgspec.json.Decoder(CallRecord)
 _HOLDS: Final = msgspec.json.Decoder(OpenHold)
+_ENTRIES: Final = msgspec.msgpack.Decoder(tuple[str, str, tuple[str | bool | None, ...]])
 encode_json: Final = msgspec.json.Encoder().encode
 _pack: Final = msgspec.msgpack.Encoder().encode
 
@@ -135,14 +137,37 @@ def opened(reply: Sequence[bytes | None]) -> OpenHold | None:
     return replace(_HOLDS.decode(value), units=int(units), noted=int(noted))
 
 
+def entry(call_id: str, tag: str, sums: Sequence[bytes | None]) -> bytes:
+    """What is noted of a settled call: its id, where its record is, and its session's sums after it."""
+    return _pack((call_id, tag, [None if one is None else one.decode() for one in sums]))
+
+
+def noted(packed: bytes) -> tuple[str, str, Totals]:
+    """What `entry`, or the script in its stead, noted."""
+    call_id, tag, sums = _ENTRIES.decode(packed)
+    return call_id, tag, totals_of([int(one or 0) for one in sums])
+
+
 def totals(row: Sequence[bytes | None]) -> Totals:
     """Totals as they are kept; zero where there are none."""
     return totals_of([int(one or 0) for one in row])
 
 
-def view(key: SessionKey, row: Sequence[bytes | None]) -> SessionView | None:
+def tools(record: CallRecord) -> dict[str, Any]:
+    """What the session remembers of the tools that the call asked for; nothing where it asked for none."""
+    names = record.counted_tools
+    return {"tools": {"names": names, "most": MAX_NAMES, "recent": MAX_RECENT, "others": OTHERS}} if names else {}
+
+
+def tool_use(calls: Sequence[bytes], recent: Sequence[bytes]) -> ToolUse:
+    """Calls of tools as they are kept: names and numbers in turn; the last names."""
+    numbers = {name.decode(): int(number) for name, number in zip(calls[::2], calls[1::2], strict=True)}
+    return ToolUse(tuple(map(bytes.decode, recent)), numbers)
+
+
+def view(key: SessionKey, row: Sequence[bytes | None], tools: ToolUse) -> SessionView | None:
     """A session as `VIEW` reads it."""
     derived, created, last = row[:3]
     if created is None or last is None:
         return None
-    return SessionView(key, float(created), float(last), totals(row[3:]), derived == b"1")
+    return SessionView(key, float(created), float(last), totals(row[3:]), derived == b"1", tools)

@@ -23,22 +23,21 @@ import msgspec
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import AccountKey, Claim, Dimension, Granted, Moment, Refused, Standing
-from gateway.core.ports import CallRecord, Lesson, OpenHold, Page, SessionKey, SessionView, Store, StoredKey
+from gateway.core.ports import CallRecord, Latest, Lesson, OpenHold, Page, SessionKey, SessionView, Store, StoredKey
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.usage import Totals
 from gateway.stores import clock
 from gateway.stores.cursor import Cursor
-from gateway.stores.sqlite import accounts, deletion, rows
+from gateway.stores.sqlite import accounts, deletion, latest, rows
 from gateway.stores.sqlite.schema import connect, migrate, stamp
 from gateway.stores.sqlite.writer import RETRY_S, Writer
-from gateway.stores.sums import SUMS
 
 T = TypeVar("T")
 
 logger = logging.getLogger("gateway")
 
-#: commits between two checkpoints; a settlement touches about four pages
-_CHECKPOINT_EVERY: Final = 250
+#: commits between two checkpoints; a hold touches three pages, its settlement about ten
+_CHECKPOINT_EVERY: Final = 150
 _CHECKPOINT: Final = "PRAGMA wal_checkpoint({})"
 #: pages (of 4 KiB) of the log from which on commits wait for it to be moved
 _LOG_PAGES: Final = 2048
@@ -83,8 +82,17 @@ class SqliteStore:
     async def settle(self, record: CallRecord) -> Totals:
         """See `Store.settle`."""
         encoded = msgspec.json.encode(record)
+
+        def write(db: sqlite3.Connection) -> Totals:
+            before = db.total_changes
+            totals = rows.add(db, record, encoded)
+            # A call that was written before changes nothing.
+            if db.total_changes > before:
+                latest.note(db, record, totals)
+            return totals
+
         try:
-            return await self._writer.write(lambda db: rows.add(db, record, encoded))
+            return await self._writer.write(write)
         except StoreUnavailable:
             raise
         except Exception as error:
@@ -207,7 +215,7 @@ class SqliteStore:
         """See `Store.session`."""
 
         def read(connection: sqlite3.Connection) -> SessionView | None:
-            query = f"{rows.VIEW} WHERE namespace = ? AND id = ?"
+            query = rows.VIEW.format("namespace = ? AND id = ?")
             row = connection.execute(query, (session.namespace, session.id)).fetchone()
             return rows.view(row) if row else None
 
@@ -226,19 +234,23 @@ class SqliteStore:
             if after is not None:
                 conditions.append(f"({column}, namespace, id) < (?, ?, ?)")
                 values += after
-            query = (
-                f"{rows.VIEW} WHERE {' AND '.join(conditions)} ORDER BY {column} DESC, namespace DESC, id DESC LIMIT ?"
-            )
+            order = f"ORDER BY {column} DESC, namespace DESC, id DESC"
+            chosen = f"{' AND '.join(conditions)} {order} LIMIT ?"
+            query = f"{rows.VIEW.format(chosen)} {order}"
             return [rows.view(row) for row in connection.execute(query, (*values, limit + 1))]
 
         views = await self._in_thread(read)
         more = str(Cursor.of(views[limit - 1], sort)) if len(views) > limit else None
         return Page(views[:limit], more)
 
-    async def calls(self, session: SessionKey, limit: int) -> Sequence[CallRecord]:
+    async def calls(self, session: SessionKey, limit: int, before: str | None = None) -> Sequence[CallRecord]:
         """See `Store.calls`."""
-        query = "SELECT record FROM calls WHERE namespace = ? AND session_id = ? ORDER BY call_id DESC LIMIT ?"
-        values = (session.namespace, session.id, limit)
+        values: tuple[object, ...] = (session.namespace, session.id)
+        if before is not None:
+            values += (before,)
+        older = "" if before is None else " AND call_id < ?"
+        query = f"SELECT record FROM calls WHERE namespace = ? AND session_id = ?{older} ORDER BY call_id DESC LIMIT ?"  # noqa: S608
+        values += (limit,)
         return await self._in_thread(
             lambda connection: [rows.record_of(row) for row in connection.execute(query, values)]
         )
@@ -258,14 +270,16 @@ class SqliteStore:
 
         return await self._in_thread(read)
 
+    async def latest(self, after: int | None, limit: int) -> Latest:
+        """See `Store.latest`."""
+        return await self._in_thread(lambda db: latest.read(db, after, limit))
+
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""
-        zero = ", ".join(f"{name} = 0" for name in SUMS)
-        query = f"UPDATE sessions SET {zero}, resets = resets + 1 WHERE namespace = ? AND id = ?"  # noqa: S608
 
         def clear(db: sqlite3.Connection) -> bool:
             accounts.clear(db, session.account)
-            return db.execute(query, (session.namespace, session.id)).rowcount > 0
+            return rows.reset(db, session)
 
         return await self._writer.write(clear)
 

@@ -28,6 +28,7 @@ _DELETE_CALLS: Final = (
 _DELETE_STATE: Final = "DELETE FROM states WHERE namespace = ? AND id = ? AND changed_at < ?"
 _DELETE_SESSION: Final = "DELETE FROM sessions WHERE namespace = ? AND id = ?"
 _DELETE_RESULTS: Final = "DELETE FROM results WHERE namespace = ? AND id = ?"
+_DELETE_TOOLS: Final = "DELETE FROM tools WHERE namespace = ? AND id = ?"
 _DELETE_ACCOUNT: Final = f"DELETE FROM accounts WHERE {_IS_FREE} AND namespace = ? AND id = ? AND changed_at < ?"  # noqa: S608  # constants
 _DELETE_OLD_CALLS: Final = "DELETE FROM calls WHERE call_id IN (SELECT call_id FROM calls WHERE call_id < ? LIMIT ?)"
 _DELETE_OLD_LESSONS: Final = "DELETE FROM lessons WHERE key IN (SELECT key FROM lessons WHERE changed_at < ? LIMIT ?)"
@@ -74,6 +75,7 @@ def _delete_within(
         else:
             connection.execute(_DELETE_ACCOUNT, (*key, before))
         connection.execute(_DELETE_RESULTS, key)
+        connection.execute(_DELETE_TOOLS, key)
         gone += connection.execute(_DELETE_SESSION, key).rowcount
     return gone, ()
 

@@ -14,6 +14,7 @@ from gateway.core.counting.calibration import LastTurn
 from gateway.core.ledger import Epochs
 from gateway.core.ports import LOST, CallRecord, Lesson, SessionKey, SessionView, StoredKey
 from gateway.core.session import Change, Remembered, SessionState
+from gateway.core.tools import ToolUse
 from gateway.core.usage import MAX_TOKENS, Totals
 from gateway.stores import states
 from gateway.stores.sqlite import accounts
@@ -43,8 +44,11 @@ _TAKE_BACK: Final = (
     "WHERE namespace = ? AND id = ? AND resets = ?"
 )
 _TOTALS: Final = f"SELECT {_SUM_LIST} FROM sessions WHERE namespace = ? AND id = ?"  # noqa: S608  # constants
-#: what `view` reads
-VIEW: Final = f"SELECT namespace, id, derived, created_at, last_call_at, {_SUM_LIST} FROM sessions"  # noqa: S608
+#: what `view` reads of sessions that a query has chosen: only theirs is read of the tools
+VIEW: Final = (
+    f"SELECT namespace, id, derived, created_at, last_call_at, value, {_SUM_LIST} "  # noqa: S608  # constants
+    "FROM (SELECT * FROM sessions WHERE {}) LEFT JOIN tools USING (namespace, id)"
+)
 #: either row may be missing: a state may come before its session, and most sessions have none
 _REMEMBERED: Final = (
     "SELECT value, last_key, last_residual FROM (SELECT ? AS namespace, ? AS id) "
@@ -62,7 +66,17 @@ _KEEP_RESULT: Final = (
 )
 _RESULT_OF: Final = "SELECT text FROM results WHERE namespace = ? AND id = ? AND handle = ?"
 _RESULT: Final = "SELECT text FROM results WHERE handle = ? AND (? IS NULL OR namespace = ?) LIMIT 1"
+_TOOLS: Final = "SELECT value FROM tools WHERE namespace = ? AND id = ?"
+_KEEP_TOOLS: Final = (
+    "INSERT INTO tools (namespace, id, value) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
+)
+_DROP_TOOLS: Final = "DELETE FROM tools WHERE namespace = ? AND id = ?"
+_RESET: Final = (
+    f"UPDATE sessions SET {', '.join(f'{name} = 0' for name in SUMS)}, resets = resets + 1 "  # noqa: S608  # constants
+    "WHERE namespace = ? AND id = ?"
+)
 _RECORDS: Final = msgspec.json.Decoder(CallRecord)
+_TOOL_USES: Final = msgspec.json.Decoder(ToolUse)
 _KEYS: Final = msgspec.json.Decoder(StoredKey)
 _EPOCHS: Final = msgspec.json.Decoder(tuple[int, ...])
 
@@ -96,7 +110,25 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> T
         max(-MAX_TOKENS, min(last.residual, MAX_TOKENS)) if last else None,
         *sums_of(charge, record.saved_tokens),
     )
+    if record.counted_tools:
+        _add_tools(connection, key, record.counted_tools)
     return totals_of(connection.execute(_ADD, values).fetchone())
+
+
+def _add_tools(connection: sqlite3.Connection, key: SessionKey, names: Sequence[str]) -> None:
+    row = connection.execute(_TOOLS, (key.namespace, key.id)).fetchone()
+    value = msgspec.json.encode(_tool_use(row[0] if row else None).with_calls(names))
+    connection.execute(_KEEP_TOOLS, (key.namespace, key.id, value))
+
+
+def _tool_use(value: bytes | None) -> ToolUse:
+    return _TOOL_USES.decode(value) if value is not None else ToolUse()
+
+
+def reset(connection: sqlite3.Connection, key: SessionKey) -> bool:
+    """Let the totals and the tools of a session begin anew; False where there is no such session."""
+    connection.execute(_DROP_TOOLS, (key.namespace, key.id))
+    return connection.execute(_RESET, (key.namespace, key.id)).rowcount > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +273,9 @@ def revoke_key(connection: sqlite3.Connection, name: str) -> bool:
 
 def view(row: Sequence[Any]) -> SessionView:
     """A session as `VIEW` reads it."""
-    namespace, session_id, derived, created_at, last_call_at = row[:5]
-    return SessionView(SessionKey(namespace, session_id), created_at, last_call_at, totals_of(row[5:]), bool(derived))
+    namespace, session_id, derived, created_at, last_call_at, tools = row[:6]
+    key = SessionKey(namespace, session_id)
+    return SessionView(key, created_at, last_call_at, totals_of(row[6:]), bool(derived), _tool_use(tools))
 
 
 def record_of(row: tuple[bytes]) -> CallRecord:

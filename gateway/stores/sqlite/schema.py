@@ -76,8 +76,37 @@ MIGRATIONS: Final = (
     ALTER TABLE sessions ADD COLUMN resets INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE calls ADD COLUMN epochs BLOB;
     """,
+    # Beside the sessions: a call that asks for no tool does not write it.
+    """
+    CREATE TABLE tools (namespace TEXT NOT NULL, id TEXT NOT NULL, value BLOB NOT NULL, PRIMARY KEY (namespace, id));
+    """,
+    # The order in which calls were settled: their ids are in the order in which they began.
+    """
+    CREATE TABLE latest (number INTEGER PRIMARY KEY, call_id TEXT NOT NULL, totals BLOB);
+    """,
+    # Without a rowid a row of more than a thousand bytes has pages of its own: four times the file, and more to write.
+    """
+    ALTER TABLE holds RENAME TO old_holds;
+    CREATE TABLE holds (
+        id TEXT PRIMARY KEY NOT NULL, units INTEGER NOT NULL, noted INTEGER NOT NULL, accounts TEXT NOT NULL,
+        held_tokens INTEGER NOT NULL, held_nano_usd INTEGER NOT NULL, held_calls INTEGER NOT NULL,
+        boot TEXT NOT NULL, mono REAL NOT NULL, wall REAL NOT NULL, lease_s REAL NOT NULL, value BLOB NOT NULL
+    );
+    INSERT INTO holds SELECT * FROM old_holds;
+    DROP TABLE old_holds;
+    ALTER TABLE calls RENAME TO old_calls;
+    CREATE TABLE calls (
+        call_id TEXT PRIMARY KEY NOT NULL, request_id TEXT, namespace TEXT, session_id TEXT, record BLOB NOT NULL,
+        epochs BLOB
+    );
+    INSERT INTO calls SELECT * FROM old_calls ORDER BY call_id;
+    DROP TABLE old_calls;
+    CREATE INDEX calls_of_session ON calls (namespace, session_id, call_id);
+    CREATE INDEX calls_by_request ON calls (request_id) WHERE request_id IS NOT NULL;
+    """,
 )
 
+_PATIENCE_MS: Final = 60_000
 #: marks a file as ours ("GATE")
 _APPLICATION_ID: Final = 0x47415445
 
@@ -103,6 +132,9 @@ def connect(path: Path, *, busy_timeout_s: float) -> sqlite3.Connection:
 def migrate(connection: sqlite3.Connection) -> None:
     """Bring the file to the newest format, in one transaction."""
     try:
+        if connection.execute("PRAGMA user_version").fetchone()[0] < len(MIGRATIONS):
+            # Another worker may be at it: a gigabyte takes ten seconds.
+            connection.execute(f"PRAGMA busy_timeout={_PATIENCE_MS}")
         connection.execute("BEGIN IMMEDIATE")
         _migrate_within(connection)
         connection.execute("COMMIT")

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from gateway.core.counting.context import ContextCounts, context_counts
-from gateway.core.counting.measure import measure
+from gateway.core.counting.context import MAX_TOOLS, ContextCounts, Seen, ToolWeight, context_counts
+from gateway.core.counting.measure import Wire, measure
+from gateway.core.tools import OTHERS
 
 
 def result(call_id: str, text: str) -> dict[str, str]:
@@ -14,7 +15,7 @@ def result(call_id: str, text: str) -> dict[str, str]:
 
 def counts(words: Any, *messages: dict[str, Any]) -> ContextCounts:
     measures = [measure("chat", message, words) for message in messages]
-    return context_counts(measures, ContextCounts(definition_tokens=5), ())[0]
+    return context_counts(measures, ContextCounts(definition_tokens=5), Seen())[0]
 
 
 def test_conversation_and_results_are_counted_apart(words: Any) -> None:
@@ -26,7 +27,7 @@ def test_conversation_and_results_are_counted_apart(words: Any) -> None:
         {"role": "assistant", "tool_calls": [call]},
         result("1", "one two three four"),
     )
-    assert found == ContextCounts(2 + 3 + 3, 4, 5, results=1)
+    assert found == ContextCounts(2 + 3 + 3, 4, 5, results=1, tools={"look": ToolWeight(1, 4)})
     assert found.total_tokens == 17
 
 
@@ -48,5 +49,91 @@ def test_results_without_an_id_are_told_apart_by_content(words: Any) -> None:
 def test_results_of_one_anthropic_message_are_each_a_result(words: Any) -> None:
     blocks = [{"type": "tool_result", "tool_use_id": str(n), "content": f"number {n}"} for n in range(3)]
     measures = [measure("messages", {"role": "user", "content": blocks}, words)]
-    found, _ = context_counts(measures, ContextCounts(), ())
+    found, _ = context_counts(measures, ContextCounts(), Seen())
     assert (found.tool_tokens, found.results, found.conversation_tokens) == (6, 3, 0)
+
+
+# --- by tool ----------------------------------------------------------------------------------------------------------
+
+
+def chat_call(call_id: str, name: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": "{}"}
+    return {"role": "assistant", "tool_calls": [{"type": "function", "id": call_id, "function": function}]}
+
+
+#: a call of `look`, two of `read` side by side with their results in the other order, and a result nobody asked for
+BY_TOOL: dict[Wire, list[dict[str, Any]]] = {
+    "chat": [
+        chat_call("1", "look"),
+        result("1", "one two"),
+        {"role": "assistant", "tool_calls": [*chat_call("2", "read")["tool_calls"], *chat_call("3", "read")["tool_calls"]]},
+        result("3", "three"),
+        result("2", "four five six"),
+        result("9", "seven"),
+    ],
+    "messages": [
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "look", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "one two"}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": n, "name": "read", "input": {}} for n in "23"]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "3", "content": "three"},
+                {"type": "tool_result", "tool_use_id": "2", "content": [{"type": "text", "text": "four five six"}]},
+                {"type": "tool_result", "tool_use_id": "9", "content": "seven"},
+            ],
+        },
+    ],
+    "responses": [
+        {"type": "function_call", "id": "fc_1", "call_id": "1", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "one two"},
+        {"type": "function_call", "id": "fc_2", "call_id": "2", "name": "read", "arguments": "{}"},
+        {"type": "custom_tool_call", "id": "fc_3", "call_id": "3", "name": "read", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "3", "output": "three"},
+        {"type": "function_call_output", "call_id": "2", "output": "four five six"},
+        {"type": "function_call_output", "call_id": "9", "output": "seven"},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wire", BY_TOOL)
+def test_results_go_by_the_tool_whose_call_they_answer(words: Any, wire: Wire) -> None:
+    measures = [measure(wire, message, words) for message in BY_TOOL[wire]]
+    found, seen = context_counts(measures, ContextCounts(), Seen())
+    assert found.tools == {"look": (1, 2), "read": (2, 4), "unknown": (1, 1)}
+    assert seen.calls == {}
+
+
+def test_results_of_old_functions_go_by_their_name(words: Any) -> None:
+    called = {"role": "assistant", "function_call": {"name": "look", "arguments": "{}"}}
+    found = counts(words, called, {"role": "function", "name": "look", "content": "one two"})
+    assert found.tools == {"look": (1, 2)}
+
+
+def test_a_result_counts_once_for_its_tool(words: Any) -> None:
+    first, again = result("1", "one two three"), result("2", "one two three")
+    found = counts(words, chat_call("1", "look"), first, first, chat_call("2", "read"), again)
+    assert found.tools == {"look": (1, 3)}
+    assert found.repeated_tokens == 6
+
+
+def test_a_call_is_known_to_the_messages_behind_it(words: Any) -> None:
+    called, answer = (measure("chat", one, words) for one in (chat_call("1", "look"), result("1", "one two")))
+    before, seen = context_counts([called], ContextCounts(), Seen())
+    assert seen.calls == {"1": "look"}
+    assert context_counts([answer], before, seen)[0].tools == {"look": (1, 2)}
+    assert context_counts([answer], before, seen)[0].tools == {"look": (1, 2)}, "what was before is not changed"
+    assert before.tools == {}
+
+
+@pytest.mark.parametrize(("call_id", "name"), [("", "look"), (None, "look"), (7, "look"), ("1", None), ("1", 7)])
+def test_a_call_that_cannot_be_answered_by_name_is_unknown(words: Any, call_id: Any, name: Any) -> None:
+    assert counts(words, chat_call(call_id, name), result("1", "one two")).tools == {"unknown": (1, 2)}
+
+
+def test_tools_beyond_the_first_ones_are_counted_together(words: Any) -> None:
+    numbers = [str(number) for number in range(MAX_TOOLS + 3)]
+    turns = [message for one in numbers for message in (chat_call(one, f"t{one}"), result(one, f"number {one}"))]
+    found = counts(words, *turns, chat_call("x", "t0"), result("x", "more"))
+    assert len(found.tools) == MAX_TOOLS + 1
+    assert (found.tools["t0"], found.tools[OTHERS]) == ((2, 3), (3, 6))

@@ -412,3 +412,49 @@ def test_messages_whose_digests_are_known_are_not_hashed_and_weigh_the_same(esti
     asked = len(words.texts)
     assert estimator.estimate(read_request("chat", {}, messages=raws[:1]), keys=[b"b"]).tokens < plain.tokens
     assert len(words.texts) == asked
+
+
+# --- what a compaction stands for ---------------------------------------------------------------------------------
+
+COMPACTION = {"type": "compaction", "content": "all was well"}
+
+
+def claude(*turns: dict[str, Any]) -> dict[str, Any]:
+    return {"system": "be brief", "messages": list(turns)}
+
+
+def test_what_lies_before_a_compaction_of_anthropics_is_not_counted(estimator: Estimator) -> None:
+    image = {"type": "image", "source": {"type": "url", "url": "https://x.example/a.png"}}
+    asked = {"role": "user", "content": [{"type": "text", "text": "word " * 500}, image]}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "word " * 500}]}
+    blocks = [COMPACTION, {"type": "text", "text": "go on"}]
+    summed_up: dict[str, Any] = {"role": "assistant", "content": blocks}
+    within = {"role": "assistant", "content": [{"type": "text", "text": "word " * 500}, *blocks]}
+    bare = estimator.estimate(read_request("messages", claude(summed_up, user("hi"))))
+    befores: list[list[dict[str, Any]]] = [[asked, result, summed_up], [asked, within], [asked, summed_up, within]]
+    for before in befores:
+        found = estimator.estimate(read_request("messages", claude(*before, user("hi"))))
+        assert (found.tokens, found.doubt, found.context) == (bare.tokens, bare.doubt, bare.context)
+
+
+def test_a_compaction_that_failed_stands_for_nothing(estimator: Estimator) -> None:
+    failed = {"role": "assistant", "content": [{"type": "compaction", "content": None}]}
+    assert tokens(estimator, claude(user("word " * 500), failed), "messages") > 500
+
+
+def test_what_lies_before_a_compaction_of_openais_is_counted_as_it_is_billed(estimator: Estimator) -> None:
+    item = {"type": "compaction", "id": "cmp_1", "encrypted_content": "Z2VoZWlt"}
+    assert tokens(estimator, {"input": [user("word " * 500), item]}, "responses") > 500
+
+
+def test_sums_that_go_on_behind_a_compaction_are_those_of_all(estimator: Estimator) -> None:
+    turns: list[dict[str, Any]] = [
+        user("word " * 500),
+        {"role": "assistant", "content": [COMPACTION]},
+        user("hi"),
+        user("there"),
+    ]
+    request = read_request("messages", claude(*turns))
+    whole = estimator.sums(request, turns)
+    for place in range(len(turns)):
+        assert estimator.sums(request, turns[place:], before=estimator.sums(request, turns[:place])) == whole

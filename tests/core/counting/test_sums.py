@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.core.counting.context import ContextCounts
+from gateway.core.counting.context import ContextCounts, ToolWeight
 from gateway.core.counting.measure import Counts, Measure, ToolResult
 from gateway.core.counting.media import Media
 from gateway.core.counting.sums import Sums
@@ -20,6 +20,7 @@ MEASURE = st.builds(
     st.lists(RESULTS, max_size=2).map(tuple),
     st.sampled_from(["system", "developer", "user", "tool"]),
     st.booleans(),
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["look", "read"])), max_size=2).map(tuple),
 )
 
 
@@ -53,10 +54,20 @@ def test_without_a_person_the_turn_is_all_there_is() -> None:
 
 def test_a_result_is_known_from_before() -> None:
     result = Measure(Counts(result=5, results=1), results=(ToolResult("a", b"1", 5),), role="tool")
+    tools = {"unknown": ToolWeight(1, 5)}
     found = Sums().plus([result]).plus([result]).parts(3)
-    assert found == ContextCounts(0, 5, 3, results=1, repeated_tokens=5)
+    assert found == ContextCounts(0, 5, 3, results=1, repeated_tokens=5, tools=tools)
 
 
 def test_what_sums_take_grows_with_what_they_list() -> None:
     result = Measure(Counts(), (Media("image"),), (ToolResult("a", b"1", 5),))
-    assert Sums().plus([result]).size_bytes > Sums().size_bytes
+    called = Measure(Counts(), called=(("a", "look"),))
+    assert Sums().plus([result]).size_bytes > Sums().plus([called]).size_bytes > Sums().size_bytes
+
+
+def test_the_tools_of_a_context_make_its_results_together() -> None:
+    called = Measure(Counts(), called=(("a", "look"), ("b", "read")))
+    results = [Measure(Counts(), results=(ToolResult(name, name.encode(), 5),)) for name in "abc"]
+    parts = Sums().plus([called]).plus(results).parts(0)
+    assert parts.tools == {"look": (1, 5), "read": (1, 5), "unknown": (1, 5)}
+    assert (parts.results, parts.tool_tokens) == (3, 15)

@@ -10,7 +10,7 @@ from gateway.core.conversation import Conversation
 from gateway.core.fitting.ahead import MOST_BYTES, MOST_MESSAGES, START, read_ahead
 from gateway.core.fitting.epochs import FitPolicy, fit
 from gateway.core.fitting.overlap import may_share, parts_of
-from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.reader import Order, Reader, weigher
 from gateway.core.fitting.watch import Watch
 
 
@@ -95,6 +95,23 @@ def test_by_the_time_of_a_cut_everything_was_read_and_the_cut_is_the_same() -> N
     assert fitted.messages == fit(Conversation.of(raws, other), budget - 1, other, policy=policy).messages
     assert fitted.changed
     assert count.asked - before < cold.asked / 3
+
+
+def test_a_turn_before_the_budget_is_full_everything_was_read() -> None:
+    warm, came = Reader(weigher(len)), messages(0)
+    for turns in range(1, 40):
+        came = messages(turns, size=80)
+        ahead(came, turns / 40, warm)
+    conversation = Conversation.of(came, warm)
+    warm.know(conversation.keys, conversation.messages, Watch(_no_more))
+
+
+def test_what_is_left_of_a_message_with_nothing_taken_is_known_too() -> None:
+    raws, reader = messages(2), Reader(weigher(len))
+    ahead(raws, 1.0, reader)
+    conversation = Conversation.of(raws, reader)
+    [result] = reader.make([Order(conversation.items[-1], raws[-1], ())], Watch())
+    assert reader.sketches([result.key], [b"never looked at"])[0].answers == "c1"
 
 
 def test_cache_marks_that_were_there_when_it_was_read_are_not_sent_later() -> None:

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import DROP, EARLIER, KEEP, Draft, Same
@@ -45,6 +49,32 @@ def test_recalled_lines_stand_at_the_end_and_are_weighed() -> None:
     assert done.total() == sum(WEIGH(done.sent().messages))
     assert done.reopened(2).recalls.keys() == {1}
     assert done.changed() == [0, 1, 2]
+
+
+Step = Callable[[Draft], Draft]
+STEP: st.SearchStrategy[Step] = st.one_of(
+    st.builds(
+        lambda index, decision: lambda one: one.having({index: decision}),
+        st.integers(0, 2),
+        st.sampled_from([KEEP, DROP, (), (0,), (0, 2)]),
+    ),
+    st.integers(0, 3).map(lambda first: lambda one: one.reopened(first)),
+    st.just(lambda one: one.ruled(draft(), "condense")),
+    st.just(lambda one: replace(one, recalls={**one.recalls, 2: ((0, (1,)),)})),
+    st.just(lambda one: draft().as_sent(one.decisions, one.recalls, one.rules, {})),
+)
+
+
+@given(st.lists(st.tuples(STEP, st.booleans()), max_size=8))
+def test_however_a_draft_was_made_it_weighs_what_is_sent(steps: list[tuple[Step, bool]]) -> None:
+    done = draft()
+    for step, is_weighed in steps:
+        if is_weighed:
+            done.weights()
+        done = step(done)
+    anew = Draft.untouched(done.conversation, done.reader)
+    assert done.weights() == [replace(anew, decisions=done.decisions, recalls=done.recalls).weight(i) for i in range(3)]
+    assert done.total() == sum(WEIGH(done.sent().messages))
 
 
 def test_a_decision_can_be_weighed_before_it_is_made() -> None:

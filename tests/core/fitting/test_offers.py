@@ -58,7 +58,7 @@ def test_an_offer_falls_with_what_is_kept_however_often_it_is_looked_at() -> Non
 def test_once_a_unit_is_open_its_other_blocks_are_offered_one_by_one() -> None:
     draft = draft_of("".join(LINES))
     opening, scores = opening_of(draft, 0), scores_of(draft)
-    assert [place for _, _, place in opening.entries(scores, ROOM)] == [OPENING]
+    assert [place for _, _, place, _ in opening.entries(scores, ROOM)] == [OPENING]
     assert not list(opening.entries(scores, 5.0))
     taken = opening.bundle(scores).picks
     opening.opens(scores)
@@ -66,9 +66,10 @@ def test_once_a_unit_is_open_its_other_blocks_are_offered_one_by_one() -> None:
         opening.picked[index].add(number)
         scores.keep(known_of(draft, index).terms[number])
     entries = list(opening.entries(scores, ROOM))
-    offers = [opening.offer(scores, place) for _, _, place in entries]
+    offers = [opening.single(scores, place) for _, _, place, _ in entries]
     assert sorted([*taken, *(offer.picks[0] for offer in offers)]) == [(0, number) for number in range(len(LINES))]
-    assert all(offer.ratio <= -stale for (stale, _, _), offer in zip(entries, offers, strict=True))
+    assert all(offer.ratio <= -stale for (stale, *_), offer in zip(entries, offers, strict=True))
+    assert all(offer.cost >= least for (*_, least), offer in zip(entries, offers, strict=True))
 
 
 def test_the_first_row_of_a_table_is_paid_with_its_head() -> None:

@@ -15,9 +15,10 @@ import pytest
 
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ledger import Amount, Claim
-from gateway.core.ports import LOST, ContextRecord, SessionKey
+from gateway.core.ledger import Amount, Claim, Hold, Limits
+from gateway.core.ports import LOST, ContextRecord, OpenHold, SessionKey
 from gateway.core.session import Remembered, SessionState
+from gateway.core.tools import ToolUse
 from gateway.core.usage import Totals
 from gateway.stores.sqlite import SqliteStore
 from gateway.stores.sqlite.schema import MIGRATIONS
@@ -188,11 +189,77 @@ async def test_a_call_that_an_older_version_took_for_lost_is_corrected(path: Pat
         await store.settle(replace(real, outcome=LOST, spent=Amount(50)))
     for column in ("accounts DROP COLUMN epoch", "sessions DROP COLUMN resets", "calls DROP COLUMN epochs"):
         write(path, f"ALTER TABLE {column}")
+    for table in ("tools", "latest"):
+        write(path, f"DROP TABLE {table}")
     write(path, "PRAGMA user_version=4")
     async with opened(path) as store:
         assert (await store.settle(real)).calls == 1
         (stands,) = await store.standings([Claim(key.account)])
         assert stands.used == Amount(7)
+
+
+async def test_a_session_of_format_5_counts_its_tools_from_then_on(path: Path, record: MakeRecord) -> None:
+    key = SessionKey("alice", "s0")
+    write_format_1(path)
+    for number, script in enumerate(MIGRATIONS[1:5], 2):
+        for statement in script.split(";")[:-1]:
+            if "unpacked_size" not in statement:  # there are no results
+                write(path, statement)
+        write(path, f"PRAGMA user_version={number}")
+    async with opened(path) as store:
+        before = await store.session(key)
+        assert before is not None
+        assert (before.totals, before.tools) == (OLD_TOTALS, ToolUse())
+        await store.settle(record("s0", charge=CHARGE, tools=("look", "read", "look")))
+        after = await store.session(key)
+        assert after is not None
+        assert (after.totals, after.created_at) == (OLD_TOTALS.add(CHARGE), before.created_at)
+        assert after.tools == ToolUse(("look", "read", "look"), {"look": 2, "read": 1})
+    assert query(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+async def test_calls_and_open_holds_of_format_7_are_kept(path: Path, record: MakeRecord) -> None:
+    key, newest = SessionKey("alice", "s"), path.with_name("newest.db")
+    claims = (Claim(key.account, Limits(tokens=100)),)
+    done, real = (record("s", request_id=name, charge=CHARGE, accounts=(key.account,)) for name in ("r1", "r2"))
+    lost = replace(real, outcome=LOST, spent=Amount(50))
+    held = OpenHold(Hold("h" * 24, claims, Amount(7)), replace(done, call_id="h" * 24))
+    async with opened(newest) as store:
+        for one in (done, lost):
+            await store.settle(one)
+        await store.reserve(held, 180.0)
+    made = sqlite3.connect(path)
+    made.create_function("unpacked_size", 1, len)
+    for script in MIGRATIONS[:7]:
+        made.executescript(script)
+    made.execute("ATTACH ? AS newest", (str(newest),))
+    for (table,) in made.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'").fetchall():
+        made.execute(f"INSERT INTO main.{table} SELECT * FROM newest.{table}")  # noqa: S608  # no text
+    made.commit()
+    made.executescript("PRAGMA application_id=1195463749; PRAGMA user_version=7;")
+    made.close()
+    async with opened(path) as store:
+        assert list(await store.calls(key, 9)) == [lost, done]
+        assert [await store.call("alice", name) for name in ("r1", "r2")] == [done, lost]
+        (stands,) = await store.standings(claims)
+        assert (stands.used, stands.held) == (Amount(50), Amount(7))
+        assert (await store.settle(done)).calls == 2, "it is known, and so is the other"
+        await store.settle(real)
+        await store.settle(replace(held.lost, charge=CHARGE, spent=Amount(1)))
+        (stands,) = await store.standings(claims)
+        assert (stands.used, stands.held) == (Amount(1), Amount())
+    shape = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
+    assert query(path, shape) == query(newest, shape)
+    assert query(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+async def test_calls_of_more_than_a_thousand_bytes_share_pages(path: Path, record: MakeRecord) -> None:
+    async with opened(path) as store:
+        for _ in range(200):
+            await store.settle(record(notes={"note": "x" * 500}))
+    ((pages,),) = query(path, "PRAGMA page_count")
+    assert isinstance(pages, int)
+    assert pages < 150
 
 
 async def test_the_sum_of_tool_results_is_read_from_an_index_alone(path: Path) -> None:

@@ -1,6 +1,6 @@
 -- Forget a session and all that is its. KEYS: ids and records of its calls, its lost ones, session, state, results,
--- account. A.before, where given: only if its last call, and its state and account, lie before. What calls under way
--- hold on the account stays. Gives whether there was a session.
+-- account, tools (two). A.before, where given: only if its last call, and its state and account, lie before. What calls under
+-- way hold on the account stays. Gives whether there was a session.
 local session, state = KEYS[4], KEYS[5]
 local last = redis.call('HGET', session, 'last')
 if A.before and last and tonumber(last) >= tonumber(A.before) then
@@ -15,5 +15,5 @@ if A.before then
 elseif clear(KEYS[7]) then
     redis.call('HDEL', KEYS[7], 'o', 'd1', 'd2', 'd3')
 end
-redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], session, KEYS[6])
+redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], session, KEYS[6], KEYS[8], KEYS[9])
 return last and 1 or 0

@@ -2,6 +2,7 @@
 -- tests; ARGV[2]: the arguments, as msgpack; then what is any bytes, which this msgpack cannot hold. All amounts are whole numbers up to 2^53, which Lua counts exactly.
 local MOST = 9007199254740992
 local NONE = -1 -- no limit, no window
+local HOUR = 3600000
 local A = cmsgpack.unpack(ARGV[2])
 
 local function now()
@@ -41,10 +42,18 @@ local function view(a)
     return { a.u[1], a.u[2], a.u[3], a.h[1], a.h[2], a.h[3], a.o, d[1], d[2], d[3] }
 end
 
+-- Let a key live for A.ttl from now on, or for up to an hour less: a look costs less than a write, which also goes to
+-- the disk and to replicas.
+local function live(name)
+    if redis.call('PTTL', name) < A.ttl - HOUR then
+        redis.call('PEXPIRE', name, A.ttl)
+    end
+end
+
 -- A session's account goes when nobody touched it for long, a client key's stays, a count of requests ends itself.
 local function expire(name, kind, window)
     if kind == 'session' then
-        redis.call('PEXPIRE', name, A.ttl)
+        live(name)
     elseif kind == 'rate' and window and window > 0 then
         redis.call('PEXPIRE', name, math.ceil(window / 500))
     end
@@ -124,32 +133,52 @@ local function views(accounts)
     return found
 end
 
--- Give back all that a hold holds, but for requests that were counted, and forget it.
-local function release(hold)
+-- Forget a hold. Gives what it held on each account, and the accounts with their kinds: but for requests that were
+-- counted.
+local function end_hold(hold)
     local kept = redis.call('HMGET', hold, 'u', 'f')
-    if not kept[2] then
-        return
-    end
-    local held = cmsgpack.unpack(kept[2])
-    local units = tonumber(kept[1])
-    for _, claim in ipairs(held[3]) do
-        if claim[2] ~= 'rate' then
-            local a = load(claim[1])
-            for i = 1, 3 do
-                a.h[i] = less(a.h[i], math.min(MOST, held[1][i] + held[2][i] * units))
+    local held = { amount = { 0, 0, 0 }, accounts = {} }
+    if kept[2] then
+        local fixed, unit, claims = unpack(cmsgpack.unpack(kept[2]))
+        for i = 1, 3 do
+            held.amount[i] = math.min(MOST, fixed[i] + unit[i] * tonumber(kept[1]))
+        end
+        for _, claim in ipairs(claims) do
+            if claim[2] ~= 'rate' then
+                held.accounts[claim[1]] = claim[2]
             end
-            save(claim[1], a, claim[2])
+        end
+        redis.call('DEL', hold)
+    end
+    return held
+end
+
+-- Give back what was held on an account, if it was, once.
+local function give_back(held, name, a)
+    if held.accounts[name] then
+        held.accounts[name] = nil
+        for i = 1, 3 do
+            a.h[i] = less(a.h[i], held.amount[i])
         end
     end
-    redis.call('DEL', hold)
+end
+
+-- Give back what was held on all accounts on which it still is.
+local function release(held)
+    for name, kind in pairs(held.accounts) do
+        local a = load(name)
+        give_back(held, name, a)
+        save(name, a, kind)
+    end
 end
 
 -- Put what was spent in the place of what it was taken for before, where that is still counted: `epochs` says in which
--- epoch of each account it was. Gives in which ones this is.
-local function charge(accounts, wrong, epochs, right)
+-- epoch of each account it was. Gives in which ones this is. What the call held is given back in the same step.
+local function charge(accounts, wrong, epochs, right, held)
     local found = {}
     for _, account in ipairs(accounts) do
         local a = load(account[1])
+        give_back(held, account[1], a)
         local is_there = (epochs[account[1]] or 0) == a.e
         for i = 1, 3 do
             a.u[i] = plus(less(a.u[i], is_there and wrong[i] or 0), right[i])
@@ -157,6 +186,7 @@ local function charge(accounts, wrong, epochs, right)
         save(account[1], a, account[2])
         found[account[1]] = a.e
     end
+    release(held)
     return found
 end
 
@@ -177,5 +207,16 @@ local function drop_account(name, before)
     local h = load(name).h
     if changed and tonumber(changed) < tonumber(before) and h[1] + h[2] + h[3] == 0 then
         redis.call('DEL', name)
+    end
+end
+
+-- Note a call that was settled, for whoever watches all workers. Only the newest `most` are kept, and some more.
+local function note(list, count, entry, most)
+    local number = redis.call('INCR', count)
+    redis.call('RPUSH', list, entry)
+    if number % 64 == 1 then
+        redis.call('LTRIM', list, -most, -1)
+        redis.call('PEXPIRE', list, A.ttl)
+        redis.call('PEXPIRE', count, A.ttl)
     end
 end

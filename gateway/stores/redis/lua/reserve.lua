@@ -1,7 +1,11 @@
 -- Take a hold on all these accounts or on none. KEYS: the hold, what remembers its call as settled, the accounts.
--- A: id, least, most, lease, home, and maybe: index, deadline. ARGV[3]: fixed, unit, claims; ARGV[4]: the hold.
+-- A: id, least, most, lease, home, and maybe: index, deadline, noticed (commands). ARGV[3]: fixed, unit, claims;
+-- ARGV[4]: the hold.
 -- Gives {1, units, now, accounts} | {0, claim, now, account} | {2}: too late.
 local hold, settled = KEYS[1], KEYS[2]
+for _, command in ipairs(A.noticed or {}) do
+    redis.call(unpack(command))
+end
 local held = cmsgpack.unpack(ARGV[3])
 local fixed, unit, claims = held[1], held[2], held[3]
 local at = now()

@@ -1,9 +1,11 @@
--- Set totals, and what is used of the account, to nothing. KEYS: session, account. Gives whether there is a session.
+-- Set totals, what is used of the account, and what is known of tools, to nothing. KEYS: session, account, tools
+-- (two). Gives whether there is a session.
 clear(KEYS[2])
 if redis.call('EXISTS', KEYS[1]) == 0 then
     return 0
 end
 redis.call('HINCRBY', KEYS[1], 'e', 1)
+redis.call('DEL', KEYS[3], KEYS[4])
 for i = 1, 13 do
     redis.call('HDEL', KEYS[1], 't' .. i)
 end

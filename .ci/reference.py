@@ -1,0 +1,487 @@
+"""Writes docs/reference/ from the code: configuration, headers, errors, HTTP API, commands. `--check`: only compares.
+
+Each fact stands once, in the code that uses it; this only puts it into tables.
+"""
+
+# ruff: noqa: INP001, T201  # a script
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+from gateway import config
+from gateway.cli import app
+from gateway.core.errors import BudgetExhausted, GatewayError
+from gateway.core.forwarding import CREDENTIALS
+from gateway.core.identity import KNOWN_HEADERS
+from gateway.dialects import anthropic_errors, openai_errors
+from gateway.server import headers
+from gateway.server.openapi import document, faults
+
+_FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
+_WRITTEN = "<!-- Written by `make reference` from the code. -->"
+#: the most that a budget counts
+_COUNTABLE = 2**53
+_METHODS = ("get", "post", "patch", "delete")
+
+Node = Mapping[str, Any]
+
+
+def page(title: str, *parts: str) -> str:
+    """A whole page."""
+    return "\n\n".join([f"# {title}", _WRITTEN, *parts]) + "\n"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table; a `|` in a cell is kept."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in lines
+    )
+
+
+def prose(text: str) -> str:
+    """One paragraph, however its lines are broken."""
+    return " ".join(text.split())
+
+
+def code(text: str) -> str:
+    """As code."""
+    return f"`{text}`" if text else ""
+
+
+# --- configuration ------------------------------------------------------------------------------------------------
+
+
+class Keys:
+    """Walks the schema of gateway.yaml. What was shown under one key is not shown again under another."""
+
+    def __init__(self, schema: Node) -> None:
+        self._schema = schema
+        self._shown: dict[str, str] = {}
+
+    def page(self) -> str:
+        """The page of all keys."""
+        sections = self._schema["properties"]
+        plain = {name: node for name, node in sections.items() if not self._inner(node)}
+        parts = [
+            prose("""
+                Every key of `gateway.yaml`; none is required. `gateway init` writes a file with all of them and
+                comments, `gateway check` finds what is wrong in it, and [the
+                schema](../../config/gateway.schema.json) lets editors do both. `NAME` stands for a name of your own,
+                `[]` for an entry of a list. Each key can also come from the environment, as
+                `GATEWAY_SERVER_PORT=9000`; `${VARIABLE}` and `${VARIABLE:-default}` work in any string. What each part
+                is for is told in the pages of this documentation; which keys take effect without a restart, in
+                [operations](../operations.md#reload).
+            """),
+            "## Top level",
+            self._table(self._rows(plain, "")),
+        ]
+        for name, node in sections.items():
+            if name not in plain:
+                parts += [f"## {name}", *self._about(node), self._table(self._below(node, name))]
+        return page("Configuration", *parts)
+
+    def _about(self, node: Node) -> list[str]:
+        about = node.get("description") or self._resolve(node).get("description")
+        return [sentence(about)] if about else []
+
+    def _table(self, rows: Iterable[Sequence[str]]) -> str:
+        return table(("key", "type", "default", "meaning"), rows)
+
+    def _rows(self, properties: Node, prefix: str) -> Iterator[Sequence[str]]:
+        for name, node in properties.items():
+            path = f"{prefix}{name}"
+            below = list(self._below(node, path))
+            default = "" if below and isinstance(node.get("default", {}), dict) else self._default(node)
+            yield code(path), self._type(node), default, self._meaning(node, path)
+            yield from below
+
+    def _below(self, node: Node, path: str) -> Iterator[Sequence[str]]:
+        """The keys below one key."""
+        found = self._inner(node)
+        if found is None:
+            return
+        suffix, target = found
+        first = self._shown.setdefault(target, path)
+        if first == path:
+            yield from self._rows(self._schema["$defs"][target]["properties"], f"{path}{suffix}.")
+
+    def _meaning(self, node: Node, path: str) -> str:
+        found = self._inner(node)
+        about = " ".join(self._about(node))
+        if found is not None and self._shown[found[1]] != path:
+            about += f" Keys as below `{self._shown[found[1]]}`."
+        return about.strip()
+
+    def _inner(self, node: Node) -> tuple[str, str] | None:
+        """What stands between a key and the keys below it, and the section they are in; None: there are none."""
+        for option in (node, *node.get("anyOf", ())):
+            if "$ref" in option:
+                return "", option["$ref"].rpartition("/")[2]
+            for within, suffix in (("items", "[]"), ("additionalProperties", ".NAME")):
+                inner = option.get(within)
+                found = self._inner(inner) if isinstance(inner, Mapping) else None
+                if found is not None:
+                    return f"{suffix}{found[0]}", found[1]
+        return None
+
+    def _resolve(self, node: Node) -> Node:
+        inner: Node = self._schema["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+        return inner
+
+    def _type(self, node: Node) -> str:
+        options = node.get("anyOf", (node,))
+        return " or ".join(dict.fromkeys(self._kind(option) for option in options))
+
+    def _kind(self, node: Node) -> str:
+        if "enum" in node:
+            return ", ".join(code(str(value)) for value in node["enum"])
+        if "const" in node:
+            return code(str(node["const"]))
+        if "$ref" in node:
+            return "section"
+        kind = node.get("type", "any")
+        if kind == "array":
+            return f"list of {self._type(node.get('items', {}))}"
+        if kind == "object":
+            return "mapping"
+        return f"{kind}{bounds(node)}"
+
+    def _default(self, node: Node) -> str:
+        return code(json.dumps(node["default"], ensure_ascii=False)) if "default" in node else "required"
+
+
+def bounds(node: Node) -> str:
+    """The numbers that are allowed; not the largest that can be counted."""
+    words = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    given = [(sign, node[name]) for name, sign in words.items() if isinstance(node.get(name), int | float)]
+    shown = [f"{sign} {limit:,.12g}" for sign, limit in given if limit < _COUNTABLE]
+    return f", {' and '.join(shown)}" if shown else ""
+
+
+def sentence(text: str) -> str:
+    """With a full stop. Pages of this documentation become links."""
+    text = re.sub(r"\bdocs/([a-z-]+\.md)", r"[\1](../\1)", text.strip())
+    return text if text.endswith((".", ":", "!", "?")) else f"{text}."
+
+
+# --- headers ------------------------------------------------------------------------------------------------------
+
+
+def headers_page() -> str:
+    """The page of all headers."""
+    asked = {**headers.READ, **{name.decode(): about for name, about in headers.DIRECTIVES.items()}}
+    keys = ", ".join(code(name.decode()) for name in sorted(CREDENTIALS))
+    return page(
+        "Headers",
+        "## Requests",
+        table(("header", "meaning"), ((code(name), about) for name, about in asked.items())),
+        f"Keys come in {keys}: a client key where client keys are configured, else the credential for the provider, "
+        "which is forwarded where the gateway holds none.",
+        "A session may also be named by these headers, which other gateways and some clients send by themselves; the "
+        f"first valid one counts, after those of `sessions.id_headers`: {', '.join(map(code, KNOWN_HEADERS))}, and any "
+        "other `x-…-session-id`. [Clients](../clients.md#headers-that-name-a-session) says which client sends what.",
+        "Everything else is forwarded, but for cookies, `origin`, `referer`, forwarding and hop-by-hop headers.",
+        "## Answers",
+        "The session headers come with every metered call: a `POST` that a provider bills for, refused calls included. "
+        "A stream sends its headers before its usage is known: they hold the totals before the call, and those after "
+        "it stand in a comment in front of the stream's end mark, one line a header (`sessions.stream_totals`).",
+        table(("header", "value"), ((code(name), about) for name, about in headers.EXPOSED.items())),
+        "A provider's own headers are passed on. Its `x-request-id` comes as `x-upstream-request-id`.",
+    )
+
+
+# --- errors -------------------------------------------------------------------------------------------------------
+
+
+def errors_page() -> str:
+    """The page of all errors."""
+    rows = [
+        (
+            code(kind.code), str(kind.status), code(kind.openai_type), code(kind.anthropic_type),
+            "true" if kind.retry else "false", str(kind.retry_after or ""), first_line(kind),
+        )
+        for kind in sorted(faults(), key=lambda kind: (kind.status, kind.code, kind.__name__))
+    ]  # fmt: skip
+    arithmetic = {"account": "session", "unit": "tokens", "limit": 60, "used": 39, "held": 0, "needed": 31}
+    example = BudgetExhausted('Session "first" has used 39 of its 60 tokens, and this call needs 31.', arithmetic)
+    return page(
+        "Errors",
+        "What the gateway refuses or cannot do itself. A provider's own error is passed on as it came, with "
+        "`x-gateway-upstream-error: true`.",
+        table(
+            ("code", "status", "type (OpenAI)", "type (Anthropic)", "`x-should-retry`", "`Retry-After`", "when"), rows
+        ),
+        "`budget.exhausted_status` changes the status of `budget_exhausted`. `rate_limit_exceeded` has the rest of the "
+        "minute as `Retry-After`. Refusals of a request whose head could not be read come before all this: "
+        "`invalid_request` (400), `header_timeout` (400), `headers_too_large` (431).",
+        "Paths of OpenAI's APIs, and the gateway's own, answer with",
+        fenced(example, lambda: openai_errors.body(example, example.details)),
+        "and paths of Anthropic's with",
+        fenced(example, lambda: anthropic_errors.body(example, "01a1ff2e", example.details)),
+        "Once a stream has begun, an error is the last event of the stream, in the format's own way. "
+        "[Budgets](../budgets.md#when-it-is-refused) says more of those that have `error.budget`.",
+    )
+
+
+def fenced(fault: GatewayError, write: Callable[[], bytes]) -> str:
+    """An error as it is sent."""
+    return f"```\nHTTP/1.1 {fault.status}\n{json.dumps(json.loads(write()), ensure_ascii=False)}\n```"
+
+
+def first_line(thing: object) -> str:
+    """The first sentence of its docstring."""
+    first, *_ = re.split(r"[.](?:$|\s)", (thing.__doc__ or "").strip())
+    return f"{first}."
+
+
+# --- HTTP API -----------------------------------------------------------------------------------------------------
+
+
+def api_page(api: Node) -> str:
+    """The page of all paths."""
+    parts = [
+        prose("""
+            The same as an OpenAPI document: `GET /openapi.json`, which needs no key. The gateway's own paths answer in
+            JSON and hold no prompt or answer text, but for `/api/results`. Errors are described [here](errors.md),
+            headers [here](headers.md).
+        """),
+        prose("""
+            A client key sees the sessions of its own name. Where `auth.admin_key` is set it is needed for what says
+            *administrator*; where it is not, that is for requests from the gateway's own machine.
+        """),
+    ]
+    for path, item in api["paths"].items():
+        for method in _METHODS:
+            if method in item:
+                parts += operation(api, method, path, item[method])
+    parts.append("## Shapes")
+    for name, schema in api["components"]["schemas"].items():
+        parts += shape(name, schema)
+    return page("HTTP API", *parts)
+
+
+def operation(api: Node, method: str, path: str, found: Node) -> Iterator[str]:
+    """One path and method."""
+    yield f"## {method.upper()} {path}"
+    schemes = [name for option in found["security"] for name in option]
+    who = "" if "clientKey" in schemes else " *Administrator.*" if schemes else " No key needed."
+    yield f"{found['summary']}{who}"
+    given = [resolve(api, one) for one in found.get("parameters", ()) if not path.startswith("/v1/") or one.get("in")]
+    if given:
+        yield table(
+            ("parameter", "in", "type", "meaning"),
+            ((code(one["name"]), one["in"], typed(one["schema"]), one["description"]) for one in given),
+        )
+    if path.startswith("/v1/") and method == "post":
+        yield "Body and answer are the provider's. [Headers](headers.md) say what else can be asked and is told."
+        return
+    if "requestBody" in found:
+        yield f"Body: {typed(found['requestBody']['content']['application/json']['schema'])}"
+    yield "Answers: " + "; ".join(answers(found["responses"])) + "."
+
+
+def answers(responses: Node) -> Iterator[str]:
+    """The statuses and what comes with them."""
+    for status, answer in responses.items():
+        content = answer.get("content", {})
+        shown = ", ".join(
+            typed(media["schema"]) if kind == "application/json" else code(kind) for kind, media in content.items()
+        )
+        if "$ref" not in answer:
+            yield f"{status} {shown or answer['description'].rstrip('.')}"
+
+
+def resolve(api: Node, node: Node) -> Node:
+    """What a reference leads to."""
+    if "$ref" not in node:
+        return node
+    *_, group, name = node["$ref"].split("/")
+    found: Node = api["components"][group][name]
+    return found
+
+
+def typed(schema: Node) -> str:
+    """A type in a few words; shapes as links."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(typed(one) for one in schema["anyOf"])
+    if "enum" in schema:
+        return ", ".join(code(json.dumps(value).strip('"')) for value in schema["enum"])
+    if "const" in schema:
+        return code(json.dumps(schema["const"]))
+    kinds = schema.get("type", "any")
+    return " or ".join(kind_of(kind, schema) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+
+
+def kind_of(kind: str, schema: Node) -> str:
+    """One type of a schema."""
+    if kind == "array":
+        return f"list of {typed(schema['items'])}"
+    if kind == "object" and isinstance(schema.get("additionalProperties"), Mapping):
+        return f"mapping of {typed(schema['additionalProperties'])}"
+    return str(schema.get("format", kind)) if kind == "string" else kind
+
+
+def shape(name: str, schema: Node) -> Iterator[str]:
+    """One of the shapes."""
+    yield f"### {name}"
+    about = schema.get("description", "")
+    if about:
+        yield sentence(about[0].upper() + about[1:])
+    rows = list(fields(schema))
+    if rows:
+        yield table(("field", "type", "meaning"), rows)
+    elif "additionalProperties" in schema:
+        yield f"By name: {', '.join(code(inner) for inner in schema['additionalProperties']['properties'])}."
+
+
+def fields(schema: Node, prefix: str = "") -> Iterator[Sequence[str]]:
+    """Its fields, those of objects within it too."""
+    for name, inner in schema.get("properties", {}).items():
+        optional = "" if name in schema.get("required", ()) else " (not always)"
+        yield code(f"{prefix}{name}"), typed(inner) + optional, inner.get("description", "")
+        for within, suffix in (
+            (inner, "."),
+            (inner.get("items", {}), "[]."),
+            (inner.get("additionalProperties"), ".NAME."),
+        ):
+            if isinstance(within, Mapping):
+                yield from fields(within, f"{prefix}{name}{suffix}")
+
+
+# --- commands -----------------------------------------------------------------------------------------------------
+
+
+def commands_page() -> str:
+    """The page of all commands."""
+    root = get_command(app)
+    parts = [
+        prose("""
+            Every command has `--help`. Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 `gateway check`
+            found problems. Tables go to stdout, everything else to stderr; `--json` prints JSON instead of a table.
+            Without a terminal, or with `NO_COLOR`, nothing is coloured.
+        """),
+        prose("""
+            `gateway --install-completion` makes the Tab key complete commands and options in bash, zsh, fish and
+            PowerShell, from the next shell on; `gateway --show-completion` prints what it adds to the shell's files.
+        """),
+        "## gateway",
+        options(root),
+    ]
+    for name, command in commands(root, "gateway"):
+        parts += [f"## {name}", plain(command.help)]
+        if not hasattr(command, "commands"):
+            parts += [f"```\n{usage(name, command)}\n```", options(command)]
+    return page("Commands", *(part for part in parts if part))
+
+
+def commands(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """All commands, those of groups behind their group."""
+    for name, command in getattr(group, "commands", {}).items():
+        yield f"{prefix} {name}", command
+        yield from commands(command, f"{prefix} {name}")
+
+
+def usage(name: str, command: Any) -> str:
+    """How it is called."""
+    arguments = [metavar(one) if one.required else f"[{metavar(one)}]" for one in command.params if not is_option(one)]
+    return " ".join([name, *(["[OPTIONS]"] if any(map(is_option, command.params)) else []), *arguments])
+
+
+def options(command: Any) -> str:
+    """Its arguments and options, but for --help."""
+    rows = [
+        (code(", ".join([*one.opts, *one.secondary_opts]) + value(one)) if is_option(one) else code(metavar(one)),
+         plain(one.help) + default(one))
+        for one in command.params
+        if not getattr(one, "hidden", False) and "--help" not in one.opts
+    ]  # fmt: skip
+    return table(("option", "meaning"), rows) if rows else ""
+
+
+def is_option(parameter: Any) -> bool:
+    """Whether it is no argument."""
+    return str(parameter.param_type_name) == "option"
+
+
+def value(parameter: Any) -> str:
+    """What follows an option."""
+    return "" if parameter.is_flag else f" {metavar(parameter)}"
+
+
+def metavar(parameter: Any) -> str:
+    """The word that stands for a value."""
+    if parameter.metavar:
+        return str(parameter.metavar)
+    return str(parameter.name).upper()
+
+
+def default(parameter: Any) -> str:
+    """Its default, where there is one to speak of."""
+    shown = parameter.default
+    if callable(shown) or shown in (None, False, "", (), []) or "PydanticUndefined" in repr(shown):
+        return ""
+    return f" Default: {code(str(getattr(shown, 'value', shown)))}."
+
+
+def plain(text: str | None) -> str:
+    """Help as one paragraph."""
+    return sentence(" ".join((text or "").split())) if text else ""
+
+
+# --- writing ------------------------------------------------------------------------------------------------------
+
+
+def pages() -> Mapping[str, str]:
+    """Every page by its file."""
+    return {
+        "configuration.md": Keys(config.json_schema()).page(),
+        "headers.md": headers_page(),
+        "errors.md": errors_page(),
+        "api.md": api_page(document()),
+        "commands.md": commands_page(),
+    }
+
+
+def main() -> int:
+    """Write them, or say how they differ; the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a page is not current")
+    parser.add_argument("--folder", type=Path, default=_FOLDER)
+    asked = parser.parse_args()
+    stale = False
+    for name, text in pages().items():
+        file = asked.folder / name
+        before = file.read_text("utf-8") if file.exists() else ""
+        if before == text:
+            continue
+        stale = True
+        if asked.check:
+            sys.stdout.writelines(
+                difflib.unified_diff(
+                    before.splitlines(keepends=True), text.splitlines(keepends=True), str(file), "from the code"
+                )
+            )
+        else:
+            file.write_text(text, "utf-8")
+            print(f"wrote {file}")
+    if stale and asked.check:
+        print("Write them anew with: make reference", file=sys.stderr)
+    return int(stale and asked.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

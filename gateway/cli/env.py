@@ -1,0 +1,105 @@
+"""`gateway env`: what to set so that a client goes through the gateway."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import Annotated, Final
+
+import typer
+
+from gateway.cli.common import AsJson, ConfigFile, Exit, load, print_json, stop
+
+_SESSION: Final = re.compile(r"[A-Za-z0-9._:-]{1,255}")
+_ANYWHERE: Final = frozenset({"0.0.0.0", "::"})  # nothing is bound here
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """What to set. `$$v1` and `$$root` stand for the base URL with and without `/v1`, both with the session's path.
+
+    `where`: None for variables of a shell, else where the text belongs. `names_sessions`: by itself, so that the path
+    names none.
+    """
+
+    text: str
+    where: str | None = None
+    note: str = ""
+    names_sessions: bool = False
+
+
+_PYTHON_HEADER: Final = "default_headers={'x-session-id': ...} names a session for each conversation"
+CLIENTS: Final[dict[str, Client]] = {
+    "openai": Client("export OPENAI_BASE_URL=$v1", note=_PYTHON_HEADER),
+    "anthropic": Client("export ANTHROPIC_BASE_URL=$root", note=_PYTHON_HEADER),
+    "claude-code": Client("export ANTHROPIC_BASE_URL=$root", names_sessions=True),
+    "codex": Client(
+        'model_provider = "gateway"\n\n[model_providers.gateway]\nname = "gateway"\nbase_url = "$v1"\n'
+        'wire_api = "responses"\nenv_key = "OPENAI_API_KEY"',
+        where="~/.codex/config.toml",
+        names_sessions=True,
+    ),
+    "opencode": Client(
+        '{\n  "provider": {\n    "gateway": {\n      "npm": "@ai-sdk/openai-compatible",\n'
+        '      "options": { "baseURL": "$v1", "apiKey": "{env:OPENAI_API_KEY}" },\n'
+        '      "models": { "gpt-5.1": {} }\n    }\n  }\n}',
+        where="opencode.json",
+        note="name your models under models",
+        names_sessions=True,
+    ),
+    "aider": Client(
+        "export OPENAI_API_BASE=$v1",
+        note="aider --model openai/gpt-5.1; it names no session, so the path does: --session",
+    ),
+    "langchain": Client(
+        'ChatOpenAI(base_url="$v1", default_headers={"x-session-id": "..."}, include_response_headers=True)',
+        where="your program",
+    ),
+    "litellm": Client(
+        'litellm.completion(api_base="$v1", extra_headers={"x-session-id": "..."}, ...)', where="your program"
+    ),
+    "vercel-ai": Client(
+        'createOpenAICompatible({ name: "gateway", baseURL: "$v1", headers: { "x-session-id": "..." } })',
+        where="your program",
+    ),
+    "continue": Client("apiBase: $v1\nrequestOptions:\n  headers:\n    x-session-id: ...", where="config.yaml"),
+    "curl": Client("curl $v1/chat/completions -H 'content-type: application/json' -d @request.json", where="a shell"),
+}
+
+
+def env(
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help=f"One of {', '.join(CLIENTS)}.")],
+    session: Annotated[
+        str | None, typer.Option("--session", help="Name a session by the path of the base URL.")
+    ] = None,
+    url: Annotated[str | None, typer.Option("--url", help="Where the gateway is, if not where it listens.")] = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what leads a client through the gateway: eval "$(gateway env claude-code)"."""
+    known = CLIENTS.get(client)
+    if known is None:
+        stop(f"There is nothing known of {client!r}; known: {', '.join(CLIENTS)}.", Exit.USAGE)
+    if session is not None and not _SESSION.fullmatch(session):
+        stop("--session is 1-255 characters of A-Z a-z 0-9 . _ : -", Exit.USAGE)
+    if session is not None and known.names_sessions:
+        stop(f"{client} names its sessions by itself; leave --session out.", Exit.USAGE)
+    root = (url or _listens(config)).rstrip("/").removesuffix("/v1") + (f"/s/{session}" if session else "")
+    quoted = shlex.quote if known.where is None else str
+    text = Template(known.text).substitute(root=quoted(root), v1=quoted(f"{root}/v1"))
+    if as_json:
+        print_json({"client": client, "base_url": f"{root}/v1", "where": known.where, "text": text, "note": known.note})
+        return
+    typer.echo(text)
+    told = "; ".join(part for part in (f"in {known.where}" if known.where else "", known.note) if part)
+    if told:
+        typer.echo(f"# {told}", err=True)
+
+
+def _listens(config: Path | None) -> str:
+    server = load(config).settings.server
+    host = "127.0.0.1" if server.host in _ANYWHERE else server.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{server.port}"

@@ -1,0 +1,38 @@
+"""Steps: named modes of work, activated by what a session does, which decide what tools it may call next."""
+
+from __future__ import annotations
+
+from gateway.core.steps.conditions import (
+    MOST_RECENT,
+    BudgetBelow,
+    Condition,
+    Facts,
+    MessageMatches,
+    NotRecentlyUsed,
+    Patterns,
+    SequenceMatch,
+    TokensAbove,
+    ToolUsed,
+    is_any,
+)
+from gateway.core.steps.machine import DEFAULT_AGENT, Agent, Enforce, Step, StepState, Used
+
+__all__ = [
+    "DEFAULT_AGENT",
+    "MOST_RECENT",
+    "Agent",
+    "BudgetBelow",
+    "Condition",
+    "Enforce",
+    "Facts",
+    "MessageMatches",
+    "NotRecentlyUsed",
+    "Patterns",
+    "SequenceMatch",
+    "Step",
+    "StepState",
+    "TokensAbove",
+    "ToolUsed",
+    "Used",
+    "is_any",
+]

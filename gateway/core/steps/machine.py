@@ -1,0 +1,166 @@
+"""Steps of an agent's work, which of them a session is in, and what that allows it to call.
+
+A step holds when its conditions do, or while it is the active one and its sequence is not finished. The first that
+holds, in the order they are written, is the active one; the default step where none does. Conditions are looked at
+before a call and after each tool that was used. Entering a step begins its sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal, NamedTuple
+
+from gateway.core.steps.conditions import (
+    MOST_RECENT,
+    Condition,
+    Facts,
+    MessageMatches,
+    Patterns,
+    TokensAbove,
+    is_any,
+)
+
+Enforce = Literal["filter", "require", "reject", "observe"]
+
+#: the agent of calls that name none
+DEFAULT_AGENT: Final = "default"
+#: characters of a tool's name that are remembered
+_NAME: Final = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """A named mode of work.
+
+    Attributes:
+        name: unique among the agent's steps.
+        description: for people.
+        conditions: all must hold.
+        allowed: tools it may call; None: all.
+        denied: tools it may not call, even if they are allowed.
+        sequence: tools in the order they are due; each entry has alternatives.
+        is_default: the step to be in where no other holds.
+        enforce: what becomes of a request that offers other tools, see docs/steps.md.
+        context_budget: input tokens of a call, at the most.
+        model: to call instead of the one that the call names.
+        max_output_tokens: of an answer, at the most.
+    """
+
+    name: str
+    description: str = ""
+    conditions: tuple[Condition, ...] = ()
+    allowed: Patterns | None = None
+    denied: Patterns = ()
+    sequence: tuple[Patterns, ...] = ()
+    is_default: bool = False
+    enforce: Enforce = "filter"
+    context_budget: int | None = None
+    model: str | None = None
+    max_output_tokens: int | None = None
+
+    def allows(self, tool: str) -> bool:
+        """Whether the step may call a tool at all, whatever is due."""
+        return (self.allowed is None or is_any(tool, self.allowed)) and not is_any(tool, self.denied)
+
+
+@dataclass(frozen=True, slots=True)
+class StepState:
+    """Where a session is in the steps of one agent.
+
+    Attributes:
+        active: the step's name; None: in none.
+        index: of the entry of its sequence that is due; the sequence's length once it is finished.
+        recent: the tools used last, the newest at the end.
+        is_set: the step was set by hand, and holds until its sequence is finished; without one until it is set anew.
+    """
+
+    active: str | None = None
+    index: int = 0
+    recent: tuple[str, ...] = ()
+    is_set: bool = False
+
+
+class Used(NamedTuple):
+    """What tools that were used make of a state. `stray`: those that were not due, or not allowed, when used."""
+
+    state: StepState
+    stray: tuple[str, ...] = ()
+
+
+class Agent:
+    """The steps of one agent, in order."""
+
+    def __init__(self, name: str, steps: Sequence[Step]) -> None:
+        self.name = name
+        self.steps = tuple(steps)
+        self._by_name = {step.name: step for step in steps}
+        self._default = next((step for step in steps if step.is_default), None)
+        conditions = [condition for step in steps for condition in step.conditions]
+        self.reads_message = any(isinstance(condition, MessageMatches) for condition in conditions)
+        self.reads_tokens = any(isinstance(condition, TokensAbove) for condition in conditions)
+
+    def step(self, state: StepState) -> Step | None:
+        """The active one; None also where a changed configuration has it no more."""
+        return self._by_name.get(state.active) if state.active is not None else None
+
+    def due(self, state: StepState) -> Patterns | None:
+        """The entry of the active step's sequence that is due; None: there is none, or it is finished."""
+        step = self.step(state)
+        return step.sequence[state.index] if step is not None and state.index < len(step.sequence) else None
+
+    def place(self, state: StepState) -> int | None:
+        """The number of entries of the active step's sequence that are done; None where it has no sequence."""
+        step = self.step(state)
+        return min(state.index, len(step.sequence)) if step is not None and step.sequence else None
+
+    def callable(self, state: StepState, tools: Iterable[str]) -> tuple[str, ...]:
+        """Those of the tools that may be called now."""
+        step, due = self.step(state), self.due(state)
+        if step is None:
+            return tuple(tools)
+        return tuple(tool for tool in tools if step.allows(tool) and (due is None or is_any(tool, due)))
+
+    def entered(self, state: StepState, facts: Facts) -> StepState:
+        """The state with the step active whose turn it is."""
+        current = self.step(state)
+        if state.is_set and current is not None and (not current.sequence or self.due(state) is not None):
+            return state
+        found = next((step for step in self.steps if self._holds(step, state, facts)), None) or self._default
+        if found is not None and found is current:
+            return replace(state, is_set=False) if state.is_set else state
+        name = found.name if found is not None else None
+        if name is None and state.active is None:
+            return state
+        return StepState(name, recent=state.recent)
+
+    def _holds(self, step: Step, state: StepState, facts: Facts) -> bool:
+        if step.is_default:
+            # It is looked at last, also while its sequence runs.
+            return False
+        if step.name == state.active and self.due(state) is not None:
+            return True
+        return all(condition.holds(state.recent, facts) for condition in step.conditions)
+
+    def used(self, state: StepState, tools: Sequence[str], facts: Facts) -> Used:
+        """The state after these tools were used, one after the other; each may finish an entry, and change the step."""
+        stray = []
+        for tool in tools:
+            name, index = tool[:_NAME], state.index
+            if not self.callable(state, (name,)):
+                stray.append(name)
+            elif self.due(state) is not None:
+                index += 1
+            recent = (*state.recent, name)[-MOST_RECENT:]
+            state = self.entered(StepState(state.active, index, recent, state.is_set), facts)
+        return Used(state, tuple(stray))
+
+    def set(self, state: StepState, name: str | None) -> StepState:
+        """The state with a step set by hand, from the beginning of its sequence; None: as the conditions say.
+
+        Raises:
+            KeyError: there is no such step.
+        """
+        if name is None:
+            return StepState(recent=state.recent)
+        return StepState(self._by_name[name].name, recent=state.recent, is_set=True)

@@ -1,0 +1,42 @@
+"""Which tools the calls of a session asked for: the last ones in order, and how often each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+#: names that are kept in their order
+MAX_RECENT: Final = 64
+#: tools that are counted by name
+MAX_NAMES: Final = 256
+#: the name under which all others are counted together
+OTHERS: Final = "…"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What a session's answers asked for. `recent`: the newest last; `calls`: by name.
+
+    The first `MAX_NAMES` tools that were called are counted by name, all others under `OTHERS`: the sum of `calls` is
+    the number of all of them.
+    """
+
+    recent: tuple[str, ...] = ()
+    calls: Mapping[str, int] = field(default_factory=dict)
+
+    def with_calls(self, names: Sequence[str]) -> ToolUse:
+        """This with an answer's calls, in their order."""
+        if not names:
+            return self
+        calls = dict(self.calls)
+        for name in names:
+            known = counted_as(name, calls, MAX_NAMES)
+            calls[known] = calls.get(known, 0) + 1
+        return ToolUse((*self.recent, *names)[-MAX_RECENT:], calls)
+
+
+def counted_as(name: str, known: Mapping[str, object], most: int) -> str:
+    """Under which name a tool is counted where `most` have names of their own."""
+    named = len(known) - (OTHERS in known)
+    return name if name in known or named < most else OTHERS

@@ -1,0 +1,390 @@
+"""The tools that a request offers, and what it says of which may be called: read, and narrowed to some of them.
+
+Two ways to narrow. A choice among some tools (`allowed_tools`, as OpenAI has it) leaves the list of tools as it is, and
+with it the provider's prompt cache, which begins with the tools. Where a provider knows no such choice the list is
+made shorter. A call that must use one certain tool names it and needs neither.
+
+Tools that a provider runs itself go by their type, without what tells its versions apart: `web_search`. A set of tools
+that the request does not list (those of an MCP server, a namespace) goes by the name of the set.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, Literal
+
+import msgspec
+
+from gateway.core.counting.measure import Wire
+from gateway.core.errors import InvalidRequest
+from gateway.dialects.fields import decode, join
+
+Fields = Mapping[str, bytes | msgspec.Raw]
+#: what a request says of calling tools: none, as the model likes, one at the least, or `named`
+Mode = Literal["none", "auto", "required"]
+
+#: by format: the fields that list tools
+_LISTS: Final[Mapping[Wire, tuple[str, ...]]] = {
+    "chat": ("tools", "functions"),
+    "responses": ("tools",),
+    "messages": ("tools", "mcp_servers"),
+}
+#: by format: all fields that say what is offered
+_FIELDS: Final[Mapping[Wire, tuple[str, ...]]] = {
+    wire: (*lists, "tool_choice", *(("function_call",) if wire == "chat" else ()), "thinking")
+    for wire, lists in _LISTS.items()
+}
+#: Some servers read keys without regard to case.
+_MEANT: Final = frozenset({"tools", "functions", "mcp_servers", "tool_choice", "function_call"})
+_RAW_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
+#: What is offered in so many bytes stays read, so many times: an agent sends the same tools with each call.
+_KNOWN_BYTES: Final = 64 * 1024
+_KNOWN_OFFERS: Final = 256
+#: No provider takes so much; to read more would keep other calls waiting.
+_MOST_BYTES: Final = 4 * 1024 * 1024
+_MODES: Final[Mapping[object, Mode]] = {"none": "none", "auto": "auto", "required": "required", "any": "required"}
+#: Anthropic takes no choice but these while it thinks
+#: (https://docs.claude.com/en/docs/build-with-claude/extended-thinking, "Extended thinking with tool use")
+_THINKS: Final = frozenset({"enabled", "adaptive"})
+#: `web_search_preview_2025_03_11` is `web_search`, `computer_use_preview` is `computer`
+_VERSION: Final = re.compile(r"(?:_use)?(?:_preview)?(?:_\d{4}_?\d\d_?\d\d)?\Z")
+#: types of tools that stand for several, which answers call by their own names
+_SETS: Final = re.compile(r"mcp|namespace|\w*toolset(?:_\d+)?")
+#: what answers call a tool that a provider runs -> how a request offers it
+_RUN_BY_PROVIDERS: Final[Mapping[str, str]] = {
+    **{
+        f"{name}_call": name
+        for name in (
+            *("web_search", "file_search", "code_interpreter", "image_generation", "computer"),
+            *("local_shell", "shell", "apply_patch", "tool_search"),
+        )
+    },
+    "bash_code_execution": "code_execution",
+    "text_editor_code_execution": "code_execution",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One tool of a request.
+
+    `place`: its list, and where in it; `entry`: how a choice among tools names it; `is_set`: it stands for several.
+    """
+
+    name: str
+    place: tuple[str, int]
+    entry: Mapping[str, object]
+    is_set: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offer:
+    """What a request offers, and what it says of it.
+
+    Attributes:
+        wire: its format.
+        tools: those that can be told apart by a name.
+        lists: the fields that list them, as they came.
+        mode: whether one has to be called.
+        named: the only one that may be called, where it must be that one.
+        among: those that may be called where the request itself says it of some.
+        choice: what stood in `tool_choice`.
+        thinks: the model is asked to think before it answers.
+        names: of the tools that may be called as the request stands.
+        is_known: it stays read, and so does what is made of it.
+    """
+
+    wire: Wire
+    tools: tuple[Tool, ...]
+    lists: Mapping[str, bytes]
+    mode: Mode
+    named: str | None
+    among: frozenset[str] | None
+    choice: Any
+    thinks: bool
+    names: tuple[str, ...]
+    is_known: bool
+
+    @property
+    def is_legacy(self) -> bool:
+        """Whether the tools are `functions`."""
+        return "functions" in self.lists
+
+    @property
+    def can_force(self) -> bool:
+        """Whether the provider takes it that a tool must be called."""
+        return not (self.wire == "messages" and self.thinks)
+
+    def known_as(self, name: str) -> str:
+        """The name under which the request offers a tool that an answer calls; its own where it does not."""
+        if name in self.names:
+            return name
+        names = {tool.name for tool in self.tools}
+        name = name if name in names else _RUN_BY_PROVIDERS.get(name, name)
+        sets = {tool.name for tool in self.tools if tool.is_set}
+        return sets.pop() if name not in names and len(sets) == 1 else name
+
+
+def offer_of(fields: Fields, wire: Wire) -> Offer | None:
+    """What a request offers; None where it offers no tools.
+
+    Raises:
+        InvalidRequest: nobody can be sure what it offers.
+    """
+    if wire not in _LISTS:
+        return None
+    for name in fields:
+        if name not in _MEANT and (meant := name.casefold()) in _MEANT:
+            raise InvalidRequest(f'The field "{name}" is written "{meant}".', param=name)
+    given = tuple([(field, bytes(fields[field])) for field in _FIELDS[wire] if field in fields])
+    size = sum(len(data) for _, data in given)
+    if size > _MOST_BYTES:
+        raise InvalidRequest(
+            f"The tools of a request have at most {_MOST_BYTES:,} bytes where steps hold.", param="tools"
+        )
+    if size <= _KNOWN_BYTES:
+        return _known_offer(given, wire)
+    return _read_offer(given, wire, is_known=False)
+
+
+def _read_offer(given: tuple[tuple[str, bytes], ...], wire: Wire, *, is_known: bool = True) -> Offer | None:
+    """What these fields offer.
+
+    Raises:
+        InvalidRequest: nobody can be sure.
+    """
+    fields = dict(given)
+    listed = {field: _tools(fields[field], field, wire) for field in _LISTS[wire] if field in fields}
+    found = {field: tools for field, tools in listed.items() if tools}
+    if not found:
+        return None
+    if "tools" in found and "functions" in found:
+        raise InvalidRequest('Send "tools" or "functions", not both: functions are the older form.', param="functions")
+    choice_field = "function_call" if "functions" in found else "tool_choice"
+    choice = decode(fields[choice_field]) if choice_field in fields else None
+    thinking = decode(fields["thinking"]) if "thinking" in fields else None
+    thinks = isinstance(thinking, dict) and thinking.get("type") in _THINKS
+    mode, named, among = _said(choice, wire)
+    tools = tuple(tool for one in found.values() for tool in one)
+    lists = {field: fields[field] for field in found}
+    names = _callable(tools, mode, named, among)
+    return Offer(wire, tools, lists, mode, named, among, choice, thinks, names, is_known)
+
+
+_known_offer = lru_cache(_KNOWN_OFFERS)(_read_offer)
+
+
+def _callable(tools: Sequence[Tool], mode: Mode, named: str | None, among: frozenset[str] | None) -> tuple[str, ...]:
+    if mode == "none":
+        return ()
+    names = dict.fromkeys(tool.name for tool in tools)
+    if named is not None:
+        return (named,) if named in names else ()
+    return tuple(names) if among is None else tuple(name for name in names if name in among)
+
+
+def _tools(data: bytes, field: str, wire: Wire) -> tuple[Tool, ...]:
+    """The tools of one list.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    values = decode(data)
+    if values is None and data.strip() == b"null":
+        return ()
+    if not isinstance(values, list):
+        raise InvalidRequest(f'The field "{field}" must be an array.', param=field)
+    found = (_tool(value, (field, index), wire) for index, value in enumerate(values))
+    return tuple(tool for tool in found if tool is not None)
+
+
+def _tool(value: Any, place: tuple[str, int], wire: Wire) -> Tool | None:
+    if not isinstance(value, dict):
+        return None
+    kind = value.get("type", "function")
+    names = dict(_names(value))
+    if len(set(names.values())) > 1:
+        raise InvalidRequest(f"A tool has more than one name: {', '.join(names.values())[:200]}.", param=place[0])
+    is_set = place[0] == "mcp_servers" or (isinstance(kind, str) and _SETS.fullmatch(kind) is not None)
+    for key, name in names.items():
+        entry = {"type": key, key: {"name": name}} if wire == "chat" and key != "name" else {"type": kind, "name": name}
+        return Tool(name, place, entry, is_set)
+    if label := _text(value.get("server_label")) or _text(value.get("mcp_server_name")):
+        return Tool(label, place, {"type": kind, "server_label": label}, is_set)
+    kind = _text(kind)
+    return Tool(_without_version(kind), place, {"type": kind}, is_set) if kind else None
+
+
+def _names(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Where a tool has a name, and what it is."""
+    for key in ("function", "custom", str(value.get("type"))):
+        inner = value.get(key)
+        if isinstance(inner, dict) and (name := _text(inner.get("name"))):
+            yield key, name
+    if name := _text(value.get("name")):
+        yield "name", name
+
+
+def _text(value: Any) -> str:
+    """A name; empty where it is none."""
+    return value if isinstance(value, str) else ""
+
+
+def _without_version(kind: str) -> str:
+    return _VERSION.sub("", kind, count=1) or kind
+
+
+def _said(choice: Any, wire: Wire) -> tuple[Mode, str | None, frozenset[str] | None]:
+    """Mode, the only tool, and the tools among which one may be called.
+
+    "none" only in the form that the provider reads: where it reads another it may go on as if nothing were said.
+    """
+    if isinstance(choice, str):
+        mode = _MODES.get(choice, "auto")
+        return "auto" if mode == "none" and wire == "messages" else mode, None, None
+    if not isinstance(choice, dict):
+        return "auto", None, None
+    kind = choice.get("type")
+    if kind == "allowed_tools" and wire != "messages":
+        inner = choice.get("allowed_tools")
+        said = inner if isinstance(inner, dict) else choice
+        entries = said.get("tools")
+        names = [_entry_name(entry) for entry in entries] if isinstance(entries, list) else []
+        return _mode_of(said.get("mode")), None, frozenset(name for name in names if name is not None)
+    if isinstance(kind, str) and kind in _MODES:
+        return "auto" if kind == "none" and wire != "messages" else _MODES[kind], None, None
+    named = _entry_name(choice)
+    return ("auto" if named is None else "required"), named, None
+
+
+def _mode_of(value: object) -> Mode:
+    return "required" if value == "required" else "auto"
+
+
+def _entry_name(entry: Any) -> str | None:
+    """The tool that an entry of a choice is about."""
+    if not isinstance(entry, dict):
+        return None
+    if label := _text(entry.get("server_label")):
+        return label
+    return next((name for _, name in _names(entry)), None) or _without_version(_text(entry.get("type"))) or None
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowing:
+    """How a request is narrowed: the fields to set, encoded.
+
+    `weighed`: the same as they are weighed: a choice among tools is no text that a model reads; `is_choice_among`: they
+    hold nothing but such a choice, which a provider may not know.
+    """
+
+    fields: Mapping[str, msgspec.Raw]
+    weighed: Mapping[str, bytes]
+    is_choice_among: bool = False
+
+    @classmethod
+    def of(cls, changes: Mapping[str, object]) -> Narrowing:
+        """Of fields as values."""
+        encoded = {name: msgspec.json.encode(value) for name, value in changes.items()}
+        choice = changes.get("tool_choice")
+        weighed, is_among = encoded, isinstance(choice, dict) and choice.get("type") == "allowed_tools"
+        if isinstance(choice, dict) and is_among:
+            weighed = {**encoded, "tool_choice": msgspec.json.encode(choice.get("allowed_tools", choice)["mode"])}
+        fields = {name: msgspec.Raw(data) for name, data in encoded.items()}
+        return cls(fields, weighed, is_among and len(changes) == 1)
+
+
+NOT_NARROWED: Final = Narrowing({}, {})
+
+
+def narrowed(offer: Offer, keep: tuple[str, ...], *, must: bool, has_choice: bool) -> Narrowing:
+    """How a request is told to call these tools only; not at all where it says so already.
+
+    Args:
+        offer: what the request offers.
+        keep: tools of it that may be called.
+        must: one of them has to be.
+        has_choice: the provider knows a choice among some tools.
+    """
+    narrow = _known_narrowing if offer.is_known else _narrowed
+    return narrow(offer, keep, must, has_choice)
+
+
+def _narrowed(offer: Offer, keep: tuple[str, ...], must: bool, has_choice: bool) -> Narrowing:  # noqa: FBT001
+    changes = _changes(offer, keep, must=must, has_choice=has_choice)
+    return Narrowing.of(changes) if changes else NOT_NARROWED
+
+
+_known_narrowing = lru_cache(_KNOWN_OFFERS)(_narrowed)
+
+
+def _changes(offer: Offer, keep: Collection[str], *, must: bool, has_choice: bool) -> dict[str, object]:
+    kept = tuple(tool for tool in offer.tools if tool.name in keep)
+    if not kept:
+        return {_choice_field(offer): _none(offer)} if offer.mode != "none" else {}
+    is_one = len(kept) == 1 and not kept[0].is_set
+    must = must and offer.can_force and (is_one or not offer.is_legacy)
+    is_narrower = not set(offer.names) <= set(keep)
+    mode: Mode = "required" if must else offer.mode
+    if not is_narrower and (mode == offer.mode or offer.named is not None):
+        return {}
+    if must and is_one:
+        return {_choice_field(offer): _named(offer, kept[0])}
+    if not is_narrower:
+        return {"tool_choice": _among(offer, mode)}
+    if has_choice and offer.wire != "messages" and not offer.is_legacy:
+        return {"tool_choice": _allowed(offer.wire, kept, mode)}
+    return _shorter(offer, kept, mode)
+
+
+def _choice_field(offer: Offer) -> str:
+    return "function_call" if offer.is_legacy else "tool_choice"
+
+
+def _shorter(offer: Offer, kept: Sequence[Tool], mode: Mode) -> dict[str, object]:
+    """Lists of fewer tools; a choice among tools that the request had is among fewer as well."""
+    places = {tool.place for tool in kept}
+    changes: dict[str, object] = {}
+    for field, raw in offer.lists.items():
+        entries = enumerate(_RAW_LIST.decode(raw))
+        changes[field] = join([bytes(entry) for index, entry in entries if (field, index) in places])
+    if offer.among is not None:
+        changes["tool_choice"] = _allowed(offer.wire, kept, mode)
+    elif mode != offer.mode:
+        changes["tool_choice"] = _among(offer, mode)
+    return changes
+
+
+def _allowed(wire: Wire, kept: Sequence[Tool], mode: Mode) -> dict[str, object]:
+    """See https://platform.openai.com/docs/guides/function-calling, "Allowed tools"."""
+    said = {"mode": mode, "tools": [tool.entry for tool in kept]}
+    return {"type": "allowed_tools", "allowed_tools": said} if wire == "chat" else {"type": "allowed_tools", **said}
+
+
+def _among(offer: Offer, mode: Mode) -> object:
+    """The choice with another mode."""
+    choice = offer.choice
+    if offer.wire == "messages":
+        return {**(choice if isinstance(choice, dict) else {}), "type": "any" if mode == "required" else mode}
+    if offer.among is None:
+        return mode
+    inner = choice.get("allowed_tools")
+    if isinstance(inner, dict):
+        return {**choice, "allowed_tools": {**inner, "mode": mode}}
+    return {**choice, "mode": mode}
+
+
+def _named(offer: Offer, tool: Tool) -> object:
+    if offer.is_legacy:
+        return {"name": tool.name}
+    if offer.wire == "messages":
+        choice = offer.choice if isinstance(offer.choice, dict) else {}
+        return {**choice, "type": "tool", "name": tool.name}
+    return tool.entry
+
+
+def _none(offer: Offer) -> object:
+    return {"type": "none"} if offer.wire == "messages" else "none"

@@ -1,0 +1,80 @@
+"""The newest message of a user in a request, which conditions of steps may look at.
+
+In an agent's turn it stands further up with each call. What a request begins with is known from the call before it, and
+is not taken apart again: what is remembered of it is whose words are the newest in there.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Any, Final
+
+from gateway.core.counting.beginnings import is_worth_keeping
+from gateway.core.message import keys_of, text_parts
+from gateway.dialects.contents import ITEMS, Contents
+from gateway.dialects.fields import decode
+
+_USER: Final = b'"user"'
+#: beginnings of which it stays known, and characters of a message, from its end
+_MOST: Final = 256
+_CHARACTERS: Final = 16 * 1024
+
+
+class NewestMessages:
+    """Finds it. Of one worker, and bounded."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, str | None] = {}
+
+    def of(self, contents: Contents) -> str | None:
+        """Its text, the end of it where it is long; None where there is no such message."""
+        if contents.array is None:
+            value = decode(contents.fields[ITEMS[contents.wire]])
+            return value[-_CHARACTERS:] if isinstance(value, str) else None
+        last, before = contents.fresh[-1:], contents.fresh[:-1]
+        text = _newest(last)
+        if text is None:
+            text = _newest(before)
+            begun = contents.start.keys if contents.start is not None else ()
+            if text is None and begun:
+                text = self._at_the_beginning(contents, begun)
+            if is_worth_keeping(contents.array):
+                self._keep((*begun, *keys_of(before)), text)
+        return text
+
+    def _at_the_beginning(self, contents: Contents, begun: tuple[bytes, ...]) -> str | None:
+        name = _name(begun)
+        return self._known[name] if name in self._known else _newest(contents.messages or ())
+
+    def _keep(self, begun: tuple[bytes, ...], text: str | None) -> None:
+        name = _name(begun)
+        self._known.pop(name, None)
+        self._known[name] = text
+        if len(self._known) > _MOST:
+            del self._known[next(iter(self._known))]
+
+
+def _name(begun: tuple[bytes, ...]) -> bytes:
+    return blake2b(b"".join(begun), digest_size=16).digest()
+
+
+def _newest(messages: tuple[bytes, ...]) -> str | None:
+    for raw in reversed(messages):
+        text = _user_text(decode(raw)) if _USER in raw else None
+        if text is not None:
+            return text[-_CHARACTERS:]
+    return None
+
+
+def _user_text(message: Any) -> str | None:
+    """What a user says in a message; None where it is nobody's words, such as the result of a tool."""
+    if not isinstance(message, dict) or message.get("role") != "user":
+        return None
+    content = message.get("content")
+    if isinstance(content, list) and content and all(map(_is_result, content)):
+        return None
+    return text_parts(content)
+
+
+def _is_result(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "tool_result"

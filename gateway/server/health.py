@@ -1,0 +1,112 @@
+"""/api/health: how this worker does: its store, its providers, what is under way. For whoever may see all sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from starlette.requests import Request
+from starlette.routing import Route as Path
+
+from gateway.core import errors
+from gateway.core.ports import Store
+from gateway.server.auth import Access
+from gateway.server.sessions import Rules, time_text, wrapped
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderHealth:
+    """How a provider has done of late, as this worker saw it.
+
+    Attributes:
+        adapter: how it is spoken to, as in the configuration.
+        state: `ok`, `failing` (some failures in a row), or `left_alone` (too many: it is not asked).
+        failures: in a row.
+        asked_in_s: seconds until it is asked again where it is left alone.
+    """
+
+    name: str
+    adapter: str
+    state: Literal["ok", "failing", "left_alone"]
+    failures: int = 0
+    asked_in_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHealth:
+    """What one worker process knows of itself. Times are seconds since the epoch.
+
+    Attributes:
+        workers: that were started side by side; the numbers here are of one of them.
+        calls: under way.
+        holds: that it keeps alive.
+        store: its kind and place, without a password.
+        is_away: the store could not be used when it was used last.
+        waiting: settled calls that wait for the store.
+        on_failure: what becomes of new calls while the store is away.
+    """
+
+    version: str
+    pid: int
+    workers: int
+    started_at: float
+    calls: int
+    holds: int
+    store: str
+    is_away: bool
+    waiting: int
+    on_failure: str
+    default_provider: str | None
+    providers: Sequence[ProviderHealth]
+
+
+class HealthApi:
+    """The handler. `look` gives what the worker knows now."""
+
+    def __init__(self, store: Store, rules: Callable[[], Rules], look: Callable[[], WorkerHealth]) -> None:
+        self._store = store
+        self._rules = rules
+        self._look = look
+
+    def paths(self) -> list[Path]:
+        """The routes."""
+        return [Path("/api/health", wrapped(self._rules, self.health), methods=["GET"])]
+
+    async def health(self, request: Request, access: Access) -> Any:
+        """GET /api/health."""
+        del request
+        if not access.admin:
+            raise errors.Forbidden("This needs the admin key (auth.admin_key), or a call from this machine.")
+        problem: str | None = None
+        try:
+            await self._store.ping()
+        except errors.StoreUnavailable as fault:
+            problem = fault.message
+        return health_json(self._look(), problem)
+
+
+def health_json(worker: WorkerHealth, problem: str | None) -> dict[str, Any]:
+    """A worker's state as /api shows it. `problem`: why its store cannot be used, where it cannot."""
+    is_ready = problem is None and not worker.is_away
+    return {
+        "status": "ready" if is_ready else "not ready",
+        "version": worker.version,
+        "worker": {
+            "pid": worker.pid,
+            "workers": worker.workers,
+            "started_at": time_text(worker.started_at),
+            "calls": worker.calls,
+            "holds": worker.holds,
+        },
+        "store": {
+            "url": worker.store,
+            "reachable": problem is None,
+            "problem": problem,
+            "away": worker.is_away,
+            "waiting": worker.waiting,
+            "on_failure": worker.on_failure,
+        },
+        "default_provider": worker.default_provider,
+        "providers": [asdict(provider) for provider in worker.providers],
+    }

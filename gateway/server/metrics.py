@@ -1,0 +1,41 @@
+"""/metrics: the figures of all workers of this machine, for Prometheus. For whoever may see all sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route as Path
+
+from gateway.core import errors
+from gateway.server.auth import Access
+from gateway.server.sessions import Rules, wrapped
+from gateway.telemetry.metrics import CONTENT_TYPE, Metrics, State
+
+
+class MetricsApi:
+    """The handler. `look` says how the worker is doing; without `metrics` there are none."""
+
+    def __init__(self, rules: Callable[[], Rules], metrics: Metrics | None, look: Callable[[], State]) -> None:
+        self._rules = rules
+        self._metrics = metrics
+        self._look = look
+
+    def paths(self) -> list[Path]:
+        """The routes."""
+        return [Path("/metrics", wrapped(self._rules, self.metrics), methods=["GET"])]
+
+    async def metrics(self, request: Request, access: Access) -> Any:
+        """GET /metrics."""
+        del request
+        if self._metrics is None:
+            raise errors.NotFound("There are no metrics here (telemetry.metrics).")
+        if not access.admin:
+            raise errors.Forbidden("This needs the admin key (auth.admin_key), or a call from this machine.")
+        self._metrics.look(self._look())
+        # Hundreds of models make a long text: milliseconds that the loop should not wait for.
+        text = await asyncio.to_thread(self._metrics.text)
+        return Response(text, media_type=CONTENT_TYPE, headers={"cache-control": "no-store"})

@@ -1,0 +1,134 @@
+/**
+ * The shell: which view is shown, the state of the feed, the colours, the key.
+ * @module
+ */
+import { ApiError, askWith, enterKey, forgetKey, hasKey } from "./api.js";
+import { askKey } from "./dialogs.js";
+import { fill, h, loading, notice } from "./dom.js";
+import { feed } from "./feed.js";
+import { keepTimes } from "./format.js";
+import { here } from "./router.js";
+
+/** @typedef {import("./types.js").View} View */
+
+/** @type {Record<string, (id: string, params: URLSearchParams) => Promise<View>>} each is loaded when it is first shown */
+const VIEWS = {
+  live: async () => (await import("./views/live.js")).live(),
+  sessions: async (_, params) => (await import("./views/sessions.js")).sessions(params),
+  session: async (id, params) => (await import("./views/session.js")).session(id, params),
+  call: async (id) => (await import("./views/call.js")).call(id),
+  models: async (_, params) => (await import("./views/models.js")).models(params),
+  health: async () => (await import("./views/health.js")).health(),
+};
+/** Which entry of the navigation a view belongs to, where it has none. */
+const PARENTS = /** @type {Record<string, string>} */ ({ session: "sessions", call: "sessions" });
+const STATES = {
+  connecting: ["connecting", "Asking the gateway."],
+  live: ["live", "Calls are shown as they settle."],
+  polling: ["every 3 s", "There is no event stream: the newest calls are asked for every 3 seconds."],
+  offline: ["offline", "The gateway does not answer. This page tries again by itself."],
+  locked: ["locked", "A key is needed. Choose a view, or reload the page, to enter one."],
+};
+
+const main = /** @type {HTMLElement} */ (document.getElementById("main"));
+/** @type {{place: string, view: View} | null} */
+let shown = null;
+let turn = 0;
+
+/** @param {boolean} isFirst */
+async function show(isFirst) {
+  const { view, id, params } = here();
+  const place = `${view}/${id}`;
+  if (shown?.place === place && shown.view.update) {
+    shown.view.update(params);
+    return;
+  }
+  const mine = ++turn;
+  shown?.view.close?.();
+  shown = null;
+  mark(view);
+  fill(main, loading());
+  let made;
+  try {
+    made = await (VIEWS[view] ?? unknown)(id, params);
+  } catch (error) {
+    made = failed(error);
+  }
+  if (mine !== turn) {
+    made.close?.();
+    return;
+  }
+  shown = { place, view: made };
+  document.title = `${made.title} · Gateway`;
+  fill(main, made.element);
+  scrollTo(0, 0);
+  if (!isFirst) main.focus({ preventScroll: true });
+}
+
+/** @param {string} view */
+function mark(view) {
+  for (const link of document.querySelectorAll("nav a")) {
+    const isHere = link.getAttribute("data-view") === (PARENTS[view] ?? view);
+    if (isHere) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+}
+
+async function unknown() {
+  const text = ["There is no such view. ", h("a", { href: "#/" }, "Go to the live view")];
+  return { title: "Not found", element: notice("Nothing here", text) };
+}
+
+/**
+ * @param {unknown} error
+ * @returns {View}
+ */
+function failed(error) {
+  const again = h("button", { type: "button", onclick: () => show(false) }, "Try again");
+  const message = error instanceof Error ? error.message : String(error);
+  const isKey = error instanceof ApiError && (error.status === 401 || error.status === 403);
+  const enter = async () => ((await enterKey("")) ? show(false) : undefined);
+  const other = isKey ? h("button", { type: "button", class: "primary", onclick: enter }, "Enter a key") : null;
+  const title = error instanceof ApiError && error.status === 404 ? "Not found" : "This could not be shown";
+  return { title, element: notice(title, message, other, " ", again) };
+}
+
+function showFeed() {
+  const element = /** @type {HTMLElement} */ (document.getElementById("feed"));
+  const [text, title] = STATES[feed.state];
+  element.dataset.state = feed.state;
+  element.title = title;
+  fill(element, text);
+}
+
+/** The choice of colours; theme.js applies it. */
+function themes() {
+  const select = /** @type {HTMLSelectElement} */ (document.getElementById("theme"));
+  select.value = document.documentElement.dataset.chosen ?? "system";
+  select.addEventListener("change", () => {
+    localStorage.setItem("gateway.theme", select.value);
+    document.dispatchEvent(new Event("gateway:choose"));
+  });
+}
+
+function keys() {
+  const button = /** @type {HTMLElement} */ (document.getElementById("key"));
+  const showIt = () => (button.hidden = !hasKey());
+  button.addEventListener("click", () => {
+    forgetKey();
+    shown = null;
+    show(false);
+  });
+  document.addEventListener("gateway:key", showIt);
+  showIt();
+}
+
+askWith(askKey);
+themes();
+keys();
+keepTimes();
+feed.addEventListener("state", showFeed);
+showFeed();
+addEventListener("hashchange", () => show(false));
+show(true);
+feed.start();

@@ -1,0 +1,112 @@
+/**
+ * Questions to a person: the key, and what should happen to a budget.
+ * @module
+ */
+import { fill, h } from "./dom.js";
+
+/**
+ * A dialog that is open until it is answered. Escape is no answer.
+ * @template T
+ * @param {string} title
+ * @param {(close: (answer: T | null) => void) => HTMLElement[]} content
+ * @returns {Promise<T | null>}
+ */
+export function dialog(title, content) {
+  return new Promise((resolve) => {
+    /** @type {T | null} */
+    let answer = null;
+    const before = document.activeElement;
+    const element = /** @type {HTMLDialogElement} */ (h("dialog", { "aria-labelledby": "dialog-title" }));
+    const close = (/** @type {T | null} */ given) => {
+      answer = given;
+      element.close();
+    };
+    element.append(h("h2", { id: "dialog-title" }, title), ...content(close));
+    element.addEventListener("close", () => {
+      element.remove();
+      if (before instanceof HTMLElement) before.focus();
+      resolve(answer);
+    });
+    document.body.append(element);
+    element.showModal();
+  });
+}
+
+/**
+ * @param {string} reason why it is asked for again
+ * @returns {Promise<string | null>}
+ */
+export function askKey(reason) {
+  return dialog("A key is needed", (close) => {
+    const field = /** @type {HTMLInputElement} */ (
+      h("input", { id: "key-field", type: "password", autocomplete: "off", required: true, spellcheck: "false" })
+    );
+    const submitted = (/** @type {Event} */ event) => {
+      event.preventDefault();
+      if (field.value.trim()) close(field.value.trim());
+    };
+    return [
+      h(
+        "form",
+        { onsubmit: submitted },
+        reason ? h("p", { class: "problem", role: "alert" }, reason) : null,
+        h(
+          "p",
+          {},
+          "The admin key (auth.admin_key) shows all sessions and may change budgets. A client key shows its own sessions. It is kept until this tab is closed.",
+        ),
+        h("label", { for: "key-field" }, "Key"),
+        field,
+        buttons(h("button", { type: "submit", class: "primary" }, "Use this key"), cancel(close)),
+      ),
+    ];
+  });
+}
+
+/**
+ * Do something after a person has agreed to it. The dialog stays open with what went wrong.
+ * @param {string} title
+ * @param {string} text what will happen
+ * @param {string} verb on the button
+ * @param {() => Promise<unknown>} act
+ * @returns {Promise<boolean>} whether it was done
+ */
+export async function confirmed(title, text, verb, act) {
+  const done = await dialog(title, (close) => {
+    const problem = h("p", { class: "problem", role: "alert", hidden: true });
+    const button = h("button", { type: "button", class: "primary" }, verb);
+    button.addEventListener("click", () => attempt(button, problem, act, () => close(true)));
+    return [h("p", {}, text), problem, buttons(button, cancel(close))];
+  });
+  return done === true;
+}
+
+/**
+ * @param {HTMLElement} button that cannot be pressed meanwhile
+ * @param {HTMLElement} problem where it is said what went wrong
+ * @param {() => Promise<unknown>} act
+ * @param {() => void} then
+ */
+export async function attempt(button, problem, act, then) {
+  button.toggleAttribute("disabled", true);
+  problem.hidden = true;
+  try {
+    await act();
+    then();
+  } catch (error) {
+    problem.hidden = false;
+    fill(problem, error instanceof Error ? error.message : String(error));
+  } finally {
+    button.toggleAttribute("disabled", false);
+  }
+}
+
+/** @param {(answer: null) => void} close */
+export function cancel(close) {
+  return h("button", { type: "button", onclick: () => close(null) }, "Cancel");
+}
+
+/** @param {...HTMLElement} items */
+export function buttons(...items) {
+  return h("div", { class: "buttons" }, items);
+}

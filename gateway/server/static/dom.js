@@ -1,0 +1,106 @@
+/**
+ * Elements. Text only ever goes in as text nodes, so no name that a client chose can become markup.
+ * @module
+ */
+
+/** @typedef {Node | string | number | null | undefined | false} Child */
+
+/**
+ * An element. `on…` properties are listeners, `class` its classes, all others attributes (true: empty, false and
+ * null: none).
+ * @param {string} tag
+ * @param {Record<string, any>} [properties]
+ * @param {...(Child | Child[])} children
+ * @returns {HTMLElement}
+ */
+export function h(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, String(value));
+  }
+  element.append(...nodes(children));
+  return element;
+}
+
+/**
+ * Put these in the place of all that an element holds.
+ * @param {Element} element
+ * @param {...(Child | Child[])} children
+ */
+export function fill(element, ...children) {
+  element.replaceChildren(...nodes(children));
+}
+
+/**
+ * @param {(Child | Child[])[]} children
+ * @returns {(Node | string)[]}
+ */
+function nodes(children) {
+  return children
+    .flat()
+    .filter((child) => child !== null && child !== undefined && child !== false && child !== "")
+    .map((child) => (child instanceof Node ? child : String(child)));
+}
+
+/**
+ * A share as a bar. `label` says it in words.
+ * @param {number} share 0 to 1; more is drawn as full
+ * @param {string} label
+ * @param {string} [kind] a class: `warn`, `bad`
+ */
+export function meter(share, label, kind = "") {
+  const value = h("span", {});
+  value.style.width = `${Math.min(100, Math.max(0, share * 100)).toFixed(1)}%`;
+  return h("span", { class: `meter ${kind}`, role: "img", "aria-label": label, title: label }, value);
+}
+
+/**
+ * A number with its name.
+ * @param {string} name
+ * @param {Child | Child[]} value
+ * @param {Child | Child[]} [note]
+ */
+export function tile(name, value, note = null) {
+  return h(
+    "div",
+    { class: "tile" },
+    h("dt", {}, name),
+    h("dd", {}, h("span", { class: "value" }, value), note ? h("span", { class: "note" }, note) : null),
+  );
+}
+
+/**
+ * What stands where there is nothing to show, and what to do about it.
+ * @param {string} title
+ * @param {Child | Child[]} text
+ * @param {...Child} actions
+ */
+export function notice(title, text, ...actions) {
+  return h(
+    "div",
+    { class: "notice" },
+    h("h2", {}, title),
+    h("p", {}, text),
+    actions.length ? h("p", {}, actions) : null,
+  );
+}
+
+/** @param {string} text */
+export function loading(text = "Loading …") {
+  return h("p", { class: "loading", role: "status" }, text);
+}
+
+/**
+ * A list of names and values.
+ * @param {[string, Child | Child[]][]} rows those without a value are left out
+ */
+export function facts(rows) {
+  const shown = rows.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return h(
+    "dl",
+    { class: "facts" },
+    shown.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
+  );
+}

@@ -1,0 +1,191 @@
+/**
+ * Calls as they settle: from the gateway's event stream, or where it has none by asking every few seconds.
+ * @module
+ */
+import { ApiError, api, request } from "./api.js";
+
+/** @typedef {import("./types.js").Call} Call */
+/** @typedef {"connecting" | "live" | "polling" | "offline" | "locked"} State */
+
+/** calls that are kept; older ones are on the pages of their sessions */
+export const KEPT = 500;
+const POLL_MS = 3000;
+const POLLED = 100;
+/** where the stream was refused for now: how long until it is tried again */
+const STREAM_AGAIN_MS = 30_000;
+const LONGEST_WAIT_MS = 15_000;
+
+export class Feed extends EventTarget {
+  constructor() {
+    super();
+    /** @type {State} */
+    this.state = "connecting";
+    /** newest first @type {Call[]} */
+    this.calls = [];
+    /** the outcomes of calls by id: one that was taken for lost may come again @type {Map<string, string>} */
+    this.known = new Map();
+    this.running = new AbortController();
+    document.addEventListener("gateway:key", () => this.restart());
+  }
+
+  /** Begin, and go on for as long as the page is there. */
+  async start() {
+    const { signal } = this.running;
+    let wait = 500;
+    while (!signal.aborted) {
+      try {
+        await this.poll(signal);
+        wait = 500;
+        await this.stream(signal);
+      } catch (error) {
+        if (signal.aborted) return;
+        const isLocked = error instanceof ApiError && error.status === 401;
+        this.become(isLocked ? "locked" : "offline");
+        if (isLocked) return; // a key that is entered starts it again
+        await pause(wait, signal);
+        wait = Math.min(LONGEST_WAIT_MS, wait * 2);
+      }
+    }
+  }
+
+  /** With another key everything may be different. */
+  restart() {
+    this.running.abort();
+    this.running = new AbortController();
+    this.calls = [];
+    this.known.clear();
+    this.become("connecting");
+    this.start();
+  }
+
+  /**
+   * Read the stream until it ends.
+   * @param {AbortSignal} signal
+   */
+  async stream(signal) {
+    const answer = await request("api/events", { signal, headers: { accept: "text/event-stream" } });
+    if (!answer.ok || !answer.body || !answer.headers.get("content-type")?.startsWith("text/event-stream")) {
+      await answer.body?.cancel();
+      await this.pollFor(answer.status === 404 ? Infinity : STREAM_AGAIN_MS, signal);
+      return;
+    }
+    this.become("live");
+    // What settled between the first look and the stream's beginning.
+    await this.poll(signal);
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    const events = new EventReader((name, data) => this.take(name, data));
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) break;
+      events.feed(value);
+    }
+    this.become("connecting");
+    await pause(500, signal);
+  }
+
+  /**
+   * @param {number} duration milliseconds
+   * @param {AbortSignal} signal
+   */
+  async pollFor(duration, signal) {
+    this.become("polling");
+    const end = Date.now() + duration;
+    while (Date.now() < end && !signal.aborted) {
+      await pause(document.hidden ? POLL_MS * 5 : POLL_MS, signal);
+      await this.poll(signal);
+    }
+  }
+
+  /** @param {AbortSignal} signal */
+  async poll(signal) {
+    const { calls } = await api(`api/calls?limit=${this.calls.length ? POLLED : KEPT}`, { signal });
+    this.add(calls);
+  }
+
+  /**
+   * @param {string} name
+   * @param {string} data
+   */
+  take(name, data) {
+    if (name === "call") this.add([JSON.parse(data)]);
+    if (name === "missed") this.poll(this.running.signal).catch(() => {}); // the stream itself says when it ends
+  }
+
+  /** @param {Call[]} calls newest first */
+  add(calls) {
+    const fresh = calls.filter((call) => this.known.get(call.call_id) !== call.outcome);
+    if (fresh.length === 0) return;
+    for (const call of fresh) this.known.set(call.call_id, call.outcome);
+    this.calls = merged(this.calls, fresh).slice(0, KEPT);
+    if (this.known.size > 4 * KEPT) this.known = new Map(this.calls.map((call) => [call.call_id, call.outcome]));
+    this.dispatchEvent(new CustomEvent("calls", { detail: fresh }));
+  }
+
+  /** @param {State} state */
+  become(state) {
+    if (state === this.state) return;
+    this.state = state;
+    this.dispatchEvent(new Event("state"));
+  }
+
+  /**
+   * Hear of calls as they come.
+   * @param {(calls: Call[]) => void} listener given those that are new, newest first
+   * @returns {() => void} stops it
+   */
+  onCalls(listener) {
+    const heard = (/** @type {Event} */ event) => listener(/** @type {CustomEvent<Call[]>} */ (event).detail);
+    this.addEventListener("calls", heard);
+    return () => this.removeEventListener("calls", heard);
+  }
+}
+
+/**
+ * Calls, newest first, with those that came since; of two records of one call the later one.
+ * @param {Call[]} calls
+ * @param {Call[]} fresh
+ */
+export function merged(calls, fresh) {
+  const ids = new Set(fresh.map((call) => call.call_id));
+  const others = calls.filter((call) => !ids.has(call.call_id));
+  return [...fresh, ...others].sort((a, b) => (a.call_id < b.call_id ? 1 : -1));
+}
+
+/** Splits a stream of server-sent events. */
+export class EventReader {
+  /** @param {(name: string, data: string) => void} take */
+  constructor(take) {
+    this.take = take;
+    this.rest = "";
+  }
+
+  /** @param {string} text */
+  feed(text) {
+    const blocks = (this.rest + text).replaceAll("\r\n", "\n").split("\n\n");
+    this.rest = blocks.pop() ?? "";
+    for (const block of blocks) {
+      let name = "message";
+      const data = [];
+      for (const line of block.split("\n")) {
+        if (line.startsWith("event:")) name = line.slice(6).trim();
+        if (line.startsWith("data:")) data.push(line.slice(5).trimStart());
+      }
+      if (data.length) this.take(name, data.join("\n"));
+    }
+  }
+}
+
+/**
+ * @param {number} ms
+ * @param {AbortSignal} signal ends the wait
+ * @returns {Promise<void>}
+ */
+function pause(ms, signal) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    signal.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+  });
+}
+
+/** The one of this page. */
+export const feed = new Feed();

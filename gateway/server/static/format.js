@@ -1,0 +1,163 @@
+/**
+ * Numbers, money, times as people read them.
+ * @module
+ */
+import { h } from "./dom.js";
+
+const THIN = "\u202f";
+const NONE = "–";
+const UNITS = /** @type {const} */ ([
+  [86400, "d"],
+  [3600, "h"],
+  [60, "min"],
+  [1, "s"],
+]);
+
+/**
+ * 12 345, in groups of three.
+ * @param {number | null | undefined} value
+ * @param {number} [digits] behind the point
+ */
+export function number(value, digits = 0) {
+  if (value === null || value === undefined || Number.isNaN(value)) return NONE;
+  const [whole, rest] = Math.abs(value).toFixed(digits).split(".");
+  const grouped = whole.length > 4 ? whole.replace(/\B(?=(\d{3})+$)/g, THIN) : whole;
+  return `${value < 0 ? "−" : ""}${grouped}${rest ? `.${rest}` : ""}`;
+}
+
+/**
+ * 1.23 M: three digits are enough to compare.
+ * @param {number | null | undefined} value
+ */
+export function compact(value) {
+  if (value === null || value === undefined) return NONE;
+  for (const [size, unit] of /** @type {[number, string][]} */ ([
+    [1e9, "G"],
+    [1e6, "M"],
+    [1e4, "k"],
+  ])) {
+    if (Math.abs(value) >= size) {
+      const scaled = unit === "k" ? value / 1e3 : value / size;
+      return `${scaled.toPrecision(3).replace(/\.?0+$/, (zeros) => (zeros.startsWith(".") ? "" : zeros))}${THIN}${unit}`;
+    }
+  }
+  return number(value, Number.isInteger(value) || Math.abs(value) >= 100 ? 0 : 1);
+}
+
+/**
+ * Dollars; as many digits as say something.
+ * @param {number | string | null | undefined} value
+ */
+export function usd(value) {
+  if (value === null || value === undefined) return NONE;
+  const amount = Number(value);
+  const size = Math.abs(amount);
+  if (size === 0 || size >= 1) return `$${number(amount, 2)}`;
+  // Three digits, wherever they begin; a millionth is the least that records tell.
+  const digits = Math.min(6, 2 - Math.floor(Math.log10(size)));
+  return `$${number(amount, digits).replace(/(\.\d\d\d*?)0+$/, "$1")}`;
+}
+
+/**
+ * @param {number | null | undefined} share 0 to 1
+ * @param {number} [digits]
+ */
+export function percent(share, digits = 0) {
+  return share === null || share === undefined || !Number.isFinite(share)
+    ? NONE
+    : `${number(share * 100, digits)}${THIN}%`;
+}
+
+/** @param {number | null | undefined} ms */
+export function milliseconds(ms) {
+  if (ms === null || ms === undefined) return NONE;
+  if (ms === 0) return "0";
+  if (ms < 10) return `${ms.toFixed(1)}${THIN}ms`;
+  if (ms < 1000) return `${ms.toFixed(0)}${THIN}ms`;
+  return ms < 60_000 ? `${(ms / 1000).toFixed(1)}${THIN}s` : span(ms / 1000);
+}
+
+/** @param {number} size */
+export function bytes(size) {
+  if (size < 1024) return `${size}${THIN}B`;
+  return size < 1024 ** 2 ? `${(size / 1024).toFixed(1)}${THIN}KiB` : `${(size / 1024 ** 2).toFixed(1)}${THIN}MiB`;
+}
+
+/**
+ * 3 h 12 min: the largest unit and the next.
+ * @param {number} seconds
+ */
+export function span(seconds) {
+  const whole = Math.max(0, Math.round(seconds));
+  const index = Math.max(
+    0,
+    UNITS.findIndex(([size]) => whole >= size),
+  );
+  if (whole < 1) return `0${THIN}s`;
+  const [size, unit] = UNITS[index];
+  const next = UNITS[index + 1];
+  const rest = next ? Math.floor((whole % size) / next[0]) : 0;
+  return `${Math.floor(whole / size)}${THIN}${unit}${next && rest ? ` ${rest}${THIN}${next[1]}` : ""}`;
+}
+
+/** @param {number} at milliseconds since the epoch */
+function relative(at) {
+  const seconds = (Date.now() - at) / 1000;
+  if (seconds < 1) return "now";
+  const [size, unit] = UNITS.find(([least]) => seconds >= least) ?? UNITS[3];
+  return `${Math.floor(seconds / size)}${THIN}${unit} ago`;
+}
+
+/**
+ * How long ago, the exact time in its title. It stays true while it is shown: see `keepTimes`.
+ * @param {string | null | undefined} iso
+ */
+export function ago(iso) {
+  if (!iso) return h("span", {}, NONE);
+  const at = Date.parse(iso);
+  return h("time", { datetime: iso, title: exact(iso), "data-at": at }, relative(at));
+}
+
+/** @param {string} iso */
+export function exact(iso) {
+  return `${new Date(iso).toLocaleString()} (${iso})`;
+}
+
+/**
+ * The time of day, with the date where it is not today's.
+ * @param {string} iso
+ */
+export function clock(iso) {
+  const at = new Date(iso);
+  const time = at.toLocaleTimeString([], { hour12: false });
+  const isToday = at.toDateString() === new Date().toDateString();
+  const text = isToday ? time : `${at.toLocaleDateString([], { month: "short", day: "numeric" })} ${time}`;
+  return h("time", { datetime: iso, title: exact(iso) }, text);
+}
+
+/**
+ * The time of day of a chart's place; without seconds where those say nothing.
+ * @param {number} seconds since the epoch
+ * @param {boolean} [isShort]
+ */
+export function timeOf(seconds, isShort = false) {
+  const at = new Date(seconds * 1000);
+  const isToday = Date.now() - at.getTime() < 20 * 3600 * 1000;
+  const time = at.toLocaleTimeString([], {
+    hour12: false,
+    hour: "2-digit",
+    minute: "2-digit",
+    ...(isShort ? {} : { second: "2-digit" }),
+  });
+  return isToday ? time : `${at.toLocaleDateString([], { month: "short", day: "numeric" })} ${time}`;
+}
+
+/** Renew what `ago` wrote, for as long as the page is there. */
+export function keepTimes() {
+  setInterval(() => {
+    for (const element of document.querySelectorAll("time[data-at]")) {
+      const text = relative(Number(element.getAttribute("data-at")));
+      if (element.textContent !== text) element.textContent = text;
+    }
+  }, 5000);
+}

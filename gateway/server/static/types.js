@@ -1,0 +1,155 @@
+/**
+ * What the API answers, as far as the views read it. Only types: nothing imports this at run time.
+ * @module
+ */
+
+/**
+ * @typedef {object} Usage
+ * @property {number} input_tokens
+ * @property {number} output_tokens
+ * @property {number} total_tokens
+ * @property {number} cache_read_tokens
+ * @property {number} cache_write_tokens
+ * @property {number} reasoning_tokens
+ * @property {number} [estimated_tokens]
+ */
+
+/**
+ * @typedef {object} Budget
+ * @property {number | null} tokens
+ * @property {string | null} usd
+ * @property {number | null} calls
+ * @property {{tokens: number, usd: string, calls: number}} used
+ * @property {number} held
+ * @property {number | null} remaining
+ * @property {number} used_fraction
+ * @property {number | null} resets_in_s
+ */
+
+/**
+ * @typedef {object} Session
+ * @property {string} id
+ * @property {string} created_at
+ * @property {string} last_call_at
+ * @property {number} calls
+ * @property {Usage} cumulative_token_usage
+ * @property {string} usage_source
+ * @property {string | null} cost_usd
+ * @property {{input_tokens: number, calls: number}} saved_by_trimming
+ * @property {Budget | null} budget
+ * @property {string} response_mode
+ * @property {boolean} derived_id
+ * @property {string[]} [recent_tools]
+ * @property {Record<string, {calls: number, result_tokens: number, results: number}>} [tools]
+ * @property {string | null} [active_step]
+ * @property {Record<string, Step>} [steps] by agent
+ */
+
+/**
+ * Where an agent is in its steps.
+ * @typedef {object} Step
+ * @property {string | null} active_step
+ * @property {string | null} description
+ * @property {number | null} sequence_index
+ * @property {string[][]} sequence
+ * @property {string[] | null} due
+ * @property {boolean} is_set
+ */
+
+/**
+ * @typedef {object} Item
+ * @property {number} index
+ * @property {string} role
+ * @property {number} tokens
+ * @property {number} sent_tokens
+ * @property {string} rule
+ */
+
+/**
+ * @typedef {object} Context
+ * @property {number} tokens
+ * @property {number} original_tokens
+ * @property {string} source
+ * @property {number | null} budget
+ * @property {number} conversation_tokens
+ * @property {number} tool_tokens
+ * @property {Record<string, number>} trimmed
+ * @property {boolean} shadow
+ * @property {Item[]} [items]
+ */
+
+/**
+ * @typedef {object} Call
+ * @property {string} request_id
+ * @property {string} call_id
+ * @property {string | null} session
+ * @property {string} started_at
+ * @property {string} dialect
+ * @property {string} operation
+ * @property {string} provider
+ * @property {string} model
+ * @property {string | null} response_model
+ * @property {boolean} stream
+ * @property {number} status
+ * @property {string} outcome
+ * @property {string | null} error_code
+ * @property {string | null} finish_reason
+ * @property {string[]} tools
+ * @property {Usage | null} usage
+ * @property {string | null} usage_source
+ * @property {string | null} cost_usd
+ * @property {number} overhead_ms
+ * @property {number | null} first_byte_ms
+ * @property {number} duration_ms
+ * @property {number} request_bytes
+ * @property {number} response_bytes
+ * @property {Record<string, string>} notes
+ * @property {Context | null} context
+ * @property {string | null} [response_mode]
+ * @property {string | null} [active_step]
+ */
+
+/**
+ * @typedef {object} Provider
+ * @property {string} name
+ * @property {string} adapter
+ * @property {"ok" | "failing" | "left_alone"} state
+ * @property {number} failures
+ * @property {number | null} asked_in_s
+ */
+
+/**
+ * @typedef {object} Health
+ * @property {string} status
+ * @property {string} version
+ * @property {{pid: number, workers: number, started_at: string, calls: number, holds: number}} worker
+ * @property {{url: string, reachable: boolean, problem: string | null, away: boolean, waiting: number,
+ *   on_failure: string}} store
+ * @property {string | null} default_provider
+ * @property {Provider[]} providers
+ */
+
+/**
+ * @typedef {object} Model
+ * @property {string} model
+ * @property {string} provider
+ * @property {string} name
+ * @property {number | null} window
+ * @property {number | null} output
+ * @property {string | null} tokenizer
+ * @property {{input: string | null, output: string | null, cache_read: string | null, cache_write: string | null} | null}
+ *   price per million tokens
+ * @property {boolean | null} reasoning
+ * @property {Record<string, string>} sources
+ */
+
+/**
+ * A view that is shown. `update`: the address changed, but not so that another view were needed.
+ * @typedef {object} View
+ * @property {string} title
+ * @property {HTMLElement} element
+ * @property {(params: URLSearchParams) => void} [update]
+ * @property {() => void} [close]
+ */
+
+export {};

@@ -1,0 +1,174 @@
+/**
+ * Changes of a session: its budget, its totals. Each is shown once more before it is made.
+ * @module
+ */
+import { send, sessionPath } from "../api.js";
+import { attempt, buttons, cancel, confirmed, dialog } from "../dialogs.js";
+import { fill, h } from "../dom.js";
+import { number, usd } from "../format.js";
+
+/** @typedef {import("../types.js").Session} Session */
+/** @typedef {{name: "tokens" | "usd" | "calls", text: string, step: string, format: (value: number) => string}} Unit */
+
+/** @type {Unit[]} */
+const UNITS = [
+  { name: "tokens", text: "Tokens", step: "1", format: number },
+  { name: "usd", text: "US dollars", step: "any", format: usd },
+  { name: "calls", text: "Calls", step: "1", format: number },
+];
+
+/**
+ * Ask for new limits, say what they change, set them.
+ * @param {Session} session
+ * @param {() => void} then
+ */
+export async function changeBudget(session, then) {
+  const budget = session.budget;
+  const done = await dialog(`Budget of ${session.id}`, (close) => {
+    const problem = h("p", { class: "problem", role: "alert", hidden: true });
+    const fields = UNITS.map((unit) => field(unit, budget?.[unit.name] ?? null, Number(budget?.used[unit.name] ?? 0)));
+    const review = h("div", {});
+    const form = h(
+      "form",
+      { novalidate: true },
+      h("p", {}, "Limits of this session alone. An empty field is no limit. They hold from the next call on."),
+      fields.map((one) => one.element),
+    );
+    const actions = buttons(
+      h("button", { type: "submit", class: "primary" }, "Review"),
+      h("button", { type: "button", onclick: () => show({ tokens: null, usd: null, calls: null }) }, "Lift all limits"),
+      h("button", { type: "button", onclick: () => show("default") }, "As configured"),
+      cancel(close),
+    );
+    form.append(problem, actions);
+
+    /** @param {Record<string, number | null> | "default"} limits */
+    function show(limits) {
+      form.hidden = true;
+      const fault = h("p", { class: "problem", role: "alert", hidden: true });
+      const set = h("button", { type: "button", class: "primary" }, "Set this budget");
+      set.addEventListener("click", () =>
+        attempt(
+          set,
+          fault,
+          () => send("PATCH", sessionPath(session.id), { budget: limits }),
+          () => close(true),
+        ),
+      );
+      const back = h("button", { type: "button", onclick: () => ((form.hidden = false), fill(review)) }, "Back");
+      fill(
+        review,
+        h("p", {}, "This will be changed:"),
+        h(
+          "ul",
+          {},
+          changes(session, limits).map((line) => h("li", {}, line)),
+        ),
+        fault,
+        buttons(set, back, cancel(close)),
+      );
+      set.focus();
+    }
+
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const wrong = fields.find((one) => one.problem());
+      problem.hidden = !wrong;
+      if (wrong) {
+        fill(problem, /** @type {string} */ (wrong.problem()));
+        wrong.input.focus();
+        return;
+      }
+      const asked = Object.fromEntries(fields.filter((one) => one.isChanged()).map((one) => [one.name, one.value()]));
+      if (Object.keys(asked).length) show(asked);
+      else {
+        problem.hidden = false;
+        fill(problem, "Nothing was changed yet. Write a new limit into a field.");
+      }
+    });
+    return [form, review];
+  });
+  if (done) then();
+}
+
+/**
+ * @param {Unit} unit
+ * @param {string | number | null} limit
+ * @param {number} used
+ */
+function field(unit, limit, used) {
+  const id = `budget-${unit.name}`;
+  const before = limit === null ? "" : String(Number(limit));
+  const input = /** @type {HTMLInputElement} */ (
+    h("input", {
+      id,
+      type: "number",
+      min: 0,
+      step: unit.step,
+      value: before,
+      placeholder: "no limit",
+      inputmode: "decimal",
+      "aria-describedby": `${id}-used`,
+    })
+  );
+  const raise = (/** @type {number} */ factor, /** @type {string} */ text) =>
+    h(
+      "button",
+      {
+        type: "button",
+        class: "quiet",
+        "aria-label": `${unit.text} ${text}`,
+        onclick: () =>
+          (input.value = String(unit.name === "usd" ? Number(before) * factor : Math.round(Number(before) * factor))),
+      },
+      text,
+    );
+  const isBad = () =>
+    input.validity.badInput || Number(input.value) < 0 || (unit.step === "1" && !Number.isInteger(Number(input.value)));
+  return {
+    name: unit.name,
+    input,
+    element: h(
+      "div",
+      { class: "field" },
+      h("label", { for: id }, unit.text),
+      input,
+      h("span", { class: "muted", id: `${id}-used` }, `used ${unit.format(used)}`),
+      before ? h("span", {}, raise(1.5, "+50 %"), raise(2, "×2")) : null,
+    ),
+    isChanged: () => input.value !== before || input.validity.badInput,
+    value: () => (input.value === "" ? null : Number(input.value)),
+    problem: () =>
+      isBad()
+        ? `${unit.text}: write a ${unit.step === "1" ? "whole " : ""}number from 0 on, or nothing for no limit.`
+        : null,
+  };
+}
+
+/**
+ * @param {Session} session
+ * @param {Record<string, number | null> | "default"} asked
+ */
+function changes(session, asked) {
+  if (asked === "default") return ["What was set for this session is forgotten; the limits of the configuration hold."];
+  return UNITS.filter((unit) => unit.name in asked).map((unit) => {
+    const old = session.budget?.[unit.name] ?? null;
+    const limit = asked[unit.name];
+    const said = (/** @type {string | number | null} */ value) =>
+      value === null ? "no limit" : unit.format(Number(value));
+    const used = Number(session.budget?.used[unit.name] ?? 0);
+    const warning = limit !== null && limit <= used ? " – less than is used: further calls are refused" : "";
+    return `${unit.text}: ${said(old)} → ${said(limit)}${warning}`;
+  });
+}
+
+/**
+ * @param {Session} session
+ * @param {() => void} then
+ */
+export async function resetSession(session, then) {
+  const text =
+    "Its totals, and what it has used of its budget, begin again at zero. The records of its calls stay. This cannot be undone.";
+  const act = () => send("POST", `${sessionPath(session.id)}/reset`);
+  if (await confirmed(`Reset ${session.id}?`, text, "Reset", act)) then();
+}

@@ -1,0 +1,226 @@
+/**
+ * A call: its record, and what became of each message of its request.
+ * @module
+ */
+import { api } from "../api.js";
+import { facts, h } from "../dom.js";
+import { bytes, clock, exact, milliseconds, number, percent, usd } from "../format.js";
+import { to } from "../router.js";
+import { Table } from "../table.js";
+import { OUTCOMES, outcome, rules } from "./calls.js";
+
+/** @typedef {import("../types.js").Call} Call */
+/** @typedef {import("../types.js").Item} Item */
+
+/** What each rule did, and in which colour it is drawn. */
+const RULES = /** @type {Record<string, [string, string]>} */ ({
+  kept: ["sent as it came", "input"],
+  pinned: ["had to be sent", "cached"],
+  condense: ["the lines that matter were kept", "output"],
+  shorten: ["cut to its beginning and end", "output"],
+  dedupe: ["the same was there before", "came"],
+  summarize: ["a summary stands for it", "cost"],
+  recall: ["old lines stand at its end", "cost"],
+  drop: ["left out", "limit"],
+});
+
+/**
+ * @param {string} id
+ * @returns {Promise<import("../types.js").View>}
+ */
+export async function call(id) {
+  return {
+    title: `Call ${id.slice(0, 12)}`,
+    element: h("div", { class: "view" }, await detail(id, { withSession: true })),
+  };
+}
+
+/**
+ * @param {string} id
+ * @param {{withSession: boolean}} options
+ */
+export async function detail(id, { withSession }) {
+  /** @type {Call} */
+  const found = await api(`api/calls/${encodeURIComponent(id)}?explain=1`);
+  const session = found.session ? h("a", { class: "mono", href: to("session", found.session) }, found.session) : "none";
+  return h(
+    "div",
+    { class: "call" },
+    withSession ? h("p", { class: "crumbs" }, h("a", { href: "#/sessions" }, "Sessions"), " / ", session, " /") : null,
+    h(withSession ? "h1" : "h2", {}, "Call ", h("span", { class: "mono" }, found.call_id)),
+    h(
+      "p",
+      {},
+      outcome(found),
+      " ",
+      OUTCOMES[found.outcome] ?? found.outcome,
+      " ",
+      h("a", { href: to("call", found.call_id) }, "Link to this call"),
+    ),
+    record(found),
+    receipt(found, withSession ? "h2" : "h3"),
+  );
+}
+
+/** @param {Call} found */
+function record(found) {
+  const { usage } = found;
+  const model =
+    found.response_model && found.response_model !== found.model
+      ? `${found.model}, answered by ${found.response_model}`
+      : found.model;
+  return facts([
+    ["Began", [clock(found.started_at), h("span", { class: "muted" }, ` ${exact(found.started_at)}`)]],
+    ["Model", h("span", { class: "mono" }, `${found.provider}/${model}`)],
+    ["Kind", `${found.operation}, ${found.dialect}${found.stream ? ", streamed" : ""}`],
+    [
+      "Status",
+      `${found.status}${found.error_code ? `, ${found.error_code}` : ""}${found.finish_reason ? `, ended by ${found.finish_reason}` : ""}`,
+    ],
+    [
+      "Input",
+      usage &&
+        `${number(usage.input_tokens)} tokens, ${number(usage.cache_read_tokens)} of them cached${usage.cache_write_tokens ? `, ${number(usage.cache_write_tokens)} written to the cache` : ""}`,
+    ],
+    [
+      "Output",
+      usage &&
+        `${number(usage.output_tokens)} tokens${usage.reasoning_tokens ? `, ${number(usage.reasoning_tokens)} of them reasoning` : ""}`,
+    ],
+    [
+      "Usage",
+      usage
+        ? `as the ${found.usage_source === "provider" ? "provider reported" : "gateway estimated (" + found.usage_source + ")"}`
+        : "none: the provider bills nothing for it",
+    ],
+    ["Cost", found.cost_usd === null ? usage && "not known: the model has no price" : usd(found.cost_usd)],
+    [
+      "Time",
+      `${milliseconds(found.duration_ms)}, first byte after ${milliseconds(found.first_byte_ms)}, in the gateway ${milliseconds(found.overhead_ms)}`,
+    ],
+    ["Size", `${bytes(found.request_bytes)} asked, ${bytes(found.response_bytes)} answered`],
+    ["Tools called", found.tools.join(", ")],
+    ["Results as", found.response_mode?.replace("_", " ")],
+    ["Step", found.active_step],
+    ...Object.entries(found.notes).map(([name, text]) => /** @type {[string, string]} */ ([noted(name), text])),
+    ["Request id", h("span", { class: "mono" }, found.request_id)],
+  ]);
+}
+
+/**
+ * The name of a note as a label.
+ * @param {string} name
+ */
+function noted(name) {
+  return (name.charAt(0).toUpperCase() + name.slice(1)).replaceAll("_", " ");
+}
+
+/**
+ * @param {Call} found
+ * @param {string} heading its element
+ */
+function receipt({ context, usage, usage_source: source }, heading) {
+  if (!context)
+    return h("p", { class: "muted" }, "It was not weighed: requests of its kind have no messages to choose among.");
+  const off =
+    usage && source === "provider" && usage.input_tokens
+      ? (usage.input_tokens - context.tokens) / usage.input_tokens
+      : null;
+  const items = context.items ?? [];
+  return h(
+    "section",
+    { class: "receipt" },
+    h(heading, {}, "Context"),
+    facts([
+      ["Came with", `${number(context.original_tokens)} tokens (${context.source})`],
+      [
+        "Sent",
+        context.shadow ? "as it came (shadow): this is what would have been done" : `${number(context.tokens)} tokens`,
+      ],
+      ["Allowed", context.budget === null ? "nothing limits it" : `${number(context.budget)} tokens`],
+      [
+        "Of what was sent",
+        `conversation ${number(context.conversation_tokens)}, tool results ${number(context.tool_tokens)}`,
+      ],
+      ["Changed", rules(context.trimmed) || "nothing"],
+      [
+        "Estimate",
+        off === null ? null : `${percent(Math.abs(off), 1)} ${off >= 0 ? "below" : "above"} what was reported`,
+      ],
+    ]),
+    items.length
+      ? [sharesOf(items), itemsTable(items)]
+      : h("p", { class: "muted" }, "Every message was sent as it came."),
+  );
+}
+
+/** @param {Item[]} items */
+function sharesOf(items) {
+  /** @type {Map<string, {count: number, before: number, after: number}>} */
+  const byRule = new Map();
+  for (const { rule, tokens, sent_tokens: sent } of items) {
+    const one = byRule.get(rule) ?? { count: 0, before: 0, after: 0 };
+    byRule.set(rule, { count: one.count + 1, before: one.before + tokens, after: one.after + sent });
+  }
+  const rows = [...byRule].sort((a, b) => b[1].before - a[1].before);
+  const boxes = rows.map(([rule, { before }]) => {
+    const box = h("span", { title: `${rule}: ${number(before)} tokens` });
+    box.style.flexGrow = String(before);
+    box.style.background = `var(--${RULES[rule]?.[1] ?? "muted"})`;
+    return box;
+  });
+  const lines = rows.map(([rule, { count, before, after }]) => {
+    const mark = h("span", { class: "mark" });
+    mark.style.setProperty("--mark", `var(--${RULES[rule]?.[1] ?? "muted"})`);
+    return h(
+      "li",
+      {},
+      mark,
+      h("b", {}, rule),
+      ` ${number(count)}: ${number(before)} → ${number(after)} `,
+      h("span", { class: "muted" }, RULES[rule]?.[0] ?? ""),
+    );
+  });
+  return h(
+    "div",
+    {},
+    h("div", { class: "shares", "aria-hidden": "true" }, boxes),
+    h("ul", { class: "legend column" }, lines),
+  );
+}
+
+/** @param {Item[]} items */
+function itemsTable(items) {
+  const most = Math.max(1, ...items.map((item) => item.tokens));
+  const table = new Table({
+    label: "Messages of the request, in order",
+    columns: [
+      { name: "#", width: "3.2rem", numeric: true, show: (item) => number(item.index) },
+      { name: "Role", width: "5.5rem", show: (item) => item.role },
+      {
+        name: "What was done",
+        show: (item) => h("span", { class: `badge rule-${item.rule}`, title: RULES[item.rule]?.[0] }, item.rule),
+      },
+      { name: "Came", width: "4.4rem", numeric: true, show: (item) => number(item.tokens) },
+      { name: "Sent", width: "4.4rem", numeric: true, show: (item) => number(item.sent_tokens) },
+      { name: "Weight", width: "6rem", wide: true, show: (item) => weight(item, most) },
+    ],
+    key: (item) => String(item.index),
+    kind: (item) => (item.sent_tokens === 0 ? "gone" : ""),
+    rowHeight: 26,
+  });
+  table.set(items);
+  return table.element;
+}
+
+/**
+ * @param {Item} item
+ * @param {number} most
+ */
+function weight(item, most) {
+  const came = h("span", { class: "came" });
+  const sent = h("span", { class: "sent" });
+  came.style.width = `${(item.tokens / most) * 100}%`;
+  sent.style.width = `${(Math.min(item.sent_tokens, item.tokens) / most) * 100}%`;
+  return h("span", { class: "weight", "aria-hidden": "true" }, came, sent);
+}

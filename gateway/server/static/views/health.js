@@ -1,0 +1,105 @@
+/**
+ * Health: the store, the providers and what is under way, as one worker knows them.
+ * @module
+ */
+import { api } from "../api.js";
+import { facts, fill, h, tile } from "../dom.js";
+import { clock, number, span } from "../format.js";
+import { plain } from "../table.js";
+
+/** @typedef {import("../types.js").Health} Health */
+
+const RENEW_MS = 5000;
+const STATES = /** @type {Record<string, [string, string, string]>} */ ({
+  ok: ["good", "well", "Its last answer was one, or it was not asked yet."],
+  failing: ["warn", "failing", "It failed since its last good answer, and is asked all the same."],
+  left_alone: [
+    "bad",
+    "left alone",
+    "It failed too often in a row: calls for it are refused at once, or go to another (breaker).",
+  ],
+});
+
+/** @returns {Promise<import("../types.js").View>} */
+export async function health() {
+  const place = h("div", { class: "stack" });
+  const seen = h("span", { class: "muted", role: "status" });
+  const draw = (/** @type {Health} */ now) => fill(place, content(now));
+  draw(await api("api/health"));
+  const renew = async () => {
+    if (document.hidden) return;
+    try {
+      draw(await api("api/health"));
+      fill(seen);
+    } catch (error) {
+      fill(seen, error instanceof Error ? error.message : String(error));
+    }
+  };
+  const timer = setInterval(renew, RENEW_MS);
+  const element = h("div", { class: "view" }, h("div", { class: "title" }, h("h1", {}, "Health"), seen), place);
+  return { title: "Health", element, close: () => clearInterval(timer) };
+}
+
+/** @param {Health} now */
+function content({ version, worker, store, providers, default_provider: first, status }) {
+  const isWell = status === "ready";
+  const others = worker.workers > 1 ? `of ${number(worker.workers)}: each answers for itself` : null;
+  return [
+    h(
+      "dl",
+      { class: "tiles" },
+      tile("Gateway", h("span", { class: `badge ${isWell ? "good" : "bad"}` }, status), `version ${version}`),
+      tile("Worker", number(worker.pid).replaceAll("\u202f", ""), others),
+      tile("Up for", span((Date.now() - Date.parse(worker.started_at)) / 1000), ["since ", clock(worker.started_at)]),
+      tile("Calls under way", number(worker.calls)),
+      tile("Holds", number(worker.holds), "kept alive"),
+      tile("Waiting", number(store.waiting), "settled, not in the store yet"),
+    ),
+    h("h2", {}, "Store"),
+    store.problem ? h("p", { class: "problem", role: "alert" }, store.problem, " ", advice(store)) : null,
+    facts([
+      ["Place", h("span", { class: "mono" }, store.url)],
+      [
+        "State",
+        h(
+          "span",
+          { class: `badge ${store.reachable && !store.away ? "good" : "bad"}` },
+          store.reachable ? (store.away ? "coming back" : "reachable") : "away",
+        ),
+      ],
+      [
+        "While it is away",
+        store.on_failure === "open" ? "calls are taken, within what was left of budgets" : "new calls are refused",
+      ],
+      ["Settled calls that wait", number(store.waiting)],
+    ]),
+    h("h2", {}, "Providers"),
+    providers.length
+      ? plain(
+          "Providers",
+          [["Provider"], ["State"], ["Failures", "num"], ["Asked in", "num"], ["Spoken to by", "wide"]],
+          providers.map((one) => {
+            const [kind, text, title] = STATES[one.state];
+            const name = [
+              h("span", { class: "mono" }, one.name),
+              one.name === first ? h("span", { class: "badge" }, "default") : null,
+            ];
+            return [
+              h("span", {}, name),
+              h("span", { class: `badge ${kind}`, title }, text),
+              number(one.failures),
+              one.asked_in_s === null ? "–" : span(one.asked_in_s),
+              one.adapter,
+            ];
+          }),
+        )
+      : h("p", { class: "notice" }, "No provider is configured. Add one under providers: in gateway.yaml."),
+  ];
+}
+
+/** @param {Health["store"]} store */
+function advice(store) {
+  return store.on_failure === "open"
+    ? "What calls cost is written to the journal until it is back."
+    : "New calls are refused until it is back; what running ones cost is written to the journal.";
+}

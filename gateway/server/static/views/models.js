@@ -1,0 +1,234 @@
+/**
+ * Models: their windows and prices, where those come from, and how far estimates were off of late.
+ * @module
+ */
+import { api } from "../api.js";
+import { Chart } from "../chart.js";
+import { fill, h, loading, notice } from "../dom.js";
+import { compact, number, percent, timeOf } from "../format.js";
+import { replace, to } from "../router.js";
+import { Table, plain } from "../table.js";
+
+/** @typedef {import("../types.js").Model} Model */
+/** @typedef {import("../types.js").Call} Call */
+
+const MOST = 1000;
+const RECORDS = 1000;
+const TYPED_MS = 250;
+
+/**
+ * @param {URLSearchParams} params
+ * @returns {Promise<import("../types.js").View>}
+ */
+export async function models(params) {
+  const part = params.get("q") ?? "";
+  const field = /** @type {HTMLInputElement} */ (
+    h("input", {
+      type: "search",
+      id: "find",
+      value: part,
+      placeholder: "part of a name",
+      spellcheck: "false",
+      autocomplete: "off",
+    })
+  );
+  const state = h("span", { class: "muted", role: "status" });
+  const place = h("div", {}, loading());
+  const errors = h("div", {}, loading());
+  const table = new Table({ label: "Models", columns: columns(), key: (row) => row.model });
+  /** @type {Chart[]} */
+  const charts = [];
+  let turn = 0;
+
+  /** @param {string} wanted */
+  async function load(wanted) {
+    const mine = ++turn;
+    const { models: rows } = await api(`api/models?limit=${MOST}&q=${encodeURIComponent(wanted)}`);
+    if (mine !== turn) return;
+    /** @type {Model[]} a model that is named twice is listed once */
+    const once = [...new Map(rows.map((/** @type {Model} */ row) => [row.model, row])).values()];
+    fill(state, rows.length === MOST ? `the first ${number(once.length)}` : number(once.length));
+    table.set(once);
+    fill(
+      place,
+      rows.length
+        ? table.element
+        : notice(
+            "No model of that name",
+            "Models of the configured providers are listed here. A model that is not listed may be called all the same; its window and price are then not known. Give them under models: in gateway.yaml.",
+          ),
+    );
+    table.draw();
+  }
+
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let timer;
+  field.addEventListener("input", () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      replace(to("models", "", { q: field.value.trim() }));
+      load(field.value.trim()).catch((error) => fill(state, error.message));
+    }, TYPED_MS);
+  });
+  await load(part);
+  api(`api/calls?limit=${RECORDS}`)
+    .then(({ calls }) => fill(errors, estimates(calls, charts)))
+    .catch((error) => fill(errors, h("p", { class: "problem" }, error.message)));
+  const element = h(
+    "div",
+    { class: "view" },
+    h("div", { class: "title" }, h("h1", {}, "Models"), state),
+    h("div", { class: "controls" }, h("label", { class: "find" }, h("span", {}, "Find "), field)),
+    place,
+    h("h2", {}, "Estimates against reported usage"),
+    h(
+      "p",
+      { class: "muted" },
+      `Of the newest ${number(RECORDS)} calls: how many more input tokens a provider reported than were expected when the call was sent. Budgets and trims rest on what is expected.`,
+    ),
+    errors,
+  );
+  const close = () => {
+    turn++;
+    clearTimeout(timer);
+    table.close();
+    for (const chart of charts) chart.close();
+  };
+  return { title: "Models", element, close };
+}
+
+/** @returns {import("../table.js").Column<Model>[]} */
+function columns() {
+  const price =
+    (/** @type {"input" | "output" | "cache_read" | "cache_write"} */ part) => (/** @type {Model} */ row) =>
+      row.price?.[part] ? `$${row.price[part]}` : "–";
+  const perMillion = "USD per million tokens";
+  const sources = (/** @type {Model} */ row) => [...new Set(Object.values(row.sources))].join(", ");
+  const detail = (/** @type {Model} */ row) =>
+    Object.entries(row.sources)
+      .map(([name, source]) => `${name}: ${source}`)
+      .join("\n");
+  return [
+    { name: "Model", show: (row) => h("span", { class: "mono", title: row.model }, row.model) },
+    { name: "Provider", width: "8rem", wide: true, show: (row) => row.provider },
+    {
+      name: "Window",
+      width: "5rem",
+      numeric: true,
+      hint: "tokens that it takes",
+      show: (row) => h("span", { title: number(row.window) }, compact(row.window)),
+    },
+    {
+      name: "Answer",
+      width: "5rem",
+      numeric: true,
+      wide: true,
+      hint: "tokens that it gives at most",
+      show: (row) => h("span", { title: number(row.output) }, compact(row.output)),
+    },
+    { name: "In", width: "4.8rem", numeric: true, hint: `input, ${perMillion}`, show: price("input") },
+    { name: "Out", width: "4.8rem", numeric: true, hint: `output, ${perMillion}`, show: price("output") },
+    {
+      name: "Cached",
+      width: "5rem",
+      numeric: true,
+      wide: true,
+      hint: `input from the cache, ${perMillion}`,
+      show: price("cache_read"),
+    },
+    {
+      name: "Written",
+      width: "5rem",
+      numeric: true,
+      wide: true,
+      hint: `input written to the cache, ${perMillion}`,
+      show: price("cache_write"),
+    },
+    {
+      name: "Tokenizer",
+      width: "8rem",
+      wide: true,
+      show: (row) => h("span", { class: "cut", title: row.tokenizer }, row.tokenizer ?? "–"),
+    },
+    {
+      name: "Source",
+      width: "15rem",
+      wide: true,
+      hint: "where these come from",
+      show: (row) => h("span", { class: "cut", title: detail(row) }, sources(row)),
+    },
+  ];
+}
+
+/**
+ * @param {Call[]} calls newest first
+ * @param {Chart[]} charts that are made
+ */
+function estimates(calls, charts) {
+  /** @type {Map<string, {at: number, off: number}[]>} */
+  const byModel = new Map();
+  for (const { context, usage, usage_source: source, provider, model, started_at: at } of calls.toReversed()) {
+    if (!context || !usage || source !== "provider" || !usage.input_tokens) continue;
+    // What was only decided (shadow) was not sent: what came is what was weighed.
+    const expected = context.shadow ? context.original_tokens : context.tokens;
+    const name = `${provider}/${model}`;
+    byModel.set(name, [
+      ...(byModel.get(name) ?? []),
+      { at: Date.parse(at) / 1000, off: (usage.input_tokens - expected) / usage.input_tokens },
+    ]);
+  }
+  if (!byModel.size)
+    return notice(
+      "No records yet",
+      "They are there once a provider has reported the usage of a call that was weighed.",
+    );
+  const names = [...byModel.keys()].sort((a, b) => (byModel.get(b)?.length ?? 0) - (byModel.get(a)?.length ?? 0));
+  const chart = new Chart({
+    title: "Reported above or below the estimate",
+    lines: [{ label: "off by", colour: "input", as: "dots", format: (value) => percent(value, 1) }],
+    time: true,
+    formatX: (x) => timeOf(x),
+    range: [null, null],
+  });
+  charts.push(chart);
+  const draw = (/** @type {string} */ name) => {
+    const points = byModel.get(name) ?? [];
+    chart.set([points.map(({ at }) => at), points.map(({ off }) => off)]);
+  };
+  const select = /** @type {HTMLSelectElement} */ (
+    h(
+      "select",
+      { id: "model" },
+      names.map((name) => h("option", { value: name }, name)),
+    )
+  );
+  select.addEventListener("change", () => draw(select.value));
+  const rows = names.map((name) => {
+    const offs = (byModel.get(name) ?? []).map(({ off }) => off);
+    const sizes = offs.map(Math.abs).sort((a, b) => a - b);
+    const at = (/** @type {number} */ share) =>
+      percent(sizes[Math.min(sizes.length - 1, Math.floor(share * sizes.length))], 1);
+    return [
+      h("span", { class: "mono" }, name),
+      number(offs.length),
+      at(0.5),
+      at(0.95),
+      percent(offs.reduce((sum, one) => sum + one, 0) / offs.length, 1),
+    ];
+  });
+  draw(names[0]);
+  return h(
+    "div",
+    { class: "charts" },
+    h(
+      "div",
+      {},
+      plain(
+        "How far estimates were off, by model",
+        [["Model"], ["Calls", "num"], ["Median", "num"], ["95 %", "num"], ["Mean", "num"]],
+        rows,
+      ),
+    ),
+    h("div", { class: "stack" }, h("label", { class: "find" }, h("span", {}, "Model "), select), chart.element),
+  );
+}

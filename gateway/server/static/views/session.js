@@ -1,0 +1,352 @@
+/**
+ * A session: what it has used and may use, its calls over time, what was left out of them, its tools.
+ * @module
+ */
+import { api, sessionPath } from "../api.js";
+import { fill, h, meter, tile } from "../dom.js";
+import { feed, merged } from "../feed.js";
+import { ago, clock, compact, exact, number, percent, usd } from "../format.js";
+import { replace, to } from "../router.js";
+import { Table } from "../table.js";
+import { changeBudget, resetSession } from "./budget.js";
+import { detail } from "./call.js";
+import { callColumns, isFailed } from "./calls.js";
+import { Charts, inRow } from "./charts.js";
+
+/** @typedef {import("../types.js").Call} Call */
+/** @typedef {import("../types.js").Session} Session */
+
+const PAGE = 1000;
+const RENEW_MS = 1000;
+const FILTERS = /** @type {[string, string, (call: Call) => boolean][]} */ ([
+  ["", "All", () => true],
+  ["trimmed", "Trimmed", ({ context }) => Boolean(context && Object.keys(context.trimmed).length)],
+  ["failed", "Failed", isFailed],
+]);
+
+/**
+ * @param {string} id
+ * @param {URLSearchParams} params
+ * @returns {Promise<import("../types.js").View>}
+ */
+export async function session(id, params) {
+  const path = sessionPath(id);
+  const [found, page] = await Promise.all([api(path), api(`${path}/calls?limit=${PAGE}`)]);
+  const view = new SessionView(id, found, page.calls, page.cursor);
+  view.update(params);
+  return { title: id, element: view.element, update: (next) => view.update(next), close: () => view.close() };
+}
+
+class SessionView {
+  /**
+   * @param {string} id
+   * @param {Session} found
+   * @param {Call[]} calls newest first
+   * @param {string | null} cursor
+   */
+  constructor(id, found, calls, cursor) {
+    this.id = id;
+    this.path = sessionPath(id);
+    this.found = found;
+    this.calls = calls;
+    this.cursor = cursor;
+    this.params = new URLSearchParams();
+    this.opened = "";
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.timer = undefined;
+    this.facts = h("div", { class: "stack" });
+    this.charts = new Charts((call) => this.open(call.call_id));
+    this.filters = h("div", { class: "choice", role: "group", "aria-label": "Which calls" });
+    this.count = h("span", { class: "muted", role: "status" });
+    this.panel = h("aside", { class: "panel", "aria-label": "Call", hidden: true });
+    this.panel.addEventListener("keydown", (event) => event.key === "Escape" && this.open(""));
+    this.table = new Table({
+      label: "Calls of this session, newest first",
+      columns: [{ name: "Time", width: "8.4rem", narrow: "6.1rem", show: (call) => this.link(call) }, ...callColumns()],
+      key: (call) => call.call_id,
+      kind: (call) => `${isFailed(call) ? "failed" : ""} ${call.call_id === this.opened ? "opened" : ""}`,
+    });
+    this.older = h("button", { type: "button", onclick: () => this.loadOlder() }, "Load older calls");
+    this.element = h(
+      "div",
+      { class: "view session" },
+      h("p", { class: "crumbs" }, h("a", { href: "#/sessions" }, "Sessions"), " /"),
+      h("div", { class: "title" }, h("h1", { class: "mono", title: id }, id), this.actions()),
+      this.facts,
+      this.charts.element,
+      h("div", { class: "title" }, h("h2", {}, "Calls"), this.count, this.filters),
+      this.table.element,
+      h("p", {}, this.older),
+      this.panel,
+    );
+    this.stop = feed.onCalls((fresh) => this.hear(fresh));
+    this.drawFacts();
+    this.drawCalls();
+  }
+
+  actions() {
+    const done = () => this.renew();
+    return h(
+      "div",
+      { class: "buttons" },
+      h("button", { type: "button", onclick: () => changeBudget(this.found, done) }, "Change budget"),
+      h("button", { type: "button", onclick: () => resetSession(this.found, done) }, "Reset"),
+    );
+  }
+
+  /** @param {Call} call */
+  link(call) {
+    const address = to("session", this.id, { show: this.params.get("show"), call: call.call_id });
+    return h("a", { href: address }, clock(call.started_at));
+  }
+
+  /** @param {URLSearchParams} params */
+  update(params) {
+    const before = this.params;
+    this.params = params;
+    if (before.get("show") !== params.get("show")) this.drawCalls();
+    else this.drawFilters();
+    this.showCall(params.get("call") ?? "");
+  }
+
+  /** @param {string} callId none: the panel is closed */
+  open(callId) {
+    location.hash = to("session", this.id, { show: this.params.get("show"), call: callId });
+  }
+
+  /** @param {string} callId */
+  async showCall(callId) {
+    if (callId === this.opened) return;
+    const before = this.opened;
+    this.opened = callId;
+    for (const one of [before, callId]) this.table.shown.get(one)?.element.classList.toggle("opened", one === callId);
+    this.panel.hidden = callId === "";
+    if (callId === "") {
+      fill(this.panel);
+      this.table.shown.get(before)?.element.querySelector("a")?.focus();
+      return;
+    }
+    const close = h(
+      "button",
+      { type: "button", class: "quiet close", "aria-label": "Close", onclick: () => this.open("") },
+      "✕",
+    );
+    fill(
+      this.panel,
+      close,
+      await detail(callId, { withSession: false }).catch((error) =>
+        h("p", { class: "problem", role: "alert" }, error.message),
+      ),
+    );
+    if (this.opened === callId) close.focus({ preventScroll: true });
+  }
+
+  drawFilters() {
+    const chosen = this.params.get("show") ?? "";
+    fill(
+      this.filters,
+      FILTERS.map(([name, text, fits]) =>
+        h(
+          "button",
+          { type: "button", "aria-pressed": String(name === chosen), onclick: () => this.filter(name) },
+          text,
+          " ",
+          h("span", { class: "muted" }, number(this.calls.filter(fits).length)),
+        ),
+      ),
+    );
+  }
+
+  /** @param {string} name */
+  filter(name) {
+    replace(to("session", this.id, { show: name, call: this.opened }));
+    this.update(
+      new URLSearchParams({ ...(name ? { show: name } : {}), ...(this.opened ? { call: this.opened } : {}) }),
+    );
+  }
+
+  drawCalls() {
+    const fits = FILTERS.find(([name]) => name === (this.params.get("show") ?? ""))?.[2] ?? FILTERS[0][2];
+    const rows = this.calls.filter(fits);
+    this.table.set(rows);
+    this.drawFilters();
+    const all = this.found.calls > this.calls.length ? `, of ${number(this.found.calls)}` : "";
+    fill(this.count, `${number(rows.length)}${all}`);
+    this.older.hidden = this.cursor === null;
+    this.charts.set(this.found, this.calls);
+  }
+
+  async loadOlder() {
+    this.older.toggleAttribute("disabled", true);
+    try {
+      const page = await api(`${this.path}/calls?limit=${PAGE}&cursor=${this.cursor}`);
+      this.calls = [...this.calls, ...page.calls];
+      this.cursor = page.cursor;
+      this.drawCalls();
+    } catch (error) {
+      fill(this.count, error instanceof Error ? error.message : String(error));
+    } finally {
+      this.older.toggleAttribute("disabled", false);
+    }
+  }
+
+  /** @param {Call[]} fresh */
+  hear(fresh) {
+    if (!fresh.some((call) => call.session === this.id)) return;
+    this.timer ??= setTimeout(() => {
+      this.timer = undefined;
+      this.renew().catch(() => {}); // the feed says that the gateway does not answer
+    }, RENEW_MS);
+  }
+
+  /** The session as it is now, and the calls that are new. */
+  async renew() {
+    const [found, page] = await Promise.all([api(this.path), api(`${this.path}/calls?limit=100`)]);
+    const known = new Map(this.calls.map((call) => [call.call_id, call.outcome]));
+    const fresh = page.calls.filter((/** @type {Call} */ call) => known.get(call.call_id) !== call.outcome);
+    this.found = found;
+    this.calls = merged(this.calls, fresh);
+    this.drawFacts();
+    this.drawCalls();
+  }
+
+  drawFacts() {
+    const { found } = this;
+    const usage = found.cumulative_token_usage;
+    const share = usage.input_tokens ? usage.cache_read_tokens / usage.input_tokens : null;
+    const saved = found.saved_by_trimming;
+    const tiles = h(
+      "dl",
+      { class: "tiles" },
+      tile("Calls", number(found.calls), ["last ", ago(found.last_call_at)]),
+      tile(
+        "Tokens",
+        number(usage.total_tokens),
+        usage.estimated_tokens ? `${number(usage.estimated_tokens)} estimated` : null,
+      ),
+      tile("Input", number(usage.input_tokens), share === null ? null : `${percent(share)} from cache`),
+      tile(
+        "Output",
+        number(usage.output_tokens),
+        usage.reasoning_tokens ? `${number(usage.reasoning_tokens)} reasoning` : null,
+      ),
+      tile("Cost", usd(found.cost_usd), found.cost_usd === null ? "a price is not known" : null),
+      tile("Left out", number(saved.input_tokens), `in ${number(saved.calls)} calls`),
+      tile(
+        "Results as",
+        found.response_mode.replace("_", " "),
+        found.active_step ? ["step ", found.active_step] : null,
+      ),
+      tile(
+        "Began",
+        h(
+          "time",
+          { title: exact(found.created_at), datetime: found.created_at },
+          new Date(found.created_at).toLocaleDateString(),
+        ),
+        clock(found.created_at),
+      ),
+    );
+    fill(this.facts, tiles, budgetBars(found), toolsOf(found));
+  }
+
+  close() {
+    this.stop();
+    clearTimeout(this.timer);
+    this.table.close();
+    this.charts.close();
+  }
+}
+
+/** @param {Session} found */
+function budgetBars({ budget }) {
+  if (!budget) return h("p", { class: "muted" }, "No budget: nothing limits this session.");
+  const rows = [
+    bar("Tokens", budget.used.tokens, budget.tokens, number),
+    bar("Cost", Number(budget.used.usd), budget.usd === null ? null : Number(budget.usd), usd),
+    bar("Calls", budget.used.calls, budget.calls, number),
+  ];
+  const held = budget.held ? `${number(budget.held)} tokens are held by calls under way. ` : "";
+  const resets = budget.resets_in_s === null ? "" : `It is full again in ${number(budget.resets_in_s)} s.`;
+  return h(
+    "div",
+    { class: "bars", role: "group", "aria-label": "Budget" },
+    rows,
+    held || resets ? h("p", { class: "muted" }, held, resets) : null,
+  );
+}
+
+/**
+ * @param {string} name
+ * @param {number} used
+ * @param {number | null} limit
+ * @param {(value: number) => string} format
+ */
+function bar(name, used, limit, format) {
+  if (limit === null) return null;
+  const share = limit ? used / limit : 1;
+  const text = `${format(used)} of ${format(limit)}`;
+  const kind = share >= 0.95 ? "bad" : share >= 0.8 ? "warn" : "";
+  return h(
+    "div",
+    {},
+    h("span", {}, name),
+    meter(share, `${name}: ${text}`, kind),
+    h("span", { class: "num" }, text, h("span", { class: "muted" }, ` ${percent(share)}`)),
+  );
+}
+
+/** @param {Session} found */
+function toolsOf({ recent_tools: recent = [], tools = {}, steps = {} }) {
+  const counts = Object.entries(tools);
+  const places = Object.entries(steps).filter(([, place]) => place.active_step);
+  if (!recent.length && !counts.length && !places.length) return null;
+  const weight = (/** @type {{results: number, result_tokens: number}} */ one) =>
+    `${number(one.results)} results of ${number(one.result_tokens)} tokens in its last call`;
+  return h(
+    "div",
+    { class: "tools-used" },
+    places.map(([agent, place]) => [h("h2", {}, `Step of ${agent}`), h("p", {}, stepOf(place))]).flat(),
+    counts.length
+      ? [
+          h("h2", {}, "Tools by calls"),
+          h(
+            "ul",
+            { class: "chips" },
+            counts.map(([name, one]) =>
+              h(
+                "li",
+                {},
+                h("span", { class: "badge mono", title: weight(one) }, name, h("b", {}, ` ${number(one.calls)}`)),
+              ),
+            ),
+          ),
+        ]
+      : null,
+    recent.length
+      ? [
+          h("h2", {}, "Called last"),
+          h(
+            "ol",
+            { class: "chips arrows" },
+            inRow(recent).map(([name, times]) =>
+              h("li", {}, h("span", { class: "badge mono" }, name, times > 1 ? h("b", {}, ` ×${times}`) : null)),
+            ),
+          ),
+        ]
+      : null,
+  );
+}
+
+/** @param {import("../types.js").Step} place */
+function stepOf(place) {
+  const due = place.due ? `, due: ${place.due.join(" or ")}` : "";
+  const at =
+    place.sequence_index === null
+      ? ""
+      : `, ${number(place.sequence_index)} of ${number(place.sequence.length)} of its sequence done`;
+  return [
+    h("span", { class: "badge mono", title: place.description }, place.active_step),
+    `${at}${due}${place.is_set ? ", set by hand" : ""}`,
+  ];
+}

@@ -1,0 +1,300 @@
+/**
+ * Sessions: all of them, by when they were called last, by tokens, by cost; found by a part of their ids.
+ * @module
+ */
+import { api } from "../api.js";
+import { fill, h, loading, meter, notice } from "../dom.js";
+import { feed } from "../feed.js";
+import { ago, compact, number, percent, usd } from "../format.js";
+import { replace, to } from "../router.js";
+import { Table } from "../table.js";
+
+/** @typedef {import("../types.js").Session} Session */
+
+const PAGE = 200;
+/** by cost the gateway looks through all sessions for each page */
+const COST_PAGE = 1000;
+const TYPED_MS = 250;
+const RENEW_MS = 3000;
+const SORTS = /** @type {[string, string][]} */ ([
+  ["recent", "Last call"],
+  ["tokens", "Tokens"],
+  ["cost", "Cost"],
+]);
+
+/**
+ * @param {URLSearchParams} params
+ * @returns {Promise<import("../types.js").View>}
+ */
+export async function sessions(params) {
+  const list = new List(params.get("sort") ?? "recent", params.get("q") ?? "");
+  await list.load();
+  return { title: "Sessions", element: list.element, update: (next) => list.update(next), close: () => list.close() };
+}
+
+class List {
+  /**
+   * @param {string} sort
+   * @param {string} part
+   */
+  constructor(sort, part) {
+    this.sort = SORTS.some(([name]) => name === sort) ? sort : "recent";
+    this.part = part;
+    /** @type {Session[]} */
+    this.rows = [];
+    /** @type {string | null} */
+    this.cursor = null;
+    this.turn = 0;
+    this.isLoading = false;
+    this.isStale = false;
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.timer = undefined;
+    this.table = new Table({ label: "Sessions", columns: columns(), key: (row) => row.id, onEnd: () => this.more() });
+    this.place = h("div", {});
+    this.state = h("span", { class: "muted", role: "status" });
+    this.field = /** @type {HTMLInputElement} */ (
+      h("input", {
+        type: "search",
+        id: "find",
+        value: part,
+        placeholder: "part of an id",
+        spellcheck: "false",
+        autocomplete: "off",
+      })
+    );
+    this.field.addEventListener("input", () => this.typed());
+    this.order = h("div", { class: "choice", role: "group", "aria-label": "Order" });
+    this.element = h(
+      "div",
+      { class: "view" },
+      h("div", { class: "title" }, h("h1", {}, "Sessions"), this.state),
+      h("div", { class: "controls" }, h("label", { class: "find" }, h("span", {}, "Find "), this.field), this.order),
+      this.place,
+    );
+    this.stop = feed.onCalls(() => (this.isStale = true));
+    this.renewing = setInterval(() => this.renew(), RENEW_MS);
+    this.orders();
+  }
+
+  orders() {
+    fill(
+      this.order,
+      SORTS.map(([name, text]) =>
+        h(
+          "button",
+          { type: "button", "aria-pressed": String(name === this.sort), onclick: () => this.go(name, this.part) },
+          text,
+        ),
+      ),
+    );
+  }
+
+  typed() {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.go(this.sort, this.field.value.trim()), TYPED_MS);
+  }
+
+  /** @param {URLSearchParams} params */
+  update(params) {
+    const part = params.get("q") ?? "";
+    if (part !== this.part) this.field.value = part;
+    this.go(params.get("sort") ?? "recent", part);
+  }
+
+  /**
+   * @param {string} sort
+   * @param {string} part
+   */
+  async go(sort, part) {
+    if (sort === this.sort && part === this.part) return;
+    this.sort = sort;
+    this.part = part;
+    replace(to("sessions", "", { sort: sort === "recent" ? "" : sort, q: part }));
+    this.orders();
+    this.table.element.scrollTop = 0;
+    fill(this.place, loading());
+    try {
+      await this.load();
+    } catch (error) {
+      fill(this.place, notice("This could not be shown", error instanceof Error ? error.message : String(error)));
+    }
+  }
+
+  get size() {
+    return this.sort === "cost" ? COST_PAGE : PAGE;
+  }
+
+  /** @param {string | null} cursor */
+  page(cursor) {
+    const query = new URLSearchParams({ limit: String(this.size), sort: this.sort });
+    if (this.part) query.set("q", this.part);
+    if (cursor) query.set("cursor", cursor);
+    return api(`api/sessions?${query}`);
+  }
+
+  /** The first page. */
+  async load() {
+    const mine = ++this.turn;
+    this.isStale = false;
+    const page = await this.page(null);
+    if (mine !== this.turn) return;
+    this.rows = page.sessions;
+    this.cursor = page.cursor;
+    this.draw();
+  }
+
+  /** The next page, where there is one. */
+  async more() {
+    if (this.isLoading || this.cursor === null) return;
+    this.isLoading = true;
+    const mine = this.turn;
+    try {
+      const page = await this.page(this.cursor);
+      if (mine !== this.turn) return;
+      const known = new Set(this.rows.map((row) => row.id));
+      this.rows = [...this.rows, ...page.sessions.filter((/** @type {Session} */ row) => !known.has(row.id))];
+      this.cursor = page.cursor;
+      this.draw();
+    } catch (error) {
+      fill(this.state, error instanceof Error ? error.message : String(error));
+    } finally {
+      this.isLoading = false;
+    }
+    if (mine === this.turn) this.table.draw();
+  }
+
+  /** The first page again, where something was called and nobody has scrolled down. */
+  async renew() {
+    if (!this.isStale || document.hidden || this.table.element.scrollTop > 0 || this.isLoading) return;
+    this.isStale = false;
+    const mine = this.turn;
+    try {
+      const page = await this.page(null);
+      if (mine !== this.turn) return;
+      const fresh = new Set(page.sessions.map((/** @type {Session} */ row) => row.id));
+      const before = new Map(this.rows.map((row) => [row.id, row]));
+      const rest = this.rows.slice(this.size).filter((row) => !fresh.has(row.id));
+      // Rows in which nothing changed are not drawn anew.
+      const first = page.sessions.map((/** @type {Session} */ row) => same(before.get(row.id), row));
+      this.rows = [...first, ...rest];
+      if (rest.length === 0) this.cursor = page.cursor;
+      this.draw();
+    } catch {
+      this.isStale = true; // the feed says that the gateway does not answer
+    }
+  }
+
+  draw() {
+    const { length } = this.rows;
+    const more = this.cursor === null ? "" : " and more below";
+    const bound = this.sort === "cost" ? ", of the 10 000 called last" : "";
+    fill(this.state, length ? `${number(length)}${more}${bound}` : "");
+    this.table.set(this.rows);
+    if (length) fill(this.place, this.table.element);
+    else fill(this.place, this.nothing());
+    if (length) this.table.draw();
+    else if (this.cursor !== null) this.more();
+  }
+
+  nothing() {
+    if (this.cursor !== null) return loading("Looking further back …");
+    if (this.part)
+      return notice(
+        "No session of that name",
+        `Nothing that is kept has “${this.part}” in its id. Sessions are forgotten some time after their last call (sessions.ttl).`,
+      );
+    return notice(
+      "No sessions yet",
+      `Point a client at ${location.origin}/v1 and name its session in the header x-session-id.`,
+    );
+  }
+
+  close() {
+    this.turn++;
+    this.stop();
+    clearInterval(this.renewing);
+    clearTimeout(this.timer);
+    this.table.close();
+  }
+}
+
+/**
+ * @param {Session | undefined} old
+ * @param {Session} row
+ */
+function same(old, row) {
+  return old && old.last_call_at === row.last_call_at && JSON.stringify(old.budget) === JSON.stringify(row.budget)
+    ? old
+    : row;
+}
+
+/** @returns {import("../table.js").Column<Session>[]} */
+function columns() {
+  const name = (/** @type {Session} */ row) => [
+    h("a", { class: "mono", href: to("session", row.id), title: row.id }, row.id),
+    row.derived_id
+      ? h(
+          "span",
+          { class: "badge", title: "The client named none: it was recognised by how the conversation begins." },
+          "derived",
+        )
+      : null,
+  ];
+  const usage = (/** @type {Session} */ row) => row.cumulative_token_usage;
+  return [
+    { name: "Session", show: name },
+    { name: "Last call", width: "6.6rem", narrow: "6rem", show: (row) => ago(row.last_call_at) },
+    { name: "Calls", width: "4.4rem", numeric: true, wide: true, show: (row) => number(row.calls) },
+    {
+      name: "Tokens",
+      width: "5rem",
+      numeric: true,
+      show: (row) => h("span", { title: number(usage(row).total_tokens) }, compact(usage(row).total_tokens)),
+    },
+    {
+      name: "Output",
+      width: "5rem",
+      numeric: true,
+      wide: true,
+      show: (row) => h("span", { title: number(usage(row).output_tokens) }, compact(usage(row).output_tokens)),
+    },
+    {
+      name: "Cached",
+      width: "5.2rem",
+      numeric: true,
+      wide: true,
+      hint: "share of the input that the provider had cached",
+      show: (row) => percent(usage(row).input_tokens ? usage(row).cache_read_tokens / usage(row).input_tokens : null),
+    },
+    {
+      name: "Saved",
+      width: "5rem",
+      numeric: true,
+      wide: true,
+      hint: "input tokens that trimming kept from being sent",
+      show: (row) => (row.saved_by_trimming.input_tokens ? compact(row.saved_by_trimming.input_tokens) : "–"),
+    },
+    { name: "Cost", width: "6.6rem", numeric: true, wide: true, show: (row) => usd(row.cost_usd) },
+    { name: "Budget", width: "9rem", narrow: "4.2rem", show: budgetCell },
+    {
+      name: "Results as",
+      width: "8rem",
+      wide: true,
+      hint: "how tool results are shown to the model",
+      show: (row) => h("span", { class: `badge mode-${row.response_mode}` }, row.response_mode.replace("_", " ")),
+    },
+  ];
+}
+
+/** @param {Session} row */
+function budgetCell({ budget }) {
+  if (!budget) return h("span", { class: "muted" }, "none");
+  const used = budget.used_fraction;
+  const kind = used >= 0.95 ? "bad" : used >= 0.8 ? "warn" : "";
+  return h(
+    "span",
+    { class: "budget" },
+    meter(used, `${percent(used)} of the budget is used`, kind),
+    h("span", {}, percent(used)),
+  );
+}

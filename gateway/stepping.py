@@ -1,0 +1,271 @@
+"""The steps of a call's agent: which is active, what it lets the call offer, and what the tools used make of it.
+
+The rules are `core/steps/`. Where a session is in its steps is kept in its state, and changed by the rules applied to
+what the store holds at that moment: calls side by side, on any worker, each see what the others did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Final
+
+from gateway.calls import Stepped
+from gateway.core.errors import InvalidRequest, StoreUnavailable, ToolNotAllowed
+from gateway.core.forwarding import Provider
+from gateway.core.plan import NO_WISHES
+from gateway.core.ports import CallRecord, Observer, SessionKey, StepChange, Store
+from gateway.core.routing import ModelFacts, Route
+from gateway.core.session import SessionState
+from gateway.core.spending import remaining_fraction
+from gateway.core.steps import DEFAULT_AGENT, Agent, Facts, Step, StepState, Used
+from gateway.core.views import VIEWED
+from gateway.dialects.base import Call
+from gateway.dialects.contents import contents_of
+from gateway.dialects.tools import Offer, narrowed, offer_of
+from gateway.newest import NewestMessages
+from gateway.planning import Asked, Planner
+from gateway.progress import Progress
+from gateway.refusals import Refusals
+
+logger = logging.getLogger("gateway")
+
+_AT_START: Final = StepState()
+#: what a refusal of a choice among some tools names
+_ABOUT_CHOICE: Final = (b"allowed_tools", b"tool_choice")
+#: how an answer ends that was cut: a call of a tool in it may be cut as well, and nobody runs that
+_CUT: Final = frozenset(
+    {
+        *("length", "max_tokens", "max_output_tokens", "model_context_window_exceeded", "incomplete"),
+        *("content_filter", "refusal", "failed", "cancelled"),
+    }
+)
+#: what a step denies that allows nothing
+_EVERYTHING: Final = "*"
+#: requests of which it stays known what a step lets them call
+_KNOWN: Final = 256
+#: names that an error shows
+_SHOWN: Final = 16
+
+
+class Steps:
+    """Keeps sessions in their steps. Shared by all calls."""
+
+    def __init__(
+        self,
+        *,
+        agents: Mapping[str, Agent],
+        store: Store,
+        planner: Planner,
+        providers: Mapping[str, Provider],
+        facts: Callable[[Route], ModelFacts],
+        observers: Sequence[Observer],
+        is_away: Callable[[], bool],
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+    ) -> None:
+        self._agents = agents
+        self._is_away = is_away
+        self._store = store
+        self._planner = planner
+        self._newest = NewestMessages()
+        self._providers = providers
+        self._facts = facts
+        self._observers = observers
+        self._wall = wall
+        #: models that refused a choice among some tools
+        self._no_choice = Refusals(clock)
+
+    # --- before the call ---------------------------------------------------------------------------------------
+
+    async def begin(self, progress: Progress, call: Call) -> None:
+        """Find the step that the call is made in, and what it allows.
+
+        Raises:
+            InvalidRequest: it names an agent that does not exist, or its tools cannot be read.
+            ToolNotAllowed: what it offers does not go together with the step.
+        """
+        agent, session, incoming = self._agent(progress), progress.session, progress.incoming
+        if agent is None or session is None or incoming.endpoint.wire not in VIEWED or incoming.purpose is not None:
+            return
+        if self._is_away():
+            # Nobody knows where the session is: to begin anew would refuse it what it may do.
+            progress.notes["step"] = "none: the store is away"
+            return
+        facts = await self._look(agent, progress, call)
+        at = progress.remembered.state.steps.get(agent.name, _AT_START)
+        state = agent.entered(at, facts)
+        if state != at:
+            state = (await self._change(progress, session, Stepped(agent, facts, at), ())).state
+        stepped = progress.stepped = Stepped(agent, facts, state)
+        step = progress.step = agent.step(state)
+        if step is None or step.enforce == "observe":
+            return
+        offer = offer_of(call.fields, incoming.endpoint.wire)
+        if offer is not None and offer.mode != "none":
+            _hold_to(stepped, step, offer, session)
+
+    def _agent(self, progress: Progress) -> Agent | None:
+        """Whose steps the call takes: those that its route says, that it asks for, or that are for all others."""
+        rule, asked = progress.route.rule, progress.incoming.directives.agent
+        name = rule.agent if rule is not None and rule.agent is not None else asked
+        if name is None:
+            return self._agents.get(DEFAULT_AGENT)
+        if name not in self._agents:
+            known = ", ".join(sorted(self._agents)) or "none"
+            raise InvalidRequest(
+                f'There is no agent "{name}" with steps; configured: {known}.', param="x-session-agent"
+            )
+        return self._agents[name]
+
+    async def _look(self, agent: Agent, progress: Progress, call: Call) -> Facts:
+        """What the agent's conditions look at, and no more than that."""
+        left, wire = remaining_fraction(progress.book.standings), progress.incoming.endpoint.wire
+        contents = None
+        if wire is not None and (agent.reads_message or agent.reads_tokens):
+            contents = progress.contents = contents_of(call, wire, self._planner.known)
+        if contents is None:
+            return Facts(left=left)
+        tokens = None
+        if agent.reads_tokens:
+            asked = Asked(contents, progress.route, self._facts(progress.route), NO_WISHES, len(call.body))
+            came, _ = await self._planner.weigh(asked, progress.remembered)
+            tokens = came.expected.tokens
+        return Facts(self._newest.of(contents) if agent.reads_message else None, tokens, left)
+
+    def narrow(self, progress: Progress) -> None:
+        """Decide how the provider whose turn it is gets told which tools may be called."""
+        stepped = progress.stepped
+        if stepped is None or stepped.offer is None:
+            return
+        route = progress.route
+        is_refused = route == stepped.refused or route in self._no_choice
+        has_choice = self._providers[route.provider].allowed_tools and not is_refused
+        progress.narrowed = narrowed(stepped.offer, stepped.keep, must=stepped.must, has_choice=has_choice)
+
+    def narrow_again(self, progress: Progress, refusal: bytes) -> bool:
+        """Whether a provider's refusal is about the choice among some tools, so that it is told in another way."""
+        stepped = progress.stepped
+        is_ours = progress.narrowed.is_choice_among
+        if stepped is None or not is_ours or stepped.refused == progress.route:
+            return False
+        if not any(word in refusal for word in _ABOUT_CHOICE):
+            return False
+        stepped.refused = progress.route
+        self.narrow(progress)
+        return True
+
+    def taken(self, progress: Progress) -> None:
+        """A provider took the call. Only now is it sure that the choice was the reason for what it refused before."""
+        stepped = progress.stepped
+        if stepped is not None and stepped.refused == progress.route:
+            self._no_choice.add(progress.route)
+            progress.notes["tool_choice"] = "allowed_tools is refused by the provider; its list of tools is shorter"
+
+    # --- after it ----------------------------------------------------------------------------------------------
+
+    async def seen(self, progress: Progress, record: CallRecord) -> None:
+        """Go on by the tools that an answer calls. What is of no whole answer is not counted: nobody will run it."""
+        stepped, session = progress.stepped, progress.session
+        if stepped is None or session is None or not record.tools:
+            return
+        if record.finish_reason in _CUT or (record.outcome != "ok" and record.finish_reason is None):
+            return
+        used = await self._change(progress, session, stepped, _known_as(progress, stepped, record.tools))
+        stepped.state, stepped.stray = used.state, used.stray
+        if used.stray:
+            progress.notes["stray_tools"] = ", ".join(used.stray[:_SHOWN])
+
+    async def _change(self, progress: Progress, session: SessionKey, stepped: Stepped, tools: Sequence[str]) -> Used:
+        """Let the rules go on from what the store holds now, and keep what comes of it. No tools: before a call."""
+        agent, at, used = stepped.agent, _AT_START, Used(_AT_START)
+
+        def change(state: SessionState) -> SessionState:
+            nonlocal at, used
+            at = state.steps.get(agent.name, _AT_START)
+            used = _gone_on(stepped, at, tools)
+            return state if used.state == at else state.with_step(agent.name, used.state)
+
+        try:
+            await self._store.update(session, change)
+        except StoreUnavailable:
+            # Where a session is in its steps is guidance, and no reason to refuse a call that may be made.
+            progress.notes["step"] = "not kept: the store is away"
+            return _gone_on(stepped, stepped.state, tools)
+        self._tell(session, agent, at, used.state, tools)
+        return used
+
+    def _tell(
+        self, session: SessionKey, agent: Agent, before: StepState, after: StepState, tools: Sequence[str]
+    ) -> None:
+        if (before.active, before.index) == (after.active, after.index):
+            return
+        change = StepChange(
+            session, agent.name, before.active, after.active, agent.place(after), tuple(tools), self._wall()
+        )
+        for observer in self._observers:
+            try:
+                observer.stepped(change)
+            except Exception:
+                logger.exception("an observer failed")
+
+
+def _gone_on(stepped: Stepped, at: StepState, tools: Sequence[str]) -> Used:
+    agent, facts = stepped.agent, stepped.facts
+    return agent.used(at, tools, facts) if tools else Used(agent.entered(at, facts))
+
+
+def _known_as(progress: Progress, stepped: Stepped, tools: Sequence[str]) -> Sequence[str]:
+    """Tools that an answer calls by the names under which they were offered."""
+    call, wire, offer = progress.call, progress.incoming.endpoint.wire, stepped.offer
+    if offer is None and call is not None and wire is not None:
+        with contextlib.suppress(InvalidRequest):
+            offer = offer_of(call.fields, wire)
+    return [offer.known_as(tool) for tool in tools] if offer is not None else tools
+
+
+def _hold_to(stepped: Stepped, step: Step, offer: Offer, session: SessionKey) -> None:
+    """Hold what a call offers to what the step allows now.
+
+    Raises:
+        ToolNotAllowed: that cannot be, or the step wants such calls refused.
+    """
+    agent, state = stepped.agent, stepped.state
+    kept = _known_kept if offer.is_known else _kept
+    keep = kept(agent, state.active, state.index, offer)
+    outside = [name for name in offer.names if name not in keep] if len(keep) < len(offer.names) else []
+    param = "tools" if offer.named is None else "tool_choice"
+    is_none = step.allowed == () or _EVERYTHING in step.denied
+    if (not keep and not is_none) or (offer.named is not None and outside) or (step.enforce == "reject" and outside):
+        raise ToolNotAllowed(_reason(stepped, step, outside, session), param=param)
+    if step.enforce != "reject":
+        stepped.offer, stepped.keep = offer, keep
+        stepped.must = step.enforce == "require" and agent.due(state) is not None
+
+
+def _kept(agent: Agent, active: str | None, index: int, offer: Offer) -> tuple[str, ...]:
+    return agent.callable(StepState(active, index), offer.names)
+
+
+_known_kept = lru_cache(_KNOWN)(_kept)
+
+
+def _reason(stepped: Stepped, step: Step, outside: Sequence[str], session: SessionKey) -> str:
+    agent, state = stepped.agent, stepped.state
+    due = agent.due(state)
+    if due is not None:
+        wanted = f"entry {state.index + 1} of {len(step.sequence)} of its sequence is due, {' or '.join(due)}"
+    else:
+        wanted = f"it allows {_list(step.allowed if step.allowed is not None else ('all tools',))}"
+        wanted += f" but {_list(step.denied)}" if step.denied else ""
+    return (
+        f'Session "{session.id}" is in the step "{step.name}": {wanted}. The request offers {_list(outside)}. '
+        f'Offer what the step wants, or set another step: PATCH /api/sessions/{session.id} {{"active_step": …}}.'
+    )
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return (", ".join(name[:80] for name in names[:_SHOWN]) or "none") + more

@@ -1,0 +1,253 @@
+"""Figures for Prometheus: counted by call, and read by whoever asks any worker.
+
+Written here and not with prometheus_client: counting one call with that costs 18 µs, and 27 µs where several workers
+share their figures in files (measured with 0.26), against about 5 µs here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gateway.core.ports import CallRecord, ContextRecord, Observer
+from gateway.core.spending import Allowance
+from gateway.core.usage import Charge, Totals
+from gateway.telemetry.metrics.exposition import CONTENT_TYPE, written
+from gateway.telemetry.metrics.families import FAMILIES, TRANSIENT
+from gateway.telemetry.metrics.slots import Slots, labelled
+
+__all__ = ["CONTENT_TYPE", "FAMILIES", "MOST_MODELS", "MOST_TOOLS", "Metrics", "State"]
+
+#: names that are told apart; all others are counted together
+MOST_MODELS: Final = 200
+MOST_TOOLS: Final = 200
+_OTHER: Final = "other"
+#: where a call was refused before it had one
+_NONE: Final = "none"
+_LONGEST_LABEL: Final = 128
+_FAILED_FROM: Final = 400
+_REFUSED: Final = "refused"
+_PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How a worker is doing now. `providers`: whether each is asked, or left alone."""
+
+    version: str
+    started_at: float
+    calls: int
+    holds: int
+    is_store_away: bool
+    waiting: int
+    providers: Mapping[str, bool]
+
+
+class _Histogram:
+    """How often a value was within each bound. A bound's count has in it those of all smaller ones, as it is shown."""
+
+    def __init__(self, slots: Slots, family: str, labels: Mapping[str, str]) -> None:
+        self._bounds = FAMILIES[family].buckets
+        ends = [*map(repr, self._bounds), "+Inf"]
+        names = [labelled(f"{family}_bucket", {**labels, "le": end}) for end in ends]
+        names += [labelled(f"{family}_count", labels)]
+        self._counts = [slots.slot(family, name) for name in names]
+        self._sum = slots.slot(family, labelled(f"{family}_sum", labels))
+        self._values = slots.values
+
+    def observe(self, value: float) -> None:
+        values = self._values
+        for slot in self._counts[bisect_left(self._bounds, value) :]:
+            values[slot] += 1
+        values[self._sum] += value
+
+
+class _Place:
+    """What is counted of one model of one provider."""
+
+    def __init__(self, slots: Slots, provider: str, model: str) -> None:
+        self._slots = slots
+        self._labels = {"provider": provider, "model": model}
+        self._calls: dict[tuple[str, int, str], int] = {}
+        self._tokens = [
+            slots.slot("gateway_tokens_total", labelled("gateway_tokens_total", {"type": kind, **self._labels}))
+            for kind in ("input", "output", "cache_read", "cache_write", "reasoning")
+        ]
+        self._cost = self._counter("gateway_cost_usd_total")
+        self._unpriced = self._counter("gateway_unpriced_calls_total")
+        self._estimated = self._counter("gateway_estimated_calls_total")
+        self._trimmed = self._counter("gateway_trimmed_tokens_total")
+        self._fallbacks = self._counter("gateway_fallbacks_total")
+        self._duration = _Histogram(slots, "gateway_call_duration_seconds", self._labels)
+        self._first_byte = _Histogram(slots, "gateway_time_to_first_byte_seconds", self._labels)
+
+    def _counter(self, family: str) -> int:
+        return self._slots.slot(family, labelled(family, self._labels))
+
+    def count(self, call: CallRecord) -> None:
+        """One call."""
+        values = self._slots.values
+        values[self._slot_of(call)] += 1
+        if call.charge is not None:
+            self._count_charge(call.charge)
+        if call.saved_tokens:
+            values[self._trimmed] += call.saved_tokens
+        if "fallback" in call.notes:
+            values[self._fallbacks] += 1
+        if call.outcome != _REFUSED:
+            self._duration.observe(call.duration_s)
+        if call.first_byte_s is not None:
+            self._first_byte.observe(call.first_byte_s)
+
+    def _slot_of(self, call: CallRecord) -> int:
+        key = (call.dialect, call.status // 100, call.outcome)
+        slot = self._calls.get(key)
+        if slot is None:
+            labels = {"dialect": key[0], **self._labels, "status": f"{key[1]}xx", "outcome": key[2]}
+            slot = self._slots.slot("gateway_calls_total", labelled("gateway_calls_total", labels))
+            self._calls[key] = slot
+        return slot
+
+    def _count_charge(self, charge: Charge) -> None:
+        values, usage = self._slots.values, charge.usage
+        numbers = (
+            usage.input_tokens,
+            usage.output_tokens,
+            usage.cache_read_tokens,
+            usage.cache_write_tokens,
+            usage.reasoning_tokens,
+        )
+        for slot, number in zip(self._tokens, numbers, strict=True):
+            if number:
+                values[slot] += number
+        if charge.cost_usd is None:
+            values[self._unpriced] += 1
+        else:
+            values[self._cost] += float(charge.cost_usd)
+        if charge.source != "provider":
+            values[self._estimated] += 1
+
+
+class Metrics(Observer):
+    """Counts calls. `folder`: where the workers of this machine keep their numbers for each other; None: one worker."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._slots = Slots(folder, TRANSIENT)
+        self._places: dict[tuple[str, str], _Place] = {}
+        self._models = 0
+        self._counters: dict[tuple[str, str], int] = {}
+        self._tools: set[str] = set()
+        self._errors: dict[tuple[str, str], _Histogram] = {}
+        self._overhead = _Histogram(self._slots, "gateway_overhead_seconds", {})
+
+    def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
+        """See `Observer.record`."""
+        del totals, left
+        self._place(call).count(call)
+        if call.outcome == _REFUSED:
+            self._add("gateway_refusals_total", "code", call.error_code or _NONE)
+        else:
+            self._overhead.observe(call.overhead_s)
+        for tool in call.tools:
+            self._add("gateway_tool_calls_total", "tool", self._tool(tool))
+        if call.context is not None:
+            self._weigh(call, call.context)
+        if "retries" in call.notes:
+            self._add("gateway_retries_total", "provider", call.provider or _NONE, _leading(call.notes["retries"]))
+
+    def _place(self, call: CallRecord) -> _Place:
+        place = self._places.get((call.provider, call.model))
+        if place is None:
+            provider, model = call.provider, call.model
+            # Anybody can name any model; one that has answered is there.
+            is_real = call.charge is not None and call.status < _FAILED_FROM
+            if not model or not is_real or self._models >= MOST_MODELS:
+                model = _OTHER if model else ""
+                place = self._places.get((provider, model))
+            else:
+                self._models += 1
+        if place is None:
+            place = _Place(self._slots, provider or _NONE, model[:_LONGEST_LABEL] or _NONE)
+            self._places[provider, model] = place
+        return place
+
+    def _tool(self, name: str) -> str:
+        if name not in self._tools:
+            if len(self._tools) >= MOST_TOOLS:
+                return _OTHER
+            self._tools.add(name)
+        return name[:_LONGEST_LABEL]
+
+    def _weigh(self, call: CallRecord, context: ContextRecord) -> None:
+        """How good the estimate was, and what was left out."""
+        if not context.shadow:
+            for rule, number in context.trimmed.items():
+                self._add("gateway_trimmed_messages_total", "rule", rule, number)
+        if call.charge is None or call.charge.source != "provider":
+            return
+        reported = call.charge.usage.input_tokens
+        expected = context.original_tokens if context.shadow else context.tokens
+        if reported:
+            histogram = self._errors.get((call.provider, context.source))
+            if histogram is None:
+                labels = {"provider": call.provider or _NONE, "source": context.source}
+                histogram = _Histogram(self._slots, "gateway_estimate_error_ratio", labels)
+                self._errors[call.provider, context.source] = histogram
+            histogram.observe(abs(reported - expected) / reported)
+
+    def _add(self, family: str, label: str, value: str, number: float = 1) -> None:
+        slot = self._counters.get((family, value))
+        if slot is None:
+            slot = self._counters[family, value] = self._slots.slot(family, labelled(family, {label: value}))
+        self._slots.values[slot] += number
+
+    def sent(self, result: str) -> None:
+        """What became of an event for a webhook: `sent`, `failed` or `dropped`."""
+        self._add("gateway_webhooks_total", "result", result)
+
+    def look(self, state: State) -> None:
+        """Note how this worker is doing now."""
+        worker = {"worker": str(self._slots.worker)}
+        gauges = {
+            "gateway_running_calls": float(state.calls),
+            "gateway_open_holds": float(state.holds),
+            "gateway_store_up": float(not state.is_store_away),
+            "gateway_store_waiting_records": float(state.waiting),
+            "process_start_time_seconds": state.started_at,
+            **_process(),
+        }
+        for family, value in gauges.items():
+            self._set(family, worker, value)
+        self._set("gateway_info", {"version": state.version, **worker}, 1.0)
+        for provider, is_up in state.providers.items():
+            self._set("gateway_provider_up", {"provider": provider, **worker}, float(is_up))
+
+    def _set(self, family: str, labels: Mapping[str, str], value: float) -> None:
+        self._slots.values[self._slots.slot(family, labelled(family, labels))] = value
+
+    def text(self) -> str:
+        """The figures of all workers, as Prometheus reads them."""
+        return written(self._slots.read())
+
+
+def _process() -> dict[str, float]:
+    """What the system knows of this process; only part of it where there is no /proc."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    found = {"process_cpu_seconds_total": used.ru_utime + used.ru_stime}
+    with contextlib.suppress(OSError):
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+        found["process_resident_memory_bytes"] = float(pages * _PAGE_BYTES)
+        found["process_open_fds"] = float(sum(1 for _ in Path("/proc/self/fd").iterdir()))
+    return found
+
+
+def _leading(note: str) -> int:
+    """The number that a note begins with."""
+    number = note.partition(",")[0]
+    return int(number) if number.isdecimal() else 1

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.steps import (
+    MOST_RECENT,
+    BudgetBelow,
+    Condition,
+    Facts,
+    MessageMatches,
+    NotRecentlyUsed,
+    SequenceMatch,
+    TokensAbove,
+    ToolUsed,
+    is_any,
+)
+
+NO_FACTS = Facts()
+
+
+@pytest.mark.parametrize(
+    ("condition", "recent", "expected"),
+    [
+        (ToolUsed(("search",)), [], False),
+        (ToolUsed(("search",)), ["search"], True),
+        (ToolUsed(("search",)), ["Search"], False),
+        (ToolUsed(("search",)), ["research", "searches"], False),
+        (ToolUsed(("read_*", "open")), ["a", "read_file", "b"], True),
+        (ToolUsed(("read_*",), 2), ["read_file", "a", "b"], False),
+        (ToolUsed(("read_*",), 3), ["read_file", "a", "b"], True),
+        (NotRecentlyUsed(("search",), 2), [], True),
+        (NotRecentlyUsed(("search",), 2), ["search", "a", "b"], True),
+        (NotRecentlyUsed(("search",), 3), ["search", "a", "b"], False),
+        (SequenceMatch((("a",), ("b",))), ["a", "b"], True),
+        (SequenceMatch((("a",), ("b",))), ["b", "a"], False),
+        (SequenceMatch((("a",), ("b",))), ["b"], False),
+        (SequenceMatch((("a",), ("b",))), ["a", "b", "c"], False),
+        (SequenceMatch((("a",), ("b",))), ["a", "c", "b"], False),
+        (SequenceMatch((("a", "x*"), ("b",))), ["c", "xyz", "b"], True),
+    ],
+)
+def test_what_was_used_decides(condition: Condition, recent: list[str], expected: bool) -> None:
+    assert condition.holds(recent, NO_FACTS) is expected
+
+
+@pytest.mark.parametrize(
+    ("condition", "facts", "expected"),
+    [
+        (MessageMatches(lambda text: "evaluate" in text), Facts("please evaluate"), True),
+        (MessageMatches(lambda text: "evaluate" in text), Facts("hello"), False),
+        (MessageMatches(lambda _: True), Facts(None), False),
+        (TokensAbove(100), Facts(tokens=100), False),
+        (TokensAbove(100), Facts(tokens=101), True),
+        (TokensAbove(0), Facts(tokens=None), False),
+        (BudgetBelow(0.2), Facts(left=0.2), False),
+        (BudgetBelow(0.2), Facts(left=0.19), True),
+        (BudgetBelow(1), NO_FACTS, False),
+    ],
+)
+def test_what_the_call_is_like_decides(condition: Condition, facts: Facts, expected: bool) -> None:
+    assert condition.holds(["any"], facts) is expected
+
+
+def test_as_much_is_looked_at_as_is_remembered() -> None:
+    recent = ["search", *["a"] * (MOST_RECENT - 1)]
+    assert ToolUsed(("search",)).holds(recent, NO_FACTS)
+    assert not ToolUsed(("search",)).holds([*recent[1:], "a"], NO_FACTS)
+
+
+PATTERNS = st.text(alphabet="ab*?[]!-\n.|()", max_size=6)
+
+
+@given(st.text(alphabet="ab[]!-\n.|()", max_size=8), st.lists(PATTERNS, max_size=4).map(tuple))
+def test_patterns_are_those_of_a_shell(name: str, patterns: tuple[str, ...]) -> None:
+    assert is_any(name, patterns) is any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,0 +1,370 @@
+"""The rules of steps, by example and against a plain reference that knows nothing of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from gateway.core.steps import (
+    MOST_RECENT,
+    Agent,
+    BudgetBelow,
+    Facts,
+    MessageMatches,
+    NotRecentlyUsed,
+    SequenceMatch,
+    Step,
+    StepState,
+    TokensAbove,
+    ToolUsed,
+)
+
+START = StepState()
+NO_FACTS = Facts()
+
+WORK = Step("work", is_default=True, denied=("publish",))
+REVIEW = Step(
+    "review",
+    conditions=(ToolUsed(("write",), 1),),
+    allowed=("read_*", "comment", "publish"),
+    sequence=(("read_a", "read_b"), ("comment",)),
+)
+ALERT = Step("alert", conditions=(BudgetBelow(0.1),), allowed=("stop",))
+AGENT = Agent("writer", [ALERT, REVIEW, WORK])
+
+
+def after(agent: Agent, *tools: str, state: StepState = START, facts: Facts = NO_FACTS) -> StepState:
+    return agent.used(agent.entered(state, facts), tools, facts).state
+
+
+# --- which step -----------------------------------------------------------------------------------------------------
+
+
+def test_the_default_step_is_active_where_no_other_holds() -> None:
+    assert AGENT.entered(START, NO_FACTS) == StepState("work")
+
+
+def test_without_a_default_no_step_is_active_and_every_tool_may_be_called() -> None:
+    agent = Agent("a", [REVIEW])
+    state = agent.entered(START, NO_FACTS)
+    assert state is START
+    assert agent.callable(state, ["anything"]) == ("anything",)
+    assert agent.step(state) is None
+
+
+def test_the_first_that_holds_is_active() -> None:
+    agent = Agent("a", [Step("first", conditions=(ToolUsed(("x",)),)), Step("second", conditions=(ToolUsed(("x",)),))])
+    assert after(agent, "x").active == "first"
+
+
+def test_all_conditions_of_a_step_must_hold() -> None:
+    agent = Agent("a", [Step("both", conditions=(ToolUsed(("x",)), ToolUsed(("y",))))])
+    assert after(agent, "x").active is None
+    assert after(agent, "x", "y").active == "both"
+
+
+def test_a_step_whose_sequence_runs_stays_though_its_conditions_hold_no_more() -> None:
+    state = after(AGENT, "write", "read_a")
+    assert (state.active, state.index) == ("review", 1)
+    assert AGENT.entered(state, NO_FACTS) is state
+
+
+def test_a_step_before_it_goes_first_even_while_its_sequence_runs() -> None:
+    state = after(AGENT, "write", "read_a")
+    poor = AGENT.entered(state, Facts(left=0.05))
+    assert (poor.active, poor.index, poor.recent) == ("alert", 0, ("write", "read_a"))
+    # What it left is begun anew, if its conditions still hold; here the last tool is no longer `write`.
+    assert AGENT.entered(poor, NO_FACTS).active == "work"
+
+
+def test_a_finished_sequence_ends_the_step_as_soon_as_its_conditions_do_not_hold() -> None:
+    state = after(AGENT, "write", "read_b", "comment")
+    assert (state.active, state.index, state.recent) == ("work", 0, ("write", "read_b", "comment"))
+
+
+def test_a_step_that_holds_after_its_sequence_lets_all_its_tools_through_and_is_not_begun_anew() -> None:
+    agent = Agent("a", [Step("s", allowed=("a", "b", "c"), sequence=(("a",), ("b",)))])
+    state = after(agent, "a", "b")
+    assert (state.index, agent.due(state), agent.place(state)) == (2, None, 2)
+    assert agent.callable(state, ["c", "b", "z"]) == ("c", "b")
+    assert after(agent, "c", "a", state=state).index == 2
+
+
+def test_the_default_step_is_looked_at_last_also_while_its_sequence_runs() -> None:
+    agent = Agent(
+        "a", [Step("d", is_default=True, sequence=(("x",), ("y",))), Step("s", conditions=(ToolUsed(("x",)),))]
+    )
+    assert after(agent).active == "d"
+    assert after(agent, "x").active == "s"
+
+
+def test_the_sequence_of_the_default_step_goes_on_as_long_as_no_other_holds() -> None:
+    agent = Agent("a", [Step("d", is_default=True, sequence=(("x",), ("y",)))])
+    assert after(agent, "x").index == 1
+    finished = after(agent, "x", "y")
+    assert (finished.active, finished.index) == ("d", 2)
+
+
+# --- what may be called ---------------------------------------------------------------------------------------------
+
+
+def test_only_the_entry_that_is_due_may_be_called() -> None:
+    state = after(AGENT, "write")
+    assert AGENT.due(state) == ("read_a", "read_b")
+    assert AGENT.callable(state, ["comment", "read_b", "read_c", "read_a"]) == ("read_b", "read_a")
+
+
+def test_what_is_denied_may_not_be_called_even_if_it_is_allowed() -> None:
+    step = Step("s", allowed=("read_*",), denied=("read_secret",))
+    assert [step.allows(name) for name in ("read_x", "read_secret", "write")] == [True, False, False]
+    assert not Step("none", allowed=()).allows("x")
+    assert Step("all").allows("x")
+
+
+def test_what_is_denied_is_not_due_either() -> None:
+    agent = Agent("a", [Step("s", denied=("read_secret",), sequence=(("read_*",),))])
+    assert agent.callable(after(agent), ["read_x", "read_secret"]) == ("read_x",)
+
+
+# --- what was used --------------------------------------------------------------------------------------------------
+
+
+def test_calls_side_by_side_are_taken_one_after_the_other() -> None:
+    used = AGENT.used(AGENT.entered(START, NO_FACTS), ["write", "read_a", "comment", "search"], NO_FACTS)
+    assert (used.state.active, used.stray) == ("work", ())
+    assert used.state.recent == ("write", "read_a", "comment", "search")
+
+
+def test_a_tool_that_is_not_due_is_stray_and_moves_nothing_but_is_remembered() -> None:
+    used = AGENT.used(after(AGENT, "write"), ["comment", "read_a"], NO_FACTS)
+    assert used.stray == ("comment",)
+    assert (used.state.active, used.state.index) == ("review", 1)
+    assert used.state.recent == ("write", "comment", "read_a")
+
+
+def test_a_tool_is_judged_by_the_step_that_those_before_it_led_to() -> None:
+    used = AGENT.used(AGENT.entered(START, NO_FACTS), ["write", "write"], NO_FACTS)
+    assert used.stray == ("write",)
+
+
+def test_no_more_than_the_last_tools_are_remembered_and_no_more_of_a_name_than_can_be_asked_for() -> None:
+    state = after(AGENT, *["x" * 100_000] * (MOST_RECENT + 3))
+    assert len(state.recent) == MOST_RECENT
+    assert {len(name) for name in state.recent} == {256}
+
+
+def test_nothing_is_stray_where_no_step_is_active() -> None:
+    assert Agent("a", [REVIEW]).used(START, ["anything"], NO_FACTS).stray == ()
+
+
+# --- by hand --------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_set_by_hand_holds_until_its_sequence_is_finished() -> None:
+    state = AGENT.set(START, "review")
+    assert AGENT.entered(state, Facts(left=0.01)) is state
+    state = after(AGENT, "read_a", state=state, facts=Facts(left=0.01))
+    assert (state.active, state.index, state.is_set) == ("review", 1, True)
+    state = after(AGENT, "comment", state=state)
+    assert (state.active, state.is_set) == ("work", False)
+
+
+def test_a_step_without_a_sequence_that_is_set_by_hand_holds_until_it_is_set_anew() -> None:
+    state = AGENT.set(START, "alert")
+    state = after(AGENT, "write", "write", state=state)
+    assert (state.active, state.is_set) == ("alert", True)
+    assert AGENT.entered(AGENT.set(state, None), NO_FACTS).active == "review"
+
+
+def test_setting_a_step_begins_its_sequence_anew_and_forgets_no_tool() -> None:
+    state = after(AGENT, "write", "read_a")
+    assert AGENT.set(state, "review") == StepState("review", 0, ("write", "read_a"), is_set=True)
+
+
+def test_a_step_that_does_not_exist_cannot_be_set() -> None:
+    with pytest.raises(KeyError):
+        AGENT.set(START, "nothing")
+
+
+def test_a_step_set_by_hand_that_still_holds_when_it_is_finished_stays_without_beginning_anew() -> None:
+    agent = Agent("a", [Step("s", sequence=(("a",),))])
+    state = after(agent, "a", state=agent.set(START, "s"))
+    assert state == StepState("s", 1, ("a",))
+
+
+# --- another configuration ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_a_step_that_is_gone_gives_way_to_the_one_that_holds(is_set: bool) -> None:
+    gone = StepState("gone", 3, ("write",), is_set=is_set)
+    assert AGENT.step(gone) is None
+    assert AGENT.due(gone) is None
+    assert AGENT.place(gone) is None
+    assert AGENT.callable(gone, ["x"]) == ("x",)
+    assert AGENT.entered(gone, NO_FACTS) == StepState("review", 0, ("write",))
+    assert Agent("a", [ALERT]).entered(gone, NO_FACTS) == StepState(None, 0, ("write",))
+
+
+def test_a_sequence_that_got_shorter_is_finished() -> None:
+    state = StepState("review", 7)
+    assert (AGENT.due(state), AGENT.place(state)) == (None, 2)
+
+
+def test_what_no_condition_looks_at_need_not_be_found_out() -> None:
+    assert (AGENT.reads_message, AGENT.reads_tokens) == (False, False)
+    agent = Agent("a", [Step("s", conditions=(MessageMatches(bool), TokensAbove(1)))])
+    assert (agent.reads_message, agent.reads_tokens) == (True, True)
+
+
+# --- against a plain reference --------------------------------------------------------------------------------------
+
+TOOLS = ("read_a", "read_b", "write", "list", "other")
+NAMES = st.sampled_from(TOOLS)
+PATTERN = st.sampled_from([*TOOLS, "read_*", "*"])
+ENTRY = st.lists(PATTERN, min_size=1, max_size=2).map(tuple)
+CONDITION = st.one_of(
+    st.builds(ToolUsed, ENTRY, st.integers(1, 4)),
+    st.builds(NotRecentlyUsed, ENTRY, st.integers(1, 4)),
+    st.builds(SequenceMatch, st.lists(ENTRY, min_size=1, max_size=3).map(tuple)),
+    st.builds(BudgetBelow, st.sampled_from([0.3, 0.6])),
+    st.builds(TokensAbove, st.sampled_from([10, 20])),
+)
+PLAIN_STEP = st.builds(
+    Step,
+    name=st.just(""),
+    conditions=st.lists(CONDITION, max_size=2).map(tuple),
+    allowed=st.none() | st.lists(PATTERN, max_size=3).map(tuple),
+    denied=st.lists(PATTERN, max_size=1).map(tuple),
+    sequence=st.lists(ENTRY, max_size=3).map(tuple),
+    is_default=st.booleans(),
+)
+FACTS = st.builds(Facts, st.none(), st.sampled_from([5, 15, 25]), st.sampled_from([0.2, 0.5, 1.0]))
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[Step]:
+    found = draw(st.lists(PLAIN_STEP, min_size=1, max_size=4))
+    default = next((index for index, step in enumerate(found) if step.is_default), None)
+    return [replace(step, name=f"s{index}", is_default=index == default) for index, step in enumerate(found)]
+
+
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+@dataclass
+class Plain:
+    """What docs/steps.md says, written down a second time, without values that cannot change."""
+
+    steps: list[Step]
+    active: Step | None = None
+    done: list[str] = field(default_factory=list)
+    """The tools that finished entries of the active step's sequence."""
+    by_hand: bool = False
+    log: list[str] = field(default_factory=list)
+
+    def holds(self, step: Step, facts: Facts) -> bool:
+        for condition in step.conditions:
+            match condition:
+                case ToolUsed(tools, within):
+                    good = len([name for name in self.log[-within:] if matches(name, tools)]) > 0
+                case NotRecentlyUsed(tools, window):
+                    good = len([name for name in self.log[-window:] if matches(name, tools)]) == 0
+                case SequenceMatch(entries):
+                    tail = self.log[len(self.log) - len(entries) :] if len(self.log) >= len(entries) else None
+                    good = tail is not None and all(matches(n, e) for n, e in zip(tail, entries, strict=True))
+                case BudgetBelow(share):
+                    good = facts.left < share
+                case TokensAbove(tokens):
+                    good = facts.tokens is not None and facts.tokens > tokens
+                case _:
+                    raise AssertionError(condition)
+            if not good:
+                return False
+        return True
+
+    def is_running(self) -> bool:
+        return self.active is not None and len(self.done) < len(self.active.sequence)
+
+    def look(self, facts: Facts) -> None:
+        if self.by_hand and self.active is not None and (self.is_running() or not self.active.sequence):
+            return
+        self.by_hand = False
+        for step in self.steps:
+            runs = step is self.active and self.is_running()
+            if not step.is_default and (runs or self.holds(step, facts)):
+                self.enter(step)
+                return
+        self.enter(next((step for step in self.steps if step.is_default), None))
+
+    def enter(self, step: Step | None) -> None:
+        if step is not self.active:
+            self.active, self.done = step, []
+
+    def may(self, name: str) -> bool:
+        step = self.active
+        if step is None:
+            return True
+        if step.allowed is not None and not matches(name, step.allowed):
+            return False
+        if matches(name, step.denied):
+            return False
+        return not self.is_running() or matches(name, step.sequence[len(self.done)])
+
+    def use(self, name: str, facts: Facts) -> bool:
+        """Whether it was due and allowed."""
+        is_fine = self.may(name)
+        if is_fine and self.is_running():
+            self.done.append(name)
+        self.log.append(name)
+        self.look(facts)
+        return is_fine
+
+
+class StepsMachine(RuleBasedStateMachine):
+    """Any steps, any tools, any order: the rules and the reference are always in the same place."""
+
+    @initialize(found=steps())
+    def begin(self, found: list[Step]) -> None:
+        self.agent, self.plain, self.state = Agent("a", found), Plain(found), START
+
+    @rule(facts=FACTS)
+    def a_call_comes(self, facts: Facts) -> None:
+        before = self.state
+        self.state = self.agent.entered(before, facts)
+        self.plain.look(facts)
+        assert self.agent.entered(self.state, facts) == self.state, "looking twice changes nothing"
+
+    @rule(tools=st.lists(NAMES, min_size=1, max_size=4), facts=FACTS)
+    def an_answer_calls(self, tools: list[str], facts: Facts) -> None:
+        used = self.agent.used(self.state, tools, facts)
+        expected = [name for name in tools if not self.plain.use(name, facts)]
+        assert list(used.stray) == expected
+        if used.state.active == self.state.active and used.state.index > self.state.index:
+            assert used.state.index - self.state.index <= len(tools)
+        self.state = used.state
+
+    @rule(data=st.data())
+    def somebody_sets_a_step(self, data: st.DataObject) -> None:
+        name = data.draw(st.none() | st.sampled_from([step.name for step in self.plain.steps]))
+        self.state = self.agent.set(self.state, name)
+        self.plain.active = next((step for step in self.plain.steps if step.name == name), None)
+        self.plain.done, self.plain.by_hand = [], name is not None
+
+    @invariant()
+    def both_are_in_the_same_place(self) -> None:
+        if not hasattr(self, "plain"):
+            return
+        plain, state = self.plain, self.state
+        assert state.active == (plain.active.name if plain.active is not None else None)
+        assert state.index == len(plain.done)
+        assert list(state.recent) == plain.log[-MOST_RECENT:]
+        assert self.agent.callable(state, TOOLS) == tuple(name for name in TOOLS if plain.may(name))
+
+
+TestStepsAgainstAPlainReference = StepsMachine.TestCase

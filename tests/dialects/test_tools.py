@@ -1,0 +1,453 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gateway.core.counting.measure import Wire
+from gateway.core.errors import InvalidRequest
+from gateway.dialects.fields import read_fields, write_fields
+from gateway.dialects.tools import Offer, narrowed, offer_of
+
+Json = dict[str, Any]
+WIRES: tuple[Wire, ...] = ("chat", "responses", "messages")
+SCHEMA = {"type": "object", "properties": {"x": {"type": "string"}}}
+
+
+def tool(wire: Wire, name: str) -> Json:
+    if wire == "chat":
+        return {"type": "function", "function": {"name": name, "parameters": SCHEMA}, "x_unknown": 1}
+    if wire == "responses":
+        return {"type": "function", "name": name, "parameters": SCHEMA, "x_unknown": 1}
+    return {"name": name, "input_schema": SCHEMA, "x_unknown": 1}
+
+
+def body(wire: Wire, names: Sequence[str], **fields: Any) -> Json:
+    return {"model": "m", "tools": [tool(wire, name) for name in names], "x_field": {"kept": [1.0]}, **fields}
+
+
+def offered(wire: Wire, request: Json) -> Offer:
+    found = offer_of(read_fields(json.dumps(request).encode()), wire)
+    assert found is not None
+    return found
+
+
+def sent(wire: Wire, request: Json, keep: Sequence[str], *, must: bool = False, has_choice: bool = False) -> Json:
+    """The body that a provider gets."""
+    fields = read_fields(json.dumps(request).encode())
+    offer = offer_of(fields, wire)
+    assert offer is not None
+    narrowing = narrowed(offer, tuple(keep), must=must, has_choice=has_choice)
+    assert narrowing.weighed.keys() == narrowing.fields.keys()
+    result: Json = json.loads(write_fields(fields, narrowing.fields))
+    return result
+
+
+def may_call(wire: Wire, request: Json) -> tuple[set[str], bool]:
+    """What a provider makes of a request, read anew by its documents: the names it may call, and whether it must."""
+    listed = [(one.get("function") or one)["name"] for one in request.get("tools", [])]
+    choice = request.get("tool_choice", "auto" if wire != "messages" else {"type": "auto"})
+    if wire == "messages":
+        kind = choice["type"]
+        names = {choice["name"]} if kind == "tool" else set() if kind == "none" else set(listed)
+        return names & set(listed), kind in ("any", "tool")
+    if isinstance(choice, str):
+        return (set() if choice == "none" else set(listed)), choice == "required"
+    if choice["type"] == "allowed_tools":
+        said = choice["allowed_tools"] if wire == "chat" else choice
+        entries = [(one["function"] if wire == "chat" else one)["name"] for one in said["tools"]]
+        assert set(entries) <= set(listed), "a provider refuses a choice among what it is not offered"
+        return set(entries), said["mode"] == "required"
+    return {(choice["function"] if wire == "chat" else choice)["name"]} & set(listed), True
+
+
+# --- what is read ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_tools_are_known_by_their_names(wire: Wire) -> None:
+    assert offered(wire, body(wire, ["a", "b"])).names == ("a", "b")
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("fields", [{}, {"tools": None}, {"tools": []}])
+def test_a_request_without_tools_offers_none(wire: Wire, fields: Json) -> None:
+    assert offer_of(read_fields(json.dumps({"model": "m", **fields}).encode()), wire) is None
+
+
+def test_formats_without_tools_offer_none() -> None:
+    assert offer_of(read_fields(json.dumps(body("chat", ["a"])).encode()), "completions") is None
+
+
+def test_functions_are_tools_of_an_older_form() -> None:
+    request = {"functions": [{"name": "a"}, {"name": "b"}], "function_call": {"name": "b"}, "tools": None}
+    offer = offered("chat", request)
+    assert (offer.is_legacy, offer.names, offer.named) == (True, ("b",), "b")
+    assert offered("chat", {"functions": [{"name": "a"}], "function_call": "none"}).names == ()
+    assert offered("chat", {"functions": [{"name": "a"}], "tools": []}).names == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("wire", "entry", "name"),
+    [
+        ("chat", {"type": "custom", "custom": {"name": "grep"}}, "grep"),
+        ("chat", {"function": {"name": "typeless"}}, "typeless"),
+        ("chat", {"type": "web_search", "web_search": {"enable": True}}, "web_search"),
+        ("chat", {"type": "function", "function": {"name": ""}}, "function"),
+        ("chat", {"type": "function", "function": {"name": 5}}, "function"),
+        ("responses", {"type": "custom", "name": "grep"}, "grep"),
+        ("responses", {"type": "web_search"}, "web_search"),
+        ("responses", {"type": "web_search_preview"}, "web_search"),
+        ("responses", {"type": "web_search_preview_2025_03_11"}, "web_search"),
+        ("responses", {"type": "computer_use_preview", "display_width": 1}, "computer"),
+        ("responses", {"type": "code_interpreter", "container": {"type": "auto"}}, "code_interpreter"),
+        ("responses", {"type": "mcp", "server_label": "github", "server_url": "https://x"}, "github"),
+        ("responses", {"type": "namespace", "name": "crm", "tools": []}, "crm"),
+        ("messages", {"type": "web_search_20250305", "name": "web_search"}, "web_search"),
+        ("messages", {"type": "code_execution_20250825", "name": "code_execution"}, "code_execution"),
+        ("messages", {"type": "mcp_toolset", "mcp_server_name": "github"}, "github"),
+        ("messages", {"type": "computer_toolset_20260801"}, "computer_toolset"),
+        ("messages", {"name": "café ☕"}, "café ☕"),
+        ("messages", {"name": "a\r\nx-evil: 1"}, "a\r\nx-evil: 1"),
+    ],
+)
+def test_a_tool_goes_by_its_name_else_by_its_server_or_type(wire: Wire, entry: Json, name: str) -> None:
+    assert offered(wire, {"tools": [entry]}).names == (name,)
+
+
+@pytest.mark.parametrize("entry", [None, 1, "search", [], [[]], {"type": 5}, {"type": []}, {"type": {}}, {"type": ""}])
+def test_what_is_no_tool_is_not_offered(entry: Any) -> None:
+    assert offered("chat", {"tools": [entry, tool("chat", "a")]}).names == ("a",)
+    assert sent("chat", {"tools": [entry, tool("chat", "a"), tool("chat", "b")]}, ["a"])["tools"] == [tool("chat", "a")]
+
+
+@pytest.mark.parametrize(
+    ("wire", "fields"),
+    [
+        ("chat", {"tools": {"0": tool("chat", "a")}}),
+        ("chat", {"tools": "a"}),
+        ("chat", {"tools": 1}),
+        ("chat", {"tools": True}),
+        ("chat", {"functions": {}}),
+        ("messages", {"mcp_servers": "x"}),
+        ("chat", {"Tools": [tool("chat", "a")]}),
+        ("chat", {"tools": [tool("chat", "a")], "TOOL_CHOICE": "none"}),
+        ("chat", {"tools": [tool("chat", "a")], "functions": [{"name": "b"}]}),
+        ("chat", {"tools": [{"type": "custom", "custom": {"name": "b"}, "function": {"name": "a"}}]}),
+        ("chat", {"tools": [{"type": "x", "x": {"name": "a"}, "function": {"name": "b"}}]}),
+        ("responses", {"tools": [{"type": "function", "name": "a", "function": {"name": "b"}}]}),
+    ],
+)
+def test_a_request_that_two_may_read_differently_is_refused(wire: Wire, fields: Json) -> None:
+    with pytest.raises(InvalidRequest):
+        offer_of(read_fields(json.dumps({"model": "m", **fields}).encode()), wire)
+
+
+def test_one_name_in_two_places_is_one_name() -> None:
+    entry = {"type": "function", "name": "a", "function": {"name": "a"}}
+    assert offered("chat", {"tools": [entry]}).names == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("wire", "choice", "mode", "names"),
+    [
+        ("chat", "none", "none", ()),
+        ("chat", "auto", "auto", ("a", "b")),
+        ("chat", None, "auto", ("a", "b")),
+        ("chat", "required", "required", ("a", "b")),
+        ("chat", "NONE", "auto", ("a", "b")),
+        ("chat", {"type": "none"}, "auto", ("a", "b")),
+        ("chat", {}, "auto", ("a", "b")),
+        ("chat", {"type": []}, "auto", ("a", "b")),
+        ("chat", 5, "auto", ("a", "b")),
+        ("chat", {"type": "function", "function": {"name": "b"}}, "required", ("b",)),
+        ("chat", {"type": "function", "function": {"name": "z"}}, "required", ()),
+        ("responses", {"type": "function", "name": "b"}, "required", ("b",)),
+        ("responses", {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "b"}]},
+         "required", ("b",)),
+        ("chat", {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
+            {"type": "function", "function": {"name": "a"}}, 5, {"type": 6}]}}, "auto", ("a",)),
+        ("responses", {"type": "allowed_tools", "tools": "x"}, "auto", ()),
+        ("responses", {"type": "allowed_tools", "mode": [], "tools": []}, "auto", ()),
+        ("messages", "none", "auto", ("a", "b")),
+        ("messages", {"type": "none"}, "none", ()),
+        ("messages", {"type": "any"}, "required", ("a", "b")),
+        ("messages", {"type": "auto", "disable_parallel_tool_use": True}, "auto", ("a", "b")),
+        ("messages", {"type": "tool", "name": "b"}, "required", ("b",)),
+    ],
+)  # fmt: skip
+def test_what_a_choice_says(wire: Wire, choice: Any, mode: str, names: tuple[str, ...]) -> None:
+    offer = offered(wire, body(wire, ["a", "b"], tool_choice=choice))
+    assert (offer.mode, offer.names) == (mode, names)
+
+
+def test_a_server_or_a_hosted_tool_may_be_chosen_too() -> None:
+    tools = [{"type": "mcp", "server_label": "github"}, {"type": "web_search_preview"}]
+    choices = [
+        ({"type": "mcp", "server_label": "github", "name": "list_issues"}, ("github",)),
+        ({"type": "web_search_preview"}, ("web_search",)),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}, ("web_search",)),
+    ]
+    for choice, names in choices:
+        assert offered("responses", {"tools": tools, "tool_choice": choice}).names == names
+
+
+@pytest.mark.parametrize(
+    ("wire", "entries", "used", "known"),
+    [
+        ("responses", [{"type": "web_search_preview"}], "web_search_call", "web_search"),
+        ("responses", [{"type": "computer_use_preview"}], "computer_call", "computer"),
+        ("responses", [{"type": "mcp", "server_label": "github"}], "create_issue", "github"),
+        ("responses", [{"type": "namespace", "name": "crm"}], "list_orders", "crm"),
+        ("responses", [{"type": "mcp", "server_label": "a"}, {"type": "mcp", "server_label": "b"}], "x", "x"),
+        ("responses", [tool("responses", "web_search_call")], "web_search_call", "web_search_call"),
+        ("responses", [tool("responses", "a")], "mystery", "mystery"),
+        ("messages", [{"type": "code_execution_20250825", "name": "code_execution"}],
+         "bash_code_execution", "code_execution"),
+        ("messages", [{"type": "mcp_toolset", "mcp_server_name": "github"}, tool("messages", "a")], "a", "a"),
+    ],
+)  # fmt: skip
+def test_what_an_answer_calls_is_known_as_it_was_offered(
+    wire: Wire, entries: list[Json], used: str, known: str
+) -> None:
+    assert offered(wire, {"tools": entries}).known_as(used) == known
+
+
+def test_the_servers_of_a_request_are_tools_of_it() -> None:
+    servers = [{"type": "url", "url": "https://a", "name": "a"}, {"type": "url", "url": "https://b", "name": "b"}]
+    toolsets = [{"type": "mcp_toolset", "mcp_server_name": name} for name in ("a", "b")]
+    listed = {"tools": [*toolsets, tool("messages", "c")], "mcp_servers": servers}
+    assert offered("messages", listed).names == ("a", "b", "c")
+    narrow = sent("messages", listed, ["b"])
+    assert (narrow["tools"], narrow["mcp_servers"]) == ([toolsets[1]], [servers[1]])
+    alone = sent("messages", {"mcp_servers": servers}, ["a"])
+    assert alone == {"mcp_servers": [servers[0]]}
+
+
+# --- how it is narrowed ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("has_choice", [True, False])
+def test_a_request_that_offers_nothing_else_is_not_changed(wire: Wire, has_choice: bool) -> None:
+    request = body(wire, ["a", "b"])
+    assert sent(wire, request, ["a", "b"], has_choice=has_choice) == request
+
+
+def test_a_choice_among_some_leaves_the_list_as_it_is() -> None:
+    narrow = sent("chat", body("chat", ["a", "b", "c"]), ["a", "c"], has_choice=True)
+    assert [one["function"]["name"] for one in narrow["tools"]] == ["a", "b", "c"]
+    entries = [{"type": "function", "function": {"name": name}} for name in ("a", "c")]
+    assert narrow["tool_choice"] == {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": entries}}
+    narrow = sent("responses", body("responses", ["a", "b"]), ["b"], has_choice=True)
+    assert narrow["tool_choice"] == {
+        "type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "b"}]
+    }  # fmt: skip
+
+
+def test_hosted_tools_and_servers_are_named_in_a_choice_as_the_api_has_it() -> None:
+    tools = [{"type": "mcp", "server_label": "github"}, {"type": "web_search_preview"}, tool("responses", "a")]
+    narrow = sent("responses", {"tools": tools}, ["github", "web_search"], must=True, has_choice=True)
+    assert narrow["tool_choice"] == {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "mcp", "server_label": "github"}, {"type": "web_search_preview"}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("wire", "choice"),
+    [
+        ("chat", {"type": "function", "function": {"name": "b"}}),
+        ("responses", {"type": "function", "name": "b"}),
+        ("messages", {"type": "tool", "name": "b"}),
+    ],
+)
+@pytest.mark.parametrize("has_choice", [True, False])
+def test_what_must_be_the_one_is_named_and_the_list_stays(wire: Wire, choice: Json, has_choice: bool) -> None:
+    narrow = sent(wire, body(wire, ["a", "b"]), ["b"], must=True, has_choice=has_choice)
+    assert narrow == {**body(wire, ["a", "b"]), "tool_choice": choice}
+
+
+def test_a_set_of_tools_cannot_be_named_and_is_the_only_thing_offered_instead() -> None:
+    servers = [{"type": "url", "name": "srv", "url": "https://x"}]
+    narrow = sent("messages", {"tools": [tool("messages", "a")], "mcp_servers": servers}, ["srv"], must=True)
+    assert narrow == {"tools": [], "mcp_servers": servers, "tool_choice": {"type": "any"}}
+
+
+def test_what_a_client_says_beside_its_choice_stays() -> None:
+    said = {"type": "auto", "disable_parallel_tool_use": True}
+    request = body("messages", ["a", "b", "c"], tool_choice=said)
+    assert sent("messages", request, ["a"], must=True)["tool_choice"] == {**said, "type": "tool", "name": "a"}
+    assert sent("messages", request, ["a", "b"], must=True)["tool_choice"] == {**said, "type": "any"}
+    assert sent("messages", request, ["a", "b"])["tool_choice"] == said
+    odd = body("messages", ["a", "b"], tool_choice="auto")
+    assert sent("messages", odd, ["a"], must=True)["tool_choice"] == {"type": "tool", "name": "a"}
+
+
+@pytest.mark.parametrize("thinking", [{"type": "enabled", "budget_tokens": 2000}, {"type": "adaptive"}])
+def test_no_tool_is_forced_while_anthropic_thinks(thinking: Json) -> None:
+    narrow = sent("messages", body("messages", ["a", "b"], thinking=thinking), ["a"], must=True)
+    assert "tool_choice" not in narrow
+    assert [one["name"] for one in narrow["tools"]] == ["a"]
+    off = body("messages", ["a", "b"], thinking={"type": "disabled"})
+    assert sent("messages", off, ["a"], must=True)["tool_choice"]["type"] == "tool"
+
+
+@pytest.mark.parametrize(("wire", "none"), [("chat", "none"), ("responses", "none"), ("messages", {"type": "none"})])
+def test_where_nothing_may_be_called_the_list_stays_and_the_choice_is_none(wire: Wire, none: Any) -> None:
+    for has_choice in (True, False):
+        narrow = sent(wire, body(wire, ["a"]), [], has_choice=has_choice)
+        assert narrow == {**body(wire, ["a"]), "tool_choice": none}
+    request = body(wire, ["a"], tool_choice=none)
+    assert sent(wire, request, []) == request
+
+
+def test_functions_are_narrowed_in_their_own_words() -> None:
+    functions = [{"name": name, "parameters": SCHEMA} for name in ("a", "b", "c")]
+    request = {"functions": functions}
+    assert sent("chat", request, ["b"], must=True, has_choice=True) == {**request, "function_call": {"name": "b"}}
+    assert sent("chat", request, ["a", "c"], must=True, has_choice=True) == {"functions": [functions[0], functions[2]]}
+    assert sent("chat", request, []) == {**request, "function_call": "none"}
+
+
+def test_a_forced_choice_that_may_be_called_stays() -> None:
+    choice = {"type": "function", "function": {"name": "a"}}
+    request = body("chat", ["a", "b"], tool_choice=choice)
+    for must in (True, False):
+        assert sent("chat", request, ["a"], must=must, has_choice=True) == request
+
+
+def test_a_choice_among_some_of_the_clients_own_gets_narrower() -> None:
+    def among(*names: str, mode: str = "auto") -> Json:
+        entries = [{"type": "function", "function": {"name": name}} for name in names]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": entries}}
+
+    request = body("chat", ["a", "b", "c"], tool_choice=among("a", "b"))
+    assert sent("chat", request, ["a", "b", "c"]) == request
+    assert sent("chat", request, ["b"], has_choice=True)["tool_choice"] == among("b")
+    assert sent("chat", request, ["a", "b"], must=True)["tool_choice"] == among("a", "b", mode="required")
+    shorter = sent("chat", request, ["b", "a"][:1], has_choice=False)
+    assert (shorter["tools"], shorter["tool_choice"]) == ([tool("chat", "b")], among("b"))
+
+
+def test_tools_with_one_name_stay_or_go_together() -> None:
+    twins = {"tools": [tool("chat", "a"), tool("chat", "b"), tool("chat", "a")]}
+    assert sent("chat", twins, ["a"])["tools"] == [tool("chat", "a"), tool("chat", "a")]
+    assert sent("chat", twins, ["b"])["tools"] == [tool("chat", "b")]
+
+
+def test_what_is_kept_of_a_list_keeps_its_bytes() -> None:
+    raw = b'{"tools": [ {"name" : "a", "n": 1e999} ,{"name":"b","x":1.0e0} ]}'
+    offer = offer_of(read_fields(raw), "messages")
+    assert offer is not None
+    kept = bytes(narrowed(offer, ("a",), must=False, has_choice=False).fields["tools"])
+    assert kept == b'[{"name" : "a", "n": 1e999}]'
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_more_than_can_stay_read_is_read_all_the_same_and_not_kept(wire: Wire) -> None:
+    request = body(wire, [f"tool_{number}" for number in range(2000)])
+    offer, again = offered(wire, request), offered(wire, request)
+    assert (len(offer.names), offer.is_known, offer is again) == (2000, False, False)
+    narrow = sent(wire, request, ["tool_7", "tool_1999"])
+    assert narrow["tools"] == [request["tools"][7], request["tools"][1999]]
+    small = body(wire, ["a"])
+    assert offered(wire, small) is offered(wire, small)
+
+
+def test_far_too_much_is_not_read() -> None:
+    with pytest.raises(InvalidRequest, match="4,194,304 bytes"):
+        offered("chat", body("chat", ["x" * 5_000_000]))
+
+
+NAMES = st.lists(st.sampled_from("abcdé"), min_size=1, max_size=5)
+
+
+def choices(wire: Wire) -> st.SearchStrategy[Any]:
+    name = st.sampled_from("abcdé")
+    if wire == "messages":
+        kinds = st.sampled_from(["auto", "any", "none"]).map(lambda kind: {"type": kind})
+        return st.none() | kinds | name.map(lambda one: {"type": "tool", "name": one})
+
+    def entry(one: str) -> Json:
+        return {"type": "function", "function": {"name": one}} if wire == "chat" else {"type": "function", "name": one}
+
+    def among(said: tuple[str, list[str]]) -> Json:
+        inner = {"mode": said[0], "tools": [entry(one) for one in said[1]]}
+        return (
+            {"type": "allowed_tools", "allowed_tools": inner} if wire == "chat" else {"type": "allowed_tools", **inner}
+        )
+
+    some = st.tuples(st.sampled_from(["auto", "required"]), st.lists(name, min_size=1, unique=True)).map(among)
+    return st.none() | st.sampled_from(["auto", "required", "none"]) | name.map(entry) | some
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@given(data=st.data())
+def test_exactly_what_is_kept_may_be_called_and_unknown_fields_survive(wire: Wire, data: st.DataObject) -> None:
+    choice = data.draw(choices(wire))
+    request = body(wire, data.draw(NAMES), **({} if choice is None else {"tool_choice": choice}))
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        listed = {(one.get("function") or one)["name"] for one in request["tools"]}
+        inner = choice.get("allowed_tools", choice)
+        inner["tools"] = [one for one in inner["tools"] if (one.get("function") or one)["name"] in listed]
+        assume(inner["tools"])
+    offer = offered(wire, request)
+    before, forced = may_call(wire, request)
+    assert set(offer.names) == before
+    keep = data.draw(st.lists(st.sampled_from(sorted(before)), unique=True)) if before else []
+    assume(offer.named is None or set(keep) == before)  # else the call is refused
+    must, has_choice = data.draw(st.booleans()), data.draw(st.booleans())
+    narrow = sent(wire, request, keep, must=must, has_choice=has_choice)
+    after, is_forced = may_call(wire, narrow)
+    assert after == set(keep)
+    if keep:
+        assert is_forced == (forced or must)
+    if has_choice and wire != "messages":
+        assert narrow["tools"] == request["tools"], "the list stays, and with it the provider's cache"
+    assert all(one in request["tools"] for one in narrow["tools"])
+    assert {name: value for name, value in narrow.items() if name not in ("tools", "tool_choice")} == {
+        name: value for name, value in request.items() if name not in ("tools", "tool_choice")
+    }
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["a", "function", "none", "mcp", ""]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "name", "function", "custom", "server_label", "tools", "mode", "allowed_tools"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(
+    st.sampled_from(WIRES),
+    st.dictionaries(
+        st.sampled_from(["tools", "functions", "mcp_servers", "tool_choice", "function_call", "thinking"]), ANYTHING
+    ),
+    st.booleans(),
+    st.booleans(),
+)
+def test_no_odd_json_breaks_it(wire: Wire, fields: Mapping[str, Any], must: bool, has_choice: bool) -> None:
+    raw = read_fields(json.dumps(fields).encode())
+    try:
+        offer = offer_of(raw, wire)
+    except InvalidRequest:
+        return
+    if offer is None:
+        return
+    for keep in (offer.names, offer.names[:1], ()):
+        changes = narrowed(offer, keep, must=must, has_choice=has_choice)
+        again = offer_of(read_fields(write_fields(raw, changes.fields)), wire)
+        assert again is None or set(again.names) <= set(keep)
+        offer.known_as("web_search_call")

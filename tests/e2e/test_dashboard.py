@@ -1,0 +1,460 @@
+"""The dashboard in a real browser: what each view shows and does, for whom, and that nothing goes wrong meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from gateway.core.ids import call_id
+from gateway.core.ports import CallRecord, SessionKey
+from gateway.core.usage import Charge, Usage
+from gateway.mock import MockServer
+from gateway.stores.sqlite import SqliteStore
+from tests.conftest import StartGateway
+from tests.support import browsers
+from tests.support.conversations import TOOLS, agent
+from tests.support.gateways import GatewayThread
+from tests.support.web import CHAT, Web
+
+ALICE, ADMIN = "alice-key-0123456789", "admin-key-0123456789"
+#: what would be an element, and run, if it were not text
+EVIL = "<img src=x onerror=alert(1)>"
+VIEWS = ("#/", "#/sessions", "#/session/agent-1", "#/models", "#/health")
+AXE = Path(__file__).parent / "axe" / "axe.min.js"
+FLAGS = {
+    "budget.tokens": 60_000,
+    "context.budget": 3_000,
+    "models": [
+        {"match": "mock-large", "provider": "upstream", "price": {"input": 1, "output": 10, "cache_read": 0.1}},
+    ],
+}
+
+
+def step(web: Web, number: int, session: str = "agent-1", model: str = "mock-large") -> None:
+    """One call of an agent with so many tool results behind it."""
+    body = {"model": model, "messages": agent(number), "tools": TOOLS, "max_tokens": 40, "tool_choice": "required"}
+    reply = web.post(CHAT, body, {"x-session-id": session})
+    assert reply.status == 200, reply.body
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsers.chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def site(mock_server: MockServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayThread]:
+    """A gateway with a session of some length, whose later calls were trimmed, and some short ones."""
+    gateway = GatewayThread(tmp_path_factory.mktemp("dashboard"), mock_server.url, FLAGS)
+    for number in range(10):
+        step(gateway.web, number)
+    for number in range(4):
+        gateway.web.chat(f"other-{number}", f"tokens={number + 1}000/10", model="mock-large")
+    yield gateway
+    gateway.stop()
+
+
+@dataclass(frozen=True)
+class Ui:
+    """The dashboard of one gateway."""
+
+    page: Page
+    watched: browsers.Watched
+    gateway: GatewayThread
+
+    def show(self, place: str) -> Page:
+        self.page.goto(f"{self.gateway.url}/ui{place}")
+        expect(self.page.locator("main h1, main h2").first).to_be_visible()
+        return self.page
+
+    def row(self, text: str) -> Locator:
+        return self.page.locator("main tbody tr", has_text=text).first
+
+
+@pytest.fixture
+def ui(browser: Browser, site: GatewayThread) -> Iterator[Ui]:
+    with browsers.opened(browser) as watched:
+        yield Ui(watched.page, watched, site)
+
+
+def api(gateway: GatewayThread, path: str) -> Any:
+    return gateway.web.get(f"/api/{path}").json
+
+
+# --- live ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_is_seen_as_it_settles_and_not_while_the_list_is_paused(ui: Ui) -> None:
+    page = ui.show("#/")
+    expect(page).to_have_title("Live · Gateway")
+    expect(page.locator("#feed")).to_have_text("live")
+    ui.gateway.web.chat("fresh-1")
+    expect(ui.row("fresh-1")).to_be_visible()
+    page.get_by_role("button", name="Pause").click()
+    ui.gateway.web.chat("fresh-2")
+    expect(page.get_by_text("1 new since it was paused")).to_be_visible()
+    expect(ui.row("fresh-2")).to_have_count(0)
+    page.get_by_role("button", name="Go on").click()
+    expect(ui.row("fresh-2")).to_be_visible()
+    expect(page.locator("main canvas")).to_be_visible()
+
+
+def test_without_a_stream_the_page_asks_every_few_seconds(ui: Ui) -> None:
+    ui.watched.allowed = ("404",)
+    ui.page.route("**/api/events", lambda route: route.fulfill(status=404, body="{}"))
+    ui.show("#/")
+    expect(ui.page.locator("#feed")).to_have_text("every 3 s")
+    ui.gateway.web.chat("polled")
+    expect(ui.row("polled")).to_be_visible()
+
+
+def test_a_gateway_that_is_away_is_said_to_be_and_is_found_again(
+    browser: Browser, mock_server: MockServer, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url)
+    with browsers.opened(browser) as watched:
+        watched.allowed = ("net::ERR", "Failed to load resource")
+        page = watched.page
+        page.goto(f"{gateway.url}/ui")
+        expect(page.get_by_text("No calls yet")).to_be_visible()
+        page.route("**/api/**", lambda route: route.abort())
+        gateway.web.chat("ends-the-stream")
+        page.reload()
+        expect(page.locator("#feed")).to_have_text("offline")
+        expect(page.get_by_text("The gateway does not answer")).to_be_visible()
+        page.unroute("**/api/**")
+        expect(page.locator("#feed")).to_have_text("live")
+        expect(page.get_by_role("row", name="ends-the-stream")).to_be_visible()
+
+
+# --- sessions -----------------------------------------------------------------------------------------------------
+
+
+def test_sessions_are_found_sorted_and_opened_by_keyboard_alone(ui: Ui) -> None:
+    page = ui.show("#/sessions")
+    page.get_by_role("button", name="Cost").click()
+    expect(page).to_have_url(re.compile("sort=cost"))
+    expect(page.locator("tbody tr:not(.spacer)").first).to_contain_text("agent-1")
+    page.get_by_label("Find").fill("other")
+    expect(page.locator("tbody tr:not(.spacer)")).to_have_count(4)
+    expect(page).to_have_url(re.compile("q=other"))
+    costs = page.locator("tbody tr:not(.spacer) th").all_text_contents()
+    assert costs == ["other-3", "other-2", "other-1", "other-0"]
+    page.get_by_role("region", name="Sessions").focus()
+    for key in ("ArrowDown", "ArrowDown", "End", "ArrowUp", "Enter"):
+        page.keyboard.press(key)
+    expect(page.get_by_role("heading", level=1)).to_have_text("other-1")
+    page.go_back()
+    expect(page.locator("tbody tr:not(.spacer)")).to_have_count(4)
+
+
+def test_where_nothing_is_found_the_page_says_what_may_be_the_reason(ui: Ui) -> None:
+    page = ui.show("#/sessions?q=nobody")
+    expect(page.get_by_role("heading", name="No session of that name")).to_be_visible()
+
+
+async def many(file: Path, sessions: int, calls: int) -> None:
+    """A store with so many sessions, and one with so many calls."""
+    store = SqliteStore(file)
+
+    def record(session: str, at: float, number: int) -> CallRecord:
+        charge = Charge(Usage.of(1000 + number, 10), "provider", Decimal("0.001"))
+        return CallRecord(
+            call_id(int(at * 1000), number.to_bytes(8, "big")), f"r{number}", SessionKey("default", session), False, at,
+            "chat", "chat", "upstream", "mock-large", None, False, 200, "ok", None, "stop", (), charge,
+            0.001, 0.1, 0.2, 10, 10,
+        )  # fmt: skip
+
+    for first in range(0, sessions, 250):
+        batch = range(first, min(sessions, first + 250))
+        await asyncio.gather(*(store.settle(record(f"s{number:05}", 1.79e9 + number, number)) for number in batch))
+    for first in range(0, calls, 250):
+        batch = range(first, min(calls, first + 250))
+        await asyncio.gather(*(store.settle(record("long", 1.795e9 + number, number)) for number in batch))
+    await store.aclose()
+
+
+def test_thousands_of_sessions_and_calls_are_scrolled_with_few_elements(
+    browser: Browser, mock_server: MockServer, gateway_server: StartGateway, tmp_path: Path
+) -> None:
+    # The browser's own loop runs in this thread.
+    with ThreadPoolExecutor() as pool:
+        pool.submit(lambda: asyncio.run(many(tmp_path / "gateway.db", 1_500, 1_050))).result()
+    gateway = gateway_server(mock_server.url, folder=tmp_path, **{"sessions.ttl": "3000d"})
+    with browsers.opened(browser) as watched:
+        page = watched.page
+        page.goto(f"{gateway.url}/ui#/sessions")
+        region = page.get_by_role("region", name="Sessions")
+        last = page.get_by_role("link", name="s00000")
+        for _ in range(40):
+            region.evaluate("element => element.scrollTo(0, element.scrollHeight)")
+            assert page.locator("tbody tr").count() < 100
+            if last.is_visible():
+                break
+            page.wait_for_timeout(50)
+        expect(last).to_be_visible()
+        page.goto(f"{gateway.url}/ui#/session/long")
+        expect(page.get_by_role("region", name="Calls of this session")).to_have_attribute("tabindex", "0")
+        assert page.locator("tbody tr").count() < 100
+        page.get_by_role("button", name="Load older calls").click()
+        expect(page.get_by_role("button", name="All 1050")).to_be_visible()
+        expect(page.get_by_role("button", name="Load older calls")).to_be_hidden()
+
+
+# --- one session --------------------------------------------------------------------------------------------------
+
+
+def test_a_session_shows_its_use_its_tools_and_its_calls_over_time(ui: Ui) -> None:
+    page = ui.show("#/session/agent-1")
+    expect(page).to_have_title("agent-1 · Gateway")
+    shown = api(ui.gateway, "sessions/agent-1")
+    total = shown["cumulative_token_usage"]["total_tokens"]
+    tile = page.locator(".tile", has_text="Tokens").locator(".value")
+    assert re.sub(r"\D", "", tile.inner_text()) == str(total)
+    expect(page.locator(".tools-used")).to_contain_text("list_depot")
+    expect(page.locator("figure canvas")).to_have_count(6)
+    expect(page.locator("figure", has_text="Tokens in all").locator("[role=img]")).to_have_attribute(
+        "aria-label", re.compile("10 points")
+    )
+    page.get_by_role("button", name="By time").click()
+    expect(page.locator("figure canvas")).to_have_count(6)
+    expect(page.get_by_role("list", name="Results as, by call")).to_be_visible()
+
+
+def test_a_call_is_opened_with_its_record_and_the_fate_of_each_message(ui: Ui) -> None:
+    page = ui.show("#/session/agent-1")
+    page.get_by_role("button", name=re.compile("^Trimmed")).click()
+    page.locator("tbody tr:not(.spacer) a").first.press("Enter")
+    panel = page.get_by_role("complementary", name="Call")
+    calls = api(ui.gateway, "sessions/agent-1/calls")["calls"]
+    call = next(call for call in calls if call["context"]["trimmed"])
+    expect(panel).to_contain_text(call["call_id"])
+    expect(panel).to_contain_text("upstream/mock-large")
+    items = api(ui.gateway, f"calls/{call['call_id']}?explain=1")["context"]["items"]
+    rules = panel.locator("tbody tr:not(.spacer) .badge").all_text_contents()
+    assert rules == [item["rule"] for item in items]
+    expect(page).to_have_url(re.compile(f"call={call['call_id']}"))
+    page.keyboard.press("Escape")
+    expect(panel).to_be_hidden()
+    assert page.evaluate("document.activeElement.closest('tr') !== null"), "the focus is where it was"
+    ui.show(f"#/call/{call['call_id']}")
+    expect(page.get_by_role("link", name="agent-1")).to_be_visible()
+
+
+def test_a_new_call_of_the_session_appears_by_itself(ui: Ui) -> None:
+    ui.gateway.web.chat("grows")
+    page = ui.show("#/session/grows")
+    expect(page.locator("#feed")).to_have_text("live")
+    expect(page.get_by_role("button", name="All 1")).to_be_visible()
+    ui.gateway.web.chat("grows")
+    expect(page.get_by_role("button", name="All 2")).to_be_visible()
+
+
+def test_a_budget_is_raised_lifted_and_set_back_after_a_look_at_what_changes(ui: Ui) -> None:
+    ui.gateway.web.chat("spender")
+    page = ui.show("#/session/spender")
+
+    def limits() -> Any:
+        return api(ui.gateway, "sessions/spender")["budget"]
+
+    page.get_by_role("button", name="Change budget").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Tokens", exact=True).fill("-5")
+    dialog.get_by_role("button", name="Review").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("whole number from 0 on")
+    dialog.get_by_role("button", name=re.compile("^Tokens .2$")).click()
+    dialog.get_by_label("Calls").fill("1")
+    dialog.get_by_role("button", name="Review").click()
+    expect(dialog).to_contain_text(re.compile("Tokens: 60.000 → 120.000"))
+    expect(dialog).to_contain_text("further calls are refused")
+    assert limits()["tokens"] == 60_000, "nothing is changed before it is agreed to"
+    dialog.get_by_role("button", name="Set this budget").click()
+    expect(page.locator(".bars")).to_contain_text(re.compile("of 120.000"))
+    assert (limits()["tokens"], limits()["calls"]) == (120_000, 1)
+    page.get_by_role("button", name="Change budget").click()
+    dialog.get_by_role("button", name="Lift all limits").click()
+    dialog.get_by_role("button", name="Set this budget").click()
+    expect(page.get_by_text("No budget: nothing limits this session.")).to_be_visible()
+    assert limits() is None
+    page.get_by_role("button", name="Change budget").click()
+    dialog.get_by_role("button", name="As configured").click()
+    dialog.get_by_role("button", name="Set this budget").click()
+    expect(page.locator(".bars")).to_contain_text(re.compile("of 60.000"))
+    assert (limits()["tokens"], limits()["calls"]) == (60_000, None)
+
+
+def test_a_session_is_reset_after_a_question(ui: Ui) -> None:
+    ui.gateway.web.chat("again")
+    page = ui.show("#/session/again")
+    page.get_by_role("button", name="Reset").click()
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    assert api(ui.gateway, "sessions/again")["calls"] == 1
+    page.get_by_role("button", name="Reset").click()
+    page.get_by_role("dialog").get_by_role("button", name="Reset").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(page.locator(".tile", has_text="Calls").locator(".value").first).to_have_text("0")
+    assert api(ui.gateway, "sessions/again")["calls"] == 0
+
+
+def test_what_the_gateway_refuses_is_said_where_it_was_asked_for(ui: Ui) -> None:
+    ui.watched.allowed = ("403",)
+    page = ui.show("#/session/agent-1")
+    body = json.dumps({"error": {"code": "forbidden", "message": "This needs the admin key."}})
+    page.route("**/api/sessions/agent-1/reset", lambda route: route.fulfill(status=403, body=body))
+    page.get_by_role("button", name="Reset").click()
+    page.get_by_role("dialog").get_by_role("button", name="Reset").click()
+    expect(page.get_by_role("dialog").get_by_role("alert")).to_have_text("This needs the admin key.")
+
+
+def test_a_session_that_is_not_there_is_said_not_to_be(ui: Ui) -> None:
+    ui.watched.allowed = ("404",)
+    page = ui.show("#/session/nobody")
+    expect(page.get_by_text('There is no session "nobody"')).to_be_visible()
+
+
+# --- models and health --------------------------------------------------------------------------------------------
+
+
+def test_models_show_windows_prices_and_how_far_estimates_were_off(ui: Ui) -> None:
+    page = ui.show("#/models")
+    page.get_by_label("Find").fill("mock-large")
+    expect(page.get_by_role("region", name="Models").locator("tbody tr:not(.spacer)")).to_have_count(1)
+    expect(ui.row("mock-large")).to_contain_text("$10")
+    expect(page.get_by_role("region", name=re.compile("How far estimates"))).to_contain_text("upstream/mock-large")
+    expect(page.locator("figure canvas")).to_be_visible()
+
+
+def test_health_shows_the_store_and_each_provider(ui: Ui) -> None:
+    page = ui.show("#/health")
+    expect(page.locator(".facts")).to_contain_text("reachable")
+    expect(ui.row("upstream")).to_contain_text("well")
+    expect(page.locator(".tile", has_text="Gateway")).to_contain_text("ready")
+
+
+# --- who may see it -----------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_asked_for_where_one_is_needed_and_kept_for_the_tab_only(
+    browser: Browser, mock_server: MockServer, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"auth.admin_key": ADMIN, "auth.keys": [{"name": "al", "key": ALICE}]})
+    Web(gateway.url, {"authorization": f"Bearer {ALICE}"}).chat("mine")
+    with browsers.opened(browser) as watched:
+        watched.allowed = ("401", "403", "404")
+        page = watched.page
+        page.goto(f"{gateway.url}/ui#/sessions")
+        dialog = page.get_by_role("dialog", name="A key is needed")
+        dialog.get_by_label("Key").fill("no-key-of-this-gateway")
+        dialog.get_by_role("button", name="Use this key").click()
+        expect(dialog.get_by_role("alert")).to_contain_text("not known")
+        dialog.get_by_label("Key").fill(ADMIN)
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("link", name="al/mine")).to_be_visible()
+        expect(page.locator("#feed")).to_have_text("live")
+        page.get_by_role("link", name="al/mine").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("al/mine")
+        page.reload()
+        expect(page.get_by_role("heading", level=1)).to_have_text("al/mine")
+        assert ADMIN not in page.url
+        assert page.evaluate("JSON.stringify(localStorage)").count(ADMIN) == 0
+        page.get_by_role("button", name="Forget key").click()
+        dialog.get_by_label("Key").fill(ALICE)
+        page.keyboard.press("Enter")
+        page.goto(f"{gateway.url}/ui#/sessions")
+        expect(page.get_by_role("link", name="mine", exact=True)).to_be_visible()
+        page.get_by_role("link", name="Health").click()
+        expect(page.get_by_text("This needs the admin key")).to_be_visible()
+        expect(page.get_by_role("button", name="Enter a key")).to_be_visible()
+
+
+# --- looks and manners --------------------------------------------------------------------------------------------
+
+
+def test_names_that_clients_choose_never_become_markup(ui: Ui) -> None:
+    tool = {"type": "function", "function": {"name": EVIL, "parameters": {"type": "object", "properties": {}}}}
+    body = {"model": EVIL, "messages": [{"role": "user", "content": EVIL}], "tools": [tool], "tool_choice": "required"}
+    ui.gateway.web.post(CHAT, body, {"x-session-id": "evil"})
+    (call,) = api(ui.gateway, "sessions/evil/calls")["calls"]
+    assert (call["model"], call["tools"]) == (EVIL, [EVIL])
+    places = ("#/", "#/session/evil", f"#/session/evil?call={call['call_id']}", f"#/call/{call['call_id']}", "#/models")
+    for place in places:
+        page = ui.show(place)
+        expect(page.locator("main", has_text="<img").first).to_be_visible()
+        assert page.locator("main img, main script").count() == 0, place
+    ui.show(f"#/sessions?q={EVIL}")
+    assert ui.page.locator("main img").count() == 0
+    expect(ui.page.get_by_label("Find")).to_have_value(EVIL)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_narrow_page_in_either_colour_has_nothing_beside_it(
+    browser: Browser, site: GatewayThread, scheme: Any
+) -> None:
+    with browsers.opened(browser, viewport={"width": 390, "height": 800}, color_scheme=scheme) as watched:
+        ui = Ui(watched.page, watched, site)
+        for place in VIEWS:
+            page = ui.show(place)
+            width = page.evaluate("document.documentElement.scrollWidth")
+            assert width <= 390, f"{place} is {width} wide"
+            assert page.evaluate("document.documentElement.dataset.theme") == scheme
+        red = page.evaluate("getComputedStyle(document.documentElement).backgroundColor.match(/\\d+/)[0] * 1")
+        assert (red < 64) == (scheme == "dark")
+
+
+def test_colours_are_chosen_and_kept(ui: Ui) -> None:
+    page = ui.show("#/session/agent-1")
+    page.get_by_label("Colours").select_option("dark")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    expect(page.locator("figure canvas")).to_have_count(6)
+    page.reload()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_every_control_is_reached_by_tab_with_a_focus_that_is_seen(ui: Ui) -> None:
+    page = ui.show("#/session/agent-1")
+    wanted = page.locator("a:visible, button:visible, select:visible, input:visible").count()
+    page.evaluate("document.activeElement.blur()")
+    seen = set()
+    for _ in range(wanted + 20):
+        page.keyboard.press("Tab")
+        name, outline = page.evaluate(
+            "(() => { const e = document.activeElement; return [e.id + e.textContent.slice(0, 30) + (e.href ?? ''),"
+            " getComputedStyle(e).outlineStyle] })()"
+        )
+        if page.evaluate("document.activeElement === document.body"):
+            break
+        seen.add(name)
+        assert outline != "none", name
+    assert any("Change budget" in name for name in seen)
+    assert any("Trimmed" in name for name in seen)
+    assert any("#/session/agent-1?call=" in name for name in seen)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(browser: Browser, site: GatewayThread, scheme: Any) -> None:
+    call = api(site, "sessions/agent-1/calls")["calls"][0]["call_id"]
+    # Its script could not be put into the page otherwise; the policy is tested by all other tests.
+    with browsers.opened(browser, color_scheme=scheme, bypass_csp=True) as watched:
+        ui = Ui(watched.page, watched, site)
+        found = []
+        # In the dark only the colours are others.
+        options = "{resultTypes: ['violations']" + (", runOnly: ['color-contrast']}" if scheme == "dark" else "}")
+        for place in (*(VIEWS[1:] if scheme == "light" else ()), f"#/session/agent-1?call={call}"):
+            page = ui.show(place)
+            page.add_script_tag(path=AXE)
+            results = page.evaluate(f"axe.run({options})")
+            for problem in results["violations"]:
+                nodes = [node["html"][:120] for node in problem["nodes"]][:3]
+                found.append(f"{place}: {problem['impact']}: {problem['id']}: {nodes}")
+        assert [line for line in found if ": serious:" in line or ": critical:" in line] == []

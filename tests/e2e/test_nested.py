@@ -1,0 +1,197 @@
+"""Calls inside of calls: tools that ask the model themselves, sub-agents, and the gateway's own summaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from gateway.client import Counts
+from gateway.mock import MockServer, Provider, ToolCall, Turn
+from tests.conftest import StartGateway
+from tests.support.conversations import TOOLS, agent
+from tests.support.gateways import GatewayThread
+from tests.support.web import shown_usage
+
+ASK: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "ask_expert",
+            "description": "Asks an expert.",
+            "parameters": {"type": "object", "properties": {"question": {"type": "string"}}, "required": ["question"]},
+        },
+    }
+]
+QUESTION = '{"question": "What is two and two?"}'
+
+Expert = Callable[[str], str]
+
+
+def client_of(gateway: GatewayThread, session: str, **headers: str) -> openai.OpenAI:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return openai.OpenAI(
+        base_url=gateway.base_url, api_key="any", max_retries=0, default_headers={"x-session-id": session, **named}
+    )
+
+
+def usage_of(gateway: GatewayThread, session: str) -> tuple[int, int, int]:
+    """Input and output tokens of a session, and its calls."""
+    shown = gateway.web.get(f"/api/sessions/{session}").json
+    assert shown["usage_source"] == "provider"
+    usage = shown["cumulative_token_usage"]
+    return usage["input_tokens"], usage["output_tokens"], shown["calls"]
+
+
+def billed_by(mock: Provider) -> tuple[int, int, int]:
+    billed = mock.billed()
+    return billed.input_tokens, billed.output_tokens, billed.calls
+
+
+def run(client: openai.OpenAI, expert: Expert) -> tuple[str, Any]:
+    """An agent with one tool, which asks an expert: its last words, and the headers that came with them."""
+    messages: list[Any] = [{"role": "user", "content": "What is two and two? Ask the expert."}]
+    while True:
+        raw = client.chat.completions.with_raw_response.create(model="gpt-4o", messages=messages, tools=ASK)
+        answer = raw.parse().choices[0].message
+        messages.append(answer.model_dump(exclude_none=True))
+        if not answer.tool_calls:
+            return answer.content or "", raw.headers
+        with ThreadPoolExecutor(4) as threads:
+            told = list(threads.map(lambda _: expert("What is two and two?"), answer.tool_calls))
+        for call, text in zip(answer.tool_calls, told, strict=True):
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": text})
+
+
+def by_chat(client: openai.OpenAI, question: str) -> str:
+    answer = client.chat.completions.create(model="gpt-4o", messages=[{"role": "user", "content": question}])
+    return answer.choices[0].message.content or ""
+
+
+def by_stream(client: openai.OpenAI, question: str) -> str:
+    chunks = client.chat.completions.create(
+        model="gpt-4o", messages=[{"role": "user", "content": question}], stream=True
+    )
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def by_responses(client: openai.OpenAI, question: str) -> str:
+    return client.responses.create(model="gpt-4o", input=question).output_text
+
+
+def by_messages(client: openai.OpenAI, question: str) -> str:
+    base = str(client.base_url).removesuffix("/v1/")
+    session = {"x-session-id": str(client.default_headers["x-session-id"])}
+    with anthropic.Anthropic(base_url=base, api_key="any", max_retries=0, default_headers=session) as other:
+        answer = other.messages.create(
+            model="mock-small", max_tokens=99, messages=[{"role": "user", "content": question}]
+        )
+    [block] = answer.content
+    return block.text if block.type == "text" else ""
+
+
+@pytest.mark.parametrize("way", [by_chat, by_stream, by_responses, by_messages])
+def test_a_tool_that_calls_the_model_itself_adds_to_the_totals_of_its_session(
+    way: Callable[[openai.OpenAI, str], str], gateway: GatewayThread, mock: Provider, session: str
+) -> None:
+    mock.push(Turn(tool_calls=(ToolCall("ask_expert", QUESTION),)), Turn("It is four."), Turn("Four."))
+    with client_of(gateway, session) as client:
+        words, headers = run(client, lambda question: way(client, question))
+    assert words == "Four."
+    assert '"It is four."' in mock.calls[-1].body.decode()
+    assert usage_of(gateway, session) == billed_by(mock)
+    assert mock.billed().calls == 3
+    assert shown_usage(headers["x-session-cumulative-token-usage"])[2] == mock.billed().total_tokens
+
+
+def test_tools_that_call_the_model_side_by_side_are_all_counted_once(
+    gateway: GatewayThread, mock: Provider, session: str
+) -> None:
+    mock.push(Turn(tool_calls=(ToolCall("ask_expert", QUESTION),) * 4), *[Turn("It is four.")] * 4, Turn("Four."))
+    with client_of(gateway, session) as client:
+        words, headers = run(client, lambda question: by_chat(client, question))
+    assert words == "Four."
+    assert usage_of(gateway, session) == billed_by(mock)
+    assert headers["x-session-cumulative-calls"] == "6"
+
+
+def test_the_context_numbers_of_the_agent_are_those_of_its_own_conversation(
+    gateway: GatewayThread, mock: Provider, session: str
+) -> None:
+    mock.push(Turn(tool_calls=(ToolCall("ask_expert", QUESTION),)), Turn("It is four."), Turn("Four."))
+    seen: list[Counts] = []
+
+    def expert(question: str) -> str:
+        long = [{"role": "user", "content": f"{question} {'Think it over. ' * 500}"}]
+        raw = client.chat.completions.with_raw_response.create(model="gpt-4o", messages=long)  # type: ignore[arg-type]
+        seen.append(Counts.of(raw.headers))
+        return raw.parse().choices[0].message.content or ""
+
+    with client_of(gateway, session) as client:
+        _, headers = run(client, expert)
+    assert seen[0].conversation_tokens > 1500
+    assert Counts.of(headers).conversation_tokens < 100
+    assert Counts.of(headers).session_tokens == mock.billed().total_tokens > 1500
+
+
+def test_a_child_session_is_counted_by_itself_and_spends_its_parents_budget(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.tokens": 100_000})
+    mock.push(Turn(tool_calls=(ToolCall("ask_expert", QUESTION),) * 2), *[Turn("It is four.")] * 2, Turn("Four."))
+    with client_of(gateway, "main") as client, client_of(gateway, "expert", x_parent_session_id="main") as child:
+        words, headers = run(client, lambda question: by_chat(child, question))
+    assert words == "Four."
+    main, expert = (usage_of(gateway, name) for name in ("main", "expert"))
+    assert tuple(map(sum, zip(main, expert, strict=True))) == billed_by(mock)
+    assert (main[2], expert[2]) == (2, 2)
+    shown = gateway.web.get("/api/sessions/main").json
+    budget = shown["budget"]
+    assert (budget["used"]["tokens"], budget["used"]["calls"]) == (mock.billed().total_tokens, 4)
+    assert shown["used_with_children"] == {"tokens": mock.billed().total_tokens, "calls": 4}
+    # Its next answer says so, and so a tool is given less room.
+    left = 100_000 - mock.billed().total_tokens
+    assert headers["x-session-budget-remaining-tokens"] == str(left) == str(budget["remaining"])
+
+
+def test_without_a_budget_too_a_session_is_shown_with_its_children(
+    gateway: GatewayThread, mock: Provider, session: str
+) -> None:
+    inner, innermost = f"{session}-inner", f"{session}-innermost"
+    with (
+        client_of(gateway, session) as client,
+        client_of(gateway, inner, x_parent_session_id=session) as child,
+        client_of(gateway, innermost, x_parent_session_id=inner) as grandchild,
+    ):
+        for one in (client, child, grandchild, child):
+            by_chat(one, "What is two and two?")
+    sums = [gateway.web.get(f"/api/sessions/{name}").json["used_with_children"] for name in (session, inner, innermost)]
+    assert sums[0] == {"tokens": mock.billed().total_tokens, "calls": 4}
+    assert [one["calls"] for one in sums] == [4, 3, 1]
+
+
+def test_a_summary_that_the_gateway_writes_is_in_the_same_totals(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    gateway = gateway_server(
+        mock_server.url,
+        models=[{"match": "short", "provider": "upstream", "name": "short-1"}],
+        **{"context.strategies": ["summarize", "drop"], "context.summary": {"model": "short", "max_tokens": 300}},
+    )
+    mock.push(Turn("The expert says so."), Turn("Parcels were listed."), Turn("Hall 7."))
+    with client_of(gateway, "main", x_context_budget="2500") as client:
+        by_chat(client, "Which depot?")
+        raw = client.chat.completions.with_raw_response.create(
+            model="gpt-4o",
+            messages=agent(12),  # type: ignore[arg-type]
+            tools=TOOLS,  # type: ignore[arg-type]
+        )
+    assert raw.parse().choices[0].message.content == "Hall 7."
+    assert "summarize" in raw.headers["x-context-trimmed"]
+    assert [call.model for call in mock.calls] == ["gpt-4o", "short-1", "gpt-4o"]
+    assert usage_of(gateway, "main") == billed_by(mock)
+    assert shown_usage(raw.headers["x-session-cumulative-token-usage"])[2] == mock.billed().total_tokens

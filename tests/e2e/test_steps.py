@@ -1,0 +1,551 @@
+"""Steps through a running gateway: what a model is offered, where a session is in its steps, and who is told."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.mock import Behaviour, MockServer, Provider, ToolCall, Turn
+from tests.conftest import StartGateway, StartProcess
+from tests.stores.redis_servers import RedisServer
+from tests.support.formats import Format
+from tests.support.gateways import STARTS_S, GatewayProcess, until
+from tests.support.timing import LIMIT_S
+from tests.support.web import CHAT, HI, Reply, Web
+
+ROOT = Path(__file__).parent.parent.parent
+EVALUATION = ROOT / "config/steps/evaluation.yaml"
+NAMES = ("search", "read_draft", "list_flaws", "argue_for", "argue_against", "verdict", "ask_user")
+#: what an example in three words is about: one step with a sequence, behind a default one
+REVIEW = {
+    "name": "review",
+    "conditions": [{"message_matches": "(?i)review"}],
+    "available_tools": {"allowed": ["read_*", "comment"]},
+    "sequence": ["read_*", "comment"],
+}
+WORK = {"name": "work", "is_default": True, "available_tools": {"denied": ["publish"]}}
+OFFERED = ("publish", "search", "read_a", "comment")
+
+
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+
+
+TOOLS: Any = [tool(name) for name in NAMES]
+
+
+def agent_run(client: openai.OpenAI, task: str, headers: dict[str, str], most: int = 10) -> list[tuple[str, str, str]]:
+    """What an agent does: call what the model asks for until it answers. (step, index, tool) after each call."""
+    messages: Any = [{"role": "user", "content": task}]
+    seen = []
+    for _ in range(most):
+        raw = client.chat.completions.with_raw_response.create(
+            model="mock-small", messages=messages, tools=TOOLS, extra_headers=headers
+        )
+        message = raw.parse().choices[0].message
+        calls = message.tool_calls or []
+        name = calls[0].function.name if calls and calls[0].type == "function" else ""
+        seen.append((raw.headers.get("x-session-step", ""), raw.headers.get("x-session-sequence-index", ""), name))
+        if not calls:
+            return seen
+        messages.append(message.model_dump(exclude_none=True))
+        messages += [{"role": "tool", "tool_call_id": call.id, "content": "done"} for call in calls]
+    return seen
+
+
+@pytest.mark.parametrize("has_choice", [True, False], ids=["allowed_tools", "shorter list"])
+def test_the_evaluation_example_goes_through_its_steps_within_one_turn(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, has_choice: bool
+) -> None:
+    gateway = gateway_server(
+        mock_server.url,
+        **{"agents": {"writer": str(EVALUATION)}, "providers.upstream.allowed_tools": has_choice},
+    )
+    client = openai.OpenAI(api_key="none", base_url=gateway.base_url, max_retries=0)
+    headers = {"x-session-id": "essay", "x-session-agent": "writer"}
+    assert agent_run(client, "Please evaluate the draft.", headers) == [
+        ("critique", "1", "read_draft"),
+        ("debate", "0", "list_flaws"),
+        ("debate", "1", "argue_for"),
+        ("reflect", "0", "argue_against"),
+        ("work", "", "verdict"),
+        ("work", "", ""),
+    ]
+    found = gateway.web.get("/api/sessions/essay").json
+    assert found["active_step"] == "work"
+    assert found["recent_tools"] == ["read_draft", "list_flaws", "argue_for", "argue_against", "verdict"]
+    lists = {tuple(one["function"]["name"] for one in json.loads(call.body)["tools"]) for call in mock.calls}
+    if has_choice:
+        assert lists == {NAMES}, "the list stays as it was, and with it the provider's cache"
+
+
+def test_the_transcript_in_the_document_is_what_the_command_writes() -> None:
+    file = ROOT / "bench" / "steps.py"
+    spec = importlib.util.spec_from_file_location("bench_steps", file)
+    assert spec is not None
+    assert spec.loader is not None
+    bench = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = bench
+    try:
+        spec.loader.exec_module(bench)
+        document = (ROOT / "docs" / "steps.md").read_text("utf-8")
+        assert bench.with_transcript(document, bench.transcript()) == document, "python bench/steps.py --transcript"
+    finally:
+        del sys.modules[spec.name]
+
+
+# --- the three formats ----------------------------------------------------------------------------------------------
+
+
+def written(wire: str, name: str) -> dict[str, Any]:
+    """A tool as a request of this format offers it."""
+    schema = {"type": "object", "properties": {}}
+    if wire == "chat":
+        return {"type": "function", "function": {"name": name, "parameters": schema}}
+    if wire == "responses":
+        return {"type": "function", "name": name, "parameters": schema}
+    return {"name": name, "input_schema": schema}
+
+
+def ask(wire: str, text: str, *names: str, **fields: Any) -> dict[str, Any]:
+    body = Format(wire).body([{"role": "user", "content": text}], model="mock-small", **fields)
+    return {**body, "tools": [written(wire, name) for name in names]} if names else body
+
+
+def forced(wire: str, name: str) -> dict[str, Any]:
+    if wire == "chat":
+        return {"type": "function", "function": {"name": name}}
+    return {"type": "function" if wire == "responses" else "tool", "name": name}
+
+
+def place(reply: Reply) -> tuple[str | None, str | None]:
+    return reply.header("x-session-step"), reply.header("x-session-sequence-index")
+
+
+def in_session(session: str, mock: str = "", **more: str) -> dict[str, str]:
+    return {"x-session-id": session, **({"x-mock": mock} if mock else {}), **more}
+
+
+def offers(body: bytes) -> list[str]:
+    return [(one.get("function") or one)["name"] for one in json.loads(body).get("tools", [])]
+
+
+def may_call(body: bytes) -> list[str]:
+    """What the provider was told it may call."""
+    choice = json.loads(body).get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        said = choice.get("allowed_tools", choice)
+        return [(one.get("function") or one)["name"] for one in said["tools"]]
+    if isinstance(choice, dict) and "name" in (inner := choice.get("function", choice)):
+        return [inner["name"]]
+    return offers(body)
+
+
+WIRES = pytest.mark.parametrize("wire", ["chat", "responses", "messages"])
+
+
+@WIRES
+@pytest.mark.parametrize(("stream", "has_choice"), [(True, True), (True, False), (False, True), (False, False)])
+def test_a_step_goes_on_in_every_format_streamed_or_not(  # noqa: PLR0917
+    wire: str, stream: bool, has_choice: bool, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    gateway = gateway_server(
+        mock_server.url, **{"steps": [REVIEW, WORK], "providers.upstream.allowed_tools": has_choice}
+    )
+
+    def call(text: str, **fields: Any) -> tuple[tuple[str | None, str | None], tuple[str | None, str | None]]:
+        """The place before and after."""
+        reply = gateway.web.post(Format(wire).path, ask(wire, text, *OFFERED, stream=stream, **fields), in_session("s"))
+        assert reply.status == 200, reply.body
+        if not stream:
+            return place(reply), place(reply)
+        comments = reply.comments
+        return place(reply), (comments.get("x-session-step"), comments.get("x-session-sequence-index"))
+
+    before, after = call("review it")
+    assert after == ("review", "1")
+    if stream:
+        assert before == ("review", "0")
+    assert may_call(mock.calls[-1].body) == ["read_a"]
+    _, after = call("review it")
+    assert after == ("review", "2")
+    assert may_call(mock.calls[-1].body) == ["comment"]
+    call("review it")
+    assert may_call(mock.calls[-1].body) == ["read_a", "comment"], (
+        "a finished sequence lets all tools of the step through"
+    )
+    _, after = call("thanks")
+    assert after == ("work", None)
+    assert may_call(mock.calls[-1].body) == ["search", "read_a", "comment"]
+    keeps_list = has_choice and wire != "messages"
+    assert {tuple(offers(one.body)) == OFFERED for one in mock.calls} == {keeps_list}
+
+
+@WIRES
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_does_not_go_with_the_step_is_refused_in_the_format_of_the_caller(
+    wire: str, stream: bool, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url, steps=[{**REVIEW, "enforce": "reject"}, WORK])
+    path = Format(wire).path
+    refused = [
+        ask(wire, "hello", *OFFERED, tool_choice=forced(wire, "publish"), stream=stream),
+        ask(wire, "review it", "publish", "search", stream=stream),
+        ask(wire, "review it", "read_a", "publish", stream=stream),
+    ]
+    for body in refused:
+        reply = gateway.web.post(path, body, in_session("s"))
+        assert reply.status == 400
+        assert reply.header("x-should-retry") == "false"
+        if wire == "messages":
+            assert reply.json["type"] == "error"
+            assert reply.error["type"] == "invalid_request_error"
+        else:
+            assert reply.error["code"] == "tool_not_allowed"
+        assert "PATCH /api/sessions/s" in reply.error["message"]
+    assert mock.calls == []
+    reply = gateway.web.post(path, ask(wire, "review it", "read_a", stream=stream), in_session("s"))
+    assert reply.status == 200
+
+
+@WIRES
+@pytest.mark.parametrize("enforce", ["filter", "require", "reject", "observe"])
+def test_what_offers_no_tools_arrives_byte_for_byte(
+    wire: str, enforce: str, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url, steps=[{**REVIEW, "enforce": enforce}])
+    body = json.dumps(ask(wire, "review  it", x_odd=[1.0, None])).encode()
+    reply = gateway.web.post(Format(wire).path, body, in_session("s"))
+    assert place(reply) == ("review", "0")
+    assert mock.calls[-1].body == body
+
+
+@WIRES
+def test_what_is_due_must_be_called_where_the_step_requires_it(
+    wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    two = {"name": "two", "sequence": [["read_a", "comment"], "search"], "enforce": "require"}
+    gateway = gateway_server(mock_server.url, **{"steps": [two], "providers.upstream.allowed_tools": True})
+    gateway.web.post(Format(wire).path, ask(wire, "hi", *OFFERED), in_session("s"))
+    choice = json.loads(mock.calls[-1].body)["tool_choice"]
+    assert may_call(mock.calls[-1].body) == ["read_a", "comment"]
+    inner = choice.get("allowed_tools", choice)
+    assert (inner.get("mode") or inner["type"]) == ("any" if wire == "messages" else "required")
+    gateway.web.post(Format(wire).path, ask(wire, "hi", *OFFERED), in_session("s"))
+    assert json.loads(mock.calls[-1].body)["tool_choice"] == forced(wire, "search")
+    assert tuple(offers(mock.calls[-1].body)) == OFFERED
+
+
+@WIRES
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_stray_call_is_told_in_a_header_and_noted(
+    wire: str, stream: bool, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url, steps=[{**REVIEW, "enforce": "observe"}])
+    mock.push(
+        Turn(tool_calls=(ToolCall("publish", "{}"), ToolCall("read_a", "{}"), ToolCall("caf\u00e9\r\nx: 1", "{}")))
+    )
+    reply = gateway.web.post(Format(wire).path, ask(wire, "review it", *OFFERED, stream=stream), in_session("s"))
+    warning = (reply.comments if stream else dict(reply.headers))["x-session-step-warning"]
+    assert warning == "not due or not allowed: publish, caf???x: 1"
+    assert reply.header("x") is None
+    assert "x" not in reply.comments
+    (found,) = gateway.web.get("/api/sessions/s/calls").json["calls"]
+    assert found["notes"]["stray_tools"] == "publish, caf\u00e9??x: 1"
+    assert gateway.web.get("/api/sessions/s").json["steps"]["default"]["sequence_index"] == 1
+
+
+# --- providers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", ["chat", "responses"])
+def test_a_provider_that_refuses_the_choice_is_told_by_a_shorter_list_from_then_on(
+    wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"steps": [WORK], "providers.upstream.allowed_tools": True})
+    headers = in_session("s", "refuse_allowed_tools=1")
+    for _ in range(2):
+        reply = gateway.web.post(Format(wire).path, ask(wire, "hi", *OFFERED), headers)
+        assert reply.status == 200
+    assert [offers(one.body) for one in mock.calls] == [list(OFFERED), *[["search", "read_a", "comment"]] * 2]
+    notes = [one["notes"] for one in gateway.web.get("/api/sessions/s/calls").json["calls"]]
+    assert ["tool_choice" in one for one in notes] == [False, True]
+    assert gateway.web.get("/api/sessions/s").json["calls"] == 2
+
+
+def test_a_fallback_is_told_in_the_way_that_it_knows(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    gateway = gateway_server(
+        mock_server.url,
+        **{
+            "steps": [WORK],
+            "providers.upstream.allowed_tools": True,
+            "providers.other": {"base_url": mock_server.url, "auth": "none", "retries": 0},
+            "models": [{"match": "mock-small", "provider": "upstream", "fallback": ["other/mock-large"]}],
+        },
+    )
+    mock.push(Turn(behaviour=Behaviour(status=503)), Turn())
+    reply = gateway.web.chat("s", tools=[written("chat", name) for name in OFFERED])
+    assert (reply.status, reply.json["model"]) == (200, "mock-large")
+    assert [len(offers(one.body)) for one in mock.calls] == [4, 3]
+    assert [may_call(one.body) for one in mock.calls] == [["search", "read_a", "comment"]] * 2
+
+
+# --- what a step sets -----------------------------------------------------------------------------------------------
+
+
+@WIRES
+def test_what_is_counted_and_held_is_the_narrowed_request(
+    wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    many = [f"tool_{number}_with_a_long_name" for number in range(40)]
+    steps = [{"name": "s", "available_tools": {"allowed": ["search"]}}]
+
+    def counted_and_held(*tools: str) -> tuple[str | None, int]:
+        """By a gateway that has learned nothing yet."""
+        gateway = gateway_server(mock_server.url, steps=steps, **{"budget.tokens": 100_000})
+        under_way = Running(
+            lambda: gateway.web.post(Format(wire).path, ask(wire, "hi", *tools), in_session("s", "delay=1.0"))
+        )
+        held = until(lambda: held_of(gateway.web, "s"))
+        return under_way.end().header("x-context-tokens"), held
+
+    narrow = counted_and_held(*many, "search")
+    assert narrow == counted_and_held("search")
+    assert json.loads(mock.calls[0].body) == json.loads(mock.calls[1].body)
+
+
+def held_of(web: Web, session: str) -> int:
+    """A session is listed once it was charged; a change of it tells of its budget before that."""
+    shown = web.send("PATCH", f"/api/sessions/{session}", {"active_step": "s"}).json
+    return int(shown["budget"]["held"])
+
+
+class Running:
+    """A call in a thread of its own."""
+
+    def __init__(self, call: Callable[[], Reply]) -> None:
+        self._answers: list[Reply] = []
+        self._thread = threading.Thread(target=lambda: self._answers.append(call()), daemon=True)
+        self._thread.start()
+
+    def end(self) -> Reply:
+        self._thread.join(LIMIT_S)
+        return self._answers[0]
+
+
+LIMITS = {"chat": "max_completion_tokens", "responses": "max_output_tokens", "messages": "max_tokens"}
+
+
+@WIRES
+def test_the_output_of_a_step_is_limited_and_a_budget_may_limit_it_further(
+    wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    step = {"name": "s", "max_output_tokens": 60}
+    gateway = gateway_server(mock_server.url, steps=[step])
+
+    def limit(own: int | None, **headers: str) -> int:
+        reply = gateway.web.post(
+            Format(wire).path, ask(wire, "hi", limit=own), in_session("s", "tokens=1/1", **headers)
+        )
+        assert reply.status == 200, reply.body
+        sent = json.loads(mock.calls[-1].body)
+        return int(sent.get(LIMITS[wire]) or sent["max_tokens"])
+
+    assert limit(500) == 60
+    assert limit(20) == 20
+    if wire != "messages":
+        assert limit(None) == 60
+    assert limit(500, **{"x-session-budget-tokens": "50"}) < 50
+    notes = gateway.web.get("/api/sessions/s/calls").json["calls"]
+    assert notes[0]["notes"]["output_limit"].endswith("as the budget allows")
+    assert notes[-1]["notes"]["output_limit"] == "60, as the step has it"
+
+
+def test_the_output_of_a_step_is_no_more_than_its_model_has(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    models = [{"match": "mock-small", "provider": "upstream", "output": 100}]
+    gateway = gateway_server(mock_server.url, steps=[{"name": "s", "max_output_tokens": 5000}], models=models)
+    gateway.web.chat("s")
+    assert json.loads(mock.calls[-1].body)["max_tokens"] == 100
+
+
+@WIRES
+def test_a_request_is_cut_to_the_context_budget_of_its_step(
+    wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url, steps=[{"name": "s", "context_budget": 3000}])
+    body = Format(wire).agent(20, model="mock-small")
+    reply = gateway.web.post(Format(wire).path, body, in_session("s"))
+    assert reply.status == 200, reply.body
+    assert int(reply.header("x-context-tokens") or 0) <= 3000 < int(reply.header("x-context-tokens-original") or 0)
+    reply = gateway.web.post(Format(wire).path, body, in_session("s", **{"x-context-budget": "2000"}))
+    assert int(reply.header("x-context-tokens") or 0) <= 2000
+
+
+@WIRES
+def test_a_step_may_call_another_model_as_far_as_the_client_key_may(
+    wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    keys: list[dict[str, Any]] = [
+        {"name": "alice", "key": "alice-key-0123456789"},
+        {"name": "bob", "key": "bob-key-0123456789", "models": ["mock-small"]},
+    ]
+    gateway = gateway_server(mock_server.url, steps=[{"name": "s", "model": "mock-large"}], **{"auth.keys": keys})
+    alice, bob = (Web(gateway.url, {"authorization": f"Bearer {key['key']}"}) for key in keys)
+    reply = alice.post(Format(wire).path, ask(wire, "hi"), in_session("s"))
+    assert (reply.status, json.loads(mock.calls[-1].body)["model"]) == (200, "mock-large")
+    (found,) = gateway.web.get("/api/sessions/alice/s/calls").json["calls"]
+    assert (found["model"], found["notes"]["model"]) == ("mock-large", "mock-large, as the step has it")
+    reply = bob.post(Format(wire).path, ask(wire, "hi"), in_session("s"))
+    assert (reply.status, len(mock.calls)) == (404, 1)
+    assert 'The step "s" calls it.' in reply.error["message"]
+
+
+# --- whose steps ----------------------------------------------------------------------------------------------------
+
+
+def test_the_agent_of_a_route_goes_before_that_of_the_header(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    agents = {name: {"steps": [{"name": f"step-of-{name}"}]} for name in ("writer", "editor")}
+    models = [{"match": "mock-large", "provider": "upstream", "agent": "editor"}]
+    gateway = gateway_server(mock_server.url, agents=agents, models=models, steps=[{"name": "step-of-all"}])
+
+    def step(model: str, agent: str | None) -> str | None:
+        headers = {"x-session-id": "s", **({"x-session-agent": agent} if agent else {})}
+        reply = gateway.web.post(CHAT, {"model": model, "messages": HI}, headers)
+        assert reply.status == 200
+        return reply.header("x-session-step")
+
+    assert step("mock-small", None) == "step-of-all"
+    assert step("mock-small", "default") == "step-of-all"
+    assert step("mock-small", "writer") == "step-of-writer"
+    assert step("mock-large", "writer") == step("mock-large", None) == "step-of-editor"
+    assert "x-session-agent" not in {name for call in mock.calls for name, _ in call.headers}
+
+
+@WIRES
+@pytest.mark.parametrize("name", ["nobody", "two words", "", "caf\u00e9"])
+def test_an_agent_that_does_not_exist_is_refused(
+    wire: str, name: str, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url, agents={"writer": {"steps": [{"name": "s"}]}})
+    reply = gateway.web.post(Format(wire).path, ask(wire, "hi"), in_session("s", **{"x-session-agent": name}))
+    assert (reply.status, mock.calls) == (400, [])
+    assert "agent" in reply.error["message"]
+
+
+# --- what stays -----------------------------------------------------------------------------------------------------
+
+
+def test_a_restart_keeps_the_step_and_a_reload_lets_go_of_one_that_is_gone(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    first = gateway_server(mock_server.url, steps=[REVIEW, WORK])
+    first.web.post(CHAT, ask("chat", "review it", *OFFERED), in_session("s"))
+    first.stop()
+    again = gateway_server(mock_server.url, folder=first.folder, steps=[REVIEW, WORK])
+    reply = again.web.post(CHAT, ask("chat", "go on"), in_session("s"))
+    assert place(reply) == ("review", "1")
+    settings = json.loads(again.file.read_text())
+    again.file.write_text(json.dumps({**settings, "steps": [WORK]}))
+    assert again.web.post("/api/reload").status == 200
+    found = again.web.get("/api/sessions/s").json
+    assert (found["active_step"], found["steps"]["default"]["due"]) == ("review", None)
+    assert place(again.web.post(CHAT, ask("chat", "go on"), in_session("s"))) == ("work", None)
+    again.file.write_text(json.dumps({**settings, "steps": []}))
+    again.web.post("/api/reload")
+    assert place(again.web.post(CHAT, ask("chat", "review it", *OFFERED), in_session("s"))) == (None, None)
+    assert offers(mock.calls[-1].body) == list(OFFERED)
+
+
+# --- several clients of one session ---------------------------------------------------------------------------------
+
+ENTRIES, CLIENTS = 60, 6
+LONG = [{"name": "long", "sequence": [["go", "walk"]] * ENTRIES}]
+
+
+def ready(gateway: GatewayProcess) -> bool:
+    try:
+        return gateway.web.get("/readyz").status == 200
+    except (OSError, TimeoutError):
+        return False
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    yield server
+    server.kill()
+
+
+def clients_of_one_session(webs: list[Web]) -> None:
+    """Each client sees the index grow, and all of them together see each number once."""
+    seen: dict[int, list[int]] = {number: [] for number in range(CLIENTS)}
+    body = ask("chat", "hi", "go", "walk", "other")
+
+    def work(number: int) -> None:
+        for turn in range(ENTRIES // CLIENTS):
+            web = webs[(number + turn) % len(webs)]
+            reply = web.post(CHAT, body, in_session("shared"))
+            seen[number].append(int(reply.header("x-session-sequence-index") or -1))
+
+    watched: list[int] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            reply = webs[0].get("/api/sessions/shared")
+            if reply.status == 200:
+                watched.append(reply.json["steps"]["default"]["sequence_index"])
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in seen]
+    watcher = threading.Thread(target=watch)
+    for thread in (*threads, watcher):
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    done.set()
+    watcher.join(LIMIT_S)
+    for indices in (*seen.values(), watched):
+        assert indices == sorted(indices), "it never goes backwards"
+    assert all(first < second for indices in seen.values() for first, second in pairwise(indices))
+    assert sorted(index for indices in seen.values() for index in indices) == list(range(1, ENTRIES + 1))
+
+
+def test_clients_of_one_session_on_two_workers_see_each_place_of_its_sequence_once(
+    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+) -> None:
+    gateway = gateway_process(mock_server.url, steps=LONG, **{"server.workers": 2})
+    until(lambda: ready(gateway), STARTS_S, "a worker answers")
+    clients_of_one_session([gateway.web])
+
+
+def test_clients_of_one_session_on_two_machines_see_each_place_of_its_sequence_once(
+    redis: RedisServer, mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    store = {"url": redis.url, "timeout_ms": 5000}
+    gateways = [gateway_server(mock_server.url, steps=LONG, store=store) for _ in range(2)]
+    clients_of_one_session([gateway.web for gateway in gateways])
+
+
+def test_an_agent_from_a_file_is_known_to_every_worker(
+    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+) -> None:
+    gateway = gateway_process(mock_server.url, agents={"writer": str(EVALUATION)}, **{"server.workers": 2})
+    until(lambda: ready(gateway), STARTS_S, "a worker answers")
+    headers = in_session("s", **{"x-session-agent": "writer"})
+    steps = {gateway.web.post(CHAT, ask("chat", "hi"), headers).header("x-session-step") for _ in range(12)}
+    assert steps == {"work"}

@@ -1,0 +1,79 @@
+"""/api/health on a running gateway: the worker, its store and its providers, and who may see them."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+import gateway as package
+from gateway.mock import MockServer
+from gateway.server.health import ProviderHealth, WorkerHealth, health_json
+from tests.conftest import Scripted, StartGateway
+from tests.support.gateways import until
+from tests.support.scripted import Held
+from tests.support.web import Web
+
+ALICE, ADMIN = "alice-key-0123456789", "admin-key-0123456789"
+WORKER = WorkerHealth("1", 7, 2, 0.0, 3, 4, "memory://", False, 0, "closed", None, [ProviderHealth("p", "http", "ok")])
+
+
+def test_a_worker_says_how_it_and_its_store_and_providers_are(web: Web) -> None:
+    found = web.get("/api/health").json
+    assert (found["status"], found["version"]) == ("ready", package.__version__)
+    assert (found["worker"]["pid"], found["worker"]["workers"]) == (os.getpid(), 1)
+    assert found["store"]["url"].startswith("sqlite://")
+    assert (found["store"]["reachable"], found["store"]["away"], found["store"]["waiting"]) == (True, False, 0)
+    assert found["default_provider"] == "upstream"
+    (provider,) = found["providers"]
+    assert provider == {"name": "upstream", "adapter": "http", "state": "ok", "failures": 0, "asked_in_s": None}
+
+
+def test_a_call_under_way_is_counted_until_it_ends(scripted: Scripted) -> None:
+    held = Held()
+    scripted.play(held)
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(scripted.web.chat)
+        assert until(lambda: scripted.web.get("/api/health").json["worker"]["calls"] == 1)
+        held.release()
+        assert answer.result().status == 200
+    assert until(lambda: scripted.web.get("/api/health").json["worker"]["calls"] == 0)
+
+
+def test_a_provider_that_fails_is_said_to_and_then_to_be_left_alone(
+    mock_server: MockServer, gateway_server: StartGateway
+) -> None:
+    flags = {"providers.upstream.breaker": {"failures": 2, "open_s": 60}}
+    gateway = gateway_server(mock_server.url, **flags)
+
+    def state() -> object:
+        (provider,) = gateway.web.get("/api/health").json["providers"]
+        return provider["state"], provider["failures"], provider["asked_in_s"] is not None
+
+    assert state() == ("ok", 0, False)
+    gateway.web.chat(mock="status=503")
+    assert state() == ("failing", 1, False)
+    gateway.web.chat(mock="status=503")
+    assert state() == ("left_alone", 2, True)
+
+
+def test_a_client_key_does_not_see_it(mock_server: MockServer, gateway_server: StartGateway) -> None:
+    keys = {"auth.admin_key": ADMIN, "auth.keys": [{"name": "alice", "key": ALICE}]}
+    gateway = gateway_server(mock_server.url, **keys)
+    answers = {
+        key: Web(gateway.url, {"authorization": f"Bearer {key}"}).get("/api/health").status for key in (ALICE, ADMIN)
+    }
+    assert answers == {ALICE: 403, ADMIN: 200}
+    assert gateway.web.get("/api/health").status == 401
+
+
+@pytest.mark.parametrize(
+    ("problem", "is_away", "status"),
+    [(None, False, "ready"), ("it is locked", False, "not ready"), (None, True, "not ready")],
+)
+def test_it_is_ready_when_the_store_can_be_used_and_was(problem: str | None, is_away: bool, status: str) -> None:
+    worker = replace(WORKER, is_away=is_away)
+    found = health_json(worker, problem)
+    assert (found["status"], found["store"]["problem"]) == (status, problem)

@@ -1,0 +1,125 @@
+"""Numbers by name, in memory and in files that several workers share."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.telemetry.metrics.slots import MOST_SLOTS, Name, Slots, labelled
+from tests.support.gateways import ROOT, until
+
+CALLS, NOW = "calls_total", "running"
+
+
+@pytest.fixture(params=["memory", "files"])
+def slots(request: pytest.FixtureRequest, tmp_path: Path) -> Slots:
+    return Slots(tmp_path if request.param == "files" else None, {NOW})
+
+
+def numbers(slots: Slots) -> dict[str, float]:
+    return {name.series: value for name, value in slots.read().items()}
+
+
+def test_a_number_begins_with_zero_and_keeps_what_is_added(slots: Slots) -> None:
+    slot = slots.slot(CALLS, "calls_total")
+    assert slots.read() == {Name(CALLS, "calls_total"): 0.0}
+    slots.values[slot] += 1.5
+    slots.values[slots.slot(CALLS, "calls_total")] += 1
+    assert numbers(slots) == {"calls_total": 2.5}
+
+
+def test_numbers_without_room_are_left_out_and_disturb_no_other(slots: Slots) -> None:
+    for number in range(MOST_SLOTS + 10):
+        slots.values[slots.slot(CALLS, f"n{number}")] += number
+    found = numbers(slots)
+    assert len(found) == MOST_SLOTS - 1
+    assert all(value == int(name[1:]) for name, value in found.items())
+
+
+def test_workers_are_added_up_whichever_is_asked(tmp_path: Path) -> None:
+    workers = [Slots(tmp_path, {NOW}) for _ in range(3)]
+    for number, worker in enumerate(workers, 1):
+        worker.values[worker.slot(CALLS, f"only{number}")] += 1
+        worker.values[worker.slot(CALLS, "all")] += number
+    assert [worker.worker for worker in workers] == [1, 2, 3]
+    for worker in workers:
+        assert numbers(worker) == {"only1": 1, "only2": 1, "only3": 1, "all": 6}
+
+
+CHILD = """
+import json, sys
+from pathlib import Path
+from gateway.telemetry.metrics.slots import Slots
+slots = Slots(Path(sys.argv[1]), {"running"})
+slots.values[slots.slot("calls_total", "calls_total")] += 1
+slots.values[slots.slot("running", "running")] = 5
+print(json.dumps(slots.worker), flush=True)
+sys.stdin.read()
+"""
+
+
+def worker_process(folder: Path) -> tuple[subprocess.Popen[str], int]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", CHILD, str(folder)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    return process, json.loads(process.stdout.readline())
+
+
+def test_what_a_killed_worker_counted_stays_and_the_next_one_goes_on_with_it(tmp_path: Path) -> None:
+    watching = Slots(tmp_path, {NOW})
+    killed, number = worker_process(tmp_path)
+    assert number == 2
+    assert numbers(watching) == {"calls_total": 1, "running": 5}
+    killed.kill()
+    killed.communicate()
+    # What it was doing is over; what it has done is not undone.
+    until(lambda: numbers(watching) == {"calls_total": 1})
+    with (tmp_path / "2.names").open("a") as names:
+        names.write("calls_total cut off in the midd")
+    follower, number = worker_process(tmp_path)
+    try:
+        assert number == 2
+        assert numbers(watching) == {"calls_total": 2, "running": 5}
+        assert len(list(tmp_path.glob("*.values"))) == 2
+    finally:
+        follower.kill()
+        follower.communicate()
+
+
+def test_a_worker_that_takes_the_place_of_another_says_nothing_of_how_that_was_doing(tmp_path: Path) -> None:
+    killed, number = worker_process(tmp_path)
+    killed.kill()
+    killed.communicate()
+    assert (number, numbers(Slots(tmp_path, {NOW}))) == (1, {"calls_total": 1, "running": 0})
+
+
+def test_the_files_are_for_their_owner_only(tmp_path: Path) -> None:
+    slots = Slots(tmp_path)
+    slots.slot(CALLS, "calls_total")
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize(
+    ("labels", "shown"),
+    [
+        ({}, "m"),
+        ({"a": "b", "c": ""}, 'm{a="b",c=""}'),
+        ({"a": 'say "hi" \\ there\nagain'}, r'm{a="say \"hi\" \\ there\nagain"}'),
+        ({"a": "ü \ud800"}, 'm{a="ü ?"}'),
+    ],
+)
+def test_labels_are_written_as_prometheus_reads_them(labels: dict[str, str], shown: str) -> None:
+    assert labelled("m", labels) == shown
+
+
+def test_a_name_with_spaces_and_any_text_is_read_again_by_others(tmp_path: Path) -> None:
+    one, other = Slots(tmp_path), Slots(tmp_path)
+    series = labelled(CALLS, {"model": "my model\nü"})
+    one.values[one.slot(CALLS, series)] += 1
+    assert other.read() == {Name(CALLS, series): 1.0}

@@ -1,0 +1,240 @@
+"""Who is told of what: a user's own observers, and webhooks."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Any, cast
+
+import pytest
+
+from gateway.core.errors import ConfigError
+from gateway.core.ports import CallRecord, SessionKey, StepChange
+from gateway.core.spending import Allowance
+from gateway.core.usage import Charge, Totals, Usage
+from gateway.telemetry import callbacks
+from gateway.telemetry.callbacks import Callbacks, Shapes
+from gateway.telemetry.webhooks import Webhook
+
+CALL = CallRecord(
+    call_id="01", request_id="mine", session=SessionKey("alice", "s"), derived_session=False, started_at=1.0,
+    dialect="chat", operation="chat", provider="openai", model="gpt-5", response_model=None, stream=True, status=200,
+    outcome="ok", error_code=None, finish_reason="stop", tools=(),
+    charge=Charge(Usage.of(10, 5), "provider", Decimal("0.25")), overhead_s=0.0, first_byte_s=0.3, duration_s=3.0,
+    request_bytes=1, response_bytes=1,
+)  # fmt: skip
+TOTALS = Totals(calls=2, input_tokens=20, output_tokens=10, total_tokens=30, cost_usd=Decimal("0.5"))
+LEFT = Allowance(1_000, 970, "5.000000", "4.500000", warning=0.9)
+CHANGE = StepChange(SessionKey("alice", "s"), "writer", "draft", "review", 1, ("search",), 1_795_000_000.5)
+
+
+def call_shape(call: CallRecord) -> dict[str, Any]:
+    fields = ("call_id", "request_id", "provider", "model", "outcome")
+    shown = {name: getattr(call, name) for name in fields}
+    return {**shown, "session": "alice/s", "usage": "…", "usage_source": "provider", "cost_usd": "0.250000"}
+
+
+SHAPES = Shapes(
+    call_shape, lambda key: f"{key.namespace}/{key.id}", lambda totals: {"total_tokens": totals.total_tokens}
+)
+
+
+@dataclass
+class All:
+    """Hears everything."""
+
+    heard: list[tuple[str, Any]] = field(default_factory=list)
+
+    def on_usage(self, event: Mapping[str, Any]) -> None:
+        self.heard.append(("on_usage", event))
+
+    def on_finish(self, event: Mapping[str, Any]) -> None:
+        self.heard.append(("on_finish", event))
+
+    def on_step(self, event: Mapping[str, Any]) -> None:
+        self.heard.append(("on_step", event))
+
+
+class StepsOnly:
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def on_step(self, event: Mapping[str, Any]) -> None:
+        self.steps += 1
+
+
+class Broken:
+    def on_finish(self, event: Mapping[str, Any]) -> None:
+        raise RuntimeError("a bug of the user's")
+
+
+class Silent:
+    pass
+
+
+class Asynchronous:
+    async def on_finish(self, event: Mapping[str, Any]) -> None:
+        pass
+
+
+class Needy:
+    def __init__(self, needed: str) -> None:
+        self.needed = needed
+
+
+AN_OBJECT = All()
+
+
+@dataclass
+class Queue:
+    """Stands for a webhook."""
+
+    events: frozenset[str]
+    put_in: list[tuple[str, Any]] = field(default_factory=list)
+
+    def put(self, message_id: str, body: bytes) -> None:
+        self.put_in.append((message_id, json.loads(body)))
+
+
+def told(*observers: object, webhooks: list[Queue] | None = None) -> Callbacks:
+    return Callbacks(observers, cast("list[Webhook]", webhooks or []), SHAPES)
+
+
+def test_a_call_that_was_charged_is_told_as_usage_and_as_its_end() -> None:
+    one = All()
+    told(one).record(CALL, TOTALS, LEFT)
+    assert one.heard == [
+        (
+            "on_usage",
+            {
+                "call_id": "01",
+                "request_id": "mine",
+                "session": "alice/s",
+                "provider": "openai",
+                "model": "gpt-5",
+                "usage": "…",
+                "usage_source": "provider",
+                "cost_usd": "0.250000",
+                "totals": {"total_tokens": 30},
+                "total_cost_usd": "0.500000",
+                "budget": {
+                    "limit_tokens": 1_000,
+                    "remaining_tokens": 970,
+                    "limit_usd": "5.000000",
+                    "remaining_usd": "4.500000",
+                },
+            },
+        ),
+        ("on_finish", call_shape(CALL)),
+    ]
+
+
+def test_what_is_not_known_is_null() -> None:
+    one = All()
+    told(one).record(CALL, replace(TOTALS, unpriced_calls=1), None)
+    told(one).record(replace(CALL, session=None), None, None)
+    (_, unpriced), _, (_, alone), _ = one.heard
+    assert (unpriced["total_cost_usd"], unpriced["budget"]) == (None, None)
+    assert (alone["totals"], alone["total_cost_usd"]) == (None, None)
+
+
+def test_a_call_that_was_not_charged_is_told_by_its_end_alone() -> None:
+    one = All()
+    told(one).record(replace(CALL, charge=None, outcome="refused"), None, None)
+    assert [name for name, _ in one.heard] == ["on_finish"]
+
+
+def test_a_step_is_told_to_whoever_cares() -> None:
+    one, other = All(), StepsOnly()
+    both = told(one, other)
+    both.stepped(CHANGE)
+    both.record(CALL, TOTALS)
+    assert one.heard[0] == (
+        "on_step",
+        {
+            "session": "alice/s",
+            "agent": "writer",
+            "step_before": "draft",
+            "step": "review",
+            "index": 1,
+            "tools": ("search",),
+            "at": "2026-11-18T11:06:40.500Z",
+        },
+    )
+    assert other.steps == 1
+
+
+def test_nothing_is_put_together_that_nobody_wants() -> None:
+    def fails(_: object) -> Any:
+        raise AssertionError("nobody wants this")
+
+    quiet = Callbacks([StepsOnly()], [], Shapes(fails, fails, fails))
+    quiet.record(CALL, TOTALS, LEFT)
+    Callbacks([], [], Shapes(fails, fails, fails)).stepped(CHANGE)
+
+
+@pytest.fixture
+def heard(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    log = logging.getLogger("gateway")
+    was, log.propagate = log.propagate, True
+    yield caplog
+    log.propagate = was
+
+
+def test_an_exception_in_one_is_logged_and_keeps_nothing_from_the_others(heard: pytest.LogCaptureFixture) -> None:
+    one, queue = All(), Queue(frozenset({"on_finish"}))
+    told(Broken(), one, webhooks=[queue]).record(CALL, TOTALS, LEFT)
+    assert [name for name, _ in one.heard] == ["on_usage", "on_finish"]
+    assert len(queue.put_in) == 1
+    [line] = [record for record in heard.records if record.name == "gateway"]
+    assert line.getMessage() == "callbacks.observers: Broken.on_finish failed"
+    assert line.exc_info is not None
+
+
+def test_a_webhook_gets_the_events_that_it_asked_for_each_under_an_id_of_its_own() -> None:
+    all_of_them, usage = Queue(frozenset(callbacks.EVENTS)), Queue(frozenset({"on_usage"}))
+    both = told(webhooks=[all_of_them, usage])
+    both.record(CALL, TOTALS, LEFT)
+    both.stepped(CHANGE)
+    both.stepped(CHANGE)
+    assert [message["type"] for _, message in all_of_them.put_in] == ["on_usage", "on_finish", "on_step", "on_step"]
+    ids = [message_id for message_id, _ in all_of_them.put_in]
+    assert ids[:2] == ["usage_01", "finish_01"]
+    assert len(set(ids)) == 4
+    assert not any("." in one for one in ids)  # what is signed has dots between its parts
+    [(_, message)] = usage.put_in
+    assert set(message) == {"type", "timestamp", "data"}
+    assert message["data"]["totals"] == {"total_tokens": 30}
+
+
+def test_a_class_is_made_and_an_object_is_taken_as_it_is() -> None:
+    here = __name__
+    one, other, again = callbacks.made([f"{here}.All", f"{here}.AN_OBJECT", f"{here}:All"])
+    assert type(one).__name__ == "All"
+    assert type(again) is type(one)
+    assert again is not one
+    assert getattr(other, "heard", None) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("Silent", "has none of on_usage, on_finish, on_step"),
+        ("Asynchronous", "has methods that are not plain functions: they are called without await"),
+        ("Needy", "cannot be made: TypeError: "),
+        ("Missing", "cannot be made: AttributeError: "),
+    ],
+)
+def test_what_cannot_be_told_is_a_problem_of_the_configuration(name: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        callbacks.made([f"{__name__}.All", f"{__name__}.{name}", "no.such.module"])
+    first, second = error.value.problems
+    assert first.startswith(f"callbacks.observers[1]: {__name__}.{name} {problem}")
+    assert second.startswith("callbacks.observers[2]: no.such.module cannot be made: ModuleNotFoundError: ")
+
+
+async def test_it_ends_without_webhooks() -> None:
+    await told(All()).aclose()

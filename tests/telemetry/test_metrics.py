@@ -1,0 +1,264 @@
+"""What is counted of calls, and how it is shown."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from gateway.core.ports import CallRecord, ContextRecord, SessionKey
+from gateway.core.usage import Charge, Usage
+from gateway.telemetry.metrics import FAMILIES, MOST_MODELS, MOST_TOOLS, Metrics, State
+from tests.support.prometheus import Samples, read
+from tests.support.timing import calls_made
+
+CONTEXT = ContextRecord(
+    tokens=90, original_tokens=150, source="learned", budget=1_000, conversation_tokens=60, tool_tokens=30, key="k",
+    estimate=80, trimmed={"drop": 3, "condense": 1},
+)  # fmt: skip
+CALL = CallRecord(
+    call_id="01", request_id="r", session=SessionKey("alice", "secret-session"), derived_session=False, started_at=1.0,
+    dialect="chat", operation="chat", provider="openai", model="gpt-5", response_model="gpt-5-x", stream=True,
+    status=200, outcome="ok", error_code=None, finish_reason="stop", tools=("search", "read", "search"),
+    charge=Charge(Usage(100, 20, 120, 40, 10, 5), "provider", Decimal("0.25")), overhead_s=0.003, first_byte_s=0.3,
+    duration_s=3.0, request_bytes=1, response_bytes=1, context=CONTEXT,
+)  # fmt: skip
+REFUSED = replace(
+    CALL, status=400, outcome="refused", error_code="budget_exhausted", charge=None, first_byte_s=None, tools=(),
+    context=None,
+)  # fmt: skip
+WELL = State("1.2.3", 1_000.5, 3, 2, is_store_away=False, waiting=0, providers={"openai": True, "ollama": False})
+WHERE = {"provider": "openai", "model": "gpt-5"}
+
+
+def counted(*calls: CallRecord) -> Samples:
+    metrics = Metrics()
+    for call in calls:
+        metrics.record(call, None)
+    return read(metrics.text())
+
+
+def test_a_call_is_counted_by_where_it_went_and_how_it_ended() -> None:
+    found = counted(CALL, CALL, replace(CALL, status=502, outcome="upstream_failed", charge=None))
+    labels = {"dialect": "chat", **WHERE, "status": "2xx", "outcome": "ok"}
+    assert found.value("gateway_calls_total", **labels) == 2
+    failed = {**labels, "status": "5xx", "outcome": "upstream_failed"}
+    assert found.value("gateway_calls_total", **failed) == 1
+
+
+def test_tokens_are_counted_by_kind_and_cost_in_dollars() -> None:
+    found = counted(CALL, CALL)
+    tokens = {kind: found.value("gateway_tokens_total", type=kind, **WHERE) for kind in ("input", "output")}
+    assert tokens == {"input": 200, "output": 40}
+    assert found.value("gateway_tokens_total", type="cache_read", **WHERE) == 80
+    assert found.value("gateway_tokens_total", type="cache_write", **WHERE) == 20
+    assert found.value("gateway_tokens_total", type="reasoning", **WHERE) == 10
+    assert found.value("gateway_cost_usd_total", **WHERE) == pytest.approx(0.5)
+    assert found.value("gateway_unpriced_calls_total", **WHERE) == 0
+    assert found.value("gateway_estimated_calls_total", **WHERE) == 0
+
+
+def test_a_call_without_a_price_or_a_report_says_so() -> None:
+    found = counted(replace(CALL, charge=Charge(Usage.of(5, 1), "estimated")))
+    assert found.value("gateway_unpriced_calls_total", **WHERE) == 1
+    assert found.value("gateway_estimated_calls_total", **WHERE) == 1
+    assert found.value("gateway_cost_usd_total", **WHERE) == 0
+
+
+def test_times_are_in_buckets_that_hold_all_smaller_ones() -> None:
+    found = counted(CALL, replace(CALL, duration_s=0.1, first_byte_s=0.05), replace(CALL, duration_s=1_000.0))
+    duration = "gateway_call_duration_seconds"
+    assert found.value(f"{duration}_bucket", le="0.1", **WHERE) == 1
+    assert found.value(f"{duration}_bucket", le="2.0", **WHERE) == 1
+    assert found.value(f"{duration}_bucket", le="4.0", **WHERE) == 2
+    assert found.value(f"{duration}_bucket", le="300.0", **WHERE) == 2
+    assert found.value(f"{duration}_bucket", le="+Inf", **WHERE) == 3
+    assert found.value(f"{duration}_count", **WHERE) == 3
+    assert found.value(f"{duration}_sum", **WHERE) == pytest.approx(1_003.1)
+    assert found.value("gateway_time_to_first_byte_seconds_bucket", le="0.05", **WHERE) == 1
+    assert found.value("gateway_overhead_seconds_bucket", le="0.004") == 3
+    assert found.value("gateway_overhead_seconds_bucket", le="0.002") == 0
+
+
+def test_a_refused_call_is_counted_by_its_code_and_has_no_times() -> None:
+    found = counted(REFUSED, REFUSED, replace(REFUSED, error_code="rate_limit_exceeded"))
+    assert found.value("gateway_refusals_total", code="budget_exhausted") == 2
+    assert found.value("gateway_refusals_total", code="rate_limit_exceeded") == 1
+    assert found.value("gateway_overhead_seconds_count") == 0
+
+
+def test_what_was_trimmed_is_counted_by_rule_and_in_tokens() -> None:
+    found = counted(CALL)
+    assert found.value("gateway_trimmed_messages_total", rule="drop") == 3
+    assert found.value("gateway_trimmed_messages_total", rule="condense") == 1
+    assert found.value("gateway_trimmed_tokens_total", **WHERE) == 60
+    shadow = counted(replace(CALL, context=replace(CONTEXT, shadow=True)))
+    assert shadow.value("gateway_trimmed_tokens_total", **WHERE) == 0
+    assert shadow.family("gateway_trimmed_messages_total") == {}
+
+
+def test_the_error_of_the_estimate_is_a_share_of_what_was_reported_for_what_was_sent() -> None:
+    labels = {"provider": "openai", "source": "learned"}
+    error = "gateway_estimate_error_ratio"
+    found = counted(CALL)
+    assert found.value(f"{error}_sum", **labels) == pytest.approx(0.1)
+    assert found.value(f"{error}_bucket", le="0.05", **labels) == 0
+    assert found.value(f"{error}_bucket", le="0.1", **labels) == 1
+    shadow = counted(replace(CALL, context=replace(CONTEXT, shadow=True)))
+    assert shadow.value(f"{error}_sum", **labels) == pytest.approx(0.5)
+    guessed = counted(replace(CALL, charge=Charge(Usage.of(90, 1), "estimated")), replace(CALL, charge=None))
+    assert guessed.family(f"{error}_count") == {}
+
+
+def test_tools_are_counted_by_name_retries_and_fallbacks_by_provider() -> None:
+    found = counted(replace(CALL, notes={"retries": "2, the last after 503", "fallback": "a/b: 500; "}), CALL)
+    assert found.value("gateway_tool_calls_total", tool="search") == 4
+    assert found.value("gateway_tool_calls_total", tool="read") == 2
+    assert found.value("gateway_retries_total", provider="openai") == 2
+    assert found.value("gateway_fallbacks_total", **WHERE) == 1
+
+
+def test_many_models_are_counted_together_beyond_a_bound() -> None:
+    found = counted(*(replace(CALL, model=f"m{number}") for number in range(MOST_MODELS + 50)))
+    calls = found.family("gateway_calls_total")
+    assert len(calls) == MOST_MODELS + 1
+    assert sum(calls.values()) == MOST_MODELS + 50
+    assert found.value("gateway_tokens_total", type="input", provider="openai", model="other") == 50 * 100
+
+
+def test_a_name_that_no_provider_answered_to_takes_no_place() -> None:
+    failed = [
+        replace(CALL, model=f"junk{number}", status=404, outcome="provider_error", charge=None)
+        for number in range(MOST_MODELS + 50)
+    ]
+    found = counted(*failed, CALL)
+    models = {dict(labels)["model"] for labels in found.family("gateway_calls_total")}
+    assert models == {"other", "gpt-5"}
+
+
+def test_a_model_that_has_answered_keeps_its_name_when_it_fails() -> None:
+    found = counted(CALL, replace(CALL, status=500, outcome="provider_error", charge=None))
+    assert {dict(labels)["model"] for labels in found.family("gateway_calls_total")} == {"gpt-5"}
+
+
+def test_many_tools_are_counted_together_beyond_a_bound() -> None:
+    names = tuple(f"t{number}" for number in range(MOST_TOOLS + 50))
+    tools = counted(replace(CALL, tools=names)).family("gateway_tool_calls_total")
+    assert len(tools) == MOST_TOOLS + 1
+    assert tools[("tool", "other"),] == 50
+
+
+def test_a_call_without_model_or_provider_has_labels_all_the_same() -> None:
+    found = counted(replace(REFUSED, model="", provider=""))
+    [labels] = found.family("gateway_calls_total")
+    assert dict(labels)["model"] == dict(labels)["provider"] == "none"
+
+
+def test_names_are_bounded_and_no_text_breaks_the_format() -> None:
+    strange = 'a"b\\c\n{x="1"} 5\n# TYPE \ud800' + "y" * 1_000
+    found = counted(replace(CALL, model=strange, tools=(strange,), provider="p"))
+    [labels] = found.family("gateway_tool_calls_total")
+    assert dict(labels)["tool"].startswith('a"b\\c\n{x="1"} 5\n# TYPE ?yyy')
+    assert len(dict(labels)["tool"]) == 128
+
+
+def test_no_session_is_told_of() -> None:
+    metrics = Metrics()
+    metrics.record(CALL, None)
+    assert "secret-session" not in metrics.text()
+    assert "alice" not in metrics.text()
+
+
+def test_how_the_worker_is_doing_is_shown_as_it_was_noted_last() -> None:
+    metrics = Metrics()
+    metrics.look(replace(WELL, calls=9, is_store_away=True))
+    metrics.look(WELL)
+    found = read(metrics.text())
+    assert found.value("gateway_running_calls", worker="1") == 3
+    assert found.value("gateway_open_holds", worker="1") == 2
+    assert found.value("gateway_store_up", worker="1") == 1
+    assert found.value("gateway_provider_up", provider="ollama", worker="1") == 0
+    assert found.value("gateway_info", version="1.2.3", worker="1") == 1
+    assert found.value("process_start_time_seconds", worker="1") == 1_000.5
+    assert found.value("process_resident_memory_bytes", worker="1") > 1e6
+    assert found.value("process_open_fds", worker="1") > 2
+    assert found.types["process_cpu_seconds_total"] == "counter"
+
+
+def test_workers_show_the_calls_of_all(tmp_path: Path) -> None:
+    workers = [Metrics(tmp_path) for _ in range(2)]
+    for worker in workers:
+        worker.record(CALL, None)
+        worker.look(WELL)
+    for worker in workers:
+        found = read(worker.text())
+        assert sum(found.family("gateway_calls_total").values()) == 2
+        assert found.value("gateway_call_duration_seconds_bucket", le="+Inf", **WHERE) == 2
+        assert sum(found.family("gateway_running_calls").values()) == 6
+
+
+def test_what_becomes_of_events_for_webhooks_is_counted() -> None:
+    metrics = Metrics()
+    for result in ("sent", "sent", "failed"):
+        metrics.sent(result)
+    assert read(metrics.text()).family("gateway_webhooks_total") == {
+        (("result", "sent"),): 2,
+        (("result", "failed"),): 1,
+    }
+
+
+def everything() -> Samples:
+    metrics = Metrics()
+    for call in (CALL, REFUSED, replace(CALL, notes={"retries": "1", "fallback": "x"})):
+        metrics.record(call, None)
+    metrics.look(WELL)
+    metrics.sent("sent")
+    return read(metrics.text())
+
+
+def test_every_metric_is_shown_with_its_kind_its_labels_and_what_it_says() -> None:
+    found = everything()
+    assert set(found.types) == set(FAMILIES)
+    for name, family in FAMILIES.items():
+        shown = f"{name}_bucket" if family.kind == "histogram" else name
+        ends = {"le"} if family.kind == "histogram" else set()
+        for labels in found.family(shown):
+            assert {label for label, _ in labels} == {*family.labels, *ends}
+        assert found.helps[name] == family.help
+        if name != "process_cpu_seconds_total":
+            assert found.types[name] == family.kind
+
+
+def test_names_are_as_prometheus_asks_for() -> None:
+    for name, family in FAMILIES.items():
+        assert re.fullmatch(r"(?:gateway|process)_[a-z_]+", name)
+        assert name.endswith("_total") == (family.kind == "counter" or name == "process_cpu_seconds_total")
+        if family.kind == "histogram":
+            assert name.endswith(("_seconds", "_ratio"))
+            assert list(family.buckets) == sorted(set(family.buckets))
+            assert all(end > 0 and math.isfinite(end) for end in family.buckets)
+
+
+def test_each_histogram_only_grows_from_bucket_to_bucket() -> None:
+    found = everything()
+    for name, family in FAMILIES.items():
+        if family.kind != "histogram":
+            continue
+        rows: dict[Mapping[str, str] | str, list[float]] = {}
+        for labels, value in found.family(f"{name}_bucket").items():
+            rows.setdefault(str([one for one in labels if one[0] != "le"]), []).append(value)
+        for counts in rows.values():
+            assert len(counts) == len(family.buckets) + 1
+            assert counts == sorted(counts)
+
+
+def test_a_call_is_counted_in_few_steps() -> None:
+    metrics = Metrics()
+    metrics.record(CALL, None)
+    # Some microseconds: no text is put together for a call like one before.
+    assert calls_made(lambda: metrics.record(CALL, None)) < 60

@@ -1,0 +1,149 @@
+"""Spans and metrics as a collector gets them."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from gateway.mock import MockServer, Provider
+from tests.conftest import StartGateway
+from tests.support.gateways import GatewayThread
+from tests.support.web import CHAT, HI
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+class Collector:
+    """An OTLP receiver over HTTP."""
+
+    def __init__(self) -> None:
+        self.received: list[tuple[str, bytes]] = []
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                packed = self.headers.get("content-encoding") == "gzip"
+                collector.received.append((self.path, gzip.decompress(body) if packed else body))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self._thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05})
+        self._thread.start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self._thread.join()
+
+    def spans(self) -> list[Any]:
+        requests = [ExportTraceServiceRequest.FromString(body) for path, body in self.received if path == "/v1/traces"]
+        return [
+            s for r in requests for resource in r.resource_spans for scope in resource.scope_spans for s in scope.spans
+        ]
+
+    def metrics(self) -> dict[str, Any]:
+        requests = [ExportMetricsServiceRequest.FromString(body) for path, body in self.received if "metrics" in path]
+        found = [
+            m for r in requests for one in r.resource_metrics for scope in one.scope_metrics for m in scope.metrics
+        ]
+        return {metric.name: metric.histogram.data_points for metric in found}
+
+
+def said(attributes: Any) -> dict[str, Any]:
+    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in attributes}
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    found = Collector()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", found.url)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def traced(
+    collector: Collector, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> GatewayThread:
+    assert collector.received == []
+    assert mock.calls == []
+    return gateway_server(mock_server.url, **{"telemetry.otel": True})
+
+
+def call(gateway: GatewayThread, **headers: str) -> int:
+    body = {"model": "mock-small", "messages": HI, "max_tokens": 9}
+    return gateway.web.post(CHAT, body, {"x-session-id": "otel", **headers}).status
+
+
+def test_a_call_is_a_span_with_its_usage_and_its_session(traced: GatewayThread, collector: Collector) -> None:
+    assert call(traced) == 200
+    record = traced.web.get("/api/sessions/otel/calls").json["calls"][0]
+    traced.stop()
+    (span,) = collector.spans()
+    found = said(span.attributes)
+    assert span.name == "chat mock-small"
+    assert found["gen_ai.conversation.id"] == "otel"
+    assert found["gen_ai.usage.input_tokens"] == record["usage"]["input_tokens"]
+    assert found["gen_ai.usage.output_tokens"] == record["usage"]["output_tokens"]
+    assert found["gateway.call.id"] == record["call_id"]
+    assert (span.end_time_unix_nano - span.start_time_unix_nano) / 1e6 == pytest.approx(record["duration_ms"], abs=0.01)
+    assert "hi" not in str(collector.spans()).split('"'), "no text of a prompt"
+
+
+def test_a_span_belongs_to_the_trace_that_its_caller_is_in(
+    traced: GatewayThread, collector: Collector, mock: Provider
+) -> None:
+    parent = f"00-{TRACE}-{PARENT}-01"
+    assert call(traced, traceparent=parent) == 200
+    assert mock.calls[-1].header("traceparent") == parent, "the provider is told of the same trace"
+    assert call(traced, traceparent="00-nonsense") == 200
+    traced.stop()
+    inside, outside = collector.spans()
+    assert (inside.trace_id.hex(), inside.parent_span_id.hex()) == (TRACE, PARENT)
+    assert outside.parent_span_id == b""
+
+
+def test_a_call_that_fails_is_an_error(traced: GatewayThread, collector: Collector) -> None:
+    assert call(traced, **{"x-mock": "status=503"}) == 503
+    assert call(traced, **{"x-context-trim": "perhaps"}) == 400
+    traced.stop()
+    failed = collector.spans()
+    assert [said(span.attributes)["error.type"] for span in failed] == ["503", "invalid_request"]
+    assert {span.status.code for span in failed} == {2}
+
+
+def test_tokens_and_times_are_histograms(traced: GatewayThread, collector: Collector) -> None:
+    for _ in range(3):
+        assert call(traced) == 200
+    totals = traced.web.get("/api/sessions/otel").json["cumulative_token_usage"]
+    traced.stop()
+    metrics = collector.metrics()
+    tokens = {said(point.attributes)["gen_ai.token.type"]: point for point in metrics["gen_ai.client.token.usage"]}
+    assert (tokens["input"].sum, tokens["output"].sum) == (totals["input_tokens"], totals["output_tokens"])
+    (duration,) = metrics["gen_ai.client.operation.duration"]
+    assert duration.count == 3
+    assert "gen_ai.conversation.id" not in said(duration.attributes), "sessions are too many to tell metrics apart by"
+
+
+def test_without_a_collector_calls_go_on(
+    monkeypatch: pytest.MonkeyPatch, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    gateway = gateway_server(mock_server.url, **{"telemetry.otel": True})
+    assert call(gateway) == 200
+    assert len(mock.calls) == 1
+    gateway.stop()

@@ -1,0 +1,256 @@
+"""Webhooks: to a real receiving server over the gateway's own HTTP client, and with faked time."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from gateway.core.signing import signing_key
+from gateway.telemetry.webhooks import MOST_WAITING, SENDERS, TRIES, Target, Webhook
+from gateway.upstream import http
+from tests.conftest import closed_port
+from tests.support.receiver import Receiver, serving
+from tests.support.timing import LIMIT_S, eventually
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with serving(Receiver()) as made:
+        yield made
+
+
+@dataclass
+class Counted:
+    results: list[str] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+
+    async def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def webhook(
+    url: str,
+    counted: Counted,
+    *,
+    timeout_s: float = 10.0,
+    key: bytes | None = signing_key(SECRET),
+    patience_s: float = 5,
+) -> AsyncIterator[Webhook]:
+    target = Target(url, "127.0.0.1", frozenset({"on_finish"}), key, [(b"authorization", b"Bearer hush")], timeout_s)
+    upstream = http.HttpUpstream("x", url, http.Limits(timeout_s, timeout_s, timeout_s), max_connections=SENDERS)
+    made = Webhook(target, upstream, counted=counted.results.append, sleep=counted.sleep, chance=lambda: 0.5)
+    try:
+        yield made
+    finally:
+        await made.aclose(patience_s)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "gateway"]
+
+
+@pytest.fixture(autouse=True)
+def heard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    log = logging.getLogger("gateway")
+    was, log.propagate = log.propagate, True
+    yield
+    log.propagate = was
+
+
+async def test_an_event_arrives_signed_as_the_specification_says(receiver: Receiver) -> None:
+    body = json.dumps({"type": "on_finish", "data": {"name": "ü"}}).encode()
+    counted = Counted()
+    async with webhook(receiver.url, counted) as made:
+        made.put("finish_01", body)
+        await eventually(lambda: counted.results)
+    [got] = receiver.requests
+    assert got.body == body
+    assert got.path == "/hooks/very-secret-path?token=hidden"
+    assert got.headers["content-type"] == "application/json"
+    assert got.headers["authorization"] == "Bearer hush"
+    assert got.headers["webhook-id"] == "finish_01"
+    assert abs(int(got.headers["webhook-timestamp"]) - time.time()) < LIMIT_S
+    # Verified as a receiver does it, without our code.
+    signed = f"finish_01.{got.headers['webhook-timestamp']}.".encode() + body
+    key = base64.b64decode(SECRET.removeprefix("whsec_"))
+    expected = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+    assert got.headers["webhook-signature"] == f"v1,{expected}"
+    assert counted.results == ["sent"]
+
+
+async def test_without_a_secret_nothing_is_signed(receiver: Receiver) -> None:
+    async with webhook(receiver.url, Counted(), key=None) as made:
+        made.put("a", b"{}")
+        await eventually(lambda: receiver.requests)
+    assert "webhook-signature" not in receiver.requests[0].headers
+
+
+@pytest.mark.parametrize("status", [500, 503, 429, 408])
+async def test_an_event_that_is_not_taken_is_sent_again_later_each_time(status: int, receiver: Receiver) -> None:
+    receiver.answers = [(status, {})] * 3
+    counted = Counted()
+    async with webhook(receiver.url, counted) as made:
+        made.put("a", b"{}")
+        await eventually(lambda: counted.results)
+    assert receiver.ids == ["a"] * 4
+    assert counted.waits == [0.75, 1.5, 3.0]
+    assert counted.results == ["sent"]
+
+
+async def test_an_event_is_given_up_after_some_tries(receiver: Receiver) -> None:
+    receiver.answers = [(500, {})] * 100
+    counted = Counted()
+    async with webhook(receiver.url, counted) as made:
+        made.put("a", b"{}")
+        await eventually(lambda: counted.results)
+    assert receiver.ids == ["a"] * TRIES
+    assert counted.results == ["failed"]
+    assert sum(counted.waits) < 60
+
+
+async def test_a_receiver_may_ask_for_a_longer_wait_but_not_for_any(receiver: Receiver) -> None:
+    receiver.answers = [
+        (429, {"retry-after": "7"}),
+        (503, {"retry-after": "999999999"}),
+        (429, {"retry-after": "soon"}),
+    ]
+    counted = Counted()
+    async with webhook(receiver.url, counted) as made:
+        made.put("a", b"{}")
+        await eventually(lambda: counted.results)
+    assert counted.waits == [7.0, 60.0, 3.0]
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 400, 401, 404, 410])
+async def test_what_is_refused_is_not_sent_again_and_no_redirect_is_followed(status: int, receiver: Receiver) -> None:
+    with serving(Receiver()) as elsewhere:
+        receiver.answers = [(status, {"location": elsewhere.url})]
+        counted = Counted()
+        async with webhook(receiver.url, counted) as made:
+            made.put("a", b"{}")
+            await eventually(lambda: counted.results)
+        assert (receiver.ids, counted.results, elsewhere.requests) == (["a"], ["failed"], [])
+
+
+async def test_a_receiver_that_cannot_be_reached_is_tried_again() -> None:
+    counted = Counted()
+    async with webhook(f"http://127.0.0.1:{closed_port()}/", counted) as made:
+        made.put("a", b"{}")
+        await eventually(lambda: counted.results)
+    assert (counted.results, len(counted.waits)) == (["failed"], TRIES - 1)
+
+
+async def test_a_receiver_that_does_not_answer_is_left_after_the_timeout(receiver: Receiver) -> None:
+    receiver.gate.clear()
+    counted = Counted()
+    async with webhook(receiver.url, counted, timeout_s=0.1) as made:
+        made.put("a", b"{}")
+        await eventually(lambda: len(receiver.requests) >= 2)
+        receiver.gate.set()
+        await eventually(lambda: counted.results)
+    assert counted.results == ["sent"]
+
+
+async def test_what_a_slow_receiver_has_no_room_for_is_dropped_and_said_once(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.gate.clear()
+    counted = Counted()
+    async with webhook(receiver.url, counted, timeout_s=60) as made:
+        made.put("first", b"{}")
+        await eventually(lambda: receiver.requests)
+        began = time.perf_counter()
+        for number in range(MOST_WAITING * 2):
+            made.put(f"m{number}", b"{}")
+        assert time.perf_counter() - began < 1.0  # whoever puts does not wait
+        dropped = counted.results.count("dropped")
+        assert dropped == MOST_WAITING
+        assert [line for line in lines(caplog) if "further ones are dropped" in line] == [
+            f"webhook 127.0.0.1: {MOST_WAITING} events wait for it, further ones are dropped"
+        ]
+        receiver.gate.set()
+        await eventually(lambda: counted.results.count("sent") == MOST_WAITING + 1)
+        # The newest were dropped: what waited is sent.
+        assert set(receiver.ids) == {"first", *(f"m{number}" for number in range(MOST_WAITING))}
+        assert [line for line in lines(caplog) if "were dropped" in line] == [
+            f"webhook 127.0.0.1: {MOST_WAITING} events were dropped"
+        ]
+
+
+async def test_only_so_many_are_sent_at_once(receiver: Receiver) -> None:
+    receiver.gate.clear()
+    counted = Counted()
+    async with webhook(receiver.url, counted, timeout_s=60) as made:
+        for number in range(40):
+            made.put(f"m{number}", b"{}")
+        await eventually(lambda: receiver.at_once == SENDERS)
+        receiver.gate.set()
+        await eventually(lambda: len(counted.results) == 40)
+    assert receiver.most_at_once == SENDERS
+
+
+async def test_that_a_receiver_fails_is_said_once_and_that_it_takes_events_again_too(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.answers = [(404, {})] * 5
+    counted = Counted()
+    async with webhook(receiver.url, counted) as made:
+        for number in range(8):
+            made.put(f"m{number}", b"{}")
+            await eventually(lambda number=number: len(counted.results) == number + 1)  # type: ignore[misc]
+    assert lines(caplog) == [
+        "webhook 127.0.0.1 does not take events: it says 404",
+        "webhook 127.0.0.1 takes events again",
+    ]
+
+
+async def test_no_secret_and_no_path_is_ever_logged(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    receiver.answers = [(500, {})] * 100
+    for url in (receiver.url, f"http://127.0.0.1:{closed_port()}/very-secret-path?token=hidden"):
+        counted = Counted()
+        async with webhook(url, counted) as made:
+            for number in range(MOST_WAITING + 10):
+                made.put(f"m{number}", b"{}")
+            await eventually(lambda counted=counted: "failed" in counted.results)  # type: ignore[misc]
+    assert lines(caplog)
+    for text in ("very-secret-path", "hidden", "hush", SECRET.removeprefix("whsec_"), "whsec_"):
+        assert text not in caplog.text
+
+
+async def test_what_waits_is_sent_before_the_end(receiver: Receiver) -> None:
+    counted = Counted()
+    async with webhook(receiver.url, counted) as made:
+        for number in range(30):
+            made.put(f"m{number}", b"{}")
+    assert counted.results == ["sent"] * 30
+
+
+async def test_the_end_waits_for_nobody_for_long(receiver: Receiver, caplog: pytest.LogCaptureFixture) -> None:
+    receiver.gate.clear()
+    began = time.monotonic()
+    async with webhook(receiver.url, Counted(), timeout_s=60, patience_s=0.2) as made:
+        for number in range(30):
+            made.put(f"m{number}", b"{}")
+        await eventually(lambda: receiver.at_once == SENDERS)
+    assert time.monotonic() - began < LIMIT_S
+    assert lines(caplog) == ["webhook 127.0.0.1: 30 events were not sent before the end"]
+
+
+async def test_a_webhook_that_was_never_used_ends_at_once() -> None:
+    async with webhook("http://127.0.0.1:1/", Counted()):
+        pass

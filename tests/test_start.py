@@ -1,0 +1,135 @@
+"""docs/start.md word by word: each command in its place, and what it prints."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.gateways import ROOT, STARTS_S, until
+from tests.support.timing import LIMIT_S
+from tests.support.web import Web
+
+PAGE = ROOT / "docs" / "start.md"
+BLOCK = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ADDRESS = "127.0.0.1:8484"
+
+
+def steps() -> Iterator[tuple[str, str]]:
+    """(commands, what they print) in their order; nothing where the page does not say."""
+    blocks = BLOCK.findall(PAGE.read_text("utf-8"))
+    for index, (kind, text) in enumerate(blocks):
+        if kind == "sh":
+            after = blocks[index + 1] if index + 1 < len(blocks) else ("sh", "")
+            yield text, after[1] if after[0] == "text" else ""
+
+
+def is_shown(expected: str, printed: str) -> bool:
+    """Whether the lines were printed in this order; `…` stands for anything, and alone for any lines."""
+    pattern = ""
+    for line in expected.strip().splitlines():
+        wild = ".*".join(re.escape(part) for part in line.split("…"))
+        pattern += r"(?:.*\n)*?" if line.strip() == "…" else rf"{wild}[ \r]*\n"
+    return re.search(rf"^{pattern}", printed.rstrip("\n") + "\n", re.MULTILINE) is not None
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "shown"),
+    [
+        ("one\ntwo", "one\ntwo\n", True),
+        ("one\ntwo", "one\nand\ntwo\n", False),
+        ("one\n…\ntwo", "zero\none\nand\nso\ntwo\n", True),
+        ("one\n…\ntwo", "one\ntwo", True),
+        ("o…e", "onset", False),
+        ("total: 1", "total: 13", False),
+    ],
+)
+def test_what_is_compared_here(expected: str, printed: str, *, shown: bool) -> None:
+    assert is_shown(expected, printed) is shown
+
+
+class Reader:
+    """Somebody with two terminals, on a machine where the port of the page is taken."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "bin").mkdir()
+        (folder / "bin" / "gateway").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m gateway "$@"\n')
+        (folder / "bin" / "gateway").chmod(0o755)
+        self.folder = folder
+        self.environment = {
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+            "HOME": str(folder),
+            "PYTHONPATH": str(ROOT),
+            "COLUMNS": "200",
+        }
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.server: subprocess.Popen[bytes] | None = None
+
+    def serve(self, command: str) -> str:
+        """In the first terminal. What it has printed once it can be called."""
+        said = self.folder / "said.txt"
+        port = self.address.rpartition(":")[2]
+        with said.open("wb") as out:
+            self.server = subprocess.Popen(
+                ["/bin/sh", "-c", f"exec {command.strip()} --port {port}"],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=out,
+                stderr=out,
+            )
+        until(lambda: "dashboard" in said.read_text(), STARTS_S, "it says where it is")
+        return self.spelled(said.read_text())
+
+    def type(self, commands: str) -> str:
+        """In the second terminal."""
+        # Where the page has the address by itself, as in what `gateway env` prints, it is the configured one.
+        script = commands.replace(ADDRESS, self.address)
+        done = subprocess.run(
+            ["/bin/bash", "-ec", script],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=STARTS_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+        return self.spelled(done.stdout)
+
+    def spelled(self, text: str) -> str:
+        """As the page has it."""
+        return text.replace(self.address, ADDRESS)
+
+    def leave(self) -> None:
+        if self.server is not None:
+            self.server.terminate()
+            self.server.wait(LIMIT_S)
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    made = Reader(tmp_path)
+    yield made
+    made.leave()
+
+
+def test_every_command_of_the_page_prints_what_the_page_says(reader: Reader) -> None:
+    typed = 0
+    for commands, expected in steps():
+        if commands.startswith("pip install"):
+            continue
+        printed = reader.serve(commands) if commands.startswith("gateway serve") else reader.type(commands)
+        assert is_shown(expected, printed), f"{commands}\nprinted\n{printed}\ninstead of\n{expected}"
+        typed += 1
+    assert typed >= 7
+    links = re.findall(rf"`http://{ADDRESS}(/\S*)`", PAGE.read_text("utf-8"))
+    assert links
+    assert [link for link in links if Web(f"http://{reader.address}").get(link).status != 200] == []

@@ -1,0 +1,609 @@
+"""A call in its step, with our own fakes: what the provider is told, what is kept, and what fails beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.calls import Caller, Directives, Purpose, Reply
+from gateway.core.errors import StoreConflict, StoreUnavailable, UpstreamProtocolError
+from gateway.core.forwarding import Provider
+from gateway.core.ledger import Limits
+from gateway.core.ports import CallRecord, Observer, Outgoing, SessionKey, StepChange
+from gateway.core.routing import ModelRule, Routes
+from gateway.core.session import Change, SessionState
+from gateway.core.spending import BudgetPolicy
+from gateway.core.steps import (
+    Agent,
+    BudgetBelow,
+    MessageMatches,
+    SequenceMatch,
+    Step,
+    StepState,
+    TokensAbove,
+)
+from tests.support.fakes import KEY, SSE, AwayStore, FakeReply, World
+from tests.support.scripted import DONE, chunk, completion
+
+Json = dict[str, Any]
+NAMES = ("search", "read_draft", "list_flaws", "publish")
+
+
+def tool(name: str) -> Json:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+
+
+def body(names: Sequence[str] = NAMES, text: str = "hello there", **fields: Any) -> bytes:
+    tools = {"tools": [tool(name) for name in names]} if names else {}
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": text}], **tools, **fields}).encode()
+
+
+def calling(*names: str, finish: str = "tool_calls") -> FakeReply:
+    calls = [
+        {"id": f"c{number}", "type": "function", "function": {"name": name, "arguments": "{}"}}
+        for number, name in enumerate(names)
+    ]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    return FakeReply(pieces=[completion(choices=[{"index": 0, "message": message, "finish_reason": finish}])])
+
+
+WORK = Step("work", is_default=True, denied=("publish",))
+CRITIQUE = Step(
+    "critique",
+    conditions=(MessageMatches(lambda text: "evaluate" in text),),
+    allowed=("read_*", "list_flaws"),
+    sequence=(("read_*",), ("list_flaws",)),
+)
+
+
+def world_of(*steps: Step, allowed_tools: bool = True, name: str = "default") -> World:
+    world = World(agents={name: Agent(name, steps)})
+    world.providers["p"] = replace(world.providers["p"], allowed_tools=allowed_tools)
+    return world
+
+
+def sent(world: World) -> Json:
+    found: Json = json.loads(world.upstream.sent[-1].body)
+    return found
+
+
+async def state(world: World, agent: str = "default") -> StepState:
+    remembered = await world.store.remembered(KEY)
+    return remembered.state.steps[agent]
+
+
+async def call(world: World, sending: bytes, answer: FakeReply | None = None, **changes: Any) -> tuple[Reply, Json]:
+    world.upstream.answer = lambda _: answer or FakeReply()
+    reply, answered = await world.call(world.incoming(sending, **changes))
+    found: Json = json.loads(answered)
+    return reply, found
+
+
+def allowed(*names: str, mode: str = "auto") -> Json:
+    entries = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": entries}}
+
+
+# --- what the provider is told --------------------------------------------------------------------------------------
+
+
+async def test_only_what_the_step_allows_may_be_called() -> None:
+    world = world_of(WORK)
+    await call(world, body())
+    assert sent(world)["tool_choice"] == allowed("search", "read_draft", "list_flaws")
+    assert sent(world)["tools"] == [tool(name) for name in NAMES]
+
+
+async def test_a_provider_that_knows_no_such_choice_gets_a_shorter_list() -> None:
+    world = world_of(WORK, allowed_tools=False)
+    await call(world, body())
+    assert sent(world)["tools"] == [tool(name) for name in NAMES[:3]]
+    assert "tool_choice" not in sent(world)
+
+
+async def test_what_is_due_is_offered_alone_and_required_where_the_step_says_so() -> None:
+    world = world_of(replace(CRITIQUE, enforce="require"), WORK)
+    await call(world, body(text="evaluate it"), calling("read_draft"))
+    assert sent(world)["tool_choice"] == {"type": "function", "function": {"name": "read_draft"}}
+    assert sent(world)["tools"] == [tool(name) for name in NAMES]
+    assert await state(world) == StepState("critique", 1, ("read_draft",))
+
+
+@pytest.mark.parametrize("enforce", ["filter", "require", "reject", "observe"])
+async def test_a_call_without_tools_is_forwarded_byte_for_byte(enforce: Any) -> None:
+    world = world_of(replace(CRITIQUE, enforce=enforce))
+    sending = body((), text="evaluate  it", x_odd=[1.0])
+    reply, _ = await call(world, sending)
+    assert world.upstream.sent[-1].body == sending
+    assert reply.stepped is not None
+    assert reply.stepped.step is not None
+
+
+async def test_a_call_that_rules_tools_out_itself_is_left_alone() -> None:
+    world = world_of(replace(CRITIQUE, enforce="reject"))
+    sending = body(text="evaluate it", tool_choice="none")
+    await call(world, sending)
+    assert world.upstream.sent[-1].body == sending
+
+
+async def test_nothing_is_changed_where_a_step_only_observes() -> None:
+    world = world_of(replace(CRITIQUE, enforce="observe"))
+    sending = body(text="evaluate it", Tools=[], functions=5)
+    reply, _ = await call(world, sending, calling("publish"))
+    assert world.upstream.sent[-1].body == sending
+    assert reply.stepped is not None
+    assert reply.stepped.stray == ("publish",)
+    assert world.record.notes["stray_tools"] == "publish"
+
+
+async def test_the_fallback_is_told_in_the_way_that_it_knows() -> None:
+    world = world_of(WORK)
+    world.gateway.routes = Routes([ModelRule("m", "p", fallback=("q-1",)), ModelRule("q-*", "q")], ["p", "q"], "p")
+
+    def answer(request: Outgoing) -> FakeReply:
+        return FakeReply(503, pieces=[b"{}"]) if request.url.startswith("http://p/") else FakeReply()
+
+    world.upstream.answer = answer
+    await world.call(world.incoming(body()))
+    first, second = (json.loads(one.body) for one in world.upstream.sent)
+    assert (len(first["tools"]), first["tool_choice"]) == (4, allowed("search", "read_draft", "list_flaws"))
+    assert (len(second["tools"]), "tool_choice" in second) == (3, False)
+
+
+# --- refusals of the provider ---------------------------------------------------------------------------------------
+
+
+def choosy(request: Outgoing) -> FakeReply:
+    if b"allowed_tools" in request.body:
+        return FakeReply(400, pieces=[b'{"error":{"message":"allowed_tools is no tool_choice"}}'])
+    return FakeReply()
+
+
+async def test_a_provider_that_refuses_the_choice_gets_a_shorter_list_and_is_remembered() -> None:
+    world = world_of(WORK)
+    world.upstream.answer = choosy
+    for count in (2, 3):
+        reply, _ = await world.call(world.incoming(body()))
+        assert (reply.status, len(world.upstream.sent)) == (200, count)
+        assert len(sent(world)["tools"]) == 3
+    notes = [record.notes.get("tool_choice") for record, _ in world.recorder.records]
+    assert notes == ["allowed_tools is refused by the provider; its list of tools is shorter", None]
+
+
+async def test_a_refusal_that_only_repeats_the_words_of_a_client_is_not_remembered() -> None:
+    world = world_of(WORK)
+    world.upstream.answer = lambda _: FakeReply(400, pieces=[b'{"error":{"message":"bad text: allowed_tools"}}'])
+    reply, _ = await world.call(world.incoming(body(text="allowed_tools")))
+    assert (reply.status, len(world.upstream.sent)) == (400, 2)
+    await call(world, body())
+    assert sent(world)["tool_choice"]["type"] == "allowed_tools"
+
+
+async def test_a_refusal_about_something_else_is_passed_on() -> None:
+    world = world_of(WORK)
+    world.upstream.answer = lambda _: FakeReply(400, pieces=[b'{"error":{"message":"no such model"}}'])
+    reply, _ = await world.call(world.incoming(body()))
+    assert (reply.status, len(world.upstream.sent)) == (400, 1)
+
+
+async def test_a_choice_among_tools_that_is_the_clients_own_is_refused_to_the_client() -> None:
+    world = world_of(Step("all"))
+    world.upstream.answer = choosy
+    reply, _ = await world.call(world.incoming(body(tool_choice=allowed("search"))))
+    assert (reply.status, len(world.upstream.sent)) == (400, 1)
+
+
+async def test_a_choice_of_the_client_that_got_narrower_and_is_refused_both_ways_is_refused_to_it() -> None:
+    world = world_of(WORK)
+    world.upstream.answer = choosy
+    reply, _ = await world.call(world.incoming(body(tool_choice=allowed("search", "publish"))))
+    assert (reply.status, len(world.upstream.sent)) == (400, 2)
+    assert sent(world)["tool_choice"] == allowed("search")
+
+
+async def test_a_shorter_list_is_weighed_as_what_it_is() -> None:
+    world = world_of(Step("s", allowed=("search",)))
+    world.upstream.answer = choosy
+    await world.call(world.incoming(body([f"tool_{number}" for number in range(30)] + ["search"])))
+    shorter = world.record.context
+    plain = World()
+    await plain.call(plain.incoming(body(["search"])))
+    assert shorter is not None
+    assert plain.record.context is not None
+    assert shorter.tokens == plain.record.context.tokens
+
+
+# --- refusals of ours -----------------------------------------------------------------------------------------------
+
+
+async def test_a_sequence_whose_tool_is_not_offered_is_a_clear_error() -> None:
+    world = world_of(CRITIQUE)
+    reply, answered = await call(world, body(["search", "publish"], text="evaluate it"))
+    assert (reply.status, world.upstream.sent) == (400, [])
+    error = answered["error"]
+    assert (error["code"], error["param"]) == ("tool_not_allowed", "tools")
+    assert 'the step "critique": entry 1 of 2 of its sequence is due, read_*.' in error["message"]
+    assert "The request offers search, publish." in error["message"]
+    assert (await world.store.totals(KEY)).calls == 0
+
+
+async def test_a_step_whose_tools_are_not_offered_is_an_error_and_no_empty_list() -> None:
+    world = world_of(Step("s", allowed=("verdict",), denied=("verdict_2",)))
+    _, answered = await call(world, body(["search"]))
+    assert "it allows verdict but verdict_2." in answered["error"]["message"]
+
+
+@pytest.mark.parametrize("step", [Step("s", allowed=()), Step("s", denied=("*",))])
+@pytest.mark.parametrize("enforce", ["filter", "require"])
+async def test_a_step_that_allows_nothing_has_the_model_answer_in_text(step: Step, enforce: Any) -> None:
+    world = world_of(replace(step, enforce=enforce))
+    await call(world, body())
+    assert sent(world)["tool_choice"] == "none"
+    assert len(sent(world)["tools"]) == 4
+
+
+async def test_a_forced_choice_outside_the_step_is_refused_and_one_inside_goes_through() -> None:
+    world = world_of(WORK)
+    choice = {"type": "function", "function": {"name": "publish"}}
+    reply, answered = await call(world, body(tool_choice=choice))
+    assert (reply.status, answered["error"]["param"]) == (400, "tool_choice")
+    sending = body(tool_choice={"type": "function", "function": {"name": "search"}})
+    await call(world, sending)
+    assert world.upstream.sent[-1].body == sending
+
+
+async def test_a_forced_choice_is_refused_where_nothing_may_be_called() -> None:
+    world = world_of(Step("s", allowed=()))
+    choice = {"type": "function", "function": {"name": "search"}}
+    reply, answered = await call(world, body(tool_choice=choice))
+    assert (reply.status, answered["error"]["param"]) == (400, "tool_choice")
+    assert "it allows none" in answered["error"]["message"]
+
+
+async def test_reject_refuses_whatever_is_outside_and_changes_nothing_else() -> None:
+    world = world_of(replace(WORK, enforce="reject"))
+    reply, answered = await call(world, body())
+    assert (reply.status, answered["error"]["code"]) == (400, "tool_not_allowed")
+    sending = body(NAMES[:3])
+    await call(world, sending)
+    assert world.upstream.sent[-1].body == sending
+
+
+@pytest.mark.parametrize("enforce", ["filter", "require", "reject"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": {"0": tool("publish")}},
+        {"tools": None, "functions": [{"name": "publish"}]},
+        {"tools": [], "functions": [{"name": "publish"}]},
+        {"functions": [{"name": "publish"}]},
+        {"Tools": [tool("publish")]},
+        {"tools": [{"type": "x", "x": {"name": "search"}, "function": {"name": "publish"}}]},
+        {"tools": [tool("publish")], "tool_choice": {"type": "none"}},
+    ],
+)
+async def test_no_odd_way_to_write_it_offers_what_the_step_denies(enforce: Any, fields: Json) -> None:
+    world = world_of(replace(WORK, enforce=enforce))
+    reply, _ = await call(world, body((), **fields))
+    assert (reply.status, world.upstream.sent) == (400, [])
+
+
+async def test_what_names_show_in_an_error_is_bounded() -> None:
+    world = world_of(Step("s", allowed=("x",)))
+    _, answered = await call(world, body([f"{number:03}" + "n" * 5000 for number in range(500)]))
+    assert len(answered["error"]["message"]) < 3000
+    assert "and 484 more" in answered["error"]["message"]
+
+
+async def test_an_agent_that_does_not_exist_is_an_error() -> None:
+    world = world_of(WORK, name="writer")
+    reply, answered = await call(world, body(), directives=Directives(agent="editor"))
+    assert reply.status == 400
+    assert answered["error"]["message"] == 'There is no agent "editor" with steps; configured: writer.'
+
+
+# --- what answers make of it ----------------------------------------------------------------------------------------
+
+
+async def test_a_step_changes_within_a_turn_when_its_sequence_is_finished() -> None:
+    debate = Step("debate", conditions=(SequenceMatch((("read_*",), ("list_flaws",))),), sequence=(("search",),))
+    world = world_of(CRITIQUE, debate)
+    reply, _ = await call(world, body(text="evaluate it"), calling("read_draft"))
+    assert (reply.stepped and reply.stepped.state) == StepState("critique", 1, ("read_draft",))
+    # The message still says "evaluate": the step holds on, with its sequence finished and all its tools allowed.
+    reply, _ = await call(world, body(text="evaluate it"), calling("list_flaws"))
+    assert await state(world) == StepState("critique", 2, ("read_draft", "list_flaws"))
+    reply, _ = await call(world, body(text="and now?"))
+    assert (await state(world)).active == "debate"
+
+
+async def test_calls_side_by_side_in_one_answer_are_taken_in_their_order() -> None:
+    world = world_of(CRITIQUE)
+    reply, _ = await call(world, body(text="evaluate it"), calling("read_draft", "publish", "list_flaws"))
+    assert reply.stepped is not None
+    assert (reply.stepped.state.index, reply.stepped.stray) == (2, ("publish",))
+    assert world.record.notes["stray_tools"] == "publish"
+
+
+async def test_a_stream_is_looked_at_when_it_has_ended() -> None:
+    world = world_of(CRITIQUE)
+    delta = {"tool_calls": [{"index": 0, "id": "c", "type": "function", "function": {"name": "read_draft"}}]}
+    pieces = [
+        chunk(choices=[{"index": 0, "delta": delta, "finish_reason": None}]),
+        chunk(choices=[{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]),
+        DONE,
+    ]
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=pieces)
+    await world.call(world.incoming(body(text="evaluate it", stream=True)))
+    assert await state(world) == StepState("critique", 1, ("read_draft",))
+
+
+@pytest.mark.parametrize("finish", ["length", "content_filter"])
+async def test_a_call_that_was_cut_is_not_counted_as_nobody_runs_it(finish: str) -> None:
+    world = world_of(CRITIQUE)
+    await call(world, body(text="evaluate it"), calling("read_draft", finish=finish))
+    assert await state(world) == StepState("critique")
+
+
+async def test_an_answer_that_broke_off_is_not_counted() -> None:
+    world = world_of(CRITIQUE)
+    delta = {"tool_calls": [{"index": 0, "id": "c", "type": "function", "function": {"name": "read_draft"}}]}
+    begun = chunk(choices=[{"index": 0, "delta": delta, "finish_reason": None}])
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[begun, UpstreamProtocolError("broke off")])
+    await world.call(world.incoming(body(text="evaluate it", stream=True)))
+    assert await state(world) == StepState("critique")
+
+
+async def test_the_older_form_and_custom_tools_are_seen_too() -> None:
+    world = world_of(CRITIQUE)
+    older = {"role": "assistant", "content": None, "function_call": {"name": "read_draft", "arguments": "{}"}}
+    functions = [{"name": name} for name in NAMES]
+    answer = FakeReply(pieces=[completion(choices=[{"index": 0, "message": older, "finish_reason": "function_call"}])])
+    await call(world, body((), text="evaluate it", functions=functions), answer)
+    assert sent(world)["functions"] == [{"name": "read_draft"}]
+    assert (await state(world)).index == 1
+    custom = {"id": "c", "type": "custom", "custom": {"name": "list_flaws", "input": "x"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [custom]}
+    answer = FakeReply(pieces=[completion(choices=[{"index": 0, "message": message, "finish_reason": "tool_calls"}])])
+    await call(world, body(text="evaluate it"), answer)
+    assert (await state(world)).index == 2
+
+
+async def test_hosted_tools_count_under_the_names_by_which_they_are_offered() -> None:
+    world = world_of(Step("s", allowed=("web_search", "github"), sequence=(("web_search",), ("github",))))
+    tools = [{"type": "web_search_preview"}, {"type": "mcp", "server_label": "github", "server_url": "https://x"}]
+    output = [
+        {"type": "web_search_call", "id": "w", "status": "completed"},
+        {"type": "mcp_call", "id": "m", "server_label": "github", "name": "create_issue", "arguments": "{}"},
+    ]
+    answer = FakeReply(pieces=[json.dumps({"id": "r", "status": "completed", "output": output}).encode()])
+    world.upstream.answer = lambda _: answer
+    sending = json.dumps({"model": "m", "input": "hi", "tools": tools}).encode()
+    await world.call(world.incoming(sending, "responses"))
+    assert await state(world) == StepState("s", 2, ("web_search", "github"))
+    assert "stray_tools" not in world.record.notes
+
+
+# --- what conditions look at ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "sending"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "old"}, {"role": "assistant", "content": "evaluate"},
+                                           {"role": "user", "content": [{"type": "text", "text": "new"}]},
+                                           {"role": "tool", "tool_call_id": "1", "content": "evaluate"}]}),
+        ("responses", {"input": "new"}),
+        ("responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "new"}]},
+                                 {"type": "function_call_output", "call_id": "1", "output": "evaluate"}]}),
+        ("messages", {"max_tokens": 5, "messages": [
+            {"role": "user", "content": "new"}, {"role": "assistant", "content": "evaluate"},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "evaluate"}]}]}),
+    ],
+)  # fmt: skip
+async def test_the_newest_user_message_is_looked_at_and_no_result_of_a_tool(path: str, sending: Json) -> None:
+    seen = []
+    world = world_of(Step("s", conditions=(MessageMatches(lambda text: seen.append(text) or True),)))  # type: ignore[func-returns-value]
+    await world.call(world.incoming(json.dumps({"model": "m", **sending}).encode(), path))
+    assert set(seen) == {"new"}
+    assert (await state(world)).active == "s"
+
+
+@pytest.mark.parametrize(
+    "sending", [{"messages": []}, {"messages": [5, {"role": "user"}, {"role": "user", "content": 7}]}]
+)
+async def test_a_request_without_a_message_matches_nothing(sending: Json) -> None:
+    world = world_of(Step("s", conditions=(MessageMatches(bool),)))
+    reply, _ = await call(world, json.dumps({"model": "m", **sending}).encode())
+    assert reply.stepped is not None
+    assert reply.stepped.step is None
+
+
+async def test_tokens_are_those_of_the_request_before_anything_is_left_out() -> None:
+    world = world_of(Step("big", conditions=(TokensAbove(500),)), Step("small", is_default=True))
+    reply, _ = await call(world, body(text="short"))
+    assert reply.stepped is not None
+    assert reply.stepped.state.active == "small"
+    reply, _ = await call(world, body(text="word " * 1000))
+    assert reply.stepped is not None
+    assert reply.stepped.state.active == "big"
+
+
+async def test_the_narrowest_budget_decides() -> None:
+    agent = Agent("default", [Step("poor", conditions=(BudgetBelow(0.9),)), Step("rich", is_default=True)])
+    world = World(budget=BudgetPolicy(session=Limits(tokens=100)), agents={"default": agent})
+    active = []
+    for _ in range(2):
+        reply, _ = await call(world, body((), text="x", max_tokens=5))
+        assert reply.stepped is not None
+        active.append(reply.stepped.state.active)
+    assert active == ["rich", "poor"]
+
+
+# --- whose steps ----------------------------------------------------------------------------------------------------
+
+
+async def test_each_agent_of_a_session_has_a_place_of_its_own() -> None:
+    agents = {name: Agent(name, [CRITIQUE]) for name in ("a", "b")}
+    world = World(agents=agents)
+    await call(world, body(text="evaluate"), calling("read_draft"), directives=Directives(agent="a"))
+    await call(world, body(text="evaluate"), directives=Directives(agent="b"))
+    remembered = await world.store.remembered(KEY)
+    assert [(name, one.index) for name, one in remembered.state.steps.items()] == [("a", 1), ("b", 0)]
+
+
+async def test_a_session_remembers_eight_agents_and_a_ninth_takes_the_place_of_the_first() -> None:
+    agents = {f"a{number}": Agent(f"a{number}", [CRITIQUE]) for number in range(9)}
+    world = World(agents=agents)
+    for name in agents:
+        await call(world, body(text="evaluate"), directives=Directives(agent=name))
+    remembered = await world.store.remembered(KEY)
+    assert list(remembered.state.steps) == [f"a{number}" for number in range(1, 9)]
+
+
+async def test_calls_of_our_own_and_other_endpoints_have_no_step() -> None:
+    world = world_of(CRITIQUE)
+    purpose = Purpose("summary", derived=False, notes={})
+    for changes in ({"purpose": purpose}, {"path": "completions"}, {"path": "embeddings"}):
+        sending = json.dumps({"model": "m", "messages": [], "prompt": "evaluate", "input": "evaluate"}).encode()
+        reply, _ = await world.call(world.incoming(sending, **changes))
+        assert reply.stepped is None
+    assert (await world.store.remembered(KEY)).state.steps == {}
+
+
+async def test_a_gateway_without_steps_does_nothing_of_it() -> None:
+    world = World()
+    reply, _ = await call(world, body(Tools=5))
+    assert reply.stepped is None
+    assert (await world.store.remembered(KEY)).state == SessionState()
+
+
+# --- what a step sets -----------------------------------------------------------------------------------------------
+
+
+async def test_a_step_may_call_another_model() -> None:
+    world = world_of(Step("s", model="q-small"))
+    await call(world, body())
+    assert (world.upstream.sent[-1].url, sent(world)["model"]) == ("http://q/v1/chat/completions", "q-real")
+    assert world.record.notes["model"] == "q-small, as the step has it"
+
+
+async def test_a_client_key_that_may_not_use_the_model_of_a_step_is_told_whose_it_is() -> None:
+    world = world_of(Step("s", model="q-small"))
+    reply, answered = await call(world, body(), caller=Caller("alice", models=("m",)))
+    assert (reply.status, world.upstream.sent) == (404, [])
+    assert 'it may use m. The step "s" calls it.' in answered["error"]["message"]
+
+
+async def test_the_credential_of_a_caller_does_not_go_where_a_step_sends_the_call() -> None:
+    world = world_of(Step("s", model="q-small"))
+    world.providers["p"] = Provider("p", "http://p/v1")
+    headers = [(b"x-session-id", b"s"), (b"authorization", b"Bearer of-p")]
+    world.providers["q"] = Provider("q", "http://q/v1")
+    reply, answered = await call(world, body(), headers=headers)
+    assert (reply.status, world.upstream.sent) == (401, [])
+    assert 'The step "s" calls q-small at the provider q' in answered["error"]["message"]
+    world.providers["q"] = Provider("q", "http://q/v1", key="held")
+    await call(world, body(), headers=headers)
+    assert (b"authorization", b"Bearer held") in list(world.upstream.sent[-1].headers)
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [({}, 50), ({"max_tokens": 20}, 20), ({"max_tokens": 500}, 50), ({"max_completion_tokens": 500}, 50)],
+)
+async def test_the_output_of_a_step_is_limited(fields: Json, limit: int) -> None:
+    world = world_of(Step("s", max_output_tokens=50))
+    await call(world, body(**fields))
+    name = next(iter(fields), "max_tokens")
+    assert sent(world)[name] == limit
+
+
+# --- who is told, and what fails beside it --------------------------------------------------------------------------
+
+
+class Watching(Observer):
+    def __init__(self) -> None:
+        self.changes: list[StepChange] = []
+
+    def record(self, call: CallRecord, totals: Any, left: Any = None) -> None:
+        pass
+
+    def stepped(self, change: StepChange) -> None:
+        self.changes.append(change)
+        raise RuntimeError("an observer's bug")
+
+
+def watched(world: World) -> Watching:
+    watching = Watching()
+    world.gateway.steps._observers = [watching]
+    return watching
+
+
+async def test_observers_are_told_of_each_change_and_one_that_fails_fails_no_call() -> None:
+    world = world_of(CRITIQUE, WORK)
+    watching = watched(world)
+    await call(world, body(text="evaluate it"), calling("read_draft"))
+    await call(world, body(text="evaluate it"), calling("publish"))
+    told = [(one.step_before, one.step, one.index, one.tools) for one in watching.changes]
+    assert told == [(None, "critique", 0, ()), ("critique", "critique", 1, ("read_draft",))]
+    assert {(one.session, one.agent) for one in watching.changes} == {(KEY, "default")}
+
+
+class Flaky(AwayStore):
+    error: StoreUnavailable | None = None
+
+    async def update(self, session: SessionKey, change: Change) -> SessionState:
+        if self.error is not None:
+            raise self.error
+        return await super().update(session, change)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreConflict("busy")])
+async def test_a_change_that_cannot_be_kept_fails_no_call_and_is_noted(error: StoreUnavailable) -> None:
+    world = world_of(CRITIQUE)
+    flaky = Flaky()
+    flaky.error = error
+    world.gateway.steps._store = flaky
+    watching = watched(world)
+    reply, _ = await call(world, body(text="evaluate it"), calling("read_draft"))
+    assert reply.status == 200
+    assert reply.stepped is not None
+    assert reply.stepped.state.index == 1
+    assert world.record.notes["step"] == "not kept: the store is away"
+    assert watching.changes == []
+    assert (await world.store.totals(KEY)).calls == 1, "it is charged all the same"
+
+
+async def test_no_step_is_enforced_while_nobody_knows_where_the_session_is() -> None:
+    world = world_of(replace(WORK, enforce="reject"))
+    world.settler.is_open = True
+    world.store.away = True
+    sending = body(["publish"])
+    reply, _ = await call(world, sending)
+    assert (reply.status, reply.stepped) == (200, None)
+    assert world.record.notes["step"] == "none: the store is away"
+    world.store.away = False
+
+
+async def test_a_call_that_is_cancelled_while_its_step_is_kept_is_charged() -> None:
+    class Slow(AwayStore):
+        async def update(self, session: SessionKey, change: Change) -> SessionState:
+            await asyncio.sleep(60)
+            raise AssertionError
+
+    world = world_of(Step("s", is_default=True))
+    await call(world, body())
+    world.gateway.steps._store = Slow()
+    world.upstream.answer = lambda _: calling("search")
+    task = asyncio.create_task(world.call(world.incoming(body())))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await world.store.totals(KEY)).calls == 2
