@@ -1,6 +1,6 @@
 """What a call costs in the gateway: CPU, latency and memory, beside the same calls without it and through nginx.
 
-    python bench/overhead.py [--gateway URL:PID] [--json]
+    python bench/overhead.py [--gateway URL:PID] [--wire NAME] [--json]
 
 Linux, standard library only. See README.md for what is measured and how.
 """
@@ -25,14 +25,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PATH = "/v1/chat/completions"
+#: by format, where its calls go
+PATHS = {
+    "chat": "/v1/chat/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+    "embeddings": "/v1/embeddings",
+}
 FIXED_PORT = 9100  # of the upstream, where the gateway was started by somebody else
 BACKLOG = 4096
 ANSWER_WITHIN_S = 60.0
@@ -43,7 +49,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True)
 class Workload:
-    """`clients` connections, each making `calls` calls one after the other. `chunks` > 0: streams."""
+    """`clients` connections, each making `calls` calls one after the other. `chunks` > 0: streams, of chat only."""
 
     name: str
     clients: int
@@ -52,6 +58,7 @@ class Workload:
     interval_ms: int = 0
     body_bytes: int = 1_000
     warm_up: int = 3
+    wire: str = "chat"
 
 
 WORKLOADS = (
@@ -61,6 +68,9 @@ WORKLOADS = (
     Workload("100 chunks 10 ms apart, 16 clients", 16, 3, chunks=100, interval_ms=10, warm_up=0),
     Workload("50 chunks 100 ms apart, 1,000 clients", 1000, 1, chunks=50, interval_ms=100, warm_up=0),
     Workload("4 MB body, 1 client", 1, 8, body_bytes=4_000_000, warm_up=2),
+    Workload("4 MB to responses, 1 client", 1, 8, body_bytes=4_000_000, warm_up=2, wire="responses"),
+    Workload("4 MB to messages, 1 client", 1, 8, body_bytes=4_000_000, warm_up=2, wire="messages"),
+    Workload("4 MB to embeddings, 1 client", 1, 8, body_bytes=4_000_000, warm_up=2, wire="embeddings"),
 )
 
 
@@ -68,7 +78,7 @@ WORKLOADS = (
 
 
 def request_body(workload: Workload) -> bytes:
-    """A chat request; its nonce is replaced at each call by one of the same length."""
+    """A request; its nonce is replaced at each call by one of the same length."""
     words = random.Random(7).choices(("token", "session", "budget", "window", "answer", "tool", "of", "the"), k=200)
     text = " ".join(words)[:900]
     messages: list[dict[str, str]] = [{"role": "user", "content": text[: workload.body_bytes - 300]}]
@@ -78,8 +88,13 @@ def request_body(workload: Workload) -> bytes:
     body: dict[str, Any] = {
         "model": "bench",
         "metadata": {"nonce": NONCE.decode(), "chunks": str(workload.chunks), "interval_ms": str(workload.interval_ms)},
-        "messages": messages,
     }
+    if workload.wire == "embeddings":
+        body["input"] = [message["content"] for message in messages]
+    else:
+        body["input" if workload.wire == "responses" else "messages"] = messages
+    if workload.wire == "messages":
+        body["max_tokens"] = 100
     if workload.chunks:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return json.dumps(body).encode()
@@ -88,24 +103,37 @@ def request_body(workload: Workload) -> bytes:
 _WANTED = re.compile(rb'"nonce": "(.{8})", "chunks": "(\d+)", "interval_ms": "(\d+)"')
 
 
+def wire_of(path: str) -> str:
+    return next((wire for wire, its_path in PATHS.items() if its_path == path), "chat")
+
+
 def usage(body_bytes: int, chunks: int) -> dict[str, int]:
     """The upstream's count; it shows that the whole body arrived."""
     tokens_in, tokens_out = body_bytes // 4, chunks or 16
     return {"prompt_tokens": tokens_in, "completion_tokens": tokens_out, "total_tokens": tokens_in + tokens_out}
 
 
-def whole_answer(nonce: bytes, body_bytes: int) -> bytes:
-    message = {"role": "assistant", "content": "A short answer of some sixteen tokens, as small calls often get them."}
-    return json.dumps(
-        {
-            "id": f"chatcmpl-{nonce.decode()}",
-            "object": "chat.completion",
-            "created": 1_700_000_000,
-            "model": "bench",
-            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-            "usage": usage(body_bytes, 0),
-        }
-    ).encode()
+def whole_answer(wire: str, nonce: bytes, body_bytes: int) -> bytes:
+    text = "A short answer of some sixteen tokens, as small calls often get them."
+    counts = usage(body_bytes, 0)
+    named = {"input_tokens": counts["prompt_tokens"], "output_tokens": counts["completion_tokens"]}
+    said: dict[str, Any]
+    if wire == "responses":
+        content = [{"type": "output_text", "text": text, "annotations": []}]
+        item = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": content}
+        usage_of_all = {**named, "total_tokens": counts["total_tokens"]}
+        said = {"object": "response", "status": "completed", "output": [item], "usage": usage_of_all}
+    elif wire == "messages":
+        content = [{"type": "text", "text": text}]
+        said = {"type": "message", "role": "assistant", "content": content, "stop_reason": "end_turn", "usage": named}
+    elif wire == "embeddings":
+        data = [{"object": "embedding", "index": 0, "embedding": [0.25] * 16}]
+        said = {"object": "list", "data": data, "usage": {"prompt_tokens": 7, "total_tokens": 7}}
+    else:
+        message = {"role": "assistant", "content": text}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        said = {"object": "chat.completion", "created": 1_700_000_000, "choices": [choice], "usage": counts}
+    return json.dumps({"id": f"chatcmpl-{nonce.decode()}", "model": "bench", **said}).encode()
 
 
 def events(nonce: bytes, body_bytes: int, chunks: int) -> list[bytes]:
@@ -145,16 +173,17 @@ class Upstream(asyncio.Protocol):
             length = re.search(rb"content-length: *(\d+)", bytes(self._seen[:end]), re.IGNORECASE)
             self._needed = end + 4 + (int(length[1]) if length else 0)
         if len(self._seen) >= self._needed:
+            path = self._seen[: self._seen.find(b"\r\n")].split(b" ")[1].decode()
             body = bytes(self._seen[self._seen.find(b"\r\n\r\n") + 4 :])
             self._seen.clear()
             self._needed = 0
-            self._answer(body)
+            self._answer(wire_of(path), body)
 
-    def _answer(self, body: bytes) -> None:
+    def _answer(self, wire: str, body: bytes) -> None:
         wanted = _WANTED.search(body, 0, 300)
         nonce, chunks, interval = (wanted[1], int(wanted[2]), int(wanted[3])) if wanted else (NONCE, 0, 0)
         if not chunks:
-            content = whole_answer(nonce, len(body))
+            content = whole_answer(wire, nonce, len(body))
             head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(content)
             self._transport.write(head + content)
             return
@@ -213,7 +242,7 @@ class Client(asyncio.Protocol):
         self._workload, self._number, self._left, self._result = workload, number, calls, result
         self._body = request_body(workload)
         self._head = (
-            f"POST {PATH} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+            f"POST {PATHS[workload.wire]} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
             f"x-session-id: bench-{number}\r\ncontent-length: {len(self._body)}\r\n\r\n"
         ).encode()
         self._seen = bytearray()
@@ -260,7 +289,7 @@ class Client(asyncio.Protocol):
         if not head.startswith(b"HTTP/1.1 200"):
             return (head[:60] + b" " + body[:200]).decode()
         if not self._workload.chunks:
-            right = body == whole_answer(self._nonce, len(self._body))
+            right = body == whole_answer(self._workload.wire, self._nonce, len(self._body))
             return "" if right else f"another answer: {body[:200]!r}"
         lines = [line for line in unchunked(body).split(b"\n\n") if line and not line.startswith(b":")]
         expected = b"".join(events(self._nonce, len(self._body), self._workload.chunks))
@@ -399,7 +428,7 @@ def answers(port: int) -> bool:
     """Whether a chat call is answered."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
-        connection.request("POST", PATH, request_body(WORKLOADS[0]), {"content-type": "application/json"})
+        connection.request("POST", PATHS["chat"], request_body(WORKLOADS[0]), {"content-type": "application/json"})
         answer = connection.getresponse()
         return answer.status == http.HTTPStatus.OK and b"chatcmpl" in answer.read()
     except OSError:
@@ -483,8 +512,8 @@ def measure(target: Target, workload: Workload, load: Callable[..., Result]) -> 
     return figures
 
 
-def measure_all(target: Target, load: Callable[..., Result]) -> dict[str, Figures]:
-    return {workload.name: measure(target, workload, load) for workload in WORKLOADS}
+def measure_all(target: Target, workloads: Sequence[Workload], load: Callable[..., Result]) -> dict[str, Figures]:
+    return {workload.name: measure(target, workload, load) for workload in workloads}
 
 
 def help_seconds() -> float:
@@ -512,7 +541,15 @@ class Report:
         return sum(figures.failed for by_workload in self.figures.values() for figures in by_workload.values())
 
 
-def measure_gateway(report: Report, upstream: int, cpu: int | None, folder: Path, load: Callable[..., Result]) -> None:
+def measure_gateway(
+    report: Report,
+    workloads: Sequence[Workload],
+    folder: Path,
+    load: Callable[..., Result],
+    *,
+    upstream: int,
+    cpu: int | None,
+) -> None:
     """A gateway of our own: started three times, measured the last time."""
     starts = []
     for run in range(3):
@@ -524,12 +561,12 @@ def measure_gateway(report: Report, upstream: int, cpu: int | None, folder: Path
             if run == 2:
                 time.sleep(1)
                 report.idle_mb = memory_mb(target.pid or 0, "VmRSS")
-                report.figures["gateway"] = measure_all(target, load)
+                report.figures["gateway"] = measure_all(target, workloads, load)
     report.first_answer_s = statistics.median(starts)
     report.help_s = help_seconds()
 
 
-def run(gateway: Target | None) -> Report:
+def run(gateway: Target | None, workloads: Sequence[Workload]) -> Report:
     report = Report()
     cpus = sorted(os.sched_getaffinity(0))
     ours, theirs = (cpus[0], cpus[1]) if len(cpus) > 1 else (None, None)
@@ -551,17 +588,17 @@ def run(gateway: Target | None) -> Report:
         def load(port: int, workload: Workload, calls: int) -> Result:
             return pool.submit(run_load, port, workload, calls).result()
 
-        report.figures["direct"] = measure_all(Target(upstream, None), load)
+        report.figures["direct"] = measure_all(Target(upstream, None), workloads, load)
         if gateway:
-            report.figures["gateway"] = measure_all(gateway, load)
+            report.figures["gateway"] = measure_all(gateway, workloads, load)
         else:
-            measure_gateway(report, upstream, ours, folder, load)
+            measure_gateway(report, workloads, folder, load, upstream=upstream, cpu=ours)
         program = shutil.which("nginx")
         if program:
             port = free_port()
             command = nginx_command(program, upstream, port, folder)
             with started(command, port, ours, folder / "nginx.log") as (target, _seconds):
-                report.figures["nginx"] = measure_all(target, load)
+                report.figures["nginx"] = measure_all(target, workloads, load)
         else:
             report.notes.append("nginx is not on the PATH: no floor was measured")
     return report
@@ -588,6 +625,8 @@ COLUMNS = (
 def table(report: Report) -> Iterator[str]:
     yield "".join(name.ljust(width) if i == 0 else name.rjust(width) for i, (name, width) in enumerate(COLUMNS))
     for workload in WORKLOADS:
+        if workload.name not in report.figures["gateway"]:
+            continue
         cells = row(report, workload)
         yield "".join(
             cell.ljust(width) if i == 0 else cell.rjust(width)
@@ -629,9 +668,11 @@ def main() -> int:
         type=running,
         help=f"one that already runs, with --upstream http://127.0.0.1:{FIXED_PORT}; else one is started",
     )
+    parser.add_argument("--wire", choices=sorted(PATHS), help="only the workloads of this format; else all")
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
     arguments = parser.parse_args()
-    report = run(arguments.gateway)
+    chosen = [workload for workload in WORKLOADS if arguments.wire in (None, workload.wire)]
+    report = run(arguments.gateway, chosen)
     if arguments.json:
         print(json.dumps(asdict(report), indent=2))
     else:
