@@ -23,7 +23,7 @@ types:  ## mypy, strict, over gateway, tests and bench
 	done
 
 test:  ## the tests
-	$(PYTHON) -m pytest -q
+	$(PYTHON) -m pytest -q -n auto
 
 schema:  ## write config/gateway.schema.json anew after a change of gateway/config/
 	$(PYTHON) -m gateway schema > config/gateway.schema.json

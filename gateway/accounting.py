@@ -80,14 +80,19 @@ class Accounts:
         self._open_blind(progress)
 
     async def _read(self, progress: Progress) -> None:
-        session, named = progress.session, progress.incoming.directives.parent
-        if session is not None:
-            progress.remembered = await self._store.remembered(session)
-            known = progress.remembered.state.parent
-            if known is not None or named is not None:
-                parents = await self._budgets.parents(session, known, named)
-                progress.charged = replace(progress.charged, parents=parents)
-        progress.book = await self._budgets.book(progress.charged)
+        session, named, call = progress.session, progress.incoming.directives.parent, progress.call
+        if session is None:
+            progress.book = await self._budgets.book(progress.charged)
+            return
+        is_stream = call is not None and call.stream
+        opening, book = await self._budgets.opening(session, progress.charged, with_totals=is_stream)
+        progress.remembered, known = opening.remembered, opening.remembered.state.parent
+        progress.before = opening.totals
+        if known is not None or named is not None:
+            parents = await self._budgets.parents(session, known, named)
+            progress.charged = replace(progress.charged, parents=parents)
+            book = await self._budgets.book(progress.charged)
+        progress.book = book
 
     def _open_blind(self, progress: Progress) -> None:
         """As the accounts stood when they were last seen.
@@ -181,12 +186,18 @@ class Accounts:
     async def deliver(self, progress: Progress) -> None:
         """A part of the answer is about to go out: should this worker die, it is charged for."""
         taken = progress.taken
-        if taken is None or taken.lease.pending is None or self._settler.is_away:
+        if taken is None or taken.lease.pending is None:
             return
-        try:
-            await self._budgets.deliver(taken)
-        except StoreUnavailable as error:
-            self._settler.away(error)
+        if not self._settler.is_away:
+            try:
+                if await self._budgets.deliver(taken):
+                    return
+            except StoreUnavailable as error:
+                self._settler.away(error)
+        # The record that is written when the call has ended corrects this one.
+        record = self._budgets.lost(taken)
+        if record is not None:
+            await self._settler.settle(record)
 
     async def is_over(self, progress: Progress) -> bool:
         """Whether an answer on its way has to end, as no more of it can be held. Nothing is passed on meanwhile."""

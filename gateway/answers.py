@@ -54,7 +54,8 @@ class Answers:
     async def failure(self, progress: Progress, answer: UpstreamReply) -> Reply:
         """A provider's refusal or redirect: passed on as it is, never followed; it costs nothing."""
         body = await read_error(answer)
-        progress.outcome = "provider_error"
+        # Not always what the last provider said: it may be what one before it did.
+        progress.outcome, progress.status = "provider_error", answer.status
         progress.response_bytes = len(body)
         headers = response_headers(answer.headers, unpacked=is_packed(answer))
         reply = self._reply(progress, answer.status, headers, body)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gateway.core.errors import InvalidRequest, PriceUnknown
 from gateway.core.ledger import Amount, Claim, Hold, Refused, Standing
-from gateway.core.ports import CallRecord, OpenHold, SessionKey, Store
+from gateway.core.ports import CallRecord, OpenHold, Opening, SessionKey, Store
 from gateway.core.spending import (
     STREAM_STEP,
     BudgetPolicy,
@@ -117,14 +117,22 @@ class Budgets:
             parent = (await self._store.remembered(key)).state.parent
         return tuple(found), None
 
+    async def opening(self, session: SessionKey, charged: Charged, *, with_totals: bool) -> tuple[Opening, Book]:
+        """What a call of a session begins with, and its accounts as they stand."""
+        claims = claims_of(self.policy, charged)
+        found = await self._store.opening(session, [claim.undeclared for claim in claims], with_totals=with_totals)
+        return found, Book(claims, self._seen(claims, found.standings))
+
     async def book(self, charged: Charged) -> Book:
         """The accounts of a call as they stand."""
         claims = claims_of(self.policy, charged)
         return Book(claims, await self._standings(claims))
 
     async def _standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
+        return self._seen(claims, await self._store.standings([claim.undeclared for claim in claims]))
+
+    def _seen(self, claims: Sequence[Claim], granted: Sequence[Standing]) -> tuple[Standing, ...]:
         """How accounts stand for a call. What it declares is its own; of the rest this worker takes note."""
-        granted = await self._store.standings([claim.undeclared for claim in claims])
         self._blind.saw(granted)
         return tuple(stands.lowered(claim.declared) for stands, claim in zip(granted, claims, strict=True))
 
@@ -198,14 +206,19 @@ class Budgets:
         hold = hold_for(call_id, book.claims, book.standings, need, clamp=self.policy.clamp)
         return OpenHold(hold, lost(need), unit_usd=need.rate.output if need.rate is not None else None)
 
-    async def deliver(self, taken: Taken) -> None:
-        """A part of the answer is about to go out.
+    async def deliver(self, taken: Taken) -> bool:
+        """A part of the answer is about to go out; whether something is held for it.
 
         Raises:
             StoreUnavailable: what is not held yet cannot be.
         """
-        if not taken.book.is_blind:
-            await self._leases.take(taken.lease)
+        return not taken.book.is_blind and await self._leases.take(taken.lease)
+
+    @staticmethod
+    def lost(taken: Taken) -> CallRecord | None:
+        """What to write now of a call for which nothing can be held: should its worker die, it is charged for."""
+        pending, taken.lease.pending = taken.lease.pending, None
+        return pending().as_lost() if pending is not None else None
 
     async def look(self, lease: Lease) -> None:
         """See `Leases.look`."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import ceil
 from threading import Lock
 from typing import Any, Final, Self
-from urllib.parse import urlencode
+from urllib.parse import unquote, urlencode
 
 #: what stands around a tool's result in a request, in tokens
 _FRAME: Final = 16
@@ -110,7 +110,7 @@ def fetch_counts(
         OSError: the gateway cannot be reached, or refuses (`urllib.error.HTTPError`).
     """
     base = _BASE.search(base_url)
-    named = session or (base["session"] if base else None)
+    named = session or (unquote(base["session"]) if base and base["session"] else None)
     query = f"?{urlencode({'session': named})}" if named else ""
     headers = {"content-type": "application/json", **({"authorization": f"Bearer {api_key}"} if api_key else {})}
     request = urllib.request.Request(  # noqa: S310 - the address is the agent's own

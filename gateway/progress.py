@@ -53,7 +53,7 @@ class Progress:
     that its budgets allow. `is_holding`: something may be held.
     `contents`: of the call, where a step had to look at them; `step`: the one that it was begun in; `narrowed`: how
     the provider is told which tools may be called.
-    `before`: the session's totals when it was sent, where they go out before its answer.
+    `before`: the session's totals as they were read before it was sent, where they go out before its answer.
     `reader` tells what was read of an answer that has not come to its end; `billed`: the provider charges for it.
     `record` and `totals` are there once it was settled, or was about to be.
     """

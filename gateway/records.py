@@ -14,13 +14,11 @@ from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Need, accounts_of, spent_by
 from gateway.core.usage import Charge, Usage
 from gateway.dialects.base import Answer, Call
-from gateway.dialects.texts import estimate
+from gateway.dialects.texts import as_name, estimate
 from gateway.progress import CLIENT_CLOSED, TOO_SLOW, Progress
 
 #: outcomes of calls that nobody waited for to the end
 _LEFT: Final = frozenset({"client_left", "cut_at_shutdown", TOO_SLOW})
-#: characters of a foreign name that are kept
-_NAME_CHARACTERS: Final = 256
 
 
 class Records:
@@ -60,14 +58,14 @@ class Records:
             dialect=progress.dialect.name,
             operation=_operation(progress, call),
             provider=progress.route.provider,
-            model=_clean(progress.route.model or (call.model if call else None) or ""),
-            response_model=_clean(answer.model) if answer.model else None,
+            model=as_name(progress.route.model or (call.model if call else None) or ""),
+            response_model=as_name(answer.model) if answer.model else None,
             stream=call.stream if call else False,
             status=progress.status if progress.outcome not in _LEFT else CLIENT_CLOSED,
             outcome=progress.outcome,
             error_code=progress.fault.code if progress.fault else None,
-            finish_reason=_clean(answer.finish_reason) if answer.finish_reason else None,
-            tools=tuple(map(_clean, answer.tools)),
+            finish_reason=as_name(answer.finish_reason) if answer.finish_reason else None,
+            tools=tuple(map(as_name, answer.tools)),
             charge=charge,
             overhead_s=(progress.sent_at or now) - incoming.started,
             first_byte_s=progress.head_at - incoming.started if progress.head_at is not None else None,
@@ -116,7 +114,7 @@ class Records:
         """What is taken from budgets: of a service tier with unknown prices, no less than of the standard one."""
         price = self._facts(progress.route).price
         if charge is not None and charge.cost_usd is None and price is not None:
-            progress.notes["price"] = f'not known of the service tier "{_clean(tier or "")}", which is a dearer one'
+            progress.notes["price"] = f'not known of the service tier "{as_name(tier or "")}", which is a dearer one'
             charge = replace(charge, cost_usd=standard_cost(charge.usage, price))
         return spent_by(charge, self._cached_weight)
 
@@ -145,12 +143,3 @@ def _operation(progress: Progress, call: Call | None) -> str:
     if purpose is not None:
         return purpose.operation
     return call.operation if call else progress.incoming.endpoint.operation
-
-
-def _clean(text: str) -> str:
-    """A foreign name as it may stand in a record: no lone surrogates, no control characters, bounded."""
-    if len(text) <= _NAME_CHARACTERS and text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else "?" for char in text[:_NAME_CHARACTERS].encode("utf-8", "replace").decode()
-    )

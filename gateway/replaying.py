@@ -94,7 +94,12 @@ def read_lines(lines: Iterable[bytes], *, whole: bool, complain: Callable[[int, 
             continue
         bodies = _turns(body) if whole else [body]
         for one in bodies:
-            yield Recorded(number, session or _session_of(one, number), json.dumps(one, ensure_ascii=False).encode())
+            try:
+                written = json.dumps(one, ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                complain(number, "holds half a character (a lone surrogate), which no provider takes")
+                break
+            yield Recorded(number, session or _session_of(one, number), written)
 
 
 def _request_in(value: Any) -> tuple[str | None, dict[str, Any]]:
@@ -134,7 +139,7 @@ def _turns(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for index in range(1, len(items)):
         if _is_answer(items[index]) and not _is_answer(items[index - 1]):
             yield {**body, name: items[:index]}
-    if not _is_answer(items[-1]):
+    if not items or not _is_answer(items[-1]):
         yield body
 
 

@@ -24,6 +24,7 @@ from gateway.core.steps import DEFAULT_AGENT, Agent, Facts, Step, StepState, Use
 from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
 from gateway.dialects.contents import contents_of
+from gateway.dialects.texts import as_name
 from gateway.dialects.tools import Offer, narrowed, offer_of
 from gateway.newest import NewestMessages
 from gateway.planning import Asked, Planner
@@ -223,7 +224,8 @@ def _known_as(progress: Progress, stepped: Stepped, tools: Sequence[str]) -> Seq
     if offer is None and call is not None and wire is not None:
         with contextlib.suppress(InvalidRequest):
             offer = offer_of(call.fields, wire)
-    return [offer.known_as(tool) for tool in tools] if offer is not None else tools
+    # A set of tools has the name that the client gives it.
+    return [as_name(offer.known_as(tool)) for tool in tools] if offer is not None else tools
 
 
 def _hold_to(stepped: Stepped, step: Step, offer: Offer, session: SessionKey) -> None:
@@ -260,9 +262,10 @@ def _reason(stepped: Stepped, step: Step, outside: Sequence[str], session: Sessi
     else:
         wanted = f"it allows {_list(step.allowed if step.allowed is not None else ('all tools',))}"
         wanted += f" but {_list(step.denied)}" if step.denied else ""
+    whose = f', "agent": "{agent.name}"' if agent.name != DEFAULT_AGENT else ""
     return (
         f'Session "{session.id}" is in the step "{step.name}": {wanted}. The request offers {_list(outside)}. '
-        f'Offer what the step wants, or set another step: PATCH /api/sessions/{session.id} {{"active_step": …}}.'
+        f'Offer what the step wants, or set another step: PATCH /api/sessions/{session.id} {{"active_step": …{whose}}}.'
     )
 
 

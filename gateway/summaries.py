@@ -110,6 +110,8 @@ class Summaries:
 
     async def _at_work(self, answer: Awaitable[T], progress: Progress) -> T:
         """A client that leaves meanwhile has it made to its end, and no more."""
+        # It is charged to the session: what was read of that is out of date.
+        progress.before = None
         progress.at_work(is_so=True)
         try:
             return await answer

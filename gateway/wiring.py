@@ -294,8 +294,8 @@ class Worker:
     async def _note_state(self) -> None:
         """For the other workers, any of which may be asked how all are doing."""
         while self._metrics is not None and self._workers > 1:
-            await asyncio.sleep(_STATE_EVERY_S)
             self._metrics.look(self._state())
+            await asyncio.sleep(_STATE_EVERY_S)
 
     def reload_all(self) -> None:
         """Reload every worker: this one, or through the supervisor all of them.

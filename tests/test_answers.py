@@ -9,6 +9,7 @@ import pytest
 from gateway.answers import MAX_WHOLE_ANSWER
 from gateway.calls import SessionPolicy
 from gateway.core.ledger import Claim
+from gateway.core.ports import LOST
 from tests.support.fakes import KEY, SSE, STREAM, FakeReply, World
 from tests.support.scripted import DONE, chunk, usage_chunk
 
@@ -82,6 +83,33 @@ async def test_a_stream_goes_on_where_the_store_goes_before_its_first_part(world
     assert world.settler.is_away
     world.store.away = False
     await world.settler.aclose()
+    assert (await world.store.totals(KEY)).total_tokens == 15
+
+
+async def test_a_stream_that_cannot_be_held_is_written_down_before_a_part_of_it_goes_out(world: World) -> None:
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk(), DONE])
+    async with world.gateway.handle(world.incoming(STREAM)) as reply:
+        assert not isinstance(reply.body, bytes)
+        world.store.away = True
+        await anext(aiter(reply.body))
+        assert world.settler.waiting == 1, "should this worker die now, its journal has the call"
+    await world.settler.aclose()
+
+
+async def test_a_budget_that_is_set_before_the_first_part_of_a_stream_lets_it_go_on_and_be_charged(
+    world: World,
+) -> None:
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk(), DONE])
+    async with world.gateway.handle(world.incoming(STREAM)) as reply:
+        assert not isinstance(reply.body, bytes)
+        await world.store.decide(KEY.account, {"tokens": 1})
+        body = aiter(reply.body)
+        await anext(body)
+        (lost,) = await world.store.calls(KEY, 9)
+        assert (lost.outcome, lost.charge is not None) == (LOST, True), "should this worker die now"
+        assert b"".join([piece async for piece in body]).endswith(DONE)
+    (record,) = await world.store.calls(KEY, 9)
+    assert record.outcome == "ok"
     assert (await world.store.totals(KEY)).total_tokens == 15
 
 

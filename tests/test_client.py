@@ -205,7 +205,7 @@ async def test_counts_are_fetched_beside_an_event_loop(gateway: GatewayThread) -
 
 @pytest.mark.parametrize(
     ("address", "session", "query"),
-    [("/v1", None, ""), ("/s/a/v1", None, "?session=a"), ("/s/a/v1", "b:1", "?session=b%3A1"), ("/x/v1", "b", "?session=b")],
+    [("/v1", None, ""), ("/s/a/v1", None, "?session=a"), ("/s/a%3A1/v1", None, "?session=a%3A1"), ("/s/a/v1", "b:1", "?session=b%3A1"), ("/x/v1", "b", "?session=b")],
 )  # fmt: skip
 def test_session_and_key_go_along(byte_server: StartUpstream, address: str, session: str | None, query: str) -> None:
     answer = {"conversation_tokens": 1, "accumulated_tool_tokens": 2, "budget": None, "remaining": None}

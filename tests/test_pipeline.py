@@ -68,6 +68,42 @@ async def test_every_way_out_settles_once_and_closes_the_connection(name: str, w
     assert (await world.store.totals(KEY)).calls == charged
 
 
+@pytest.mark.parametrize("body", [BODY, STREAM], ids=["whole", "stream"])
+async def test_the_store_is_read_once_before_a_call_is_sent(body: bytes, world: World) -> None:
+    asked: list[str] = []
+
+    def answer(_: Outgoing) -> FakeReply:
+        asked.extend(world.store.asked)
+        return FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk(), DONE]) if body is STREAM else FakeReply()
+
+    world.upstream.answer = answer
+    await world.call()
+    asked.clear()
+    world.store.asked.clear()
+    reply, _ = await world.call(world.incoming(body))
+    assert asked == ["opening"]
+    assert reply.totals is not None
+    assert reply.totals.calls == (1 if body is STREAM else 2), "a stream says at its beginning what was used before it"
+
+
+async def test_the_totals_that_go_out_before_a_file_are_read_when_it_comes(world: World) -> None:
+    world.upstream.answer = lambda _: FakeReply(headers=[(b"content-type", b"audio/wav")], pieces=[b"x"])
+    async with world.gateway.handle(world.incoming()) as reply:
+        assert world.store.asked == ["opening", "totals"], "what was read when the call began is long ago"
+        assert reply.totals is not None
+
+
+async def test_a_call_of_a_session_with_a_parent_is_charged_to_both(world: World) -> None:
+    plain = world.incoming()
+    named = replace(plain, directives=replace(plain.directives, parent="above"))
+    await world.call(named)
+    await world.call()
+    above = AccountKey("session", "alice", "above")
+    assert [record.accounts for record, _ in world.recorder.records] == [(above, KEY.account)] * 2
+    stands = await world.store.standings([Claim(above), Claim(KEY.account)])
+    assert [one.used.calls for one in stands] == [2, 2]
+
+
 CANCELLED: dict[str, tuple[bytes, Callable[[Outgoing], FakeReply]]] = {
     "while a whole answer is read": (BODY, lambda _: FakeReply(pieces=[b"{", None])),
     "while an error is read": (BODY, lambda _: FakeReply(500, pieces=[b"{", None])),

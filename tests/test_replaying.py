@@ -99,6 +99,19 @@ def test_what_holds_no_request_is_complained_about_and_passed_over(line: bytes) 
     assert [one.line for one in found] == [3]
 
 
+def test_half_a_character_is_complained_about() -> None:
+    told: list[int] = []
+    half = b'{"messages": [{"role": "user", "content": "\\ud83d"}]}'
+    whole = b'{"messages": [{"role": "user", "content": "\\ud83d\\ude00"}]}'
+    found = list(read_lines([half, whole], whole=False, complain=lambda line, _: told.append(line)))
+    assert ([one.line for one in found], told) == ([2], [1])
+
+
+def test_a_conversation_in_which_nothing_was_said_is_one_call() -> None:
+    found = list(read_lines([b'{"messages": []}'], whole=True, complain=lambda _, what: pytest.fail(what)))
+    assert [json.loads(one.body) for one in found] == [{"messages": []}]
+
+
 def test_a_whole_conversation_is_every_call_it_was_made_of() -> None:
     calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     messages = [

@@ -293,6 +293,15 @@ async def test_no_odd_way_to_write_it_offers_what_the_step_denies(enforce: Any, 
     assert (reply.status, world.upstream.sent) == (400, [])
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"), [("default", '{"active_step": …}'), ("w", '{"active_step": …, "agent": "w"}')]
+)
+async def test_an_error_says_how_to_set_another_step(name: str, hint: str) -> None:
+    world = world_of(Step("s", allowed=("x",)), name=name)
+    _, answered = await call(world, body(), directives=Directives(agent=name))
+    assert answered["error"]["message"].endswith(f" PATCH /api/sessions/{KEY.id} {hint}.")
+
+
 async def test_what_names_show_in_an_error_is_bounded() -> None:
     world = world_of(Step("s", allowed=("x",)))
     _, answered = await call(world, body([f"{number:03}" + "n" * 5000 for number in range(500)]))
@@ -328,6 +337,19 @@ async def test_calls_side_by_side_in_one_answer_are_taken_in_their_order() -> No
     assert reply.stepped is not None
     assert (reply.stepped.state.index, reply.stepped.stray) == (2, ("publish",))
     assert world.record.notes["stray_tools"] == "publish"
+
+
+async def test_a_set_of_tools_goes_by_a_name_that_may_stand_in_a_header() -> None:
+    world = world_of(replace(WORK, enforce="observe", denied=("*",)))
+    server = {"type": "mcp", "server_label": "a\r\nx: 1" + "b" * 300, "server_url": "http://x"}
+    reply, _ = await call(
+        world, body(()).replace(b"{", b'{"tools":[%b],' % json.dumps(server).encode(), 1), calling("b")
+    )
+    assert reply.stepped is not None
+    (name,) = reply.stepped.stray
+    assert name.isprintable()
+    assert len(name) == 256
+    assert world.record.notes["stray_tools"] == name
 
 
 async def test_a_stream_is_looked_at_when_it_has_ended() -> None:

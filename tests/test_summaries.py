@@ -134,6 +134,17 @@ async def test_a_call_that_is_cut_during_its_summary_settles_both_once(
     assert (await summing.store.totals(KEY)).calls == 1
 
 
+async def test_a_stream_says_at_its_beginning_what_was_used_with_its_summary(summing: SummingWorld) -> None:
+    pieces = [chunk("a"), usage_chunk(), DONE]
+    summing.upstream.answer = lambda request: (
+        FakeReply() if is_for_a_summary(request) else FakeReply(headers=SSE, pieces=pieces)
+    )
+    body = json.dumps({**json.loads(long_body()), "stream": True}).encode()
+    reply, _ = await summing.call(summing.incoming(body))
+    assert reply.totals is not None
+    assert (reply.totals.calls, reply.totals.total_tokens) == (1, 15)
+
+
 async def test_a_call_that_is_cut_when_its_summary_is_too_slow_is_cut_all_the_same() -> None:
     summing = SummingWorld(summary_s=0.5)
     summing.upstream.answer = lambda _: GivenUp(given_up=task.cancel)

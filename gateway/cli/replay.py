@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import math
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,14 +98,14 @@ def _lines(files: Sequence[str], complain: _Complaints, *, whole: bool) -> Itera
 
 
 def _read(name: str) -> Iterator[bytes]:
-    """The lines of a file; of one that breaks off, those before."""
+    """The lines of a file. One that cannot be read to its end ends the command: half of a recording misleads."""
     if name == "-":
         yield from sys.stdin.buffer
         return
     try:
         with gzip.open(name) if name.endswith(".gz") else Path(name).open("rb") as lines:
             yield from lines
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         stop(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}", Exit.FAILED)
 
 
@@ -148,12 +149,17 @@ def _print(sessions: dict[str, Sums], total: Sums, top: int) -> None:
     numbers = ("requests", "refused", "cuts", "tokens", "sent", "cached", "cached as sent", "cost $", "as sent")
     columns = ("session", *numbers)
     shown = sorted(sessions.items(), key=lambda pair: -pair[1].came)[:top]
-    rows = [_row(name[:_LONGEST_NAME], sums) for name, sums in shown]
+    rows = [_row(_shown(name), sums) for name, sums in shown]
     print_table(columns, [*rows, _row(f"all {len(sessions):,}", total)], right=numbers)
     rules = ", ".join(f"{rule} {number:,}" for rule, number in total.rules.most_common()) or "nothing"
     typer.echo(f"{total.trimmed:,} of {total.turns:,} requests trimmed; messages changed: {rules}", err=True)
     if total.refused:
         typer.echo(f"{total.refused:,} would have been refused; they are in no sum", err=True)
+
+
+def _shown(name: str) -> str:
+    """A name out of a recording; a terminal would follow what it may hold."""
+    return "".join(char if char.isprintable() else "?" for char in name[:_LONGEST_NAME])
 
 
 def _row(name: str, sums: Sums) -> list[str]:

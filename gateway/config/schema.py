@@ -621,7 +621,9 @@ class Settings(_Section):
     @classmethod
     def _agents(cls, value: dict[str, AgentSteps]) -> dict[str, AgentSteps]:
         for name in value:
-            if not is_valid(name) or name == DEFAULT_AGENT:
+            if name == DEFAULT_AGENT:
+                raise ValueError(f"{name!r} is the agent of calls that name none; its steps stand in `steps:`")
+            if not is_valid(name):
                 raise ValueError(
                     f"the name of an agent has 1-255 characters of A-Z a-z 0-9 . _ : - ; {name!r} does not do"
                 )

@@ -64,6 +64,11 @@ class StepCondition(Section):
     def _entries(cls, value: Any) -> Any:
         return [_one_or_many(entry) for entry in value] if isinstance(value, list) else value
 
+    @field_validator("sequence_match")
+    @classmethod
+    def _some_tools(cls, value: tuple[Patterns, ...] | None) -> tuple[Patterns, ...] | None:
+        return check_entries(value) if value is not None else None
+
     @field_validator("message_matches")
     @classmethod
     def _pattern(cls, value: str | None) -> str | None:
@@ -120,9 +125,7 @@ class StepRow(Section):
     @field_validator("sequence")
     @classmethod
     def _some_tools(cls, value: tuple[Patterns, ...]) -> tuple[Patterns, ...]:
-        if not all(value):
-            raise ValueError("an entry names no tool")
-        return value
+        return check_entries(value)
 
     @model_validator(mode="after")
     def _can_be_done(self) -> StepRow:
@@ -148,6 +151,17 @@ def _is_barred(tool: str, available: AvailableTools) -> bool:
     if _WILD & set(tool):
         return tool in available.denied or "*" in available.denied or available.allowed == ()
     return is_any(tool, available.denied) or (available.allowed is not None and not is_any(tool, available.allowed))
+
+
+def check_entries(entries: tuple[Patterns, ...]) -> tuple[Patterns, ...]:
+    """The entries of a sequence, if each can be met.
+
+    Raises:
+        ValueError: one names no tool.
+    """
+    if not all(entry and all(entry) for entry in entries):
+        raise ValueError("an entry names no tool")
+    return entries
 
 
 def check_steps(rows: tuple[StepRow, ...]) -> tuple[StepRow, ...]:

@@ -247,6 +247,15 @@ class Page:
     cursor: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What a call begins with: what its session remembers, how its accounts stand, and the totals where asked for."""
+
+    remembered: Remembered
+    standings: tuple[Standing, ...]
+    totals: Totals | None
+
+
 #: calls that a store knows the order of, for `Store.latest`
 MOST_LATEST: Final = 4096
 
@@ -323,7 +332,11 @@ class Store(Protocol):
         ...
 
     async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
-        """How each account stands, in the order of the claims. Read on every call, so it must be cheap."""
+        """How each account stands, in the order of the claims."""
+        ...
+
+    async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
+        """What `remembered`, `standings` and `totals` give, in one round. Read on every call, so it must be cheap."""
         ...
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
@@ -386,7 +399,7 @@ class Store(Protocol):
     async def remembered(self, session: SessionKey) -> Remembered:
         """What a call needs to know of its session: its state, and `last_turn` of the last settled record that had one.
 
-        Empty for an unknown session. Read on every call, so it must be cheap.
+        Empty for an unknown session.
         """
         ...
 

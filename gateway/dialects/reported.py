@@ -203,7 +203,7 @@ def _usd(value: object) -> Decimal | None:
     """An amount of money, or None where it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_USD:
         return None
-    return Decimal(str(value))
+    return abs(Decimal(str(value)))  # JSON has a zero below zero
 
 
 def count(value: object) -> int | None:

@@ -20,6 +20,8 @@ _WEIGHED_AT_ONCE: Final = 64 * 1024
 #: bytes of a list of strings that are decoded at once, and those by which one is known
 _AT_ONCE: Final = 8 * 2**20
 _GLANCE: Final = 16
+#: characters of a foreign name that are kept
+_NAME_CHARACTERS: Final = 256
 _TEXTS_DECODER: Final = msgspec.json.Decoder(list[str])
 #: a string, without its quotes, and the colon behind it if it is a key
 _STRING: Final = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"\s*+(:)?')
@@ -107,3 +109,12 @@ def estimate(parts: Iterator[str]) -> int:
     if weighed:
         tokens += other * (1 + unweighed / weighed)
     return int(tokens + 0.999)
+
+
+def as_name(text: str) -> str:
+    """A foreign name as it may stand in a record or a header: no lone surrogates, no control characters, bounded."""
+    if len(text) <= _NAME_CHARACTERS and text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else "?" for char in text[:_NAME_CHARACTERS].encode("utf-8", "replace").decode()
+    )

@@ -40,6 +40,11 @@ _FIELDS: Final[Mapping[Wire, tuple[str, ...]]] = {
 #: Some servers read keys without regard to case.
 _MEANT: Final = frozenset({"tools", "functions", "mcp_servers", "tool_choice", "function_call"})
 _RAW_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_ENTRY: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_NULL: Final = msgspec.Raw(b"null")
+#: what an entry of a list says of itself: the provider's cache ends here; it is loaded when a search has found it
+_MARK: Final = "cache_control"
+_LATER: Final = "defer_loading"
 #: What is offered in so many bytes stays read, so many times: an agent sends the same tools with each call.
 _KNOWN_BYTES: Final = 64 * 1024
 _KNOWN_OFFERS: Final = 256
@@ -346,16 +351,48 @@ def _choice_field(offer: Offer) -> str:
 
 def _shorter(offer: Offer, kept: Sequence[Tool], mode: Mode) -> dict[str, object]:
     """Lists of fewer tools; a choice among tools that the request had is among fewer as well."""
-    places = {tool.place for tool in kept}
-    changes: dict[str, object] = {}
-    for field, raw in offer.lists.items():
-        entries = enumerate(_RAW_LIST.decode(raw))
-        changes[field] = join([bytes(entry) for index, entry in entries if (field, index) in places])
+    places = [tool.place for tool in kept]
+    changes: dict[str, object] = {
+        field: join(_entries(raw, {index for listed, index in places if listed == field}))
+        for field, raw in offer.lists.items()
+    }
     if offer.among is not None:
         changes["tool_choice"] = _allowed(offer.wire, kept, mode)
     elif mode != offer.mode:
         changes["tool_choice"] = _among(offer, mode)
     return changes
+
+
+def _entries(raw: bytes, places: Collection[int]) -> list[bytes]:
+    """The entries of a list at these places, so that they can stand without the others.
+
+    A mark for the provider's cache moves to the entry before it. A list of nothing but tools that are loaded when a
+    search has found them is refused (https://platform.claude.com/docs/en/agents-and-tools/tool-use/tool-search-tool).
+    """
+    kept: list[bytes] = []
+    for index, entry in enumerate(map(bytes, _RAW_LIST.decode(raw))):
+        if index in places:
+            kept.append(entry)
+        elif kept and _MARK.encode() in entry and entry.startswith(b"{"):
+            kept[-1] = _marked(kept[-1], _ENTRY.decode(entry).get(_MARK, _NULL))
+    if all(map(_is_loaded_later, kept)):
+        kept = [_with(entry, {_LATER: msgspec.Raw(b"false")}) for entry in kept]
+    return kept
+
+
+def _marked(entry: bytes, mark: msgspec.Raw) -> bytes:
+    has_mark = bytes(_ENTRY.decode(entry).get(_MARK, _NULL)) != bytes(_NULL)
+    if has_mark or bytes(mark) == bytes(_NULL) or _is_loaded_later(entry):
+        return entry
+    return _with(entry, {_MARK: mark})
+
+
+def _is_loaded_later(entry: bytes) -> bool:
+    return _LATER.encode() in entry and bytes(_ENTRY.decode(entry).get(_LATER, _NULL)) == b"true"
+
+
+def _with(entry: bytes, changes: Mapping[str, msgspec.Raw]) -> bytes:
+    return msgspec.json.encode({**_ENTRY.decode(entry), **changes})
 
 
 def _allowed(wire: Wire, kept: Sequence[Tool], mode: Mode) -> dict[str, object]:

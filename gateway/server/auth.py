@@ -91,6 +91,7 @@ class Authenticator:
                 )
             return Caller(rule.name, rule.models, own, rule.budget)
         self._refuse_other_origins(headers)
+        self._refuse_pointed_names(headers, peer)
         return Caller(OPEN_NAMESPACE if _is_loopback(peer) else _namespace_of(headers), (), own)
 
     def api(self, headers: Headers, peer: str | None) -> Access:
@@ -104,7 +105,7 @@ class Authenticator:
         presented = [value for _, value in _credentials(headers)]
         if self._admin is not None and self._admin in presented:
             return Access(None, admin=True)
-        if self._admin is None and _is_direct_loopback(headers, peer):
+        if self._admin is None and _is_direct_loopback(headers, peer) and not _is_foreign_page(headers):
             return Access(None, admin=True)
         for value in presented:
             rule = self._rule(value)
@@ -112,7 +113,7 @@ class Authenticator:
                 return Access(rule.name, admin=False)
         if not self._needs_key and presented and not _is_loopback(peer):
             return Access(_namespace_of(headers), admin=False)
-        if not self._needs_key and _is_loopback(peer):
+        if not self._needs_key and _is_loopback(peer) and not _is_pointed_name(headers, peer):
             return Access(OPEN_NAMESPACE, admin=False)
         raise Unauthenticated('Send your client key, or the admin key, as "Authorization: Bearer KEY".')
 
@@ -138,6 +139,15 @@ class Authenticator:
         if origin.partition("://")[2] != host:
             raise Forbidden(
                 f"Web pages of other origins ({origin[:100]}) may not call; allow this one under server.cors_origins."
+            )
+
+    def _refuse_pointed_names(self, headers: Headers, peer: str | None) -> None:
+        """A page may have its own name pointed at this machine, so that it is of our origin."""
+        origin = header(headers, b"origin").decode("latin-1").lower()
+        if origin and origin not in self._origins and _is_pointed_name(headers, peer):
+            raise Forbidden(
+                f"Web pages at {origin[:100]} may not call this machine without a client key; allow this origin under "
+                "server.cors_origins, or open the page at localhost."
             )
 
 
@@ -170,6 +180,18 @@ def _is_direct_loopback(headers: Headers, peer: str | None) -> bool:
         return False
     host = header(headers, b"host").decode("latin-1")
     return _without_port(host) in _LOCAL_NAMES
+
+
+def _is_pointed_name(headers: Headers, peer: str | None) -> bool:
+    """From this machine, through no proxy that says so, and by a name that is not this machine's (DNS rebinding)."""
+    is_direct = _is_loopback(peer) and not any(name in _FORWARDED for name, _ in headers)
+    return is_direct and not _is_direct_loopback(headers, peer)
+
+
+def _is_foreign_page(headers: Headers) -> bool:
+    """Whether a web page sends it that is not from this machine, also one that may call (server.cors_origins)."""
+    origin = header(headers, b"origin").decode("latin-1").lower()
+    return bool(origin) and _without_port(origin.partition("://")[2]) not in _LOCAL_NAMES
 
 
 def _without_port(host: str) -> str:

@@ -214,10 +214,7 @@ class Forwarder:
         except Exception:
             logger.exception("call %s failed in a bug", incoming.request_id)
             fault = InternalError(f"The gateway failed; the operator finds the reason under {incoming.request_id}.")
-            if connection.started:
-                connection.break_off()
-            else:
-                await _send_fault(connection.send, incoming.endpoint, fault, incoming.request_id)
+            await self._tell_bug(incoming, connection, fault)
         finally:
             connection.finished = True
 
@@ -251,6 +248,18 @@ class Forwarder:
             connection.finished = True
             await send({"type": "http.response.body", "body": b""})
             return
+        connection.break_off()
+
+    @staticmethod
+    async def _tell_bug(incoming: Incoming, connection: _Connection, fault: GatewayError) -> None:
+        if not connection.started:
+            try:
+                await _send_fault(connection.send, incoming.endpoint, fault, incoming.request_id)
+            except Exception:
+                # The head of an answer was what failed. Whoever waits for the rest of it must not wait for ever.
+                logger.exception("call %s cannot be answered", incoming.request_id)
+            else:
+                return
         connection.break_off()
 
     async def _tell_cut(self, incoming: Incoming, connection: _Connection) -> None:

@@ -28,6 +28,8 @@ from gateway.server.sessions import Rules, accessed, call_json, totals_json, wra
 logger = logging.getLogger("gateway")
 
 MOST_LISTENERS: Final = 64
+#: with one client key, so that nobody takes all places
+MOST_OF_ONE: Final = 16
 #: events that may wait for one listener
 MOST_WAITING: Final = 256
 #: calls that are read from the store at once, and how long those who listen get to take them
@@ -116,12 +118,18 @@ class EventsApi:
         """The routes."""
         return [Path("/api/events", wrapped(self._rules, self.events), methods=["GET"])]
 
+    def _check_room(self, access: Access) -> None:
+        if len(self._listeners) >= MOST_LISTENERS:
+            raise errors.Overloaded(f"{MOST_LISTENERS} programs listen already. Try again later.")
+        others = sum(one.access.namespace == access.namespace for one in self._listeners)
+        if access.namespace is not None and others >= MOST_OF_ONE:
+            raise errors.Overloaded(f"{MOST_OF_ONE} programs listen with this client key already. Try again later.")
+
     async def events(self, request: Request, access: Access) -> Any:
         """GET /api/events."""
         if self.is_stopping:
             raise errors.ShuttingDown("The gateway is stopping. Try again shortly.")
-        if len(self._listeners) >= MOST_LISTENERS:
-            raise errors.Overloaded(f"{MOST_LISTENERS} programs listen already. Try again later.")
+        self._check_room(access)
         if request.method == "HEAD":
             return Response(headers={name.decode(): value.decode() for name, value in _HEADERS})
         listener = _Listener(access)

@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Final, Literal, get_args
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.ports import CallRecord, Page, SessionView, Store
+from gateway.core.ports import OPEN_NAMESPACE, CallRecord, Page, SessionView, Store
 from gateway.stores.cursor import Cursor
 
 Sort = Literal["recent", "tokens", "cost"]
@@ -38,7 +38,8 @@ class Wanted:
 
     def is_met(self, view: SessionView) -> bool:
         """Whether the session has the part in its name."""
-        name = view.key.id if self.namespace is not None else f"{view.key.namespace}/{view.key.id}"
+        is_bare = self.namespace is not None or view.key.namespace == OPEN_NAMESPACE
+        name = view.key.id if is_bare else f"{view.key.namespace}/{view.key.id}"
         return self.part.lower() in name.lower()
 
 

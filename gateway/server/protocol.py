@@ -31,6 +31,8 @@ class ServerConfig(Config):
 
     max_head_bytes = 64 * 1024
     head_timeout_s = 20.0
+    #: how long a client may take nothing of what is left for it on a connection that is to be closed
+    linger_s = 10.0
 
     def configure_logging(self) -> None:
         """Do nothing."""
@@ -50,6 +52,7 @@ class GatewayProtocol(HttpToolsProtocol):
         bounds = config if isinstance(config, ServerConfig) else ServerConfig
         self._max_head_bytes = bounds.max_head_bytes
         self._head_timeout_s = bounds.head_timeout_s
+        self._linger_s = bounds.linger_s
         #: what comes next is the beginning of a head; decided between two pieces of data
         self._idle = True
         #: the parser is between two messages
@@ -60,6 +63,7 @@ class GatewayProtocol(HttpToolsProtocol):
         #: bytes of a head that came behind another message and went to the parser in parts
         self._pipelined = 0
         self._head_timer: asyncio.TimerHandle | None = None
+        self._rest_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin: a head is awaited."""
@@ -76,7 +80,28 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End."""
         self._stop_timer()
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client takes nothing just now."""
+        super().pause_writing()
+        if self._rest_timer is None:
+            self._rest_timer = self.loop.call_later(self._linger_s, self._look_at_rest, None)
+
+    def _look_at_rest(self, before: int | None) -> None:
+        """Break a connection that was to be closed `before`, and of which nothing went out since.
+
+        A transport closes once all is sent: where nobody reads, never.
+        """
+        rest = self.transport.get_write_buffer_size()
+        self._rest_timer = None
+        if self.transport.is_closing() and before is not None and rest >= before:
+            self.transport.abort()
+        elif rest:
+            seen = rest if self.transport.is_closing() else None
+            self._rest_timer = self.loop.call_later(self._linger_s, self._look_at_rest, seen)
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser whole heads, and bodies as they come."""

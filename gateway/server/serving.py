@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, Self
 
 import uvicorn
+from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from gateway.server.protocol import GatewayProtocol, ServerConfig
@@ -106,8 +107,9 @@ def run(config: ServerConfig, listener: socket.socket, ready: Callable[[], None]
     """Serve until told to stop; `ready` is called once calls are taken. False: it could not start."""
     if config.workers > 1:
         ready()
-        Supervisor(config, sockets=[listener]).run()
-        return True
+        supervisor = Supervisor(config, sockets=[listener])
+        supervisor.run()
+        return all(process.exitcode != STARTUP_FAILURE for process in supervisor.processes)
     server = Server(config, ready)
     try:
         server.run(sockets=[listener])

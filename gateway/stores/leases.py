@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.core.errors import StoreUnavailable
+from gateway.core.ledger import Refused
 from gateway.core.ports import CallRecord, OpenHold, Store
 
 logger = logging.getLogger("gateway")
@@ -139,7 +140,8 @@ class Leases:
     async def _renew(self) -> None:
         now = time.monotonic()
         for lease in [one for one in self._open.values() if one.pending and now - one.renewed_at >= self._tick_s]:
-            await self.take(lease)
+            if lease.id in self._open:
+                await self.take(lease)
         noted = {lease.id: tokens for lease in self._open.values() if (tokens := self._news(lease, now)) is not None}
         if noted:
             await self._store.renew(noted)
@@ -162,15 +164,19 @@ class Leases:
                 return
         lease.end_at(delivered)
 
-    async def take(self, lease: Lease) -> None:
-        """Take the hold of a call that has lasted, or whose answer is about to be delivered.
+    async def take(self, lease: Lease) -> bool:
+        """Take the hold of a call that has lasted, or whose answer is about to be delivered; whether it is held.
+
+        It is not where a budget was set meanwhile that has too little left.
 
         Raises:
             StoreUnavailable: nothing is held.
         """
         if lease.pending is not None:
-            await self._store.reserve(lease.pending(), self.lease_s)
+            if isinstance(await self._store.reserve(lease.pending(), self.lease_s), Refused):
+                return False
             lease.pending = None
+        return True
 
     def _news(self, lease: Lease, now: float) -> int | None:
         if lease.pending is not None:

@@ -21,6 +21,7 @@ from gateway.core.ports import (
     Latest,
     Lesson,
     OpenHold,
+    Opening,
     Page,
     SessionKey,
     SessionView,
@@ -240,6 +241,11 @@ class MemoryStore:
         """See `Store.standings`."""
         now = self._moment()
         return tuple(ledger.standing(self._accounts.get(claim.key, ledger.EMPTY), claim, now) for claim in claims)
+
+    async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
+        """See `Store.opening`."""
+        totals = await self.totals(session) if with_totals else None
+        return Opening(await self.remembered(session), await self.standings(claims), totals)
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""

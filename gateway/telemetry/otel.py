@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 _NANO: Final = 1_000_000_000
 _FAILED: Final = 500
+#: names of models that metrics tell apart; the SDK keeps a histogram of each for as long as the worker lives
+MOST_NAMES: Final = 400
+_REFUSED_FROM: Final = 400
+_OTHER: Final = "other"
 #: for a collector, when the gateway stops
 _PATIENCE_S: Final = 3.0
 #: the conventions' own words for providers, where ours differ
@@ -57,6 +61,7 @@ class Otel(Observer):
         self._tracers, self._meters = _providers(version)
         self._tracer = self._tracers.get_tracer("gateway", version)
         self._propagator = TraceContextTextMapPropagator()
+        self._names: set[tuple[str, ...]] = set()
         self._kind = trace.SpanKind.SERVER
         self._error = trace.Status(trace.StatusCode.ERROR)
         meter = self._meters.get_meter("gateway", version)
@@ -89,11 +94,27 @@ class Otel(Observer):
         if "error.type" in common:
             span.set_status(self._error)
         span.end(begin + int(call.duration_s * _NANO))
+        common = self._bounded(call, common)
         self._duration.record(call.duration_s, common)
         if call.charge is not None:
             usage = call.charge.usage
             self._tokens.record(usage.input_tokens, {**common, "gen_ai.token.type": "input"})
             self._tokens.record(usage.output_tokens, {**common, "gen_ai.token.type": "output"})
+
+    def _bounded(self, call: CallRecord, attributes: Attributes) -> Attributes:
+        """With the names of models that have answered, and not too many of them: callers can name anything."""
+        found, asked = dict(attributes), (call.provider, call.model)
+        if call.model and not self._is_told_apart(call, asked):
+            found["gen_ai.request.model"] = _OTHER
+        if call.response_model is not None and not self._is_told_apart(call, (*asked, call.response_model)):
+            del found["gen_ai.response.model"]
+        return found
+
+    def _is_told_apart(self, call: CallRecord, names: tuple[str, ...]) -> bool:
+        is_real = call.charge is not None and call.status < _REFUSED_FROM
+        if is_real and len(self._names) < MOST_NAMES:
+            self._names.add(names)
+        return names in self._names
 
     def close(self) -> None:
         """Send what waits. Blocks, for a few seconds at the most: the SDK tries a collector that is away for long."""

@@ -13,11 +13,11 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.core.errors import GatewayError
-from gateway.core.ports import Headers, Outgoing, Upstream
+from gateway.core.ports import Headers, Outgoing, Upstream, UpstreamReply
 from gateway.core.signing import signature
 
 logger = logging.getLogger("gateway")
@@ -145,18 +145,18 @@ class Webhook:
 
     async def _try(self, message: _Message) -> _Answer:
         request = Outgoing("POST", self._target.url, self._headers(message), message.body)
+        answer = _Answer(is_taken=False, may_be_tried_again=True, said=f"no answer in {self._target.timeout_s:g} s")
         try:
             async with asyncio.timeout(self._target.timeout_s), self._upstream.send(request) as reply:
-                status = reply.status
-                asked = next((value for name, value in reply.headers if name.lower() == b"retry-after"), b"")
-                wait_s = float(asked) if asked.isdigit() else None
+                # This is the answer, whatever becomes of its body.
+                answer = _answer_of(reply)
                 with contextlib.suppress(GatewayError):
                     await _read(reply.chunks())
         except TimeoutError:
-            return _Answer(is_taken=False, may_be_tried_again=True, said=f"no answer in {self._target.timeout_s:g} s")
+            return answer
         except GatewayError as fault:
-            return _Answer(is_taken=False, may_be_tried_again=True, said=fault.code)
-        return _Answer(status in _TAKEN, status in _AGAIN, f"it says {status}", wait_s)
+            return replace(answer, said=fault.code)
+        return answer
 
     def _headers(self, message: _Message) -> Headers:
         now = int(self._clock())
@@ -184,6 +184,12 @@ class Webhook:
         if left:
             logger.warning("webhook %s: %d events were not sent before the end", self._target.shown, left)
         await self._upstream.aclose()
+
+
+def _answer_of(reply: UpstreamReply) -> _Answer:
+    asked = next((value for name, value in reply.headers if name.lower() == b"retry-after"), b"")
+    wait_s = float(asked) if asked.isdigit() else None
+    return _Answer(reply.status in _TAKEN, reply.status in _AGAIN, f"it says {reply.status}", wait_s)
 
 
 async def _read(chunks: AsyncIterator[bytes]) -> None:

@@ -86,3 +86,20 @@ def test_a_plot_that_cannot_be_written_fails(recording: Path, gateway_command: C
     done = gateway_command("replay", recording, "--plot", recording.parent / "none" / "plot.png")
     assert done.code == 1
     assert "cannot be drawn" in done.err
+
+
+def test_a_packed_file_that_is_damaged_fails(recording: Path, gateway_command: Commands) -> None:
+    packed = bytearray(gzip.compress(recording.read_bytes()))
+    packed[30:60] = b"\xff" * 30
+    damaged = recording.with_name("damaged.jsonl.gz")
+    damaged.write_bytes(packed)
+    done = gateway_command("replay", damaged)
+    assert done.code == 1
+    assert "damaged.jsonl.gz cannot be read" in done.err
+
+
+def test_a_name_is_shown_without_what_a_terminal_would_follow(recording: Path, gateway_command: Commands) -> None:
+    recording.write_text(json.dumps({"session": "a\x1b[2Jb", "body": {"model": "gpt-4o", "messages": messages(1)}}))
+    done = gateway_command("replay", recording)
+    assert done.code == 0
+    assert "a?[2Jb" in done.out

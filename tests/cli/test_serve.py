@@ -205,6 +205,15 @@ def test_a_store_that_cannot_be_written_is_said_once(gateway_command: Commands) 
 # --- reload -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_workers_that_cannot_start_end_with_1(workers: str, gateway_command: Commands) -> None:
+    file = gateway_command.folder / "gateway.yaml"
+    file.write_text("callbacks:\n  observers: [no_such_package.Thing]\nstore: {url: sqlite://gateway.db}\n")
+    done = gateway_command.process("serve", "-c", file, "--port", "0", "--workers", workers)
+    assert done.code == 1
+    assert "callbacks.observers[0]: no_such_package.Thing cannot be made" in done.err
+
+
 def test_sighup_puts_a_changed_file_into_force(
     serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: Provider, other_server: MockServer
 ) -> None:

@@ -283,10 +283,13 @@ def cost(*objects: object) -> Decimal | None:
         ({"cost": 0.95, "cost_details": {"upstream_inference_cost": 0.9}}, "0.95"),
         ({"cost": 0.95, "cost_details": {"upstream_inference_cost": None}}, "0.95"),
         ({"cost": 0}, "0"),
+        ({"cost": -0.0}, "0"),
     ],
 )
 def test_a_cost_is_what_is_paid_to_all(said: dict[str, object], usd: str) -> None:
-    assert cost(said) == Decimal(usd)
+    found = cost(said)
+    assert found == Decimal(usd)
+    assert not f"{found}".startswith("-")
 
 
 @pytest.mark.parametrize("value", [None, True, "0.5", -1, {"total_cost": 1}, [1], float("nan"), float("inf"), 1e300])

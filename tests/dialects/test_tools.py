@@ -335,6 +335,36 @@ def test_a_choice_among_some_of_the_clients_own_gets_narrower() -> None:
     assert (shorter["tools"], shorter["tool_choice"]) == ([tool("chat", "b")], among("b"))
 
 
+def test_a_mark_for_the_cache_moves_from_what_is_left_out_to_what_stands_before_it() -> None:
+    mark = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    first, second, third = (tool("messages", name) for name in "abc")
+
+    def shorter(*tools: Any, keep: str) -> Any:
+        return sent("messages", {"tools": tools}, list(keep))["tools"]
+
+    assert shorter(first, second, {**third, **mark}, keep="ab") == [first, {**second, **mark}]
+    assert shorter(first, {**second, **mark}, third, keep="ac") == [{**first, **mark}, third]
+    assert shorter({**first, **mark}, second, keep="b") == [second], "before it there is none"
+    own = {**first, "cache_control": {"type": "ephemeral"}}
+    assert shorter(own, {**second, **mark}, keep="a") == [own], "one has a mark of its own"
+    assert shorter(first, {**second, "cache_control": None}, keep="a") == [first]
+    assert shorter(first, ["cache_control"], second, keep="a") == [first]
+    assert shorter(first, {**second, "defer_loading": True}, {**third, **mark}, keep="ab") == [
+        first,
+        {**second, "defer_loading": True},
+    ], "none may stand on a tool that is loaded later"
+
+
+def test_tools_that_a_search_was_to_find_are_offered_at_once_where_nothing_else_is_left() -> None:
+    search = {"type": "tool_search_tool_regex_20251119", "name": "search"}
+    later = [{**tool("messages", name), "defer_loading": True} for name in "ab"]
+    request = {"tools": [search, *later]}
+    assert sent("messages", request, ["a"])["tools"] == [{**later[0], "defer_loading": False}], (
+        "else Anthropic refuses the list"
+    )
+    assert sent("messages", request, ["search", "a"])["tools"] == [search, later[0]]
+
+
 def test_tools_with_one_name_stay_or_go_together() -> None:
     twins = {"tools": [tool("chat", "a"), tool("chat", "b"), tool("chat", "a")]}
     assert sent("chat", twins, ["a"])["tools"] == [tool("chat", "a"), tool("chat", "a")]

@@ -90,7 +90,10 @@ def test_where_the_last_finds_a_request_too_large_the_answer_before_it_is_passed
 ) -> None:
     mock.behaviour = Behaviour(status=503)
     second.provider.behaviour = Behaviour(status=413)
-    assert ask(both).status == 503
+    reply = ask(both)
+    assert reply.status == 503
+    record = both.web.get(f"/api/calls/{reply.header('x-request-id')}").json
+    assert record["status"] == 503, "the record says what the client was told"
     assert len(second.provider.calls) == 1
 
 

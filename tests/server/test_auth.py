@@ -73,7 +73,8 @@ def test_without_keys_the_admin_key_is_not_forwarded() -> None:
         ([], None, [HOST], LOCAL, Access(None, admin=True)),
         ([], None, [HOST], "::1", Access(None, admin=True)),
         ([], None, [HOST, (b"x-forwarded-for", b"127.0.0.1")], LOCAL, Access("default", admin=False)),
-        ([], None, [(b"host", b"evil.example")], LOCAL, Access("default", admin=False)),
+        ([], None, [HOST, (b"origin", b"https://app.example")], LOCAL, Access("default", admin=False)),
+        ([], None, [HOST, (b"origin", b"http://localhost:8484")], LOCAL, Access(None, admin=True)),
         ([], ADMIN, [HOST], LOCAL, Access("default", admin=False)),
         ([], ADMIN, [HOST, bearer(ADMIN)], REMOTE, Access(None, admin=True)),
         (KEYS, None, [HOST], LOCAL, Access(None, admin=True)),
@@ -86,7 +87,7 @@ def test_without_keys_the_admin_key_is_not_forwarded() -> None:
 def test_what_a_caller_of_the_api_may(
     keys: list[KeyRule], admin: str | None, headers: list[tuple[bytes, bytes]], peer: str, access: Access
 ) -> None:
-    assert Authenticator(keys, admin).api(headers, peer) == access
+    assert Authenticator(keys, admin, ["https://app.example"]).api(headers, peer) == access
 
 
 @pytest.mark.parametrize(
@@ -94,6 +95,7 @@ def test_what_a_caller_of_the_api_may(
     [
         ([], None, [HOST], REMOTE),
         ([], None, [HOST], None),
+        ([], None, [(b"host", b"evil.example")], LOCAL),
         ([], ADMIN, [HOST], REMOTE),
         (KEYS, None, [HOST], REMOTE),
         (KEYS, ADMIN, [HOST], LOCAL),
@@ -128,6 +130,18 @@ def test_a_page_of_our_own_origin_is_not() -> None:
     auth = Authenticator([], None)
     assert auth.api([HOST, (b"origin", b"http://LOCALHOST:8484")], LOCAL).admin
     assert auth.caller([HOST, (b"origin", b"http://localhost:8484")], LOCAL).namespace == "default"
+
+
+def test_a_page_whose_name_was_pointed_at_this_machine_may_not_call() -> None:
+    evil = [(b"host", b"evil.example:8484"), (b"origin", b"http://evil.example:8484")]
+    with pytest.raises(Forbidden, match="cors_origins"):
+        Authenticator([], None).caller(evil, LOCAL)
+    # What a proxy passes on, what a page on another machine sends, what is allowed, and whoever has a key.
+    assert Authenticator([], None).caller([*evil, (b"x-forwarded-for", b"192.0.2.1")], LOCAL)
+    assert Authenticator([], None).caller(evil, REMOTE)
+    assert Authenticator([], None, ["http://evil.example:8484"]).caller(evil, LOCAL)
+    assert Authenticator(KEYS, None).caller([*evil, bearer(ALICE)], LOCAL).namespace == "alice"
+    assert Authenticator([], None).caller(evil[:1], LOCAL), "a program sends no origin"
 
 
 def test_keys_of_any_bytes_have_a_digest() -> None:

@@ -21,7 +21,7 @@ from gateway.core.ports import CallRecord, Latest, SessionKey
 from gateway.core.usage import Charge, Usage
 from gateway.mock import MockServer, Provider
 from gateway.server.auth import Authenticator, KeyRule, digest
-from gateway.server.events import MOST_LISTENERS, MOST_WAITING, EventsApi
+from gateway.server.events import MOST_LISTENERS, MOST_OF_ONE, MOST_WAITING, EventsApi
 from gateway.server.keyring import KeyRing
 from gateway.server.sessions import Rules
 from gateway.stores.memory import MemoryStore
@@ -332,6 +332,15 @@ async def test_so_many_may_listen_and_no_more_until_one_leaves() -> None:
         listeners[0].leave.set()
         await until(lambda: listeners[0].task is not None and listeners[0].task.done())
         assert (await made.listen()).status == 200
+
+
+async def test_one_client_key_takes_no_more_than_its_share_of_the_places() -> None:
+    async with world() as made:
+        made.know(ALICE, BOB)
+        listeners = [await made.listen(ALICE) for _ in range(MOST_OF_ONE)]
+        assert {one.status for one in listeners} == {200}
+        assert (await made.listen(ALICE)).status == 503
+        assert [(await made.listen(key)).status for key in (BOB, ADMIN)] == [200, 200]
 
 
 async def test_a_sign_of_life_comes_where_no_call_does() -> None:

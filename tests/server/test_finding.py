@@ -73,6 +73,9 @@ async def test_a_part_of_a_name_finds_all_that_have_it_in_the_order_asked_for(so
 async def test_whoever_sees_all_finds_sessions_by_the_name_of_their_key_too() -> None:
     store = await filled([record("s1", 1000.0), record("s2", 1001.0, namespace="bob")])
     assert await all_pages(store, Wanted(None, 10, part="bob/s")) == ["s2"]
+    assert (
+        await all_pages(await filled([record("s3", 1000.0, namespace="default")]), Wanted(None, 10, part="def")) == []
+    )
     assert await all_pages(store, Wanted("bob", 10, part="bob")) == [], "its own sessions are named without it"
 
 

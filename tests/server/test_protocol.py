@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import socket
 import time
+from typing import Any
 
 import pytest
 
 from gateway.mock import MockServer, Provider
+from gateway.server import serving
 from tests.conftest import StartGateway
+from tests.support.gateways import until
+from tests.support.timing import LIMIT_S
 from tests.support.web import CHAT, Web, chat_bytes, connect, read_all, talk
 
 PLAIN = b'{"model":"mock-small","messages":[{"role":"user","content":"hi"}]}'
@@ -115,3 +121,33 @@ def test_requests_sent_at_once_are_answered_in_order(small: Web) -> None:
     with connect(small.url) as sock:
         sock.sendall(GET * 3 + GET.replace(b"host: x", b"host: x\r\nconnection: close"))
         assert read_all(sock).count(b"HTTP/1.1 200") == 4
+
+
+async def breaks_off(scope: Any, receive: Any, send: Any) -> None:
+    """Sends until its client takes no more, and gives up."""
+    if scope["type"] == "lifespan":
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.2):
+            while True:
+                await send({"type": "http.response.body", "body": bytes(100_000), "more_body": True})
+
+
+def test_a_connection_that_is_given_up_goes_though_its_client_takes_nothing() -> None:
+    options = serving.make_config(breaks_off, max_head_bytes=65_536, head_timeout_s=5, grace_s=1)
+    options.linger_s = 0.1
+    with serving.ServerThread(options) as server, socket.socket() as client:
+        host, port = server.url.removeprefix("http://").split(":")
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        client.settimeout(LIMIT_S)
+        client.connect((host, int(port)))
+        client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        # Nothing is read here: that would let the rest go out.
+        connections = server._server.server_state.connections
+        until(lambda: len(connections) == 1)
+        until(lambda: len(connections) == 0)

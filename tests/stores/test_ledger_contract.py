@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from gateway.core.counting.calibration import LastTurn
 from gateway.core.ledger import (
     MOST,
     NO_LIMITS,
@@ -23,7 +24,8 @@ from gateway.core.ledger import (
     Refused,
     Standing,
 )
-from gateway.core.ports import LOST, CallRecord, OpenHold, SessionKey, Store
+from gateway.core.ports import LOST, CallRecord, ContextRecord, OpenHold, Opening, SessionKey, Store
+from gateway.core.session import Remembered, SessionState
 from gateway.core.usage import Charge, Totals, Usage
 from tests.stores.files import Clock, Time
 from tests.support.timing import LIMIT_S
@@ -113,6 +115,45 @@ async def test_an_account_that_nobody_used_stands_at_nothing_within_its_limits(s
     assert found[1] == Standing(KEY, NO_LIMITS, NOTHING, NOTHING)
     assert found[2] == Standing(RATE, Limits(calls=5, window_s=60), NOTHING, NOTHING, 60)
     assert await soon(store.standings([])) == ()
+
+
+@pytest.mark.parametrize("with_totals", [False, True])
+async def test_what_a_call_begins_with_is_what_three_looks_give(
+    store: Store, hold: Make, moments: Time, with_totals: bool
+) -> None:
+    claims = [Claim(RATE, Limits(calls=5, window_s=600)), claim(KEY, 1_000), claim(PARENT), claim(S, 100)]
+    nothing = await soon(store.opening(SESSION, claims, with_totals=with_totals))
+    assert nothing == Opening(Remembered(), await soon(store.standings(claims)), Totals() if with_totals else None), (
+        "an unknown session"
+    )
+    await store.update(SESSION, lambda state: state.with_parent("parent"))
+    await granted(store, hold(*claims, fixed=Amount(10, 20, 1)))
+    context = ContextRecord(6, 9, "exact", None, 6, 0, "k", 5)
+    await soon(store.settle(spends(hold(*claims), Amount(7, 3, 1), context=context)))
+    await store.decide(S, {"tokens": 50})
+    await store.decide(PARENT, {"calls": 2})
+    for asked in (claims, claims[:1], claims[-1:], []):
+        found = await soon(store.opening(SESSION, asked, with_totals=with_totals))
+        stands = await soon(store.standings(asked))
+        assert found.remembered == await store.remembered(SESSION)
+        assert found.remembered == Remembered(SessionState(parent="parent"), LastTurn("k", 2))
+        assert found.totals == (await store.totals(SESSION) if with_totals else None)
+        assert [replace(one, resets_s=None) for one in found.standings] == [
+            replace(one, resets_s=None) for one in stands
+        ]
+        assert [one.resets_s is None for one in found.standings] == [one.resets_s is None for one in stands]
+    found = await soon(store.opening(SESSION, claims, with_totals=with_totals))
+    assert found.standings[0].resets_s == pytest.approx(600, abs=5)
+    assert [one.used for one in found.standings[1:]] == [Amount(7, 3, 1)] * 3
+    assert [one.held for one in found.standings[1:]] == [Amount(10, 20, 1)] * 3
+    assert found.standings[-1].limits.tokens == 50
+
+
+async def test_what_a_call_begins_with_is_of_its_own_session_and_client_key(store: Store, hold: Make) -> None:
+    await soon(store.settle(spends(hold(claim(S)), Amount(7))))
+    for other in (SessionKey("alice", "t"), SessionKey("bob", "s")):
+        found = await soon(store.opening(other, [claim(other.account, 9)], with_totals=True))
+        assert found == Opening(Remembered(), (Standing(other.account, Limits(9), NOTHING, NOTHING),), Totals())
 
 
 async def test_a_hold_is_on_every_account_of_a_call_and_the_answer_says_how_they_stand(
@@ -469,6 +510,20 @@ async def test_a_hold_of_an_earlier_boot_has_no_owner_any_more(
     assert await overdue(embedded) == [opened.hold.id]
     await soon(embedded.renew({opened.hold.id: 1}))
     assert await overdue(embedded) == []
+
+
+async def test_an_account_that_a_record_names_twice_is_charged_once(store: Store, hold: Make) -> None:
+    opened = hold(claim(S, 100), claim(KEY, 100))
+    await granted(store, opened)
+    for one in (opened, hold(claim(S))):
+        await soon(store.settle(spends(one, Amount(3, 1, 1), accounts=(S, KEY, S))))
+    assert await used_and_held(store, S) == await used_and_held(store, KEY) == (Amount(6, 2, 2), NOTHING)
+
+
+async def test_no_sum_of_an_account_passes_the_most_that_can_be_counted(store: Store, hold: Make) -> None:
+    for _ in range(2):
+        await soon(store.settle(spends(hold(claim(S)), Amount(MOST - 1, MOST, 1), charge=None)))
+    assert await used_and_held(store) == (Amount(MOST, MOST, 2), NOTHING)
 
 
 # --- lost and found -----------------------------------------------------------------------------------------------------

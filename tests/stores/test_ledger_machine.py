@@ -371,6 +371,9 @@ class LedgerMachine(RuleBasedStateMachine):
         for session in SESSIONS:
             totals = self.run(_all(self.store.totals(session)))
             assert totals == self.reference.totals.get(session, Totals())
+            opening = self.run(_all(self.store.opening(session, CLAIMS, with_totals=True)))
+            assert opening.totals == totals
+            assert alike(opening.standings, self.reference.standings(CLAIMS, self.moments()))
             view = self.run(_all(self.store.session(session)))
             assert (view.tools if view else ToolUse()) == self.reference.tools.get(session, ToolUse())
 

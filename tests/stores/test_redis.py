@@ -777,6 +777,30 @@ async def test_what_is_under_way_when_the_store_closes_is_written(
     assert (await store.remembered(KEY)).state.epochs["n"]["number"] == 5
 
 
+async def test_what_a_call_begins_with_is_asked_for_in_one_round_trip(store: RedisStore) -> None:
+    class Counted:
+        """A way to the servers that counts how often it is gone."""
+
+        rounds = 0
+
+        def __init__(self, link: Any) -> None:
+            self.link = link
+
+        async def call(self, *commands: Command) -> list[Any]:
+            self.rounds += 1
+            return list(await self.link.call(*commands))
+
+        async def aclose(self) -> None:
+            await self.link.aclose()
+
+    made: Any = store
+    made._link = made._books._link = counted = Counted(store._link)
+    claims = [Claim(key) for key in ACCOUNTS]
+    opening = await store.opening(KEY, claims, with_totals=True)
+    assert counted.rounds == 1
+    assert [one.key for one in opening.standings] == list(ACCOUNTS)
+
+
 # --- configured -----------------------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from gateway.core.errors import StoreUnavailable
 from gateway.core.forwarding import Provider
 from gateway.core.ledger import Claim, Granted, Refused, Standing
 from gateway.core.plan import ContextPolicy, SummaryModel
-from gateway.core.ports import CallRecord, Headers, Observer, OpenHold, Outgoing, SessionKey
+from gateway.core.ports import CallRecord, Headers, Observer, OpenHold, Opening, Outgoing, SessionKey
 from gateway.core.pricing import price_per_million
 from gateway.core.routing import ModelFacts, ModelRule, Routes
 from gateway.core.session import Change, Remembered, SessionState
@@ -110,6 +110,11 @@ class AwayStore(MemoryStore):
     is_forgetful = False
     settled = 0
 
+    def __init__(self) -> None:
+        super().__init__()
+        #: what was read of sessions and accounts, in this order
+        self.asked: list[str] = []
+
     async def settle(self, record: CallRecord) -> Totals:
         await asyncio.sleep(0)
         if self.away:
@@ -122,11 +127,17 @@ class AwayStore(MemoryStore):
         return await super().update(session, change)
 
     async def totals(self, session: SessionKey) -> Totals:
-        self._look()
+        self._look("totals")
         return await super().totals(session)
 
+    async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
+        asked = [*self.asked, "opening"]
+        found = await super().opening(session, claims, with_totals=with_totals)
+        self.asked = asked
+        return found
+
     async def remembered(self, session: SessionKey) -> Remembered:
-        self._look()
+        self._look("remembered")
         return await super().remembered(session)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
@@ -139,7 +150,7 @@ class AwayStore(MemoryStore):
         return granted
 
     async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
-        self._look()
+        self._look("standings")
         return await super().standings(claims)
 
     async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
@@ -153,7 +164,8 @@ class AwayStore(MemoryStore):
     async def ping(self) -> None:
         self._look()
 
-    def _look(self) -> None:
+    def _look(self, *asked: str) -> None:
+        self.asked += asked
         if self.away:
             raise StoreUnavailable("away")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -12,11 +13,21 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from gateway.core.ports import CallRecord
+from gateway.core.usage import Charge, Usage
 from gateway.mock import MockServer, Provider
+from gateway.telemetry.otel import MOST_NAMES, Otel
 from tests.conftest import StartGateway
 from tests.support.gateways import GatewayThread
 from tests.support.web import CHAT, HI
 
+DURATION = "gen_ai.client.operation.duration"
+ANSWERED = CallRecord(
+    call_id="01", request_id="r", session=None, derived_session=False, started_at=1.0, dialect="chat", operation="chat",
+    provider="openai", model="gpt-5", response_model=None, stream=False, status=200, outcome="ok", error_code=None,
+    finish_reason="stop", tools=(), charge=Charge(Usage(100, 20, 120, 40, 10, 5), "provider", None), overhead_s=0.003,
+    first_byte_s=0.3, duration_s=3.0, request_bytes=1, response_bytes=1,
+)  # fmt: skip
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
@@ -136,6 +147,33 @@ def test_tokens_and_times_are_histograms(traced: GatewayThread, collector: Colle
     (duration,) = metrics["gen_ai.client.operation.duration"]
     assert duration.count == 3
     assert "gen_ai.conversation.id" not in said(duration.attributes), "sessions are too many to tell metrics apart by"
+
+
+def test_names_that_callers_make_up_cost_no_memory(traced: GatewayThread, collector: Collector) -> None:
+    assert call(traced) == 200
+    for number in range(3):
+        body = {"model": f"made-up-{number}", "messages": HI, "max_tokens": 9}
+        assert traced.web.post(CHAT, body, {"x-session-budget-tokens": "1"}).status == 400
+    assert (
+        traced.web.post(CHAT, {"model": "mock-small", "messages": HI}, {"x-session-budget-tokens": "1"}).status == 400
+    )
+    traced.stop()
+    points = collector.metrics()[DURATION]
+    shown = [said(point.attributes)["gen_ai.request.model"] for point in points]
+    assert sorted(shown) == ["mock-small", "mock-small", "other"]
+    # A span is kept by nobody here.
+    assert {"chat made-up-0", "chat made-up-1", "chat made-up-2"} <= {span.name for span in collector.spans()}
+
+
+def test_of_models_that_answer_only_so_many_are_told_apart(collector: Collector) -> None:
+    otel = Otel("1")
+    for number in range(MOST_NAMES // 2 + 20):
+        otel.record(replace(ANSWERED, model=f"model-{number}", response_model=f"model-{number}-x"), None)
+    otel.close()
+    points = {said(point.attributes)["gen_ai.request.model"]: point for point in collector.metrics()[DURATION]}
+    assert len(points) == MOST_NAMES // 2 + 1
+    assert points["other"].count == 20
+    assert "gen_ai.response.model" not in said(points["other"].attributes)
 
 
 def test_without_a_collector_calls_go_on(

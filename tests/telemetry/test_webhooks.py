@@ -66,6 +66,8 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.fixture(autouse=True)
 def heard(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     log = logging.getLogger("gateway")
+    # A gateway that other tests share may have told it to be quiet.
+    caplog.set_level(logging.DEBUG, logger="gateway")
     was, log.propagate = log.propagate, True
     yield
     log.propagate = was
@@ -163,6 +165,26 @@ async def test_a_receiver_that_does_not_answer_is_left_after_the_timeout(receive
         receiver.gate.set()
         await eventually(lambda: counted.results)
     assert counted.results == ["sent"]
+
+
+async def test_an_answer_counts_though_its_body_has_no_end() -> None:
+    asked = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        await reader.readuntil(b"{}")
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nok\r\n")
+        await reader.read()
+        writer.close()
+
+    counted = Counted()
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        async with webhook(url, counted, timeout_s=0.2) as made:
+            made.put("id", b"{}")
+            await eventually(lambda: counted.results == ["sent"])
+    assert asked == 1
 
 
 async def test_what_a_slow_receiver_has_no_room_for_is_dropped_and_said_once(

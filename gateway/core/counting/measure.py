@@ -17,6 +17,8 @@ from gateway.core.counting.tools import compact, strings_of
 
 #: Our words for the wire formats; a dialect's `name`.
 Wire = Literal["chat", "responses", "messages", "completions"]
+#: characters of a tool's name that are kept: it stands in records
+_NAME_CHARACTERS: Final = 256
 
 
 class TokenCounter(Protocol):
@@ -111,7 +113,7 @@ class _Tally:
 
     def call(self, name: object, arguments: object, call_id: object) -> None:
         if isinstance(name, str) and isinstance(call_id, str) and call_id:
-            self.called.append((call_id, name))
+            self.called.append((call_id, name[:_NAME_CHARACTERS]))
         called = self.sums.get("called", 0)
         self.add("calls", 1)
         self.say("called", name)

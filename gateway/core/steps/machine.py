@@ -143,15 +143,22 @@ class Agent:
         return all(condition.holds(state.recent, facts) for condition in step.conditions)
 
     def used(self, state: StepState, tools: Sequence[str], facts: Facts) -> Used:
-        """The state after these tools were used, one after the other; each may finish an entry, and change the step."""
+        """The state after these tools were used, one after the other; each may finish an entry, and change the step.
+
+        A stray one is seen by no condition where the step is enforced: a model that calls what it was not offered must
+        not get into another step by it.
+        """
         stray = []
         for tool in tools:
-            name, index = tool[:_NAME], state.index
-            if not self.callable(state, (name,)):
+            name, index, recent = tool[:_NAME], state.index, state.recent
+            step = self.step(state)
+            is_stray = not self.callable(state, (name,))
+            if is_stray:
                 stray.append(name)
             elif self.due(state) is not None:
                 index += 1
-            recent = (*state.recent, name)[-MOST_RECENT:]
+            if not is_stray or step is None or step.enforce == "observe":
+                recent = (*recent, name)[-MOST_RECENT:]
             state = self.entered(StepState(state.active, index, recent, state.is_set), facts)
         return Used(state, tuple(stray))
 

@@ -50,7 +50,7 @@ async function show(isFirst) {
   fill(main, loading());
   let made;
   try {
-    made = await (VIEWS[view] ?? unknown)(id, params);
+    made = await (Object.hasOwn(VIEWS, view) ? VIEWS[view] : unknown)(id, params);
   } catch (error) {
     made = failed(error);
   }

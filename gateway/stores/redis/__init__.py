@@ -21,7 +21,18 @@ import msgspec
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import StoreConflict, StoreUnavailable
 from gateway.core.ledger import DIMENSIONS, AccountKey, Claim, Dimension, Granted, Refused, Standing
-from gateway.core.ports import CallRecord, Latest, Lesson, OpenHold, Page, SessionKey, SessionView, Store, StoredKey
+from gateway.core.ports import (
+    CallRecord,
+    Latest,
+    Lesson,
+    OpenHold,
+    Opening,
+    Page,
+    SessionKey,
+    SessionView,
+    Store,
+    StoredKey,
+)
 from gateway.core.redis_url import parse
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.usage import Totals
@@ -43,6 +54,8 @@ _PAUSE_S: Final = 0.004
 #: keys live this much longer than what they hold is kept, or up to an hour less: the hourly clearing comes first
 _GRACE_S: Final = 10_800.0
 _KEYS: Final = msgspec.json.Decoder(StoredKey)
+#: of a session's fields
+_LAST_TURN: Final = ("last_key", "residual")
 
 
 class RedisStore:
@@ -115,7 +128,19 @@ class RedisStore:
 
     async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
         """See `Store.standings`."""
-        return await self._books.standings(claims)
+        asked = self._books.ask_standings(claims)
+        return self._books.standings(claims, await self._link.call(*asked)) if asked else ()
+
+    async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
+        """See `Store.opening`."""
+        tag = _tag(session)
+        state, (key, residual, *sums), *replies = await self._link.call(
+            ("HGET", self._keys.state(tag), "s"),
+            ("HMGET", self._keys.session(tag), *_LAST_TURN, *(values.TOTALS if with_totals else ())),
+            *self._books.ask_standings(claims),
+        )
+        stands = self._books.standings(claims, replies)
+        return Opening(_remembered(state, key, residual), stands, values.totals(sums) if with_totals else None)
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""
@@ -148,10 +173,9 @@ class RedisStore:
         """See `Store.remembered`."""
         tag = _tag(session)
         state, (key, residual) = await self._link.call(
-            ("HGET", self._keys.state(tag), "s"), ("HMGET", self._keys.session(tag), "last_key", "residual")
+            ("HGET", self._keys.state(tag), "s"), ("HMGET", self._keys.session(tag), *_LAST_TURN)
         )
-        last = LastTurn(key.decode(), int(residual)) if key is not None and residual is not None else None
-        return Remembered(states.read(state), last)
+        return _remembered(state, key, residual)
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
         """See `Store.update`."""
@@ -335,6 +359,11 @@ class RedisStore:
         await self._states.drain()
         await self._lessons.drain()
         await self._link.aclose()
+
+
+def _remembered(state: bytes | None, key: bytes | None, residual: bytes | None) -> Remembered:
+    last = LastTurn(key.decode(), int(residual)) if key is not None and residual is not None else None
+    return Remembered(states.read(state), last)
 
 
 def _unpacked(text: bytes) -> str:

@@ -220,13 +220,15 @@ class BooksApart:
         entry = values.entry(record.call_id, home, sums)
         await self._link.call(self._clerk.call("note", self._keys.latest, arguments, entry))
 
-    async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
+    def ask_standings(self, claims: Sequence[Claim]) -> list[Command]:
+        """See `Books`. A verb for each, which may go to another server."""
+        return [self._clerk.call("standings", (self._keys.account(claim.key),), {}) for claim in claims]
+
+    def standings(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Standing, ...]:
         """See `Store.standings`."""
-        verbs = [self._clerk.call("standings", (self._keys.account(claim.key),), {}) for claim in claims]
-        replies = await asyncio.gather(*(self._link.call(verb) for verb in verbs))
         return tuple(
             stand
-            for claim, [(now, rows)] in zip(claims, replies, strict=True)
+            for claim, (now, rows) in zip(claims, replies, strict=True)
             for stand in values.standings((claim,), now, rows)
         )
 

@@ -19,14 +19,18 @@ CALLS_PER_SESSION: Final = 1000
 
 
 class Books(Protocol):
-    """What of a store deals with budgets; see `Store` for each."""
+    """What of a store deals with budgets; see `Store` for each.
+
+    How accounts stand is asked for together with other things: by these commands, whose replies it is read from.
+    """
 
     async def settle(self, record: CallRecord) -> Totals: ...  # noqa: D102
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused: ...  # noqa: D102
     async def extend(self, hold_id: str, units: int) -> Granted | None: ...  # noqa: D102
     async def renew(self, noted: Mapping[str, int]) -> None: ...  # noqa: D102
     async def overdue(self, limit: int) -> Sequence[OpenHold]: ...  # noqa: D102
-    async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]: ...  # noqa: D102
+    def ask_standings(self, claims: Sequence[Claim]) -> list[Command]: ...  # noqa: D102
+    def standings(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Standing, ...]: ...  # noqa: D102
 
 
 def home_of(record: CallRecord) -> str:
@@ -176,13 +180,14 @@ class BooksTogether:
         kept = await self._link.call(*(("HMGET", self._keys.hold(one), "u", "n", "v") for one in names))
         return [found for row in kept if (found := values.opened(row)) is not None]
 
-    async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
-        """See `Store.standings`."""
-        if not claims:
-            return ()
+    def ask_standings(self, claims: Sequence[Claim]) -> list[Command]:
+        """See `Books`. One verb for all."""
         keys = [self._keys.account(claim.key) for claim in claims]
-        [(now, rows)] = await self._link.call(self._clerk.call("standings", keys, {}))
-        return values.standings(claims, now, rows)
+        return [self._clerk.call("standings", keys, {})] if keys else []
+
+    def standings(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Standing, ...]:
+        """See `Store.standings`."""
+        return tuple(one for now, rows in replies for one in values.standings(claims, now, rows))
 
 
 if TYPE_CHECKING:

@@ -23,7 +23,18 @@ import msgspec
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import AccountKey, Claim, Dimension, Granted, Moment, Refused, Standing
-from gateway.core.ports import CallRecord, Latest, Lesson, OpenHold, Page, SessionKey, SessionView, Store, StoredKey
+from gateway.core.ports import (
+    CallRecord,
+    Latest,
+    Lesson,
+    OpenHold,
+    Opening,
+    Page,
+    SessionKey,
+    SessionView,
+    Store,
+    StoredKey,
+)
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.usage import Totals
 from gateway.stores import clock
@@ -118,6 +129,10 @@ class SqliteStore:
     async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
         """See `Store.standings`."""
         return self._at_once(lambda db: accounts.standings(db, claims, self._moment()))
+
+    async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
+        """See `Store.opening`."""
+        return self._at_once(lambda db: rows.opening(db, session, claims, self._moment(), with_totals=with_totals))
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""

@@ -12,6 +12,7 @@ import msgspec
 from gateway.core import ledger
 from gateway.core.ledger import (
     EMPTY,
+    MOST,
     NOTHING,
     Account,
     AccountKey,
@@ -25,14 +26,22 @@ from gateway.core.ledger import (
 )
 from gateway.core.ports import CallRecord, OpenHold
 
-_ACCOUNT: Final = (
-    "SELECT used_tokens, used_nano_usd, used_calls, held_tokens, held_nano_usd, held_calls, "
-    "opened_wall, opened_mono, opened_boot, decided, epoch FROM accounts WHERE kind = ? AND namespace = ? AND id = ?"
-)
+_USED: Final = ("used_tokens", "used_nano_usd", "used_calls")
+_HELD: Final = ("held_tokens", "held_nano_usd", "held_calls")
+#: what `account` reads
+COLUMNS: Final = (*_USED, *_HELD, "opened_wall", "opened_mono", "opened_boot", "decided", "epoch")
+_ACCOUNT: Final = f"SELECT {', '.join(COLUMNS)} FROM accounts WHERE kind = ? AND namespace = ? AND id = ?"  # noqa: S608  # constants
 _KEEP_ACCOUNT: Final = (
-    "INSERT OR REPLACE INTO accounts (kind, namespace, id, used_tokens, used_nano_usd, used_calls, held_tokens, "
-    "held_nano_usd, held_calls, opened_wall, opened_mono, opened_boot, decided, epoch, changed_at) "
+    f"INSERT OR REPLACE INTO accounts (kind, namespace, id, {', '.join(COLUMNS)}, changed_at) "  # noqa: S608  # constants
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+#: `ledger.settle` in one statement, as every call needs it: adds what was spent, gives back what was held
+_SETTLE: Final = (
+    f"INSERT INTO accounts (kind, namespace, id, {', '.join((*_USED, *_HELD))}, changed_at) "  # noqa: S608  # constants
+    "VALUES (?, ?, ?, ?, ?, ?, 0, 0, 0, ?) ON CONFLICT DO UPDATE SET "
+    + "".join(f"{name} = min({name} + excluded.{name}, {MOST}), " for name in _USED)
+    + "".join(f"{name} = max({name} - ?, 0), " for name in _HELD)
+    + "changed_at = excluded.changed_at"
 )
 _HOLD: Final = "SELECT units, noted, value FROM holds WHERE id = ?"
 #: the units of an open hold, and whether its call is settled already
@@ -50,6 +59,7 @@ _RENEW: Final = "UPDATE holds SET boot = ?, mono = ?, wall = ?, noted = max(note
 _OVERDUE: Final = (
     "SELECT units, noted, value FROM holds WHERE boot != :boot OR mono > :mono OR :mono - mono > lease_s LIMIT :limit"
 )
+_NONE: Final[ledger.Accounts] = {}
 _HOLDS: Final = msgspec.json.Decoder(OpenHold)
 #: limits that an operator set, as JSON
 _DECIDED: Final = msgspec.json.Decoder(dict[Dimension, int | None])
@@ -106,9 +116,11 @@ def overdue(db: sqlite3.Connection, limit: int, now: Moment) -> list[OpenHold]:
     return [_opened(row) for row in rows]
 
 
-def standings(db: sqlite3.Connection, claims: Sequence[Claim], now: Moment) -> tuple[Standing, ...]:
-    """See `Store.standings`."""
-    accounts = _accounts(db, (claim.key for claim in claims))
+def standings(
+    db: sqlite3.Connection, claims: Sequence[Claim], now: Moment, known: ledger.Accounts = _NONE
+) -> tuple[Standing, ...]:
+    """See `Store.standings`. `known`: accounts that were just read."""
+    accounts = {**_accounts(db, (claim.key for claim in claims if claim.key not in known)), **known}
     return tuple(ledger.standing(accounts.get(claim.key, EMPTY), claim, now) for claim in claims)
 
 
@@ -119,27 +131,25 @@ def decide(db: sqlite3.Connection, key: AccountKey, limits: Mapping[Dimension, i
     _keep(db, {key: replace(account, decided=decided)}, now.wall)
 
 
-def settle(db: sqlite3.Connection, record: CallRecord, lost: CallRecord | None, charged: ledger.Epochs) -> None:
-    """Give the call's hold back and charge its accounts.
+def settle(db: sqlite3.Connection, record: CallRecord, *, is_held: bool) -> None:
+    """Charge the call's accounts, and give its hold back where there is one."""
+    held, back = list[AccountKey](), NOTHING
+    if is_held:
+        keys, *amount = db.execute(_DROP_HOLD, (record.call_id,)).fetchone()
+        held, back = _read(keys), Amount(*amount)
+    spent, ended = NOTHING.plus(record.spent), record.started_at + record.duration_s
+    # Two lists: a hold may be for parents that the record does not name.
+    for key in dict.fromkeys((*held, *record.accounts)):
+        if key.kind != "rate":
+            charged = spent if key in record.accounts else NOTHING
+            db.execute(_SETTLE, (*key, *charged, ended, *(back if key in held else NOTHING)))
 
-    `lost`: what it was charged when it was taken for lost, if it was, and in which epochs.
-    """
+
+def correct(db: sqlite3.Connection, record: CallRecord, lost: CallRecord, charged: ledger.Epochs) -> None:
+    """Charge the accounts of a call that was taken for lost; `lost`: as what, and in which epochs it was `charged`."""
+    accounts = _accounts(db, record.accounts)
     ended = record.started_at + record.duration_s
-    held = db.execute(_DROP_HOLD, (record.call_id,)).fetchone()
-    if lost is not None:
-        accounts = _accounts(db, record.accounts)
-        _keep(db, ledger.correct(accounts, record.accounts, lost.spent, record.spent, charged), ended)
-        return
-    back = Amount(*held[1:]) if held is not None else NOTHING
-    if held is None or held[0] == _written(record.accounts):
-        accounts = _accounts(db, record.accounts)
-        _keep(db, ledger.settle(accounts, record.accounts, back, record.spent), ended)
-        return
-    # What was held for it and what it is charged to are two lists: a hold for parents that the record does not name.
-    of_hold = _read(held[0])
-    accounts = _accounts(db, dict.fromkeys((*of_hold, *record.accounts)))
-    changes = ledger.settle(accounts, of_hold, back, NOTHING)
-    _keep(db, changes | ledger.settle({**accounts, **changes}, record.accounts, NOTHING, record.spent), ended)
+    _keep(db, ledger.correct(accounts, record.accounts, lost.spent, record.spent, charged), ended)
 
 
 def clear(db: sqlite3.Connection, key: AccountKey) -> None:
@@ -172,11 +182,12 @@ def _accounts(db: sqlite3.Connection, keys: Iterable[AccountKey]) -> dict[Accoun
     for key in keys:
         row = db.execute(_ACCOUNT, key).fetchone()
         if row is not None:
-            found[key] = _account(row)
+            found[key] = account(row)
     return found
 
 
-def _account(row: Sequence[Any]) -> Account:
+def account(row: Sequence[Any]) -> Account:
+    """An account as `COLUMNS` reads it."""
     wall, mono, boot, decided, epoch = row[6:]
     opened = Moment(wall, mono, boot) if wall is not None else None
     return Account(Amount(*row[:3]), Amount(*row[3:6]), opened, _DECIDED.decode(decided) if decided else {}, epoch)

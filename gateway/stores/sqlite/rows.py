@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from gateway.core.counting.calibration import LastTurn
-from gateway.core.ledger import Epochs
-from gateway.core.ports import LOST, CallRecord, Lesson, SessionKey, SessionView, StoredKey
+from gateway.core.ledger import EMPTY, Claim, Epochs, Moment
+from gateway.core.ports import LOST, CallRecord, Lesson, Opening, SessionKey, SessionView, StoredKey
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.tools import ToolUse
 from gateway.core.usage import MAX_TOKENS, Totals
@@ -21,8 +21,10 @@ from gateway.stores.sqlite import accounts
 from gateway.stores.sums import MAX_SUM, SUMS, sums_of, totals_of
 
 _SUM_LIST: Final = ", ".join(SUMS)
+#: no row: it was written before; else whether something is held for it, which most calls need no second look for
 _INSERT_CALL: Final = (
-    "INSERT OR IGNORE INTO calls (call_id, request_id, namespace, session_id, record) VALUES (?, ?, ?, ?, ?)"
+    "INSERT OR IGNORE INTO calls (call_id, request_id, namespace, session_id, record) VALUES (?, ?, ?, ?, ?) "
+    "RETURNING EXISTS (SELECT 1 FROM holds WHERE holds.id = ?1)"
 )
 _RECORD: Final = "SELECT record, epochs FROM calls WHERE call_id = ?"
 _CORRECT_CALL: Final = "UPDATE calls SET record = ?, epochs = NULL WHERE call_id = ?"
@@ -54,6 +56,17 @@ _REMEMBERED: Final = (
     "SELECT value, last_key, last_residual FROM (SELECT ? AS namespace, ? AS id) "
     "LEFT JOIN states USING (namespace, id) LEFT JOIN sessions USING (namespace, id)"
 )
+#: the same and more for a call that begins, in one look: its session's account may be missing, too
+_OPENING: Final = (
+    f"SELECT states.value, last_key, last_residual, {', '.join(accounts.COLUMNS)}{{}} "  # noqa: S608  # constants
+    "FROM (SELECT ? AS namespace, ? AS id) AS asked "
+    "LEFT JOIN states USING (namespace, id) LEFT JOIN sessions USING (namespace, id) "
+    "LEFT JOIN accounts ON kind = 'session' AND accounts.namespace = asked.namespace AND accounts.id = asked.id"
+)
+_OPENING_ALONE: Final = _OPENING.format("")
+_OPENING_WITH_TOTALS: Final = _OPENING.format(f", {_SUM_LIST}")
+#: where the totals begin in it
+_SUMS_AT: Final = 3 + len(accounts.COLUMNS)
 _STATE: Final = "SELECT value FROM states WHERE namespace = ? AND id = ?"
 _KEEP_STATE: Final = "INSERT OR REPLACE INTO states (namespace, id, changed_at, value) VALUES (?, ?, ?, ?)"
 _LESSON: Final = "SELECT value FROM lessons WHERE key = ?"
@@ -86,12 +99,15 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> T
     key, charge = record.session, record.charge
     namespace, session_id = (key.namespace, key.id) if key else (None, None)
     request_id = record.request_id if record.request_id != record.call_id else None
-    inserted = connection.execute(_INSERT_CALL, (record.call_id, request_id, namespace, session_id, encoded))
-    lost = _lost(connection, record, encoded) if inserted.rowcount == 0 else None
-    is_new = inserted.rowcount > 0 or lost is not None
-    if is_new:
-        accounts.settle(connection, record, lost.record if lost else None, lost.epochs if lost else {})
+    values = (record.call_id, request_id, namespace, session_id, encoded)
+    inserted = connection.execute(_INSERT_CALL, values).fetchone()
+    lost = _lost(connection, record, encoded) if inserted is None else None
+    is_new = inserted is not None or lost is not None
+    if inserted is not None:
+        accounts.settle(connection, record, is_held=bool(inserted[0]))
         _note_epochs(connection, record)
+    elif lost is not None:
+        accounts.correct(connection, record, lost.record, lost.epochs)
     if key is None:
         return Totals()
     if lost is not None and lost.record.charge is not None:
@@ -100,7 +116,7 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> T
     if charge is None or not is_new:
         return read_totals(connection, key)
     last = record.last_turn
-    values = (
+    added = (
         key.namespace,
         key.id,
         record.derived_session,
@@ -112,7 +128,7 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> T
     )
     if record.counted_tools:
         _add_tools(connection, key, record.counted_tools)
-    return totals_of(connection.execute(_ADD, values).fetchone())
+    return totals_of(connection.execute(_ADD, added).fetchone())
 
 
 def _add_tools(connection: sqlite3.Connection, key: SessionKey, names: Sequence[str]) -> None:
@@ -172,7 +188,26 @@ def read_totals(connection: sqlite3.Connection, key: SessionKey) -> Totals:
 
 def remembered(connection: sqlite3.Connection, key: SessionKey) -> Remembered:
     """See `Store.remembered`."""
-    value, last_key, residual = connection.execute(_REMEMBERED, (key.namespace, key.id)).fetchone()
+    return _remembered(connection.execute(_REMEMBERED, (key.namespace, key.id)).fetchone())
+
+
+def opening(
+    connection: sqlite3.Connection, key: SessionKey, claims: Sequence[Claim], now: Moment, *, with_totals: bool
+) -> Opening:
+    """See `Store.opening`. The session's account comes with its row, those of others are looked up."""
+    query = _OPENING_WITH_TOTALS if with_totals else _OPENING_ALONE
+    row = connection.execute(query, (key.namespace, key.id)).fetchone()
+    # A row that is missing has nothing in any column, and one that is there has a number in these.
+    account = accounts.account(row[3:_SUMS_AT]) if row[3] is not None else EMPTY
+    stands = accounts.standings(connection, claims, now, {key.account: account})
+    if not with_totals:
+        return Opening(_remembered(row[:3]), stands, None)
+    sums = row[_SUMS_AT:]
+    return Opening(_remembered(row[:3]), stands, totals_of(sums) if sums[0] is not None else Totals())
+
+
+def _remembered(row: Sequence[Any]) -> Remembered:
+    value, last_key, residual = row
     last = LastTurn(last_key, residual) if isinstance(last_key, str) and isinstance(residual, int) else None
     return Remembered(states.read(value), last)
 

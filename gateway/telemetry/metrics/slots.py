@@ -1,12 +1,15 @@
 """The numbers of one worker by name: in its memory, or in files that the other workers of a machine read.
 
 A number in a file is written like one in memory, as the file is mapped into it; what was counted stays when its worker
-is killed. A new worker goes on with the numbers of one that is gone, so that no count ever falls.
+is killed. A new worker goes on with the numbers of one that is gone, so that no count ever falls. Where the files
+cannot be written, as on a full disk, a worker counts for itself.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import logging
 import mmap
 import os
 from array import array
@@ -15,6 +18,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Final, cast
+
+logger = logging.getLogger("gateway")
 
 #: numbers of one worker; those beyond it are counted nowhere
 MOST_SLOTS: Final = 32_768
@@ -42,30 +47,44 @@ class Slots:
         self._transient = frozenset(transient)
         self._slots: dict[Name, int] = {}
         self._names: int | None = None
+        self._is_full = False
         self.worker = 1
         self.values: MutableSequence[float] = array("d", bytes(_WIDTH * MOST_SLOTS))
         if folder is not None:
-            self._open(folder)
+            try:
+                self._open(folder)
+            except OSError as error:
+                logger.warning("other workers do not see the figures of this one: %s", error.strerror)
 
     def _open(self, folder: Path) -> None:
-        """Take the files of a worker that is gone, or new ones."""
+        """Take the files of a worker that is gone, or new ones.
+
+        Raises:
+            OSError: they cannot be written.
+        """
         for self.worker in count(1):
             values = os.open(folder / f"{self.worker}.values", os.O_RDWR | os.O_CREAT, 0o600)
             if _lock(values):
                 break
             os.close(values)
-        os.ftruncate(values, _WIDTH * MOST_SLOTS)
+        try:
+            _fill(values)
+            self._take(folder / f"{self.worker}.names")
+        except OSError:
+            os.close(values)
+            raise
         # The file stays open, and so locked, for as long as this process lives.
         mapped = memoryview(mmap.mmap(values, _WIDTH * MOST_SLOTS)).cast("d")
         self.values = cast("MutableSequence[float]", mapped)
-        names = folder / f"{self.worker}.names"
+        for name, number in self._slots.items():
+            if name.family in self._transient:
+                self.values[number] = 0.0
+
+    def _take(self, names: Path) -> None:
         known = _names_in(names)
         self._names = os.open(names, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.ftruncate(self._names, sum(len(_line(name)) for name in known))
         self._slots = {name: number for number, name in enumerate(known, 1)}
-        for name, number in self._slots.items():
-            if name.family in self._transient:
-                self.values[number] = 0.0
 
     def slot(self, family: str, series: str) -> int:
         """Where a number is kept; it begins with zero."""
@@ -74,12 +93,26 @@ class Slots:
         if known is not None:
             return known
         number = len(self._slots) + 1
-        if number >= MOST_SLOTS:
+        if number >= MOST_SLOTS or not self._is_noted(name):
             return 0
-        if self._names is not None:
-            os.write(self._names, _line(name))
         self._slots[name] = number
         return number
+
+    def _is_noted(self, name: Name) -> bool:
+        """Whether the others find a name: what stands in the file in part would put all later ones in a wrong place."""
+        if self._names is None:
+            return True
+        size = os.fstat(self._names).st_size
+        try:
+            _write(self._names, _line(name))
+        except OSError as error:
+            os.ftruncate(self._names, size)
+            if not self._is_full:
+                logger.warning("some figures are not counted: %s", error.strerror)
+            self._is_full = True
+            return False
+        self._is_full = False
+        return True
 
     def read(self) -> dict[Name, float]:
         """The numbers of all workers, added up by name."""
@@ -94,7 +127,7 @@ class Slots:
         """Names, numbers and whether its process is there, of each worker."""
         yield list(self._slots), self.values, True
         for file in self._folder.glob("*.names") if self._folder is not None else ():
-            if file.stem != str(self.worker):
+            if self._names is None or file.stem != str(self.worker):
                 names = _names_in(file)
                 numbers = array("d")
                 numbers.frombytes(file.with_suffix(".values").read_bytes()[: _WIDTH * (len(names) + 1)])
@@ -121,22 +154,39 @@ def _names_in(file: Path) -> list[Name]:
     """Those that were written to their end."""
     if not file.exists():
         return []
-    *lines, _ = file.read_bytes().decode().split("\n")
-    return [Name(*line.split(" ", 1)) for line in lines]
+    *lines, _ = file.read_bytes().split(b"\n")
+    return [Name(*line.decode().split(" ", 1)) for line in lines]
 
 
-def _lock(file: int) -> bool:
+def _fill(file: int) -> None:
+    """Give a file its size. With zeros: to touch a page that the disk has no room for would end the process."""
+    size = os.fstat(file).st_size
+    os.lseek(file, size, os.SEEK_SET)
+    _write(file, bytes(max(0, _WIDTH * MOST_SLOTS - size)))
+
+
+def _write(file: int, data: bytes) -> None:
+    """All of it.
+
+    Raises:
+        OSError: it cannot be written, or only in part.
+    """
+    if os.write(file, data) < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _lock(file: int, kind: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError:
         return False
     return True
 
 
 def _is_held(file: Path) -> bool:
-    """Whether a process has it."""
-    looked_at = os.open(file, os.O_RDWR)
+    """Whether a process has it. Shared: two that look at once must not take each other for its owner."""
+    looked_at = os.open(file, os.O_RDONLY)
     try:
-        return not _lock(looked_at)
+        return not _lock(looked_at, fcntl.LOCK_SH)
     finally:
         os.close(looked_at)

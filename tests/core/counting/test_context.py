@@ -104,6 +104,11 @@ def test_results_go_by_the_tool_whose_call_they_answer(words: Any, wire: Wire) -
     assert seen.calls == {}
 
 
+def test_no_more_is_kept_of_a_tools_name_than_a_record_shall_hold(words: Any) -> None:
+    found = counts(words, chat_call("1", "look" + "x" * 1_000_000), result("1", "one two"))
+    assert found.tools == {"look" + "x" * 252: (1, 2)}
+
+
 def test_results_of_old_functions_go_by_their_name(words: Any) -> None:
     called = {"role": "assistant", "function_call": {"name": "look", "arguments": "{}"}}
     found = counts(words, called, {"role": "function", "name": "look", "content": "one two"})

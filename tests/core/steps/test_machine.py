@@ -13,6 +13,7 @@ from gateway.core.steps import (
     MOST_RECENT,
     Agent,
     BudgetBelow,
+    Enforce,
     Facts,
     MessageMatches,
     NotRecentlyUsed,
@@ -139,11 +140,21 @@ def test_calls_side_by_side_are_taken_one_after_the_other() -> None:
     assert used.state.recent == ("write", "read_a", "comment", "search")
 
 
-def test_a_tool_that_is_not_due_is_stray_and_moves_nothing_but_is_remembered() -> None:
+def test_a_tool_that_is_not_due_is_stray_moves_nothing_and_no_condition_sees_it() -> None:
     used = AGENT.used(after(AGENT, "write"), ["comment", "read_a"], NO_FACTS)
     assert used.stray == ("comment",)
     assert (used.state.active, used.state.index) == ("review", 1)
-    assert used.state.recent == ("write", "comment", "read_a")
+    assert used.state.recent == ("write", "read_a")
+
+
+@pytest.mark.parametrize(("enforce", "active"), [("filter", "work"), ("require", "work"), ("observe", "publish")])
+def test_a_model_gets_into_another_step_by_a_stray_call_only_where_steps_are_just_observed(
+    enforce: Enforce, active: str
+) -> None:
+    work = Step("work", denied=("approve",), is_default=True, enforce=enforce)
+    agent = Agent("a", [Step("publish", conditions=(SequenceMatch((("approve",),)),)), work])
+    used = agent.used(agent.entered(START, NO_FACTS), ["approve"], NO_FACTS)
+    assert (used.state.active, used.stray) == (active, ("approve",))
 
 
 def test_a_tool_is_judged_by_the_step_that_those_before_it_led_to() -> None:
@@ -174,10 +185,11 @@ def test_a_step_set_by_hand_holds_until_its_sequence_is_finished() -> None:
 
 
 def test_a_step_without_a_sequence_that_is_set_by_hand_holds_until_it_is_set_anew() -> None:
-    state = AGENT.set(START, "alert")
-    state = after(AGENT, "write", "write", state=state)
+    state = after(AGENT, "search", "write", state=START)
+    state = AGENT.set(state, "alert")
+    state = after(AGENT, "stop", "stop", state=state)
     assert (state.active, state.is_set) == ("alert", True)
-    assert AGENT.entered(AGENT.set(state, None), NO_FACTS).active == "review"
+    assert AGENT.entered(AGENT.set(state, None), NO_FACTS).active == "work"
 
 
 def test_setting_a_step_begins_its_sequence_anew_and_forgets_no_tool() -> None:
@@ -242,6 +254,7 @@ PLAIN_STEP = st.builds(
     denied=st.lists(PATTERN, max_size=1).map(tuple),
     sequence=st.lists(ENTRY, max_size=3).map(tuple),
     is_default=st.booleans(),
+    enforce=st.sampled_from(["filter", "observe"]),
 )
 FACTS = st.builds(Facts, st.none(), st.sampled_from([5, 15, 25]), st.sampled_from([0.2, 0.5, 1.0]))
 
@@ -321,7 +334,8 @@ class Plain:
         is_fine = self.may(name)
         if is_fine and self.is_running():
             self.done.append(name)
-        self.log.append(name)
+        if is_fine or self.active is None or self.active.enforce == "observe":
+            self.log.append(name)
         self.look(facts)
         return is_fine
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gateway.core.errors import StoreUnavailable
+from gateway.core.ledger import Amount, Claim
 from gateway.core.session import SessionState
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.stores.sqlite import SqliteStore
@@ -174,3 +175,26 @@ async def test_a_state_that_json_cannot_hold_is_refused_and_the_old_one_stays(pa
         with pytest.raises(TypeError):
             await store.update(KEY, lambda _: SessionState({"p": {"prefix": object()}}))
         assert (await store.remembered(KEY)).state == counts(SessionState())
+
+
+async def test_a_call_that_begins_is_one_look_and_one_that_held_nothing_looks_for_no_hold(
+    path: Path, record: MakeRecord
+) -> None:
+    async with opened(path) as store:
+        statements = list[str]()
+        store._hot.set_trace_callback(statements.append)
+        for with_totals in (False, True):
+            await store.opening(KEY, [Claim(KEY.account)], with_totals=with_totals)
+        assert [text.split()[0] for text in statements] == ["SELECT", "SELECT"]
+        statements.clear()
+        await store.settle(record(charge=CHARGE, tools=(), accounts=(KEY.account,), spent=Amount(15)))
+        store._hot.set_trace_callback(None)
+    verbs = [" ".join(text.split("(")[0].split()[:5]) for text in statements if not text.startswith("--")]
+    assert verbs == [
+        "BEGIN IMMEDIATE",
+        "INSERT OR IGNORE INTO calls",
+        "INSERT INTO accounts",
+        "INSERT INTO sessions",
+        "INSERT INTO latest",
+        "COMMIT",
+    ]

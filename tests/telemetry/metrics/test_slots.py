@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -123,3 +126,50 @@ def test_a_name_with_spaces_and_any_text_is_read_again_by_others(tmp_path: Path)
     series = labelled(CALLS, {"model": "my model\nü"})
     one.values[one.slot(CALLS, series)] += 1
     assert other.read() == {Name(CALLS, series): 1.0}
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """As on a full disk: no file of this process can be longer."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_all_room_for_numbers_is_taken_at_the_beginning(tmp_path: Path) -> None:
+    Slots(tmp_path)
+    # A hole in a file on a disk that is full by then would end the worker that counts there.
+    assert (tmp_path / "1.values").stat().st_blocks * 512 >= 8 * MOST_SLOTS
+
+
+def test_without_room_for_its_files_a_worker_counts_for_itself(tmp_path: Path) -> None:
+    with files_of_at_most(4_096):
+        slots = Slots(tmp_path, {NOW})
+        slots.values[slots.slot(CALLS, "calls_total")] += 2
+        assert numbers(slots) == {"calls_total": 2}
+    other = Slots(tmp_path, {NOW})
+    other.values[other.slot(CALLS, "calls_total")] += 1
+    assert numbers(other) == {"calls_total": 1}
+    assert numbers(slots) == {"calls_total": 3}
+
+
+def test_a_name_that_could_not_be_written_puts_no_other_in_a_wrong_place(tmp_path: Path) -> None:
+    slots, other = Slots(tmp_path), Slots(tmp_path)
+    slots.values[slots.slot(CALLS, "first")] += 1
+    size = (tmp_path / "1.names").stat().st_size
+    with files_of_at_most(size + 5):
+        assert slots.slot(CALLS, "lost") == 0
+    assert (tmp_path / "1.names").stat().st_size == size
+    slots.values[slots.slot(CALLS, "second")] += 2
+    assert numbers(other) == numbers(slots) == {"first": 1, "second": 2}
+
+
+def test_a_name_that_another_worker_is_writing_is_passed_over(tmp_path: Path) -> None:
+    slots, other = Slots(tmp_path), Slots(tmp_path)
+    slots.values[slots.slot(CALLS, "first")] += 1
+    with (tmp_path / "1.names").open("ab") as names:
+        names.write("calls_total half of an ü".encode()[:-1])
+    assert numbers(other) == {"first": 1}
