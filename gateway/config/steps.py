@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from gateway.config.section import Section
 from gateway.core.identity import is_valid
@@ -28,6 +28,27 @@ def _one_or_many(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
+def _each_one_or_many(value: Any) -> Any:
+    return [_one_or_many(entry) for entry in value] if isinstance(value, list) else value
+
+
+def check_entries(entries: tuple[Patterns, ...]) -> tuple[Patterns, ...]:
+    """The entries of a sequence, if each can be met.
+
+    Raises:
+        ValueError: one names no tool.
+    """
+    if not all(entry and all(entry) for entry in entries):
+        raise ValueError("an entry names no tool")
+    return entries
+
+
+_READ: Final = (BeforeValidator(_each_one_or_many), AfterValidator(check_entries))
+#: tools in an order; each entry is one, or a list of alternatives
+Sequence = Annotated[tuple[Patterns, ...], Field(max_length=256), *_READ]
+LastTools = Annotated[tuple[Patterns, ...], Field(min_length=1, max_length=MOST_RECENT), *_READ]
+
+
 class ToolWindow(Section):
     """Tools, and among how many of those used last they are looked for."""
 
@@ -47,9 +68,7 @@ class StepCondition(Section):
 
     tool_used: ToolWindow | None = Field(None, description="One of these tools was used.")
     not_recently_used: ToolWindow | None = Field(None, description="None of these tools was used.")
-    sequence_match: tuple[Patterns, ...] | None = Field(
-        None, min_length=1, max_length=MOST_RECENT, description="The tools used last, in order; entries may be lists."
-    )
+    sequence_match: LastTools | None = Field(None, description="The tools used last, in order; entries may be lists.")
     message_matches: str | None = Field(
         None,
         description="A regular expression that is found in the newest user message, in its last 16,384 characters.",
@@ -58,16 +77,6 @@ class StepCondition(Section):
     budget_below: float | None = Field(
         None, gt=0, le=1, description="Less than this share is left of the narrowest budget."
     )
-
-    @field_validator("sequence_match", mode="before")
-    @classmethod
-    def _entries(cls, value: Any) -> Any:
-        return [_one_or_many(entry) for entry in value] if isinstance(value, list) else value
-
-    @field_validator("sequence_match")
-    @classmethod
-    def _some_tools(cls, value: tuple[Patterns, ...] | None) -> tuple[Patterns, ...] | None:
-        return check_entries(value) if value is not None else None
 
     @field_validator("message_matches")
     @classmethod
@@ -98,8 +107,8 @@ class StepRow(Section):
     is_default: bool = Field(default=False, description="The step to be in where no other holds.")
     conditions: tuple[StepCondition, ...] = Field((), description="All must hold.")
     available_tools: AvailableTools = Field(AvailableTools(), description="The tools that may be called in it.")
-    sequence: tuple[Patterns, ...] = Field(
-        (), max_length=256, description="Tools in the order they are due; an entry may be a list of alternatives."
+    sequence: Sequence = Field(
+        (), description="Tools in the order they are due; an entry may be a list of alternatives."
     )
     enforce: Literal["filter", "require", "reject", "observe"] = Field(
         "filter",
@@ -116,16 +125,6 @@ class StepRow(Section):
         if not is_valid(value):
             raise ValueError("use 1-255 characters of A-Z a-z 0-9 . _ : -")
         return value
-
-    @field_validator("sequence", mode="before")
-    @classmethod
-    def _entries(cls, value: Any) -> Any:
-        return [_one_or_many(entry) for entry in value] if isinstance(value, list) else value
-
-    @field_validator("sequence")
-    @classmethod
-    def _some_tools(cls, value: tuple[Patterns, ...]) -> tuple[Patterns, ...]:
-        return check_entries(value)
 
     @model_validator(mode="after")
     def _can_be_done(self) -> StepRow:
@@ -151,17 +150,6 @@ def _is_barred(tool: str, available: AvailableTools) -> bool:
     if _WILD & set(tool):
         return tool in available.denied or "*" in available.denied or available.allowed == ()
     return is_any(tool, available.denied) or (available.allowed is not None and not is_any(tool, available.allowed))
-
-
-def check_entries(entries: tuple[Patterns, ...]) -> tuple[Patterns, ...]:
-    """The entries of a sequence, if each can be met.
-
-    Raises:
-        ValueError: one names no tool.
-    """
-    if not all(entry and all(entry) for entry in entries):
-        raise ValueError("an entry names no tool")
-    return entries
 
 
 def check_steps(rows: tuple[StepRow, ...]) -> tuple[StepRow, ...]:

@@ -100,7 +100,13 @@ def directives(headers: Headers) -> Directives:
     """
     if not any(name in DIRECTIVES for name, _ in headers):
         return NO_DIRECTIVES
-    return Directives(_wishes(headers), _declared(headers), _response_mode(headers), _parent(headers), _agent(headers))
+    return Directives(
+        _wishes(headers),
+        _declared(headers),
+        _response_mode(headers),
+        _name(headers, b"x-parent-session-id", "a session id"),
+        _name(headers, b"x-session-agent", "the name of an agent"),
+    )
 
 
 def _wishes(headers: Headers) -> Wishes:
@@ -169,37 +175,19 @@ def _response_mode(headers: Headers) -> ResponseMode:
     return mode
 
 
-def _parent(headers: Headers) -> str | None:
-    """The session that a request says its own one works for.
+def _name(headers: Headers, wanted: bytes, what: str) -> str | None:
+    """The name that a header gives; `what`: it is one of. None where it is not there.
 
     Raises:
-        InvalidRequest: it is no session id.
+        InvalidRequest: it is no name.
     """
     for name, value in headers:
-        if name == b"x-parent-session-id":
+        if name == wanted:
             text = value.decode("latin-1").strip()
             if not is_valid(text):
+                header = wanted.decode()
                 raise InvalidRequest(
-                    "The header x-parent-session-id is a session id: 1-255 characters of A-Z a-z 0-9 . _ : -",
-                    param="x-parent-session-id",
-                )
-            return text
-    return None
-
-
-def _agent(headers: Headers) -> str | None:
-    """The agent whose steps a request takes.
-
-    Raises:
-        InvalidRequest: it is no name of one.
-    """
-    for name, value in headers:
-        if name == b"x-session-agent":
-            text = value.decode("latin-1").strip()
-            if not is_valid(text):
-                raise InvalidRequest(
-                    "The header x-session-agent is the name of an agent: 1-255 characters of A-Z a-z 0-9 . _ : -",
-                    param="x-session-agent",
+                    f"The header {header} is {what}: 1-255 characters of A-Z a-z 0-9 . _ : -", param=header
                 )
             return text
     return None
