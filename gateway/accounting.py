@@ -21,7 +21,7 @@ from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Allowance, Charged, Need, allowance, dearest, is_limited, rate_of
 from gateway.core.usage import Totals
 from gateway.dialects.base import Call
-from gateway.dialects.limits import answers_asked, is_background, least_output, service_tier
+from gateway.dialects.limits import answers_asked, least_output, service_tier
 from gateway.progress import Progress
 from gateway.records import Records, input_estimate
 from gateway.stepping import Steps
@@ -117,7 +117,7 @@ class Accounts:
         """
         if not progress.book.claims:
             return
-        self._check_deferred(progress, call)
+        self._check_deferred(progress)
         # Should the call end before it hears that it was granted, there is a hold all the same.
         progress.is_holding = True
         try:
@@ -132,12 +132,11 @@ class Accounts:
             raise
         progress.book = progress.taken.book
 
-    def _check_deferred(self, progress: Progress, call: Call) -> None:
+    def _check_deferred(self, progress: Progress) -> None:
         """A budget that a batch is not charged to would be no budget."""
-        endpoint, standings = progress.incoming.endpoint, progress.book.standings
-        is_deferred = endpoint.deferred or (endpoint.wire == "responses" and is_background(call.fields))
+        standings = progress.book.standings
         is_held = is_limited(standings, "tokens") or is_limited(standings, "nano_usd")
-        if is_deferred and is_held and not self._budgets.policy.deferred:
+        if is_held and progress.is_billed_later and not self._budgets.policy.deferred:
             raise NotMetered(
                 "What this request begins is billed after its answer, so that the budget of its session or client key "
                 "cannot be held against it. Send it with a client key that has no budget in tokens or USD, ask for an "

@@ -223,6 +223,8 @@ class Answers:
             allowance=self._accounts.allowance(progress),
             mode=progress.mode,
             stepped=progress.stepped,
+            unseen=progress.unseen,
+            is_unmetered=progress.billed and progress.is_billed_later,
             overhead_s=(sent_at if sent_at is not None else self._clock()) - progress.incoming.started,
         )
 

@@ -134,8 +134,9 @@ class Stepped:
 class Reply:
     """What the client gets. `body` as bytes is whole; an iterator is passed on as it comes.
 
-    `totals` are the session's, after this call where `final`, else before it. `broken` turns true while a body is being
-    passed on: it must not be ended as if it were complete. `next_number`: of the next event of a stream.
+    `unseen`: what of the request stands for content that the provider keeps; `is_unmetered`: it is billed after its
+    answer. `totals` are the session's, after this call where `final`, else before it. `broken` turns true while a body
+    is being passed on: it must not be ended as if it were complete. `next_number`: of the next event of a stream.
     """
 
     status: int
@@ -151,6 +152,8 @@ class Reply:
     allowance: Allowance | None = None
     mode: ResponseMode | None = None
     stepped: Stepped | None = None
+    unseen: tuple[str, ...] = ()
+    is_unmetered: bool = False
     overhead_s: float = 0.0
     broken: bool = False
     next_number: Callable[[], int] = int

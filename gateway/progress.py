@@ -25,6 +25,7 @@ from gateway.core.steps import Step
 from gateway.core.usage import Totals
 from gateway.dialects.base import Answer, Call, Dialect
 from gateway.dialects.contents import Contents
+from gateway.dialects.elsewhere import is_in_background, kept_elsewhere
 from gateway.dialects.limits import Fields, least_output, output_limit
 from gateway.dialects.tools import NOT_NARROWED, Narrowing
 from gateway.planning import Asked
@@ -112,6 +113,17 @@ class Progress:
     def dialect(self) -> Dialect:
         """The format that the client speaks, and the provider too."""
         return self.incoming.endpoint.dialect
+
+    @property
+    def is_billed_later(self) -> bool:
+        """Whether what it begins is billed after its answer, where no session sees it."""
+        endpoint = self.incoming.endpoint
+        return endpoint.deferred or (self.call is not None and is_in_background(self.call.fields, endpoint.wire))
+
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """What of the request stands for content that the provider keeps."""
+        return kept_elsewhere(self.call.fields, self.incoming.endpoint.wire) if self.call is not None else ()
 
     def output_limit(self, fields: Fields, wire: Wire) -> int | None:
         """The most tokens that an answer may have, as the call says or its step."""

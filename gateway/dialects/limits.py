@@ -77,11 +77,6 @@ def service_tier(fields: Fields) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def is_background(fields: Fields) -> bool:
-    """Whether an answer is made later, and to be asked for again."""
-    return "background" in fields and decode(fields["background"]) not in (None, False)
-
-
 def with_limit(fields: Fields, wire: Wire, limit: int, usual: str) -> dict[str, object]:
     """The fields to set so that an answer has at most `limit` tokens.
 

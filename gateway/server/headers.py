@@ -40,6 +40,7 @@ EXPOSED: Final[Mapping[str, str]] = {
     "x-session-budget-limit-usd": "the same with a budget in US dollars",
     "x-session-budget-remaining-usd": "what is left of it, with six decimals",
     "x-session-budget-warning": "the share that is used, from `budget.warn_at` on",
+    "x-session-unmetered": "`true`: what the call began is billed after its answer and is in no session's totals",
     "x-token-usage": "this call, where its usage is final, as JSON of the same shape as the totals",
     "x-context-tokens": "input tokens that the provider is expected to report for what was sent",
     "x-context-tokens-original": "the same for what came, tool results as in `x-response-mode`",
@@ -51,6 +52,10 @@ EXPOSED: Final[Mapping[str, str]] = {
     "x-context-tool-tokens": "tool results in what was sent, each counted once",
     "x-context-budget-tokens": "input tokens that this call was allowed; absent where nothing limits it",
     "x-context-remaining-tokens": "of these, what is left beside what was sent and its margin: room for tool results",
+    "x-context-unseen": (
+        "what of the request stands for content that the provider keeps, such as `previous_response_id`: billed, but "
+        "neither weighed nor cut"
+    ),
     "x-response-mode": "how tool results were shown: `raw`, `table`, `summary` or `handle_only`",
     "x-session-step": "the step that is active",
     "x-session-sequence-index": "the place in its sequence that is due, from 0 on",
@@ -218,6 +223,7 @@ def of_reply(reply: Reply, request: str) -> Headers:
         headers += _of_context(reply.context)
     if reply.allowance is not None:
         headers += _of_allowance(reply.allowance)
+    headers += _of_what_is_not_counted(reply)
     if reply.mode is not None:
         headers.append((b"x-response-mode", reply.mode.encode()))
     if reply.stepped is not None:
@@ -226,6 +232,15 @@ def of_reply(reply: Reply, request: str) -> Headers:
         headers.append((b"x-gateway-upstream-error", b"true"))
     if reply.fault is not None:
         headers += of_fault(reply.fault)
+    return headers
+
+
+def _of_what_is_not_counted(reply: Reply) -> Headers:
+    headers: Headers = []
+    if reply.unseen:
+        headers.append((b"x-context-unseen", ",".join(reply.unseen).encode()))
+    if reply.is_unmetered:
+        headers.append((b"x-session-unmetered", b"true"))
     return headers
 
 

@@ -274,3 +274,29 @@ def test_the_openai_sdk_runs_a_long_agent_by_responses_within_its_budget(
         else:
             assert raw.parse().usage.input_tokens > 0
     assert len(mock.calls) == 8
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_provider_keeps_of_a_conversation_is_named_because_nobody_here_weighs_it(
+    gateway: GatewayThread, session: str, stream: bool
+) -> None:
+    def told(**body: Any) -> str | None:
+        asked = {"model": "mock-small", "input": "hi", "stream": stream, **body}
+        reply = gateway.web.post("/v1/responses", asked, {"x-session-id": session})
+        assert reply.status == 200
+        return reply.header("x-context-unseen")
+
+    assert told() is None
+    assert told(previous_response_id="resp_1") == "previous_response_id"
+    assert told(conversation="conv_1", prompt={"id": "pmpt_1"}) == "conversation,prompt"
+
+
+def test_a_sessions_next_turn_is_expected_to_weigh_what_the_provider_keeps_too(web: Web, session: str) -> None:
+    weights = []
+    for number in range(2):
+        asked = {"model": "mock-small", "input": f"and number {number}?", "previous_response_id": f"resp_{number}"}
+        reply = web.post("/v1/responses", asked, {"x-session-id": session, "x-mock": "tokens=5000/5"})
+        weights.append(int(reply.header("x-context-tokens") or 0))
+    first, second = weights
+    assert first < 100
+    assert 4_900 <= second <= 5_100

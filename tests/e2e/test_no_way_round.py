@@ -233,11 +233,13 @@ def test_what_is_billed_later_is_refused_under_a_budget(
     reply = gateway.web.post(f"/v1/{path}", body, {"x-session-id": "s"})
     assert (reply.status, reply.error["code"]) == (400, "not_metered")
     assert "budget.deferred" in reply.error["message"]
+    assert reply.header("x-session-unmetered") is None, "nothing was begun"
     assert mock.calls == []
     gateway.stop()
     free = gateway_server(mock_server.url, **{"budget.tokens": 1_000, "budget.deferred": "forward"})
-    free.web.post(f"/v1/{path}", body, {"x-session-id": "s"})
+    reply = free.web.post(f"/v1/{path}", body, {"x-session-id": "s"})
     assert len(mock.calls) == 1
+    assert reply.header("x-session-unmetered") == ("true" if reply.status == 200 else None)
 
 
 @pytest.mark.parametrize("path", ["images/generations", "audio/speech", "rerank", "something/new"])
