@@ -144,14 +144,20 @@ class Accounts:
             )
 
     async def _first_of(self, progress: Progress, call: Call) -> Taken:
-        """Held for wherever it may go; where that is too much, for the first place, and it goes to no other."""
+        """Held for wherever it may yet go; where that is too much, for where it goes now, and it goes to no other."""
+        routes, end = progress.routes, progress.routes.index(progress.route) + 1
         try:
             return await self._reserve(progress, call)
         except (BudgetFault, PriceUnknown):
-            if len(progress.routes) == 1:
+            if len(routes) == end:
                 raise
-        progress.routes = progress.routes[:1]
-        return await self._reserve(progress, call)
+        progress.routes = routes[:end]
+        try:
+            return await self._reserve(progress, call)
+        except (BudgetFault, PriceUnknown):
+            # With its tool results shown shorter there may be room for all of them.
+            progress.routes = routes
+            raise
 
     async def _reserve(self, progress: Progress, call: Call) -> Taken:
         need, lost = partial(self._need, progress, call), partial(self._records.lost, progress)
@@ -161,7 +167,9 @@ class Accounts:
     def _need(self, progress: Progress, call: Call) -> Need:
         """What the call may take at the most, wherever it goes in the end."""
         plan, wire, fields = progress.plan, progress.incoming.endpoint.wire, call.fields
-        known = [self._facts(route) for route in progress.routes]
+        # Those before the one whose turn it is could not take the call.
+        ahead = progress.routes[progress.routes.index(progress.route) :]
+        known = [self._facts(route) for route in ahead]
         asked = progress.output_limit(fields, wire) if wire is not None else None
         tokens = plan.safe_tokens if plan is not None else _unweighed(progress)
         # Summaries that are made once it is held may be longer than what is shown until then.

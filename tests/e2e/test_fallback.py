@@ -18,9 +18,10 @@ from tests.support.web import HI, Reply
 
 #: what the second provider is, beside the "upstream" of every test
 SECOND = {"auth": "none", "retries": 0, "breaker": {"failures": 1000}}
+PRICES = ({"input": 1, "output": 2}, {"input": 10, "output": 20})
 MODELS = [
-    {"match": "main", "provider": "upstream", "fallback": ["spare"], "price": {"input": 1, "output": 2}},
-    {"match": "spare", "provider": "second", "name": "gpt-4o", "price": {"input": 10, "output": 20}},
+    {"match": "main", "provider": "upstream", "fallback": ["spare"], "price": PRICES[0]},
+    {"match": "spare", "provider": "second", "name": "gpt-4o", "price": PRICES[1]},
 ]
 
 
@@ -269,3 +270,40 @@ def test_for_a_client_that_has_left_no_other_provider_is_asked(
     assert second.provider.calls == []
     [call] = both.web.get("/api/sessions/s/calls").json["calls"]
     assert (call["outcome"], call["usage"]) == ("client_left", None)
+
+
+#: too long for the first model
+LONG = [{"role": "user", "content": "word " * 3_000}]
+RESULT = "\n".join(f"line {number} of the log says something else {number * 7919}" for number in range(1_500))
+
+
+@pytest.mark.parametrize(("priced", "code"), [(False, "price_unknown"), (True, "budget_exhausted")])
+def test_a_budget_in_dollars_is_held_for_the_model_that_takes_what_is_too_long_for_the_first(
+    gateway_server: StartGateway, mock_server: MockServer, second: MockServer, priced: bool, code: str
+) -> None:
+    main = {"match": "main", "provider": "upstream", "fallback": ["spare"], "window": 1_000, "price": PRICES[0]}
+    spare: dict[str, Any] = {"match": "spare", "provider": "second", "name": "unknown", "window": 100_000}
+    models = [main, {**spare, "price": PRICES[1]} if priced else spare]
+    flags: dict[str, Any] = {"providers.second": {"base_url": second.url, **SECOND}, "budget.usd": 0.02}
+    reply = ask(gateway_server(mock_server.url, models=models, **flags), messages=LONG)
+    assert (reply.status, reply.error["code"]) == (400, code)
+    assert second.provider.calls == []
+
+
+@pytest.mark.parametrize("usd", [0.008, 0.012])
+def test_a_call_whose_results_shrink_until_it_can_be_held_keeps_its_fallbacks(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer, usd: float
+) -> None:
+    models = [{**one, "window": 100_000} for one in MODELS]
+    flags: dict[str, Any] = {"providers.second": {"base_url": second.url, **SECOND}, "budget.usd": usd}
+    gateway = gateway_server(mock_server.url, models=models, **flags)
+    mock.behaviour = Behaviour(status=503)
+    calls = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    messages = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c1", "content": RESULT},
+    ]
+    reply = ask(gateway, messages=messages)
+    assert (reply.status, reply.header("x-response-mode")) == (200, "handle_only")
+    assert len(second.provider.calls) == 1
