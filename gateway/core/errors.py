@@ -169,6 +169,10 @@ class UpstreamFault(GatewayError):
     status = 502
     code = "upstream_unreachable"
     retry = True
+    #: nothing of the request reached the provider, so that asking again costs nothing
+    is_unsent: ClassVar[bool] = False
+    #: it says how the provider does, and not what one request was like
+    is_providers: ClassVar[bool] = True
 
 
 class UpstreamUnreachable(UpstreamFault):
@@ -177,6 +181,8 @@ class UpstreamUnreachable(UpstreamFault):
 
 class UpstreamRefused(UpstreamUnreachable):
     """No connection came about, so that nothing was sent."""
+
+    is_unsent = True
 
 
 class UpstreamOpenCircuit(UpstreamFault):
@@ -194,12 +200,24 @@ class UpstreamProtocolError(UpstreamFault):
     code = "upstream_protocol_error"
 
 
+class UpstreamUntranslated(UpstreamProtocolError):
+    """The library that translates calls failed at this one, or at its answer."""
+
+    is_providers = False
+
+
 class UpstreamTimeout(UpstreamFault):
     """The provider was silent for longer than `timeout_s` allows."""
 
     status = 504
     code = "upstream_timeout"
     anthropic_type = "timeout_error"
+
+
+class UpstreamNotAccepted(UpstreamTimeout):
+    """No connection was accepted in time, so that nothing was sent."""
+
+    is_unsent = True
 
 
 class GatewayFault(GatewayError):

@@ -21,6 +21,7 @@ from yarl import URL
 
 from gateway.core.errors import (
     UpstreamFault,
+    UpstreamNotAccepted,
     UpstreamProtocolError,
     UpstreamRefused,
     UpstreamTimeout,
@@ -126,7 +127,7 @@ class HttpUpstream:
 
     def _timeout(self, error: TimeoutError) -> UpstreamFault:
         if isinstance(error, aiohttp.ConnectionTimeoutError):
-            return UpstreamTimeout(
+            return UpstreamNotAccepted(
                 f"{self._provider} did not accept a connection within {self._limits.connect_s:g} s (timeout_s.connect)."
             )
         return UpstreamTimeout(

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Final
 
-from gateway.core.errors import UpstreamFault, UpstreamOpenCircuit, UpstreamRefused, UpstreamTimeout
+from gateway.core.errors import UpstreamFault, UpstreamOpenCircuit
 from gateway.core.forwarding import header
 from gateway.core.ports import Outgoing, Upstream, UpstreamReply
 from gateway.core.retrying import REPEATED, WELL, BreakerPolicy, RetryPolicy, is_ill
@@ -77,8 +77,8 @@ class RetryingUpstream:
             sending = self._inner.send(request)
             try:
                 reply = await self._try(sending)
-            except UpstreamRefused as fault:
-                wait = self._retry.wait(tries, None, self._chance())
+            except UpstreamFault as fault:
+                wait = self._retry.wait(tries, None, self._chance()) if fault.is_unsent else None
                 if wait is None:
                     raise
                 reason = fault.code
@@ -98,8 +98,12 @@ class RetryingUpstream:
         self._breaker = self._breaker.asked()
         try:
             reply = await sending.__aenter__()
-        except (UpstreamFault, UpstreamTimeout):
-            self._did(well=False)
+        except UpstreamFault as fault:
+            if fault.is_providers:
+                self._did(well=False)
+            else:
+                # One client's requests must not close the way of all others.
+                self._breaker = self._breaker.left()
             raise
         except BaseException:
             self._breaker = self._breaker.left()

@@ -292,6 +292,17 @@ def test_a_reference_to_what_is_kept_elsewhere_is_refused(bench: Bench) -> None:
     assert bench.mock.calls == []
 
 
+def test_calls_that_cannot_be_translated_close_the_provider_for_nobody(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    rows = providers(mock_server.url, breaker={"failures": 3})
+    web = gateway_server(mock_server.url, providers=rows, default_provider="claude").web
+    odd = {"model": MODELS[0]}
+    assert {web.post("/v1/completions", odd).status for _ in range(5)} == {502}
+    assert mock.calls == []
+    assert web.post("/v1/chat/completions", {"model": MODELS[0], "messages": HI}).status == 200
+
+
 # --- errors --------------------------------------------------------------------------------------------------------
 
 ERRORS = [

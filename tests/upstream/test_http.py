@@ -5,14 +5,21 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gateway.core.errors import UpstreamFault, UpstreamProtocolError, UpstreamTimeout, UpstreamUnreachable
+from gateway.core.errors import (
+    UpstreamFault,
+    UpstreamNotAccepted,
+    UpstreamProtocolError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from gateway.core.ports import Outgoing
 from gateway.upstream.http import HttpUpstream, Limits, proxy_for, tls_context
-from tests.conftest import StartUpstream, closed_port
+from tests.conftest import StartUpstream, closed_port, full_backlog
 from tests.support.scripted import Connection
 from tests.support.timing import eventually, in_time
 
@@ -68,6 +75,13 @@ async def test_packed_answers_are_not_unpacked_and_cookies_not_kept(byte_server:
         for _ in range(2):
             assert (await read(upstream, outgoing(server.url)))[1] == b"\x1f\x8bnot really"
     assert all(request.header("cookie") is None for request in server.requests)
+
+
+async def test_a_connection_that_is_not_accepted_in_time_is_told_from_a_silent_provider() -> None:
+    with full_backlog() as url:
+        async with upstream_of(url, replace(LIMITS, connect_s=0.3)) as upstream:
+            with pytest.raises(UpstreamNotAccepted, match=r"timeout_s\.connect"):
+                await read(upstream, outgoing(url))
 
 
 async def test_a_redirect_is_an_answer(byte_server: StartUpstream) -> None:

@@ -18,6 +18,7 @@ from gateway.core.errors import (
     InvalidRequest,
     NotFound,
     Unauthenticated,
+    UpstreamNotAccepted,
     UpstreamProtocolError,
     UpstreamRefused,
     UpstreamTimeout,
@@ -26,7 +27,7 @@ from gateway.core.errors import (
 from gateway.core.ports import Headers, Outgoing
 from gateway.upstream.litellm import LitellmUpstream, Settings
 from gateway.upstream.litellm.faults import Refusal, judged
-from tests.conftest import StartUpstream, closed_port
+from tests.conftest import StartUpstream, closed_port, full_backlog
 from tests.support.scripted import DONE, SSE_HEAD, Connection, chunk, completion, usage_chunk
 from tests.support.timing import eventually, in_time
 
@@ -236,6 +237,31 @@ async def test_what_is_not_translated_is_not_found(byte_server: StartUpstream, m
     async with upstream_of(server.url) as upstream:
         with pytest.raises(NotFound, match="chat/completions"):
             await answer_of(upstream, outgoing(server.url, path, method=method))
+
+
+async def test_a_configured_argument_stands_in_for_what_a_call_does_not_say(byte_server: StartUpstream) -> None:
+    server = byte_server(lambda connection: connection.whole(completion()))
+    async with upstream_of(server.url, options={"temperature": 0.25, "api_key": "no"}) as upstream:
+        for said in ({"temperature": 1}, {}):
+            assert (await answer_of(upstream, outgoing(server.url, fields=said)))[0] == 200
+    assert [json.loads(request.body)["temperature"] for request in server.requests] == [1, 0.25]
+    assert {request.header("authorization") for request in server.requests} == {"Bearer sk-secret-key"}
+
+
+async def test_embeddings_have_no_stream(byte_server: StartUpstream) -> None:
+    server = byte_server(lambda connection: connection.whole(completion()))
+    asked = outgoing(server.url, "embeddings", {"input": "hi", "messages": None, "stream": True})
+    async with upstream_of(server.url) as upstream:
+        with pytest.raises(InvalidRequest, match="stream"):
+            await answer_of(upstream, asked)
+    assert server.requests == []
+
+
+async def test_a_provider_that_accepts_no_connection_is_told_from_one_that_is_silent() -> None:
+    with full_backlog() as url:
+        async with upstream_of(url, connect_s=0.3) as upstream:
+            with pytest.raises(UpstreamNotAccepted, match="connection"):
+                await answer_of(upstream, outgoing(url))
 
 
 @paths

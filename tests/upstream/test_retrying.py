@@ -10,7 +10,14 @@ from types import TracebackType
 
 import pytest
 
-from gateway.core.errors import UpstreamOpenCircuit, UpstreamRefused, UpstreamTimeout, UpstreamUnreachable
+from gateway.core.errors import (
+    UpstreamNotAccepted,
+    UpstreamOpenCircuit,
+    UpstreamRefused,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+    UpstreamUntranslated,
+)
 from gateway.core.ports import Outgoing
 from gateway.core.retrying import BreakerPolicy, RetryPolicy
 from gateway.upstream.retrying import RetryingUpstream
@@ -90,7 +97,7 @@ async def ask(upstream: RetryingUpstream, notes: dict[str, str] | None = None) -
         return reply.status
 
 
-@pytest.mark.parametrize("first", [429, 502, 503, 521, 523, 529, UpstreamRefused("no")])
+@pytest.mark.parametrize("first", [429, 502, 503, 521, 523, 529, UpstreamRefused("no"), UpstreamNotAccepted("full")])
 async def test_what_was_turned_away_is_asked_again(first: int | BaseException) -> None:
     provider, clock, notes = Provider([first, 200]), Clock(), {}  # type: ignore[var-annotated]
     assert await ask(patient(provider, clock), notes) == 200
@@ -148,6 +155,15 @@ async def test_after_failures_in_a_row_nobody_asks_until_one_call_has_tried(capl
         "provider p is left alone for 10 s",
         "provider p is asked again",
     ]
+
+
+async def test_requests_that_cannot_be_translated_close_no_way() -> None:
+    provider = Provider([*[UpstreamUntranslated("odd")] * 5, 200])
+    upstream = patient(provider, Clock(), failures=3)
+    for _ in range(5):
+        with pytest.raises(UpstreamUntranslated):
+            await ask(upstream)
+    assert await ask(upstream) == 200
 
 
 async def test_a_busy_provider_is_not_left_alone() -> None:

@@ -156,7 +156,9 @@ class _Sending:
         settings = self._upstream.settings
         try:
             call = _translated(loaded, form, settings, self._request)
-            answer = await getattr(loaded, call.function)(**call.arguments, **self._fixed(loaded, form, key))
+            # What is configured stands in for what a call does not say; what is the gateway's goes before both.
+            given = {**settings.options, **call.arguments, **self._fixed(loaded, form, key)}
+            answer = await getattr(loaded, call.function)(**given)
             if call.arguments.get("stream") is not True:
                 return AlreadyRead(200, _JSON, call.whole(answer))
             self._stream = Watched(answer)
@@ -181,7 +183,6 @@ class _Sending:
         return {
             **({"api_base": settings.base_url} if settings.base_url else {}),
             **({"extra_headers": headers} if headers else {}),
-            **settings.options,
             "custom_llm_provider": settings.provider,
             "api_key": key,
             "timeout": loaded.Timeout(longest, connect=settings.connect_s),

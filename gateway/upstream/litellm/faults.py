@@ -12,10 +12,12 @@ import msgspec
 
 from gateway.core.errors import (
     GatewayError,
+    UpstreamNotAccepted,
     UpstreamProtocolError,
     UpstreamRefused,
     UpstreamTimeout,
     UpstreamUnreachable,
+    UpstreamUntranslated,
 )
 from gateway.upstream.pieces import AlreadyRead
 
@@ -31,7 +33,8 @@ _LONGEST: Final = 4096
 _HIDDEN: Final = "***"
 #: shorter ones stand in too many words
 _SHORTEST_SECRET: Final = 4
-_CONNECT: Final = frozenset({"ConnectError", "ClientConnectorError", "ConnectTimeout", "ConnectionRefusedError"})
+_CONNECT: Final = frozenset({"ConnectError", "ClientConnectorError", "ConnectionRefusedError"})
+_NOT_ACCEPTED: Final = "ConnectTimeout"
 _BROKEN: Final = frozenset(
     {
         "ReadError", "WriteError", "RemoteProtocolError", "ClientOSError", "ServerDisconnectedError",
@@ -79,6 +82,8 @@ def judged(error: Exception, name: str, secrets: Iterable[str]) -> Refusal | Gat
     kinds = [type(link).__name__ for link in _chain(error)]
     if kinds[0] in _OURS_TO_TELL:
         return Refusal(400, _told(error, secrets), "not_translatable")
+    if _NOT_ACCEPTED in kinds:
+        return UpstreamNotAccepted(f'The provider "{name}" did not accept a connection in time (timeout_s.connect).')
     if kinds[0] in _TIMEOUTS or (kinds[0] == "APIConnectionError" and _TIMEOUTS.intersection(kinds)):
         return UpstreamTimeout(f'The provider "{name}" did not answer in time (timeout_s).')
     status = _first_status(error)
@@ -103,8 +108,8 @@ def _unreached(error: Exception, kinds: list[str], name: str) -> GatewayError:
         return UpstreamUnreachable(f'The provider "{name}" cannot be reached: the connection failed or was reset.')
     missing = next((link.name for link in _chain(error) if isinstance(link, ImportError) and link.name), None)
     if missing:
-        return UpstreamProtocolError(f'litellm needs the Python package "{missing}" for the provider "{name}".')
-    return UpstreamProtocolError(
+        return UpstreamUntranslated(f'litellm needs the Python package "{missing}" for the provider "{name}".')
+    return UpstreamUntranslated(
         f'litellm could not translate the call to "{name}" or its answer ({kinds[-1]}). '
         "Leave out what is unusual in it; if it stays so, it is a fault of litellm."
     )
