@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gateway.core.errors import GatewayError
 from gateway.dialects import anthropic_errors
-from gateway.dialects.base import MAX_TOOLS, Answer, Call, EventReader, Verdict, named_event
+from gateway.dialects.base import MAX_TOOLS, Answer, Call, EventReader, Verdict, named_event, plain_before
 from gateway.dialects.fields import decode, flag_field, join, messages_field, model_field, read_fields
 from gateway.dialects.gathered import Gathered
 from gateway.dialects.opening import opening_items, opening_text
@@ -19,6 +19,8 @@ _BLOCK_TEXTS: Final = ("text", "input")
 _DELTA_TEXTS: Final = ("text", "partial_json", "content")
 #: a tool of the client, of Anthropic's servers, of an MCP server
 _TOOL_BLOCKS: Final = ("tool_use", "server_tool_use", "mcp_tool_use")
+#: what only the last event holds, the end mark of some hosts, and an answer that speaks of them
+_LAST_MARKS: Final = (b"message_stop", b"[DONE]")
 
 
 class AnthropicMessages:
@@ -91,12 +93,7 @@ class MessagesReader:
 
     def plain_prefix(self, region: bytes) -> int:
         """See `EventReader.plain_prefix`."""
-        end = region.find(b"message_stop")
-        done = region.find(b"[DONE]")
-        if done >= 0:
-            end = min(end, done) if end >= 0 else done
-        last = region.rfind(b"\n\n", 0, end if end >= 0 else len(region))
-        return last + 2 if last >= 0 and b"\r" not in region else 0
+        return plain_before(region, _LAST_MARKS)
 
     def read(self, data: bytes) -> Verdict:
         """See `EventReader.read`."""

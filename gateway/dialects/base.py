@@ -7,7 +7,7 @@ top-level fields replaced. Fields nobody here knows survive.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -175,6 +175,13 @@ class StreamMeter:
         """See `EventReader.cut_short`. What had come of an event that is not whole is left out."""
         self._catch_up()
         return self._reader.cut_short()
+
+
+def plain_before(region: bytes, marks: Iterable[bytes]) -> int:
+    """Length of the events that come before the first of these marks; 0 where lines may end in another way."""
+    found = [place for mark in marks if (place := region.find(mark)) >= 0]
+    last = region.rfind(b"\n\n", 0, min(found, default=len(region)))
+    return last + 2 if last >= 0 and b"\r" not in region else 0
 
 
 def named_event(event: Mapping[str, object]) -> bytes:

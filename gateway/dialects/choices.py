@@ -16,8 +16,6 @@ from gateway.dialects.gathered import Gathered
 #: what every chunk with a choice holds, written compact or as Python's json does
 _MARK: Final = b'"choices":[{'
 _SPACED_MARK: Final = b'"choices": [{'
-#: parts of a message or delta that are billed as output
-_OUTPUT_FIELDS: Final = ("content", "reasoning_content", "reasoning", "refusal")
 
 
 class _Delta(msgspec.Struct, gc=False):
@@ -220,9 +218,7 @@ def _lenient_choice(item: object) -> _Choice:
     if not isinstance(item, dict):
         return _Choice()
     part = item.get("delta") or item.get("message")
-    delta = (
-        _Delta(**{name: part.get(name) for name in (*_OUTPUT_FIELDS, "tool_calls")}) if isinstance(part, dict) else None
-    )
+    delta = _Delta(**{name: part.get(name) for name in _Delta.__struct_fields__}) if isinstance(part, dict) else None
     return _Choice(
         delta=delta, text=item.get("text"), finish_reason=item.get("finish_reason"), index=item.get("index", 0)
     )

@@ -8,7 +8,7 @@ from typing import Any, Final
 from gateway.core.errors import GatewayError
 from gateway.core.message import encode
 from gateway.dialects import openai_errors
-from gateway.dialects.base import Answer, Call, EventReader, Verdict, named_event
+from gateway.dialects.base import Answer, Call, EventReader, Verdict, named_event, plain_before
 from gateway.dialects.fields import decode, flag_field, join, read_fields, string_field
 from gateway.dialects.gathered import Gathered
 from gateway.dialects.opening import opening_items, opening_text
@@ -137,9 +137,7 @@ class ResponsesReader:
 
     def plain_prefix(self, region: bytes) -> int:
         """See `EventReader.plain_prefix`."""
-        found = [place for mark in _LAST_MARKS if (place := region.find(mark)) >= 0]
-        last = region.rfind(b"\n\n", 0, min(found, default=len(region)))
-        return last + 2 if last >= 0 and b"\r" not in region else 0
+        return plain_before(region, _LAST_MARKS)
 
     def read(self, data: bytes) -> Verdict:
         """See `EventReader.read`."""

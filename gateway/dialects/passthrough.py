@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.dialects import anthropic_errors, openai_errors
-from gateway.dialects.base import Answer, Call, EventReader, Verdict
+from gateway.dialects.base import Answer, Call, EventReader, Verdict, plain_before
 from gateway.dialects.fields import decode, flag_field, read_fields, string_field
 from gateway.dialects.gathered import Gathered
 from gateway.dialects.texts import texts_of_fields
@@ -109,9 +109,7 @@ class PassThroughReader:
 
     def plain_prefix(self, region: bytes) -> int:
         """See `EventReader.plain_prefix`."""
-        end = region.find(_END)
-        last = region.rfind(b"\n\n", 0, end if end >= 0 else len(region))
-        return last + 2 if last >= 0 and b"\r" not in region else 0
+        return plain_before(region, (_END,))
 
     def read(self, data: bytes) -> Verdict:
         """See `EventReader.read`."""

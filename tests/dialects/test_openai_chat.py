@@ -307,6 +307,16 @@ def test_a_function_of_the_older_form_in_pieces_is_one_call() -> None:
     assert answer.output_estimate > answer_to(begun).output_estimate
 
 
+def test_a_chunk_with_something_odd_beside_is_read_as_the_same_without() -> None:
+    chunk = delta(function_call={"name": "find", "arguments": '{"query":"some words"}'}, reasoning="well", refusal="no")
+    odd = {**chunk, "choices": [*chunk["choices"], 7]}
+    plain, read = answer_to(chunk), answer_to(odd)
+    assert (
+        (read.tools, read.output_estimate) == (plain.tools, plain.output_estimate) == (("find",), plain.output_estimate)
+    )
+    assert plain.output_estimate > 5
+
+
 def test_a_custom_tool_is_a_tool() -> None:
     said = {"index": 0, "id": "c", "type": "custom", "custom": {"name": "grep", "input": "a long pattern " * 20}}
     answer = answer_to(delta(tool_calls=[said]))
