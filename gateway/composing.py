@@ -30,6 +30,7 @@ from gateway.summaries import NoSummaryError, Summaries
 _LEAST_WINDOW: Final = 256
 #: what is asked for where a provider refused a request for its length and did not say how long it may be
 _SHORTER: Final = 0.8
+_UNKEPT: Final = "decision not kept: the store is away"
 
 
 class Composer:
@@ -130,8 +131,10 @@ class Composer:
         if mode == "raw" or contents.messages is None:
             return contents
         view = self._planner.view(contents)
+        # Nobody waits for a store that is known to be away: without it nothing can be kept, and nothing is left out.
+        session = None if progress.book.is_blind else progress.session
         showing = progress.showing = await self._results.show(
-            view.messages, mode, progress.session, is_summed=self._result_summaries.is_on
+            view.messages, mode, session, is_summed=self._result_summaries.is_on
         )
         if showing is None:
             return contents
@@ -171,6 +174,9 @@ class Composer:
         epoch, session = plan.epoch, progress.session
         if epoch is None or session is None:
             return
+        if progress.book.is_blind:
+            progress.notes["context"] = _UNKEPT
+            return
         texts = progress.remembered.state.summaries
         try:
             await self._store.update(
@@ -178,7 +184,7 @@ class Composer:
             )
         except StoreUnavailable:
             # The next turn decides anew: it costs the provider's cache, and is no reason to refuse this one.
-            progress.notes["context"] = "decision not kept: the store is away"
+            progress.notes["context"] = _UNKEPT
 
     def body(self, progress: Progress, call: Call, provider: Provider, *, ask_usage: bool) -> bytes:
         """What is sent: the client's own bytes where nothing has to change."""

@@ -182,6 +182,8 @@ class Steps:
     async def _change(self, progress: Progress, session: SessionKey, stepped: Stepped, tools: Sequence[str]) -> Used:
         """Let the rules go on from what the store holds now, and keep what comes of it. No tools: before a call."""
         agent, at, used = stepped.agent, _AT_START, Used(_AT_START)
+        if self._is_away():
+            return _unkept(progress, stepped, tools)
 
         def change(state: SessionState) -> SessionState:
             nonlocal at, used
@@ -192,9 +194,7 @@ class Steps:
         try:
             await self._store.update(session, change)
         except StoreUnavailable:
-            # Where a session is in its steps is guidance, and no reason to refuse a call that may be made.
-            progress.notes["step"] = "not kept: the store is away"
-            return _gone_on(stepped, stepped.state, tools)
+            return _unkept(progress, stepped, tools)
         self._tell(session, agent, at, used.state, tools)
         return used
 
@@ -211,6 +211,12 @@ class Steps:
                 observer.stepped(change)
             except Exception:
                 logger.exception("an observer failed")
+
+
+def _unkept(progress: Progress, stepped: Stepped, tools: Sequence[str]) -> Used:
+    """Where a session is in its steps is guidance, and no reason to refuse a call that may be made."""
+    progress.notes["step"] = "not kept: the store is away"
+    return _gone_on(stepped, stepped.state, tools)
 
 
 def _gone_on(stepped: Stepped, at: StepState, tools: Sequence[str]) -> Used:

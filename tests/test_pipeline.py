@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from gateway.calls import Caller, SessionPolicy
-from gateway.core.errors import UpstreamProtocolError, UpstreamUnreachable
+from gateway.calls import Caller, Directives, SessionPolicy
+from gateway.core.errors import StoreUnavailable, UpstreamProtocolError, UpstreamUnreachable
 from gateway.core.forwarding import Provider
 from gateway.core.ledger import AccountKey, Claim, Limits
+from gateway.core.plan import Wishes
 from gateway.core.ports import Outgoing
 from gateway.core.spending import BudgetPolicy, KeyBudget
 from gateway.dialects import endpoint
@@ -207,6 +208,34 @@ async def test_where_calls_go_on_without_the_store_they_are_added_when_it_is_bac
     world.store.away = False
     await world.settler.aclose()
     assert (await world.store.totals(KEY)).total_tokens == 3 * 15
+
+
+@pytest.mark.parametrize(
+    ("asked", "note"),
+    [(Directives(Wishes(budget=3_000)), "decision not kept: the store is away"), (Directives(mode="summary"), None)],
+    ids=["cut", "mode"],
+)
+async def test_no_call_waits_for_a_store_that_is_known_to_be_away(
+    world: World, asked: Directives, note: str | None
+) -> None:
+    rows = "\n".join(f"row {number} says what {number * 7919}" for number in range(60))
+    said: list[dict[str, object]] = [{"role": "user", "content": "look"}]
+    for turn in range(30):
+        calls = [{"id": f"c{turn}", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+        said += [
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": "tool", "tool_call_id": f"c{turn}", "content": f"{turn} {rows}"},
+            {"role": "user", "content": f"and number {turn}?"},
+        ]
+    world.settler.is_open = True
+    await world.call()
+    world.store.away = True
+    world.settler.away(StoreUnavailable("away"))
+    reply, _ = await world.call(world.incoming(json.dumps({"model": "m", "messages": said}).encode(), directives=asked))
+    assert (reply.status, world.recorder.records[-1][0].notes.get("context")) == (200, note)
+    assert set(world.store.missed) <= {"ping"}
+    world.store.away = False
+    await world.settler.aclose()
 
 
 async def test_without_the_store_no_more_is_spent_than_was_left_when_it_was_last_seen() -> None:

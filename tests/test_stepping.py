@@ -602,6 +602,23 @@ async def test_a_change_that_cannot_be_kept_fails_no_call_and_is_noted(error: St
     assert (await world.store.totals(KEY)).calls == 1, "it is charged all the same"
 
 
+async def test_an_answer_does_not_wait_for_a_store_that_is_known_to_be_away() -> None:
+    world = world_of(CRITIQUE)
+    await call(world, body())
+
+    def answer(_: Outgoing) -> FakeReply:
+        world.store.away = True
+        world.settler.away(StoreUnavailable("away"))
+        return calling("read_draft")
+
+    world.upstream.answer = answer
+    reply, _ = await world.call(world.incoming(body(text="evaluate it")))
+    assert reply.status == 200
+    assert world.recorder.records[-1][0].notes["step"] == "not kept: the store is away"
+    assert "update" not in world.store.missed
+    world.store.away = False
+
+
 async def test_no_step_is_enforced_while_nobody_knows_where_the_session_is() -> None:
     world = world_of(replace(WORK, enforce="reject"))
     world.settler.is_open = True

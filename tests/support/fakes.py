@@ -114,6 +114,8 @@ class AwayStore(MemoryStore):
         super().__init__()
         #: what was read of sessions and accounts, in this order
         self.asked: list[str] = []
+        #: what was asked of it while it was away
+        self.missed: list[str] = []
 
     async def settle(self, record: CallRecord) -> Totals:
         await asyncio.sleep(0)
@@ -123,11 +125,11 @@ class AwayStore(MemoryStore):
         return await super().settle(record)
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
-        self._look()
+        self._look("update")
         return await super().update(session, change)
 
     async def totals(self, session: SessionKey) -> Totals:
-        self._look("totals")
+        self._look("totals", is_read=True)
         return await super().totals(session)
 
     async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
@@ -137,11 +139,11 @@ class AwayStore(MemoryStore):
         return found
 
     async def remembered(self, session: SessionKey) -> Remembered:
-        self._look("remembered")
+        self._look("remembered", is_read=True)
         return await super().remembered(session)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
-        self._look()
+        self._look("reserve")
         granted = await super().reserve(opened, lease_s)
         if self.is_deaf:
             await asyncio.sleep(60)
@@ -150,23 +152,25 @@ class AwayStore(MemoryStore):
         return granted
 
     async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
-        self._look("standings")
+        self._look("standings", is_read=True)
         return await super().standings(claims)
 
     async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
-        self._look()
+        self._look("missing_results")
         return await super().missing_results(session, handles)
 
     async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
-        self._look()
+        self._look("keep_results")
         return await super().keep_results(session, texts, most)
 
     async def ping(self) -> None:
-        self._look()
+        self._look("ping")
 
-    def _look(self, *asked: str) -> None:
-        self.asked += asked
+    def _look(self, name: str, *, is_read: bool = False) -> None:
+        if is_read:
+            self.asked.append(name)
         if self.away:
+            self.missed.append(name)
             raise StoreUnavailable("away")
 
 
