@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.calls import Caller, Directives, SessionPolicy
+from gateway.calls import TELLING, Caller, Directives, SessionPolicy
 from gateway.core.errors import StoreUnavailable, UpstreamProtocolError, UpstreamUnreachable
 from gateway.core.forwarding import Provider
 from gateway.core.ledger import AccountKey, Claim, Limits
@@ -326,8 +326,9 @@ async def test_a_call_refused_before_its_body_was_read_is_answered_with_its_tota
     assert len(world.upstream.sent) == 1
 
 
-async def test_a_refusal_of_stream_options_is_tried_again_once(world: World) -> None:
-    refusal = FakeReply(400, pieces=[b'{"error":{"message":"unknown field stream_options"}}'])
+@pytest.mark.parametrize("status", sorted(TELLING))
+async def test_a_refusal_of_stream_options_is_tried_again_once(world: World, status: int) -> None:
+    refusal = FakeReply(status, pieces=[b'{"error":{"message":"unknown field stream_options"}}'])
 
     def answer(request: Outgoing) -> FakeReply:
         if b"stream_options" in request.body:

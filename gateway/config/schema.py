@@ -509,7 +509,7 @@ class StoreSettings(_Section):
         "ssl_ca_certs=FILE and other options behind a question mark.",
         repr=False,
     )
-    timeout_ms: int = Field(250, ge=1, description="Longest wait for the store in one call.")
+    timeout_ms: int = Field(250, ge=1, description="Longest wait for one exchange with the store; a call makes several.")
     on_failure: Literal["closed", "open"] = Field(
         "closed",
         description="The store is away. closed: 503 store_unavailable; open: forward, within what was left of each "
