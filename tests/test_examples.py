@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 from typer.main import get_command
 
 from gateway import config
@@ -116,9 +117,34 @@ def test_every_key_stands_in_gateway_yaml() -> None:
     assert expected - set(keys_of_file(yaml.safe_load(uncommented()))) == set()
 
 
-def test_the_schema_file_is_current() -> None:
-    file = ROOT / "config" / "gateway.schema.json"
-    assert json.loads(file.read_text("utf-8")) == config.json_schema()
+def yaml_blocks() -> Iterator[tuple[str, str]]:
+    """What the documents show as configuration: where it stands, and its text."""
+    for document in DOCUMENTS:
+        text = document.read_text("utf-8")
+        for block in re.finditer(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            content = yaml.safe_load(block[1])
+            if isinstance(content, dict) and content.keys() <= config.Settings.model_fields.keys():
+                yield f"{document.name}:{text.count(chr(10), 0, block.start()) + 1}", block[1]
+
+
+SHOWN = [*yaml_blocks(), *((example.name, example.read_text("utf-8")) for example in EXAMPLES)]
+
+
+@pytest.mark.parametrize(("place", "text"), SHOWN, ids=[place for place, _ in SHOWN])
+def test_an_editor_that_knows_the_schema_finds_no_fault_with_what_is_shown(place: str, text: str) -> None:
+    schema = json.loads((ROOT / "config" / "gateway.schema.json").read_text("utf-8"))
+    faults = Draft202012Validator(schema).iter_errors(yaml.safe_load(text))
+    assert [f"{fault.json_path}: {fault.message}" for fault in faults] == []
+
+
+@pytest.mark.parametrize(
+    "step",
+    [{"sequence": [5]}, {"sequence": "a"}, {"conditions": [{"tool_used": {"window": 3}}]}, {"conditions": [{"x": 1}]}],
+    ids=str,
+)
+def test_an_editor_that_knows_the_schema_finds_the_faults_of_a_step(step: Mapping[str, Any]) -> None:
+    schema = json.loads((ROOT / "config" / "gateway.schema.json").read_text("utf-8"))
+    assert not Draft202012Validator(schema).is_valid({"steps": [{"name": "s", **step}]})
 
 
 def first_column(document: str, heading: str) -> list[str]:

@@ -69,12 +69,12 @@ def load(
     env = os.environ if environment is None else environment
     path = _find(file, env) if search or file else None
     raw = _string_keys(_read_yaml(path)) if path is not None else {}
-    raw = _with_agents(raw, path.parent if path is not None else Path())
     built_in = _read_yaml(data_folder() / "providers.yaml")
     for dotted, value in {**_overrides(raw, built_in, env), **(flags or {})}.items():
         _set(raw, dotted.split("."), value)
     problems: list[str] = []
     own = _expand(raw, env, "", problems)
+    own = _with_agents(own, path.parent if path is not None else Path(), env, problems)
     merged = _with_built_in(own, _expand(built_in, env, "providers", problems))
     unset = {line.partition(":")[0] for line in problems}
     try:
@@ -295,16 +295,21 @@ def _with_built_in(own: dict[str, Any], built_in: Mapping[str, Any]) -> dict[str
     return {**own, "providers": merged}
 
 
-def _with_agents(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _with_agents(own: dict[str, Any], folder: Path, env: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
     """The configuration with what stands in the files of agents, which are looked for beside it."""
-    agents = raw.get("agents")
+    agents = own.get("agents")
     if not isinstance(agents, dict):
-        return raw
-    read = {
-        name: _string_keys(_read_yaml(folder / Path(value).expanduser())) if isinstance(value, str) else value
-        for name, value in agents.items()
-    }
-    return {**raw, "agents": read}
+        return own
+    read = dict(agents)
+    for name, value in agents.items():
+        if isinstance(value, str):
+            try:
+                content = _string_keys(_read_yaml(folder / Path(value).expanduser()))
+            except ConfigError as error:
+                problems += [f"agents.{name}: {problem}" for problem in error.problems]
+            else:
+                read[name] = _expand(content, env, f"agents.{name}", problems)
+    return {**own, "agents": read}
 
 
 def _unknown_agents(settings: Settings) -> list[str]:

@@ -12,7 +12,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_va
 
 from gateway.config.callbacks import Callbacks
 from gateway.config.section import Section as _Section
-from gateway.config.steps import AgentSteps, StepRow, check_steps
+from gateway.config.steps import AgentFile, AgentSteps, StepRow, check_steps
 from gateway.core import redis_url
 from gateway.core.identity import is_valid
 from gateway.core.ports import is_reserved
@@ -509,7 +509,9 @@ class StoreSettings(_Section):
         "ssl_ca_certs=FILE and other options behind a question mark.",
         repr=False,
     )
-    timeout_ms: int = Field(250, ge=1, description="Longest wait for one exchange with the store; a call makes several.")
+    timeout_ms: int = Field(
+        250, ge=1, description="Longest wait for one exchange with the store (a call makes several)."
+    )
     on_failure: Literal["closed", "open"] = Field(
         "closed",
         description="The store is away. closed: 503 store_unavailable; open: forward, within what was left of each "
@@ -603,7 +605,7 @@ class Settings(_Section):
     steps: tuple[StepRow, ...] = Field(
         (), description="Steps of calls whose agent is not named: which tools may be called when. See docs/steps.md."
     )
-    agents: dict[str, AgentSteps] = Field(
+    agents: dict[str, AgentFile] = Field(
         {},
         description="Agents with steps of their own, by name: `steps:`, or the path of a file that holds it. A call is "
         "an agent's by its route (models[].agent), or by the header x-session-agent.",

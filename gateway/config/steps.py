@@ -32,6 +32,11 @@ def _each_one_or_many(value: Any) -> Any:
     return [_one_or_many(entry) for entry in value] if isinstance(value, list) else value
 
 
+def _without_window(value: Any) -> Any:
+    """A name, or names, without a window."""
+    return {"tools": value} if isinstance(value, str | list) else value
+
+
 def check_entries(entries: tuple[Patterns, ...]) -> tuple[Patterns, ...]:
     """The entries of a sequence, if each can be met.
 
@@ -43,31 +48,47 @@ def check_entries(entries: tuple[Patterns, ...]) -> tuple[Patterns, ...]:
     return entries
 
 
-_READ: Final = (BeforeValidator(_each_one_or_many), AfterValidator(check_entries))
+# What the JSON Schema is told as well: how each may be written, short forms among them.
+_Short = str | list[str]
+_Written = list[_Short]
+_ENTRIES: Final = AfterValidator(check_entries)
 #: tools in an order; each entry is one, or a list of alternatives
-Sequence = Annotated[tuple[Patterns, ...], Field(max_length=256), *_READ]
-LastTools = Annotated[tuple[Patterns, ...], Field(min_length=1, max_length=MOST_RECENT), *_READ]
+Sequence = Annotated[
+    tuple[Patterns, ...],
+    Field(max_length=256),
+    BeforeValidator(_each_one_or_many, json_schema_input_type=Annotated[_Written, Field(max_length=256)]),
+    _ENTRIES,
+]
+LastTools = Annotated[
+    tuple[Patterns, ...],
+    Field(min_length=1, max_length=MOST_RECENT),
+    BeforeValidator(
+        _each_one_or_many,
+        json_schema_input_type=Annotated[_Written, Field(min_length=1, max_length=MOST_RECENT)],
+    ),
+    _ENTRIES,
+]
 
 
 class ToolWindow(Section):
     """Tools, and among how many of those used last they are looked for."""
 
-    tools: Patterns = Field(min_length=1, description="Tools, by shell patterns; any of them.")
+    tools: Annotated[
+        Patterns,
+        Field(min_length=1),
+        BeforeValidator(_one_or_many, json_schema_input_type=str | Annotated[list[str], Field(min_length=1)]),
+    ] = Field(description="Tools, by shell patterns; any of them.")
     window: int = Field(MOST_RECENT, ge=1, le=MOST_RECENT, description="Among so many tools used last.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _short(cls, value: Any) -> Any:
-        """A name, or names, without a window."""
-        value = {"tools": value} if isinstance(value, str | list) else value
-        return {**value, "tools": _one_or_many(value.get("tools"))} if isinstance(value, dict) else value
+
+Window = Annotated[ToolWindow, BeforeValidator(_without_window, json_schema_input_type=_Short | ToolWindow)]
 
 
 class StepCondition(Section):
     """What must be so. All that is named here must."""
 
-    tool_used: ToolWindow | None = Field(None, description="One of these tools was used.")
-    not_recently_used: ToolWindow | None = Field(None, description="None of these tools was used.")
+    tool_used: Window | None = Field(None, description="One of these tools was used.")
+    not_recently_used: Window | None = Field(None, description="None of these tools was used.")
     sequence_match: LastTools | None = Field(None, description="The tools used last, in order; entries may be lists.")
     message_matches: str | None = Field(
         None,
@@ -143,6 +164,21 @@ class AgentSteps(Section):
     @classmethod
     def _steps(cls, value: tuple[StepRow, ...]) -> tuple[StepRow, ...]:
         return check_steps(value)
+
+
+def _no_path(value: Any) -> Any:
+    """What stands in a file is read before anything is checked, see `load`.
+
+    Raises:
+        ValueError: it is still a path.
+    """
+    if isinstance(value, str):
+        raise ValueError("is a path, and nothing was read from there")  # noqa: TRY004  # pydantic takes ValueErrors
+    return value
+
+
+#: the steps of an agent, or the path of a file that holds them
+AgentFile = Annotated[AgentSteps, BeforeValidator(_no_path, json_schema_input_type=str | AgentSteps)]
 
 
 def _is_barred(tool: str, available: AvailableTools) -> bool:

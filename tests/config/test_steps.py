@@ -100,6 +100,22 @@ def test_a_file_of_an_agent_may_name_variables(tmp_path: Path) -> None:
     assert found.agents["writer"].steps[0].model == "gpt-4.1"
 
 
+def test_the_file_of_an_agent_may_be_named_by_a_variable_or_by_the_environment(tmp_path: Path) -> None:
+    (tmp_path / "writer.yaml").write_text("steps: [{name: from_file}]")
+    file = tmp_path / "gateway.yaml"
+    file.write_text("agents: {writer: '${FOLDER}/writer.yaml'}")
+    assert load(file, environment={"FOLDER": str(tmp_path)}).settings.agents["writer"].steps[0].name == "from_file"
+    file.write_text("{}")
+    named = load(file, environment={"GATEWAY_AGENTS": "{writer: writer.yaml}"}).settings
+    assert named.agents["writer"].steps[0].name == "from_file"
+
+
+def test_a_missing_file_of_an_agent_hides_no_other_problem(tmp_path: Path) -> None:
+    found = problems(tmp_path, agents={"writer": "writer.yaml", "editor": "editor.yaml"}, store={"timeout_ms": 0})
+    assert [one.partition(":")[0] for one in sorted(found)] == ["agents.editor", "agents.writer", "store.timeout_ms"]
+    assert all("cannot be read: No such file" in one for one in found if one.startswith("agents"))
+
+
 def test_the_agent_of_a_route_is_one_that_exists(tmp_path: Path) -> None:
     route = {"match": "m", "provider": "openai", "agent": "writer"}
     assert settings(tmp_path, models=[route], agents={"writer": {"steps": [{"name": "s"}]}}).models[0].agent == "writer"
