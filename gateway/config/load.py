@@ -7,11 +7,10 @@ repeats a text that stands in the file: a secret may stand in the wrong place.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
@@ -20,21 +19,17 @@ from typing import Any, Final, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from gateway.config.schema import BUILT_IN_ROUTES, Facts, KeyBudget, Provider, Settings
+from gateway.config.complaints import described, served_by_nobody, unknown_agents, unknown_providers, unshared_store
+from gateway.config.schema import Facts, KeyBudget, Provider, Settings
 from gateway.core.counting.families import Families, families_from
-from gateway.core.errors import ConfigError, UnknownModel
+from gateway.core.errors import ConfigError
 from gateway.core.forwarding import CREDENTIALS
-from gateway.core.routing import ModelRule, Routes
 
 DEFAULT_FILE: Final = "gateway.yaml"
 _VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-#: how pydantic names the alternatives of a union
-_KIND: Final = re.compile(r"literal\[.*\]|constrained-(?:int|float|str)")
 _ENV_PREFIX: Final = "GATEWAY_"
 _FLAGS_VARIABLE: Final = "_GATEWAY_FLAGS"
 _METRICS_VARIABLE: Final = "_GATEWAY_METRICS"
-#: sections that hold no secret, where a complaint may show the number it is about
-_SHOWN_SECTIONS: Final = frozenset({"server", "context", "sessions", "telemetry"})
 #: what `built_in_providers` may read where it comes from the environment
 _FALSE: Final = frozenset({"false", "no", "off", "0"})
 
@@ -80,11 +75,11 @@ def load(
     try:
         settings = Settings.model_validate(merged)
     except ValidationError as error:
-        problems += [line for line in _describe(error) if line.partition(":")[0] not in unset]
-        problems += _unknown_providers(merged)
+        problems += [line for line in described(error) if line.partition(":")[0] not in unset]
+        problems += unknown_providers(merged)
     else:
-        problems += _unknown_providers(merged) + _unshared_store(settings)
-        problems += _served_by_nobody(settings) + _unknown_agents(settings)
+        problems += unknown_providers(merged) + unshared_store(settings)
+        problems += served_by_nobody(settings) + unknown_agents(settings)
     if problems:
         raise ConfigError(problems)
     return Loaded(settings, path, _key_sources(_with_built_in(raw, built_in).get("providers"), env))
@@ -99,7 +94,7 @@ def key_budget(values: Mapping[str, object]) -> KeyBudget:
     try:
         return KeyBudget.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(_describe(error)) from None
+        raise ConfigError(described(error)) from None
 
 
 def pass_on(loaded_from: Path | None, flags: Mapping[str, object]) -> None:
@@ -199,7 +194,7 @@ def model_facts(file: Path | None = None) -> dict[str, Facts]:
         try:
             found[str(name)] = Facts.model_validate(row)
         except ValidationError as error:
-            problems += [f"{path.name}: {name}.{line}" for line in _describe(error)]
+            problems += [f"{path.name}: {name}.{line}" for line in described(error)]
     if problems:
         raise ConfigError(problems)
     return found
@@ -312,16 +307,6 @@ def _with_agents(own: dict[str, Any], folder: Path, env: Mapping[str, str], prob
     return {**own, "agents": read}
 
 
-def _unknown_agents(settings: Settings) -> list[str]:
-    """References to agents that do not exist."""
-    return [
-        f"models[{index}].agent: there is no such agent{_did_you_mean(row.agent, settings.agents)}; "
-        f"configured: {', '.join(settings.agents) or 'none'}"
-        for index, row in enumerate(settings.models)
-        if row.agent is not None and row.agent not in settings.agents
-    ]
-
-
 def _addressed(block: Mapping[str, Any]) -> dict[str, Any]:
     """A built-in provider; without its address where nobody has named the host."""
     return {key: value for key, value in block.items() if key != "base_url" or not value.startswith("/")}
@@ -406,115 +391,3 @@ def _expand(value: Any, env: Mapping[str, str], path: str, problems: list[str]) 
     if isinstance(value, list):
         return [_expand(inner, env, f"{path}[{index}]", problems) for index, inner in enumerate(value)]
     return value
-
-
-def _unknown_providers(merged: Mapping[str, Any]) -> list[str]:
-    """References to providers that do not exist."""
-    providers, models = merged.get("providers"), merged.get("models")
-    if not isinstance(providers, dict):
-        return []  # the schema says what is wrong with it
-    known = providers
-    default = merged.get("default_provider", Settings.model_fields["default_provider"].default)
-    named: list[tuple[str, object]] = [("default_provider", default)]
-    if isinstance(models, list):
-        rows = [(index, row) for index, row in enumerate(models) if isinstance(row, dict)]
-        named += [(f"models[{index}].provider", name) for index, row in rows for name in _names(row.get("provider"))]
-    return [
-        f"{path}: there is no such provider{_did_you_mean(name, known)}; configured: {', '.join(known) or 'none'}"
-        for path, name in named
-        if isinstance(name, str) and name not in known
-    ]
-
-
-def _names(provider: object) -> Iterable[object]:
-    """Of one provider, or of all that share calls."""
-    return provider if isinstance(provider, dict) else [provider]
-
-
-def _served_by_nobody(settings: Settings) -> list[str]:
-    """Models of the configuration that no provider serves, and `summarize` without one."""
-    named = [
-        (f"models[{index}].fallback[{place}]", name)
-        for index, row in enumerate(settings.models)
-        for place, name in enumerate(row.fallback)
-    ]
-    named += [(f"steps[{at}].model", step.model) for at, step in enumerate(settings.steps) if step.model is not None]
-    named += [
-        (f"agents.{name}.steps[{at}].model", step.model)
-        for name, agent in settings.agents.items()
-        for at, step in enumerate(agent.steps)
-        if step.model is not None
-    ]
-    if settings.budget.summary_model is not None:
-        named.append(("budget.summary_model", settings.budget.summary_model))
-    summary = settings.context.summary.model
-    if summary is not None:
-        named.append(("context.summary.model", summary))
-    elif "summarize" in settings.context.strategies:
-        return ["context.summary.model: summarize needs a model to call; name one, or take summarize out of strategies"]
-    rules = [ModelRule(row.match, row.providers[0]) for row in settings.models]
-    if settings.built_in_providers:
-        rules += [ModelRule(match, provider) for match, provider in BUILT_IN_ROUTES]
-    routes, problems = Routes(rules, list(settings.providers), settings.default_provider), []
-    for path, name in named:
-        try:
-            routes.resolve(name)
-        except UnknownModel as fault:
-            problems.append(f"{path}: {fault.message}")
-    return problems
-
-
-def _unshared_store(settings: Settings) -> list[str]:
-    if settings.server.workers > 1 and settings.store.url == "memory://":
-        return ["server.workers: more than one worker needs a store they share; set store.url to sqlite://PATH"]
-    return []
-
-
-def _describe(error: ValidationError) -> list[str]:
-    lines: dict[str, str] = {}
-    for problem in error.errors(include_url=False):
-        # A value that may be a word or a number is complained about once for each.
-        location = tuple(part for part in problem["loc"] if not (isinstance(part, str) and _KIND.fullmatch(part)))
-        path = _dotted(location)
-        if problem["type"] == "extra_forbidden":
-            siblings = _siblings(location)
-            lines[path] = f"there is no such key{_did_you_mean(str(location[-1]), siblings)}"
-            continue
-        text = problem["msg"].removeprefix("Value error, ")
-        text = f"{text[:1].lower()}{text[1:]}{_shown(location, problem.get('input'))}"
-        if path in lines:
-            text = f"{lines[path].partition(' (got')[0]}, or {text.removeprefix('input should be ')}"
-        lines[path] = text
-    return [f"{path}: {text}" for path, text in lines.items()]
-
-
-def _shown(location: tuple[int | str, ...], value: object) -> str:
-    return (
-        f" (got {value})" if location[:1] and location[0] in _SHOWN_SECTIONS and isinstance(value, (int, float)) else ""
-    )
-
-
-def _dotted(location: tuple[int | str, ...]) -> str:
-    text = ""
-    for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return text or "(whole file)"
-
-
-def _siblings(location: tuple[int | str, ...]) -> list[str]:
-    section: type[BaseModel] | None = Settings
-    for part in location[:-1]:
-        section = _inner_section(section, part) if section is not None else None
-    return list(section.model_fields) if section is not None else []
-
-
-def _inner_section(section: type[BaseModel], part: int | str) -> type[BaseModel] | None:
-    if not isinstance(part, str) or part not in section.model_fields:
-        return section  # an index, or a provider's name: the section is that of the elements
-    candidates = [section.model_fields[part].annotation, *get_args(section.model_fields[part].annotation)]
-    return next((item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)), None)
-
-
-def _did_you_mean(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {close[0]}?)" if close else ""

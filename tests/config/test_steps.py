@@ -165,6 +165,21 @@ def test_a_mistake_is_named_by_its_path(tmp_path: Path, keys: Mapping[str, Any],
     assert any(one.startswith(f"{path}:") and says in one for one in found), found
 
 
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"steps": [{"name": "s", "sequense": ["a"]}]}, "steps[0].sequense: there is no such key (did you mean sequence?)"),
+        ({"agents": {"a": {"stps": []}}}, "agents.a.stps: there is no such key (did you mean steps?)"),
+        (
+            {"steps": [{"name": "s", "conditions": [{"tool_used": {"tools": "a", "windw": 3}}]}]},
+            "steps[0].conditions[0].tool_used.windw: there is no such key (did you mean window?)",
+        ),
+    ],
+)  # fmt: skip
+def test_a_misspelled_key_of_a_step_is_told_what_was_meant(tmp_path: Path, keys: Mapping[str, Any], says: str) -> None:
+    assert says in problems(tmp_path, **keys)
+
+
 @pytest.mark.parametrize("text", ["", "- a", "steps: 5", "steps: [{}]", "a: {b"])
 def test_a_mistake_in_the_file_of_an_agent_is_named_too(tmp_path: Path, text: str) -> None:
     (tmp_path / "writer.yaml").write_text(text)

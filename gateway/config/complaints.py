@@ -1,0 +1,153 @@
+"""What is wrong with a configuration, in lines that each begin with a key path.
+
+What one value must be is said by the schema. Here stands what several say together, and how the schema's own complaints
+are worded. No line repeats a text that stands in the file: a secret may stand in the wrong place.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from gateway.config.schema import BUILT_IN_ROUTES, Settings
+from gateway.core.errors import UnknownModel
+from gateway.core.routing import ModelRule, Routes
+
+#: how pydantic names the alternatives of a union
+_KIND: Final = re.compile(r"literal\[.*\]|constrained-(?:int|float|str)")
+#: sections that hold no secret, where a complaint may show the number it is about
+_SHOWN_SECTIONS: Final = frozenset({"server", "context", "sessions", "telemetry"})
+
+
+def unknown_providers(merged: Mapping[str, Any]) -> list[str]:
+    """References to providers that do not exist."""
+    providers, models = merged.get("providers"), merged.get("models")
+    if not isinstance(providers, dict):
+        return []  # the schema says what is wrong with it
+    known = providers
+    default = merged.get("default_provider", Settings.model_fields["default_provider"].default)
+    named: list[tuple[str, object]] = [("default_provider", default)]
+    if isinstance(models, list):
+        rows = [(index, row) for index, row in enumerate(models) if isinstance(row, dict)]
+        named += [(f"models[{index}].provider", name) for index, row in rows for name in _names(row.get("provider"))]
+    return [
+        f"{path}: there is no such provider{_did_you_mean(name, known)}; configured: {', '.join(known) or 'none'}"
+        for path, name in named
+        if isinstance(name, str) and name not in known
+    ]
+
+
+def _names(provider: object) -> Iterable[object]:
+    """Of one provider, or of all that share calls."""
+    return provider if isinstance(provider, dict) else [provider]
+
+
+def served_by_nobody(settings: Settings) -> list[str]:
+    """Models of the configuration that no provider serves, and `summarize` without one."""
+    named = [
+        (f"models[{index}].fallback[{place}]", name)
+        for index, row in enumerate(settings.models)
+        for place, name in enumerate(row.fallback)
+    ]
+    named += [(f"steps[{at}].model", step.model) for at, step in enumerate(settings.steps) if step.model is not None]
+    named += [
+        (f"agents.{name}.steps[{at}].model", step.model)
+        for name, agent in settings.agents.items()
+        for at, step in enumerate(agent.steps)
+        if step.model is not None
+    ]
+    if settings.budget.summary_model is not None:
+        named.append(("budget.summary_model", settings.budget.summary_model))
+    summary = settings.context.summary.model
+    if summary is not None:
+        named.append(("context.summary.model", summary))
+    elif "summarize" in settings.context.strategies:
+        return ["context.summary.model: summarize needs a model to call; name one, or take summarize out of strategies"]
+    rules = [ModelRule(row.match, row.providers[0]) for row in settings.models]
+    if settings.built_in_providers:
+        rules += [ModelRule(match, provider) for match, provider in BUILT_IN_ROUTES]
+    routes, problems = Routes(rules, list(settings.providers), settings.default_provider), []
+    for path, name in named:
+        try:
+            routes.resolve(name)
+        except UnknownModel as fault:
+            problems.append(f"{path}: {fault.message}")
+    return problems
+
+
+def unknown_agents(settings: Settings) -> list[str]:
+    """References to agents that do not exist."""
+    return [
+        f"models[{index}].agent: there is no such agent{_did_you_mean(row.agent, settings.agents)}; "
+        f"configured: {', '.join(settings.agents) or 'none'}"
+        for index, row in enumerate(settings.models)
+        if row.agent is not None and row.agent not in settings.agents
+    ]
+
+
+def unshared_store(settings: Settings) -> list[str]:
+    """Several workers, each with a store of its own."""
+    if settings.server.workers > 1 and settings.store.url == "memory://":
+        return ["server.workers: more than one worker needs a store they share; set store.url to sqlite://PATH"]
+    return []
+
+
+def described(error: ValidationError) -> list[str]:
+    """What the schema complains about, one line for each key."""
+    lines: dict[str, str] = {}
+    for problem in error.errors(include_url=False):
+        # A value that may be a word or a number is complained about once for each.
+        location = tuple(part for part in problem["loc"] if not (isinstance(part, str) and _KIND.fullmatch(part)))
+        path = _dotted(location)
+        if problem["type"] == "extra_forbidden":
+            siblings = _siblings(location)
+            lines[path] = f"there is no such key{_did_you_mean(str(location[-1]), siblings)}"
+            continue
+        text = problem["msg"].removeprefix("Value error, ")
+        text = f"{text[:1].lower()}{text[1:]}{_shown(location, problem.get('input'))}"
+        if path in lines:
+            text = f"{lines[path].partition(' (got')[0]}, or {text.removeprefix('input should be ')}"
+        lines[path] = text
+    return [f"{path}: {text}" for path, text in lines.items()]
+
+
+def _shown(location: tuple[int | str, ...], value: object) -> str:
+    return (
+        f" (got {value})" if location[:1] and location[0] in _SHOWN_SECTIONS and isinstance(value, (int, float)) else ""
+    )
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text or "(whole file)"
+
+
+def _siblings(location: tuple[int | str, ...]) -> list[str]:
+    section: type[BaseModel] | None = Settings
+    for part in location[:-1]:
+        section = _inner_section(section, part) if section is not None else None
+    return list(section.model_fields) if section is not None else []
+
+
+def _inner_section(section: type[BaseModel], part: int | str) -> type[BaseModel] | None:
+    if not isinstance(part, str) or part not in section.model_fields:
+        return section  # an index, or a provider's name: the section is that of the elements
+    return next(_sections_in(section.model_fields[part].annotation), None)
+
+
+def _sections_in(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _sections_in(inner)
+
+
+def _did_you_mean(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]}?)" if close else ""
