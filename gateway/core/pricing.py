@@ -7,7 +7,7 @@ what a table says of them; `cost` picks. Table keys are those of litellm's `mode
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal, InvalidOperation
 from typing import Final
@@ -23,7 +23,7 @@ _TIERS: Final = ("flex", "priority", "ultrafast", "batches")
 #: what APIs call a tier that the table calls otherwise; OpenAI renamed its priority processing
 _ALSO: Final = {"fast": "priority", "batch": "batches"}
 #: tiers that cost more than the standard one, so that its rates would be too cheap where theirs are not known
-_DEARER: Final = frozenset({"fast", "priority", "ultrafast"})
+_DEARER: Final = frozenset({"fast", "fast-us", "priority", "ultrafast"})
 _MILLION: Final = Decimal(1_000_000)
 
 
@@ -143,16 +143,26 @@ def price_from_table(entry: Mapping[str, object]) -> Price | None:
         own = _rates(entry, f"_{tier}")
         if own is not None:
             tiers[tier] = Price(own, {}, _above(entry, own, f"_{tier}"))
-    times = _times_when_fast(entry)
-    if times is not None:
-        tiers["fast"] = Price(_scaled(rates, times), {}, tuple((size, _scaled(long, times)) for size, long in above))
+    for tier, times in _times(entry):
+        tiers[tier] = Price(_scaled(rates, times), {}, tuple((size, _scaled(long, times)) for size, long in above))
     return Price(rates, tiers, above)
 
 
-def _times_when_fast(entry: Mapping[str, object]) -> Decimal | None:
-    """How many times more a call costs with `speed: fast`, whatever it is made of; Anthropic prices it so."""
+def _times(entry: Mapping[str, object]) -> Iterator[tuple[str, Decimal]]:
+    """How many times more a call costs with `speed: fast`, and with `inference_geo: us`, whatever it is made of.
+
+    Anthropic prices both so, and one on top of the other.
+    """
     own = entry.get("provider_specific_entry")
-    return _decimal(own.get("fast")) if isinstance(own, Mapping) else None
+    if not isinstance(own, Mapping):
+        return
+    fast, us = _decimal(own.get("fast")), _decimal(own.get("us"))
+    if fast is not None:
+        yield "fast", fast
+    if us is not None:
+        yield "us", us
+    if fast is not None and us is not None:
+        yield "fast-us", fast * us
 
 
 def _scaled(rates: Rates, times: Decimal) -> Rates:

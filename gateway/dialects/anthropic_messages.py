@@ -10,6 +10,7 @@ from gateway.dialects import anthropic_errors
 from gateway.dialects.base import MAX_TOOLS, Answer, Call, EventReader, Verdict, named_event, plain_before
 from gateway.dialects.fields import decode, flag_field, join, messages_field, model_field, read_fields
 from gateway.dialects.gathered import Gathered
+from gateway.dialects.limits import anthropic_tier
 from gateway.dialects.opening import opening_items, opening_text
 from gateway.dialects.texts import texts_of_fields
 
@@ -17,6 +18,8 @@ _TEXT_FIELDS: Final = ("system", "messages", "tools")
 #: what a block or a delta of one may say, beside thinking; `content`: of a compaction
 _BLOCK_TEXTS: Final = ("text", "input")
 _DELTA_TEXTS: Final = ("text", "partial_json", "content")
+#: what the end of a stream may say again of how it is billed
+_TIERED: Final = frozenset({"speed", "inference_geo"})
 #: a tool of the client, of Anthropic's servers, of an MCP server
 _TOOL_BLOCKS: Final = ("tool_use", "server_tool_use", "mcp_tool_use")
 #: what only the last event holds, the end mark of some hosts, and an answer that speaks of them
@@ -88,6 +91,8 @@ class MessagesReader:
         self._has_begun = self._has_stopped = False
         #: blocks that have begun and not ended
         self._open: dict[int, None] = {}
+        #: what of a usage object the price depends on, as last said
+        self._billed: dict[str, Any] = {}
         #: tokens of the thinking in the last block as far as it could be read
         self._thinking = 0.0
 
@@ -137,7 +142,8 @@ class MessagesReader:
     def _head(self, message: dict[str, Any], *, input_side_only: bool) -> None:
         usage = message.get("usage")
         self._gathered.usage.add(usage, input_side_only=input_side_only)
-        self._gathered.head(message.get("model"), _tier(usage))
+        self._billed = usage if isinstance(usage, dict) else {}
+        self._gathered.head(message.get("model"), _tier(self._billed))
 
     def _start(self, message: Any) -> None:
         self._has_begun = True
@@ -147,7 +153,9 @@ class MessagesReader:
     def _message_delta(self, value: dict[str, Any]) -> None:
         usage, delta = value.get("usage"), value.get("delta")
         self._gathered.usage.add(usage)
-        self._gathered.head(None, _tier(usage) if isinstance(usage, dict) and "speed" in usage else None)
+        if isinstance(usage, dict) and not _TIERED.isdisjoint(usage):
+            self._billed = {**self._billed, **usage}
+            self._gathered.head(None, _tier(self._billed))
         reason = delta.get("stop_reason") if isinstance(delta, dict) else None
         if isinstance(reason, str):
             self._has_stopped = True
@@ -229,15 +237,12 @@ class MessagesReader:
         return {"type": "message_start", "message": message}
 
 
-def _tier(usage: Any) -> object:
-    """The service tier by whose prices a call is billed.
+def _tier(usage: Mapping[str, Any]) -> object:
+    """The service tier by whose prices a call is billed; where it was computed makes a price as well.
 
     Anthropic's `priority` is none: it is capacity that was bought beforehand, and tokens have their standard price.
-    https://platform.claude.com/docs/en/api/service-tiers, https://platform.claude.com/docs/en/build-with-claude/fast-mode
+    https://platform.claude.com/docs/en/api/service-tiers, https://platform.claude.com/docs/en/build-with-claude/fast-mode,
+    https://platform.claude.com/docs/en/manage-claude/data-residency
     """
-    if not isinstance(usage, dict):
-        return None
-    if usage.get("speed") == "fast":
-        return "fast"
     tier = usage.get("service_tier")
-    return None if tier == "priority" else tier
+    return anthropic_tier(usage) or (None if tier == "priority" else tier)

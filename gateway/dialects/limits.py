@@ -70,11 +70,16 @@ def _prompts(fields: Fields) -> int:
 
 
 def service_tier(fields: Fields) -> str | None:
-    """The service tier a call asks for; Anthropic has a field of its own for the fast one."""
-    if "speed" in fields and decode(fields["speed"]) == "fast":
-        return "fast"
+    """The service tier a call asks for, as `core.pricing` names it."""
+    own = anthropic_tier({name: decode(fields[name]) for name in ("speed", "inference_geo") if name in fields})
     value = decode(fields["service_tier"]) if "service_tier" in fields else None
-    return value if isinstance(value, str) else None
+    return own or (value if isinstance(value, str) else None)
+
+
+def anthropic_tier(values: Mapping[str, object]) -> str | None:
+    """What `speed` and `inference_geo` make of the price; None where they are the usual ones, or not said."""
+    is_fast, is_us = values.get("speed") == "fast", values.get("inference_geo") == "us"
+    return {(True, True): "fast-us", (True, False): "fast", (False, True): "us"}.get((is_fast, is_us))
 
 
 def with_limit(fields: Fields, wire: Wire, limit: int, usual: str) -> dict[str, object]:

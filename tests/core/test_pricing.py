@@ -117,6 +117,12 @@ def test_a_cheaper_tier_without_known_rates_has_the_standard_ones_and_a_dearer_o
     assert standard_cost(usage, price) == 4
 
 
+def test_a_call_kept_in_the_us_has_the_price_of_the_configuration() -> None:
+    price = price_per_million(input=D(1_000_000), output=D(0))
+    assert cost(Usage.of(3, 0), price, "us") == 3
+    assert cost(Usage.of(3, 0), price, "fast-us") is None
+
+
 def test_openais_fast_is_what_it_called_priority_before() -> None:
     price = Price(Rates(D(2), D(2)), {"priority": Price(Rates(D(4), D(4)), {})})
     assert [cost(Usage.of(1, 1), price, tier) for tier in ("fast", "priority", "ultrafast")] == [8, 8, None]
@@ -166,6 +172,8 @@ def test_anthropics_fast_mode_costs_so_many_times_more_of_everything() -> None:
     assert standard is not None
     assert cost(usage, price, "fast") == standard * D("2.5")
     assert cost(Usage.of(300_000, 0), price, "fast") == 300_000 * 15
+    assert cost(usage, price, "us") == standard * D("1.1")
+    assert cost(usage, price, "fast-us") == standard * D("2.75")
 
 
 def test_a_table_entry_is_read_with_tiers_and_thresholds() -> None:

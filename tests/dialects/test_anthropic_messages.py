@@ -196,6 +196,10 @@ def test_a_stream_is_read() -> None:
     [
         ({"service_tier": "standard", "speed": "fast"}, "fast"),
         ({"service_tier": "standard", "speed": "standard"}, "standard"),
+        ({"service_tier": "standard", "inference_geo": "us"}, "us"),
+        ({"service_tier": "standard", "inference_geo": "us", "speed": "fast"}, "fast-us"),
+        ({"service_tier": "standard", "inference_geo": "global"}, "standard"),
+        ({"service_tier": "standard", "inference_geo": "not_available"}, "standard"),
         # Bought beforehand: its tokens have no price of their own.
         ({"service_tier": "priority"}, None),
     ],
@@ -206,6 +210,7 @@ def test_a_tier_is_what_the_price_depends_on(said: dict[str, Any], tier: str | N
     assert answer_to(start(input_tokens=12, **said), ended("end_turn", output_tokens=7)).service_tier == tier
     assert answer_to(start(input_tokens=12), ended("end_turn", output_tokens=7, **said)).service_tier == tier
     # What the end does not say again still holds.
+    assert answer_to(start(**said), ended("end_turn", speed=said.get("speed", "standard"))).service_tier == tier
     assert answer_to(start(**said), ended("end_turn", service_tier="standard")).service_tier == tier
 
 

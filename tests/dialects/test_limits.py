@@ -74,6 +74,13 @@ def test_anthropics_speed_is_a_tier_of_its_own() -> None:
     assert service_tier(fields(speed=1.5)) is None
 
 
+def test_where_anthropic_computes_is_a_tier_of_its_own() -> None:
+    assert service_tier(fields(inference_geo="us", service_tier="auto")) == "us"
+    assert service_tier(fields(inference_geo="us", speed="fast")) == "fast-us"
+    assert service_tier(fields(inference_geo="global", service_tier="auto")) == "auto"
+    assert service_tier(fields(inference_geo=["us"])) is None
+
+
 @pytest.mark.parametrize(
     ("wire", "own", "set_fields"),
     [
