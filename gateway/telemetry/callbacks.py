@@ -26,6 +26,8 @@ from gateway.core.usage import Totals
 from gateway.telemetry.webhooks import Webhook
 
 logger = logging.getLogger("gateway")
+#: what a stranger's code may end with; one that calls `sys.exit` must not take the gateway with it
+_FAULTS: Final = (Exception, SystemExit)
 
 EVENTS: Final = ("on_usage", "on_finish", "on_step")
 #: how long a gateway that stops waits for receivers
@@ -97,7 +99,7 @@ class Callbacks(Observer):
         for listener in self._listeners[name]:
             try:
                 listener(data)
-            except Exception:
+            except _FAULTS:
                 logger.exception("callbacks.observers: %s failed", getattr(listener, "__qualname__", name))
         receivers = [webhook for webhook in self._webhooks if name in webhook.events]
         if receivers:
@@ -133,7 +135,7 @@ def made(paths: Sequence[str]) -> list[object]:
     for number, path in enumerate(paths):
         try:
             found.append(_made(path))
-        except Exception as error:  # noqa: BLE001  # whatever a stranger's module does when it is loaded
+        except _FAULTS as error:  # whatever a stranger's module does when it is loaded
             said = str(error) if isinstance(error, _Deaf) else f"cannot be made: {type(error).__name__}: {error}"
             problems.append(f"callbacks.observers[{number}]: {path} {said}")
     if problems:

@@ -71,6 +71,19 @@ class Broken:
         raise RuntimeError("a bug of the user's")
 
 
+class Leaving:
+    def on_finish(self, event: Mapping[str, Any]) -> None:
+        raise SystemExit(3)
+
+
+class Unwilling:
+    def __init__(self) -> None:
+        raise SystemExit(3)
+
+    def on_finish(self, event: Mapping[str, Any]) -> None:
+        pass
+
+
 class Silent:
     pass
 
@@ -184,13 +197,16 @@ def heard(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture
     log.propagate = was
 
 
-def test_an_exception_in_one_is_logged_and_keeps_nothing_from_the_others(heard: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("observer", [Broken(), Leaving()], ids=["fails", "exits"])
+def test_an_exception_in_one_is_logged_and_keeps_nothing_from_the_others(
+    observer: object, heard: pytest.LogCaptureFixture
+) -> None:
     one, queue = All(), Queue(frozenset({"on_finish"}))
-    told(Broken(), one, webhooks=[queue]).record(CALL, TOTALS, LEFT)
+    told(observer, one, webhooks=[queue]).record(CALL, TOTALS, LEFT)
     assert [name for name, _ in one.heard] == ["on_usage", "on_finish"]
     assert len(queue.put_in) == 1
     [line] = [record for record in heard.records if record.name == "gateway"]
-    assert line.getMessage() == "callbacks.observers: Broken.on_finish failed"
+    assert line.getMessage() == f"callbacks.observers: {type(observer).__name__}.on_finish failed"
     assert line.exc_info is not None
 
 
@@ -225,6 +241,7 @@ def test_a_class_is_made_and_an_object_is_taken_as_it_is() -> None:
         ("Silent", "has none of on_usage, on_finish, on_step"),
         ("Asynchronous", "has methods that are not plain functions: they are called without await"),
         ("Needy", "cannot be made: TypeError: "),
+        ("Unwilling", "cannot be made: SystemExit: 3"),
         ("Missing", "cannot be made: AttributeError: "),
     ],
 )
