@@ -94,7 +94,8 @@ async def test_what_unpacks_to_more_than_the_limit_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("encoding", "body"), [(b"br", b"x"), (b"gzip", b"x"), (b"gzip", gzip.compress(b"hello")[:-1]), (b"\xff", b"x")]
+    ("encoding", "body"),
+    [(b"br", b"x"), (b"gzip", b"x"), (b"gzip", gzip.compress(b"hello", mtime=0)[:-1]), (b"\xff", b"x")],
 )
 async def test_what_cannot_be_unpacked_is_refused(encoding: bytes, body: bytes) -> None:
     with pytest.raises(InvalidRequest):
