@@ -371,8 +371,9 @@ def commands_page() -> str:
     parts = [
         prose("""
             Every command has `--help`. Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 `gateway check`
-            found problems. Tables go to stdout, everything else to stderr; `--json` prints JSON instead of a table.
-            Without a terminal, or with `NO_COLOR`, nothing is coloured.
+            found problems, 130 interrupted by Ctrl-C (`serve` and `top` end with 0 then). Tables go to stdout,
+            everything else to stderr; `--json` prints JSON instead of a table. Without a terminal, or with `NO_COLOR`,
+            nothing is coloured; without a terminal nothing is cut or folded either.
         """),
         prose("""
             `gateway --install-completion` makes the Tab key complete commands and options in bash, zsh, fish and

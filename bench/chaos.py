@@ -40,7 +40,7 @@ from overhead import environment, free_port, tree
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from gateway import config, wiring  # noqa: E402
+from gateway import config, opening  # noqa: E402
 from gateway.core.ledger import Amount, Claim  # noqa: E402
 from gateway.core.ports import LOST, OPEN_NAMESPACE, CallRecord, SessionKey, Store  # noqa: E402
 from gateway.mock import MockServer, Provider  # noqa: E402
@@ -726,7 +726,7 @@ async def _settled(
     file: Path, folder: Path, sessions: Sequence[Session]
 ) -> tuple[list[str], tuple[list[CallRecord], dict[str, tuple[int, int]], dict[str, tuple[Amount, Amount]]]]:
     """Wait until nothing is held and no journal is left; what is still, and what the store says then."""
-    store = wiring.open_store(config.load(file, environment={}).settings)
+    store = opening.open_store(config.load(file, environment={}).settings)
     try:
         deadline = time.monotonic() + SETTLED_WITHIN_S
         while (left := await unsettled(store, folder, sessions)) and time.monotonic() < deadline:  # noqa: ASYNC110

@@ -29,7 +29,7 @@ from typing import Any
 import uvloop
 from chaos import Bill, Call, Gateway, RedisNode, Session, make, provider, unsettled, write_config
 
-from gateway import config, wiring
+from gateway import config, opening
 from gateway.core.ids import call_id
 from gateway.core.ledger import AccountKey, Amount, Claim, Granted, Hold, Limits
 from gateway.core.ports import LOST, CallRecord, ContextRecord, OpenHold, SessionKey, Store
@@ -86,7 +86,7 @@ async def hold_and_settle(store: Store, opened: OpenHold, record: CallRecord) ->
 
 def open_store(url: str) -> Store:
     settings = config.Settings.model_validate({"store": {"url": url, "timeout_ms": 5_000}})
-    return wiring.open_store(settings)
+    return opening.open_store(settings)
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ async def one_budget(folder: Path, kind: str, url: str) -> list[Figure]:
 
 
 async def _books(file: Path, folder: Path, kind: str, session: Session, bills: Sequence[Bill]) -> list[Figure]:
-    store = wiring.open_store(config.load(file, environment={}).settings)
+    store = opening.open_store(config.load(file, environment={}).settings)
     try:
         totals = await store.totals(session.key)
         left = await unsettled(store, folder, [session])

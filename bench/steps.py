@@ -24,7 +24,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from gateway import config, wiring
+from gateway import config, opening, wiring
 from gateway.calls import Caller, Incoming, Reply
 from gateway.core.ports import Outgoing
 from gateway.dialects import endpoint
@@ -173,7 +173,7 @@ def settings_of(folder: Path, store: str = "sqlite", **keys: Any) -> config.Sett
 @asynccontextmanager
 async def gateway_of(settings: config.Settings, upstream: Upstream) -> AsyncIterator[Gateway]:
     """A pipeline as a worker has it, with its store, and without server and network."""
-    store = wiring.open_store(settings)
+    store = opening.open_store(settings)
     loaded = config.Loaded(settings, None, {})
     worker = wiring.Worker(store, settings, lambda: loaded)
     try:

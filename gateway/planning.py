@@ -76,6 +76,20 @@ class Asked:
     salt: str = ""
 
 
+class Threads:
+    """Where planning takes long. Several planners may share them, one after the other."""
+
+    def __init__(self) -> None:
+        # A long choice must not keep those waiting who only want to be weighed.
+        self.weighing = ThreadPoolExecutor(_WEIGHING, "weighing")
+        self.fitting = ThreadPoolExecutor(_FITTING, "fitting")
+
+    def close(self) -> None:
+        """Let them end; calls that wait for them have been cut by then."""
+        for pool in (self.weighing, self.fitting):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
 class Planner:
     """Plans calls. Shared by all; what it keeps is bounded and belongs to no session."""
 
@@ -88,6 +102,7 @@ class Planner:
         *,
         deadline_s: float,
         clock: Callable[[], float],
+        threads: Threads | None = None,
     ) -> None:
         self.policy = policy
         self._estimator = estimator
@@ -99,9 +114,7 @@ class Planner:
         self.known = Beginnings(_KNOWN_BYTES, Lock())
         self._read = CountCache(_READ_BYTES, Lock())
         self._book = Reader(_no_weights, limit_bytes=_BOOK_BYTES, lock=Lock())
-        # A long choice must not keep those waiting who only want to be weighed.
-        self._weighing = ThreadPoolExecutor(_WEIGHING, "weighing")
-        self._fitting = ThreadPoolExecutor(_FITTING, "fitting")
+        self._threads = threads or Threads()
         self._reading_ahead = Lock()
 
     async def plan(self, asked: Asked, remembered: Remembered, window: int | None = None, *, use: Use = "off") -> Plan:
@@ -120,7 +133,7 @@ class Planner:
         room = Room(budget, self.policy, trim == "shadow", remembered.state, learned, self._deadline(), use, asked.salt)
         scales = Scales(self._estimator, self._reader(came.request))
         try:
-            plan = await _run_in(self._fitting, lambda: self._roomy(came, asked.contents, keys, room, scales))
+            plan = await _run_in(self._threads.fitting, lambda: self._roomy(came, asked.contents, keys, room, scales))
         except Unsound:
             logger.exception("a request is forwarded as it came, though it is over its budget")
             return unchanged
@@ -160,7 +173,7 @@ class Planner:
             finally:
                 self._reading_ahead.release()
 
-        self._fitting.submit(work)
+        self._threads.fitting.submit(work)
 
     async def weigh(self, asked: Asked, remembered: Remembered) -> tuple[Weighed, Learned]:
         """What a request weighs, and what is known from earlier calls."""
@@ -193,7 +206,7 @@ class Planner:
         is_loaded = self._is_loaded(estimator.tokenizer(request))
         if is_loaded and self._new_bytes(request, asked) <= _INLINE_BYTES:
             return work()
-        return await _run_in(self._weighing, work)
+        return await _run_in(self._threads.weighing, work)
 
     def _new_bytes(self, request: Request, asked: Asked) -> int:
         start = asked.contents.start
@@ -233,7 +246,7 @@ class Planner:
         request = request_of(asked)
         if asked.contents.messages is not None:
             request = replace(request, messages=asked.contents.messages)
-        return await _run_in(self._weighing, lambda: self._estimator.message_tokens(request))
+        return await _run_in(self._threads.weighing, lambda: self._estimator.message_tokens(request))
 
     async def _learned(
         self, request: Request, estimate: Estimate, remembered: Remembered, window: int | None
@@ -255,9 +268,8 @@ class Planner:
         )
 
     def close(self) -> None:
-        """Let the threads end; calls that wait for them have been cut by then."""
-        for threads in (self._weighing, self._fitting):
-            threads.shutdown(wait=False, cancel_futures=True)
+        """See `Threads.close`."""
+        self._threads.close()
 
 
 def _keys_of(view: View, contents: Contents, keys: Sequence[bytes]) -> tuple[bytes, ...]:

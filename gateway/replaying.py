@@ -31,6 +31,7 @@ from gateway.dialects.contents import ITEMS
 from gateway.dialects.opening import opening_items
 from gateway.inspection import Inspector
 from gateway.planning import Asked
+from gateway.recorded import is_record, values_in
 
 #: tokens from which on a provider caches the beginning of a prompt
 _LEAST_CACHED: Final = 1_024
@@ -84,13 +85,11 @@ def read_lines(lines: Iterable[bytes], *, whole: bool, complain: Callable[[int, 
 
     `complain` is told of lines that hold no request; they are passed over.
     """
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, value in values_in(lines, complain):
         try:
-            session, body = _request_in(json.loads(line))
-        except (ValueError, RecursionError) as error:
-            complain(number, str(error) or "is nested too deep")
+            session, body = _request_in(value)
+        except ValueError as error:
+            complain(number, str(error))
             continue
         bodies = _turns(body) if whole else [body]
         for one in bodies:
@@ -112,6 +111,8 @@ def _request_in(value: Any) -> tuple[str | None, dict[str, Any]]:
         raise ValueError("is no JSON object")  # noqa: TRY004  # of a line of text
     body = next((value[name] for name in _BODIES if isinstance(value.get(name), dict)), value)
     if not any(name in body for name in ITEMS.values()):
+        if is_record(value):
+            raise ValueError("is a record of a call, which holds no text: read it with --records")
         raise ValueError('holds no request: neither "messages" nor "input" nor "prompt"')
     if body is value:
         return None, body

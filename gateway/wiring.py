@@ -4,41 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import gc
 import logging
 import os
 import random
 import signal
-import ssl
 import sys
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
-from urllib.parse import urlsplit
 
 from gateway import __version__, catalog, config
 from gateway.budgeting import Budgets
 from gateway.calls import SessionPolicy
-from gateway.core.counting.cache import CountCache
-from gateway.core.counting.estimate import Estimator
 from gateway.core.errors import ConfigError
 from gateway.core.ids import call_id
 from gateway.core.ports import Observer, Store, Upstream
-from gateway.core.retrying import BreakerPolicy, RetryPolicy
-from gateway.core.routing import ModelFacts, Route, Routes
-from gateway.core.signing import signing_key
+from gateway.core.routing import Routes
 from gateway.core.spending import KeyBudget
-from gateway.counters.registry import Counters, is_dotted_path
+from gateway.counters.registry import Counters
 from gateway.inspection import Inspector
+from gateway.opening import (
+    Tls,
+    add_counters,
+    estimator_of,
+    logs_json,
+    open_catalog,
+    open_store,
+    planner_of,
+    tls_contexts,
+    upstreams_of,
+    webhooks_of,
+)
 from gateway.pipeline import Gateway
-from gateway.planning import Planner
+from gateway.planning import Planner, Threads
 from gateway.policies import (
     agents_of,
     budget_policy,
-    context_policy,
     limits_of,
     provider_of,
     result_model,
@@ -53,24 +56,21 @@ from gateway.server.context import ContextApi
 from gateway.server.dashboard import Dashboard
 from gateway.server.endpoints import Forwarder, Limits
 from gateway.server.events import EventsApi
+from gateway.server.handling import Rules
 from gateway.server.health import HealthApi, ProviderHealth, WorkerHealth
 from gateway.server.keyring import KeyRing
 from gateway.server.metrics import MetricsApi
-from gateway.server.sessions import Rules, SessionsApi, call_json, shown_id, totals_json
+from gateway.server.sessions import SessionsApi
+from gateway.server.shown import call_json, shown_id, totals_json
 from gateway.stores.blind import Blind
 from gateway.stores.journal import Journal
 from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
-from gateway.stores.memory import MemoryStore
 from gateway.stores.settler import Settler
-from gateway.stores.sqlite import SqliteStore
 from gateway.telemetry import callbacks, log
 from gateway.telemetry.callbacks import Callbacks, Shapes
 from gateway.telemetry.metrics import Metrics, State
 from gateway.telemetry.otel import Otel
-from gateway.telemetry.webhooks import SENDERS, Target, Webhook
-from gateway.upstream import http
-from gateway.upstream import litellm as translating
 from gateway.upstream.retrying import RetryingUpstream
 
 logger = logging.getLogger("gateway")
@@ -82,8 +82,6 @@ _STATE_EVERY_S = 2.0
 _SEES_ALL = Access(None, admin=True)
 #: in which callbacks are told what /api shows
 _SHAPES = Shapes(partial(call_json, access=_SEES_ALL), partial(shown_id, access=_SEES_ALL), totals_json)
-#: for the token counts of messages, the last ones seen
-_COUNTS_BYTES = 32 * 2**20
 
 Load = Callable[[], config.Loaded]
 
@@ -118,96 +116,20 @@ def build_app(load: Load) -> GatewayApp:
     return GatewayApp(resources, new_id)
 
 
-def open_store(settings: config.Settings) -> Store:
-    """The configured store. Needs a running event loop.
-
-    Raises:
-        StoreUnavailable: it cannot be opened.
-    """
-    path, timeout_s = settings.store.sqlite_path, settings.store.timeout_ms / 1000
-    if settings.store.is_redis:
-        from gateway.stores.redis import RedisStore  # noqa: PLC0415  # only whoever uses one needs its client
-
-        return RedisStore(settings.store.url, timeout_s=timeout_s, ttl_s=settings.sessions.ttl_s)
-    if path is None:
-        return MemoryStore()
-    return SqliteStore(path, timeout_s=timeout_s)
-
-
-def open_catalog(settings: config.Settings) -> catalog.Catalog:
-    """The model tables on disk."""
-    families = config.families()
-    tables = catalog.Catalog(
-        config.model_facts(),
-        catalog.load_litellm_table(),
-        tokenizers=lambda route: families.of(route.model, route.provider, "chat").tokenizer,
-    )
-    tables.rename(table_names(settings))
-    return tables
-
-
-def add_counters(counters: Counters, settings: config.Settings) -> None:
-    """Make the token counters known that routes name by their dotted path.
-
-    Raises:
-        ConfigError: one of them cannot be made; the problem names the route.
-    """
-    problems = []
-    for index, row in enumerate(settings.models):
-        if row.tokenizer is not None and is_dotted_path(row.tokenizer):
-            try:
-                counters.add(row.tokenizer)
-            except ConfigError as error:
-                problems += [f"models.{index}.tokenizer: {problem}" for problem in error.problems]
-    if problems:
-        raise ConfigError(problems)
-
-
-def estimator_of(counters: Counters) -> Estimator:
-    """An estimator that counts with these; token tables are loaded when they are first needed."""
-    return Estimator(config.families(), counters.counter, CountCache(_COUNTS_BYTES, threading.Lock()))
-
-
-@contextmanager
-def inspector_of(settings: config.Settings) -> Iterator[Inspector]:
-    """An inspector that needs no running gateway, and so knows nothing learned. Needs a running event loop.
-
-    Raises:
-        ConfigError: a file that stands beside the configuration, or a token counter it names, is wrong.
-    """
-    counters = Counters()
-    add_counters(counters, settings)
-    facts = open_catalog(settings).facts
-    planner = planner_of(settings, counters, estimator_of(counters), Learner(MemoryStore()), facts)
-    try:
-        yield Inspector(planner, routes_of(settings), facts)
-    finally:
-        planner.close()
-
-
-def planner_of(
-    settings: config.Settings,
-    counters: Counters,
-    estimator: Estimator,
-    learner: Learner,
-    facts: Callable[[Route], ModelFacts],
-) -> Planner:
-    """The planner under these settings."""
-    return Planner(
-        estimator,
-        counters.is_loaded,
-        learner,
-        context_policy(settings, facts),
-        deadline_s=settings.context.deadline_ms / 1000,
-        clock=time.monotonic,
-    )
-
-
 class Worker:
     """Everything one worker process holds: parts that stay (store, settler, log) and parts a reload replaces."""
 
     def __init__(self, store: Store, settings: config.Settings, load: Load) -> None:
+        as_json = logs_json(settings)
+        log.configure(as_json=as_json, level=settings.telemetry.log.level)
+        # What may be wrong with the configuration comes before anything that would have to be closed again.
         own = callbacks.made(settings.callbacks.observers)
+        self._counters = Counters()
+        add_counters(self._counters, settings)
+        self._catalog = open_catalog(settings)
+        self._estimator = estimator_of(self._counters)
+        tls = tls_contexts(settings.providers)
+        self._otel = Otel(__version__) if settings.telemetry.otel else None
         self.store = store
         self._load = load
         journal, blind = settings.store.journal_path, Blind()
@@ -215,7 +137,6 @@ class Worker:
             store, Journal(journal) if journal else None, is_open=settings.store.on_failure == "open"
         )
         self._settler.on_return = blind.forget
-        self._settler.start()
         self._blind = blind
         self._leases = Leases(
             store,
@@ -224,24 +145,19 @@ class Worker:
             is_away=lambda: self._settler.is_away,
             away=self._settler.away,
         )
-        self._leases.start()
         self._results = Results(store, settings.sessions.results_max_bytes)
         self.keys = KeyRing(store)
         self._learner = Learner(store)
-        self._counters = Counters()
-        add_counters(self._counters, settings)
-        self._estimator = estimator_of(self._counters)
+        # A body that is looked at while the configuration is read again is looked at to the end.
+        self._threads = Threads()
         self._metrics = Metrics(config.shared_metrics()) if settings.telemetry.metrics else None
         self._callbacks = Callbacks(own, webhooks_of(settings.callbacks.webhooks, self._metrics), _SHAPES)
-        self._observers = [self._learner, *_observers(settings), self._callbacks]
+        self._observers = [self._learner, *_call_log(settings, as_json=as_json), self._callbacks]
         self._observers += [self._metrics] if self._metrics is not None else []
-        self._otel = Otel(__version__) if settings.telemetry.otel else None
         self._observers += [self._otel] if self._otel is not None else []
-        self._catalog = open_catalog(settings)
         self._ttl_s = settings.sessions.ttl_s
-        self._chores = {asyncio.create_task(self._expire()), asyncio.create_task(self._note_state())}
         self.cors_origins = settings.server.cors_origins
-        self._parts = _Parts(settings, self)
+        self._parts = _Parts(settings, self, tls)
         self._workers = settings.server.workers
         self._store_url = settings.store.shown_url
         self.api = SessionsApi(store, lambda: self._parts.rules, self.reload_all)
@@ -251,6 +167,9 @@ class Worker:
         self.health_api = HealthApi(store, lambda: self._parts.rules, self._health)
         self.dashboard = Dashboard(is_on=settings.server.dashboard)
         self._started_at = time.time()
+        self._settler.start()
+        self._leases.start()
+        self._chores = {asyncio.create_task(self._expire()), asyncio.create_task(self._note_state())}
         # A server in a thread (tests, the demo) gets no signals.
         with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_on_signal)
@@ -306,7 +225,7 @@ class Worker:
         if self._workers == 1:
             self.reload()
         else:
-            config.refuse_open_door(self._load().settings)
+            self._reread()
             os.kill(os.getppid(), signal.SIGHUP)
 
     def _reload_on_signal(self) -> None:
@@ -321,22 +240,37 @@ class Worker:
         Raises:
             ConfigError: it is wrong; nothing was changed.
         """
-        settings = self._load().settings
-        config.refuse_open_door(settings)
+        settings, needing_restart = self._reread()
         add_counters(self._counters, settings)
-        old, self._parts = self._parts, _Parts(settings, self)
+        old, self._parts = self._parts, _Parts(settings, self, tls_contexts(settings.providers))
         self._catalog.rename(table_names(settings))
         self._ttl_s = settings.sessions.ttl_s
         self._leases.lease_s = settings.budget.lease_s
         self._results.most = settings.sessions.results_max_bytes
         logger.info("configuration reloaded")
+        if needing_restart:
+            logger.warning("needs a restart: %s", ", ".join(needing_restart))
         chore = asyncio.create_task(_retire(old))
         self._chores.add(chore)
         chore.add_done_callback(self._chores.discard)
 
+    def _reread(self) -> tuple[config.Settings, list[str]]:
+        """What a reload puts into force, and the keys that were changed and are not read before a restart.
+
+        Raises:
+            ConfigError: it is wrong.
+        """
+        read = self._load().settings
+        settings, needing_restart = config.reloaded(self._parts.settings, read)
+        # Neither the address that we listen on now nor the one after a restart may be an open door.
+        for one in (settings, read):
+            config.refuse_open_door(one)
+        return settings, needing_restart
+
     def planner(self, settings: config.Settings) -> Planner:
         """The planner under these settings."""
-        return planner_of(settings, self._counters, self._estimator, self._learner, self._catalog.facts)
+        facts = self._catalog.facts
+        return planner_of(settings, self._counters, self._estimator, self._learner, facts, threads=self._threads)
 
     def gateway(
         self,
@@ -390,6 +324,7 @@ class Worker:
         await asyncio.gather(*self._chores, return_exceptions=True)
         await self.events_api.aclose()
         await self._parts.aclose()
+        self._threads.close()
         await self._callbacks.aclose()
         if self._otel is not None:
             await asyncio.to_thread(self._otel.close)
@@ -401,7 +336,7 @@ class Worker:
 class _Parts:
     """What one configuration makes of a worker."""
 
-    def __init__(self, settings: config.Settings, worker: Worker) -> None:
+    def __init__(self, settings: config.Settings, worker: Worker, tls: Tls) -> None:
         self.settings = settings
         server, sessions = settings.server, settings.sessions
         routes = routes_of(settings)
@@ -430,9 +365,9 @@ class _Parts:
             shutdown_grace_s=server.shutdown_grace_s,
             write_timeout_s=server.write_timeout_s,
         )
-        self._upstreams = upstreams_of(settings.providers)
-        self._planner = worker.planner(settings)
-        inspector = Inspector(self._planner, routes, worker.catalog.facts)
+        self._upstreams = upstreams_of(settings.providers, tls)
+        planner = worker.planner(settings)
+        inspector = Inspector(planner, routes, worker.catalog.facts)
         self.rules = Rules(
             authenticator,
             worker.keys,
@@ -445,7 +380,7 @@ class _Parts:
             agents=agents_of(settings),
         )
         self.forwarder = Forwarder(
-            worker.gateway(settings, routes, self._upstreams, self._planner), authenticator, worker.keys, limits
+            worker.gateway(settings, routes, self._upstreams, planner), authenticator, worker.keys, limits
         )
 
     def providers(self) -> list[ProviderHealth]:
@@ -455,7 +390,6 @@ class _Parts:
 
     async def aclose(self) -> None:
         await self.forwarder.close()
-        self._planner.close()
         for upstream in self._upstreams.values():
             await upstream.aclose()
 
@@ -476,119 +410,10 @@ async def _retire(parts: _Parts) -> None:
         await parts.aclose()
 
 
-def upstream_of(name: str, row: config.Provider) -> Upstream:
-    """The connections to a provider. Needs a running event loop.
-
-    Raises:
-        ConfigError: its certificate authorities cannot be read.
-    """
-    return upstreams_of({name: row})[name]
-
-
-def upstreams_of(rows: Mapping[str, config.Provider]) -> dict[str, RetryingUpstream]:
-    """The connections to all providers, or to none.
-
-    Raises:
-        ConfigError: the certificate authorities of one cannot be read.
-    """
-    contexts, problems = {}, []
-    for name, row in rows.items():
-        ca_file = str(row.tls.ca_file.expanduser()) if row.tls.ca_file else None
-        try:
-            contexts[name] = http.tls_context(verify=row.tls.verify, ca_file=ca_file)
-        except OSError as error:
-            problems.append(f"providers.{name}.tls.ca_file: {ca_file} cannot be used: {error}")
-    if problems:
-        raise ConfigError(problems)
-    return {
-        name: RetryingUpstream(
-            name,
-            _translated(name, row) if row.adapter == "litellm" else _plain(name, row, tls=contexts[name]),
-            RetryPolicy(row.retries),
-            BreakerPolicy(row.breaker.failures, row.breaker.open_s),
-        )
-        for name, row in rows.items()
-    }
-
-
-def webhooks_of(rows: Sequence[config.Webhook], metrics: Metrics | None) -> list[Webhook]:
-    """The webhooks. Needs a running event loop."""
-    return [_webhook_of(row, metrics) for row in rows]
-
-
-def _webhook_of(row: config.Webhook, metrics: Metrics | None) -> Webhook:
-    shown = urlsplit(row.url).netloc.rpartition("@")[2]
-    target = Target(
-        url=row.url,
-        shown=shown,
-        events=frozenset(row.events),
-        key=signing_key(row.secret.get_secret_value()) if row.secret is not None else None,
-        headers=[(name.encode(), value.encode()) for name, value in row.headers.items()],
-        timeout_s=row.timeout_s,
-    )
-    limits = http.Limits(row.timeout_s, row.timeout_s, row.timeout_s)
-    upstream = http.HttpUpstream(shown, row.url, limits, max_connections=SENDERS, proxy=http.proxy_for(row.url))
-    return Webhook(target, upstream, counted=metrics.sent if metrics is not None else lambda _: None)
-
-
-def translation_problems(settings: config.Settings) -> list[str]:
-    """What is wrong with the providers that litellm is to speak to; loads it where there is one."""
-    names = {name: row.litellm or name for name, row in settings.providers.items() if row.adapter == "litellm"}
-    if not names:
-        return []
-    try:
-        known = translating.library.load().providers
-    except ImportError as error:
-        return [f"providers.{name}.adapter: litellm cannot be loaded: {error}" for name in names]
-    return [
-        f"providers.{name}.litellm: litellm knows no provider {theirs!r}"
-        + "".join(f" (did you mean {close}?)" for close in difflib.get_close_matches(theirs, known, n=1))
-        for name, theirs in names.items()
-        if theirs not in known
-    ]
-
-
-def _plain(name: str, row: config.Provider, *, tls: ssl.SSLContext | bool) -> Upstream:
-    """A provider that speaks the formats of its callers."""
-    return http.HttpUpstream(
-        name,
-        row.base_url,
-        http.Limits(row.timeout_s.connect, row.timeout_s.first_byte, row.timeout_s.between_bytes),
-        max_connections=row.max_connections,
-        tls=tls,
-        proxy=http.proxy_for(row.base_url),
-    )
-
-
-def _translated(name: str, row: config.Provider) -> Upstream:
-    """A provider that speaks another."""
-    return translating.LitellmUpstream(
-        translating.Settings(
-            name,
-            provider=row.litellm or name,
-            base_url=row.base_url,
-            headers=frozenset(header.encode() for header in row.headers),
-            is_keyless=row.auth == "none",
-            options=row.options,
-            connect_s=row.timeout_s.connect,
-            first_byte_s=row.timeout_s.first_byte,
-            between_bytes_s=row.timeout_s.between_bytes,
-        )
-    )
-
-
-def _observers(settings: config.Settings) -> list[Observer]:
-    as_json = logs_json(settings)
-    log.configure(as_json=as_json, level=settings.telemetry.log.level)
+def _call_log(settings: config.Settings, *, as_json: bool) -> list[Observer]:
     if settings.telemetry.log.level == "error":
         return []
     return [log.CallLog(sys.stderr, as_json=as_json, failures_only=settings.telemetry.log.level == "warning")]
-
-
-def logs_json(settings: config.Settings) -> bool:
-    """Whether the log is JSON lines: as configured, or where stderr is no terminal."""
-    form = settings.telemetry.log.format
-    return form == "json" or (form == "auto" and not sys.stderr.isatty())
 
 
 def new_id() -> str:

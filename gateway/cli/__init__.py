@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from gateway.cli import demo, env, inspect, keys, models, replay, serve, sessions, setup, top
+from gateway.cli import bench, demo, env, inspect, keys, models, replay, serve, sessions, setup, top
 
 app = typer.Typer(
     name="gateway",
@@ -24,6 +24,7 @@ app.command("models")(models.models)
 app.command("env")(env.env)
 app.command("top")(top.top)
 app.command("replay")(replay.replay)
+app.command("bench")(bench.bench)
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(keys.app, name="keys")
 

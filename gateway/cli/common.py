@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn
 
 import typer
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from gateway.config import Loaded
 
 
@@ -32,10 +35,47 @@ ConfigFile = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 
 
+#: characters of a user's own words that are repeated to them
+_REPEATED: Final = 80
+#: what `gateway.core.identity.is_valid` takes
+ID_RULE: Final = 'a session id is 1-255 characters of A-Z a-z 0-9 . _ : - (neither "." nor "..")'
+#: columns of a table that goes to a file
+_WIDEST: Final = 100_000
+#: to which text is folded at most
+_FOLDED: Final = 12
+#: between two columns of a table
+GAP: Final = 2
+
+
+def printable(text: str) -> str:
+    """The text with `?` for what a terminal would follow instead of show."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def quoted(text: str) -> str:
+    """A user's own words in a complaint: on one line, and not all of them where they are many."""
+    start = printable(text[:_REPEATED])
+    return f'"{start}"' if len(text) <= _REPEATED else f'"{start}…" ({len(text):,} characters)'
+
+
 def stop(message: str, code: Exit) -> NoReturn:
-    """End with a sentence on stderr."""
-    typer.echo(message, err=True)
+    """End with a sentence on stderr, or a few lines of them."""
+    typer.echo("\n".join(map(printable, message.splitlines())), err=True)
     raise typer.Exit(code)
+
+
+def options_follow(context: typer.Context) -> None:
+    """Refuse options between a group and its command, which would go nowhere: `sessions --store URL delete ID`."""
+    if context.invoked_subcommand is None:
+        return
+    given = [
+        max(one.opts, key=len)
+        for one in context.command.params
+        if one.name and (source := context.get_parameter_source(one.name)) and source.name == "COMMANDLINE"
+    ]
+    if given:
+        where = f"{context.command_path} {context.invoked_subcommand} {given[0]} …"
+        stop(f"{' and '.join(given)} would not be heard before the command; write it after: {where}", Exit.USAGE)
 
 
 def load(file: Path | None, flags: Mapping[str, object] | None = None) -> Loaded:
@@ -59,20 +99,41 @@ def config_problems() -> Iterator[None]:
 
 def print_json(value: Any) -> None:
     """One JSON value on stdout."""
-    json.dump(value, sys.stdout, indent=2, ensure_ascii=False)
+    # Where stdout takes less than all characters, JSON can still say them.
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=sys.stdout.encoding.lower() not in ("utf-8", "utf8"))
     sys.stdout.write("\n")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
-    """A table on stdout; `right`: columns of numbers. Cells are text, never markup."""
-    from rich.console import Console
+    """A table on stdout; `right`: columns of numbers. Cells are text, never markup.
+
+    In a narrow terminal text is folded, a number never: lines may be longer than it is wide.
+    """
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    # A file or a pipe has no width: nothing is cut there.
-    Console(width=None if sys.stdout.isatty() else 400).print(table)
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
+    shown = [[printable(cell) for cell in row] for row in rows]
+    needed = -GAP
+    for place, column in enumerate(columns):
+        is_number = column in right
+        longest = max(map(cell_len, (column, *(row[place] for row in shown))))
+        least = longest if is_number else min(longest, max(cell_len(column), _FOLDED))
+        needed += least + GAP
+        justify: Literal["right", "left"] = "right" if is_number else "left"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=is_number, min_width=least)
+    for row in shown:
+        table.add_row(*map(Text, row))
+    out = console()
+    out.width = max(out.width, needed)
+    out.print(table)
+
+
+def console() -> Console:
+    """Stdout. A file or a pipe has no width: nothing is cut there."""
+    from rich.console import Console
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a name, or a bar, that its encoding does not have
+    return Console(width=None if sys.stdout.isatty() else _WIDEST)

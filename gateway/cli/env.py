@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Annotated, Final
+from urllib.parse import urlsplit
 
 import typer
 
-from gateway.cli.common import AsJson, ConfigFile, Exit, load, print_json, stop
+from gateway.cli.address import url_of
+from gateway.cli.common import ID_RULE, AsJson, ConfigFile, Exit, load, print_json, quoted, stop
 
-_SESSION: Final = re.compile(r"[A-Za-z0-9._:-]{1,255}")
-_ANYWHERE: Final = frozenset({"0.0.0.0", "::"})  # nothing is bound here
+#: what a base URL may hold: it ends up in shells, TOML, JSON and Python, and a path is added to it
+_URL: Final = re.compile(r"https?://[A-Za-z0-9\[][A-Za-z0-9._~:/\[\]@!$&'()*+,;=%-]*")
+_SHELL: Final = "a shell"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +69,15 @@ CLIENTS: Final[dict[str, Client]] = {
         where="your program",
     ),
     "continue": Client("apiBase: $v1\nrequestOptions:\n  headers:\n    x-session-id: ...", where="config.yaml"),
-    "curl": Client("curl $v1/chat/completions -H 'content-type: application/json' -d @request.json", where="a shell"),
+    "curl": Client("curl $v1/chat/completions -H 'content-type: application/json' -d @request.json", where=_SHELL),
 }
 
 
 def env(
-    client: Annotated[str, typer.Argument(metavar="CLIENT", help=f"One of {', '.join(CLIENTS)}.")],
+    client: Annotated[
+        str,
+        typer.Argument(metavar="CLIENT", help=f"One of {', '.join(CLIENTS)}.", autocompletion=lambda: list(CLIENTS)),
+    ],
     session: Annotated[
         str | None, typer.Option("--session", help="Name a session by the path of the base URL.")
     ] = None,
@@ -82,14 +88,11 @@ def env(
     """Print what leads a client through the gateway: eval "$(gateway env claude-code)"."""
     known = CLIENTS.get(client)
     if known is None:
-        stop(f"There is nothing known of {client!r}; known: {', '.join(CLIENTS)}.", Exit.USAGE)
-    if session is not None and not _SESSION.fullmatch(session):
-        stop("--session is 1-255 characters of A-Z a-z 0-9 . _ : -", Exit.USAGE)
-    if session is not None and known.names_sessions:
-        stop(f"{client} names its sessions by itself; leave --session out.", Exit.USAGE)
-    root = (url or _listens(config)).rstrip("/").removesuffix("/v1") + (f"/s/{session}" if session else "")
-    quoted = shlex.quote if known.where is None else str
-    text = Template(known.text).substitute(root=quoted(root), v1=quoted(f"{root}/v1"))
+        stop(f"There is nothing known of {quoted(client)}; known: {', '.join(CLIENTS)}.", Exit.USAGE)
+    place = _path(client, known, session)
+    root = (_listens(config) if url is None else _given(url)).rstrip("/").removesuffix("/v1") + place
+    written = shlex.quote if known.where in (None, _SHELL) else str
+    text = Template(known.text).substitute(root=written(root), v1=written(f"{root}/v1"))
     if as_json:
         print_json({"client": client, "base_url": f"{root}/v1", "where": known.where, "text": text, "note": known.note})
         return
@@ -99,7 +102,32 @@ def env(
         typer.echo(f"# {told}", err=True)
 
 
+def _path(client: str, known: Client, session: str | None) -> str:
+    """What names the session, where one is named."""
+    from gateway.core.identity import is_valid
+
+    if session is None:
+        return ""
+    if known.names_sessions:
+        stop(f"{client} names its sessions by itself; leave --session out.", Exit.USAGE)
+    if not is_valid(session):
+        stop(f"--session {quoted(session)}: {ID_RULE}.", Exit.USAGE)
+    return f"/s/{session}"
+
+
+def _given(url: str) -> str:
+    """The URL that was named, if it can be one."""
+    try:
+        is_one = _URL.fullmatch(url) is not None and urlsplit(url).port != 0
+    except ValueError:  # a port beyond 65535, or half of the brackets
+        is_one = False
+    if not is_one:
+        stop(f"--url {quoted(url)} is no URL of a gateway, such as https://gateway.example:8484.", Exit.USAGE)
+    return url
+
+
 def _listens(config: Path | None) -> str:
     server = load(config).settings.server
-    host = "127.0.0.1" if server.host in _ANYWHERE else server.host
-    return f"http://{f'[{host}]' if ':' in host else host}:{server.port}"
+    if server.port == 0:
+        stop("server.port is 0, a free port at each start; name the one it took: --url http://HOST:PORT", Exit.USAGE)
+    return url_of(server.host, server.port)

@@ -150,7 +150,7 @@ def _known_wire(name: str | None) -> str | None:
 def _inspected(config: Path | None, work: Callable[[Inspector], Coroutine[Any, Any, T]]) -> T:
     """What the work finds, with the configured routes, limits and strategies, and nothing learned."""
     from gateway.core.errors import GatewayError
-    from gateway.wiring import inspector_of
+    from gateway.opening import inspector_of
 
     settings = load(config).settings
 

@@ -20,9 +20,9 @@ def models(
 ) -> None:
     """Provider, window, output limit, prices and tokenizer of models, and which file each came from."""
     from gateway.core.errors import UnknownModel
+    from gateway.opening import open_catalog
     from gateway.policies import routes_of
-    from gateway.server.sessions import model_json, models_json
-    from gateway.wiring import open_catalog
+    from gateway.server.shown import model_json, models_json
 
     settings = load(config).settings
     with config_problems():

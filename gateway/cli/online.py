@@ -9,8 +9,8 @@ from gateway.config import Settings
 from gateway.core.errors import ConfigError, GatewayError, StoreUnavailable
 from gateway.core.forwarding import Provider, request_headers
 from gateway.core.ports import Outgoing, Upstream
+from gateway.opening import open_store, upstream_of
 from gateway.policies import provider_of
-from gateway.wiring import open_store, upstream_of
 
 
 def probe(settings: Settings) -> Iterator[tuple[str, bool]]:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import math
-import sys
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,14 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, load, print_json, print_table, stop
+from gateway.cli.recordings import LONGEST_NAME, Complaints, Drawn, draw, lines_of, share
+from gateway.cli.sessions import StoreUrl
 
 if TYPE_CHECKING:
-    from gateway.config import Settings
     from gateway.replaying import Recorded, Sums, Turn
-
-#: lines that are complained about one by one
-_COMPLAINTS = 5
-_LONGEST_NAME = 40
 
 
 @dataclass(slots=True)
@@ -34,9 +27,21 @@ class _Found:
 
 
 def replay(  # noqa: PLR0917  # typer makes an option of each
-    files: Annotated[list[str], typer.Argument(metavar="FILE|-...", help="JSON lines, also packed (.gz); - is stdin.")],
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE|SESSION|-...",
+            help="JSON lines, also packed (.gz); - is stdin. With --records also sessions of the store; none: all.",
+        ),
+    ] = None,
+    records: Annotated[
+        bool, typer.Option("--records", help="Read the gateway's own records of calls, which hold no text.")
+    ] = False,
     budget: Annotated[
         int | None, typer.Option("--budget", min=1, help="Input tokens of a call, if lower than configured.")
+    ] = None,
+    session_budget: Annotated[
+        int | None, typer.Option("--session-budget", min=0, help="Tokens of a session (budget.tokens); with --records.")
     ] = None,
     model: Annotated[str | None, typer.Option("-m", "--model", help="Plan for this model, not their own.")] = None,
     conversations: Annotated[
@@ -47,24 +52,51 @@ def replay(  # noqa: PLR0917  # typer makes an option of each
     ] = None,
     top: Annotated[int, typer.Option("--sessions", min=0, help="Sessions to list, those with most tokens.")] = 20,
     config: ConfigFile = None,
+    store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Report what the configuration would have done with recorded requests: left out, sent, cached, paid.
 
-    A line is a request body, or {"session": …, "body": {…}}. Nothing is sent anywhere.
+    A line is a request body, or {"session": …, "body": {…}}. With --records it is the record of a call, and what is
+    reported is what was used and when budgets would have been felt. Nothing is sent anywhere.
     """
+    from gateway.cli import replay_records
+
+    if records:
+        if model is not None or conversations:
+            stop("-m and --conversations need requests; a record has no text to plan with.", Exit.USAGE)
+        wanted = replay_records.Wanted(files or [], config, store, budget, session_budget)
+        replay_records.report(wanted, top, plot, as_json=as_json)
+        return
+    if session_budget is not None or store is not None:
+        stop("--session-budget and --store go with --records.", Exit.USAGE)
+    if not files:
+        stop("Name a file of requests, or - for stdin; or --records for the gateway's own records.", Exit.USAGE)
+    _report(_Asked(files, conversations, budget, model, config), top, plot, as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The requests to replay, and how."""
+
+    files: Sequence[str]
+    whole: bool
+    budget: int | None
+    model: str | None
+    config: Path | None
+
+
+def _report(asked: _Asked, top: int, plot: Path | None, *, as_json: bool) -> None:
     from gateway.replaying import Sums
 
-    settings = load(config).settings
-    complain = _Complaints()
-    found = _replayed(settings, _lines(files, complain, whole=conversations), complain, budget, model)
+    found = _replayed(asked)
     if not found.turns:
         stop("There is no request in there that could be replayed.", Exit.FAILED)
     total = Sums()
     for turn in found.turns:
         total.add(turn)
     if plot is not None:
-        _draw(plot, found.turns)
+        draw(plot, _lines_of(found.turns))
     if as_json:
         sessions = {name: sums.as_json() for name, sums in found.sessions.items()}
         print_json({"total": total.as_json(), "sessions": sessions})
@@ -72,54 +104,33 @@ def replay(  # noqa: PLR0917  # typer makes an option of each
     _print(found.sessions, total, top)
 
 
-class _Complaints:
-    """Says what is wrong with lines; of many only with the first ones."""
-
-    def __init__(self) -> None:
-        self._told = 0
-
-    def __call__(self, place: str, what: str) -> None:
-        self._told += 1
-        if self._told <= _COMPLAINTS:
-            typer.echo(f"{place}: {what}", err=True)
-        elif self._told == _COMPLAINTS + 1:
-            typer.echo("and more such lines", err=True)
+def _lines_of(turns: Sequence[Turn]) -> Drawn:
+    return Drawn(
+        came=[turn.came.tokens for turn in turns],
+        sent=[turn.sent.tokens if turn.sent else None for turn in turns],
+        cached=[turn.sent.cached if turn.sent else None for turn in turns],
+        budget=[turn.budget for turn in turns],
+    )
 
 
-def _lines(files: Sequence[str], complain: _Complaints, *, whole: bool) -> Iterator[Recorded]:
+def _requests(asked: _Asked, complain: Complaints) -> Iterator[tuple[str, Recorded]]:
+    """The requests of all files, each with its file."""
     from gateway.replaying import read_lines
 
-    for name in files:
-
-        def told(line: int, what: str, name: str = name) -> None:
-            complain(f"{name}, line {line}", what)
-
-        yield from read_lines(_read(name), whole=whole, complain=told)
+    for name in asked.files:
+        for recorded in read_lines(lines_of(name), whole=asked.whole, complain=complain.of(name)):
+            yield name, recorded
 
 
-def _read(name: str) -> Iterator[bytes]:
-    """The lines of a file. One that cannot be read to its end ends the command: half of a recording misleads."""
-    if name == "-":
-        yield from sys.stdin.buffer
-        return
-    try:
-        with gzip.open(name) if name.endswith(".gz") else Path(name).open("rb") as lines:
-            yield from lines
-    except (OSError, EOFError, zlib.error) as error:
-        stop(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}", Exit.FAILED)
-
-
-def _replayed(
-    settings: Settings, requests: Iterable[Recorded], complain: _Complaints, budget: int | None, model: str | None
-) -> _Found:
+def _replayed(asked: _Asked) -> _Found:
     from rich.console import Console
     from rich.progress import Progress, TextColumn
 
     from gateway.core.errors import GatewayError
+    from gateway.opening import inspector_of
     from gateway.replaying import Replay, Sums
-    from gateway.wiring import inspector_of
 
-    found = _Found()
+    settings, complain, found = load(asked.config).settings, Complaints(), _Found()
 
     async def run() -> None:
         with (
@@ -129,12 +140,12 @@ def _replayed(
             ) as progress,
         ):
             task = progress.add_task("", total=None)
-            player = Replay(inspector, budget=budget, model=model)
-            for recorded in requests:
+            player = Replay(inspector, budget=asked.budget, model=asked.model)
+            for name, recorded in _requests(asked, complain):
                 try:
                     turn = await player.turn(recorded)
                 except GatewayError as fault:
-                    complain(f"line {recorded.line}", fault.message)
+                    complain.of(name)(recorded.line, fault.message)
                     continue
                 found.turns.append(turn)
                 found.sessions.setdefault(turn.session, Sums()).add(turn)
@@ -149,17 +160,12 @@ def _print(sessions: dict[str, Sums], total: Sums, top: int) -> None:
     numbers = ("requests", "refused", "cuts", "tokens", "sent", "cached", "cached as sent", "cost $", "as sent")
     columns = ("session", *numbers)
     shown = sorted(sessions.items(), key=lambda pair: -pair[1].came)[:top]
-    rows = [_row(_shown(name), sums) for name, sums in shown]
+    rows = [_row(name[:LONGEST_NAME], sums) for name, sums in shown]
     print_table(columns, [*rows, _row(f"all {len(sessions):,}", total)], right=numbers)
     rules = ", ".join(f"{rule} {number:,}" for rule, number in total.rules.most_common()) or "nothing"
     typer.echo(f"{total.trimmed:,} of {total.turns:,} requests trimmed; messages changed: {rules}", err=True)
     if total.refused:
         typer.echo(f"{total.refused:,} would have been refused; they are in no sum", err=True)
-
-
-def _shown(name: str) -> str:
-    """A name out of a recording; a terminal would follow what it may hold."""
-    return "".join(char if char.isprintable() else "?" for char in name[:_LONGEST_NAME])
 
 
 def _row(name: str, sums: Sums) -> list[str]:
@@ -173,35 +179,8 @@ def _row(name: str, sums: Sums) -> list[str]:
         f"{sums.cuts:,}" if sums.cuts else "",
         f"{sums.came:,}",
         f"{sums.sent:,}",
-        _share(sums.came_cached, sums.came),
-        _share(sums.sent_cached, sums.sent),
+        share(sums.came_cached, sums.came),
+        share(sums.sent_cached, sums.sent),
         money(sums.came_usd),
         money(sums.sent_usd),
     ]
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.0%}" if whole else ""
-
-
-def _draw(path: Path, turns: Sequence[Turn]) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        stop("--plot needs matplotlib: pip install matplotlib", Exit.FAILED)
-    numbers = range(1, len(turns) + 1)
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    axes = figure.add_subplot(title="Input tokens of each request", xlabel="request", ylabel="tokens")
-    axes.plot(numbers, [turn.came.tokens for turn in turns], label="as it came")
-    for label, part in (("as sent", "tokens"), ("of it cached", "cached")):
-        axes.plot(numbers, [getattr(turn.sent, part) if turn.sent else math.nan for turn in turns], label=label)
-    budgets = [turn.budget if turn.budget is not None else math.nan for turn in turns]
-    axes.plot(numbers, budgets, label="context budget", linestyle=":", color="gray")
-    axes.set_ylim(bottom=0, top=1.1 * max(turn.came.tokens for turn in turns))
-    axes.legend()
-    axes.grid(alpha=0.3)
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        stop(f"{path} cannot be drawn: {error}", Exit.FAILED)
-    typer.echo(f"drawn: {path}", err=True)

@@ -73,9 +73,9 @@ def only_provider(name: str, url: str, **settings: object) -> dict[str, object]:
 
 def _run(loaded: Loaded, file: Path | None, flags: dict[str, object]) -> None:
     from gateway import config
+    from gateway.opening import logs_json
     from gateway.server import serving
     from gateway.telemetry import log
-    from gateway.wiring import logs_json
 
     settings = loaded.settings
     with config_problems():
@@ -121,9 +121,9 @@ def _shared_metrics(settings: Settings) -> Iterator[None]:
 
 
 def _try_store(settings: Settings) -> None:
-    """Open the store once before workers are started: a worker that cannot start is replaced for ever."""
+    """Open the store once before workers are started: what is wrong is said once, an old file is upgraded by one."""
     from gateway.core.errors import StoreUnavailable
-    from gateway.wiring import open_store
+    from gateway.opening import open_store
 
     async def attempt() -> None:
         await open_store(settings).aclose()

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, load, print_json, print_table, stop
+from gateway.cli.common import (
+    ID_RULE,
+    AsJson,
+    ConfigFile,
+    Exit,
+    config_problems,
+    load,
+    options_follow,
+    print_json,
+    print_table,
+    quoted,
+    stop,
+)
+from gateway.cli.listed import Row, SortName, order, rows
 
 if TYPE_CHECKING:
+    from gateway.core.errors import InvalidRequest
     from gateway.core.ports import SessionKey, Store
 
 T = TypeVar("T")
@@ -23,8 +37,7 @@ _IN_TABLES = ("recent_tools", "tools", "last_calls")
 app = typer.Typer(help="Sessions: totals, calls, reset, delete.", invoke_without_command=True)
 
 SessionId = Annotated[str, typer.Argument(metavar="ID", help="The session's id; KEY/ID for that of a client key.")]
-Sort = Annotated[str, typer.Option(help="recent or tokens")]
-Limit = Annotated[int, typer.Option(min=1, max=10_000)]
+Limit = Annotated[int, typer.Option(min=1, max=10_000, help="Most sessions.")]
 StoreUrl = Annotated[str | None, typer.Option("--store", metavar="URL", help="Instead of store.url.")]
 
 
@@ -33,11 +46,12 @@ def sessions(  # noqa: PLR0917  # typer calls it by name
     context: typer.Context,
     config: ConfigFile = None,
     store: StoreUrl = None,
-    sort: Sort = "recent",
+    sort: SortName = "recent",
     limit: Limit = 50,
     as_json: AsJson = False,
 ) -> None:
     """List the sessions where no other command is named."""
+    options_follow(context)
     if context.invoked_subcommand is None:
         show_list(config, store, sort, limit, as_json=as_json)
 
@@ -46,32 +60,21 @@ def sessions(  # noqa: PLR0917  # typer calls it by name
 def show_list(
     config: ConfigFile = None,
     store: StoreUrl = None,
-    sort: Sort = "recent",
+    sort: SortName = "recent",
     limit: Limit = 50,
     as_json: AsJson = False,
 ) -> None:
     """List sessions."""
     from gateway.policies import budget_policy
-    from gateway.server.auth import Access
-    from gateway.server.sessions import session_json, standings_of
 
-    if sort not in ("recent", "tokens"):
-        stop("--sort is recent or tokens", Exit.USAGE)
-    policy = budget_policy(load(config).settings)
-
-    async def read(opened: Store) -> list[dict[str, Any]]:
-        page = await opened.sessions(None, limit, None, sort)
-        stands = await standings_of(opened, [view.key for view in page.sessions], policy)
-        admin = Access(None, admin=True)
-        return [session_json(view, admin, one) for view, one in zip(page.sessions, stands, strict=True)]
-
-    rows = with_store(config, store, read)
+    by, policy = order(sort), budget_policy(load(config).settings)
+    found = with_store(config, store, lambda opened: rows(opened, policy, by, limit))
     if as_json:
-        print_json(rows)
+        print_json(found)
         return
     columns = ("session", "calls", "input", "output", "total", "budget left", "cost $", "usage", "last call")
     numbers = ("calls", "input", "output", "total", "budget left", "cost $")
-    print_table(columns, [_row(row) for row in rows], right=numbers)
+    print_table(columns, [_row(row) for row in found], right=numbers)
 
 
 @app.command()
@@ -79,7 +82,8 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
     """Show one session and its last calls."""
     from gateway.policies import budget_policy
     from gateway.server.auth import Access
-    from gateway.server.sessions import call_json, session_json, session_tools_json, standings_of
+    from gateway.server.sessions import standings_of
+    from gateway.server.shown import call_json, session_json, session_tools_json
 
     key, everything = _key(session), Access(None, admin=True)
     policy = budget_policy(load(config).settings)
@@ -128,7 +132,8 @@ def budget(  # noqa: PLR0917  # typer calls it by name
     """
     from gateway.core.errors import InvalidRequest
     from gateway.policies import budget_policy
-    from gateway.server.sessions import budget_json, decided_limits, standings_of
+    from gateway.server.sessions import decided_limits, standings_of
+    from gateway.server.shown import budget_json
 
     named = {name: value for name, value in (("tokens", tokens), ("usd", usd), ("calls", calls)) if value is not None}
     if not named or ("default" in named.values() and len(named) > 1):
@@ -137,16 +142,16 @@ def budget(  # noqa: PLR0917  # typer calls it by name
     try:
         limits = decided_limits(asked)
     except InvalidRequest as fault:
-        stop(fault.message, Exit.USAGE)
+        stop(_refused(fault, named), Exit.USAGE)
     key, policy = _key(session), budget_policy(load(config).settings)
 
-    async def change(opened: Store) -> dict[str, Any]:
+    async def change(opened: Store) -> tuple[dict[str, Any] | None, bool]:
         await opened.decide(key.account, limits)
         (stands,) = await standings_of(opened, [key], policy)
-        return budget_json(stands)
+        return budget_json(stands)["budget"], await opened.session(key) is not None
 
-    now = with_store(config, store, change)["budget"]
-    typer.echo(f"{session}: {_budget_said(now)}", err=True)
+    now, is_known = with_store(config, store, change)
+    typer.echo(f"{session}: {_budget_said(now)}{'' if is_known else '; it has made no call yet'}", err=True)
 
 
 @app.command()
@@ -163,6 +168,13 @@ def delete(session: SessionId, config: ConfigFile = None, store: StoreUrl = None
     _say(with_store(config, store, lambda opened: opened.delete(key)), session, "deleted")
 
 
+def _refused(fault: InvalidRequest, named: Mapping[str, str]) -> str:
+    """The API's words about a limit, with what was typed; no limit is `null` there and `none` here."""
+    name = (fault.param or "").rpartition(".")[2]
+    typed = f"{'' if name == 'tokens' else '--'}{name} {quoted(named.get(name, ''))}"
+    return f"{typed}: {fault.message.replace('null', 'none')}"
+
+
 def _say(done: bool, session: str, what: str) -> None:
     if not done:
         stop(f'There is no session "{session}".', Exit.FAILED)
@@ -174,14 +186,14 @@ def _key(text: str) -> SessionKey:
 
     key = session_key(text, None)
     if key is None:
-        stop(f'"{text}" is no session id: 1-255 characters of A-Z a-z 0-9 . _ : -', Exit.USAGE)
+        stop(f"{quoted(text)} is no session id; {ID_RULE}. That of a client key is KEY/ID.", Exit.USAGE)
     return key
 
 
 def with_store(file: Path | None, url: str | None, work: Callable[[Store], Awaitable[T]], *, make: bool = False) -> T:
     """What `work` gives, done on the configured store; `make`: where there is none yet, it is made."""
     from gateway.core.errors import StoreUnavailable
-    from gateway.wiring import open_store
+    from gateway.opening import open_store
 
     settings = load(file, {"store.url": url} if url else None).settings
     path = settings.store.sqlite_path
@@ -233,14 +245,15 @@ def _limited(budget: dict[str, Any]) -> list[str]:
 
 def _budget_facts(budget: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for unit in _limited(budget):
-        yield f"budget {unit}", f"{budget['used'][unit]} of {budget[unit]} used"
+        used, limit = (f"{value:,}" if unit != "usd" else value for value in (budget["used"][unit], budget[unit]))
+        yield f"budget {unit}", f"{used} of {limit} used"
     yield "budget held", f"{budget['held']:,}"
     yield "budget used", f"{budget['used_fraction']:.1%}"
     if budget["resets_in_s"] is not None:
         yield "budget refills in", f"{budget['resets_in_s']:,} s"
 
 
-def _row(row: dict[str, Any]) -> list[str]:
+def _row(row: Row) -> list[str]:
     usage = row["cumulative_token_usage"]
     return [
         row["id"],
@@ -258,7 +271,9 @@ def _row(row: dict[str, Any]) -> list[str]:
 def _left(budget: dict[str, Any] | None) -> str:
     if budget is None:
         return ""
-    return f"{budget['remaining']:,}" if budget["tokens"] is not None else f"{1 - budget['used_fraction']:.0%}"
+    if budget["tokens"] is not None:
+        return f"{budget['remaining']:,}"
+    return f"{max(0.0, 1 - budget['used_fraction']):.0%}"
 
 
 def _tool_row(name: str, use: dict[str, int]) -> list[str]:

@@ -23,30 +23,23 @@ def check(
     """Find every problem of the configuration at once. Exit code 3 where there is one."""
     from gateway import config as configuration
     from gateway.core.errors import ConfigError
-    from gateway.counters.registry import Counters
-    from gateway.telemetry import callbacks
-    from gateway.wiring import add_counters, translation_problems
+    from gateway.opening import problems_of
 
-    problems: list[str] = []
     notes: list[str] = []
     try:
         loaded = configuration.load(config)
-        configuration.model_facts()
-        configuration.families()
-        configuration.refuse_open_door(loaded.settings)
-        add_counters(Counters(), loaded.settings)
-        callbacks.made(loaded.settings.callbacks.observers)
     except ConfigError as error:
         problems = error.problems
     else:
         notes.append(f"read {loaded.file or 'built-in defaults'}")
         notes += _steps_of(loaded.settings)
-        problems += translation_problems(loaded.settings)
+        problems = problems_of(loaded.settings)
         if online:
             from gateway.cli.online import probe
 
             for line, is_problem in probe(loaded.settings):
                 (problems if is_problem else notes).append(line)
+    problems = list(dict.fromkeys(problems))  # what was found in the settings, online meets again
     if as_json:
         print_json({"problems": problems, "notes": notes})
     else:

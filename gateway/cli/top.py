@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from gateway.cli.common import AsJson, ConfigFile, Exit, load, print_json, stop
+from gateway.cli.common import GAP, AsJson, ConfigFile, Exit, console, load, print_json
+from gateway.cli.listed import Row, SortName, order, rows
 from gateway.cli.sessions import StoreUrl, with_store
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from gateway.core.ports import Store
-    from gateway.core.spending import BudgetPolicy
 
 _BAR: Final = 10
 #: share of a budget that is left, from which down it is shown in this color
@@ -27,33 +27,36 @@ _COLORS: Final = ((0.05, "red"), (0.2, "yellow"))
 _MINUTE_S: Final = 60.0
 _COLUMNS: Final = ("session", "run", "calls", "input", "output", "tok/min", "budget left", "mode", "cost $", "idle")
 _LEFT: Final = ("session", "budget left", "mode")
-
-#: a session as the API shows it
-Row = dict[str, Any]
+_LEAST_NAME: Final = 15
+#: columns that a narrow terminal has no room for, in this order
+_FIRST_TO_GO: Final = ("mode", "input", "output", "tok/min", "cost $", "calls", "run", "budget left")
 
 
 def top(  # noqa: PLR0917  # typer makes an option of each
     config: ConfigFile = None,
     store: StoreUrl = None,
-    sort: Annotated[str, typer.Option(help="recent or tokens")] = "recent",
+    sort: SortName = "recent",
     limit: Annotated[int, typer.Option(min=1, max=200, help="Sessions.")] = 20,
     every: Annotated[float, typer.Option(min=0.2, max=3600, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Watch the sessions: tokens, what is left of their budgets, calls under way. Ctrl-C ends it."""
+    """Watch the sessions: tokens, what is left of their budgets, calls under way. Ctrl-C ends it.
+
+    Without a terminal it looks once.
+    """
     from gateway.policies import budget_policy
 
-    if sort not in ("recent", "tokens"):
-        stop("--sort is recent or tokens", Exit.USAGE)
-    policy = budget_policy(load(config).settings)
+    by, policy = order(sort), budget_policy(load(config).settings)
 
     async def watch(opened: Store) -> None:
-        if once or as_json:
-            rows = await _look(opened, policy, sort, limit)
-            print_json(rows) if as_json else _print(_table(rows, {}))
-            return
-        await _watch(lambda: _look(opened, policy, sort, limit), every)
+        if as_json:
+            print_json(await rows(opened, policy, by, limit))
+        elif once or not sys.stdout.isatty():
+            out = console()
+            out.print(_table(await rows(opened, policy, by, limit), {}, out.width))
+        else:
+            await _watch(lambda: rows(opened, policy, by, limit), every)
 
     try:
         with_store(config, store, watch)
@@ -66,26 +69,15 @@ async def _watch(look: Callable[[], Awaitable[list[Row]]], every: float) -> None
 
     before: dict[str, int] = {}
     since = time.monotonic()
-    with Live(_table((), {}), auto_refresh=False) as live:
+    with Live(auto_refresh=False) as live:
         while True:
-            rows = await look()
+            found = await look()
             now = time.monotonic()
             minutes = max(0.001, now - since) / _MINUTE_S
-            rates = {row["id"]: (_total(row) - before[row["id"]]) / minutes for row in rows if row["id"] in before}
-            before, since = {row["id"]: _total(row) for row in rows}, now
-            live.update(_table(rows, rates), refresh=True)
+            rates = {row["id"]: (_total(row) - before[row["id"]]) / minutes for row in found if row["id"] in before}
+            before, since = {row["id"]: _total(row) for row in found}, now
+            live.update(_table(found, rates, live.console.width), refresh=True)
             await asyncio.sleep(every)
-
-
-async def _look(store: Store, policy: BudgetPolicy, sort: str, limit: int) -> list[Row]:
-    """The sessions now, as the API shows them."""
-    from gateway.server.auth import Access
-    from gateway.server.sessions import session_json, standings_of
-
-    page = await store.sessions(None, limit, None, sort)
-    stands = await standings_of(store, [view.key for view in page.sessions], policy)
-    everything = Access(None, admin=True)
-    return [session_json(view, everything, one) for view, one in zip(page.sessions, stands, strict=True)]
 
 
 def _total(row: Row) -> int:
@@ -93,42 +85,52 @@ def _total(row: Row) -> int:
     return total
 
 
-def _print(table: Table) -> None:
-    from rich.console import Console
-
-    # A file or a pipe has no width: nothing is cut there.
-    Console(width=None if sys.stdout.isatty() else 400).print(table)
-
-
-def _table(rows: Sequence[Row], rates: Mapping[str, float]) -> Table:
-    """`rates`: tokens a minute since the last look, by session."""
+def _table(found: Sequence[Row], rates: Mapping[str, float], width: int) -> Table:
+    """`rates`: tokens a minute since the last look, by session. `width`: of the terminal."""
     from rich.table import Table
     from rich.text import Text
 
+    lines = [dict(zip(_COLUMNS, _cells(row, rates.get(row["id"])), strict=True)) for row in found]
+    if not lines:
+        lines = [{**dict.fromkeys(_COLUMNS, Text("")), _COLUMNS[0]: Text("no sessions yet", style="dim")}]
+    widths = {name: max([len(name), *(line[name].cell_len for line in lines)]) for name in _COLUMNS}
+    names = _fitting(widths, width)
+    # A session's name gives way, never a number.
+    others = sum(widths[name] + GAP for name in names[1:])
+    widths[names[0]] = min(widths[names[0]], max(_LEAST_NAME, width - others))
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in _COLUMNS:
-        # Where the terminal is narrow a session's name gives way, never a number.
-        least = 10 if name == "session" else _BAR + 5 if name == "budget left" else len(name)
-        table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True, min_width=least)
-    for row in rows:
-        usage, budget, running, rate = (
-            row["cumulative_token_usage"], row["budget"], row["calls_under_way"], rates.get(row["id"])
-        )  # fmt: skip
-        table.add_row(
-            Text(row["id"]),
-            Text(str(running) if running else "", style="green"),
-            f"{row['calls']:,}",
-            f"{usage['input_tokens']:,}",
-            f"{usage['output_tokens']:,}",
-            f"{rate:,.0f}" if rate else "",
-            _bar(max(0.0, 1 - budget["used_fraction"])) if budget is not None else "",
-            row["response_mode"] if budget is not None else "",
-            row["cost_usd"] or "?",
-            _ago(row["last_call_at"]),
-        )
-    if not rows:
-        table.add_row(Text("no sessions yet", style="dim"))
+    for name in names:
+        table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True, width=widths[name])
+    for line in lines:
+        table.add_row(*(line[name] for name in names))
     return table
+
+
+def _fitting(widths: Mapping[str, int], width: int) -> list[str]:
+    """The columns for which there is room."""
+    names = list(_COLUMNS)
+    for name in _FIRST_TO_GO:
+        if _LEAST_NAME + sum(widths[other] + GAP for other in names[1:]) <= width:
+            break
+        names.remove(name)
+    return names
+
+
+def _cells(row: Row, rate: float | None) -> Iterator[Text]:
+    """One for each column."""
+    from rich.text import Text
+
+    usage, budget, running = row["cumulative_token_usage"], row["budget"], row["calls_under_way"]
+    yield Text(row["id"], overflow="ellipsis")
+    yield Text(f"{running:,}" if running else "", style="green")
+    yield Text(f"{row['calls']:,}")
+    yield Text(f"{usage['input_tokens']:,}")
+    yield Text(f"{usage['output_tokens']:,}")
+    yield Text(f"{rate:,.0f}" if rate and rate > 0 else "")  # below zero after a reset
+    yield _bar(max(0.0, 1 - budget["used_fraction"])) if budget is not None else Text("")
+    yield Text(row["response_mode"] if budget is not None else "")
+    yield Text(row["cost_usd"] or "?")
+    yield Text(_ago(row["last_call_at"]))
 
 
 def _bar(left: float) -> Text:

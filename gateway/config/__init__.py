@@ -17,6 +17,7 @@ from gateway.config.load import (
     shared_metrics,
     template,
 )
+from gateway.config.restart import reloaded
 from gateway.config.schema import (
     BUILT_IN_ROUTES,
     Context,
@@ -59,6 +60,7 @@ __all__ = [
     "model_facts",
     "pass_on",
     "refuse_open_door",
+    "reloaded",
     "share_metrics",
     "shared_metrics",
     "template",

@@ -22,11 +22,12 @@ from gateway.server.context import ContextApi
 from gateway.server.dashboard import Dashboard
 from gateway.server.endpoints import Forwarder, Receive, Scope, Send
 from gateway.server.events import EventsApi
+from gateway.server.handling import fault_response
 from gateway.server.health import HealthApi
 from gateway.server.metrics import MetricsApi
 from gateway.server.openapi import OpenApi
 from gateway.server.protocol import STOPPING
-from gateway.server.sessions import SessionsApi, fault_response
+from gateway.server.sessions import SessionsApi
 
 logger = logging.getLogger("gateway")
 

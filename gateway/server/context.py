@@ -21,7 +21,8 @@ from gateway.planning import Asked
 from gateway.server import headers as ours
 from gateway.server.auth import Access
 from gateway.server.body import Disconnected, Lease, MemoryPool, read_body
-from gateway.server.sessions import Rules, session_key, wrapped
+from gateway.server.handling import Rules, wrapped
+from gateway.server.sessions import session_key
 
 #: bodies of such requests that are looked at at once
 _BODIES_AT_ONCE: Final = 4
@@ -75,6 +76,7 @@ class ContextApi:
 
     async def _read(self, request: Request, access: Access, lease: Lease) -> tuple[Call, Asked, Remembered]:
         rules, headers = self._rules(), request.scope["headers"]
+        self._memory.limit = _BODIES_AT_ONCE * rules.max_body
         wire = request.query_params.get("wire")
         if wire is not None and wire not in _WIRES:
             raise errors.InvalidRequest(f'"wire" is one of {", ".join(_WIRES)}.', param="wire")

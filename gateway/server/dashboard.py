@@ -12,7 +12,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from gateway.core import errors
-from gateway.server.sessions import fault_response
+from gateway.server.handling import fault_response
 
 FOLDER: Final = Path(__file__).parent / "static"
 #: what a browser may do with the page: its own files and its own server, nothing else

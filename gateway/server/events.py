@@ -23,7 +23,8 @@ from starlette.types import Receive, Scope, Send
 from gateway.core import errors
 from gateway.core.ports import Latest, Settled, Store
 from gateway.server.auth import Access
-from gateway.server.sessions import Rules, accessed, call_json, totals_json, wrapped
+from gateway.server.handling import Rules, accessed, wrapped
+from gateway.server.shown import call_json, totals_json
 
 logger = logging.getLogger("gateway")
 

@@ -12,7 +12,8 @@ from starlette.routing import Route as Path
 from gateway.core import errors
 from gateway.core.ports import Store
 from gateway.server.auth import Access
-from gateway.server.sessions import Rules, time_text, wrapped
+from gateway.server.handling import Rules, wrapped
+from gateway.server.shown import time_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from starlette.routing import Route as Path
 
 from gateway.core import errors
 from gateway.server.auth import Access
-from gateway.server.sessions import Rules, wrapped
+from gateway.server.handling import Rules, wrapped
 from gateway.telemetry.metrics import CONTENT_TYPE, Metrics, State
 
 

@@ -24,6 +24,8 @@ _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
 #: for a worker to take notice of one signal before the next
 _HURRY_S = 0.2
+#: for a worker to say whether it takes calls
+_ANSWERS_S = 1.0
 
 
 def make_config(
@@ -66,12 +68,13 @@ def bind(host: str, port: int) -> socket.socket:
 class Supervisor(Multiprocess):
     """Several workers. SIGHUP is passed on to them: each reads the configuration anew and keeps its calls.
 
-    So is a second signal to stop, which ends a worker at once.
+    So is a second signal to stop, which ends a worker at once. `ready` is called once a worker takes calls.
     """
 
-    def __init__(self, config: ServerConfig, sockets: list[socket.socket]) -> None:
+    def __init__(self, config: ServerConfig, sockets: list[socket.socket], ready: Callable[[], None]) -> None:
         super().__init__(config, sockets)
-        self._stopping = self._hurry = False
+        self._ready = ready
+        self._is_ready = self._stopping = self._hurry = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
 
@@ -82,6 +85,14 @@ class Supervisor(Multiprocess):
             self._interrupt_all()
         self._stopping = True
         self.signal_queue.append(number)
+
+    def keep_subprocess_alive(self) -> None:
+        """Replace workers that died. Once the first worker takes calls, that is said."""
+        super().keep_subprocess_alive()
+        if not self._is_ready and not self.should_exit.is_set():
+            self._is_ready = any(process.is_ready(_ANSWERS_S) for process in self.processes)
+            if self._is_ready:
+                self._ready()
 
     def _interrupt_all(self) -> None:
         """A worker that is stopping already takes only this signal for "at once"."""
@@ -106,8 +117,7 @@ class Supervisor(Multiprocess):
 def run(config: ServerConfig, listener: socket.socket, ready: Callable[[], None]) -> bool:
     """Serve until told to stop; `ready` is called once calls are taken. False: it could not start."""
     if config.workers > 1:
-        ready()
-        supervisor = Supervisor(config, sockets=[listener])
+        supervisor = Supervisor(config, [listener], ready)
         supervisor.run()
         return all(process.exitcode != STARTUP_FAILURE for process in supervisor.processes)
     server = Server(config, ready)

@@ -7,6 +7,7 @@ where `telemetry.otel` is on. Prompts and answers are in none of it.
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Mapping
@@ -28,6 +29,13 @@ _FAILED: Final = 500
 MOST_NAMES: Final = 400
 _REFUSED_FROM: Final = 400
 _OTHER: Final = "other"
+#: modules that need all of its packages
+_NEEDED: Final = (
+    "opentelemetry.sdk.metrics",
+    "opentelemetry.sdk.trace",
+    "opentelemetry.exporter.otlp.proto.http.metric_exporter",
+    "opentelemetry.exporter.otlp.proto.http.trace_exporter",
+)
 #: for a collector, when the gateway stops
 _PATIENCE_S: Final = 3.0
 #: the conventions' own words for providers, where ours differ
@@ -44,6 +52,19 @@ _SECOND_BUCKETS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 
 Attributes = dict[str, str | int | float | bool | tuple[str, ...]]
 
 
+def load_packages() -> None:
+    """Load what `Otel` needs.
+
+    Raises:
+        ConfigError: the packages are not installed, or not all of them.
+    """
+    try:
+        for name in _NEEDED:
+            importlib.import_module(name)
+    except ImportError:
+        raise ConfigError(["telemetry.otel: needs its packages: pip install 'llm-session-gateway[otel]'"]) from None
+
+
 class Otel(Observer):
     """Sends each call as a span, and its tokens and times as histograms."""
 
@@ -53,11 +74,10 @@ class Otel(Observer):
         Raises:
             ConfigError: the packages are not installed.
         """
-        try:
-            from opentelemetry import trace  # noqa: PLC0415  # an extra
-            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
-        except ImportError:
-            raise ConfigError(["telemetry.otel: needs its packages: pip install 'llm-session-gateway[otel]'"]) from None
+        load_packages()
+        from opentelemetry import trace  # noqa: PLC0415  # an extra
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
+
         self._tracers, self._meters = _providers(version)
         self._tracer = self._tracers.get_tracer("gateway", version)
         self._propagator = TraceContextTextMapPropagator()

@@ -54,6 +54,9 @@ def test_bash_completes_commands_and_options(environment: dict[str, str], tmp_pa
     assert completed("gateway sessions b", environment) == ["budget"]
     assert "--install-completion" in completed("gateway --", environment)
     assert {"--mock", "--budget"} <= set(completed("gateway serve --", environment))
+    assert completed("gateway env claude", environment) == ["claude-code"]
+    assert completed("gateway sessions --sort c", environment) == ["cost"]
+    assert completed("gateway top --sort t", environment) == ["tokens"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

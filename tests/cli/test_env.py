@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 
 import pytest
 
 from gateway.cli.env import CLIENTS
+from gateway.core.identity import is_valid
 from tests.support.commands import Commands
 
 
 @pytest.mark.parametrize("client", [name for name, one in CLIENTS.items() if one.text.startswith("export ")])
 def test_a_shell_can_take_the_variables_over(client: str, gateway_command: Commands) -> None:
-    done = gateway_command("env", client, "--url", "http://gw.example:9000/a b")
+    done = gateway_command("env", client, "--url", "http://gw.example:9000/a&b'c")
     assert done.code == 0
     name = done.out.partition("=")[0].removeprefix("export ")
     script = f'{done.out}printf %s "${name}"'
     shell = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
-    assert shell.stdout.startswith("http://gw.example:9000/a b"), "what a shell would split is quoted"
+    assert shell.stdout.startswith("http://gw.example:9000/a&b'c"), "what a shell would split is quoted"
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -32,6 +34,53 @@ def test_every_client_is_told_the_address_and_nothing_is_left_open(client: str, 
 def test_the_address_is_where_the_configuration_listens(gateway_command: Commands) -> None:
     (gateway_command.folder / "gateway.yaml").write_text("server: {host: '::1', port: 9001}\n")
     assert gateway_command("env", "openai").out == "export OPENAI_BASE_URL='http://[::1]:9001/v1'\n"
+
+
+def test_a_shell_takes_the_command_for_curl_as_it_is(gateway_command: Commands) -> None:
+    done = gateway_command("env", "curl", "--url", "http://gw.example:9000/a&b'c")
+    assert shlex.split(done.out)[1] == "http://gw.example:9000/a&b'c/v1/chat/completions"
+
+
+@pytest.mark.parametrize("url", ["https://gw.example", "http://[::1]:80/v1/", "http://10.0.0.1:8484/a/b%20c"])
+def test_the_address_is_the_one_that_was_named(url: str, gateway_command: Commands) -> None:
+    told = json.loads(gateway_command("env", "openai", "--url", url, "--json").out)
+    assert told["base_url"] == url.removesuffix("/v1/") + "/v1"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "gw.example", "ftp://gw.example", "http://", "http://gw example", 'http://gw"', "http://gw\\", "http://gw\n",
+     "http://gw:99999", "http://gw:0", "http://[::1", "https://gw?a=1", "https://gw#a", "http://gw\x1b[2J"],
+)  # fmt: skip
+def test_what_is_no_address_is_refused(url: str, gateway_command: Commands) -> None:
+    done = gateway_command("env", "codex", "--url", url)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("--url ")
+    assert len(done.err.splitlines()) == 1
+    assert "\x1b" not in done.err
+
+
+def test_a_port_that_is_chosen_at_the_start_cannot_be_told(gateway_command: Commands) -> None:
+    done = gateway_command("env", "openai", env={"GATEWAY_SERVER_PORT": "0"})
+    assert (done.code, done.out) == (2, "")
+    assert "--url" in done.err
+
+
+@pytest.mark.parametrize("name", ["a", "report-42", "A.b_c:d-e", "...", "x" * 255])
+def test_a_name_that_the_gateway_takes_is_taken(name: str, gateway_command: Commands) -> None:
+    assert is_valid(name)
+    assert gateway_command("env", "curl", "--session", name).out.startswith(f"curl http://127.0.0.1:8484/s/{name}/v1/")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "é", "a\n", "a\x1b[31mb", "$(ls)", "x" * 256])
+def test_a_name_that_the_gateway_does_not_take_is_refused(name: str, gateway_command: Commands) -> None:
+    assert not is_valid(name)
+    done = gateway_command("env", "aider", "--session", name)
+    assert (done.code, done.out) == (2, "")
+    assert "1-255 characters of A-Z a-z 0-9 . _ : -" in done.err
+    assert len(done.err.splitlines()) == 1
+    assert len(done.err) < 300
+    assert "\x1b" not in done.err
 
 
 def test_a_session_is_named_by_the_path(gateway_command: Commands) -> None:

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.mock import MockServer
 from tests.support.commands import Commands
+from tests.support.gateways import GatewayThread
 
 TEXT = " ".join(f"word{number % 97}" for number in range(150))
+
+
+@dataclass(frozen=True)
+class Played:
+    """What a gateway served: its configuration, and what its API showed in the end."""
+
+    file: Path
+    totals: dict[str, Any]
+    page: bytes
 
 
 def messages(turns: int) -> list[dict[str, str]]:
@@ -96,6 +108,130 @@ def test_a_packed_file_that_is_damaged_fails(recording: Path, gateway_command: C
     done = gateway_command("replay", damaged)
     assert done.code == 1
     assert "damaged.jsonl.gz cannot be read" in done.err
+
+
+def test_a_complaint_about_what_a_line_holds_names_its_file(recording: Path, gateway_command: Commands) -> None:
+    other = recording.with_name("other.jsonl")
+    other.write_text('{"model": "", "messages": []}\n')
+    done = gateway_command("replay", recording, other, "--json")
+    assert done.code == 0
+    assert "other.jsonl, line 1: " in done.err
+    assert gateway_command.process("replay", "-", stdin="{}").err.startswith("stdin, line 1: ")
+
+
+def test_without_a_file_it_says_what_to_name(gateway_command: Commands) -> None:
+    done = gateway_command("replay")
+    assert done.code == 2
+    assert "--records" in done.err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("x.jsonl", "--session-budget", "5"),
+        ("x.jsonl", "--store", "memory://"),
+        ("--records", "-m", "gpt-4o"),
+        ("--records", "--conversations"),
+    ],
+)
+def test_options_of_the_other_kind_are_refused(args: tuple[str, ...], gateway_command: Commands) -> None:
+    assert gateway_command("replay", *args).code == 2
+
+
+@pytest.fixture(scope="module")
+def played(mock_server: MockServer, tmp_path_factory: pytest.TempPathFactory) -> Played:
+    """Two sessions of 8 calls each that a gateway served."""
+    gateway = GatewayThread(tmp_path_factory.mktemp("played"), mock_server.url, {})
+    for session in ("a", "b"):
+        for turn in range(8):
+            asked = messages(turn)
+            assert gateway.web.chat(session=session, messages=asked, stream=turn % 2 == 1).status == 200
+    assert gateway.web.chat(session="a", mock="status=400").status == 400
+    totals = {one["id"]: one for one in gateway.web.get("/api/sessions").json["sessions"]}
+    page = gateway.web.get("/api/sessions/a/calls?limit=100").body
+    gateway.stop()
+    return Played(gateway.file, totals, page)
+
+
+def test_the_records_of_a_store_come_to_its_totals(played: Played, gateway_command: Commands) -> None:
+    done = gateway_command("replay", "--records", "-c", played.file, "--json")
+    assert done.code == 0
+    found = json.loads(done.out)
+    assert set(found["sessions"]) == {"a", "b"}
+    for name, one in found["sessions"].items():
+        usage = played.totals[name]["cumulative_token_usage"]
+        assert one["usage"] == {part: usage[part] for part in one["usage"]}
+        assert one["calls"] - one["uncharged_calls"] == played.totals[name]["calls"] == 8
+    assert found["sessions"]["a"]["uncharged_calls"] == 1
+    assert found["total"]["usage"]["total_tokens"] == sum(
+        one["cumulative_token_usage"]["total_tokens"] for one in played.totals.values()
+    )
+
+
+def test_the_records_that_the_api_shows_say_the_same(played: Played, gateway_command: Commands) -> None:
+    page = gateway_command.folder / "calls.jsonl"
+    page.write_bytes(played.page)
+    budgets = ("--budget", "1000", "--session-budget", "5000", "--json")
+    shown = gateway_command("replay", "--records", page, *budgets)
+    stored = gateway_command("replay", "--records", "a", "-c", played.file, *budgets)
+    assert json.loads(shown.out)["total"] == json.loads(stored.out)["total"]
+    assert gateway_command.process("replay", "--records", "-", *budgets, stdin=played.page.decode()).out == shown.out
+
+
+def test_a_table_of_records_says_when_budgets_would_have_been_felt(played: Played, gateway_command: Commands) -> None:
+    args = ("replay", "--records", "-c", played.file, "--budget", "1000", "--session-budget", "5000")
+    done = gateway_command(*args)
+    assert done.code == 0
+    rows = [line.split() for line in done.out.splitlines()]
+    assert sorted(row[0] for row in rows) == ["a", "all", "b", "session"]
+    assert "refused at" in done.lines[0]
+    assert "Records hold no text" in done.err
+    found = json.loads(gateway_command(*args, "--json").out)["sessions"]["a"]
+    assert found["over_context_budget"]["calls"] == len(found["calls_over"]) > 0
+    assert all(one["over"] == one["tokens"] - 1000 > 0 for one in found["calls_over"])
+    assert list(found["modes"]) == sorted(found["modes"], key=("table", "summary", "handle_only").index)
+    assert found["refused_calls"] > 0
+    assert found["first_refused"]["limit"] == 5000
+    assert found["spent"]["tokens"] <= 5000
+
+
+def test_without_a_budget_the_table_says_how_to_name_one(played: Played, gateway_command: Commands) -> None:
+    done = gateway_command(
+        "replay", "--records", "-c", played.file, "--store", f"sqlite://{played.file.parent}/gateway.db"
+    )
+    assert "refused at" not in done.lines[0]
+    assert "--session-budget" in done.err
+    assert "1 of 17 calls cost nothing" in done.err
+
+
+def test_a_plot_of_records_is_drawn(played: Played, gateway_command: Commands) -> None:
+    drawn = gateway_command.folder / "plot.png"
+    assert gateway_command("replay", "--records", "-c", played.file, "--plot", drawn).code == 0
+    assert drawn.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("nobody", "neither a file nor a session"), ("no/such file", "no session can have that name")],
+)
+def test_what_is_neither_a_file_nor_a_session_fails(
+    name: str, said: str, played: Played, gateway_command: Commands
+) -> None:
+    done = gateway_command("replay", "--records", name, "-c", played.file)
+    assert done.code == 1
+    assert said in done.err
+
+
+def test_requests_and_records_are_told_apart(recording: Path, played: Played, gateway_command: Commands) -> None:
+    page = gateway_command.folder / "calls.jsonl"
+    page.write_bytes(played.page)
+    mixed = gateway_command("replay", recording, page, "--json")
+    assert json.loads(mixed.out)["total"]["requests"] == 2
+    assert "calls.jsonl, line 1: is a record of a call" in mixed.err
+    done = gateway_command("replay", "--records", recording)
+    assert done.code == 1
+    assert "requests.jsonl, line 1: holds a request" in done.err
+    assert "no record of a call" in done.err
 
 
 def test_a_name_is_shown_without_what_a_terminal_would_follow(recording: Path, gateway_command: Commands) -> None:

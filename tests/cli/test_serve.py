@@ -18,7 +18,7 @@ from gateway import __version__
 from gateway.mock import MockServer, Provider
 from tests.conftest import StartUpstream
 from tests.support.commands import Commands, Serving
-from tests.support.gateways import STARTS_S, until
+from tests.support.gateways import ROOT, STARTS_S, until
 from tests.support.scripted import Held
 from tests.support.timing import LIMIT_S, in_time
 
@@ -202,6 +202,29 @@ def test_a_store_that_cannot_be_written_is_said_once(gateway_command: Commands) 
     assert len(done.err.splitlines()) == 1
 
 
+def test_what_cannot_be_used_is_said_without_a_word_of_what_was_begun(gateway_command: Commands) -> None:
+    file = gateway_command.file(
+        "{providers: {openai: {tls: {ca_file: missing.pem}}}, store: {url: 'memory://'},"
+        " callbacks: {webhooks: [{url: 'http://127.0.0.1:9/'}]}}"
+    )
+    done = gateway_command.process("serve", "-c", file, "--port", "0")
+    assert (done.code, done.out) == (1, "")
+    assert len(done.err.splitlines()) == 1
+    assert "the gateway cannot start: providers.openai.tls.ca_file: missing.pem cannot be used" in done.err
+
+
+def test_half_of_the_packages_of_telemetry_are_not_enough(gateway_command: Commands) -> None:
+    hidden = gateway_command.folder / "opentelemetry/exporter"
+    hidden.mkdir(parents=True)
+    (hidden / "__init__.py").write_text("raise ImportError")
+    file = gateway_command.file("{telemetry: {otel: true}, store: {url: 'memory://'}}")
+    env = {"PYTHONPATH": f"{gateway_command.folder}:{ROOT}"}
+    done = gateway_command.process("serve", "-c", file, "--port", "0", env=env)
+    assert done.code == 1
+    assert len(done.err.splitlines()) == 1
+    assert "telemetry.otel: needs its packages: pip install" in done.err
+
+
 # --- reload -------------------------------------------------------------------------------------------------------
 
 
@@ -212,6 +235,7 @@ def test_workers_that_cannot_start_end_with_1(workers: str, gateway_command: Com
     done = gateway_command.process("serve", "-c", file, "--port", "0", "--workers", workers)
     assert done.code == 1
     assert "callbacks.observers[0]: no_such_package.Thing cannot be made" in done.err
+    assert "OPENAI_BASE_URL" not in done.err, "nobody is invited to what takes no calls"
 
 
 def test_sighup_puts_a_changed_file_into_force(

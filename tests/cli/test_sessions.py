@@ -183,8 +183,22 @@ def test_a_store_of_no_known_kind_is_wrong_usage(url: str, gateway_command: Comm
     assert done.err.startswith("store.url: ")
 
 
-def test_a_sort_of_no_known_kind_is_wrong_usage(store: str, gateway_command: Commands) -> None:
-    assert gateway_command("sessions", "list", "--sort", "name", "--store", store).code == 2
+@pytest.mark.parametrize(
+    ("given", "command"),
+    [
+        (["--store", "memory://"], ["delete", "small"]),
+        (["-c", "own.yaml"], ["reset", "small"]),
+        (["--json"], ["show", "small"]),
+        (["--limit", "1", "--sort", "cost"], ["list"]),
+    ],
+)
+def test_what_would_not_be_heard_before_the_command_is_refused(
+    given: list[str], command: list[str], store: str, gateway_command: Commands
+) -> None:
+    done = gateway_command("sessions", *given, *command)
+    assert (done.code, done.out) == (2, "")
+    assert f"sessions {command[0]} --" in done.err
+    assert gateway_command("sessions", "show", "small", "--store", store).code == 0
 
 
 # --- budgets ----------------------------------------------------------------------------------------------------------------
@@ -212,3 +226,36 @@ def test_a_refused_session_goes_on_after_its_budget_is_raised_by_command(
 def test_a_budget_that_is_none_is_refused(gateway: GatewayThread, gateway_command: Commands, asked: list[str]) -> None:
     done = gateway_command("sessions", "budget", "s", *asked, "--store", f"sqlite://{gateway.store}")
     assert done.code == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["many"], 'tokens "many": '),
+        (["9007199254740993"], "from 0 to 9,007,199,254,740,992"),
+        (["--usd", "-1"], '--usd "-1": '),
+        (["--usd", "1e15"], "from 0 to 9,000,000"),
+        (["--calls", "nan"], '--calls "nan": '),
+        (["5\x1b[2J"], 'tokens "5?[2J": '),
+    ],
+)
+def test_a_budget_that_is_none_is_named_with_what_it_may_be(
+    gateway: GatewayThread, gateway_command: Commands, asked: list[str], said: str
+) -> None:
+    done = gateway_command("sessions", "budget", "s", *asked, "--store", f"sqlite://{gateway.store}")
+    assert said in done.err
+    assert done.err.endswith("none for no limit.\n")
+    assert len(done.err.splitlines()) == 1
+
+
+def test_a_budget_for_a_session_without_calls_says_so(store: str, gateway_command: Commands) -> None:
+    assert "no call yet" in gateway_command("sessions", "budget", "smal", "100", "--store", store).err
+    assert "no call yet" not in gateway_command("sessions", "budget", "small", "100", "--store", store).err
+
+
+def test_a_spent_budget_is_never_less_than_nothing(store: str, gateway_command: Commands) -> None:
+    gateway_command("sessions", "budget", "small", "--calls", "1", "--store", store)
+    line = next(line for line in gateway_command("sessions", "--store", store).lines if line.startswith("small"))
+    assert line.split()[5] == "0%"
+    shown = gateway_command("sessions", "show", "small", "--store", store).lines
+    assert ["budget", "calls", "2", "of", "1", "used"] in [line.split() for line in shown]

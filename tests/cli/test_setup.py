@@ -168,6 +168,45 @@ def test_an_observer_that_cannot_be_made_is_a_problem(gateway_command: Commands)
     assert done.out.startswith("callbacks.observers[0]: no.such.Thing cannot be made: ModuleNotFoundError")
 
 
+def test_what_keeps_a_worker_from_starting_is_found_in_every_part_at_once(gateway_command: Commands) -> None:
+    file = gateway_command.file(
+        "{server: {host: 0.0.0.0}, callbacks: {observers: [no.such.Thing]},"
+        " models: [{match: own, provider: openai, tokenizer: 'no.such:Counter'}],"
+        " providers: {openai: {tls: {ca_file: missing.pem}}, groq: {tls: {ca_file: gone.pem}}}}"
+    )
+    done = gateway_command("check", "-c", file, env={"OPENAI_API_KEY": SECRET})
+    assert done.code == 3
+    assert sorted(line.partition(": ")[0] for line in done.lines) == [
+        "auth.keys",
+        "callbacks.observers[0]",
+        "models.0.tokenizer",
+        "providers.groq.tls.ca_file",
+        "providers.openai.tls.ca_file",
+    ]
+    assert "missing.pem cannot be used: " in done.out
+
+
+def test_a_problem_that_online_meets_again_is_said_once(gateway_command: Commands, mock_server: MockServer) -> None:
+    file = gateway_command.file(only(mock_server.url, tls={"ca_file": "missing.pem"}))
+    done = gateway_command("check", "--online", "-c", file)
+    assert done.code == 3
+    assert len(done.lines) == 1
+    assert done.out.startswith("providers.own.tls.ca_file: missing.pem cannot be used: ")
+    assert "store.url: memory:// can be written" in done.err, "the rest was looked at all the same"
+
+
+@pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry/exporter"])
+def test_telemetry_without_all_of_its_packages_is_a_problem(missing: str, gateway_command: Commands) -> None:
+    hidden = gateway_command.folder / missing
+    hidden.mkdir(parents=True)
+    (hidden / "__init__.py").write_text("raise ImportError")
+    file = gateway_command.file("{telemetry: {otel: true}, callbacks: {observers: [no.such.Thing]}}")
+    done = gateway_command.process("check", "-c", file, env={"PYTHONPATH": f"{gateway_command.folder}:{ROOT}"})
+    assert done.code == 3
+    assert [line.partition(": ")[0] for line in done.lines] == ["callbacks.observers[0]", "telemetry.otel"]
+    assert "pip install" in done.lines[1]
+
+
 def test_it_is_said_who_has_which_steps(gateway_command: Commands) -> None:
     steps = "[{name: work, is_default: true}, {name: review, conditions: [{tool_used: write}]}]"
     file = gateway_command.file(f"steps: [{{name: s}}]\nagents: {{writer: {{steps: {steps}}}}}")

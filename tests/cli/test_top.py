@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import pty
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 from pathlib import Path
 
@@ -71,5 +76,58 @@ def test_it_stays_until_it_is_interrupted(served: GatewayThread, tmp_path: Path)
     assert errors == b""
 
 
-def test_an_unknown_order_is_wrong_usage(gateway_command: Commands) -> None:
-    assert gateway_command("top", "--sort", "name").code == 2
+class Terminal:
+    """A command in a terminal, `columns` wide."""
+
+    def __init__(self, folder: Path, columns: int, *args: str | Path) -> None:
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        environ = environment(folder, {"NO_COLOR": "1", "TERM": "xterm"})
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "gateway", *map(str, args)], stdout=slave, stderr=subprocess.PIPE, env=environ
+        )
+        os.close(slave)
+
+    def shown(self) -> list[str]:
+        """All its lines, without what styles them, once it has ended."""
+        text = b""
+        with contextlib.suppress(OSError):  # the end, where the other side is closed
+            while piece := os.read(self._master, 65536):
+                text += piece
+        os.close(self._master)
+        _, errors = self._process.communicate(timeout=60)
+        assert (self._process.returncode, errors) == (0, b"")
+        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.decode()).splitlines()
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 100])
+def test_in_a_narrow_terminal_names_and_columns_give_way_and_no_number_is_cut(
+    columns: int, served: GatewayThread, tmp_path: Path
+) -> None:
+    name = "n" * 255
+    body = {"model": "mock-small", "messages": HI, "max_tokens": 20}
+    assert served.web.post(CHAT, body, {"x-session-id": name, "x-mock": "tokens=123456/7"}).status == 200
+    lines = Terminal(tmp_path, columns, "top", "-c", served.file, "--once").shown()
+    assert max(map(len, lines)) <= columns
+    assert lines[0].split()[0] == "session"
+    assert "budget left" in lines[0]
+    row = next(line for line in lines if line.startswith("n"))
+    assert "…" in row
+    assert "%" in row
+    assert ("123,456" in row) == ("input" in lines[0])
+    assert ("input" in lines[0]) == (columns == 100)
+
+
+def test_an_empty_store_is_said_to_hold_no_sessions(
+    gateway_server: StartGateway, mock_server: MockServer, tmp_path: Path
+) -> None:
+    gateway = gateway_server(mock_server.url)
+    assert any(
+        "no sessions yet" in line for line in Terminal(tmp_path, 40, "top", "-c", gateway.file, "--once").shown()
+    )
+
+
+def test_in_a_pipe_it_looks_once(served: GatewayThread, gateway_command: Commands) -> None:
+    done = gateway_command.process("top", "-c", served.file)
+    assert done.code == 0
+    assert "busy" in done.out

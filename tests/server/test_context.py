@@ -23,6 +23,19 @@ def fresh(mock_server: MockServer, mock: Provider, gateway_server: StartGateway)
     return gateway_server(mock_server.url).web
 
 
+def test_what_bodies_may_take_together_follows_a_reload(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"server.max_body_mb": 0.001})
+    body = {"model": "gpt-4o", "messages": [{"role": "user", "content": "word " * 2_000}]}
+    assert gateway.web.post("/api/count", body).status == 413
+    settings = json.loads(gateway.file.read_text())
+    gateway.file.write_text(json.dumps({**settings, "server": {"max_body_mb": 1}}))
+    assert gateway.web.post("/api/reload").status == 200
+    for path in ("/api/count", "/api/context", "/api/trim"):
+        assert gateway.web.post(path, body).status == 200, path
+
+
 def test_a_body_is_counted_in_its_parts(fresh: Web, mock: Provider) -> None:
     found = fresh.post("/api/count?items=1", BODY).json
     assert (found["model"], found["provider"], found["wire"]) == ("gpt-4o", "upstream", "chat")

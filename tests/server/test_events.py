@@ -22,8 +22,8 @@ from gateway.core.usage import Charge, Usage
 from gateway.mock import MockServer, Provider
 from gateway.server.auth import Authenticator, KeyRule, digest
 from gateway.server.events import MOST_LISTENERS, MOST_OF_ONE, MOST_WAITING, EventsApi
+from gateway.server.handling import Rules
 from gateway.server.keyring import KeyRing
-from gateway.server.sessions import Rules
 from gateway.stores.memory import MemoryStore
 from tests.conftest import StartGateway
 from tests.support.gateways import GatewayThread

@@ -22,12 +22,12 @@ from gateway.core.ledger import NOTHING, AccountKey, Amount, Claim, Granted, Hol
 from gateway.core.ports import LOST, CallRecord, OpenHold, SessionKey
 from gateway.core.session import SessionState
 from gateway.core.usage import Charge, Totals, Usage
+from gateway.opening import open_store
 from gateway.stores.redis import RedisStore
 from gateway.stores.redis.folding import Folding
 from gateway.stores.redis.keys import Keys, tag_of
 from gateway.stores.redis.scripts import Command
 from gateway.stores.redis.together import CALLS_PER_SESSION
-from gateway.wiring import open_store
 from tests.stores.files import PATIENT_S
 from tests.stores.redis_servers import RedisCluster, RedisServer, cli, free_port
 from tests.support.timing import eventually, in_time

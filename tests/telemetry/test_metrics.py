@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
@@ -14,6 +18,7 @@ import pytest
 from gateway.core.ports import CallRecord, ContextRecord, SessionKey
 from gateway.core.usage import Charge, Usage
 from gateway.telemetry.metrics import FAMILIES, MOST_MODELS, MOST_TOOLS, Metrics, State
+from tests.support.gateways import ROOT
 from tests.support.prometheus import Samples, read
 from tests.support.timing import calls_made
 
@@ -188,6 +193,67 @@ def test_how_the_worker_is_doing_is_shown_as_it_was_noted_last() -> None:
     assert found.value("process_resident_memory_bytes", worker="1") > 1e6
     assert found.value("process_open_fds", worker="1") > 2
     assert found.types["process_cpu_seconds_total"] == "counter"
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_provider_that_is_configured_no_more_is_shown_no_more(tmp_path: Path, *, is_shared: bool) -> None:
+    folder = tmp_path if is_shared else None
+    metrics = Metrics(folder)
+    watching = Metrics(folder) if is_shared else metrics
+
+    def shown() -> dict[str, float]:
+        found = read(watching.text()).family("gateway_provider_up")
+        return {dict(labels)["provider"]: value for labels, value in found.items()}
+
+    metrics.look(WELL)
+    assert shown() == {"openai": 1, "ollama": 0}
+    for _ in range(2):
+        metrics.look(replace(WELL, providers={"openai": True}))
+        assert shown() == {"openai": 1}
+    metrics.look(WELL)
+    assert shown() == {"openai": 1, "ollama": 0}
+
+
+KILLED = """
+import os, signal, sys
+from dataclasses import replace
+from pathlib import Path
+from gateway.telemetry.metrics import Metrics
+from tests.telemetry.test_metrics import CALL
+metrics = Metrics(Path(sys.argv[1]))
+for number in range(250):
+    name = f"{sys.argv[2]}-{number}"
+    metrics.record(replace(CALL, model=name, tools=(name,)), None)
+metrics.record(CALL, None)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_workers_that_are_killed_again_and_again_use_up_no_slots(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    sizes = []
+    for life in range(3):
+        ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(life)], env=environment, check=False)
+        assert ended.returncode == -signal.SIGKILL
+        sizes.append(len((tmp_path / "1.names").read_text("utf-8").splitlines()))
+    assert sizes == [sizes[0]] * 3
+    found = read(Metrics(tmp_path).text())
+    assert len(found.family("gateway_cost_usd_total")) == MOST_MODELS + 1
+    assert len(found.family("gateway_tool_calls_total")) == MOST_TOOLS + 1
+    assert sum(found.family("gateway_calls_total").values()) == 3 * 251
+    assert found.value("gateway_tokens_total", type="input", provider="openai", model="0-7") == 100
+
+
+def test_a_worker_goes_on_telling_apart_what_the_one_before_it_did(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), "old"], env=environment, check=False)
+    metrics = Metrics(tmp_path)
+    metrics.record(replace(CALL, model="old-7", tools=("old-7",)), None)
+    metrics.record(replace(CALL, model="new", tools=("new",)), None)
+    found = read(metrics.text())
+    assert found.value("gateway_tool_calls_total", tool="old-7") == 2
+    assert found.value("gateway_tokens_total", type="input", provider="openai", model="old-7") == 200
+    assert {dict(labels)["model"] for labels in found.family("gateway_cost_usd_total")}.isdisjoint({"new"})
 
 
 def test_workers_show_the_calls_of_all(tmp_path: Path) -> None:

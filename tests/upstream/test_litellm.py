@@ -471,12 +471,12 @@ def test_a_missing_package_is_named() -> None:
 
 SCRIPT = """
 import asyncio, json, sys
-from gateway import config, wiring
+from gateway import config, opening
 from gateway.upstream.litellm import library
 
 async def main():
     settings = config.load(environment={}, search=False, flags=json.loads(sys.argv[1])).settings
-    upstreams = wiring.upstreams_of(settings.providers)
+    upstreams = opening.upstreams_of(settings.providers, opening.tls_contexts(settings.providers))
     assert not [name for name in sys.modules if name.partition(".")[0] in ("litellm", "httpx")]
     for upstream in upstreams.values():
         await upstream.aclose()

@@ -20,7 +20,7 @@ from gateway.core.spending import Allowance
 from gateway.core.usage import Charge, Totals
 from gateway.telemetry.metrics.exposition import CONTENT_TYPE, written
 from gateway.telemetry.metrics.families import FAMILIES, TRANSIENT
-from gateway.telemetry.metrics.slots import Slots, labelled
+from gateway.telemetry.metrics.slots import NOTHING, Slots, labelled
 
 __all__ = ["CONTENT_TYPE", "FAMILIES", "MOST_MODELS", "MOST_TOOLS", "Metrics", "State"]
 
@@ -30,9 +30,14 @@ MOST_TOOLS: Final = 200
 _OTHER: Final = "other"
 #: where a call was refused before it had one
 _NONE: Final = "none"
+#: how the series of such end
+_TOGETHER: Final = (f'"{_OTHER}"}}', f'"{_NONE}"}}')
 _LONGEST_LABEL: Final = 128
 _FAILED_FROM: Final = 400
 _REFUSED: Final = "refused"
+#: every model and every tool has one number of these
+_BY_MODEL: Final = "gateway_cost_usd_total"
+_BY_TOOL: Final = "gateway_tool_calls_total"
 _PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 
 
@@ -79,7 +84,7 @@ class _Place:
             slots.slot("gateway_tokens_total", labelled("gateway_tokens_total", {"type": kind, **self._labels}))
             for kind in ("input", "output", "cache_read", "cache_write", "reasoning")
         ]
-        self._cost = self._counter("gateway_cost_usd_total")
+        self._cost = self._counter(_BY_MODEL)
         self._unpriced = self._counter("gateway_unpriced_calls_total")
         self._estimated = self._counter("gateway_estimated_calls_total")
         self._trimmed = self._counter("gateway_trimmed_tokens_total")
@@ -134,15 +139,42 @@ class _Place:
             values[self._estimated] += 1
 
 
+class _ToldApart:
+    """Names with numbers of their own, so many at most.
+
+    Those that a worker before this one counted have theirs already, and count too: else workers that are killed again
+    and again would use up all slots.
+    """
+
+    def __init__(self, slots: Slots, family: str, most: int) -> None:
+        self._slots = slots
+        self._family = family
+        self._left = most - sum(not series.endswith(_TOGETHER) for series in slots.series(family))
+
+    def has(self, series: str) -> bool:
+        """Whether it is one of them."""
+        return self._slots.knows(self._family, series)
+
+    def takes(self, series: str) -> bool:
+        """Whether there is room for another; then it is one of them."""
+        if self._left <= 0:
+            return False
+        self._left -= 1
+        self._slots.slot(self._family, series)
+        return True
+
+
 class Metrics(Observer):
     """Counts calls. `folder`: where the workers of this machine keep their numbers for each other; None: one worker."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._slots = Slots(folder, TRANSIENT)
         self._places: dict[tuple[str, str], _Place] = {}
-        self._models = 0
+        self._models = _ToldApart(self._slots, _BY_MODEL, MOST_MODELS)
+        self._tools = _ToldApart(self._slots, _BY_TOOL, MOST_TOOLS)
+        self._known_tools: set[str] = set()
         self._counters: dict[tuple[str, str], int] = {}
-        self._tools: set[str] = set()
+        self._providers: set[str] = set()
         self._errors: dict[tuple[str, str], _Histogram] = {}
         self._overhead = _Histogram(self._slots, "gateway_overhead_seconds", {})
 
@@ -155,7 +187,7 @@ class Metrics(Observer):
         else:
             self._overhead.observe(call.overhead_s)
         for tool in call.tools:
-            self._add("gateway_tool_calls_total", "tool", self._tool(tool))
+            self._add(_BY_TOOL, "tool", self._tool(tool[:_LONGEST_LABEL]))
         if call.context is not None:
             self._weigh(call, call.context)
         if "retries" in call.notes:
@@ -164,25 +196,30 @@ class Metrics(Observer):
     def _place(self, call: CallRecord) -> _Place:
         place = self._places.get((call.provider, call.model))
         if place is None:
-            provider, model = call.provider, call.model
-            # Anybody can name any model; one that has answered is there.
-            is_real = call.charge is not None and call.status < _FAILED_FROM
-            if not model or not is_real or self._models >= MOST_MODELS:
-                model = _OTHER if model else ""
-                place = self._places.get((provider, model))
-            else:
-                self._models += 1
-        if place is None:
-            place = _Place(self._slots, provider or _NONE, model[:_LONGEST_LABEL] or _NONE)
-            self._places[provider, model] = place
+            key = (call.provider, self._model(call))
+            place = self._places.get(key)
+            if place is None:
+                place = self._places[key] = _Place(self._slots, key[0] or _NONE, key[1] or _NONE)
         return place
 
+    def _model(self, call: CallRecord) -> str:
+        """The name that a call's model is counted under."""
+        model = call.model[:_LONGEST_LABEL]
+        if not model:
+            return model
+        series = labelled(_BY_MODEL, {"provider": call.provider or _NONE, "model": model})
+        # Anybody can name any model; one that has answered is there.
+        is_real = call.charge is not None and call.status < _FAILED_FROM
+        return model if self._models.has(series) or (is_real and self._models.takes(series)) else _OTHER
+
     def _tool(self, name: str) -> str:
-        if name not in self._tools:
-            if len(self._tools) >= MOST_TOOLS:
+        """The name that a tool is counted under."""
+        if name not in self._known_tools:
+            series = labelled(_BY_TOOL, {"tool": name})
+            if not self._tools.has(series) and not self._tools.takes(series):
                 return _OTHER
-            self._tools.add(name)
-        return name[:_LONGEST_LABEL]
+            self._known_tools.add(name)
+        return name
 
     def _weigh(self, call: CallRecord, context: ContextRecord) -> None:
         """How good the estimate was, and what was left out."""
@@ -225,7 +262,10 @@ class Metrics(Observer):
         for family, value in gauges.items():
             self._set(family, worker, value)
         self._set("gateway_info", {"version": state.version, **worker}, 1.0)
-        for provider, is_up in state.providers.items():
+        # One that a reload has removed is neither asked nor left alone.
+        gone = dict.fromkeys(self._providers - set(state.providers), NOTHING)
+        self._providers = set(state.providers)
+        for provider, is_up in {**gone, **state.providers}.items():
             self._set("gateway_provider_up", {"provider": provider, **worker}, float(is_up))
 
     def _set(self, family: str, labels: Mapping[str, str], value: float) -> None:

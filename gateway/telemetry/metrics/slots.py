@@ -1,8 +1,9 @@
 """The numbers of one worker by name: in its memory, or in files that the other workers of a machine read.
 
 A number in a file is written like one in memory, as the file is mapped into it; what was counted stays when its worker
-is killed. A new worker goes on with the numbers of one that is gone, so that no count ever falls. Where the files
-cannot be written, as on a full disk, a worker counts for itself.
+is killed. A new worker goes on with the numbers of one that is gone, so that no count ever falls, and with their names,
+so that whoever bounds names has to count those too. Where the files cannot be written, as on a full disk, a worker
+counts for itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
+import math
 import mmap
 import os
 from array import array
@@ -23,6 +25,8 @@ logger = logging.getLogger("gateway")
 
 #: numbers of one worker; those beyond it are counted nowhere
 MOST_SLOTS: Final = 32_768
+#: the value of a number that is not shown; its place stays its own
+NOTHING: Final = math.nan
 _WIDTH: Final = 8
 
 
@@ -78,13 +82,21 @@ class Slots:
         self.values = cast("MutableSequence[float]", mapped)
         for name, number in self._slots.items():
             if name.family in self._transient:
-                self.values[number] = 0.0
+                self.values[number] = NOTHING
 
     def _take(self, names: Path) -> None:
         known = _names_in(names)
         self._names = os.open(names, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.ftruncate(self._names, sum(len(_line(name)) for name in known))
         self._slots = {name: number for number, name in enumerate(known, 1)}
+
+    def knows(self, family: str, series: str) -> bool:
+        """Whether a number has its place here, perhaps since a worker before this one."""
+        return Name(family, series) in self._slots
+
+    def series(self, family: str) -> list[str]:
+        """The numbers of a metric that have their place here."""
+        return [name.series for name in self._slots if name.family == family]
 
     def slot(self, family: str, series: str) -> int:
         """Where a number is kept; it begins with zero."""
@@ -119,8 +131,9 @@ class Slots:
         found: dict[Name, float] = {}
         for names, values, is_there in self._all():
             for number, name in enumerate(names, 1):
-                if is_there or name.family not in self._transient:
-                    found[name] = found.get(name, 0.0) + values[number]
+                value = values[number]
+                if (is_there or name.family not in self._transient) and not math.isnan(value):
+                    found[name] = found.get(name, 0.0) + value
         return found
 
     def _all(self) -> Iterator[tuple[Sequence[Name], Sequence[float], bool]]:

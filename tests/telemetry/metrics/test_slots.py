@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.telemetry.metrics.slots import MOST_SLOTS, Name, Slots, labelled
+from gateway.telemetry.metrics.slots import MOST_SLOTS, NOTHING, Name, Slots, labelled
 from tests.support.gateways import ROOT, until
 
 CALLS, NOW = "calls_total", "running"
@@ -99,7 +99,31 @@ def test_a_worker_that_takes_the_place_of_another_says_nothing_of_how_that_was_d
     killed, number = worker_process(tmp_path)
     killed.kill()
     killed.communicate()
-    assert (number, numbers(Slots(tmp_path, {NOW}))) == (1, {"calls_total": 1, "running": 0})
+    following, watching = Slots(tmp_path, {NOW}), Slots(tmp_path, {NOW})
+    assert (number, following.worker, watching.worker) == (1, 1, 2)
+    assert numbers(following) == numbers(watching) == {"calls_total": 1}
+    following.values[following.slot(NOW, "running")] = 0
+    assert numbers(following) == numbers(watching) == {"calls_total": 1, "running": 0}
+
+
+def test_a_worker_knows_the_names_of_the_one_whose_place_it_takes(tmp_path: Path) -> None:
+    killed, _ = worker_process(tmp_path)
+    killed.kill()
+    killed.communicate()
+    following = Slots(tmp_path, {NOW})
+    assert following.series(CALLS) == ["calls_total"]
+    assert following.knows(CALLS, "calls_total")
+    assert not following.knows(CALLS, "calls_total{}")
+    assert not following.knows(NOW, "calls_total")
+
+
+def test_a_number_that_is_nothing_is_not_shown_until_it_is_one_again(slots: Slots) -> None:
+    slots.values[slots.slot(NOW, "a")] = 1
+    slots.values[slots.slot(NOW, "b")] = 2
+    slots.values[slots.slot(NOW, "a")] = NOTHING
+    assert numbers(slots) == {"b": 2}
+    slots.values[slots.slot(NOW, "a")] = 3
+    assert numbers(slots) == {"a": 3, "b": 2}
 
 
 def test_the_files_are_for_their_owner_only(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""What `gateway bench` measures: calls through a gateway and without one, each answer checked."""

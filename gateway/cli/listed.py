@@ -1,0 +1,58 @@
+"""The list of sessions that `gateway sessions` and `gateway top` show, in the order that was asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gateway.cli.common import Exit, quoted, stop
+
+if TYPE_CHECKING:
+    from gateway.core.ports import Store
+    from gateway.core.spending import BudgetPolicy
+    from gateway.server.finding import Sort
+
+#: a session as the API shows it
+Row = dict[str, Any]
+
+
+def _orders() -> list[str]:
+    from gateway.server.finding import SORTS
+
+    return list(SORTS)
+
+
+SortName = Annotated[
+    str,
+    typer.Option(
+        "--sort",
+        metavar="recent|tokens|cost",
+        help="Their order; by cost: of the 10,000 that were called last.",
+        autocompletion=_orders,
+    ),
+]
+
+
+def order(name: str) -> Sort:
+    """The order of that name, or the end of the command."""
+    from gateway.core.errors import InvalidRequest
+    from gateway.server.finding import sort_of
+
+    try:
+        return sort_of(name)
+    except InvalidRequest:
+        stop(f"--sort is one of {', '.join(_orders())}, not {quoted(name)}.", Exit.USAGE)
+
+
+async def rows(store: Store, policy: BudgetPolicy, sort: Sort, limit: int) -> list[Row]:
+    """The first `limit` sessions of all, as the API shows them."""
+    from gateway.server.auth import Access
+    from gateway.server.finding import Wanted, find_sessions
+    from gateway.server.sessions import standings_of
+    from gateway.server.shown import session_json
+
+    page = await find_sessions(store, Wanted(None, limit, sort=sort))
+    stands = await standings_of(store, [view.key for view in page.sessions], policy)
+    admin = Access(None, admin=True)
+    return [session_json(view, admin, one) for view, one in zip(page.sessions, stands, strict=True)]

@@ -1,0 +1,94 @@
+"""What both kinds of `gateway replay` share: files of lines, complaints about lines, cells of a table, the plot."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from gateway.cli.common import Exit, stop
+
+#: lines that are complained about one by one
+_COMPLAINTS = 5
+#: characters of a session's name in a table
+LONGEST_NAME = 40
+
+
+class Complaints:
+    """Says what is wrong with lines; of many only with the first ones."""
+
+    def __init__(self) -> None:
+        self._told = 0
+
+    def of(self, name: str) -> Callable[[int, str], None]:
+        """Complain about lines of this file."""
+        file = "stdin" if name == "-" else name
+
+        def told(line: int, what: str) -> None:
+            self._told += 1
+            if self._told <= _COMPLAINTS:
+                typer.echo(f"{file}, line {line}: {what}", err=True)
+            elif self._told == _COMPLAINTS + 1:
+                typer.echo("and more such lines", err=True)
+
+        return told
+
+
+def lines_of(name: str) -> Iterator[bytes]:
+    """The lines of a file. One that cannot be read to its end ends the command: half of a recording misleads."""
+    if name == "-":
+        yield from sys.stdin.buffer
+        return
+    try:
+        with gzip.open(name) if name.endswith(".gz") else Path(name).open("rb") as lines:
+            yield from lines
+    except (OSError, EOFError, zlib.error) as error:
+        stop(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}", Exit.FAILED)
+
+
+def share(part: int, whole: int) -> str:
+    """A part of something."""
+    return f"{part / whole:.0%}" if whole else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What is drawn of each request, in their order: input tokens, None where there is nothing to draw."""
+
+    came: Sequence[int | None]
+    sent: Sequence[int | None]
+    cached: Sequence[int | None]
+    budget: Sequence[int | None]
+
+
+def draw(path: Path, drawn: Drawn) -> None:
+    """Draw tokens over the requests, or end the command."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        stop("--plot needs matplotlib: pip install matplotlib", Exit.FAILED)
+
+    def heights(values: Sequence[int | None]) -> list[float]:
+        return [math.nan if value is None else value for value in values]
+
+    numbers = range(1, len(drawn.came) + 1)
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    axes = figure.add_subplot(title="Input tokens of each request", xlabel="request", ylabel="tokens")
+    axes.plot(numbers, heights(drawn.came), label="as it came")
+    axes.plot(numbers, heights(drawn.sent), label="as sent")
+    axes.plot(numbers, heights(drawn.cached), label="of it cached")
+    axes.plot(numbers, heights(drawn.budget), label="context budget", linestyle=":", color="gray")
+    axes.set_ylim(bottom=0, top=1.1 * max((value for value in drawn.came if value is not None), default=1))
+    axes.legend()
+    axes.grid(alpha=0.3)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        stop(f"{path} cannot be drawn: {error}", Exit.FAILED)
+    typer.echo(f"drawn: {path}", err=True)

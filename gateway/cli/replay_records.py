@@ -1,0 +1,184 @@
+"""`gateway replay --records`: what was used, and when the configured budgets would have been felt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from gateway.cli.common import Exit, config_problems, load, print_json, print_table, quoted, stop
+from gateway.cli.recordings import LONGEST_NAME, Complaints, Drawn, draw, lines_of, share
+from gateway.cli.sessions import with_store
+
+if TYPE_CHECKING:
+    from gateway.config import Settings
+    from gateway.core.ports import Store
+    from gateway.recorded import Noted
+    from gateway.recorded_budgets import Outcome, Rules, Sums
+
+_USED: Final = ("calls", "input", "output", "cached", "cost $", "over budget", "most over")
+#: what is shown where a session, or a client key, has a budget: the first call in each mode, and without room
+_BUDGETED: Final = ("table at", "summary at", "handle at", "refused at", "refused", "spent", "spent $")
+_MODES: Final = ("table", "summary", "handle_only")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which records to read, and what to hold them against. `names`: files or sessions; none: the whole store."""
+
+    names: Sequence[str]
+    config: Path | None
+    store: str | None
+    budget: int | None
+    session_budget: int | None
+
+
+def report(wanted: Wanted, top: int, plot: Path | None, *, as_json: bool) -> None:
+    """Read, reckon, print."""
+    from gateway.recorded_budgets import NO_SESSION, Sums, outcomes
+    from gateway.server.auth import Access
+    from gateway.server.shown import shown_id
+
+    flags = {"budget.tokens": wanted.session_budget} if wanted.session_budget is not None else None
+    settings = load(wanted.config, flags).settings
+    with config_problems():
+        rules = _rules(settings, wanted.budget)
+    found = list(outcomes(_calls(wanted), rules))
+    if not found:
+        stop("There is no record of a call in there.", Exit.FAILED)
+    admin, total, sessions = Access(None, admin=True), Sums(), dict[str, Sums]()
+    for outcome in found:
+        key = outcome.call.session
+        total.add(outcome)
+        sessions.setdefault(shown_id(key, admin) if key is not None else NO_SESSION, Sums()).add(outcome)
+    if plot is not None:
+        draw(plot, _drawn(found))
+    if as_json:
+        each = {name: {**sums.as_json(), **sums.places_json()} for name, sums in sessions.items()}
+        print_json({"total": total.as_json(), "sessions": each})
+        return
+    limits = [rules.budgets.session, *(key.limits for key in rules.keys.values())]
+    _print(sessions, total, top, has_budget=not all(limit.is_none for limit in limits))
+
+
+def _rules(settings: Settings, budget: int | None) -> Rules:
+    from gateway.core.errors import UnknownModel
+    from gateway.core.routing import ModelFacts, Route
+    from gateway.core.spending import KeyBudget
+    from gateway.opening import open_catalog
+    from gateway.policies import budget_policy, context_policy, limits_of, routes_of
+    from gateway.recorded_budgets import Rules
+
+    catalog, routes = open_catalog(settings), routes_of(settings)
+
+    def facts(call: Noted) -> ModelFacts:
+        try:
+            route = routes.resolve(call.model)
+        except UnknownModel:
+            route = Route(call.provider, call.model)
+        is_same = (route.provider, route.model) == (call.provider, call.model)
+        return catalog.facts(route if is_same else Route(call.provider, call.model))
+
+    return Rules(
+        context_policy(settings, catalog.facts),
+        budget_policy(settings),
+        {key.name: KeyBudget(limits_of(key.budget)) for key in settings.auth.keys},
+        facts,
+        budget,
+    )
+
+
+def _calls(wanted: Wanted) -> Iterator[Noted]:
+    """The records of all files, and of the sessions in the store."""
+    from gateway.recorded import read_records
+
+    files = [name for name in wanted.names if name == "-" or Path(name).is_file()]
+    sessions = [name for name in wanted.names if name not in files]
+    complain = Complaints()
+    for name in files:
+        yield from read_records(lines_of(name), complain.of(name))
+    if sessions or not wanted.names:
+        yield from _stored(wanted, sessions)
+
+
+def _stored(wanted: Wanted, sessions: Sequence[str]) -> list[Noted]:
+    from gateway.recorded import read_store
+    from gateway.server.sessions import session_key
+
+    keys = [session_key(name, None) for name in sessions]
+    unknown = [name for name, key in zip(sessions, keys, strict=True) if key is None]
+    if unknown:
+        stop(f"There is no file {quoted(unknown[0])}, and no session can have that name.", Exit.FAILED)
+    named = [key for key in keys if key is not None] if sessions else None
+
+    async def read(store: Store) -> list[Noted]:
+        for name, key in zip(sessions, named or (), strict=True):
+            if await store.session(key) is None:
+                stop(f"There is neither a file nor a session {quoted(name)}.", Exit.FAILED)
+        return [call async for call in read_store(store, named)]
+
+    return with_store(wanted.config, wanted.store, read)
+
+
+def _drawn(found: Sequence[Outcome]) -> Drawn:
+    charges = [one.call.charge if one.call.has_details else None for one in found]
+    return Drawn(
+        came=[one.came for one in found],
+        sent=[one.call.sent for one in found],
+        cached=[charge.usage.cache_read_tokens if charge else None for charge in charges],
+        budget=[one.budget for one in found],
+    )
+
+
+def _print(sessions: dict[str, Sums], total: Sums, top: int, *, has_budget: bool) -> None:
+    largest = sorted(sessions.items(), key=lambda pair: -pair[1].total)[:top]
+    cells = [[name[:LONGEST_NAME], *_used(sums), *(_budgeted(sums) if has_budget else ())] for name, sums in largest]
+    last = [f"all {len(sessions):,}", *_used(total)]
+    last += ["", "", "", "", *_budgeted(total)[4:]] if has_budget else []
+    numbers = _USED + (_BUDGETED if has_budget else ())
+    print_table(("session", *numbers), [*cells, last], right=numbers)
+    for line in _remarks(total, has_budget=has_budget):
+        typer.echo(line, err=True)
+
+
+def _used(sums: Sums) -> list[str]:
+    return [
+        f"{sums.calls:,}",
+        f"{sums.input:,}",
+        f"{sums.output:,}",
+        share(sums.cached, sums.input) if sums.cached is not None else "?",
+        f"{sums.cost_usd:.4f}" if sums.cost_usd is not None else "?",
+        f"{len(sums.over):,}" if sums.over else "",
+        f"{sums.most_over:,}" if sums.over else "",
+    ]
+
+
+def _budgeted(sums: Sums) -> list[str]:
+    from gateway.core.spending import usd
+
+    first = [sums.modes.get(mode) for mode in _MODES] + [sums.first_refused]
+    return [
+        *(f"call {one.number:,}" if one is not None else "" for one in first),
+        f"{sums.refused:,}" if sums.refused else "",
+        f"{sums.spent.tokens:,}",
+        usd(sums.spent.nano_usd) if sums.cost_usd is not None or sums.spent.nano_usd else "?",
+    ]
+
+
+def _remarks(total: Sums, *, has_budget: bool) -> Iterator[str]:
+    """What the figures do not say by themselves."""
+    if total.uncharged:
+        yield f"{total.uncharged:,} of {total.calls:,} calls cost nothing (refused, or failed)"
+    if total.estimated:
+        yield f"the usage of {total.estimated:,} calls is an estimate"
+    if total.shorter:
+        yield f"{total.shorter:,} answers would have ended earlier"
+    if not has_budget:
+        yield "no session has a budget: --session-budget N, or budget: in the configuration"
+    yield (
+        "Records hold no text: which messages would be cut, and what that and shorter tool results save, they cannot "
+        "tell, so all here is the most. The requests themselves can: gateway replay FILE"
+    )

@@ -1,0 +1,266 @@
+"""What is opened from settings: stores, tables, counters, the way to providers and to webhooks.
+
+Whoever needs one of them and no server, as most commands do, imports this and not `gateway.wiring`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from urllib.parse import urlsplit
+
+from gateway import catalog, config
+from gateway.core.counting.cache import CountCache
+from gateway.core.counting.estimate import Estimator
+from gateway.core.errors import ConfigError
+from gateway.core.ports import Store, Upstream
+from gateway.core.retrying import BreakerPolicy, RetryPolicy
+from gateway.core.routing import ModelFacts, Route
+from gateway.core.signing import signing_key
+from gateway.counters.registry import Counters, is_dotted_path
+from gateway.inspection import Inspector
+from gateway.planning import Planner, Threads
+from gateway.policies import context_policy, routes_of, table_names
+from gateway.stores.learner import Learner
+from gateway.stores.memory import MemoryStore
+from gateway.stores.sqlite import SqliteStore
+from gateway.telemetry import callbacks, otel
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.webhooks import SENDERS, Target, Webhook
+from gateway.upstream import http
+from gateway.upstream import litellm as translating
+from gateway.upstream.retrying import RetryingUpstream
+
+#: for the token counts of messages, the last ones seen
+_COUNTS_BYTES = 32 * 2**20
+
+#: how each provider's certificate is checked, as `http.HttpUpstream` takes it
+Tls = Mapping[str, ssl.SSLContext | bool]
+
+
+def open_store(settings: config.Settings) -> Store:
+    """The configured store. Needs a running event loop.
+
+    Raises:
+        StoreUnavailable: it cannot be opened.
+    """
+    path, timeout_s = settings.store.sqlite_path, settings.store.timeout_ms / 1000
+    if settings.store.is_redis:
+        from gateway.stores.redis import RedisStore  # noqa: PLC0415  # only whoever uses one needs its client
+
+        return RedisStore(settings.store.url, timeout_s=timeout_s, ttl_s=settings.sessions.ttl_s)
+    if path is None:
+        return MemoryStore()
+    return SqliteStore(path, timeout_s=timeout_s)
+
+
+def open_catalog(settings: config.Settings) -> catalog.Catalog:
+    """The model tables on disk."""
+    families = config.families()
+    tables = catalog.Catalog(
+        config.model_facts(),
+        catalog.load_litellm_table(),
+        tokenizers=lambda route: families.of(route.model, route.provider, "chat").tokenizer,
+    )
+    tables.rename(table_names(settings))
+    return tables
+
+
+def add_counters(counters: Counters, settings: config.Settings) -> None:
+    """Make the token counters known that routes name by their dotted path.
+
+    Raises:
+        ConfigError: one of them cannot be made; the problem names the route.
+    """
+    problems = []
+    for index, row in enumerate(settings.models):
+        if row.tokenizer is not None and is_dotted_path(row.tokenizer):
+            try:
+                counters.add(row.tokenizer)
+            except ConfigError as error:
+                problems += [f"models.{index}.tokenizer: {problem}" for problem in error.problems]
+    if problems:
+        raise ConfigError(problems)
+
+
+def estimator_of(counters: Counters) -> Estimator:
+    """An estimator that counts with these; token tables are loaded when they are first needed."""
+    return Estimator(config.families(), counters.counter, CountCache(_COUNTS_BYTES, threading.Lock()))
+
+
+@contextmanager
+def inspector_of(settings: config.Settings) -> Iterator[Inspector]:
+    """An inspector that needs no running gateway, and so knows nothing learned. Needs a running event loop.
+
+    Raises:
+        ConfigError: a file that stands beside the configuration, or a token counter it names, is wrong.
+    """
+    counters = Counters()
+    add_counters(counters, settings)
+    facts = open_catalog(settings).facts
+    planner = planner_of(settings, counters, estimator_of(counters), Learner(MemoryStore()), facts)
+    try:
+        yield Inspector(planner, routes_of(settings), facts)
+    finally:
+        planner.close()
+
+
+def planner_of(
+    settings: config.Settings,
+    counters: Counters,
+    estimator: Estimator,
+    learner: Learner,
+    facts: Callable[[Route], ModelFacts],
+    *,
+    threads: Threads | None = None,
+) -> Planner:
+    """The planner under these settings. `threads`: None makes some of its own."""
+    return Planner(
+        estimator,
+        counters.is_loaded,
+        learner,
+        context_policy(settings, facts),
+        deadline_s=settings.context.deadline_ms / 1000,
+        clock=time.monotonic,
+        threads=threads,
+    )
+
+
+def upstream_of(name: str, row: config.Provider) -> Upstream:
+    """The connections to a provider. Needs a running event loop.
+
+    Raises:
+        ConfigError: its certificate authorities cannot be read.
+    """
+    rows = {name: row}
+    return upstreams_of(rows, tls_contexts(rows))[name]
+
+
+def tls_contexts(rows: Mapping[str, config.Provider]) -> Tls:
+    """How the certificate of each provider is checked.
+
+    Raises:
+        ConfigError: the certificate authorities of one cannot be read.
+    """
+    contexts, problems = {}, []
+    for name, row in rows.items():
+        ca_file = str(row.tls.ca_file.expanduser()) if row.tls.ca_file else None
+        try:
+            contexts[name] = http.tls_context(verify=row.tls.verify, ca_file=ca_file)
+        except OSError as error:
+            problems.append(f"providers.{name}.tls.ca_file: {ca_file} cannot be used: {error}")
+    if problems:
+        raise ConfigError(problems)
+    return contexts
+
+
+def upstreams_of(rows: Mapping[str, config.Provider], tls: Tls) -> dict[str, RetryingUpstream]:
+    """The connections to all providers, with what `tls_contexts` made for them. Needs a running event loop."""
+    return {
+        name: RetryingUpstream(
+            name,
+            _translated(name, row) if row.adapter == "litellm" else _plain(name, row, tls=tls[name]),
+            RetryPolicy(row.retries),
+            BreakerPolicy(row.breaker.failures, row.breaker.open_s),
+        )
+        for name, row in rows.items()
+    }
+
+
+def webhooks_of(rows: Sequence[config.Webhook], metrics: Metrics | None) -> list[Webhook]:
+    """The webhooks. Needs a running event loop."""
+    return [_webhook_of(row, metrics) for row in rows]
+
+
+def _webhook_of(row: config.Webhook, metrics: Metrics | None) -> Webhook:
+    shown = urlsplit(row.url).netloc.rpartition("@")[2]
+    target = Target(
+        url=row.url,
+        shown=shown,
+        events=frozenset(row.events),
+        key=signing_key(row.secret.get_secret_value()) if row.secret is not None else None,
+        headers=[(name.encode(), value.encode()) for name, value in row.headers.items()],
+        timeout_s=row.timeout_s,
+    )
+    limits = http.Limits(row.timeout_s, row.timeout_s, row.timeout_s)
+    upstream = http.HttpUpstream(shown, row.url, limits, max_connections=SENDERS, proxy=http.proxy_for(row.url))
+    return Webhook(target, upstream, counted=metrics.sent if metrics is not None else lambda _: None)
+
+
+def problems_of(settings: config.Settings) -> list[str]:
+    """Everything that is wrong with these settings and with what they name. Opens neither store nor connections."""
+    looks: list[Callable[[], object]] = [
+        config.model_facts,
+        config.families,
+        partial(config.refuse_open_door, settings),
+        partial(add_counters, Counters(), settings),
+        partial(callbacks.made, settings.callbacks.observers),
+        partial(tls_contexts, settings.providers),
+    ]
+    if settings.telemetry.otel:
+        looks.append(otel.load_packages)
+    problems = []
+    for look in looks:
+        try:
+            look()
+        except ConfigError as error:
+            problems += error.problems
+    return problems + translation_problems(settings)
+
+
+def translation_problems(settings: config.Settings) -> list[str]:
+    """What is wrong with the providers that litellm is to speak to; loads it where there is one."""
+    names = {name: row.litellm or name for name, row in settings.providers.items() if row.adapter == "litellm"}
+    if not names:
+        return []
+    try:
+        known = translating.library.load().providers
+    except ImportError as error:
+        return [f"providers.{name}.adapter: litellm cannot be loaded: {error}" for name in names]
+    return [
+        f"providers.{name}.litellm: litellm knows no provider {theirs!r}"
+        + "".join(f" (did you mean {close}?)" for close in difflib.get_close_matches(theirs, known, n=1))
+        for name, theirs in names.items()
+        if theirs not in known
+    ]
+
+
+def _plain(name: str, row: config.Provider, *, tls: ssl.SSLContext | bool) -> Upstream:
+    """A provider that speaks the formats of its callers."""
+    return http.HttpUpstream(
+        name,
+        row.base_url,
+        http.Limits(row.timeout_s.connect, row.timeout_s.first_byte, row.timeout_s.between_bytes),
+        max_connections=row.max_connections,
+        tls=tls,
+        proxy=http.proxy_for(row.base_url),
+    )
+
+
+def _translated(name: str, row: config.Provider) -> Upstream:
+    """A provider that speaks another."""
+    return translating.LitellmUpstream(
+        translating.Settings(
+            name,
+            provider=row.litellm or name,
+            base_url=row.base_url,
+            headers=frozenset(header.encode() for header in row.headers),
+            is_keyless=row.auth == "none",
+            options=row.options,
+            connect_s=row.timeout_s.connect,
+            first_byte_s=row.timeout_s.first_byte,
+            between_bytes_s=row.timeout_s.between_bytes,
+        )
+    )
+
+
+def logs_json(settings: config.Settings) -> bool:
+    """Whether the log is JSON lines: as configured, or where stderr is no terminal."""
+    form = settings.telemetry.log.format
+    return form == "json" or (form == "auto" and not sys.stderr.isatty())

@@ -1,0 +1,86 @@
+"""What every handler of /api is wrapped in: who asks, what a reload replaces, answers and faults as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.catalog import Catalog
+from gateway.core import errors
+from gateway.core.routing import Routes
+from gateway.core.spending import BudgetPolicy
+from gateway.core.steps import Agent
+from gateway.dialects import openai_errors
+from gateway.inspection import Inspector
+from gateway.server import headers as ours
+from gateway.server.auth import Access, Authenticator
+from gateway.server.keyring import KeyRing
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+_NO_STORE: Final = {"cache-control": "no-store"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a reload replaces."""
+
+    authenticator: Authenticator
+    keys: KeyRing
+    routes: Routes
+    catalog: Catalog
+    inspector: Inspector
+    budget: BudgetPolicy
+    max_body: int
+    body_timeout_s: float
+    agents: Mapping[str, Agent] = field(default_factory=dict)
+
+
+def wrapped(rules: Callable[[], Rules], handler: Callable[[Request, Access], Awaitable[Any]]) -> Handler:
+    """The handler behind the question who asks, its answer as JSON and its faults as errors."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            return _answer(await handler(request, await accessed(rules, request)))
+        except errors.GatewayError as fault:
+            return fault_response(fault)
+
+    return handle
+
+
+async def accessed(rules: Callable[[], Rules], request: Request) -> Access:
+    """What whoever asks may see and do.
+
+    Raises:
+        Unauthenticated, Forbidden: nothing.
+    """
+    peer = request.client.host if request.client else None
+    await rules().keys.ready()
+    return rules().authenticator.api(request.scope["headers"], peer)
+
+
+def fault_response(fault: errors.GatewayError) -> Response:
+    """An error of ours on a path that no dialect speaks."""
+    headers = {name.decode(): value.decode() for name, value in ours.of_fault(fault)}
+    return Response(openai_errors.body(fault), fault.status, {**headers, **_NO_STORE}, "application/json")
+
+
+def _answer(found: Any) -> Response:
+    if isinstance(found, Response):
+        return found
+    return _text(found) if isinstance(found, str) else _json(found)
+
+
+def _text(text: str) -> Response:
+    """What a tool said, for whoever asks; a browser must not take it for a page."""
+    headers = {**_NO_STORE, "x-content-type-options": "nosniff", "content-security-policy": "sandbox"}
+    return Response(text.encode("utf-8", "replace"), media_type="text/plain; charset=utf-8", headers=headers)
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json", headers=_NO_STORE)

@@ -1,0 +1,185 @@
+"""The JSON shapes of /api and the command line: sessions, budgets, tools, calls, models. No texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from gateway.catalog import Catalog
+from gateway.core.counting.context import NO_WEIGHT
+from gateway.core.ledger import Standing
+from gateway.core.modes import mode_for
+from gateway.core.ports import OPEN_NAMESPACE, CallRecord, SessionKey, SessionView
+from gateway.core.routing import ModelFacts, Route, Routes
+from gateway.core.spending import remaining_fraction, usd
+from gateway.core.usage import Totals, Usage
+from gateway.inspection import context_json
+from gateway.server.auth import Access
+
+#: tools that are listed in their order
+_RECENT_TOOLS: Final = 20
+
+
+def session_json(view: SessionView, access: Access, stands: Standing) -> dict[str, Any]:
+    """A session as /api and the command line show it."""
+    totals = view.totals
+    return {
+        "id": shown_id(view.key, access),
+        "created_at": time_text(view.created_at),
+        "last_call_at": time_text(view.last_call_at),
+        "calls": totals.calls,
+        "calls_under_way": stands.held.calls,
+        "cumulative_token_usage": totals_json(totals),
+        "usage_source": totals.source,
+        "cost_usd": None if totals.unpriced_calls else f"{totals.cost_usd:.6f}",
+        "saved_by_trimming": {"input_tokens": totals.saved_tokens, "calls": totals.trimmed_calls},
+        "used_with_children": {"tokens": stands.used.tokens, "calls": stands.used.calls},
+        **budget_json(stands),
+        "derived_id": view.derived,
+    }
+
+
+def session_tools_json(view: SessionView, records: Sequence[CallRecord]) -> dict[str, Any]:
+    """The tools that a session called, and what is in its context of their results. `records`: of its last calls."""
+    calls, weighed = view.tools.calls, next((one.context for one in records if one.context is not None), None)
+    weights = weighed.tool_weights if weighed is not None else {}
+    names = sorted({*calls, *weights}, key=lambda name: (-calls.get(name, 0), name))
+    found = {}
+    for name in names:
+        weight = weights.get(name, NO_WEIGHT)
+        found[name] = {"calls": calls.get(name, 0), "result_tokens": weight.tokens, "results": weight.results}
+    return {"recent_tools": view.tools.recent[-_RECENT_TOOLS:], "tools": found}
+
+
+def budget_json(stands: Standing) -> dict[str, Any]:
+    """What a session may spend, and the mode its tool results are in for that; null where nothing is limited."""
+    if stands.limits.is_none:
+        return {"budget": None, "response_mode": "raw"}
+    limits, used = stands.limits, stands.used
+    return {
+        "budget": {
+            "tokens": limits.tokens,
+            "usd": usd(limits.nano_usd) if limits.nano_usd is not None else None,
+            "calls": limits.calls,
+            "used": {"tokens": used.tokens, "usd": usd(used.nano_usd), "calls": used.calls},
+            "held": stands.held.tokens,
+            "remaining": stands.left("tokens"),
+            "used_fraction": round(stands.used_fraction or 0.0, 4),
+            "resets_in_s": round(stands.resets_s) if stands.resets_s is not None else None,
+        },
+        "response_mode": mode_for(remaining_fraction([stands])),
+    }
+
+
+def totals_json(totals: Totals) -> dict[str, int]:
+    """The sums of a session."""
+    return {
+        "input_tokens": totals.input_tokens,
+        "output_tokens": totals.output_tokens,
+        "total_tokens": totals.total_tokens,
+        "cache_read_tokens": totals.cache_read_tokens,
+        "cache_write_tokens": totals.cache_write_tokens,
+        "reasoning_tokens": totals.reasoning_tokens,
+        "estimated_tokens": totals.estimated_tokens,
+    }
+
+
+def call_json(record: CallRecord, access: Access) -> dict[str, Any]:
+    """A call record as /api shows it."""
+    charge = record.charge
+    cost = charge.cost_usd if charge else None
+    return {
+        "request_id": record.request_id,
+        "call_id": record.call_id,
+        "session": shown_id(record.session, access) if record.session else None,
+        "started_at": time_text(record.started_at),
+        "dialect": record.dialect,
+        "operation": record.operation,
+        "provider": record.provider,
+        "model": record.model,
+        "response_model": record.response_model,
+        "stream": record.stream,
+        "status": record.status,
+        "outcome": record.outcome,
+        "error_code": record.error_code,
+        "finish_reason": record.finish_reason,
+        "tools": record.tools,
+        "response_mode": record.mode,
+        "active_step": record.step,
+        "usage": _usage_json(charge.usage) if charge else None,
+        "usage_source": charge.source if charge else None,
+        "cost_usd": f"{cost:.6f}" if cost is not None else None,
+        "overhead_ms": round(record.overhead_s * 1000, 3),
+        "first_byte_ms": round(record.first_byte_s * 1000, 3) if record.first_byte_s is not None else None,
+        "duration_ms": round(record.duration_s * 1000, 3),
+        "request_bytes": record.request_bytes,
+        "response_bytes": record.response_bytes,
+        "notes": record.notes,
+        "context": context_json(record.context, explain=False) if record.context is not None else None,
+    }
+
+
+def _usage_json(usage: Usage) -> dict[str, int]:
+    return {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "total_tokens": usage.total_tokens,
+        "cache_read_tokens": usage.cache_read_tokens,
+        "cache_write_tokens": usage.cache_write_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
+    }
+
+
+def models_json(routes: Routes, catalog: Catalog, wanted: str) -> Iterator[dict[str, Any]]:
+    """The models of the configured providers whose name contains `wanted`, under the name a client asks for."""
+    own = dict.fromkeys(routes.names())
+    for name in own:
+        if wanted in name:
+            route = routes.resolve(name)
+            yield model_json(name, route, catalog.facts(route))
+    for provider, model in catalog.offered(routes.providers, wanted):
+        name = model if routes.leads_to(model, provider) else f"{provider}/{model}"
+        if name in own:
+            continue
+        route = routes.resolve(name)
+        yield model_json(name, route, catalog.facts(route))
+
+
+def model_json(name: str, route: Route, facts: ModelFacts) -> dict[str, Any]:
+    """A model as /api/models and `gateway models` show it. Prices in USD per million tokens."""
+    price: Mapping[str, Any] | None = None
+    if facts.price is not None:
+        rates = facts.price.rates
+        price = {
+            part: f"{(value * 1_000_000).normalize():f}" if value is not None else None
+            for part, value in (
+                ("input", rates.input),
+                ("output", rates.output),
+                ("cache_read", rates.cache_read),
+                ("cache_write", rates.cache_write),
+                ("cache_write_1h", rates.cache_write_1h),
+            )
+        }
+    return {
+        "model": name,
+        "provider": route.provider,
+        "name": route.model,
+        "window": facts.window,
+        "output": facts.output,
+        "tokenizer": facts.tokenizer,
+        "price": price,
+        "reasoning": facts.reasoning,
+        "sources": facts.sources or {},
+    }
+
+
+def shown_id(key: SessionKey, access: Access) -> str:
+    """A session's name for whoever asks: those who see all see whose it is."""
+    bare = access.namespace is not None or key.namespace == OPEN_NAMESPACE
+    return key.id if bare else f"{key.namespace}/{key.id}"
+
+
+def time_text(seconds: float) -> str:
+    """Seconds since the epoch as /api writes them."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

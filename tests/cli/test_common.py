@@ -1,0 +1,105 @@
+"""What the commands share: tables for terminals of any width, what a terminal is not told, JSON for any encoding."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+
+import pytest
+import typer
+
+from gateway.cli.common import Exit, print_json, print_table, quoted, stop
+
+Printed = Callable[[], str]
+
+
+@pytest.fixture
+def stdout(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Printed]:
+    """`stdout(width=…)`: a terminal of that width, `stdout(encoding=…)`: a pipe. What it gives tells what was printed."""
+
+    def replace(width: int | None = None, encoding: str = "utf-8") -> Printed:
+        raw = io.BytesIO()
+        stream = _Terminal(raw, encoding=encoding) if width else io.TextIOWrapper(raw, encoding=encoding)
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setenv("TERM", "xterm")
+        if width:
+            monkeypatch.setenv("COLUMNS", str(width))
+
+        def printed() -> str:
+            stream.flush()
+            return raw.getvalue().decode(encoding)
+
+        return printed
+
+    return replace
+
+
+class _Terminal(io.TextIOWrapper):
+    def isatty(self) -> bool:
+        return True
+
+
+LONG = "x" * 255
+
+
+def test_in_a_narrow_terminal_a_name_is_folded_and_a_number_never(stdout: Callable[..., Printed]) -> None:
+    printed = stdout(width=42)
+    print_table(("name", "tokens", "calls"), [[LONG, "9,007,199,254,740,992", "1"]], right=("tokens", "calls"))
+    lines = printed().splitlines()
+    assert max(map(len, lines[1:])) == 42
+    assert lines[1].split() == ["x" * 12, "9,007,199,254,740,992", "1"]
+    assert "".join(line.split()[0] for line in lines[1:]) == LONG
+
+
+def test_numbers_that_a_terminal_is_too_narrow_for_make_longer_lines(stdout: Callable[..., Printed]) -> None:
+    printed = stdout(width=20)
+    print_table(("name", "in", "out"), [["a", "1,000,000,000", "2,000,000,000"]], right=("in", "out"))
+    assert printed().splitlines()[1].split() == ["a", "1,000,000,000", "2,000,000,000"]
+
+
+def test_in_a_pipe_nothing_is_folded(stdout: Callable[..., Printed]) -> None:
+    printed = stdout()
+    print_table(("name", "model"), [[LONG, LONG]] * 2)
+    assert [line.split() for line in printed().splitlines()[1:]] == [[LONG, LONG]] * 2
+
+
+def test_a_table_without_names_of_columns_has_no_line_for_them(stdout: Callable[..., Printed]) -> None:
+    printed = stdout()
+    print_table(("", ""), [["id", "s"]])
+    assert printed().split() == ["id", "s"]
+    assert not printed().startswith(" ")
+
+
+def test_a_terminal_follows_nothing_that_stands_in_a_cell(stdout: Callable[..., Printed]) -> None:
+    printed = stdout()
+    print_table(("model",), [["mo\x1b[2Jck\x07\nnl\u202eabc"]])
+    assert printed().splitlines()[1].strip() == "mo?[2Jck??nl?abc"
+
+
+def test_what_an_encoding_does_not_have_is_replaced_in_a_table(stdout: Callable[..., Printed]) -> None:
+    printed = stdout(encoding="ascii")
+    print_table(("model",), [["模型-1"]])
+    assert printed().splitlines()[1].strip() == "??-1"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
+def test_json_is_whole_in_every_encoding(encoding: str, stdout: Callable[..., Printed]) -> None:
+    printed = stdout(encoding=encoding)
+    print_json({"model": "模型\u2028"})
+    assert json.loads(printed()) == {"model": "模型\u2028"}
+    assert ("模" in printed()) == (encoding == "utf-8")
+
+
+def test_a_complaint_is_shown_and_not_followed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        stop("one\x1b[2J\ntwo", Exit.USAGE)
+    assert ended.value.exit_code == 2
+    assert capsys.readouterr().err == "one?[2J\ntwo\n"
+
+
+def test_of_long_words_of_a_user_the_beginning_is_repeated_and_how_long_they_are() -> None:
+    assert quoted("a b") == '"a b"'
+    assert quoted("a\nb") == '"a?b"'
+    assert quoted(LONG * 10) == f'"{"x" * 80}…" (2,550 characters)'

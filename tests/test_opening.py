@@ -1,0 +1,98 @@
+"""What is opened from settings, without a server."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import config
+from gateway.core.errors import ConfigError
+from gateway.counters.registry import Counters
+from gateway.opening import add_counters, open_store, problems_of, tls_contexts
+from gateway.stores.memory import MemoryStore
+from gateway.stores.sqlite import SqliteStore
+
+
+def settings(**flags: Any) -> config.Settings:
+    """Those of a machine without a configuration, and these; `__` stands for a dot."""
+    dotted = {name.replace("__", "."): value for name, value in flags.items()}
+    return config.load(environment={}, search=False, flags=dotted).settings
+
+
+def test_commands_that_serve_nothing_load_no_server() -> None:
+    code = "import sys, gateway.opening; print({'starlette', 'uvicorn', 'gateway.server'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize(("url", "kind"), [("memory://", MemoryStore), ("sqlite://{}/gateway.db", SqliteStore)])
+async def test_the_store_is_the_configured_one(url: str, kind: type, tmp_path: Path) -> None:
+    store = open_store(settings(store__url=url.format(tmp_path)))
+    assert type(store) is kind
+    await store.ping()
+    await store.aclose()
+
+
+def test_certificates_are_checked_as_each_provider_says() -> None:
+    authorities = Path(ssl.get_default_verify_paths().openssl_cafile)
+    if not authorities.is_file():
+        pytest.skip("this machine has no file of authorities")
+    rows = {
+        "usual": {"base_url": "https://a.example.org"},
+        "anybody": {"base_url": "https://b.example.org", "tls": {"verify": False}},
+        "own": {"base_url": "https://c.example.org", "tls": {"ca_file": str(authorities)}},
+    }
+    found = tls_contexts(settings(built_in_providers=False, default_provider="own", providers=rows).providers)
+    assert (found["usual"], found["anybody"]) == (True, False)
+    own = found["own"]
+    assert isinstance(own, ssl.SSLContext)
+    assert own.verify_mode is ssl.CERT_REQUIRED
+
+
+def test_every_file_of_authorities_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.pem"
+    empty.write_text("")
+    files = {"gone": tmp_path / "gone.pem", "empty": empty, "folder": tmp_path}
+    rows = {name: {"base_url": "https://a.example.org", "tls": {"ca_file": str(f)}} for name, f in files.items()}
+    with pytest.raises(ConfigError) as refused:
+        tls_contexts(settings(built_in_providers=False, default_provider="gone", providers=rows).providers)
+    wanted = [f"providers.{name}.tls.ca_file: {file} cannot be used" for name, file in files.items()]
+    assert [problem.rpartition(": [")[0] or problem for problem in refused.value.problems] == wanted
+
+
+def test_every_route_whose_counter_cannot_be_made_is_named() -> None:
+    models = [{"match": str(number), "provider": "openai", "tokenizer": "no.such:Thing"} for number in range(2)]
+    with pytest.raises(ConfigError) as refused:
+        add_counters(Counters(), settings(models=models))
+    assert [problem.partition(": ")[0] for problem in refused.value.problems] == [
+        "models.0.tokenizer",
+        "models.1.tokenizer",
+    ]
+
+
+def test_no_look_hides_what_another_finds() -> None:
+    wrong = settings(
+        server__host="0.0.0.0",
+        providers__openai__key="sk-0123456789abcdef",
+        providers__openai__tls={"ca_file": "/no/such.pem"},
+        providers__aws={"adapter": "litellm", "litellm": "bedrok"},
+        callbacks__observers=["no.such.Thing", "json.dumps"],
+        models=[{"match": "own", "provider": "openai", "tokenizer": "no.such:Thing"}],
+    )
+    assert [problem.partition(": ")[0] for problem in problems_of(wrong)] == [
+        "auth.keys",
+        "models.0.tokenizer",
+        "callbacks.observers[0]",
+        "callbacks.observers[1]",
+        "providers.openai.tls.ca_file",
+        "providers.aws.litellm",
+    ]
+
+
+def test_nothing_is_wrong_without_a_configuration() -> None:
+    assert problems_of(settings()) == []
