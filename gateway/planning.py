@@ -224,7 +224,7 @@ class Planner:
         last = max(0, len(fresh) - 1) if is_worth_keeping(contents.array or b"") else 0
         if last > 0:
             before = estimator.sums(request, fresh[:last], keys[:last], before)
-            begun = Beginning(contents.settled, known + keys[:last], kind, before)
+            begun = Beginning(contents.settled, contents.bounds, known + keys[:last], kind, before)
             self.known.keep(contents.wire, begun, instead_of=start)
         return estimator.sums(request, fresh[last:], keys[last:], before), known + keys
 
@@ -239,6 +239,7 @@ class Planner:
             pinned=view.held | view.indices(contents.pinned),
             priorities=dict.fromkeys(view.stale, 0.0) | priorities,
             keep_last_turns=self.policy.keep_last_turns,
+            unmarked=_unmarked(contents),
         )
 
     async def message_tokens(self, asked: Asked) -> list[int]:
@@ -275,6 +276,12 @@ class Planner:
 def _keys_of(view: View, contents: Contents, keys: Sequence[bytes]) -> tuple[bytes, ...]:
     """Those of the messages; `keys`: of the elements."""
     return tuple(keys) if contents.wire == "chat" else keys_of(view.messages)
+
+
+def _unmarked(contents: Contents) -> int:
+    """How many chat messages at the beginning surely have no cache marks."""
+    start = contents.start if contents.wire == "chat" and contents.is_as_known else None
+    return len(start.keys) if start is not None else 0
 
 
 async def _run_in(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:

@@ -84,7 +84,7 @@ def test_it_is_the_same_whatever_is_known_of_the_beginning(wire: Wire) -> None:
             if draw.random() < 0.8 and found.fresh:
                 begun = found.start.keys if found.start is not None else ()
                 keys = begun + keys_of(found.fresh[:-1])
-                known.keep(wire, Beginning(found.settled, keys, "kind", Sums()), instead_of=found.start)
+                known.keep(wire, Beginning(found.settled, found.bounds, keys, "kind", Sums()), instead_of=found.start)
     assert len(finder._known) > 20
 
 

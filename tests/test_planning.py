@@ -16,9 +16,11 @@ from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimate, Estimator
 from gateway.core.counting.measure import TokenCounter, Wire
 from gateway.core.counting.request import read_request
-from gateway.core.plan import ContextPolicy, Wishes
+from gateway.core.fitting.epochs import FitPolicy
+from gateway.core.fitting.recall import Recall
+from gateway.core.plan import ContextPolicy, Plan, Wishes
 from gateway.core.routing import ModelFacts, Route
-from gateway.core.session import Remembered
+from gateway.core.session import Remembered, SessionState
 from gateway.dialects.base import Call
 from gateway.dialects.contents import Contents, contents_of
 from gateway.dialects.fields import read_fields
@@ -48,13 +50,13 @@ class Letters:
 class World:
     """A planner that remembers, and its counters."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: ContextPolicy | None = None) -> None:
         self.counters: dict[str, Letters] = {}
         self.planner = Planner(
             Estimator(FAMILIES, self.counter, CountCache()),
             lambda _: True,
             Learner(MemoryStore()),
-            ContextPolicy(),
+            policy or ContextPolicy(),
             deadline_s=60,
             clock=time.monotonic,
         )
@@ -274,3 +276,48 @@ async def test_where_little_is_new_a_large_request_is_weighed_in_the_loop(world:
     await world.estimate(body_of(messages + turn(1)), tokenizer="cl100k")
     assert ticks > before
     ticking.cancel()
+
+
+# --- nor does what is sent --------------------------------------------------------------------------------------------
+
+
+def _said(turn: int) -> list[dict[str, Any]]:
+    """A call and its result; every seventh turn the user says something, and some messages have cache marks."""
+    asked = [{"role": "user", "content": f"Which code has town {turn % 5}, and is PLZ{turn - 9} right?"}]
+    call = {"id": f"c{turn}", "type": "function", "function": {"name": "look", "arguments": f'{{"town": {turn % 5}}}'}}
+    rows = [{"town": n % 5, "code": f"PLZ{turn * 10 + n}", "note": "some words " * 9} for n in range(4)]
+    result: dict[str, Any] = {"role": "tool", "tool_call_id": f"c{turn}", "content": json.dumps(rows)}
+    text = f"Town {turn % 5} it is, code PLZ{turn} I think, as hotel{turn}.example says. " * 2
+    said = {"role": "assistant", "content": text, "tool_calls": [call]}
+    return [*(asked if turn % 7 == 0 else []), said, result | (MARK if turn % 11 == 5 else {})]
+
+
+@pytest.mark.parametrize("recall", ["off", "said", "all"])
+async def test_a_gateway_that_followed_the_session_sends_what_a_fresh_one_does(recall: Recall) -> None:
+    policy = ContextPolicy(fit=FitPolicy(recall=recall))
+
+    async def planned(world: World, body: bytes, state: SessionState) -> Plan:
+        contents = world.contents(body)
+        asked = Asked(contents, Route("p", "gpt-4o"), ModelFacts(), Wishes(budget=4000), len(body))
+        return await world.planner.plan(asked, Remembered(state))
+
+    warm, state = World(policy), SessionState()
+    messages: list[dict[str, Any]] = [LONG, {"role": "user", "content": "Find the codes of all towns."}]
+    cuts = resumed = recalled = 0
+    for turn in range(60):
+        messages += _said(turn)
+        if turn == 40:
+            messages[-6:] = []  # the client goes back, and on in another way
+        body = body_of(messages)
+        cold = World(policy)
+        first, second = await planned(warm, body, state), await planned(cold, body, state)
+        cold.planner.close()
+        assert first == second
+        cuts, resumed = cuts + (first.epoch is not None), resumed + (first.messages is not None)
+        recalled += first.context.trimmed.get("recall", 0)
+        if first.epoch is not None:
+            state = state.with_epoch(first.epoch, instead_of=first.resumed)
+    warm.planner.close()
+    assert cuts
+    assert resumed > cuts // 2
+    assert (recalled > 0) == (recall != "off")

@@ -18,11 +18,34 @@ from typing import NamedTuple, Protocol
 from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES, Message, Sketch, digest, encode, keys_of, marked_of, sketch
 
 
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What messages are, and which belong together: all that depends on their order alone."""
+
+    sketches: tuple[Sketch, ...] = ()
+    #: where each unit starts and stops
+    spans: tuple[tuple[int, int], ...] = ()
+    #: system texts, and what nobody can read
+    fixed: frozenset[int] = frozenset()
+    #: messages of the user
+    users: tuple[int, ...] = ()
+
+    def plus(self, more: Sequence[Sketch]) -> Outline:
+        """The outline with these messages behind the others."""
+        sketches = (*self.sketches, *more)
+        numbered = list(enumerate(more, len(self.sketches)))
+        fixed = [index for index, one in numbered if one.role in SYSTEM_ROLES or not one.is_known]
+        users = [index for index, one in numbered if one.role == "user"]
+        # only the last unit may go on in what follows
+        closed, start = self.spans[:-1], self.spans[-1][0] if self.spans else 0
+        return Outline(sketches, (*closed, *_spans(sketches, start)), self.fixed.union(fixed), (*self.users, *users))
+
+
 class SketchBook(Protocol):
     """Reads messages, and may remember what it has read under their keys."""
 
-    def sketches(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> Sequence[Sketch]:
-        """A sketch of each message."""
+    def outline(self, keys: tuple[bytes, ...], messages: Sequence[bytes]) -> Outline:
+        """What the messages are together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +107,7 @@ class Conversation:
         pinned: Collection[int] = (),
         priorities: Mapping[int, float] | None = None,
         keep_last_turns: int = 1,
+        unmarked: int = 0,
     ) -> Conversation:
         """The messages of a chat request, each as it stands in the body.
 
@@ -96,6 +120,7 @@ class Conversation:
                 else is touched. A unit goes first if this was said of one of its messages and nothing more of another.
             keep_last_turns: a turn begins with a user's message. 1 keeps the last user's message and what the
                 conversation ends with; 2 also the whole turn before, and so on.
+            unmarked: so many at the beginning are known to have no cache marks.
 
         Raises:
             ValueError: a priority is negative or no number.
@@ -103,7 +128,7 @@ class Conversation:
         if priorities and not all(priority >= 0 for priority in priorities.values()):
             raise ValueError("a priority is 0 or more")
         known = keys if keys is not None else keys_of(messages)
-        marked = marked_of(messages)
+        marked = frozenset(index + unmarked for index in marked_of(messages[unmarked:]))
         return cls(tuple(messages), known, marked, frozenset(pinned), priorities or {}, keep_last_turns, reader)
 
     @classmethod
@@ -131,16 +156,21 @@ class Conversation:
         return Conversation(self.messages[:size], self.keys[:size], marked, book=self.book)
 
     @cached_property
+    def outline(self) -> Outline:
+        """What the messages are together."""
+        if self.book is None:
+            return Outline().plus([sketch(raw) for raw in self.messages])
+        return self.book.outline(self.keys, self.messages)
+
+    @property
     def sketches(self) -> Sequence[Sketch]:
         """What each message is."""
-        if self.book is None:
-            return [sketch(raw) for raw in self.messages]
-        return self.book.sketches(self.keys, self.messages)
+        return self.outline.sketches
 
-    @cached_property
-    def spans(self) -> tuple[tuple[int, int], ...]:
+    @property
+    def spans(self) -> Sequence[tuple[int, int]]:
         """Where each unit starts and stops."""
-        return tuple(_spans(self.sketches))
+        return self.outline.spans
 
     @cached_property
     def pinned(self) -> frozenset[int]:
@@ -148,14 +178,13 @@ class Conversation:
 
         System texts, unknown roles, the last turns, what the conversation ends with, what the client wants.
         """
-        sketches = self.sketches
-        must = {index for index, one in enumerate(sketches) if one.role in SYSTEM_ROLES or not one.is_known}
-        users = [index for index, one in enumerate(sketches) if one.role == "user"]
+        outline = self.outline
+        must, users = set(outline.fixed), outline.users
         if users:
             must.update(range(users[-max(1, self.keep_last_turns) :][0], users[-1] + 1))
-        if self.spans:
-            must.update(range(*self.spans[-1]))
-        must.update(index for index in self.wanted if 0 <= index < len(sketches))
+        if outline.spans:
+            must.update(range(*outline.spans[-1]))
+        must.update(index for index in self.wanted if 0 <= index < len(outline.sketches))
         return frozenset(must)
 
     @cached_property
@@ -196,7 +225,7 @@ class Conversation:
     @cached_property
     def task(self) -> int | None:
         """Index of the first user message: what the agent was asked to do."""
-        return next((index for index, one in enumerate(self.sketches) if one.role == "user"), None)
+        return next(iter(self.outline.users), None)
 
     def priority(self, unit: Unit) -> float:
         """The highest that was said of its messages; 1 where nothing was."""
@@ -209,9 +238,8 @@ class Conversation:
         return blake2b(b"".join(self.keys[:size]), digest_size=16, key=salted).hexdigest()
 
 
-def _spans(sketches: Sequence[Sketch]) -> Iterator[tuple[int, int]]:
-    """Calls with the results that follow them; everything else alone."""
-    start = 0
+def _spans(sketches: Sequence[Sketch], start: int) -> Iterator[tuple[int, int]]:
+    """Calls with the results that follow them; everything else alone. From `start` on, where a unit begins."""
     while start < len(sketches):
         stop = start + 1
         if sketches[start].calls:

@@ -37,6 +37,7 @@ PINNED: Final = "pinned"
 _MARK: Final = b'"x_gateway"'
 _NOTHING_KNOWN: Final = Beginnings(0)
 _SPACE: Final = b" \t\r\n"
+_BETWEEN: Final = b"," + _SPACE
 _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _MESSAGE: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -71,15 +72,35 @@ class Contents:
         """All messages or input items, without the client's marks; None where they are no array."""
         if self.start is None and self.rest is self.array:
             return self.fresh
+        if self.start is not None and self.is_as_known:
+            return self.start.messages + self.fresh
         return _split(self.array) if self.array is not None else None
+
+    @property
+    def is_as_known(self) -> bool:
+        """Whether the array is what is known of its beginning and the rest, without cache marks in either."""
+        text = self.start.text if self.start is not None else b""
+        array = self.array or b""
+        return len(text) + len(self.rest) == len(array) and array.startswith(text)
 
     @property
     def settled(self) -> bytes:
         """The array without cache marks, up to the end of its last message but one."""
         begun = self.start.text if self.start is not None else b""
-        last = len(self.fresh[-1]) if self.fresh else 0
-        messages = self.rest[:-1].rstrip(_SPACE)
-        return begun + messages[: len(messages) - last].rstrip(_SPACE).removesuffix(b",").rstrip(_SPACE)
+        return begun + self.rest[: self.bounds[-1] - len(begun)] if len(self.fresh) > 1 else begun
+
+    @cached_property
+    def bounds(self) -> tuple[int, ...]:
+        """Where each message but the last starts and stops in `settled`, one after the other."""
+        begun, known = (len(self.start.text), self.start.bounds) if self.start is not None else (0, ())
+        found, stop = list[int](), 0 if self.start is not None else 1
+        for raw in self.fresh[:-1]:
+            start = stop
+            while self.rest[start] in _BETWEEN:
+                start += 1
+            stop = start + len(raw)
+            found += [begun + start, begun + stop]
+        return (*known, *found)
 
     @property
     def marked(self) -> bool:

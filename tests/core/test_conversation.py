@@ -3,8 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gateway.core.conversation import Conversation
+from gateway.core.conversation import Conversation, Outline
 from gateway.core.message import encode, sketch
 
 
@@ -150,9 +152,9 @@ def test_prefixes_agree_up_to_the_first_difference_and_depend_on_the_salt() -> N
 
 def test_nothing_is_read_before_it_is_asked_for() -> None:
     class Book:
-        def sketches(self, keys: Any, messages: Any) -> Any:
+        def outline(self, keys: Any, messages: Any) -> Outline:
             read.append(len(messages))
-            return [sketch(raw) for raw in messages]
+            return Outline().plus([sketch(raw) for raw in messages])
 
     read: list[int] = []
     conversation = Conversation.of([encode(user())], Book())
@@ -176,3 +178,26 @@ def test_a_strange_result_between_a_call_and_its_result_does_not_part_them() -> 
         {"role": "user", "content": "on"},
     ]
     assert [(unit.start, unit.stop) for unit in Conversation.of_messages(messages).units] == [(0, 1), (1, 4), (4, 5)]
+
+
+MESSAGES = st.sampled_from(
+    [SYSTEM, user(), call("a"), call("a", "b"), call("a", "a"), result("a"), result("b"), result("z"), {"role": "odd"}]
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.lists(MESSAGES, max_size=5), max_size=5))
+def test_an_outline_that_grew_is_that_of_all_messages_at_once(parts: list[list[dict[str, Any]]]) -> None:
+    grown = Outline()
+    for part in parts:
+        grown = grown.plus([sketch(encode(message)) for message in part])
+    whole = Conversation.of_messages([message for part in parts for message in part])
+    assert grown == whole.outline
+    assert [index for span in grown.spans for index in range(*span)] == list(range(len(grown.sketches)))
+
+
+def test_messages_that_are_known_to_have_no_marks_are_not_looked_at_for_them() -> None:
+    marked = {**user(), "cache_control": {"type": "ephemeral"}}
+    raws = [encode(message) for message in (SYSTEM, user("a"), marked, user("b"), marked)]
+    assert Conversation.of(raws).marked == Conversation.of(raws, unmarked=2).marked == {2, 4}
+    assert Conversation.of(raws, unmarked=3).marked == {4}

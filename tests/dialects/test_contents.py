@@ -4,12 +4,19 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from gateway.core.counting.beginnings import Beginning, Beginnings
 from gateway.core.counting.measure import Wire
+from gateway.core.counting.sums import Sums
 from gateway.core.errors import InvalidRequest
+from gateway.core.message import keys_of, plain
 from gateway.dialects.base import Call
 from gateway.dialects.contents import MOST_MESSAGES, Contents, contents_of
 from gateway.dialects.fields import read_fields
+
+MARKED = b'{"role": "user", "cache_control": {"type": "ephemeral"}}'
 
 
 def call(body: Any) -> Call:
@@ -99,3 +106,26 @@ def test_messages_of_other_formats_are_marked_alike(wire: Wire, field: str) -> N
     with pytest.raises(InvalidRequest) as refused:
         contents({field: [{"role": "user", "x_gateway": {"priority": -1}}]}, wire)
     assert str(refused.value.param).startswith(f"{field}[0].x_gateway")
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.sampled_from([b'{"role":"user","content":"a"}', b"[1 , 2]", b'"x, y"', b"1.50", MARKED]), max_size=9),
+    st.sampled_from([b",", b", ", b" ,\n\t"]),
+    st.lists(st.integers(1, 12), max_size=4),
+)
+def test_messages_and_their_places_are_the_same_whatever_is_known_of_the_beginning(
+    rest: list[bytes], comma: bytes, ends: list[int]
+) -> None:
+    everything = [json.dumps({"role": "system", "content": "long " * 1000}).encode(), *rest]
+    known = Beginnings(2**20)
+    for end in [*ends, len(everything)]:
+        body = b'{"messages": [ ' + comma.join(everything[:end]) + b" ]}"
+        found = contents_of(call(body), "chat", known)
+        assert found is not None
+        assert found.messages == tuple(everything[:end])
+        plains = tuple(plain(raw) for raw in everything[:end])
+        settled = plains[:-1] if found.fresh else plains
+        begun = Beginning(found.settled, found.bounds, keys_of(settled), "", Sums())
+        assert begun.messages == settled
+        known.keep("chat", begun, instead_of=found.start)

@@ -25,7 +25,7 @@ _SIGN_BYTES: Final = 64
 _OF_ONE_SIGN: Final = 16
 #: bytes that a beginning takes beside its text, and for each message
 _BYTES: Final = 600
-_KEY_BYTES: Final = 64
+_KEY_BYTES: Final = 144
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +34,23 @@ class Beginning:
 
     Attributes:
         text: the array without cache marks, from its bracket to the end of the last of these messages.
+        bounds: where each of them starts and stops in the text, one after the other.
         keys: what `keys_of` says of them.
         kind: of the request they were weighed for, see `Estimator.kind`.
         sums: of them.
     """
 
     text: bytes
+    bounds: tuple[int, ...]
     keys: tuple[bytes, ...]
     kind: Hashable
     sums: Sums
+
+    @property
+    def messages(self) -> tuple[bytes, ...]:
+        """They themselves."""
+        text = self.text
+        return tuple([text[start:stop] for start, stop in zip(self.bounds[::2], self.bounds[1::2], strict=True)])
 
     @property
     def size_bytes(self) -> int:

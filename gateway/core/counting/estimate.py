@@ -21,6 +21,7 @@ from gateway.core.counting.images import image_doubt, image_tokens
 from gateway.core.counting.measure import Counts, Measure, TokenCounter, Wire, measure, other_measure, text_measure
 from gateway.core.counting.media import Media
 from gateway.core.counting.request import Piece, Request, decoded
+from gateway.core.counting.runs import Runs
 from gateway.core.counting.sums import Sums
 from gateway.core.counting.tools import compact, strings_of, typescript
 from gateway.core.message import digest, keys_of, plain
@@ -92,6 +93,7 @@ class Estimator:
         self._families = families
         self._counter_for = counter_for
         self._cache = cache
+        self._runs = Runs(cache)
 
     def estimate(self, request: Request, *, keys: Sequence[bytes] | None = None, sums: Sums | None = None) -> Estimate:
         """The prompt tokens of a request.
@@ -103,7 +105,7 @@ class Estimator:
         """
         family = self.family(request)
         counter = self._counter_for(request.tokenizer or family.tokenizer)
-        total = sums if sums is not None else self.sums(request, request.messages, keys)
+        total = sums if sums is not None else self._sums(request, keys)
         counts, media, system = total.kept(family.thoughts), total.media, total.system
         tools = self._tools(request, counter)
         schema = self._schema(request, counter)
@@ -177,6 +179,16 @@ class Estimator:
         if before is None or start is not None:
             before = Sums().plus(self._system(request, counter))
         return before.plus(measures[start:])
+
+    def _sums(self, request: Request, keys: Sequence[bytes] | None) -> Sums:
+        """Sums of all messages; where their keys are known they go on from those of a shorter conversation."""
+        if keys is None:
+            return self.sums(request, request.messages)
+
+        def extend(start: int, known: Sums | None) -> Sums:
+            return self.sums(request, request.messages[start:], keys[start:], known)
+
+        return self._runs.extended(f"sums\0{self.kind(request)}", tuple(keys), extend, lambda sums: sums.size_bytes)
 
     def kind(self, request: Request) -> Hashable:
         """Sums may go on from those of a request of the same kind: counted alike, and with the same system text."""

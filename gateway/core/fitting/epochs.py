@@ -341,7 +341,8 @@ def _low(draft: Draft, limit: int, policy: FitPolicy) -> int:
 
 
 def _system_tokens(draft: Draft) -> int:
-    return sum(draft.weight(i) for i, one in enumerate(draft.conversation.sketches) if one.role in SYSTEM_ROLES)
+    outline = draft.conversation.outline
+    return sum(draft.weight(index) for index in outline.fixed if outline.sketches[index].role in SYSTEM_ROLES)
 
 
 def _protected(draft: Draft, limit: int) -> int:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
-from gateway.core.conversation import Conversation, Item
+from gateway.core.conversation import Conversation, Item, Outline
 from gateway.core.counting.cache import CountCache
+from gateway.core.counting.runs import Runs
 from gateway.core.fitting.blocks import Sliced, emptied, render, slice_message
 from gateway.core.fitting.terms import WORD, Lexicon
 from gateway.core.fitting.watch import Watch
@@ -42,6 +43,7 @@ _CALL_BYTES: Final = 400
 _BLOCK_BYTES: Final = 250
 _TERM_BYTES: Final = 100
 _NUMBER_BYTES: Final = 10
+_WEIGHT_BYTES: Final = 40
 #: terms are known to all: this share of the bytes is theirs
 _LEXICON_SHARE: Final = 8
 #: weighed between two looks at the clock: a counter takes about 10 microseconds for 100 bytes
@@ -145,11 +147,12 @@ class Reader:
         self._name = ""
         self._lexicon = Lexicon(limit_bytes // _LEXICON_SHARE)
         self._cache = CountCache(limit_bytes - limit_bytes // _LEXICON_SHARE, lock)
+        self._runs = Runs(self._cache)
 
     def weighing(self, weigh: Weigh, name: str) -> Reader:
         """A reader with the same memory and other weights; readers of one name must weigh alike."""
         other = Reader(weigh, limit_bytes=0)
-        other._name, other._lexicon, other._cache = name, self._lexicon, self._cache
+        other._name, other._lexicon, other._cache, other._runs = name, self._lexicon, self._cache, self._runs
         return other
 
     @property
@@ -163,9 +166,23 @@ class Reader:
             "sketch", keys, lambda missing: [sketch(messages[index]) for index in missing], _sketch_bytes
         )
 
+    def outline(self, keys: tuple[bytes, ...], messages: Sequence[bytes]) -> Outline:
+        """What the messages are together."""
+
+        def extend(start: int, known: Outline | None) -> Outline:
+            return (known or Outline()).plus(self.sketches(keys[start:], messages[start:]))
+
+        return self._runs.extended("outline", keys, extend, _outline_bytes)
+
     def weights(self, conversation: Conversation) -> list[int]:
         """Tokens of each message as it came."""
-        return self._weights(conversation.keys, conversation.messages)
+        keys, messages = conversation.keys, conversation.messages
+
+        def extend(start: int, known: tuple[int, ...] | None) -> tuple[int, ...]:
+            return (*(known or ()), *self._weights(keys[start:], messages[start:]))
+
+        found: tuple[int, ...] = self._runs.extended(f"weights\0{self._name}", keys, extend, _numbers_bytes)
+        return list(found)
 
     def _weights(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> list[int]:
         return self._cache.get_keyed(
@@ -211,6 +228,15 @@ class Reader:
     def kept(self, kind: str, key: Hashable, compute: Callable[[], T], size: Callable[[T], int]) -> T:
         """What others keep here under a key of their own, about what this reader has weighed."""
         return self._cache.get_keyed(f"{kind}\0{self._name}", (key,), lambda _: [compute()], size)[0]
+
+    def renewed(self, kind: str, key: Hashable, renew: Callable[[T | None], T], size: Callable[[T], int]) -> T:
+        """What is kept under a key, and grows: `renew` is given what is kept and says what it is now."""
+        kind = f"{kind}\0{self._name}"
+        known = cast("T | None", self._cache.peek(kind, key))
+        new = renew(known)
+        if new is not known:
+            self._cache.put(kind, key, new, size(new))
+        return new
 
     def _render(self, order: Order, watch: Watch) -> bytes:
         item, raw, what = order
@@ -280,6 +306,15 @@ def _named(terms: Mapping[str, int]) -> frozenset[str]:
 
 def _sketch_bytes(found: Sketch) -> int:
     return _SKETCH_BYTES + _CALL_BYTES * len(found.calls)
+
+
+def _outline_bytes(found: Outline) -> int:
+    # Sketches may be kept here alone: in the table by message they are not asked for any more.
+    return _SKETCH_BYTES * len(found.sketches)
+
+
+def _numbers_bytes(found: Sequence[int]) -> int:
+    return _WEIGHT_BYTES * len(found)
 
 
 def _sliced_bytes(found: Sliced) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -47,11 +47,11 @@ def recall(draft: Draft, room: float, who: Recall, worth: Worth) -> Draft:
     message = draft.conversation.sketches[last]
     if message.sealed or message.role not in RESULT_ROLES | {"user"}:
         return draft
-    past = _past(draft, _SPEAKERS[who])
+    past, key = _past(draft, _SPEAKERS[who])
     if not past.lines:
         return draft
-    left = _left(draft, past, worth)
-    offered = [line for line in past.lines if not left.keys().isdisjoint(line.terms)]
+    left = _left(draft, past, _unsaid(draft, past, key), worth)
+    offered = [line for line in past.lines if not left.keys().isdisjoint(line.terms)] if left else []
     if not offered:
         return draft
     offers = list(zip(offered, _factors(draft, past, offered, worth), strict=True))
@@ -118,12 +118,17 @@ class _Past:
         return _ENTRY_BYTES * entries + _NUMBER_BYTES * (places + numbers)
 
 
-def _past(draft: Draft, speakers: frozenset[str]) -> _Past:
-    """What was sent as it came since the last cut changes nothing about it, so that it is worked out once for a cut."""
-    size = 1 + max((i for i, decision in enumerate(draft.decisions) if decision != KEEP), default=-1)
+def _past(draft: Draft, speakers: frozenset[str]) -> tuple[_Past, Hashable]:
+    """The past, and the key it is kept under.
+
+    What was sent as it came since the last cut changes nothing about it, so that it is worked out once for a cut.
+    """
+    decisions = draft.decisions
+    size = next((index + 1 for index in reversed(range(len(decisions))) if decisions[index] != KEEP), 0)
     recalls = tuple(sorted((i, lines) for i, lines in draft.recalls.items() if i < size))
-    key = draft.conversation.prefix(size), draft.decisions[:size], recalls, speakers
-    return draft.reader.kept("past", key, lambda: _read_past(draft, size, speakers), lambda past: past.size_bytes)
+    key = draft.conversation.prefix(size), decisions[:size], recalls, speakers
+    past = draft.reader.kept("past", key, lambda: _read_past(draft, size, speakers), lambda past: past.size_bytes)
+    return past, key
 
 
 def _read_past(draft: Draft, size: int, speakers: frozenset[str]) -> _Past:
@@ -206,22 +211,68 @@ def _seen_before(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, 
     return {term: _Seen(index, said[term], term in named) for term, index in last.items()}
 
 
+# --- what was said since ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsaid:
+    """The terms of a past that no message behind it has, up to a place; it grows with the conversation."""
+
+    #: of the messages behind the past
+    keys: tuple[bytes, ...]
+    #: lines repeated at the end of some of them
+    recalls: Mapping[int, Lines]
+    seen: Mapping[str, _Seen]
+
+    @property
+    def size_bytes(self) -> int:
+        """About what it takes."""
+        return _ENTRY_BYTES * (1 + len(self.keys) + len(self.recalls) + len(self.seen))
+
+
+def _unsaid(draft: Draft, past: _Past, key: Hashable) -> Mapping[str, _Seen]:
+    """What no message behind the past says again but for the last, which may yet get lines."""
+    keys = draft.conversation.keys[past.size : len(draft.decisions) - 1]
+
+    def renew(known: _Unsaid | None) -> _Unsaid:
+        stop = past.size + len(known.keys) if known is not None else 0
+        goes_on = known is not None and known.keys == keys[: len(known.keys)]
+        if known is None or not goes_on or known.recalls != _lines_between(draft, past.size, stop):
+            known = _Unsaid((), {}, past.seen)
+        if len(known.keys) == len(keys):
+            return known
+        end = past.size + len(keys)
+        seen = _without_said(draft, known.seen, range(past.size + len(known.keys), end))
+        return _Unsaid(keys, _lines_between(draft, past.size, end), seen)
+
+    return draft.reader.renewed("unsaid", key, renew, lambda unsaid: unsaid.size_bytes).seen
+
+
+def _lines_between(draft: Draft, start: int, stop: int) -> dict[int, Lines]:
+    return {index: lines for index, lines in draft.recalls.items() if start <= index < stop}
+
+
+def _without_said(draft: Draft, seen: Mapping[str, _Seen], indices: Iterable[int]) -> Mapping[str, _Seen]:
+    """The terms that are not among those of some messages and of the lines repeated there."""
+    if not seen:
+        return seen
+    draft.read({*indices, *(source for index in indices for source, _ in draft.recalls.get(index, ()))})
+    said = set[str]().union(*(seen.keys() & terms for terms in terms_kept(draft, indices)))
+    return {term: one for term, one in seen.items() if term not in said} if said else seen
+
+
 # --- what is worth it now ---------------------------------------------------------------------------------------------
 
 
-def _left(draft: Draft, past: _Past, worth: Worth) -> dict[str, float]:
+def _left(draft: Draft, past: _Past, unsaid: Mapping[str, _Seen], worth: Worth) -> dict[str, float]:
     """What the terms of the lines are worth that are not sent in what came since, either."""
     end = len(draft.decisions)
-    question = end - 1 if draft.conversation.sketches[-1].role == "user" and end - 1 not in draft.recalls else None
-    since = range(past.size, end)
-    draft.read({*since, *(source for index in since for source, _ in draft.recalls.get(index, ()))})
-    parts = terms_kept(draft, [index for index in since if index != question])
-    sent = set[str]().union(*(past.seen.keys() & terms for terms in parts))
-    wanted = {term: one for term, one in past.seen.items() if term not in sent}
+    is_question = draft.conversation.sketches[-1].role == "user" and end - 1 not in draft.recalls
+    wanted = unsaid if is_question else _without_said(draft, unsaid, range(max(past.size, end - 1), end))
     odds = {one: worth.odds(end - one.last, one.said, is_named=one.is_named) for one in {*wanted.values()}}
     left = {term: odds[one] for term, one in wanted.items()}
-    if question is not None:
-        asked = known_of(draft, question)
+    if is_question:
+        asked = known_of(draft, end - 1)
         for term in left.keys() & asked.all_terms.keys():
             one = past.seen[term]
             left[term] = ASKED * worth.odds(1, one.said, is_named=one.is_named or term in asked.named)

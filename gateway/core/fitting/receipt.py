@@ -44,7 +44,9 @@ class Sent:
     marked: frozenset[int]
     #: tokens that the changes take off
     saved: int
-    #: messages by the rule that changed them
+    #: the rule that changed each of them
+    hows: Mapping[int, str]
+    #: messages by that rule
     actions: Mapping[str, int]
 
     @classmethod
@@ -52,9 +54,9 @@ class Sent:
         """What a draft says is sent."""
         made = draft.made_of(draft.changed())
         saved = sum(draft.came[index] - one.tokens for index, one in made.items())
-        actions = Counter(rule_of(draft.decisions[index], draft.rules.get(index, "")) for index in sorted(made))
+        hows = {index: rule_of(draft.decisions[index], draft.rules.get(index, "")) for index in sorted(made)}
         marked = draft.conversation.marked & made.keys()
-        return cls(draft.decisions, draft.recalls, draft.rules, made, marked, saved, dict(actions))
+        return cls(draft.decisions, draft.recalls, draft.rules, made, marked, saved, hows, dict(Counter(hows.values())))
 
     def remade(self, made: Mapping[int, Made], marked: frozenset[int]) -> Sent:
         """Some of it made anew, for the marks that there are now."""
@@ -71,6 +73,7 @@ class Sent:
             made={**self.made, index: made},
             marked=self.marked | (draft.conversation.marked & {index}),
             saved=self.saved + draft.came[index] - made.tokens,
+            hows={**self.hows, index: "recall"},
             actions={**self.actions, "recall": self.actions.get("recall", 0) + 1},
         )
 
@@ -97,9 +100,6 @@ def rule_of(decision: Decision, rule: str) -> str:
 class Fitted:
     """The messages to send, and how it came to them."""
 
-    messages: tuple[bytes, ...]
-    #: hash of each, for whoever keeps things by them
-    keys: tuple[bytes, ...]
     #: tokens of the messages as they came, and as they are sent
     tokens_before: int
     tokens: int
@@ -122,7 +122,7 @@ class Fitted:
     def untouched(cls, conversation: Conversation, came: Sequence[int], tokens: int) -> Fitted:
         """Everything as it came."""
         return cls(
-            conversation.messages, conversation.keys, tokens, tokens, changed=False, epoch=None, applied=(), actions={},
+            tokens, tokens, changed=False, epoch=None, applied=(), actions={},
             dropped=0, cut=0, recalled=0, conversation=conversation, came=came, sent=None,
         )  # fmt: skip
 
@@ -138,15 +138,8 @@ class Fitted:
         applied: tuple[str, ...] = (),
     ) -> Fitted:
         """The first messages as they were decided, the others as they came; `tokens` of all as they came."""
-        messages: list[bytes | None] = list(conversation.messages)
-        keys = list(conversation.keys)
-        for index, one in sent.made.items():
-            messages[index], keys[index] = one.raw, one.key
         whole = ("drop", "recall", "summarize")
         return cls(
-            tuple([raw for raw in messages if raw is not None]),
-            # what is left out has no key
-            tuple([key for key in keys if key]),
             tokens_before=tokens,
             tokens=tokens - sent.saved,
             changed=True,
@@ -161,10 +154,30 @@ class Fitted:
             sent=sent,
         )
 
+    @cached_property
+    def messages(self) -> tuple[bytes, ...]:
+        """The messages to send."""
+        messages: list[bytes | None] = list(self.conversation.messages)
+        for index, raw in self.changes.items():
+            messages[index] = raw
+        return tuple([raw for raw in messages if raw is not None])
+
+    @cached_property
+    def keys(self) -> tuple[bytes, ...]:
+        """A hash of each, for whoever keeps things by them."""
+        keys = list(self.conversation.keys)
+        for index, one in self._made.items():
+            keys[index] = one.key
+        return tuple([key for key in keys if key])  # what is left out has none
+
+    @property
+    def _made(self) -> Mapping[int, Made]:
+        return self.sent.made if self.sent is not None else {}
+
     @property
     def changes(self) -> Mapping[int, bytes | None]:
         """What is sent in the place of each message that is not sent as it came; None for nothing."""
-        return {index: one.raw for index, one in self.sent.made.items()} if self.sent is not None else {}
+        return {index: one.raw for index, one in self._made.items()}
 
     @property
     def summaries(self) -> frozenset[int]:
@@ -180,11 +193,11 @@ class Fitted:
         after, rules = list(self.came), ["kept"] * len(roles)
         for index in pinned:
             rules[index] = "pinned"
-        if self.sent is not None:
-            for index, one in self.sent.made.items():
-                after[index] = one.tokens
-                rules[index] = rule_of(self.sent.decisions[index], self.sent.rules.get(index, ""))
-        return tuple(map(Fate, roles, self.came, after, rules))
+        for index, one in self._made.items():
+            after[index] = one.tokens
+        for index, rule in self.sent.hows.items() if self.sent is not None else ():
+            rules[index] = rule
+        return tuple(map(Fate._make, zip(roles, self.came, after, rules, strict=True)))
 
     def decoded(self) -> list[Any]:
         """The messages to send as values; None for bytes that are no JSON."""

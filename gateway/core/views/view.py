@@ -138,12 +138,14 @@ class ChatView(View):
 
     def __init__(self, elements: Sequence[bytes], book: Book | None = None) -> None:
         del book  # nothing has to be read
-        super().__init__(elements, elements, [(index,) for index in range(len(elements))])
+        super().__init__(elements, elements, list(zip(range(len(elements)))))
 
     def restored(self, changes: Changes, new: Collection[int] = ()) -> tuple[bytes, ...]:
         """See `View.restored`."""
         del new
-        forms = (changes.get(index, raw) for index, raw in enumerate(self.elements))
+        forms: list[bytes | None] = list(self.elements)
+        for index, form in changes.items():
+            forms[index] = form
         return tuple([form for form in forms if form is not None])
 
     def fates(self, fates: Sequence[Fate]) -> tuple[Fate, ...]:

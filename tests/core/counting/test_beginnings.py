@@ -19,7 +19,7 @@ def text_of(*values: Any, separators: tuple[str, str] = (",", ":")) -> bytes:
 
 
 def beginning(*values: Any) -> Beginning:
-    return Beginning(text_of(*values), (b"key",) * len(values), "kind", Sums())
+    return Beginning(text_of(*values), (), (b"key",) * len(values), "kind", Sums())
 
 
 def known(*beginnings: Beginning, limit: int = 2**20) -> Beginnings:
@@ -53,7 +53,7 @@ def test_half_a_number_is_no_beginning(behind: bytes) -> None:
 
 def test_a_short_text_is_not_kept() -> None:
     beginnings = Beginnings(2**20)
-    beginnings.keep("chat", Beginning(b'["a"', (b"key",), "kind", Sums()))
+    beginnings.keep("chat", Beginning(b'["a"', (), (b"key",), "kind", Sums()))
     assert (beginnings.of("chat", b'["a","b"]'), beginnings.size_bytes) == (None, 0)
 
 
@@ -77,7 +77,7 @@ def test_all_are_bounded_in_bytes_and_the_longest_unused_goes_first() -> None:
     beginnings = Beginnings(limit)
     texts = [json.dumps([f"{number}" * 4200, 1]).encode() for number in range(10)]
     for text in texts:
-        beginnings.keep("chat", Beginning(text[:-1], (b"key",) * 2, "kind", Sums()))
+        beginnings.keep("chat", Beginning(text[:-1], (), (b"key",) * 2, "kind", Sums()))
         assert beginnings.of("chat", texts[0]) is not None
         assert beginnings.size_bytes <= limit
     assert [beginnings.of("chat", text) is not None for text in texts[-3:]] == [True] * 3

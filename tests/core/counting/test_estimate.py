@@ -16,6 +16,7 @@ from gateway.core.counting.heuristic import HeuristicCounter
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.media import Media
 from gateway.core.counting.request import Request, read_request
+from gateway.core.message import keys_of
 
 WIRES: tuple[Wire, ...] = ("chat", "responses", "messages", "completions")
 
@@ -458,3 +459,26 @@ def test_sums_that_go_on_behind_a_compaction_are_those_of_all(estimator: Estimat
     whole = estimator.sums(request, turns)
     for place in range(len(turns)):
         assert estimator.sums(request, turns[place:], before=estimator.sums(request, turns[:place])) == whole
+
+
+def test_a_longer_request_whose_keys_are_known_is_added_up_from_the_shorter_one(make: Any, words: Any) -> None:
+    call = {"id": "a", "function": {"name": "look", "arguments": "{}"}}
+    said = [
+        {"role": "system", "content": "be good"},
+        user("one two"),
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "three four five"},
+        {"role": "assistant", "content": "<think>hm hm</think> six"},
+        {"role": "tool", "tool_call_id": "a", "content": "three four five"},
+        user("seven"),
+        {"role": "assistant", "content": "eight", "reasoning_content": "nine ten"},
+    ]
+    raws = [json.dumps(message).encode() for message in said]
+    keys, warm = keys_of(raws), make(words, {"plain": {"start": 3}})
+    for end in (4, 5, 8, 7, 8):
+        request = read_request("chat", {"model": "m"}, messages=raws[:end])
+        cold = make(words, {"plain": {"start": 3}})
+        assert warm.estimate(request, keys=keys[:end]) == cold.estimate(request) == warm.estimate(request)
+    for end in (8, 4):  # another system text, and another tokenizer, is another kind of request
+        other = read_request("responses", {"instructions": "word " * end}, messages=raws[:end])
+        assert warm.estimate(other, keys=keys[:end]) == warm.estimate(other)

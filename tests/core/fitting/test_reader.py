@@ -79,6 +79,21 @@ def test_new_messages_are_weighed_in_one_batch() -> None:
     assert (counted.batches, counted.weighed) == (2, texts("a", "b", "c", "dd"))
 
 
+def test_a_longer_conversation_asks_for_what_is_new_in_it() -> None:
+    counted = Counted()
+    reader = Reader(counted)
+    other = reader.weighing(lambda messages: [7] * len(messages), "other")
+    raws = texts(*"abcdefgh")
+    for end in (5, 6, 8, 7, 8):
+        conversation = Conversation.of(raws[:end], reader)
+        assert reader.weights(conversation) == [len(raw) for raw in raws[:end]]
+        assert other.weights(conversation) == [7] * end
+        assert conversation.outline == Conversation.of(raws[:end]).outline
+    assert counted.weighed == raws
+    reader.weights(Conversation.of(raws))[0] = 99  # they are the caller's own
+    assert reader.weights(Conversation.of(raws))[0] == len(raws[0])
+
+
 def test_readers_of_one_memory_weigh_each_for_themselves_and_read_together() -> None:
     reader = Reader(Counted())
     other = reader.weighing(lambda messages: [7] * len(messages), "other")
@@ -163,3 +178,15 @@ def test_threads_may_share_a_reader_that_has_a_lock() -> None:
         thread.join()
     assert wrong == []
     assert reader.size_bytes <= 100_000
+
+
+def test_what_grows_is_renewed_from_what_was_kept() -> None:
+    reader, told = Reader(weigher(len)), list[int | None]()
+
+    def renew(known: int | None) -> int:
+        told.append(known)
+        return 1 if known is None else min(3, known + 1)
+
+    assert [reader.renewed("count", "key", renew, lambda _: 8) for _ in range(4)] == [1, 2, 3, 3]
+    assert told == [None, 1, 2, 3]
+    assert reader.renewed("count", "other", renew, lambda _: 8) == 1

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -111,6 +112,38 @@ def test_turn_by_turn_a_reader_that_remembers_recalls_what_a_fresh_one_does() ->
         assert first == second
         recalled += fitted.recalled
     assert recalled
+
+
+@pytest.mark.parametrize("recalled", [{}, {6: ((0, (0,)),)}, {8: ((0, (0,)),)}])
+def test_what_was_said_since_is_the_same_for_a_reader_that_followed_another_branch(recalled: dict[int, Any]) -> None:
+    def turn(reader: Reader, *said: str, recalls: dict[int, Any] | None = None) -> str:
+        later = [{"role": ("assistant", "user")[n % 2], "content": text} for n, text in enumerate(said)]
+        conversation = Conversation.of_messages([*MESSAGES, *later], reader)
+        draft = Draft.untouched(conversation, reader).having({0: (), 1: DROP, 2: DROP, 3: DROP})
+        return last_of(recall(replace(draft, recalls=recalls or {}), 500, "all", Worth()))
+
+    words = ("Well.", "And the Plaza?", "The flight is HAT204.", "Which code?", "Hm.", "And in Denver?")
+    other = ("The Plaza is PLZ4711.", "And Denver?", "HAT204 on 2024-05-17.", "Which flight?")
+    turns = [words[:2], words[:4], other, words[:2], words, other[:2], words[:4]]
+    weigh, found = weigher(lambda text: len(text) // 4), set[str]()
+    warm = Reader(weigh)
+    for said in turns:
+        kept = {index: lines for index, lines in recalled.items() if index < len(MESSAGES) + len(said) - 1}
+        for recalls in (kept, {}):
+            assert turn(warm, *said, recalls=recalls) == turn(Reader(weigh), *said, recalls=recalls)
+            found.add(turn(warm, *said, recalls=recalls))
+    assert len(found) > 3
+
+
+def test_what_the_newest_result_says_is_not_repeated_behind_it() -> None:
+    def asked(content: str) -> str:
+        call = {"id": "d", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        result = {"role": "tool", "tool_call_id": "d", "content": content}
+        return last_of(recall(dropped(*MESSAGES, {**MESSAGES[1], "tool_calls": [call]}, result), 500, "said", Worth()))
+
+    assert "user: Plan my trip" in asked("nothing")
+    said = f"{MESSAGES[0]['content']} {MESSAGES[3]['content']}"
+    assert asked(said) == said
 
 
 def test_what_can_be_recalled_is_the_same_whether_or_not_the_terms_were_counted_for_a_choice() -> None:
