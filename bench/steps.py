@@ -259,13 +259,13 @@ async def unused_us(pairs: int) -> Figure:
         async with gateway_of(settings_of(Path(folder)), upstream := Upstream()) as gateway:
             upstream.body = answer("read_a")
             seen: list[Any] = []
-            real = gateway.steps.seen
+            real = gateway.steps.going
 
-            async def keep(progress: Any, record: Any) -> None:
+            def keep(progress: Any, record: Any) -> Any:
                 seen.append((progress, record))
-                await real(progress, record)
+                return real(progress, record)
 
-            gateway.steps.seen = keep  # type: ignore[method-assign]
+            gateway.steps.going = keep  # type: ignore[method-assign]
             await call(gateway, Kind("", [], 20).body, "s")
             ((progress, record),) = seen
             steps, runs = gateway.steps, []
@@ -275,7 +275,7 @@ async def unused_us(pairs: int) -> Figure:
                     await steps.begin(progress, progress.call)
                     steps.narrow(progress)
                     steps.taken(progress)
-                    await real(progress, record)
+                    real(progress, record)
                 runs.append((time.process_time_ns() - began) / pairs / 1000)
     return Figure("no steps configured", 0.0, statistics.median(runs), max(runs) - min(runs), 2.0)
 

@@ -24,7 +24,7 @@ from gateway.dialects.base import Call
 from gateway.dialects.limits import answers_asked, least_output, service_tier
 from gateway.progress import Progress
 from gateway.records import Records, input_estimate
-from gateway.stepping import Steps
+from gateway.stepping import Going, Steps
 from gateway.stores.settler import Settler
 
 logger = logging.getLogger("gateway")
@@ -222,20 +222,31 @@ class Accounts:
         """Write the record and its charge. Safe to call again: an interrupted settlement is repeated as it was."""
         if progress.is_settled:
             return progress.totals
+        going = None
         if progress.record is None:
+            # Once: where that is interrupted, nobody knows whether the session has gone on.
             progress.record = self._records.of(progress)
-            # Before the charge: who is told of the end of a call finds its session where the call has brought it.
-            await self._steps.seen(progress, progress.record)
+            going = self._steps.going(progress, progress.record)
         record, taken = progress.record, progress.taken
         # A gateway that cannot serve has no time to write that down, but what was held must be given back.
         if progress.is_holding or (record.session is not None and not isinstance(progress.fault, GatewayFault)):
-            progress.totals = await self._settler.settle(record)
+            progress.totals = await self._written(progress, record, going)
             if taken is not None:
                 self._budgets.close(taken, record.spent)
             await self._read_again(progress)
         progress.is_settled = True
-        self._tell(record, progress.totals, self.allowance(progress))
+        self._tell(progress.record, progress.totals, self.allowance(progress))
         return progress.totals
+
+    async def _written(self, progress: Progress, record: CallRecord, going: Going | None) -> Totals | None:
+        """Write the record, and in the same step where its session is in its steps now."""
+        if going is not None:
+            with contextlib.suppress(StoreUnavailable):
+                totals = await self._settler.settle_with(record, going)
+                progress.record = self._steps.gone(progress, going)
+                return totals
+            self._steps.unkept(progress, going)
+        return await self._settler.settle(record)
 
     async def _read_again(self, progress: Progress) -> None:
         """For what the client is told of its budget."""

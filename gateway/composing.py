@@ -115,7 +115,7 @@ class Composer:
         if wire is None or incoming.purpose is not None:
             return None
         contents = progress.contents or contents_of(call, wire, self._planner.known)
-        if contents is not None and progress.narrowed.fields:
+        if contents is not None and progress.narrowed.weighed:
             contents = replace(contents, fields={**contents.fields, **progress.narrowed.weighed})
         if contents is None and wire in VIEWED and incoming.directives.context.budget is not None:
             raise InvalidRequest(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -34,6 +35,7 @@ from gateway.refusals import Refusals
 logger = logging.getLogger("gateway")
 
 _AT_START: Final = StepState()
+_UNKEPT: Final = "not kept: the store is away"
 #: what a refusal of a choice among some tools names
 _ABOUT_CHOICE: Final = (b"allowed_tools", b"tool_choice")
 #: how an answer ends that was cut: a call of a tool in it may be cut as well, and nobody runs that
@@ -99,7 +101,7 @@ class Steps:
         at = progress.remembered.state.steps.get(agent.name, _AT_START)
         state = agent.entered(at, facts)
         if state != at:
-            state = (await self._change(progress, session, Stepped(agent, facts, at), ())).state
+            state = await self._enter(progress, session, agent, facts, state)
         stepped = progress.stepped = Stepped(agent, facts, state)
         step = progress.step = agent.step(state)
         if step is None or step.enforce == "observe":
@@ -107,6 +109,29 @@ class Steps:
         offer = offer_of(call.fields, incoming.endpoint.wire)
         if offer is not None and offer.mode != "none":
             _hold_to(stepped, step, offer, session)
+
+    async def _enter(
+        self, progress: Progress, session: SessionKey, agent: Agent, facts: Facts, expected: StepState
+    ) -> StepState:
+        """Enter the step whose turn it is by what the store holds now, and keep that; where it cannot, as expected."""
+        at = after = _AT_START
+        if self._is_away():
+            progress.notes["step"] = _UNKEPT
+            return expected
+
+        def change(state: SessionState) -> SessionState:
+            nonlocal at, after
+            at = state.steps.get(agent.name, _AT_START)
+            after = agent.entered(at, facts)
+            return state if after == at else state.with_step(agent.name, after)
+
+        try:
+            await self._store.update(session, change)
+        except StoreUnavailable:
+            progress.notes["step"] = _UNKEPT
+            return expected
+        self._tell(session, agent, at, after, ())
+        return after
 
     def _agent(self, progress: Progress) -> Agent | None:
         """Whose steps the call takes: those that its route says, that it asks for, or that are for all others."""
@@ -167,36 +192,35 @@ class Steps:
 
     # --- after it ----------------------------------------------------------------------------------------------
 
-    async def seen(self, progress: Progress, record: CallRecord) -> None:
-        """Go on by the tools that an answer calls. What is of no whole answer is not counted: nobody will run it."""
-        stepped, session = progress.stepped, progress.session
-        if stepped is None or session is None or not record.tools:
-            return
+    def going(self, progress: Progress, record: CallRecord) -> Going | None:
+        """How the session goes on by the tools that an answer calls; None where it does not, or nobody can say.
+
+        What is of no whole answer is not counted: nobody will run it.
+        """
+        stepped = progress.stepped
+        if stepped is None or not record.tools:
+            return None
         if record.finish_reason in _CUT or (record.outcome != "ok" and record.finish_reason is None):
-            return
-        used = await self._change(progress, session, stepped, _known_as(progress, stepped, record.tools))
-        stepped.state, stepped.stray = used.state, used.stray
-        if used.stray:
-            progress.notes["stray_tools"] = ", ".join(used.stray[:_SHOWN])
-
-    async def _change(self, progress: Progress, session: SessionKey, stepped: Stepped, tools: Sequence[str]) -> Used:
-        """Let the rules go on from what the store holds now, and keep what comes of it. No tools: before a call."""
-        agent, at, used = stepped.agent, _AT_START, Used(_AT_START)
+            return None
+        going = Going(stepped, _known_as(progress, stepped, record.tools), record)
         if self._is_away():
-            return _unkept(progress, stepped, tools)
+            self.unkept(progress, going)
+            return None
+        return going
 
-        def change(state: SessionState) -> SessionState:
-            nonlocal at, used
-            at = state.steps.get(agent.name, _AT_START)
-            used = _gone_on(stepped, at, tools)
-            return state if used.state == at else state.with_step(agent.name, used.state)
+    def gone(self, progress: Progress, going: Going) -> CallRecord:
+        """It was kept that the session has gone on; the record that was."""
+        stepped, session, used = going.stepped, progress.session, going.used
+        stepped.state, stepped.stray = used.state, used.stray
+        if session is not None:
+            self._tell(session, stepped.agent, going.at, used.state, going.tools)
+        return going.record
 
-        try:
-            await self._store.update(session, change)
-        except StoreUnavailable:
-            return _unkept(progress, stepped, tools)
-        self._tell(session, agent, at, used.state, tools)
-        return used
+    def unkept(self, progress: Progress, going: Going) -> None:
+        """It was not. Where a session is in its steps is guidance, and no reason to refuse a call that may be made."""
+        stepped = going.stepped
+        stepped.state, stepped.stray = stepped.agent.used(stepped.state, going.tools, stepped.facts)
+        progress.notes |= {"step": _UNKEPT, **_stray_note(stepped.stray)}
 
     def _tell(
         self, session: SessionKey, agent: Agent, before: StepState, after: StepState, tools: Sequence[str]
@@ -213,15 +237,30 @@ class Steps:
                 logger.exception("an observer failed")
 
 
-def _unkept(progress: Progress, stepped: Stepped, tools: Sequence[str]) -> Used:
-    """Where a session is in its steps is guidance, and no reason to refuse a call that may be made."""
-    progress.notes["step"] = "not kept: the store is away"
-    return _gone_on(stepped, stepped.state, tools)
+class Going:
+    """An `Ending`: the rules go on from what the store holds, by the tools that an answer calls.
+
+    `at`, `used` and `record`: as it was applied last.
+    """
+
+    def __init__(self, stepped: Stepped, tools: Sequence[str], record: CallRecord) -> None:
+        self.stepped = stepped
+        self.tools = tools
+        self.at = _AT_START
+        self.used = Used(_AT_START)
+        self.record = self._plain = record
+
+    def __call__(self, state: SessionState) -> tuple[SessionState, CallRecord]:
+        """See `Ending`."""
+        agent, plain = self.stepped.agent, self._plain
+        at = self.at = state.steps.get(agent.name, _AT_START)
+        used = self.used = agent.used(at, self.tools, self.stepped.facts)
+        self.record = replace(plain, notes={**plain.notes, **_stray_note(used.stray)}) if used.stray else plain
+        return state if used.state == at else state.with_step(agent.name, used.state), self.record
 
 
-def _gone_on(stepped: Stepped, at: StepState, tools: Sequence[str]) -> Used:
-    agent, facts = stepped.agent, stepped.facts
-    return agent.used(at, tools, facts) if tools else Used(agent.entered(at, facts))
+def _stray_note(stray: Sequence[str]) -> dict[str, str]:
+    return {"stray_tools": ", ".join(stray[:_SHOWN])} if stray else {}
 
 
 def _known_as(progress: Progress, stepped: Stepped, tools: Sequence[str]) -> Sequence[str]:
@@ -243,10 +282,11 @@ def _hold_to(stepped: Stepped, step: Step, offer: Offer, session: SessionKey) ->
     agent, state = stepped.agent, stepped.state
     kept = _known_kept if offer.is_known else _kept
     keep = kept(agent, state.active, state.index, offer)
-    outside = [name for name in offer.names if name not in keep] if len(keep) < len(offer.names) else []
-    param = "tools" if offer.named is None else "tool_choice"
+    has_outside = len(keep) < len(offer.names)
     is_none = step.allowed == () or _EVERYTHING in step.denied
-    if (not keep and not is_none) or (offer.named is not None and outside) or (step.enforce == "reject" and outside):
+    if (not keep and not is_none) or (has_outside and (offer.named is not None or step.enforce == "reject")):
+        outside = [name for name in offer.names if name not in keep]
+        param = "tools" if offer.named is None else "tool_choice"
         raise ToolNotAllowed(_reason(stepped, step, outside, session), param=param)
     if step.enforce != "reject":
         stepped.offer, stepped.keep = offer, keep

@@ -14,7 +14,7 @@ from gateway.calls import Caller, Directives, Purpose, Reply
 from gateway.core.errors import StoreConflict, StoreUnavailable, UpstreamProtocolError
 from gateway.core.forwarding import Provider
 from gateway.core.ledger import Limits
-from gateway.core.ports import CallRecord, Observer, Outgoing, SessionKey, StepChange
+from gateway.core.ports import CallRecord, Ending, Observer, Outgoing, SessionKey, StepChange
 from gateway.core.routing import ModelRule, Routes
 from gateway.core.session import Change, SessionState
 from gateway.core.spending import BudgetPolicy
@@ -27,8 +27,10 @@ from gateway.core.steps import (
     StepState,
     TokensAbove,
 )
+from gateway.core.usage import Totals
 from tests.support.fakes import KEY, SSE, AwayStore, FakeReply, World
 from tests.support.scripted import DONE, chunk, completion
+from tests.support.timing import eventually
 
 Json = dict[str, Any]
 NAMES = ("search", "read_draft", "list_flaws", "publish")
@@ -204,6 +206,18 @@ async def test_a_choice_of_the_client_that_got_narrower_and_is_refused_both_ways
     reply, _ = await world.call(world.incoming(body(tool_choice=allowed("search", "publish"))))
     assert (reply.status, len(world.upstream.sent)) == (400, 2)
     assert sent(world)["tool_choice"] == allowed("search")
+
+
+@pytest.mark.parametrize("fields", [{}, {"tool_choice": "auto"}, {"tool_choice": "required"}, {"tool_choice": None}])
+async def test_a_choice_among_some_tools_weighs_as_much_as_among_all(fields: Json) -> None:
+    world, plain = world_of(WORK), World()
+    await call(world, body(**fields))
+    await call(plain, body(**fields))
+    assert sent(world)["tool_choice"]["type"] == "allowed_tools"
+    one, other = world.record.context, plain.record.context
+    assert one is not None
+    assert other is not None
+    assert one.tokens == other.tokens
 
 
 async def test_a_shorter_list_is_weighed_as_what_it_is() -> None:
@@ -585,21 +599,49 @@ class Flaky(AwayStore):
             raise self.error
         return await super().update(session, change)
 
+    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+        if self.error is not None and ending is not None:
+            raise self.error
+        return await super().settle(record, ending)
+
 
 @pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreConflict("busy")])
 async def test_a_change_that_cannot_be_kept_fails_no_call_and_is_noted(error: StoreUnavailable) -> None:
     world = world_of(CRITIQUE)
     flaky = Flaky()
     flaky.error = error
-    world.gateway.steps._store = flaky
+    world.gateway.steps._store = world.settler._store = flaky
     watching = watched(world)
-    reply, _ = await call(world, body(text="evaluate it"), calling("read_draft"))
+    reply, _ = await call(world, body(text="evaluate it"), calling("read_draft", "publish"))
     assert reply.status == 200
     assert reply.stepped is not None
-    assert reply.stepped.state.index == 1
+    assert (reply.stepped.state.index, reply.stepped.stray) == (1, ("publish",))
     assert world.record.notes["step"] == "not kept: the store is away"
+    assert world.record.notes["stray_tools"] == "publish"
     assert watching.changes == []
-    assert (await world.store.totals(KEY)).calls == 1, "it is charged all the same"
+    assert world.settler.is_away is not isinstance(error, StoreConflict)
+    await eventually(lambda: not world.settler.is_away, "the settler recovers")
+    assert (await flaky.totals(KEY)).calls == 1, "it is charged all the same"
+    assert (await flaky.remembered(KEY)).state.steps == {}
+    written = await flaky.call(None, "request-1")
+    assert written == world.record, "what is written says so"
+
+
+async def test_the_place_of_a_session_is_written_with_the_charge_and_in_no_step_of_its_own() -> None:
+    world = world_of(CRITIQUE)
+    await call(world, body(text="evaluate it"))
+    flaky = Flaky()
+    flaky._states, world.gateway.steps._store = world.store._states, flaky
+    flaky.error = StoreUnavailable("away")
+    watching = watched(world)
+    await call(world, body(text="evaluate it"), calling("read_draft", "publish"))
+    assert await state(world) == StepState("critique", 1, ("read_draft",))
+    told, (record, totals) = watching.changes[0], world.recorder.records[-1]
+    assert (told.step_before, told.step, told.index) == ("critique", "critique", 1)
+    assert record.notes == {"stray_tools": "publish"}
+    assert totals is not None
+    assert totals.calls == 2
+    assert await world.store.call(None, "request-2") == record
 
 
 async def test_an_answer_does_not_wait_for_a_store_that_is_known_to_be_away() -> None:
@@ -630,19 +672,29 @@ async def test_no_step_is_enforced_while_nobody_knows_where_the_session_is() -> 
     world.store.away = False
 
 
-async def test_a_call_that_is_cancelled_while_its_step_is_kept_is_charged() -> None:
+@pytest.mark.parametrize("is_written", [True, False])
+async def test_a_call_that_is_cancelled_while_its_step_is_kept_is_charged_once_and_steps_at_most_once(
+    *, is_written: bool
+) -> None:
     class Slow(AwayStore):
-        async def update(self, session: SessionKey, change: Change) -> SessionState:
+        async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+            if ending is None:
+                return await super().settle(record)
+            if is_written:
+                await super().settle(record, ending)
+            reached.set()
             await asyncio.sleep(60)
             raise AssertionError
 
-    world = world_of(Step("s", is_default=True))
-    await call(world, body())
-    world.gateway.steps._store = Slow()
-    world.upstream.answer = lambda _: calling("search")
-    task = asyncio.create_task(world.call(world.incoming(body())))
-    await asyncio.sleep(0.05)
+    world, reached = world_of(CRITIQUE), asyncio.Event()
+    world.settler._store = world.store = slow = Slow()
+    world.gateway.steps._store = slow
+    world.upstream.answer = lambda _: calling("read_draft")
+    task = asyncio.create_task(world.call(world.incoming(body(text="evaluate it"))))
+    await reached.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (await world.store.totals(KEY)).calls == 2
+    await eventually(lambda: not world.settler.waiting, "what was offered again is settled")
+    assert (await slow.totals(KEY)).calls == 1
+    assert (await state(world)).index == is_written

@@ -34,11 +34,10 @@ class Amount(NamedTuple):
     def plus(self, other: Amount, times: int = 1) -> Amount:
         """The sum, or as much of it as can be counted exactly."""
         tokens, nano_usd, calls = other
-        return Amount(
-            min(MOST, self.tokens + tokens * times),
-            min(MOST, self.nano_usd + nano_usd * times),
-            min(MOST, self.calls + calls * times),
-        )
+        tokens, nano_usd, calls = self[0] + tokens * times, self[1] + nano_usd * times, self[2] + calls * times
+        if tokens > MOST or nano_usd > MOST or calls > MOST:
+            return Amount(min(MOST, tokens), min(MOST, nano_usd), min(MOST, calls))
+        return Amount(tokens, nano_usd, calls)
 
     def less(self, other: Amount) -> Amount:
         """What is left of this; nothing where the other is larger."""
@@ -253,19 +252,20 @@ def standing(account: Account, claim: Claim, now: Moment) -> Standing:
 
 def reserve(accounts: Accounts, hold: Hold, now: Moment) -> tuple[Granted, Changes] | Refused:
     """Take a hold on all its accounts: the most units that every one of them has left. A missing account is empty."""
-    units, changes = hold.most, Changes()
+    units, before = hold.most, []
+    least = hold.amount(hold.least)
     for claim in hold.claims:
         stands = standing(accounts.get(claim.key, EMPTY), claim, now)
-        fitting = _units(stands, hold)
+        fitting = _units(stands, hold, least)
         if isinstance(fitting, Refused):
             return fitting
         units = min(units, fitting)
-    granted = hold.amount(units)
-    standings = []
-    for claim in hold.claims:
+        before.append(stands)
+    granted, changes, standings = hold.amount(units), Changes(), []
+    for claim, stands in zip(hold.claims, before, strict=True):
         account = _current(accounts.get(claim.key, EMPTY), claim.configured.window_s, now)
         changes[claim.key] = taken = _take(account, claim.key, granted)
-        standings.append(standing(taken, claim, now))
+        standings.append(Standing(claim.key, stands.limits, taken.used, taken.held, stands.resets_s))
     return Granted(units, tuple(standings)), changes
 
 
@@ -358,8 +358,7 @@ def _hold(account: Account, amount: Amount) -> Account:
     return Account(account.used, account.held.plus(amount), account.opened, account.decided, account.epoch)
 
 
-def _units(stands: Standing, hold: Hold) -> int | Refused:
-    least = hold.amount(hold.least)
+def _units(stands: Standing, hold: Hold, least: Amount) -> int | Refused:
     for at, name in enumerate(DIMENSIONS):
         limit = stands.limits.of(name)
         if limit is not None and least[at] and stands.used[at] + stands.held[at] + least[at] > limit:

@@ -282,14 +282,21 @@ class Latest:
 
 #: what was learned under a key until now -> what is known with one lesson more; pure, may be applied more than once
 Lesson = Callable[[bytes | None], bytes]
+#: a session's state -> what a call that ends makes of it, and its record that says so; pure, may be applied more than
+#: once. All records are of the same call and differ in their notes alone
+Ending = Callable[[SessionState], tuple[SessionState, CallRecord]]
 
 
 @runtime_checkable
 class Store(Protocol):
     """Sessions, their totals and their call records."""
 
-    async def settle(self, record: CallRecord) -> Totals:
+    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         """Write `record` and add its charge to its session, in one step, once per `call_id`; the totals after it.
+
+        With an `ending`, what it makes of the session's state is kept in that same step, and the record that it gives
+        is written in the place of `record`; what it gave last is what was kept. Where the call was settled before,
+        neither is. A call without a session has no ending.
 
         The session remembers `record.last_turn` where there is one, and the tools that its calls asked for, each call
         once: those of a call that is taken for lost are not known. A record without a session or without a charge is
@@ -297,6 +304,7 @@ class Store(Protocol):
         was taken for lost when its lease ended is corrected. Durable against the end of this process when it returns.
 
         Raises:
+            StoreConflict: nothing was written, as others changed the state each time; only with an `ending`.
             StoreUnavailable: nothing was written, or it is not known whether.
         """
         ...

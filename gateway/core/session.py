@@ -38,8 +38,11 @@ class SessionState:
 
     def with_step(self, agent: str, step: StepState) -> SessionState:
         """This state with an agent somewhere else in its steps."""
-        others = {name: old for name, old in self.steps.items() if name != agent}
-        return replace(self, steps=dict([*others.items(), (agent, step)][-MAX_AGENTS:]))
+        steps = {name: old for name, old in self.steps.items() if name != agent}
+        if len(steps) == MAX_AGENTS:
+            del steps[next(iter(steps))]
+        steps[agent] = step
+        return SessionState(self.epochs, self.summaries, self.parent, steps)
 
     def with_parent(self, parent: str) -> SessionState:
         """This state with a parent; the first that was named stays."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final, Literal
 
@@ -53,7 +53,7 @@ _MOST_BYTES: Final = 4 * 1024 * 1024
 _MODES: Final[Mapping[object, Mode]] = {"none": "none", "auto": "auto", "required": "required", "any": "required"}
 #: Anthropic takes no choice but these while it thinks
 #: (https://docs.claude.com/en/docs/build-with-claude/extended-thinking, "Extended thinking with tool use")
-_THINKS: Final = frozenset({"enabled", "adaptive"})
+_THINKS: Final = ("enabled", "adaptive")
 #: `web_search_preview_2025_03_11` is `web_search`, `computer_use_preview` is `computer`
 _VERSION: Final = re.compile(r"(?:_use)?(?:_preview)?(?:_\d{4}_?\d\d_?\d\d)?\Z")
 #: types of tools that stand for several, which answers call by their own names
@@ -282,8 +282,8 @@ def _entry_name(entry: Any) -> str | None:
 class Narrowing:
     """How a request is narrowed: the fields to set, encoded.
 
-    `weighed`: the same as they are weighed: a choice among tools is no text that a model reads; `is_choice_among`: they
-    hold nothing but such a choice, which a provider may not know.
+    `weighed`: those that make a request weigh something else, as they are weighed: a choice among tools is no text that
+    a model reads; `is_choice_among`: they hold nothing but such a choice, which a provider may not know.
     """
 
     fields: Mapping[str, msgspec.Raw]
@@ -303,6 +303,8 @@ class Narrowing:
 
 
 NOT_NARROWED: Final = Narrowing({}, {})
+#: what weighs no more than a request that says nothing of it
+_AS_UNSAID: Final = {"tool_choice": b'"auto"'}
 
 
 def narrowed(offer: Offer, keep: tuple[str, ...], *, must: bool, has_choice: bool) -> Narrowing:
@@ -320,7 +322,11 @@ def narrowed(offer: Offer, keep: tuple[str, ...], *, must: bool, has_choice: boo
 
 def _narrowed(offer: Offer, keep: tuple[str, ...], must: bool, has_choice: bool) -> Narrowing:  # noqa: FBT001
     changes = _changes(offer, keep, must=must, has_choice=has_choice)
-    return Narrowing.of(changes) if changes else NOT_NARROWED
+    if not changes:
+        return NOT_NARROWED
+    narrowing = Narrowing.of(changes)
+    is_as_before = offer.choice is None and narrowing.weighed == _AS_UNSAID
+    return replace(narrowing, weighed={}) if is_as_before else narrowing
 
 
 _known_narrowing = lru_cache(_KNOWN_OFFERS)(_narrowed)

@@ -18,6 +18,7 @@ from gateway.core.ports import (
     LOST,
     MOST_LATEST,
     CallRecord,
+    Ending,
     Latest,
     Lesson,
     OpenHold,
@@ -121,11 +122,14 @@ class MemoryStore:
         self._latest = deque[tuple[str, Totals | None]](maxlen=MOST_LATEST)
         self._noted = 0
 
-    async def settle(self, record: CallRecord) -> Totals:
+    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         """See `Store.settle`."""
         known = self._by_id.get(record.call_id)
         is_new = known is None or known.outcome == LOST != record.outcome
         if is_new:
+            if ending is not None and (key := record.session) is not None:
+                state, record = ending(self._states.get(key) or SessionState())
+                self._states.put(key, state, self._now())
             self._remember(record)
             self._charge(record, known)
         totals = await self.totals(record.session) if record.session is not None else None

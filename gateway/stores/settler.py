@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from gateway.core.errors import StoreUnavailable
-from gateway.core.ports import CallRecord, Store
+from gateway.core.errors import StoreConflict, StoreUnavailable
+from gateway.core.ports import CallRecord, Ending, Store
 from gateway.core.usage import Totals
 from gateway.stores.journal import Journal, Left
 
@@ -94,13 +94,35 @@ class Settler:
         try:
             return await self._store.settle(record)
         except asyncio.CancelledError:
-            # Whether it was written is not known; offered again, it counts once.
-            await asyncio.shield(asyncio.ensure_future(self._keep(record)))
+            await self._keep_cancelled(record)
             raise
         except StoreUnavailable as error:
             await self._keep(record)
             self.away(error)
             return None
+
+    async def settle_with(self, record: CallRecord, ending: Ending) -> Totals:
+        """Write one record, and with it what its call makes of its session's state; the session's totals after it.
+
+        No record waits for the store with its ending: where its session is by then, nobody knows now.
+
+        Raises:
+            StoreUnavailable: it has to be settled without the ending, and nothing is written down until it is.
+        """
+        try:
+            return await self._store.settle(record, ending)
+        except asyncio.CancelledError:
+            await self._keep_cancelled(record)
+            raise
+        except StoreConflict:
+            raise
+        except StoreUnavailable as error:
+            self.away(error)
+            raise
+
+    async def _keep_cancelled(self, record: CallRecord) -> None:
+        """Whether it was written is not known; offered again, it counts once."""
+        await asyncio.shield(asyncio.ensure_future(self._keep(record)))
 
     async def _keep(self, record: CallRecord) -> None:
         """Have the record on the disk before anybody relies on it, and at hand for the store."""

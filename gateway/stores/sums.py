@@ -23,7 +23,7 @@ _FIELDS: Final = attrgetter(*SUMS[:-1], "cost_usd")
 
 def sums_of(charge: Charge, saved_tokens: int) -> tuple[int, ...]:
     """What a call adds to each column."""
-    usage = charge.usage
+    usage, cost = charge.usage, charge.cost_usd
     sums = (
         1,
         usage.input_tokens,
@@ -34,12 +34,12 @@ def sums_of(charge: Charge, saved_tokens: int) -> tuple[int, ...]:
         usage.reasoning_tokens,
         charge.estimated_tokens,
         int(charge.source != "provider"),
-        int(charge.cost_usd is None),
+        int(cost is None),
         int(saved_tokens > 0),
         saved_tokens,
-        int((charge.cost_usd or 0) * _PICO),
+        int(cost * _PICO) if cost else 0,
     )
-    return tuple(min(value, MAX_SUM) for value in sums)
+    return sums if max(sums) <= MAX_SUM else tuple(min(value, MAX_SUM) for value in sums)
 
 
 def columns_of(totals: Totals) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from gateway.core.counting.calibration import LastTurn
 from gateway.core.counting.context import ToolWeight
 from gateway.core.errors import InvalidRequest
 from gateway.core.ledger import Limits
-from gateway.core.ports import LOST, CallRecord, ContextRecord, SessionKey, SessionView, Store, StoredKey
+from gateway.core.ports import LOST, CallRecord, ContextRecord, Ending, SessionKey, SessionView, Store, StoredKey
 from gateway.core.session import Remembered, SessionState
 from gateway.core.steps import StepState
 from gateway.core.tools import MAX_NAMES, MAX_RECENT, OTHERS, ToolUse
@@ -392,6 +392,100 @@ async def test_a_change_whose_caller_is_cancelled_leaves_the_store_sound(store: 
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert (await soon(store.update(KEY, counts))).epochs["n"]["number"] == 2
+
+
+# --- a state that is changed by the end of a call -------------------------------------------------------------------------
+
+
+def ending(record: CallRecord) -> Ending:
+    """Counts in the session's state, and says in the record how far."""
+
+    def end(state: SessionState) -> tuple[SessionState, CallRecord]:
+        after = counts(state)
+        return after, replace(record, notes={"number": str(after.epochs["n"]["number"])})
+
+    return end
+
+
+async def counted(store: Store) -> int:
+    state = (await store.remembered(KEY)).state
+    number: int = state.epochs["n"]["number"] if state.epochs else 0
+    return number
+
+
+async def test_what_the_end_of_a_call_makes_of_a_state_is_kept_with_its_record_once(
+    store: Store, record: MakeRecord
+) -> None:
+    first, second = record(charge=CHARGE), record(charge=CHARGE)
+    for number in range(1, 4):
+        assert await store.settle(first, ending(first)) == ONCE, number
+        assert await counted(store) == 1
+    await store.update(KEY, counts)
+    assert await store.settle(second, ending(second)) == ONCE.add(CHARGE)
+    assert await store.settle(second) == ONCE.add(CHARGE)
+    assert await counted(store) == 3
+    found = [(one.call_id, dict(one.notes)) for one in await store.calls(KEY, 10)]
+    assert found == [(second.call_id, {"number": "3"}), (first.call_id, {"number": "1"})]
+    assert [one.call.notes["number"] for one in (await store.latest(0, 10)).settled] == ["1", "3"]
+    by_id = await store.call("alice", second.call_id)
+    assert by_id is not None
+    assert by_id.notes == {"number": "3"}
+
+
+async def test_a_call_that_was_taken_for_lost_goes_on_when_its_own_record_comes_and_only_then(
+    store: Store, record: MakeRecord
+) -> None:
+    own = record(charge=CHARGE)
+    lost = replace(own, outcome=LOST)
+    await store.settle(lost)
+    assert await counted(store) == 0
+    for _ in range(2):
+        assert await store.settle(own, ending(own)) == ONCE
+        assert await store.settle(lost) == ONCE
+        assert await counted(store) == 1
+
+
+async def test_the_end_of_a_call_may_leave_the_state_as_it_is(store: Store, record: MakeRecord) -> None:
+    await store.update(KEY, lambda _: STATE)
+    for known in (STATE, None):
+        one = record(charge=CHARGE)
+
+        def end(state: SessionState, one: CallRecord = one) -> tuple[SessionState, CallRecord]:
+            return state, replace(one, notes={"seen": str(state == STATE)})
+
+        await store.settle(one, end)
+        found = await store.call("alice", one.call_id)
+        assert found is not None
+        assert found.notes == {"seen": str(known is not None)}
+        assert await store.remembered(KEY) == Remembered(known or SessionState())
+        await store.delete(KEY)
+
+
+@pytest.mark.parametrize("between", ["delete", "delete and count"])
+async def test_a_call_that_ends_after_its_session_was_deleted_goes_on_from_what_there_is_then(
+    store: Store, record: MakeRecord, between: str
+) -> None:
+    await store.update(KEY, lambda _: STATE)
+    await store.settle(record(charge=CHARGE))
+    assert (await store.opening(KEY, [], with_totals=False)).remembered.state == STATE
+    await store.delete(KEY)
+    if "count" in between:
+        await store.update(KEY, counts)
+    late = record(charge=CHARGE)
+    assert await store.settle(late, ending(late)) == ONCE
+    assert await counted(store) == 1 + ("count" in between)
+    assert list((await store.remembered(KEY)).state.epochs) == ["n"]
+
+
+async def test_calls_that_end_at_once_each_go_on_from_the_one_before(store: Store, record: MakeRecord) -> None:
+    calls = [record(charge=CHARGE) for _ in range(40)]
+    work: list[Awaitable[object]] = []
+    for one in calls:
+        work += [store.settle(one, ending(one)), store.update(KEY, counts), store.settle(one, ending(one))]
+    await soon(asyncio.gather(*work))
+    assert (await counted(store), (await store.totals(KEY)).calls) == (80, 40)
+    numbers = [int(one.notes["number"]) for one in await store.calls(KEY, 50)]
+    assert len(set(numbers)) == 40, "none is skipped, none seen twice"
 
 
 # --- lessons --------------------------------------------------------------------------------------------------------------

@@ -29,7 +29,9 @@ from gateway.core.ledger import (
     Refused,
     Standing,
 )
-from gateway.core.ports import LOST, CallRecord, OpenHold, SessionKey, Store
+from gateway.core.ports import LOST, CallRecord, Ending, OpenHold, SessionKey, Store
+from gateway.core.session import SessionState
+from gateway.core.steps import StepState
 from gateway.core.tools import ToolUse
 from gateway.core.usage import Charge, Totals, Usage
 from tests.stores.files import Clock, Time
@@ -74,6 +76,8 @@ class Reference:
     settled: dict[str, CallRecord] = field(default_factory=dict)
     totals: dict[SessionKey, Totals] = field(default_factory=dict)
     tools: dict[SessionKey, ToolUse] = field(default_factory=dict)
+    #: how often the end of a call, or anybody else, has moved a session's state
+    steps: dict[SessionKey, int] = field(default_factory=dict)
     resets: dict[SessionKey, int] = field(default_factory=dict)
     #: of calls that were taken for lost: after how many resets of their session they were charged, in which epochs
     assumed: dict[str, tuple[int, ledger.Epochs]] = field(default_factory=dict)
@@ -116,11 +120,13 @@ class Reference:
         over = (one.opened for one in self.holds.values() if ledger.is_over(one.renewed, LEASE_S, now))
         return {one.hold.id: one for one in over}
 
-    def settle(self, record: CallRecord) -> Totals:
+    def settle(self, record: CallRecord, *, steps: bool = False) -> Totals:
         known = self.settled.get(record.call_id)
         totals = self.totals.get(record.session, Totals()) if record.session else Totals()
         if known is not None and (record.outcome == LOST or known.outcome != LOST):
             return totals
+        if steps and record.session is not None:
+            self.steps[record.session] = self.steps.get(record.session, 0) + 1
         self.settled[record.call_id] = record
         leased = self.holds.pop(record.call_id, None)
         if leased is not None:
@@ -159,6 +165,7 @@ class Reference:
             self.accounts[session.account] = ledger.forgotten(self.accounts[session.account])
         self.totals.pop(session, None)
         self.tools.pop(session, None)
+        self.steps.pop(session, None)
         self.settled = {name: one for name, one in self.settled.items() if one.session != session}
         self.spent.pop(session.account, None)
 
@@ -261,9 +268,11 @@ class LedgerMachine(RuleBasedStateMachine):
         self.run(_all(self.store.renew(noted)))
 
     @precondition(lambda self: self.calls)
-    @rule(number=small, spent=spendings, charged=st.booleans(), tools=TOOLS)
-    def settle(self, number: int, spent: Amount, charged: bool, tools: tuple[str, ...] = ()) -> None:
-        self.offer_record(replace(self.settled(number, spent, charged), tools=tools))
+    @rule(number=small, spent=spendings, charged=st.booleans(), tools=TOOLS, steps=st.booleans())
+    def settle(
+        self, number: int, spent: Amount, charged: bool, tools: tuple[str, ...] = (), *, steps: bool = False
+    ) -> None:
+        self.offer_record(replace(self.settled(number, spent, charged), tools=tools), steps=steps)
 
     @precondition(lambda self: self.calls)
     @rule(number=small, noted=small)
@@ -271,20 +280,26 @@ class LedgerMachine(RuleBasedStateMachine):
         self.offer_record(replace(self.call(number), noted=noted).as_lost())
 
     @precondition(lambda self: self.calls)
-    @rule(numbers=st.lists(small, min_size=2, max_size=4), spent=spendings, tools=TOOLS)
-    def settle_at_once(self, numbers: list[int], spent: Amount, tools: tuple[str, ...]) -> None:
+    @rule(numbers=st.lists(small, min_size=2, max_size=4), spent=spendings, tools=TOOLS, steps=st.booleans())
+    def settle_at_once(self, numbers: list[int], spent: Amount, tools: tuple[str, ...], steps: bool) -> None:
         records = [replace(self.settled(number, spent, True), tools=tools) for number in numbers]
         for one in records:
-            self.reference.settle(one)
-        self.run(_all(*(self.store.settle(one) for one in records)))
+            self.reference.settle(one, steps=steps)
+        self.run(_all(*(self.store.settle(one, _ending(one) if steps else None) for one in records)))
+
+    @rule(session=st.sampled_from(SESSIONS))
+    def update(self, session: SessionKey) -> None:
+        """Another call, on any worker, makes a step."""
+        self.reference.steps[session] = self.reference.steps.get(session, 0) + 1
+        self.run(_all(self.store.update(session, _stepped)))
 
     def settled(self, number: int, spent: Amount, charged: bool) -> CallRecord:
         charge = Charge(Usage.of(spent.tokens, 1), "provider", Decimal("0.25")) if charged else None
         return replace(self.call(number).lost, outcome="ok", charge=charge, spent=spent if charged else NOTHING)
 
-    def offer_record(self, record: CallRecord) -> None:
-        expected = self.reference.settle(record)
-        said = self.run(_all(self.store.settle(record)))
+    def offer_record(self, record: CallRecord, *, steps: bool = False) -> None:
+        expected = self.reference.settle(record, steps=steps)
+        said = self.run(_all(self.store.settle(record, _ending(record) if steps else None)))
         assert said == expected
 
     @rule(
@@ -376,6 +391,19 @@ class LedgerMachine(RuleBasedStateMachine):
             assert alike(opening.standings, self.reference.standings(CLAIMS, self.moments()))
             view = self.run(_all(self.store.session(session)))
             assert (view.tools if view else ToolUse()) == self.reference.tools.get(session, ToolUse())
+            assert _steps(opening.remembered.state) == self.reference.steps.get(session, 0)
+
+
+def _steps(state: SessionState) -> int:
+    return state.steps["a"].index if state.steps else 0
+
+
+def _stepped(state: SessionState) -> SessionState:
+    return state.with_step("a", StepState("s", _steps(state) + 1))
+
+
+def _ending(record: CallRecord) -> Ending:
+    return lambda state: (_stepped(state), replace(record, notes={"steps": str(_steps(state))}))
 
 
 def _covers(amount: Amount, part: Amount) -> bool:

@@ -19,7 +19,7 @@ import pytest
 from gateway.config.schema import Settings
 from gateway.core.errors import StoreConflict, StoreUnavailable
 from gateway.core.ledger import NOTHING, AccountKey, Amount, Claim, Granted, Hold, Limits
-from gateway.core.ports import LOST, CallRecord, OpenHold, SessionKey
+from gateway.core.ports import LOST, CallRecord, Ending, OpenHold, SessionKey
 from gateway.core.session import SessionState
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.opening import open_store
@@ -284,6 +284,12 @@ async def test_a_server_that_is_not_there_at_the_start_is_used_once_it_is(start:
 async def test_a_host_that_nobody_knows_is_unavailable() -> None:
     async with opened("redis://no-such-host.invalid") as store:
         with pytest.raises(StoreUnavailable, match=r"redis://no-such-host\.invalid cannot be used"):
+            await store.ping()
+
+
+async def test_a_refused_connection_is_one_sentence() -> None:
+    async with opened("redis://127.0.0.1:1") as store:
+        with pytest.raises(StoreUnavailable, match=r"[^.]\. Try again shortly\.$"):
             await store.ping()
 
 
@@ -618,6 +624,38 @@ async def test_nothing_but_accounts_and_names_of_client_keys_stays_for_ever(
     assert lasting == {"gateway:{alice}:key:", "gateway:alone"}
 
 
+async def test_all_that_a_session_has_ends_together_and_is_prolonged_together(
+    redis_server: RedisServer, record: MakeRecord
+) -> None:
+    redis_server.cli("flushall")
+    day, hour = 86_400, 3_600
+
+    def ends_in() -> dict[str, float]:
+        names = redis_server.cli("keys", "*").split()
+        return {name: float(redis_server.cli("pttl", name)) / 1000 for name in names if name != "gateway:alone"}
+
+    async with opened(redis_server.url, ttl_s=day) as store:
+        await store.settle(spent(record(tools=())))
+        # What a later call makes, while the rest has its end.
+        call = spent(record(tools=("a",)))
+        await store.settle(call, _ending(call))
+        assert all(left > 0 for name, left in ends_in().items() if name != "gateway:{alice}:key:")
+        lost = replace(spent(record()), outcome=LOST)
+        await store.settle(lost)
+        seen = ends_in()
+        assert {name.rpartition(":")[2] for name in seen if "{alice/s}" in name} == set("icslautw")
+        kept = {name: left for name, left in seen.items() if name != "gateway:{alice}:key:"}
+        assert min(kept.values()) > day + 2 * hour
+        for name in kept:
+            redis_server.cli("pexpire", name, str(int((day + hour) * 1000)))
+        await store.settle(spent(record(tools=("a",))))
+        # The list of the latest is prolonged now and again; where a call is to be found stays for as long as the call.
+        apart = ("gateway:{latest}", "gateway:p:")
+        prolonged = {name: left for name, left in ends_in().items() if name in kept and not name.startswith(apart)}
+        assert len(prolonged) == 8 + 5
+        assert min(prolonged.values()) > day + 2 * hour
+
+
 async def test_records_are_bounded_and_totals_are_not(redis_server: RedisServer, record: MakeRecord) -> None:
     redis_server.cli("flushall")
     calls = [spent(record(at=1_000.0 + number)) for number in range(CALLS_PER_SESSION + 5)]
@@ -719,7 +757,41 @@ def _counts(state: SessionState) -> SessionState:
     return SessionState({"n": {"prefix": "n", "number": number + 1}})
 
 
-async def test_a_state_that_others_change_each_time_is_a_conflict(store: RedisStore) -> None:
+async def test_calls_that_end_on_two_workers_each_go_on_from_the_one_before(
+    store: RedisStore, redis_server: RedisServer, record: MakeRecord
+) -> None:
+    async with opened(redis_server.url) as other:
+        stores, calls = [store, other], [spent(record()) for _ in range(60)]
+        await asyncio.gather(*(stores[n % 2].settle(call, _ending(call)) for n, call in enumerate(calls)))
+        # Each settled by both workers, as if one had not heard.
+        await asyncio.gather(*(one.settle(call, _ending(call)) for call in calls for one in stores))
+        numbers = [int(call.notes["number"]) for call in await store.calls(KEY, 100)]
+    assert sorted(numbers) == list(range(1, 61)), "none twice, none skipped"
+    assert (await store.remembered(KEY)).state.epochs["n"]["number"] == 60
+    assert (await store.totals(KEY)).calls == 60
+
+
+async def test_a_state_that_was_deleted_comes_back_by_no_worker_that_still_knows_it(
+    store: RedisStore, redis_server: RedisServer, record: MakeRecord
+) -> None:
+    async with opened(redis_server.url) as other:
+        await store.update(KEY, lambda state: state.with_summary("a", "text"))
+        await other.delete(KEY)
+        await other.update(KEY, _counts)
+        call = spent(record())
+        await store.settle(call, _ending(call))
+        assert (await other.remembered(KEY)).state == SessionState({"n": {"prefix": "n", "number": 2}})
+
+
+def _ending(record: CallRecord) -> Ending:
+    def end(state: SessionState) -> tuple[SessionState, CallRecord]:
+        after = _counts(state)
+        return after, replace(record, notes={"number": str(after.epochs["n"]["number"])})
+
+    return end
+
+
+async def test_a_state_that_others_change_each_time_is_a_conflict(store: RedisStore, record: MakeRecord) -> None:
     class Contended:
         """Somebody else is always a moment faster."""
 
@@ -737,9 +809,16 @@ async def test_a_state_that_others_change_each_time_is_a_conflict(store: RedisSt
         async def aclose(self) -> None:
             await self.link.aclose()
 
-    store._link = Contended()
+    await store.update(KEY, _counts)
+    made: Any = store
+    made._link = made._books._link = Contended()
     with pytest.raises(StoreConflict, match='session "s"'):
         await store.update(KEY, _counts)
+    one = spent(record())
+    with pytest.raises(StoreConflict, match='session "s"'):
+        await store.settle(one, _ending(one))
+    assert await store.calls(KEY, 10) == [], "nothing was written"
+    assert await store.settle(one) == await store.totals(KEY)
 
 
 async def test_changes_that_wait_for_one_another_are_written_together() -> None:
@@ -814,5 +893,5 @@ async def test_the_store_of_the_configuration_is_opened_with_its_deadline(redis_
 
 
 def test_whoever_has_another_store_does_not_load_the_client() -> None:
-    code = "import sys, gateway.wiring; sys.exit('redis' in sys.modules or 'gateway.stores.redis' in sys.modules)"
+    code = "import sys, gateway.opening; sys.exit('redis' in sys.modules or 'gateway.stores.redis' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ports import CallRecord, SessionKey
+from gateway.core.ports import CallRecord, Ending, SessionKey
 from gateway.core.usage import Totals
 from gateway.stores.memory import MemoryStore
 from gateway.stores.settler import Settler
@@ -29,11 +29,11 @@ class FlakyStore(MemoryStore):
         self.deaf = False
         self.tries = 0
 
-    async def settle(self, record: CallRecord) -> Totals:
+    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         self.tries += 1
         if self.away:
             raise StoreUnavailable("The store is away.")
-        totals = await super().settle(record)
+        totals = await super().settle(record, ending)
         if self.deaf:
             raise StoreUnavailable("The answer was lost.")
         return totals
@@ -185,12 +185,12 @@ async def test_a_settlement_whose_caller_is_cancelled_is_offered_again(store: Fl
     waiting = asyncio.Event()
 
     class SlowOnce(FlakyStore):
-        async def settle(self, record: CallRecord) -> Totals:
+        async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
             if self.tries == 0:
                 self.tries += 1
                 waiting.set()
                 await asyncio.sleep(60)
-            return await super().settle(record)
+            return await super().settle(record, ending)
 
     slow = SlowOnce()
     settler = Settler(slow)

@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 import gateway
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ports import CallRecord, ContextRecord
+from gateway.core.ports import CallRecord, ContextRecord, Ending
 from gateway.core.session import Remembered, SessionState
 from gateway.stores.sqlite import SqliteStore
 from tests.stores.files import CHARGE, KEY, MakeRecord, locked, opened, query
@@ -45,6 +46,19 @@ async def test_states_last_turns_and_lessons_survive_a_restart(path: Path, recor
         assert await store.remembered(KEY) == Remembered(state, LastTurn("k", 2))
         assert await store.learned("k") == b"[2]"
         assert (await store.totals(KEY)).saved_tokens == 3
+
+
+async def test_a_damaged_file_is_not_to_be_waited_for(path: Path, record: MakeRecord) -> None:
+    async with opened(path) as store:
+        await store.settle(record(charge=CHARGE))
+    page = 4096
+    with path.open("r+b") as file:
+        file.seek(page)
+        file.write(b"\xff" * (path.stat().st_size - page))
+    async with opened(path) as store:
+        for ask in (store.totals(KEY), store.calls(KEY, 1), store.settle(record(charge=CHARGE))):
+            with pytest.raises(StoreUnavailable, match=r"malformed\. Restore a copy of the file, or move it away\.$"):
+                await ask
 
 
 async def test_what_is_waiting_when_the_store_closes_is_written(path: Path, record: MakeRecord) -> None:
@@ -117,6 +131,30 @@ async def test_changes_of_two_stores_on_one_file_are_all_made_each_on_the_one_be
         assert (await store.remembered(KEY)).state.epochs["n"]["number"] == 2 * each
         assert (await store.learned("a"), await store.learned("b")) == (b"a" * 2 * each, b"b" * 2 * each)
     assert query(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+async def test_calls_that_end_in_two_stores_on_one_file_each_go_on_from_the_one_before(
+    path: Path, record: MakeRecord
+) -> None:
+    shared = [record(charge=CHARGE) for _ in range(60)]
+
+    def ending(one: CallRecord) -> Ending:
+        def end(state: SessionState) -> tuple[SessionState, CallRecord]:
+            after = counts(state)
+            return after, replace(one, notes={"number": str(after.epochs["n"]["number"])})
+
+        return end
+
+    async def settle() -> None:
+        async with opened(path) as store:
+            for one in shared:
+                await store.settle(one, ending(one))
+
+    async with opened(path) as store:
+        await asyncio.gather(*(asyncio.to_thread(asyncio.run, settle()) for _ in range(2)))
+        numbers = [int(one.notes["number"]) for one in await store.calls(KEY, 100)]
+        assert sorted(numbers) == list(range(1, 61)), "none twice, none skipped"
+        assert (await store.remembered(KEY)).state.epochs["n"]["number"] == 60
 
 
 async def test_two_stores_on_one_file_keep_no_more_results_than_there_is_room(path: Path) -> None:

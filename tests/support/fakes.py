@@ -21,7 +21,7 @@ from gateway.core.errors import StoreUnavailable
 from gateway.core.forwarding import Provider
 from gateway.core.ledger import Claim, Granted, Refused, Standing
 from gateway.core.plan import ContextPolicy, SummaryModel
-from gateway.core.ports import CallRecord, Headers, Observer, OpenHold, Opening, Outgoing, SessionKey
+from gateway.core.ports import CallRecord, Ending, Headers, Observer, OpenHold, Opening, Outgoing, SessionKey
 from gateway.core.pricing import price_per_million
 from gateway.core.routing import ModelFacts, ModelRule, Routes
 from gateway.core.session import Change, Remembered, SessionState
@@ -117,12 +117,12 @@ class AwayStore(MemoryStore):
         #: what was asked of it while it was away
         self.missed: list[str] = []
 
-    async def settle(self, record: CallRecord) -> Totals:
+    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         await asyncio.sleep(0)
         if self.away:
             raise StoreUnavailable("away")
         self.settled += 1
-        return await super().settle(record)
+        return await super().settle(record, ending)
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
         self._look("update")

@@ -34,6 +34,12 @@ def _expression(patterns: Patterns) -> re.Pattern[str]:
     return re.compile("|".join(map(translate, patterns)) or "(?!)")
 
 
+def _has_any(names: Sequence[str], patterns: Patterns) -> bool:
+    match = _expression(patterns).match
+    # An agent calls a few tools many times.
+    return any(map(match, set(names)))
+
+
 class Facts(NamedTuple):
     """What conditions may look at beside tools.
 
@@ -65,8 +71,7 @@ class ToolUsed:
     def holds(self, recent: Sequence[str], facts: Facts) -> bool:
         """See `Condition`."""
         del facts
-        # An agent calls a few tools many times.
-        return any(is_any(name, self.tools) for name in set(recent[-self.within :]))
+        return _has_any(recent[-self.within :], self.tools)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +83,8 @@ class NotRecentlyUsed:
 
     def holds(self, recent: Sequence[str], facts: Facts) -> bool:
         """See `Condition`."""
-        return not ToolUsed(self.tools, self.window).holds(recent, facts)
+        del facts
+        return not _has_any(recent[-self.window :], self.tools)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,11 @@ class Agent:
         current = self.step(state)
         if state.is_set and current is not None and (not current.sequence or self.due(state) is not None):
             return state
-        found = next((step for step in self.steps if self._holds(step, state, facts)), None) or self._default
+        found = self._default
+        for step in self.steps:
+            if self._holds(step, state, facts):
+                found = step
+                break
         if found is not None and found is current:
             return replace(state, is_set=False) if state.is_set else state
         name = found.name if found is not None else None

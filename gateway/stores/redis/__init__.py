@@ -12,6 +12,7 @@ import contextlib
 import random
 import time
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -23,6 +24,7 @@ from gateway.core.errors import StoreConflict, StoreUnavailable
 from gateway.core.ledger import DIMENSIONS, AccountKey, Claim, Dimension, Granted, Refused, Standing
 from gateway.core.ports import (
     CallRecord,
+    Ending,
     Latest,
     Lesson,
     OpenHold,
@@ -46,11 +48,14 @@ from gateway.stores.redis.link import Link, SingleLink
 from gateway.stores.redis.lists import Lists
 from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.settings import warn_of_loss
-from gateway.stores.redis.together import Books, BooksTogether, Clerk
+from gateway.stores.redis.together import Books, BooksTogether, Clerk, Settlement
+from gateway.stores.redis.values import Kept, Move
 
 #: times that somebody else was faster until a change is given up, and how long is waited at most before each
 _TRIES: Final = 12
 _PAUSE_S: Final = 0.004
+#: states that stay known
+_SEEN: Final = 256
 #: keys live this much longer than what they hold is kept, or up to an hour less: the hourly clearing comes first
 _GRACE_S: Final = 10_800.0
 _KEYS: Final = msgspec.json.Decoder(StoredKey)
@@ -100,13 +105,64 @@ class RedisStore:
         self._books: Books = books(self._link, self._clerk)
         self._lists = Lists(self._link, self._keys, scripts)
         self._states = Folding[SessionKey, Change](self._change)
+        self._endings = Folding[SessionKey, Ending](self._end_in_turn)
+        self._kept = _Seen()
         self._lessons = Folding[str, Mapping[str, Lesson]](self._teach)
 
     # --- budgets ------------------------------------------------------------------------------------------------------
 
-    async def settle(self, record: CallRecord) -> Totals:
+    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         """See `Store.settle`."""
-        return await self._books.settle(record)
+        session = record.session
+        if ending is None or session is None:
+            return await self._settle(record)
+        kept = self._kept.get(session) or await self._look_up(session)
+        totals = await self._end(session, ending, kept)
+        # Others were faster. Those of this worker take turns from here on.
+        return totals or await self._endings.add(session, ending)
+
+    async def _settle(self, record: CallRecord) -> Totals:
+        done = await self._books.settle(record, None)
+        return done.totals if isinstance(done, Settlement) else Totals()  # pragma: no branch  # it goes by no state
+
+    async def _end(self, session: SessionKey, ending: Ending, kept: Kept) -> Totals | None:
+        """Settle a call that ends in this state; None where its session is in another one by now."""
+        state = states.read(kept.value)
+        moved, record = ending(state)
+        value = None if moved is state else states.written(moved)
+        done = await self._books.settle(record, Move(kept.version, value))
+        if isinstance(done, Kept):
+            self._kept.put(session, done)
+            return None
+        if value is not None and done.version is not None:
+            self._kept.put(session, Kept(done.version, value))
+        return done.totals
+
+    async def _end_in_turn(self, session: SessionKey, endings: Sequence[Ending]) -> Sequence[Totals | Exception]:
+        results: list[Totals | Exception] = []
+        for ending in endings:
+            try:
+                results.append(await self._ended(session, ending))
+            except Exception as error:  # noqa: BLE001  # given to the one who waits for it
+                results.append(error)
+        return results
+
+    async def _ended(self, session: SessionKey, ending: Ending) -> Totals:
+        for number in range(_TRIES):
+            kept = self._kept.get(session) or await self._look_up(session)
+            totals = await self._end(session, ending, kept)
+            if totals is not None:
+                return totals
+            await asyncio.sleep(random.random() * _PAUSE_S * number)  # noqa: S311  # only spreads them
+        raise self._conflict(session)
+
+    async def _look_up(self, session: SessionKey) -> Kept:
+        [found] = await self._link.call(("HMGET", self._keys.state(_tag(session)), "v", "s"))
+        return self._kept.put(session, Kept.of(*found))
+
+    @staticmethod
+    def _conflict(session: SessionKey) -> StoreConflict:
+        return StoreConflict(f'Too many changes of session "{session.id}" at once. Try again shortly.')
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
@@ -134,11 +190,13 @@ class RedisStore:
     async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
         """See `Store.opening`."""
         tag = _tag(session)
-        state, (key, residual, *sums), *replies = await self._link.call(
-            ("HGET", self._keys.state(tag), "s"),
+        (version, state), (key, residual, *sums), *replies = await self._link.call(
+            ("HMGET", self._keys.state(tag), "v", "s"),
             ("HMGET", self._keys.session(tag), *_LAST_TURN, *(values.TOTALS if with_totals else ())),
             *self._books.ask_standings(claims),
         )
+        if state is not None:
+            self._kept.put(session, Kept.of(version, state))
         stands = self._books.standings(claims, replies)
         return Opening(_remembered(state, key, residual), stands, values.totals(sums) if with_totals else None)
 
@@ -183,20 +241,19 @@ class RedisStore:
         return state
 
     async def _change(self, session: SessionKey, changes: Sequence[Change]) -> Sequence[SessionState | Exception]:
-        name = self._keys.state(_tag(session))
-        [(version, value)] = await self._link.call(("HMGET", name, "v", "s"))
+        name, kept = self._keys.state(_tag(session)), await self._look_up(session)
         for number in range(_TRIES):
-            state, results = _in_turn(states.read(value), changes)
+            state, results = _in_turn(states.read(kept.value), changes)
             if all(isinstance(result, Exception) for result in results):
                 return results
-            arguments = self._clerk.basic() | {"version": int(version or 0)}
-            [(done, *rest)] = await self._link.call(self._verb("swap", (name,), arguments, values.encode_json(state)))
+            arguments, value = self._clerk.basic() | {"version": kept.version}, states.written(state)
+            [(done, version, *rest)] = await self._link.call(self._verb("swap", (name,), arguments, value))
+            kept = self._kept.put(session, Kept.of(version, value if done else rest[0]))
             if done:
                 await self._each(*self._clerk.noticed([session.account]))
                 return results
-            version, value = rest
             await asyncio.sleep(random.random() * _PAUSE_S * (number + 1))  # noqa: S311  # only spreads them
-        raise StoreConflict(f'Too many changes of session "{session.id}" at once. Try again shortly.')
+        raise self._conflict(session)
 
     # --- lessons ------------------------------------------------------------------------------------------------------
 
@@ -357,8 +414,26 @@ class RedisStore:
     async def aclose(self) -> None:
         """See `Store.aclose`. What is still waiting to be written is written."""
         await self._states.drain()
+        await self._endings.drain()
         await self._lessons.drain()
         await self._link.aclose()
+
+
+class _Seen:
+    """States as they were seen last: a guess, which a server holds against what it has."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[SessionKey, Kept] = OrderedDict()
+
+    def get(self, session: SessionKey) -> Kept | None:
+        return self._kept.get(session)
+
+    def put(self, session: SessionKey, kept: Kept) -> Kept:
+        self._kept[session] = kept
+        self._kept.move_to_end(session)
+        if len(self._kept) > _SEEN:
+            self._kept.popitem(last=False)
+        return kept
 
 
 def _remembered(state: bytes | None, key: bytes | None, residual: bytes | None) -> Remembered:

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import AccountKey, Claim, Granted, Refused, Standing
 from gateway.core.ports import LOST, MOST_LATEST, CallRecord, OpenHold
-from gateway.core.usage import Totals
 from gateway.stores.redis import values
 from gateway.stores.redis.keys import SHARDS, tag_of_account
 from gateway.stores.redis.link import Link
 from gateway.stores.redis.scripts import Command
-from gateway.stores.redis.together import Books, Clerk, home_of
+from gateway.stores.redis.together import Books, Clerk, Settlement, home_of, settlement
+from gateway.stores.redis.values import Kept, Move
 
 #: a part of a hold was not taken: it came after the end of its lease
 _LATE = 2
@@ -169,7 +169,7 @@ class BooksApart:
 
     # --- settling -----------------------------------------------------------------------------------------------------
 
-    async def settle(self, record: CallRecord) -> Totals:
+    async def settle(self, record: CallRecord, move: Move | None) -> Settlement | Kept:
         """See `Store.settle`."""
         home = home_of(record)
         opened = await self._opened(record.call_id, home)
@@ -181,14 +181,16 @@ class BooksApart:
         await asyncio.gather(*(self._settle_part(tag, keys, record) for tag, keys in accounts.items()))
         arguments = self._clerk.settling(record, values.accounts_of(at_home, self._keys))
         names = (self._keys.hold(record.call_id, home), *self._keys.all_of(home))
-        [(is_new, sums, last)] = await self._link.call(
-            self._clerk.call("settle", names, arguments, values.encode_json(record))
-        )
+        [reply] = await self._link.call(self._clerk.settle(names, arguments, record, move))
+        changed = values.kept(reply)
+        if changed is not None:
+            return changed  # what was done on other servers is done once, and passed over when it is asked for again
+        is_new, sums, last, _ = reply
         await self._index(record, home, sums, last)
         if is_new:
             await self._note(record, home, sums)
         await self._forget(record.call_id)
-        return values.totals(sums) if record.session is not None else Totals()
+        return settlement(record, reply)
 
     async def _settle_part(self, tag: str, accounts: Sequence[AccountKey], record: CallRecord) -> None:
         names = (self._keys.hold(record.call_id, tag), self._keys.settled(tag, record.call_id))

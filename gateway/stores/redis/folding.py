@@ -50,4 +50,4 @@ class Folding(Generic[K, W]):
     async def drain(self) -> None:
         """Return when nothing is under way any more."""
         while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.wait(self._tasks)

@@ -68,6 +68,12 @@ def _sorted_list(namespace: str | None, sort: str) -> str:
     return name if namespace is None else f"{name}:{quote(namespace, safe='')}"
 
 
+@lru_cache(_NAMES)
+def _under(prefix: str, tag: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Things that belong to one session, client key or call."""
+    return tuple([f"{prefix}{{{tag}}}:{name}" for name in names])
+
+
 class Keys:
     """The names under one prefix."""
 
@@ -106,8 +112,7 @@ class Keys:
 
     def all_of(self, tag: str) -> tuple[str, ...]:
         """What a session has, in the order of the scripts that write or forget it."""
-        account = self.under(tag, "a")
-        return *self.calls(tag), self.session(tag), self.state(tag), self.results(tag), account, *self.tools(tag)
+        return _under(self._prefix, tag, ("i", "c", "l", "s", "t", "x", "a", "u", "w"))
 
     def calls(self, tag: str) -> tuple[str, str, str]:
         """Ids of the calls, their records, and what is known of those taken for lost."""

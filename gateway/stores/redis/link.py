@@ -63,7 +63,7 @@ def unavailable(shown: str, error: BaseException) -> StoreUnavailable:
     code = getattr(error, "status_code", None)
     reason = f"{code or ''} {error}".strip() or type(error).__name__
     reason = "no answer in time" if isinstance(error, _SILENCE) else reason
-    return StoreUnavailable(f"The store {shown} cannot be used: {reason}. Try again shortly.")
+    return StoreUnavailable(f"The store {shown} cannot be used: {reason.rstrip('.')}. Try again shortly.")
 
 
 def checked(shown: str, replies: list[Any]) -> list[Any]:
@@ -194,7 +194,9 @@ class SingleLink:
     async def aclose(self) -> None:
         """See `Link.aclose`. What was asked for is answered first."""
         while self._running or self._tasks:
-            await asyncio.gather(*self._running, *self._tasks, return_exceptions=True)
+            under_way: list[asyncio.Future[Any]] = [*self._running, *self._tasks]
+            # `gather` would not let their callbacks run, from Python 3.12 on, once all of them are done.
+            await asyncio.wait(under_way)
         await self._pool.aclose()
         if isinstance(self._pool, SentinelConnectionPool):
             await self._pool.sentinel_manager.aclose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gateway.core.ids import first_id_at
@@ -13,18 +14,29 @@ from gateway.stores.redis import values
 from gateway.stores.redis.keys import Keys, member_of, tag_of, tag_of_account, tag_of_call
 from gateway.stores.redis.link import Link
 from gateway.stores.redis.scripts import Command, Scripts
+from gateway.stores.redis.values import Kept, Move
 
 #: records kept of one session; totals are not affected by what is forgotten here
 CALLS_PER_SESSION: Final = 1000
 
 
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The session's totals after a settlement; `version`: of its state, None where that was not moved."""
+
+    totals: Totals
+    version: int | None = None
+
+
 class Books(Protocol):
     """What of a store deals with budgets; see `Store` for each.
 
-    How accounts stand is asked for together with other things: by these commands, whose replies it is read from.
+    A settlement moves its session's state in the same step; where that is another one by now, nothing is written, and
+    it is given. How accounts stand is asked for together with other things: by these commands, whose replies it is
+    read from.
     """
 
-    async def settle(self, record: CallRecord) -> Totals: ...  # noqa: D102
+    async def settle(self, record: CallRecord, move: Move | None) -> Settlement | Kept: ...  # noqa: D102
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused: ...  # noqa: D102
     async def extend(self, hold_id: str, units: int) -> Granted | None: ...  # noqa: D102
     async def renew(self, noted: Mapping[str, int]) -> None: ...  # noqa: D102
@@ -37,6 +49,12 @@ def home_of(record: CallRecord) -> str:
     """The hash tag of what belongs to a call."""
     key = record.session
     return tag_of(key.namespace, key.id) if key is not None else tag_of_call(record.call_id)
+
+
+def settlement(record: CallRecord, reply: Sequence[Any]) -> Settlement:
+    """What the verb says of a settlement."""
+    _, sums, _, version = reply
+    return Settlement(values.totals(sums) if record.session is not None else Totals(), version)
 
 
 class Clerk:
@@ -81,6 +99,14 @@ class Clerk:
             **values.last_turn(record),
             **values.tools(record),
         }
+
+    def settle(self, keys: Sequence[str], arguments: dict[str, Any], record: CallRecord, move: Move | None) -> Command:
+        """The verb that settles, with the state that it moves."""
+        more = [values.encode_json(record)]
+        if move is not None:
+            arguments["version"] = move.version
+            more += [move.value] if move.value is not None else []
+        return self.call("settle", keys, arguments, *more)
 
     def noticed(self, accounts: Sequence[AccountKey]) -> list[Command]:
         """That sessions have accounts, so that those of sessions which never call can be found and forgotten."""
@@ -130,14 +156,14 @@ class BooksTogether:
         self._clerk = clerk
         self._keys = clerk.keys
 
-    async def settle(self, record: CallRecord) -> Totals:
+    async def settle(self, record: CallRecord, move: Move | None) -> Settlement | Kept:
         """See `Store.settle`."""
         clerk, tag = self._clerk, home_of(record)
         arguments = clerk.settling(record, values.accounts_of(record.accounts, self._keys))
         arguments["index"] = clerk.index(record)
         keys = (self._keys.hold(record.call_id), *self._keys.all_of(tag))
-        [(_, sums, _)] = await self._link.call(clerk.call("settle", keys, arguments, values.encode_json(record)))
-        return values.totals(sums) if record.session is not None else Totals()
+        [reply] = await self._link.call(clerk.settle(keys, arguments, record, move))
+        return values.kept(reply) or settlement(record, reply)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""

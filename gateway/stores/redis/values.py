@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
@@ -32,6 +32,8 @@ from gateway.stores.sums import SUMS, sums_of, totals_of
 
 _MICRO: Final = 1_000_000
 _NONE: Final = -1
+#: a settlement was not written, as others have changed the state
+_CHANGED: Final = 2
 #: of `SessionView`, and then the totals
 VIEW: Final = ("derived", "created", "last", *(f"t{number}" for number in range(1, len(SUMS) + 1)))
 TOTALS: Final = VIEW[3:]
@@ -40,6 +42,27 @@ _HOLDS: Final = msgspec.json.Decoder(OpenHold)
 _ENTRIES: Final = msgspec.msgpack.Decoder(tuple[str, str, tuple[str | bool | None, ...]])
 encode_json: Final = msgspec.json.Encoder().encode
 _pack: Final = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A session's state as it is kept: JSON, None where there is none, and its version."""
+
+    version: int = 0
+    value: bytes | None = None
+
+    @classmethod
+    def of(cls, version: bytes | int | None, value: bytes | None) -> Kept:
+        """As a server gives it."""
+        return cls(int(version or 0), value)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What becomes of a state if it still has this version; `value`: None where it stays as it is."""
+
+    version: int
+    value: bytes | None
 
 
 def micro(seconds: float) -> int:
@@ -127,6 +150,12 @@ def refused(hold: Hold, claims: Sequence[Claim], reply: Sequence[Any]) -> Refuse
     if not isinstance(outcome, Refused):  # pragma: no cover  # both count alike
         raise TypeError(f"{claim.key} has room for {hold.fixed} and was refused")
     return outcome
+
+
+def kept(reply: Sequence[Any]) -> Kept | None:
+    """The state for which a settlement was not written; None where it was."""
+    status, *rest = reply
+    return Kept.of(*rest) if status == _CHANGED else None
 
 
 def opened(reply: Sequence[bytes | None]) -> OpenHold | None:

@@ -25,6 +25,7 @@ from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import AccountKey, Claim, Dimension, Granted, Moment, Refused, Standing
 from gateway.core.ports import (
     CallRecord,
+    Ending,
     Latest,
     Lesson,
     OpenHold,
@@ -56,6 +57,8 @@ _LOG_PAGES: Final = 2048
 _DELETE_PAUSE_S: Final = 2.5 * RETRY_S
 #: what such a transaction writes, in commits of settlements
 _DELETE_WEIGHT: Final = 25
+#: what no patience helps against: the lower byte says what went wrong, the rest where
+_DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 #: what has no session to go with
 _OLD_ROWS: Final = (
     deletion.delete_old_calls,
@@ -85,21 +88,31 @@ class SqliteStore:
         self._checkpoint: asyncio.Task[None] | None = None
         self._thread_lock = threading.Lock()
         self._hot = connect(path, busy_timeout_s=5)
-        migrate(self._hot)
-        self._hot.execute("PRAGMA busy_timeout=0")
-        self._slow = connect(path, busy_timeout_s=timeout_s)
+        try:
+            migrate(self._hot)
+            self._hot.execute("PRAGMA busy_timeout=0")
+            self._slow = connect(path, busy_timeout_s=timeout_s)
+        except BaseException:
+            self._hot.close()
+            raise
         self._writer = Writer(self._hot, timeout_s, self._unavailable, lambda: self._committed(1))
 
-    async def settle(self, record: CallRecord) -> Totals:
+    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         """See `Store.settle`."""
-        encoded = msgspec.json.encode(record)
+        encoded = msgspec.json.encode(record) if ending is None else None
 
         def write(db: sqlite3.Connection) -> Totals:
-            before = db.total_changes
-            totals = rows.add(db, record, encoded)
+            before, key, ended = db.total_changes, record.session, record
+            known = state = None
+            if ending is not None and key is not None:
+                known = rows.read_state(db, key)
+                state, ended = ending(known)
+            totals = rows.add(db, ended, encoded or msgspec.json.encode(ended))
             # A call that was written before changes nothing.
             if db.total_changes > before:
-                latest.note(db, record, totals)
+                latest.note(db, ended, totals)
+                if key is not None and state is not None and state is not known:
+                    rows.keep_state(db, key, state, self._now())
             return totals
 
         try:
@@ -153,7 +166,9 @@ class SqliteStore:
             self._checkpoint = self._loop.create_task(self._checkpoint_now())
 
     def _unavailable(self, error: Exception) -> StoreUnavailable:
-        return StoreUnavailable(f"The store {self._path.name} cannot be used: {error}. Try again shortly.")
+        is_damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
+        remedy = "Restore a copy of the file, or move it away" if is_damaged else "Try again shortly"
+        return StoreUnavailable(f"The store {self._path.name} cannot be used: {error}. {remedy}.")
 
     async def _checkpoint_now(self) -> None:
         """Move the log into the database. Beside a steady stream of commits it never catches up: then they wait."""

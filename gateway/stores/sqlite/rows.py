@@ -214,10 +214,20 @@ def _remembered(row: Sequence[Any]) -> Remembered:
 
 def change_state(connection: sqlite3.Connection, key: SessionKey, change: Change, now: float) -> SessionState:
     """Apply `change` to a session's state; the state after it."""
-    row = connection.execute(_STATE, (key.namespace, key.id)).fetchone()
-    state = change(states.read(row[0] if row else None))
-    connection.execute(_KEEP_STATE, (key.namespace, key.id, now, states.written(state)))
+    state = change(read_state(connection, key))
+    keep_state(connection, key, state, now)
     return state
+
+
+def read_state(connection: sqlite3.Connection, key: SessionKey) -> SessionState:
+    """A session's state; an empty one where it has none."""
+    row = connection.execute(_STATE, (key.namespace, key.id)).fetchone()
+    return states.read(row[0] if row else None)
+
+
+def keep_state(connection: sqlite3.Connection, key: SessionKey, state: SessionState, now: float) -> None:
+    """Keep this as a session's state."""
+    connection.execute(_KEEP_STATE, (key.namespace, key.id, now, states.written(state)))
 
 
 def lesson(connection: sqlite3.Connection, key: str) -> bytes | None:

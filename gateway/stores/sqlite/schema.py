@@ -113,6 +113,7 @@ _APPLICATION_ID: Final = 0x47415445
 
 def connect(path: Path, *, busy_timeout_s: float) -> sqlite3.Connection:
     """Open the file, and make it where there is none."""
+    connection = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not path.exists():
@@ -122,6 +123,8 @@ def connect(path: Path, *, busy_timeout_s: float) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute("PRAGMA wal_autocheckpoint=0")
     except (sqlite3.Error, OSError) as error:
+        if connection is not None:
+            connection.close()
         reason = error.strerror if isinstance(error, OSError) else error
         raise StoreUnavailable(
             f"The store {path} cannot be opened: {reason}. Name another file in store.url."

@@ -44,9 +44,17 @@ end
 
 -- Let a key live for A.ttl from now on, or for up to an hour less: a look costs less than a write, which also goes to
 -- the disk and to replicas.
+local function is_ending(name)
+    return redis.call('PTTL', name) < A.ttl - HOUR
+end
+
+local function prolong(name)
+    redis.call('PEXPIRE', name, A.ttl)
+end
+
 local function live(name)
-    if redis.call('PTTL', name) < A.ttl - HOUR then
-        redis.call('PEXPIRE', name, A.ttl)
+    if is_ending(name) then
+        prolong(name)
     end
 end
 
@@ -219,4 +227,20 @@ local function note(list, count, entry, most)
         redis.call('PEXPIRE', list, A.ttl)
         redis.call('PEXPIRE', count, A.ttl)
     end
+end
+
+-- A session's state and its version, where that is not this one any more; else nothing.
+local function changed_since(name, version)
+    local kept = redis.call('HMGET', name, 'v', 's')
+    kept[1] = tonumber(kept[1] or 0)
+    return kept[1] ~= version and kept or nil
+end
+
+-- Keep a state in the place of this version. Gives the version that it has now: no state ever has that of one that was
+-- deleted, of which somebody may still know.
+local function keep_state(name, version, value)
+    version = math.max(version + 1, now())
+    redis.call('HSET', name, 'v', version, 's', value, 'at', A.at)
+    live(name)
+    return version
 end

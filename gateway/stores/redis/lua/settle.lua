@@ -1,25 +1,50 @@
 -- Write a call's record and charge it, once per id. KEYS: the hold, ids and records of the session's calls, what is
 -- known of its lost ones, the session, its state, its results, its account, its calls of tools, the last of them.
--- ARGV[3]: the record. A: id, lost, session, spent, accounts, sums (or nothing: no charge), keep, oldest, derived,
--- started, ended, and maybe last_key, residual, tools, index. Gives {1 if anything was new, sums, time of the last call}.
-local hold, ids, records, lost, session = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+-- ARGV[3]: the record, ARGV[4]: maybe the state after it. A: id, lost, session, spent, accounts, sums (or nothing: no
+-- charge), keep, oldest, derived, started, ended, and maybe last_key, residual, tools, index, and version: of the state
+-- that the call has gone by. Gives {1 if anything was new, sums, time of the last call, version of the state if that was
+-- moved} | {2, version, state}: it is another one by now, and nothing was written.
+local hold, ids, records, lost, session, state = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local calls, recent = KEYS[9], KEYS[10]
 local SUMS = 13
 local MOST_SUM = '4611686018427387904' -- 2^62; HINCRBY counts in 64 bits, and replies as text are exact
 
-local function totals()
-    local names = {}
+-- The session, in one look: its sums, its resets, and when it began and was called last.
+local KEPT = { 't1', 't2', 't3', 't4', 't5', 't6', 't7', 't8', 't9', 't10', 't11', 't12', 't13', 'last', 'created', 'e' }
+local function look()
+    local found = redis.call('HMGET', session, unpack(KEPT))
+    return { sums = { unpack(found, 1, SUMS) }, last = found[14], created = found[15], resets = found[16] }
+end
+
+-- The sums with these added, as text, where Lua counts that exactly; else nothing.
+local function summed(sums, added)
+    local found = {}
     for i = 1, SUMS do
-        names[i] = 't' .. i
+        local sum = tonumber(sums[i] or 0) + tonumber(added[i])
+        if sum >= MOST then
+            return nil
+        end
+        found[i] = sum == 0 and sums[i] or string.format('%.0f', sum)
     end
-    names[SUMS + 1] = 'last'
-    local found = redis.call('HMGET', session, unpack(names))
-    local last = table.remove(found)
-    return found, last
+    return found
+end
+
+-- The same by the server. Gives the sums after it.
+local function add_large(added)
+    for i, sum in ipairs(added) do
+        if sum ~= '0' then
+            local after = redis.pcall('HINCRBY', session, 't' .. i, sum)
+            if type(after) == 'table' or after > tonumber(MOST_SUM) then
+                redis.call('HSET', session, 't' .. i, MOST_SUM)
+            end
+        end
+    end
+    return look().sums
 end
 
 -- Add what an answer asked for, as `ToolUse.with_calls` does.
-local function count_tools(calls, recent, added)
-    redis.call('RPUSH', recent, unpack(added.names))
+local function count_tools(added)
+    local known = redis.call('RPUSH', recent, unpack(added.names)) > #added.names
     redis.call('LTRIM', recent, -added.recent, -1)
     for _, tool in ipairs(added.names) do
         if redis.call('HLEN', calls) >= added.most and redis.call('HEXISTS', calls, tool) == 0 then
@@ -28,17 +53,30 @@ local function count_tools(calls, recent, added)
         end
         redis.call('HINCRBY', calls, tool, 1)
     end
+    return known
 end
 
 local known = redis.call('ZSCORE', ids, A.id)
 local was = known and redis.call('HGET', lost, A.id)
+local is_old = known and (A.lost or not was)
+if A.version and not is_old then
+    local kept = changed_since(state, A.version)
+    if kept then
+        return { 2, kept[1], kept[2] }
+    end
+end
 local held = end_hold(hold)
-if known and (A.lost or not was) then
+local kept = look()
+if is_old then
     release(held)
-    return { 0, totals() }
+    return { 0, kept.sums, kept.last, false }
+end
+local version = false
+if ARGV[4] then
+    version = keep_state(state, A.version, ARGV[4])
 end
 
-local resets = tonumber(redis.call('HGET', session, 'e') or 0)
+local resets = tonumber(kept.resets or 0)
 if was then
     was = cmsgpack.unpack(was)
     redis.call('HDEL', lost, A.id)
@@ -51,7 +89,8 @@ redis.call('HSET', records, A.id, ARGV[3])
 if A.lost then
     redis.call('HSET', lost, A.id, cmsgpack.pack({ A.spent, A.sums or false, epochs, resets }))
 end
-if redis.call('ZCARD', ids) > A.keep then
+local number = redis.call('ZCARD', ids)
+if number > A.keep then
     -- Older records go, be it this one; their ids stay for as long as a call may be offered again.
     local place = math.max(A.keep, redis.call('ZREVRANK', ids, A.id))
     redis.call('HDEL', records, redis.call('ZREVRANGE', ids, place, place)[1])
@@ -69,41 +108,49 @@ if was[2] and (was[4] or 0) == resets and redis.call('EXISTS', session) == 1 the
             redis.call('HSET', session, 't' .. i, 0)
         end
     end
+    kept = look()
 end
+local sums, last = kept.sums, kept.last
+-- Whether all that is written here was there before, and so has an end already.
+local is_known = kept.created and number > 1 and not A.lost
 if A.session and A.sums then
-    for i, sum in ipairs(A.sums) do
-        if sum ~= '0' then
-            local after = redis.pcall('HINCRBY', session, 't' .. i, sum)
-            if type(after) == 'table' or after > tonumber(MOST_SUM) then
-                redis.call('HSET', session, 't' .. i, MOST_SUM)
-            end
-        end
-    end
-    local created, last = unpack(redis.call('HMGET', session, 'created', 'last'))
-    local news = created and {} or { 'created', A.started, 'derived', A.derived }
+    local news = kept.created and {} or { 'created', A.started, 'derived', A.derived }
     local function tell(name, value)
         news[#news + 1] = name
         news[#news + 1] = value
     end
     if not last or tonumber(last) < tonumber(A.ended) then
+        last = A.ended
         tell('last', A.ended)
     end
     if A.last_key then
         tell('last_key', A.last_key)
         tell('residual', A.residual)
     end
+    local after = summed(sums, A.sums)
+    if after then
+        for i = 1, SUMS do
+            if A.sums[i] ~= '0' then
+                tell('t' .. i, after[i])
+            end
+        end
+    end
     if #news > 0 then
         redis.call('HSET', session, unpack(news))
     end
+    sums = after or add_large(A.sums)
     if A.tools then
-        count_tools(KEYS[9], KEYS[10], A.tools)
+        is_known = count_tools(A.tools) and is_known
     end
 end
-for i = 2, #KEYS do
-    live(KEYS[i])
+-- One look for all that the session has: it is prolonged together, and what was made since then ends later than that.
+local is_due = not is_known or is_ending(session)
+if is_due then
+    for i = 2, #KEYS do
+        prolong(KEYS[i])
+    end
 end
 
-local sums, last = totals()
 local index = A.index
 if index then
     redis.call('ZREM', index.holds, A.id)
@@ -114,15 +161,18 @@ if index then
         redis.call('PEXPIRE', name, A.ttl)
     end
     note(index.latest[1], index.latest[2], cmsgpack.pack({ A.id, index.tag, sums }), index.most)
-    redis.call('ZADD', index.oldest, 'LT', index.began, index.tag)
-    live(index.oldest)
+    if redis.call('ZADD', index.oldest, 'LT', index.began, index.tag) == 1 or is_due then
+        prolong(index.oldest)
+    end
     if last then
         for _, list in ipairs(index.lists) do
-            redis.call('ZADD', list[1], last, index.member)
-            redis.call('ZADD', list[2], sums[4] or 0, index.member)
-            live(list[1])
-            live(list[2])
+            local added = redis.call('ZADD', list[1], last, index.member)
+            added = added + redis.call('ZADD', list[2], sums[4] or 0, index.member)
+            if added > 0 or is_due then
+                prolong(list[1])
+                prolong(list[2])
+            end
         end
     end
 end
-return { 1, sums, last }
+return { 1, sums, last, version }
