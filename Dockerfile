@@ -12,11 +12,17 @@ COPY gateway ./gateway
 RUN pip --python /opt/gateway/bin/python install --compile --no-deps .
 
 FROM python:3.13-slim
-RUN useradd --system --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin gateway \
+# Bytecode of the standard library: the base image brings none, and the gateway's user can write none.
+RUN python -m compileall -q -x 'site-packages|idlelib|tkinter|turtledemo|ensurepip|pydoc_data' \
+    "$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')"
+RUN groupadd --gid 10001 gateway \
+    && useradd --uid 10001 --gid gateway --home-dir /data --no-create-home --shell /usr/sbin/nologin gateway \
     && install -d -o gateway -g gateway -m 0700 /data \
     && install -d /etc/gateway
 COPY --from=build /opt/gateway /opt/gateway
+# HOME: with a Redis the journal is kept below it.
 ENV PATH=/opt/gateway/bin:$PATH \
+    HOME=/data \
     PYTHONDONTWRITEBYTECODE=1 \
     GATEWAY_STORE_URL=sqlite:///data/gateway.db
 # By number, so that Kubernetes can tell that it is not root.

@@ -84,7 +84,7 @@ def add_counters(counters: Counters, settings: config.Settings) -> None:
             try:
                 counters.add(row.tokenizer)
             except ConfigError as error:
-                problems += [f"models.{index}.tokenizer: {problem}" for problem in error.problems]
+                problems += [f"models[{index}].tokenizer: {problem}" for problem in error.problems]
     if problems:
         raise ConfigError(problems)
 

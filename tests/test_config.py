@@ -159,7 +159,27 @@ def test_a_named_file_that_does_not_exist_is_an_error_with_the_remedy(tmp_path: 
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: there is no such file.*gateway init"):
         load(tmp_path / "nowhere.yaml", environment={})
     with pytest.raises(ConfigError, match="no such file"):
-        load(environment={"GATEWAY_CONFIG": str(tmp_path)})
+        load(environment={"GATEWAY_CONFIG": str(tmp_path / "nowhere" / "gateway.yaml")})
+
+
+def test_a_named_folder_is_said_to_be_one(tmp_path: Path) -> None:
+    for named, environment in ((tmp_path, {}), (None, {"GATEWAY_CONFIG": str(tmp_path)})):
+        with pytest.raises(ConfigError) as caught:
+            load(named, environment=environment)
+        assert caught.value.problems == [
+            f"{tmp_path}: is a folder; name the file in it, such as {tmp_path}/gateway.yaml"
+        ]
+
+
+def test_a_pipe_is_refused_as_it_could_be_read_only_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"pipe: is no ordinary file"):
+        load(tmp_path / "pipe", environment={})
+
+
+def test_a_name_that_no_file_can_have_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"xxx: cannot be read: File name too long"):
+        load(tmp_path / ("x" * 300), environment={})
 
 
 def test_without_an_environment_of_its_own_it_reads_the_processs(
@@ -213,6 +233,44 @@ def test_without_an_environment_of_its_own_it_reads_the_processs(
 def test_a_problem_is_named_by_its_key_path_with_what_is_wrong(loaded: Load, text: str, problem: str) -> None:
     (found,) = problems_of(loaded, text)
     assert found.startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("text", "got"),
+    [
+        ("server: {port: -1}", "-1"),
+        ("budget: {tokens: -5}", "-5"),
+        ("budget: {usd: -0.5}", "-0.5"),
+        ("budget: {lease_s: 4}", "4"),
+        ("store: {timeout_ms: 0}", "0"),
+        ("providers: {openai: {retries: 11}}", "11"),
+        ("providers: {openai: {breaker: {failures: 0}}}", "0"),
+        ("providers: {openai: {timeout_s: {connect: -1}}}", "-1"),
+        ("auth: {keys: [{name: a, key: 0123456789abcdef, rpm: 0}]}", "0"),
+        ("auth: {keys: [{name: a, key: 0123456789abcdef, budget: {calls: -7}}]}", "-7"),
+    ],
+)
+def test_a_number_that_can_be_no_secret_is_shown(loaded: Load, text: str, got: str) -> None:
+    (problem,) = problems_of(loaded, text)
+    assert problem.endswith(f" (got {got})")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "auth: {keys: [{name: a, key: 1234567890123456}]}",
+        "auth: {keys: [{name: 1234567890123456, key: 0123456789abcdef}]}",
+        "auth: {admin_key: 1234567890123456}",
+        "providers: {budget: {base_url: 'http://h', key: 1234567890123456}}",
+        "providers: {retries: {base_url: 'http://h', key: 1234567890123456}}",
+        "providers: {openai: {headers: {x: 1234567890123456}}}",
+        "store: {url: 1234567890123456}",
+        "budget: {tokens: '1234567890123456x'}",
+    ],
+)
+def test_what_may_be_a_secret_is_never_shown(loaded: Load, text: str) -> None:
+    (problem,) = problems_of(loaded, text)
+    assert "1234567890123456" not in problem
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,10 @@ def test_the_kubernetes_file_runs_as_the_user_of_the_image_and_asks_what_the_gat
     assert mounts == {volume["name"] for volume in pod["volumes"]}
 
 
+def test_the_service_puts_no_variables_into_the_pods_that_look_like_configuration() -> None:
+    assert of_kind("Deployment")["spec"]["template"]["spec"]["enableServiceLinks"] is False
+
+
 @pytest.mark.parametrize("kind", ["Service", "PodDisruptionBudget"])
 def test_what_belongs_to_the_pods_finds_them(kind: str) -> None:
     selector = of_kind(kind)["spec"]["selector"]

@@ -70,8 +70,8 @@ def test_every_route_whose_counter_cannot_be_made_is_named() -> None:
     with pytest.raises(ConfigError) as refused:
         add_counters(Counters(), settings(models=models))
     assert [problem.partition(": ")[0] for problem in refused.value.problems] == [
-        "models.0.tokenizer",
-        "models.1.tokenizer",
+        "models[0].tokenizer",
+        "models[1].tokenizer",
     ]
 
 
@@ -86,7 +86,7 @@ def test_no_look_hides_what_another_finds() -> None:
     )
     assert [problem.partition(": ")[0] for problem in problems_of(wrong)] == [
         "auth.keys",
-        "models.0.tokenizer",
+        "models[0].tokenizer",
         "callbacks.observers[0]",
         "callbacks.observers[1]",
         "providers.openai.tls.ca_file",

@@ -44,7 +44,7 @@ OLDEST_NODE, BROUGHT_NODE = 22, 24
 _BANNER = re.compile(r"^gateway \S+ · (http://\S+)$", re.MULTILINE)
 #: of the user, that would lead a client elsewhere
 _FOREIGN = re.compile(
-    r"OPENAI|ANTHROPIC|GATEWAY|LITELLM|PYTHON|VIRTUAL_ENV|CODEX|OPENCODE|AIDER|_PROXY$", re.IGNORECASE
+    r"OPENAI|ANTHROPIC|CLAUDE|GATEWAY|LITELLM|PYTHON|VIRTUAL_ENV|CODEX|OPENCODE|AIDER|_PROXY$", re.IGNORECASE
 )
 
 
@@ -60,7 +60,7 @@ class Client:
     @property
     def node(self) -> bool:
         """Whether npm brings it."""
-        return self.script.endswith(".mjs") or self.name in {"codex", "opencode"}
+        return self.script.endswith(".mjs") or self.name in {"claude-code", "codex", "opencode"}
 
 
 CLIENTS = (
@@ -85,6 +85,7 @@ CLIENTS = (
         ("ai", "@ai-sdk/openai", "@ai-sdk/anthropic", "@ai-sdk/openai-compatible", "zod"),
         ("ai", "@ai-sdk/openai", "@ai-sdk/anthropic", "@ai-sdk/openai-compatible"),
     ),
+    Client("claude-code", "cli_claude_code.py", ("@anthropic-ai/claude-code",), ("@anthropic-ai/claude-code",)),
     Client("codex", "cli_codex.py", ("@openai/codex",), ("@openai/codex",)),
     Client("opencode", "cli_opencode.py", ("opencode-ai",), ("opencode-ai",)),
     Client("aider", "cli_aider.py", ("aider-chat",), ("aider-chat", "litellm")),

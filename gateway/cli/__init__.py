@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
+import os
+import sys
+from typing import Final, NoReturn
+
 import typer
 
 from gateway.cli import bench, demo, env, inspect, keys, models, replay, serve, sessions, setup, top
+from gateway.cli.common import Exit
+
+#: what is said where a disk, a device or a reader takes no more
+_WRITING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE})
 
 app = typer.Typer(
     name="gateway",
@@ -40,5 +51,29 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 
 def main() -> None:
-    """The console script."""
-    app()
+    """Run the command and end the process."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a name that its encoding does not have
+    try:
+        try:
+            app()
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in _WRITING:
+            raise
+        _cannot_write(error)
+
+
+def _cannot_write(error: OSError) -> NoReturn:
+    if not isinstance(error, BrokenPipeError):  # a reader that has had enough, as `head`, is told nothing
+        with contextlib.suppress(OSError):
+            typer.echo(f"The output cannot be written: {error.strerror}.", err=True)
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            # What is left in it goes nowhere, or the interpreter would try again at its end, and complain.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    sys.exit(Exit.FAILED)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, load, print_json, print_table, stop
+from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, load, print_json, print_table, printable, stop
 
 if TYPE_CHECKING:
     from gateway.inspection import Inspector
@@ -56,7 +56,8 @@ def count(  # noqa: PLR0917  # typer makes an option of each
     ]
     if found["budget"] is not None:
         rows.append(("context budget", f"{found['budget']:,}", ""))
-    typer.echo(f"{found['model']} at {found['provider']} · {found['wire']} · counted with {found['counter']}", err=True)
+    told = f"{found['model']} at {found['provider']} · {found['wire']} · counted with {found['counter']}"
+    typer.echo(printable(told), err=True)
     print_table(("part", "tokens", ""), rows, right=("tokens",))
     if tools:
         typer.echo("")

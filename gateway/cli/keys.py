@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, load, print_json, print_table, stop
+from gateway.cli.common import (
+    AsJson,
+    ConfigFile,
+    Exit,
+    load,
+    options_follow,
+    print_json,
+    print_table,
+    quoted,
+    stop,
+)
 from gateway.cli.sessions import StoreUrl, with_store
 
 if TYPE_CHECKING:
@@ -22,6 +33,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The sessions of the k
 @app.callback()
 def keys(context: typer.Context, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """List the keys where no other command is named."""
+    options_follow(context)
     if context.invoked_subcommand is None:
         show_list(config, store, as_json=as_json)
 
@@ -71,7 +83,7 @@ def add(  # noqa: PLR0917  # typer calls it by name
     from gateway.server.auth import digest
 
     if not is_valid(name):
-        stop(f'"{name}" is no name: 1-255 characters of A-Z a-z 0-9 . _ : -', Exit.USAGE)
+        stop(f"{quoted(name)} is no name: 1-255 characters of A-Z a-z 0-9 . _ : -", Exit.USAGE)
     if is_reserved(name):
         stop(f'"{name}" is a name for callers without a key, whose sessions it would see; choose another.', Exit.USAGE)
     if any(key.name == name for key in load(config).settings.auth.keys):
@@ -88,17 +100,41 @@ def add(  # noqa: PLR0917  # typer calls it by name
 @app.command()
 def revoke(name: Name, config: ConfigFile = None, store: StoreUrl = None) -> None:
     """Forget a key: within seconds its calls are refused. Its sessions and what it has used stay."""
-    if not with_store(config, store, lambda opened: opened.revoke_key(name)):
-        stop(f'There is no key "{name}" in the store.', Exit.FAILED)
-    typer.echo(f"revoked {name}", err=True)
+    settings = load(config, {"store.url": store} if store else None).settings
+    is_configured = any(key.name == name for key in settings.auth.keys)
+    path = settings.store.sqlite_path
+    has_store = settings.store.is_redis or (path is not None and path.exists())
+    # That there is no store is said only of a key that can stand nowhere else.
+    is_gone = (has_store or not is_configured) and with_store(config, store, lambda opened: opened.revoke_key(name))
+    if is_gone:
+        typer.echo(f"revoked {name}", err=True)
+    if is_configured:
+        also = "also " if is_gone else ""
+        stop(
+            f"{quoted(name)} {also}stands in auth.keys of the configuration: take it out there, and reload.",
+            Exit.FAILED,
+        )
+    if not is_gone:
+        stop(f"There is no key {quoted(name)} in the store.", Exit.FAILED)
 
 
 def _limits(tokens: int | None, usd: str | None, calls: int | None, window: str | None) -> Limits:
     from gateway.config import key_budget
+    from gateway.core.errors import ConfigError
     from gateway.policies import limits_of
 
-    with config_problems():
-        return limits_of(key_budget({"tokens": tokens, "usd": usd, "calls": calls, "window": window}))
+    given = {"tokens": tokens, "usd": usd, "calls": calls, "window": window}
+    try:
+        return limits_of(key_budget(given))
+    except ConfigError as error:
+        stop("\n".join(_refused(problem, given) for problem in error.problems), Exit.USAGE)
+
+
+def _refused(problem: str, given: Mapping[str, object]) -> str:
+    """A complaint about a key of `budget`, with the option that stands for it and what was typed."""
+    name, _, reason = problem.partition(": ")
+    option = "--window" if name == "window" else f"--budget-{name}"
+    return f"{option} {quoted(str(given.get(name)))}: {reason}"
 
 
 def _row(key: StoredKey, stands: Standing) -> dict[str, Any]:

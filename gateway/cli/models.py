@@ -15,7 +15,7 @@ _NUMBERS = ("window", "output", "in $/M", "out $/M", "cached $/M")
 def models(
     pattern: Annotated[str, typer.Argument(help="Part of the model's name.")] = "",
     config: ConfigFile = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most rows.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most rows.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """Provider, window, output limit, prices and tokenizer of models, and which file each came from."""

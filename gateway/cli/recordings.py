@@ -12,7 +12,7 @@ from pathlib import Path
 
 import typer
 
-from gateway.cli.common import Exit, stop
+from gateway.cli.common import Exit, printable, stop
 
 #: lines that are complained about one by one
 _COMPLAINTS = 5
@@ -33,7 +33,7 @@ class Complaints:
         def told(line: int, what: str) -> None:
             self._told += 1
             if self._told <= _COMPLAINTS:
-                typer.echo(f"{file}, line {line}: {what}", err=True)
+                typer.echo(printable(f"{file}, line {line}: {what}"), err=True)
             elif self._told == _COMPLAINTS + 1:
                 typer.echo("and more such lines", err=True)
 

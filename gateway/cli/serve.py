@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gateway.cli.common import ConfigFile, Exit, config_problems, load, stop
+from gateway.cli.address import url_of
+from gateway.cli.common import ConfigFile, Exit, config_problems, load, quoted, stop
 
 if TYPE_CHECKING:
     from gateway.config import Loaded, Settings
@@ -44,7 +47,7 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
     flags: dict[str, object] = {
         dotted: value
         for dotted, value in (
-            ("server.host", host),
+            ("server.host", host and host.removeprefix("[").removesuffix("]")),  # as it stands in a URL
             ("server.port", port),
             ("server.workers", workers),
             ("store.url", store),
@@ -82,13 +85,13 @@ def _run(loaded: Loaded, file: Path | None, flags: dict[str, object]) -> None:
         config.refuse_open_door(settings)
     config.pass_on(file, flags)
     log.configure(as_json=logs_json(settings), level=settings.telemetry.log.level)
+    if loaded.notes:
+        logging.getLogger("gateway").warning("%s", "; ".join(loaded.notes))
     server = settings.server
     try:
         listener = serving.bind(server.host, server.port)
-    except OSError as error:
-        # create_server repeats the address in its own words; a name that cannot be resolved has a negative number.
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-        stop(f"Cannot listen on {server.host} port {server.port}: {reason}. Choose another with --port.", Exit.FAILED)
+    except (OSError, UnicodeError) as error:
+        stop(f"Cannot listen on {quoted(server.host)} port {server.port}: {_unbound(error)}.", Exit.FAILED)
     options = serving.make_config(
         "gateway.wiring:app_from_environment",
         factory=True,
@@ -101,9 +104,18 @@ def _run(loaded: Loaded, file: Path | None, flags: dict[str, object]) -> None:
         _try_store(settings)
     port = listener.getsockname()[1]
     with _shared_metrics(settings):
-        is_done = serving.run(options, listener, lambda: typer.echo(banner(loaded, port), err=True))
+        is_done = serving.run(options, listener, lambda: _say(banner(loaded, port)))
     if not is_done:
         raise typer.Exit(Exit.FAILED)
+
+
+def _unbound(error: OSError | UnicodeError) -> str:
+    """Why nothing can be bound there, and what helps. Python repeats the address in words of its own."""
+    number = error.errno if isinstance(error, OSError) else None
+    if not number or number < 0:  # it never came to binding: nobody knows such a name
+        return "that is no address, and no name of one. Choose another with --host"
+    option = "--host" if number == errno.EADDRNOTAVAIL else "--port"
+    return f"{os.strerror(number)}. Choose another with {option}"
 
 
 @contextlib.contextmanager
@@ -134,13 +146,18 @@ def _try_store(settings: Settings) -> None:
         stop(f"store.url: {fault.message}", Exit.FAILED)
 
 
+def _say(text: str) -> None:
+    """On stderr. Calls are taken also where that goes to a full disk."""
+    with contextlib.suppress(OSError):
+        typer.echo(text, err=True)
+
+
 def banner(loaded: Loaded, port: int) -> str:
     """What `serve` says when it takes calls."""
     from gateway import __version__
 
     settings = loaded.settings
-    shown = settings.server.host if settings.server.host not in ("0.0.0.0", "::") else "127.0.0.1"
-    url = f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
+    url = url_of(settings.server.host, port)
     lines = [f"gateway {__version__} · {url}"]
     shown_providers = _shown_providers(loaded)
     names = max((len(name) for name, _, _ in shown_providers), default=0)

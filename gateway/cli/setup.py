@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, print_json, stop
+from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, print_json, printable, stop
 
 if TYPE_CHECKING:
     from gateway.config import Settings
@@ -32,7 +32,7 @@ def check(
         problems = error.problems
     else:
         notes.append(f"read {loaded.file or 'built-in defaults'}")
-        notes += _steps_of(loaded.settings)
+        notes += [*loaded.notes, *_steps_of(loaded.settings)]
         problems = problems_of(loaded.settings)
         if online:
             from gateway.cli.online import probe
@@ -44,9 +44,9 @@ def check(
         print_json({"problems": problems, "notes": notes})
     else:
         for line in notes:
-            typer.echo(line, err=True)
+            typer.echo(printable(line), err=True)
         for line in problems:
-            typer.echo(line)
+            typer.echo(printable(line))
         if not problems:
             typer.echo("no problems", err=True)
     raise typer.Exit(Exit.PROBLEMS if problems else Exit.DONE)

@@ -19,8 +19,6 @@ from gateway.core.routing import ModelRule, Routes
 
 #: how pydantic names the alternatives of a union
 _KIND: Final = re.compile(r"literal\[.*\]|constrained-(?:int|float|str)")
-#: sections that hold no secret, where a complaint may show the number it is about
-_SHOWN_SECTIONS: Final = frozenset({"server", "context", "sessions", "telemetry"})
 
 
 def unknown_providers(merged: Mapping[str, Any]) -> list[str]:
@@ -116,9 +114,19 @@ def described(error: ValidationError) -> list[str]:
 
 
 def _shown(location: tuple[int | str, ...], value: object) -> str:
-    return (
-        f" (got {value})" if location[:1] and location[0] in _SHOWN_SECTIONS and isinstance(value, (int, float)) else ""
-    )
+    return f" (got {value})" if isinstance(value, (int, float)) and _is_no_secret(location) else ""
+
+
+def _is_no_secret(location: tuple[int | str, ...]) -> bool:
+    """Whether a complaint may show the number it is about. Elsewhere it may be a key that has only digits."""
+    match location:
+        case ("server" | "context" | "sessions" | "telemetry" | "budget", *_) | ("store", "timeout_ms"):
+            return True
+        case ("providers", _, "retries" | "breaker" | "timeout_s" | "max_connections", *_):
+            return True
+        case ("auth", "keys", _, "budget" | "rpm", *_):
+            return True
+    return False
 
 
 def _dotted(location: tuple[int | str, ...]) -> str:

@@ -1,8 +1,8 @@
 """Reading gateway.yaml: find it, lay environment and flags over it, and check the whole.
 
 Every complaint names its key path; all are collected before one is raised. Order of precedence: command line flag,
-environment (`GATEWAY_SERVER_PORT`), file, default. Environment variables are read here and nowhere else. No complaint
-repeats a text that stands in the file: a secret may stand in the wrong place.
+environment (`GATEWAY_SERVER_PORT`), file, default. The environment is read here and nowhere else. No complaint repeats
+a text that stands in the file: a secret may stand in the wrong place.
 """
 
 from __future__ import annotations
@@ -10,24 +10,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Any, Final, Union, get_args, get_origin
+from typing import Any, Final
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from gateway.config.complaints import described, served_by_nobody, unknown_agents, unknown_providers, unshared_store
-from gateway.config.schema import Facts, KeyBudget, Provider, Settings
+from gateway.config.schema import Facts, KeyBudget, Settings
+from gateway.config.variables import FILE_VARIABLE, REFERENCE, References, overrides, unknown_variables
 from gateway.core.counting.families import Families, families_from
 from gateway.core.errors import ConfigError
 from gateway.core.forwarding import CREDENTIALS
 
 DEFAULT_FILE: Final = "gateway.yaml"
-_VARIABLE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
-_ENV_PREFIX: Final = "GATEWAY_"
 _FLAGS_VARIABLE: Final = "_GATEWAY_FLAGS"
 _METRICS_VARIABLE: Final = "_GATEWAY_METRICS"
 #: what `built_in_providers` may read where it comes from the environment
@@ -36,11 +35,15 @@ _FALSE: Final = frozenset({"false", "no", "off", "0"})
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Settings and where they came from. `key_sources`: provider -> the variable its key was read from."""
+    """Settings and where they came from.
+
+    `key_sources`: provider -> the variable its key was read from. `notes`: what is no problem, but may be a mistake.
+    """
 
     settings: Settings
     file: Path | None
     key_sources: Mapping[str, str]
+    notes: tuple[str, ...] = ()
 
 
 def load(
@@ -65,12 +68,14 @@ def load(
     path = _find(file, env) if search or file else None
     raw = _string_keys(_read_yaml(path)) if path is not None else {}
     built_in = _read_yaml(data_folder() / "providers.yaml")
-    for dotted, value in {**_overrides(raw, built_in, env), **(flags or {})}.items():
+    providers = _provider_names(raw, built_in)
+    for dotted, value in {**overrides(env, providers), **(flags or {})}.items():
         _set(raw, dotted.split("."), value)
-    problems: list[str] = []
-    own = _expand(raw, env, "", problems)
-    own = _with_agents(own, path.parent if path is not None else Path(), env, problems)
-    merged = _with_built_in(own, _expand(built_in, env, "providers", problems))
+    references = References(env)
+    problems = references.problems
+    own = references.into(raw, "")
+    own = _with_agents(own, path.parent if path is not None else Path(), references)
+    merged = _with_built_in(own, references.into(built_in, "providers"))
     unset = {line.partition(":")[0] for line in problems}
     try:
         settings = Settings.model_validate(merged)
@@ -82,7 +87,8 @@ def load(
         problems += served_by_nobody(settings) + unknown_agents(settings)
     if problems:
         raise ConfigError(problems)
-    return Loaded(settings, path, _key_sources(_with_built_in(raw, built_in).get("providers"), env))
+    sources = _key_sources(_with_built_in(raw, built_in).get("providers"), env)
+    return Loaded(settings, path, sources, tuple(unknown_variables(env, providers, references.named)))
 
 
 def key_budget(values: Mapping[str, object]) -> KeyBudget:
@@ -100,7 +106,7 @@ def key_budget(values: Mapping[str, object]) -> KeyBudget:
 def pass_on(loaded_from: Path | None, flags: Mapping[str, object]) -> None:
     """Leave a command's `-c` and flags where its worker processes and later reloads find them."""
     if loaded_from is not None:
-        os.environ["GATEWAY_CONFIG"] = str(loaded_from)
+        os.environ[FILE_VARIABLE] = str(loaded_from)
     os.environ[_FLAGS_VARIABLE] = json.dumps(flags)
 
 
@@ -201,13 +207,25 @@ def model_facts(file: Path | None = None) -> dict[str, Facts]:
 
 
 def _find(file: Path | None, env: Mapping[str, str]) -> Path | None:
-    named = file or (Path(env["GATEWAY_CONFIG"]) if env.get("GATEWAY_CONFIG") else None)
+    named = file or (Path(env[FILE_VARIABLE]) if env.get(FILE_VARIABLE) else None)
     if named is not None:
-        if not named.is_file():
-            raise ConfigError([f"{named}: there is no such file; write one with: gateway init {named}"])
+        _refuse_what_is_no_file(named)
         return named
     here = Path(DEFAULT_FILE)
     return here if here.is_file() else None
+
+
+def _refuse_what_is_no_file(named: Path) -> None:
+    try:
+        mode = named.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError([f"{named}: there is no such file; write one with: gateway init {named}"]) from None
+    except OSError as error:
+        raise ConfigError([f"{named}: cannot be read: {error.strerror}"]) from None
+    if stat.S_ISDIR(mode):
+        raise ConfigError([f"{named}: is a folder; name the file in it, such as {named / DEFAULT_FILE}"])
+    if not stat.S_ISREG(mode):
+        raise ConfigError([f"{named}: is no ordinary file, which could be read again for a reload"])
 
 
 def _read_yaml(path: Path) -> dict[Any, Any]:
@@ -290,7 +308,7 @@ def _with_built_in(own: dict[str, Any], built_in: Mapping[str, Any]) -> dict[str
     return {**own, "providers": merged}
 
 
-def _with_agents(own: dict[str, Any], folder: Path, env: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
+def _with_agents(own: dict[str, Any], folder: Path, references: References) -> dict[str, Any]:
     """The configuration with what stands in the files of agents, which are looked for beside it."""
     agents = own.get("agents")
     if not isinstance(agents, dict):
@@ -301,9 +319,9 @@ def _with_agents(own: dict[str, Any], folder: Path, env: Mapping[str, str], prob
             try:
                 content = _string_keys(_read_yaml(folder / Path(value).expanduser()))
             except ConfigError as error:
-                problems += [f"agents.{name}: {problem}" for problem in error.problems]
+                references.problems.extend(f"agents.{name}: {problem}" for problem in error.problems)
             else:
-                read[name] = _expand(content, env, f"agents.{name}", problems)
+                read[name] = references.into(content, f"agents.{name}")
     return {**own, "agents": read}
 
 
@@ -312,39 +330,9 @@ def _addressed(block: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in block.items() if key != "base_url" or not value.startswith("/")}
 
 
-def _overrides(raw: Mapping[str, Any], built_in: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, object]:
-    """Key path -> value of every `GATEWAY_A_B` that names a key; others are somebody else's (Kubernetes sets some)."""
+def _provider_names(raw: Mapping[str, Any], built_in: Mapping[str, Any]) -> list[str]:
     own = raw.get("providers")
-    names = list(dict.fromkeys([*built_in, *(own if isinstance(own, dict) else ())]))
-    found: dict[str, object] = {}
-    for dotted, is_text in _leaves(Settings, "", names):
-        text = env.get(_ENV_PREFIX + re.sub(r"[.-]", "_", dotted).upper())
-        if text is not None:
-            found[dotted] = text if is_text and text != "null" else _parse_scalar(text)
-    return found
-
-
-def _leaves(section: type[BaseModel], prefix: str, providers: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """(key path, whether its value is text and so is not to be read as YAML) of every key."""
-    for name, field in section.model_fields.items():
-        path = f"{prefix}{name}"
-        annotation = field.annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            yield from _leaves(annotation, f"{path}.", ())
-        elif get_origin(annotation) is dict and get_args(annotation)[1] is Provider:
-            for provider in providers:
-                yield from _leaves(Provider, f"{path}.{provider}.", ())
-        else:
-            union = get_origin(annotation) in (Union, UnionType)
-            types = get_args(annotation) if union else (annotation,)
-            yield path, any(getattr(kind, "__name__", "") in ("str", "SecretStr", "Path") for kind in types)
-
-
-def _parse_scalar(text: str) -> object:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
+    return list(dict.fromkeys([*built_in, *(own if isinstance(own, dict) else ())]))
 
 
 def _set(target: dict[str, Any], path: Sequence[str], value: object) -> None:
@@ -361,33 +349,9 @@ def _key_sources(providers: object, env: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, block in providers.items() if isinstance(providers, dict) else ():
         key = block.get("key") if isinstance(block, dict) else None
-        match = _VARIABLE.fullmatch(key) if isinstance(key, str) else None
+        match = REFERENCE.fullmatch(key) if isinstance(key, str) else None
         if match and env.get(match[1]):
             found[str(name)] = match[1]
         elif isinstance(key, str) and key and not match:
             found[str(name)] = "configuration"
     return found
-
-
-def _expand(value: Any, env: Mapping[str, str], path: str, problems: list[str]) -> Any:
-    if isinstance(value, str):
-
-        def replace(match: re.Match[str]) -> str:
-            name, default = match[1], match[2]
-            found = env.get(name)
-            if found is None and default is None:
-                problems.append(
-                    f"{path}: the environment variable {name} is not set; set it or write ${{{name}:-default}}"
-                )
-            # As in a shell, `:-` also stands in for a variable that is empty.
-            return found or default or ""
-
-        return _VARIABLE.sub(replace, value)
-    if isinstance(value, dict):
-        return {
-            str(key): _expand(inner, env, f"{path}.{key}" if path else str(key), problems)
-            for key, inner in value.items()
-        }
-    if isinstance(value, list):
-        return [_expand(inner, env, f"{path}[{index}]", problems) for index, inner in enumerate(value)]
-    return value

@@ -76,7 +76,8 @@ class BudgetManager:
         outcome = reserve({_KEY: self._account}, hold, _NO_TIME)
         if isinstance(outcome, Refused):
             raise BudgetExhausted(
-                f"{fixed:,} tokens are needed and {self.remaining:,} of {self.total_budget:,} are left "
+                f"{fixed:,} token{' is' if fixed == 1 else 's are'} needed and {self.remaining:,} "
+                f"of {self.total_budget:,} are left "
                 f"({self.used:,} used, {self.held:,} held).",
                 {"limit": self.total_budget, "used": self.used, "held": self.held, "needed": fixed},
             )

@@ -105,12 +105,13 @@ class Authenticator:
         presented = [value for _, value in _credentials(headers)]
         if self._admin is not None and self._admin in presented:
             return Access(None, admin=True)
-        if self._admin is None and _is_direct_loopback(headers, peer) and not _is_foreign_page(headers):
-            return Access(None, admin=True)
         for value in presented:
             rule = self._rule(value)
             if rule is not None:
+                # Also from this machine: whoever shows a key means its sessions.
                 return Access(rule.name, admin=False)
+        if self._admin is None and _is_direct_loopback(headers, peer) and not _is_foreign_page(headers):
+            return Access(None, admin=True)
         if not self._needs_key and presented and not _is_loopback(peer):
             return Access(_namespace_of(headers), admin=False)
         if not self._needs_key and _is_loopback(peer) and not _is_pointed_name(headers, peer):

@@ -62,7 +62,9 @@ def load_packages() -> None:
         for name in _NEEDED:
             importlib.import_module(name)
     except ImportError:
-        raise ConfigError(["telemetry.otel: needs its packages: pip install 'llm-session-gateway[otel]'"]) from None
+        raise ConfigError(
+            ["telemetry.otel: needs its packages: pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"]
+        ) from None
 
 
 class Otel(Observer):

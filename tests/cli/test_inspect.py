@@ -133,4 +133,12 @@ def test_a_users_own_counter_is_used_and_a_broken_one_is_named(
     found = json.loads(gateway_command("count", body, "--json", "-c", with_tokenizer("my_counter:Ones")).out)
     assert found["counter"] == "ones"
     broken = gateway_command("check", "-c", with_tokenizer("my_counter:Twos"))
-    assert (broken.code, "models.0.tokenizer" in broken.out) == (3, True)
+    assert (broken.code, "models[0].tokenizer" in broken.out) == (3, True)
+
+
+def test_a_terminal_follows_nothing_that_a_body_names(gateway_command: Commands, tmp_path: Path) -> None:
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps({"model": "gpt-4o\x07\n", "messages": [{"role": "user", "content": "hello"}]}))
+    done = gateway_command.process("count", path)
+    assert done.code == 0
+    assert done.err.startswith("gpt-4o?? at openai")

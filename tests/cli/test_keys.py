@@ -11,6 +11,8 @@ from tests.conftest import StartGateway
 from tests.support.commands import Commands
 from tests.support.gateways import GatewayThread, until
 
+ALICE = 'auth: {keys: [{name: alice, key: "0123456789abcdef"}]}'
+
 
 def test_a_key_is_shown_once_opens_its_sessions_and_is_refused_once_it_is_revoked(
     mock_server: MockServer, mock: Provider, gateway_server: StartGateway, gateway_command: Commands
@@ -56,3 +58,48 @@ def test_a_key_that_makes_no_sense_is_refused(
 ) -> None:
     done = gateway_command("keys", "add", *asked, "--store", f"sqlite://{gateway.store}")
     assert done.code == 2
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["x", "--budget-usd", "much"], '--budget-usd "much": input should be a valid decimal'),
+        (["x", "--budget-tokens", str(2**53 + 1)], f'--budget-tokens "{2**53 + 1}": input should be less than'),
+        (["x", "--window", "soon"], '--window "soon": must be a duration like 90s'),
+        (["a\x07b"], '"a?b" is no name'),
+    ],
+)
+def test_what_is_refused_is_named_as_it_was_typed(asked: list[str], said: str, gateway_command: Commands) -> None:
+    done = gateway_command("keys", "add", *asked)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(said)
+
+
+@pytest.mark.parametrize("given", [["--store", "sqlite://other.db"], ["-c", "other.yaml"], ["--json"]])
+@pytest.mark.parametrize("then", [["revoke", "carol"], ["add", "carol"], ["list"]])
+def test_an_option_before_the_command_is_refused_and_not_passed_over(
+    given: list[str], then: list[str], gateway_command: Commands
+) -> None:
+    done = gateway_command("keys", *given, *then)
+    assert (done.code, done.out) == (2, "")
+    assert "write it after" in done.err
+    assert list(gateway_command.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("store", ["memory://", "sqlite://none-yet.db"])
+def test_a_key_of_the_configuration_is_said_to_stand_there(store: str, gateway_command: Commands) -> None:
+    file = gateway_command.file(ALICE)
+    done = gateway_command("keys", "revoke", "alice", "-c", file, "--store", store)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith('"alice" stands in auth.keys of the configuration')
+    assert len(done.err.splitlines()) == 1
+
+
+def test_a_key_that_is_kept_and_configured_is_revoked_where_it_is_kept(gateway_command: Commands) -> None:
+    store = ["--store", "sqlite://own.db"]
+    assert gateway_command("keys", "add", "alice", *store).code == 0
+    done = gateway_command("keys", "revoke", "alice", "-c", gateway_command.file(ALICE), *store)
+    assert done.code == 1, "the other one still opens"
+    assert done.err.splitlines()[0] == "revoked alice"
+    assert '"alice" also stands in auth.keys' in done.err
+    assert gateway_command("keys", "revoke", "alice", *store).err == 'There is no key "alice" in the store.\n'

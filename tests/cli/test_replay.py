@@ -239,3 +239,11 @@ def test_a_name_is_shown_without_what_a_terminal_would_follow(recording: Path, g
     done = gateway_command("replay", recording)
     assert done.code == 0
     assert "a?[2Jb" in done.out
+
+
+def test_a_terminal_follows_nothing_that_a_recording_names(gateway_command: Commands) -> None:
+    file = gateway_command.folder / "odd.jsonl"
+    file.write_text(json.dumps({"model": "odd\x07", "messages": [{"role": "user", "content": "hello"}]}))
+    done = gateway_command.process("replay", file, "-c", gateway_command.file("default_provider: null"))
+    assert done.code == 1
+    assert 'the model "odd?"' in done.err

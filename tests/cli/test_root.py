@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from gateway import __version__
-from tests.support.commands import Commands, environment
+from tests.support.commands import Commands, command, environment
+from tests.support.gateways import ROOT, STARTS_S
 
 ALL = (
     "serve",
@@ -25,6 +29,7 @@ ALL = (
     "env",
     "top",
     "replay",
+    "bench",
 )
 
 
@@ -49,7 +54,8 @@ def test_without_a_command_the_help_is_shown_as_wrong_usage(gateway_command: Com
 
 
 @pytest.mark.parametrize("args", [["sreve"], ["--nonsense"], ["serve", "--port", "many"], ["serve", "--port", "70000"],
-                                  ["demo", "--steps", "0"], ["sessions", "show"], ["models", "--limit", "0"]])  # fmt: skip
+                                  ["demo", "--steps", "0"], ["sessions", "show"], ["models", "--limit", "0"],
+                                  ["models", "--limit", "99999999999999999999"]])  # fmt: skip
 def test_wrong_usage_ends_with_2_and_a_sentence_on_stderr(args: list[str], gateway_command: Commands) -> None:
     done = gateway_command(*args)
     assert done.code == 2
@@ -60,6 +66,63 @@ def test_wrong_usage_ends_with_2_and_a_sentence_on_stderr(args: list[str], gatew
 def test_the_version_is_that_of_the_package(gateway_command: Commands) -> None:
     done = gateway_command.process("--version")
     assert (done.code, done.out, done.err) == (0, f"gateway {__version__}\n", "")
+
+
+@pytest.mark.parametrize("unbuffered", ["1", ""])
+@pytest.mark.parametrize("args", [["schema"], ["env", "codex"], ["models", "gpt-4o"], ["models", "gpt-4o", "--json"]])
+def test_a_full_disk_is_one_line_and_no_success(args: list[str], unbuffered: str, gateway_command: Commands) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = to(full.fileno(), gateway_command, args, {"PYTHONUNBUFFERED": unbuffered})
+    assert (done.returncode, done.stderr) == (1, "The output cannot be written: No space left on device.\n")
+
+
+def test_a_full_disk_is_no_success_where_that_cannot_even_be_said(gateway_command: Commands) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = to(full.fileno(), gateway_command, ["schema"], {}, stderr=full.fileno())
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("args", [["schema"], ["env", "codex"], ["models", "gpt-4o", "--json", "--limit", "1"]])
+@pytest.mark.parametrize("unbuffered", ["1", ""])
+def test_a_reader_that_has_had_enough_is_told_nothing(
+    args: list[str], unbuffered: str, gateway_command: Commands
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = to(writer, gateway_command, args, {"PYTHONUNBUFFERED": unbuffered})
+    finally:
+        os.close(writer)
+    assert done.returncode == 1
+    assert set(done.stderr.splitlines()) <= {"# in ~/.codex/config.toml"}
+
+
+def to(
+    stdout: int, commands: Commands, args: list[str], env: dict[str, str], stderr: int = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
+    """`gateway …` whose output goes there."""
+    return subprocess.run(
+        command(tuple(args)), check=False, stdout=stdout, stderr=stderr, text=True, timeout=STARTS_S,
+        cwd=commands.folder, env=environment(commands.folder, env),
+    )  # fmt: skip
+
+
+def test_what_the_encoding_of_stdout_does_not_have_is_replaced(gateway_command: Commands) -> None:
+    file = gateway_command.file("providers: {模: {}}")
+    done = gateway_command.process("check", "-c", file, env={"PYTHONIOENCODING": "latin-1"})
+    assert (done.code, done.out) == (3, "providers.?.base_url: field required\n")
+
+
+def test_ctrl_c_while_the_command_is_being_imported_is_quiet(gateway_command: Commands) -> None:
+    # What is imported first stands in for whatever is being imported when the key is pressed.
+    gateway_command.file("import os, signal; os.kill(os.getpid(), signal.SIGINT)", "typer.py")
+    done = gateway_command.process("--version", env={"PYTHONPATH": f"{gateway_command.folder}:{ROOT}"})
+    assert (done.code, done.all) == (130, "")
+
+
+def test_the_console_script_is_the_command_that_is_quiet_from_its_first_import_on() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"gateway": "gateway.__main__:main"}
 
 
 def test_help_imports_nothing_heavier_than_typer_and_rich(gateway_command: Commands) -> None:

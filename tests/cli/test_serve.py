@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ import pytest
 from gateway import __version__
 from gateway.mock import MockServer, Provider
 from tests.conftest import StartUpstream
-from tests.support.commands import Commands, Serving
+from tests.support.commands import Commands, Serving, command, environment
 from tests.support.gateways import ROOT, STARTS_S, until
 from tests.support.scripted import Held
 from tests.support.timing import LIMIT_S, in_time
+from tests.support.web import Web
 
 Serve = Callable[..., Serving]
 SECRET = "sk-secret-Zq8vR2mK7x"
@@ -147,6 +149,60 @@ def test_an_address_that_is_not_ours_is_named(gateway_command: Commands) -> None
         assert done.code == 1
         assert host in done.err
         assert "Unknown error" not in done.err
+        assert done.err.endswith("Choose another with --host.\n")
+
+
+@pytest.mark.parametrize("host", ["a b", "a..b", "[nonsense]", "x" * 300])
+def test_a_host_that_is_no_address_is_said_to_be_none(host: str, gateway_command: Commands) -> None:
+    done = gateway_command.process("serve", "--mock", "--store", "memory://", "--port", "0", "--host", host)
+    assert (done.code, done.out) == (1, "")
+    assert len(done.err.splitlines()) == 1
+    assert "that is no address, and no name of one. Choose another with --host." in done.err
+    assert "(while" not in done.err
+
+
+def test_a_host_may_be_written_as_in_a_url(serving: Serve) -> None:
+    gateway = serving("--mock", "--host", "[::1]", "--store", "memory://")
+    assert gateway.web.get("/healthz").status == 200
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "::1"])
+def test_the_address_that_is_shown_is_one_that_can_be_called(host: str, serving: Serve) -> None:
+    gateway = serving("--mock", "--host", host, "--store", "memory://")
+    assert gateway.web.get("/healthz").status == 200
+
+
+def test_variables_that_set_nothing_are_named_in_one_warning(serving: Serve) -> None:
+    env = {"GATEWAY_SERVER_PROT": SECRET, "GATEWAY_NOPE": SECRET, "GATEWAY_PORT": "tcp://10.0.0.1:80"}
+    gateway = serving("--mock", "--store", "memory://", env=env)
+    says(gateway, "GATEWAY_SERVER_PROT")
+    (line,) = (line for line in gateway.log.splitlines() if "GATEWAY_" in line)
+    warning = json.loads(line)
+    assert warning["level"] == "warning"
+    assert "GATEWAY_SERVER_PROT: this variable sets nothing" in warning["message"]
+    assert "did you mean GATEWAY_SERVER_PORT?" in warning["message"]
+    assert "GATEWAY_NOPE" in warning["message"]
+    assert SECRET not in gateway.log
+
+
+def test_a_full_disk_behind_stderr_keeps_no_call_away(gateway_command: Commands) -> None:
+    listener, port = taken_port()
+    listener.close()
+    args = ("serve", "--mock", "--store", "memory://", "--port", str(port))
+    with Path("/dev/full").open("wb") as full:
+        process = subprocess.Popen(command(args), cwd=gateway_command.folder, stderr=full,
+                                   env=environment(gateway_command.folder, None))  # fmt: skip
+    try:
+        until(lambda: accepts(port) or process.poll() is not None, STARTS_S, "it listens")
+        assert Web(f"http://127.0.0.1:{port}").get("/healthz").status == 200
+    finally:
+        process.terminate()
+        process.wait(LIMIT_S)
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_an_open_host_with_a_held_key_is_refused_with_the_remedy(gateway_command: Commands) -> None:

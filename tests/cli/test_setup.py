@@ -51,6 +51,23 @@ def only(url: str, **provider: object) -> str:
 # --- check --------------------------------------------------------------------------------------------------------
 
 
+def test_a_terminal_follows_nothing_that_the_file_holds(gateway_command: Commands) -> None:
+    done = gateway_command("check", "-c", gateway_command.file('"se\\arver": 1\n"a\\nb": 1'))
+    assert done.code == 3
+    assert [line.partition(":")[0] for line in done.lines] == ["se?rver", "a?b"]
+
+
+def test_a_variable_that_sets_nothing_is_a_note_and_no_problem(gateway_command: Commands) -> None:
+    env = {"GATEWAY_SERVER_PROT": "sk-hunter2", "GATEWAY_SERVICE_HOST": "10.0.0.1"}
+    done = gateway_command("check", env=env)
+    assert (done.code, done.out) == (0, "")
+    note = "GATEWAY_SERVER_PROT: this variable sets nothing: there is no such key (did you mean GATEWAY_SERVER_PORT?)"
+    assert done.err.splitlines()[1] == note
+    assert done.err.count("GATEWAY_") == 2
+    assert note in json.loads(gateway_command("check", "--json", env=env).out)["notes"]
+    assert "hunter2" not in done.all
+
+
 def test_the_defaults_have_no_problem(gateway_command: Commands) -> None:
     done = gateway_command("check")
     assert (done.code, done.out) == (0, "")
@@ -179,7 +196,7 @@ def test_what_keeps_a_worker_from_starting_is_found_in_every_part_at_once(gatewa
     assert sorted(line.partition(": ")[0] for line in done.lines) == [
         "auth.keys",
         "callbacks.observers[0]",
-        "models.0.tokenizer",
+        "models[0].tokenizer",
         "providers.groq.tls.ca_file",
         "providers.openai.tls.ca_file",
     ]

@@ -56,7 +56,7 @@ def test_an_allocation_takes_what_is_left_where_that_is_enough() -> None:
     budget = BudgetManager(100)
     assert budget.allocate(80, least=50).tokens == 80
     assert budget.allocate(80, least=20).tokens == 20
-    with pytest.raises(BudgetExhausted, match=r"^1 tokens are needed and 0 of 100"):
+    with pytest.raises(BudgetExhausted, match=r"^1 token is needed and 0 of 100"):
         budget.allocate(80, least=1)
     assert budget.allocate(80, least=0).tokens == 0
     assert budget.allocate(0).tokens == 0

@@ -78,6 +78,8 @@ def test_without_keys_the_admin_key_is_not_forwarded() -> None:
         ([], ADMIN, [HOST], LOCAL, Access("default", admin=False)),
         ([], ADMIN, [HOST, bearer(ADMIN)], REMOTE, Access(None, admin=True)),
         (KEYS, None, [HOST], LOCAL, Access(None, admin=True)),
+        (KEYS, None, [HOST, bearer("an SDK's default")], LOCAL, Access(None, admin=True)),
+        (KEYS, None, [HOST, bearer(ALICE)], LOCAL, Access("alice", admin=False)),
         (KEYS, None, [HOST, bearer(BOB)], REMOTE, Access("bob", admin=False)),
         (KEYS, ADMIN, [HOST, bearer(ALICE)], LOCAL, Access("alice", admin=False)),
         (KEYS, ADMIN, [HOST, bearer(ADMIN)], REMOTE, Access(None, admin=True)),

@@ -1,0 +1,125 @@
+"""Environment variables: `GATEWAY_SERVER_PORT` is the key `server.port`, `${NAME}` stands for a part of any text.
+
+No line repeats what a variable holds: it may be a secret.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import UnionType
+from typing import Any, Final, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel
+
+from gateway.config.schema import Provider, Settings
+
+#: names the file where `-c` does not
+FILE_VARIABLE: Final = "GATEWAY_CONFIG"
+#: how a text of the file names one
+REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
+_PREFIX: Final = "GATEWAY_"
+_OURS: Final = re.compile(rf"{_PREFIX}\w+", re.ASCII)
+#: What Kubernetes puts into each pod for a Service named `gateway` or `gateway-…`. One with `enableServiceLinks: false`
+#: gets none of it.
+_SERVICE: Final = re.compile(r"GATEWAY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
+_SERVICE_PORT: Final = re.compile(r"(tcp|udp|sctp)://")
+#: how alike a name must be to be proposed
+_ALIKE: Final = 0.5
+
+
+def overrides(env: Mapping[str, str], providers: Iterable[str]) -> dict[str, object]:
+    """Key path -> value of every variable that names a key."""
+    found: dict[str, object] = {}
+    for dotted, is_text in _leaves(Settings, "", list(providers)):
+        text = env.get(_variable(dotted))
+        if text is not None:
+            found[dotted] = text if is_text and text != "null" else _parse_scalar(text)
+    return found
+
+
+def unknown_variables(env: Mapping[str, str], providers: Iterable[str], named: Iterable[str] = ()) -> list[str]:
+    """A line for each variable that looks like a key and is none. They are no error: somebody else may have set them.
+
+    Args:
+        env: the environment.
+        providers: their names, which are parts of keys.
+        named: the variables that stand in the file.
+    """
+    keys = [_variable(dotted) for dotted, _ in _leaves(Settings, "", list(providers))]
+    known = {*keys, *named, FILE_VARIABLE}
+    return [
+        f"{name}: this variable sets nothing: there is no such key{_nearest(name, keys)}"
+        for name, value in sorted(env.items())
+        if _OURS.fullmatch(name) and name not in known and not _is_of_kubernetes(name, value)
+    ]
+
+
+def _is_of_kubernetes(name: str, value: str) -> bool:
+    """Whether it tells a pod of a Service. `GATEWAY_PORT` does where it holds an address, as `tcp://10.0.0.1:80`."""
+    return _SERVICE.fullmatch(name) is not None or (name.endswith("_PORT") and _SERVICE_PORT.match(value) is not None)
+
+
+def _nearest(name: str, keys: Iterable[str]) -> str:
+    rests = [key.removeprefix(_PREFIX) for key in keys]  # what all of them begin with makes none alike
+    close = difflib.get_close_matches(name.removeprefix(_PREFIX).upper(), rests, n=1, cutoff=_ALIKE)
+    return f" (did you mean {_PREFIX}{close[0]}?)" if close else ""
+
+
+def _variable(dotted: str) -> str:
+    return _PREFIX + re.sub(r"[.-]", "_", dotted).upper()
+
+
+def _leaves(section: type[BaseModel], prefix: str, providers: list[str]) -> Iterator[tuple[str, bool]]:
+    """(key path, whether its value is text and so is not to be read as YAML) of every key."""
+    for name, item in section.model_fields.items():
+        path = f"{prefix}{name}"
+        annotation = item.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield from _leaves(annotation, f"{path}.", [])
+        elif get_origin(annotation) is dict and get_args(annotation)[1] is Provider:
+            for provider in providers:
+                yield from _leaves(Provider, f"{path}.{provider}.", [])
+        else:
+            union = get_origin(annotation) in (Union, UnionType)
+            types = get_args(annotation) if union else (annotation,)
+            yield path, any(getattr(kind, "__name__", "") in ("str", "SecretStr", "Path") for kind in types)
+
+
+def _parse_scalar(text: str) -> object:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """Puts variables in where the file names them. `problems`: of those that are not set; `named`: all."""
+
+    env: Mapping[str, str]
+    problems: list[str] = field(default_factory=list)
+    named: set[str] = field(default_factory=set)
+
+    def into(self, value: Any, path: str) -> Any:
+        """The value of a key path, with the variables in its texts and those of all below it."""
+        if isinstance(value, str):
+            return REFERENCE.sub(lambda match: self._held(match[1], match[2], path), value)
+        if isinstance(value, dict):
+            return {str(key): self.into(inner, f"{path}.{key}" if path else str(key)) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self.into(inner, f"{path}[{index}]") for index, inner in enumerate(value)]
+        return value
+
+    def _held(self, name: str, default: str | None, path: str) -> str:
+        self.named.add(name)
+        found = self.env.get(name)
+        if found is None and default is None:
+            self.problems.append(
+                f"{path}: the environment variable {name} is not set; set it or write ${{{name}:-default}}"
+            )
+        # As in a shell, `:-` also stands in for a variable that is empty.
+        return found or default or ""
