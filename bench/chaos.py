@@ -92,7 +92,10 @@ class Session:
 
 @dataclass(frozen=True)
 class Call:
-    """`mock`: how the provider behaves. `leave`: when the client does, "" for never; `rudely`: with a reset."""
+    """`mock`: how the provider behaves. `tools`: are offered, so that one is called.
+
+    `leave`: when the client does, "" for never; `rudely`: with a reset.
+    """
 
     id: str
     session: Session
@@ -103,6 +106,7 @@ class Call:
     max_tokens: int | None
     answers: int
     mock: str
+    tools: bool = False
     leave: str = ""
     leave_after_s: float = 0.0
     rudely: bool = False
@@ -118,6 +122,8 @@ class Call:
             value["max_tokens"] = self.max_tokens
         if self.answers > 1:
             value["n"] = self.answers
+        if self.tools:
+            value["tools"] = TOOLS
         return json.dumps(value).encode()
 
     def request(self) -> bytes:
@@ -137,6 +143,10 @@ class Call:
 
 
 WORDS = ("token", "session", "budget", "window", "answer", "tool", "of", "the", "ledger", "hold", "a", "lease")
+
+#: which the steps of the configuration let be called one after the other, over and over
+SEQUENCE = ("search", "read", "write")
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in SEQUENCE]
 
 #: (weight, stream or either, what the provider does)
 BEHAVIOURS = (
@@ -211,6 +221,7 @@ def calls_of(count: int, sessions: Sequence[Session], seed: int) -> list[Call]:
                 max_tokens=dice.choice((None, 20, 100, 400)),
                 answers=2 if dice.random() < 0.05 else 1,
                 mock=mock,
+                tools=number % 3 == 0,
                 leave=leave,
                 leave_after_s=dice.uniform(0, 0.3),
                 rudely=dice.random() < 0.5,
@@ -499,6 +510,7 @@ def write_config(folder: Path, upstream: str, store: str, on_failure: str) -> Pa
         "built_in_providers": False,
         "models": [{"match": "*", "provider": "upstream", "price": {"input": 1, "output": 10}}],
         "budget": {"lease_s": LEASE_S},
+        "steps": [{"name": "work", "sequence": SEQUENCE, "is_default": True}],
         "store": {"url": store, "on_failure": on_failure, "journal": str(folder / "journals")},
         "telemetry": {"log": {"level": "warning", "format": "text"}},
     }
@@ -646,9 +658,7 @@ class Books:
 
     seen: list[Seen]
     bills: list[Bill]
-    records: list[CallRecord]
-    totals: Mapping[str, tuple[int, int]]
-    accounts: Mapping[str, tuple[Amount, Amount]]
+    stored: Stored
     problems: list[str]
 
 
@@ -674,13 +684,13 @@ async def run(plan: Plan, folder: Path) -> tuple[Books, Events]:
             # What workers left in their journals is found by whoever comes next.
             gateways[0].start()
             await gateways[0].ready()
-            problems, books = await _settled(file, folder, sessions)
+            problems, stored = await _settled(file, folder, sessions)
         finally:
             for gateway in gateways:
                 gateway.stop()
         problems += kept.problems()
         problems += [f"log: {line}" for gateway in gateways for line in gateway.complaints()]
-        return Books(seen, bills(), *books, problems=problems), events
+        return Books(seen, bills(), stored, problems), events
 
 
 async def _storm(
@@ -722,23 +732,33 @@ async def _storm(
     return seen
 
 
-async def _settled(
-    file: Path, folder: Path, sessions: Sequence[Session]
-) -> tuple[list[str], tuple[list[CallRecord], dict[str, tuple[int, int]], dict[str, tuple[Amount, Amount]]]]:
+@dataclass
+class Stored:
+    """What the store says at the end. Totals: tokens and calls; tools: calls by name; accounts: used and held."""
+
+    records: list[CallRecord]
+    totals: dict[str, tuple[int, int]]
+    tools: dict[str, Mapping[str, int]]
+    accounts: dict[str, tuple[Amount, Amount]]
+
+
+async def _settled(file: Path, folder: Path, sessions: Sequence[Session]) -> tuple[list[str], Stored]:
     """Wait until nothing is held and no journal is left; what is still, and what the store says then."""
     store = opening.open_store(config.load(file, environment={}).settings)
     try:
         deadline = time.monotonic() + SETTLED_WITHIN_S
         while (left := await unsettled(store, folder, sessions)) and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
-        records, totals = list[CallRecord](), {session.id: (0, 0) for session in sessions}
+        stored = Stored([], {session.id: (0, 0) for session in sessions}, {}, {})
         # Not only those that were called: nothing may be written down elsewhere.
         for view in (await store.sessions(None, SESSIONS_SHOWN, None, "recent")).sessions:
-            records += await store.calls(view.key, CALLS_KEPT)
+            stored.records += await store.calls(view.key, CALLS_KEPT)
             if view.key.namespace == OPEN_NAMESPACE:
-                totals[view.key.id] = (view.totals.total_tokens, view.totals.calls)
+                stored.totals[view.key.id] = (view.totals.total_tokens, view.totals.calls)
+                stored.tools[view.key.id] = view.tools.calls
         stands = await store.standings([Claim(session.key.account) for session in sessions])
-        return left, (records, totals, {stand.key.id: (stand.used, stand.held) for stand in stands})
+        stored.accounts = {stand.key.id: (stand.used, stand.held) for stand in stands}
+        return left, stored
     finally:
         await store.aclose()
 
@@ -771,6 +791,7 @@ class Report:
     lost_calls: int = 0
     twice_calls: int = 0
     unknown_calls: int = 0
+    tool_calls: int = 0
     unknown: int = 0
     exact_calls: int = 0
     exact_sessions: int = 0
@@ -793,16 +814,16 @@ class Audit:
         for bill in books.bills:
             self._bills[bill.call].append(bill)
         self._records: dict[str, list[CallRecord]] = defaultdict(list)
-        for record in books.records:
+        for record in books.stored.records:
             self._records[record.request_id].append(record)
         self._inexact: set[str] = set()
         self.report = Report(
             plan.seed, len(events.kills), len(events.outages), round(events.seconds, 1),
             seen=_counted(seen.how for seen in books.seen),
             refusals=_counted(seen.code for seen in books.seen if seen.code),
-            records=_counted(record.outcome for record in books.records),
+            records=_counted(record.outcome for record in books.stored.records),
             estimated={}, violations=list(books.problems),
-            holds=sum(any(held) for _, held in books.accounts.values()),
+            holds=sum(any(held) for _, held in books.stored.accounts.values()),
         )  # fmt: skip
         self._estimated: Counter[str] = Counter()
 
@@ -814,7 +835,7 @@ class Audit:
             self._session(session)
         report.estimated = dict(self._estimated.most_common())
         report.billed = sum(bill.total for bill in self._books.bills)
-        report.charged = sum(total for total, _ in self._books.totals.values())
+        report.charged = sum(total for total, _ in self._books.stored.totals.values())
         return report
 
     def _wrong(self, seen: Seen, what: str) -> None:
@@ -922,11 +943,15 @@ class Audit:
 
     def _session(self, session: Session) -> None:
         report, books = self.report, self._books
-        records = [record for record in books.records if record.session == session.key]
+        records = [record for record in books.stored.records if record.session == session.key]
         charged = [record.charge.usage.total_tokens for record in records if record.charge is not None]
-        total, calls = books.totals[session.id]
+        total, calls = books.stored.totals[session.id]
         if (total, calls) != (sum(charged), len(charged)):
             report.violations.append(f"{session.id}: totals {total} of {calls} calls, records {sum(charged)}")
+        called = Counter(tool for record in records if record.outcome != LOST for tool in record.tools)
+        report.tool_calls += called.total()
+        if (counted := books.stored.tools.get(session.id, {})) != called:
+            report.violations.append(f"{session.id}: tools {dict(counted)}, records {dict(called)}")
         billed = sum(
             bill.total for one in books.seen if one.call.session == session for bill in self._bills[one.call.id]
         )
@@ -934,8 +959,8 @@ class Audit:
             report.exact_sessions += 1
             if total != billed:
                 report.violations.append(f"{session.id}: totals {total}, billed {billed}, and no estimate")
-        spent = [record for record in books.records if session.key.account in record.accounts]
-        used, _ = books.accounts[session.id]
+        spent = [record for record in books.stored.records if session.key.account in record.accounts]
+        used, _ = books.stored.accounts[session.id]
         expected = Amount()
         for record in spent:
             expected = expected.plus(record.spent)
@@ -996,6 +1021,7 @@ def told(plan: Plan, report: Report) -> Iterator[str]:
         ("acknowledged", report.acknowledged, "tokens that clients saw reported"),
         ("calls to the token", report.exact_calls, ""),
         ("sessions to the token", report.exact_sessions, f"of {plan.sessions}: those without an estimated call"),
+        ("tool calls", report.tool_calls, "in answers, each counted once in its session"),
         ("estimated calls", sum(report.estimated.values()), _listed(report.estimated)),
         ("not charged", report.unknown_calls, f"calls, {report.unknown:,} tokens: cut before anything was held"),
         ("lost", report.lost_calls, "acknowledged, and not in the totals"),
