@@ -64,6 +64,9 @@ class Workload:
 WORKLOADS = (
     Workload("small call, 1 client", 1, 500, warm_up=50),
     Workload("small call, 32 clients", 32, 100, warm_up=5),
+    Workload("small to responses, 32 clients", 32, 100, warm_up=5, wire="responses"),
+    Workload("small to messages, 32 clients", 32, 100, warm_up=5, wire="messages"),
+    Workload("small to embeddings, 32 clients", 32, 100, warm_up=5, wire="embeddings"),
     Workload("burst of 100 chunks, 8 clients", 8, 40, chunks=100),
     Workload("100 chunks 10 ms apart, 16 clients", 16, 3, chunks=100, interval_ms=10, warm_up=0),
     Workload("50 chunks 100 ms apart, 1,000 clients", 1000, 1, chunks=50, interval_ms=100, warm_up=0),

@@ -241,11 +241,13 @@ class Accounts:
     async def _written(self, progress: Progress, record: CallRecord, going: Going | None) -> Totals | None:
         """Write the record, and in the same step where its session is in its steps now."""
         if going is not None:
-            with contextlib.suppress(StoreUnavailable):
+            try:
                 totals = await self._settler.settle_with(record, going)
+            except StoreUnavailable as error:
+                self._steps.unkept(progress, going, error)
+            else:
                 progress.record = self._steps.gone(progress, going)
                 return totals
-            self._steps.unkept(progress, going)
         return await self._settler.settle(record)
 
     async def _read_again(self, progress: Progress) -> None:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Final
 
 from gateway.calls import Stepped
-from gateway.core.errors import InvalidRequest, StoreUnavailable, ToolNotAllowed
+from gateway.core.errors import InvalidRequest, StoreConflict, StoreUnavailable, ToolNotAllowed
 from gateway.core.forwarding import Provider
 from gateway.core.plan import NO_WISHES
 from gateway.core.ports import CallRecord, Observer, SessionKey, StepChange, Store
@@ -35,7 +35,8 @@ from gateway.refusals import Refusals
 logger = logging.getLogger("gateway")
 
 _AT_START: Final = StepState()
-_UNKEPT: Final = "not kept: the store is away"
+_AWAY: Final = "not kept: the store is away"
+_CHANGED: Final = "not kept: others changed the session each time"
 #: what a refusal of a choice among some tools names
 _ABOUT_CHOICE: Final = (b"allowed_tools", b"tool_choice")
 #: how an answer ends that was cut: a call of a tool in it may be cut as well, and nobody runs that
@@ -116,7 +117,7 @@ class Steps:
         """Enter the step whose turn it is by what the store holds now, and keep that; where it cannot, as expected."""
         at = after = _AT_START
         if self._is_away():
-            progress.notes["step"] = _UNKEPT
+            progress.notes["step"] = _AWAY
             return expected
 
         def change(state: SessionState) -> SessionState:
@@ -127,8 +128,8 @@ class Steps:
 
         try:
             await self._store.update(session, change)
-        except StoreUnavailable:
-            progress.notes["step"] = _UNKEPT
+        except StoreUnavailable as error:
+            progress.notes["step"] = _why(error)
             return expected
         self._tell(session, agent, at, after, ())
         return after
@@ -216,11 +217,14 @@ class Steps:
             self._tell(session, stepped.agent, going.at, used.state, going.tools)
         return going.record
 
-    def unkept(self, progress: Progress, going: Going) -> None:
-        """It was not. Where a session is in its steps is guidance, and no reason to refuse a call that may be made."""
+    def unkept(self, progress: Progress, going: Going, error: StoreUnavailable | None = None) -> None:
+        """It was not, as the store is away if nothing else is said.
+
+        Where a session is in its steps is guidance, and no reason to refuse a call that may be made.
+        """
         stepped = going.stepped
         stepped.state, stepped.stray = stepped.agent.used(stepped.state, going.tools, stepped.facts)
-        progress.notes |= {"step": _UNKEPT, **_stray_note(stepped.stray)}
+        progress.notes |= {"step": _why(error), **_stray_note(stepped.stray)}
 
     def _tell(
         self, session: SessionKey, agent: Agent, before: StepState, after: StepState, tools: Sequence[str]
@@ -257,6 +261,10 @@ class Going:
         used = self.used = agent.used(at, self.tools, self.stepped.facts)
         self.record = replace(plain, notes={**plain.notes, **_stray_note(used.stray)}) if used.stray else plain
         return state if used.state == at else state.with_step(agent.name, used.state), self.record
+
+
+def _why(error: StoreUnavailable | None) -> str:
+    return _CHANGED if isinstance(error, StoreConflict) else _AWAY
 
 
 def _stray_note(stray: Sequence[str]) -> dict[str, str]:

@@ -73,26 +73,33 @@ def plain(raw: bytes) -> bytes:
     With each goes one comma beside it. What has none is returned itself.
     """
     kept: list[bytes] = []
-    done = 0
+    done, opens = 0, False
     at = raw.find(_MARK)
     while at >= 0:
         found = _FLAT.match(raw, at)
-        cut = _cut(raw, at, found.end(), done) if found is not None else None
+        cut = _cut(raw, at, found.end(), done, opens=opens) if found is not None else None
         if cut is not None:
             kept.append(raw[done : cut[0]])
+            # behind the bracket of an object, which is not looked at again: only the next mark is the first field then
+            opens = raw[cut[0] : cut[0] + 1] != b","
             done = cut[1]
         at = raw.find(_MARK, max(at + 1, done))
     return b"".join([*kept, raw[done:]]) if done else raw
 
 
-def _cut(raw: bytes, start: int, stop: int, done: int) -> tuple[int, int] | None:
-    """What goes with the mark at `start`: the comma before it, or one behind it where it is an object's first field."""
+def _cut(raw: bytes, start: int, stop: int, done: int, *, opens: bool) -> tuple[int, int] | None:
+    """What goes with the mark at `start`: the comma before it, or one behind it where it is an object's first field.
+
+    `opens`: what was cut up to `done` was the first field, so that this is one, too, if it is next.
+    """
     before = start - 1
     while before >= done and raw[before] in _SPACE:
         before -= 1
-    if before < done or raw[before] not in b",{":
+    if before < done and not opens:
         return None
-    if raw[before] == ord(","):
+    if before >= done and raw[before] not in b",{":
+        return None
+    if before >= done and raw[before] == ord(","):
         return before, stop
     behind = _SPACES.match(raw, stop)
     end = behind.end() if behind is not None else stop

@@ -791,6 +791,65 @@ def _ending(record: CallRecord) -> Ending:
     return end
 
 
+def named(name: str, record: CallRecord) -> Ending:
+    """It adds a summary of this name."""
+    return lambda state: (state.with_summary(name, f"text of {name}"), record)
+
+
+async def test_a_state_of_an_older_version_that_counts_from_one_again_is_no_guess(
+    redis_server: RedisServer, store: RedisStore, record: MakeRecord
+) -> None:
+    name, one = f"gateway:{{{tag_of('alice', 's')}}}:t", record()
+    redis_server.cli("hset", name, "v", "1", "s", '{"summaries": {"deleted": "x"}}', "at", "1")
+    assert list((await store.opening(KEY, [], with_totals=False)).remembered.state.summaries) == ["deleted"]
+    await store.delete(KEY)
+    redis_server.cli("hset", name, "v", "1", "s", '{"summaries": {"new": "y"}}', "at", "1")
+    await store.settle(one, named("end", one))
+    assert list((await store.remembered(KEY)).state.summaries) == ["new", "end"]
+
+
+async def test_a_change_that_its_server_lost_is_no_guess_either_where_its_clock_was_ahead(
+    redis_server: RedisServer, record: MakeRecord
+) -> None:
+    redis_server.cli("flushall")
+    ahead, one = [3600.0], record()
+    name = f"gateway:{{{tag_of('alice', 's')}}}:t"
+    async with (
+        opened(redis_server.url, ahead_s=lambda: ahead[0]) as mine,
+        opened(redis_server.url, ahead_s=lambda: ahead[0]) as other,
+    ):
+        await mine.update(KEY, lambda state: state.with_summary("old", "a"))
+        version, value = redis_server.cli("hmget", name, "v", "s").split("\n", 1)
+        ahead[0] = 0.0
+        await mine.update(KEY, lambda state: state.with_summary("lost", "b"))
+        redis_server.cli("hset", name, "v", version, "s", value.strip())
+        await other.update(KEY, lambda state: state.with_summary("kept", "c"))
+        await mine.settle(one, named("end", one))
+        assert list((await other.remembered(KEY)).state.summaries) == ["old", "kept", "end"]
+
+
+async def test_all_that_a_session_has_stays_where_sessions_are_kept_for_less_long_than_before(
+    redis_server: RedisServer, record: MakeRecord
+) -> None:
+    redis_server.cli("flushall")
+    async with opened(redis_server.url, ttl_s=30 * 86_400) as before:
+        await before.settle(record())
+        await before.settle(record("quiet"))
+    async with opened(redis_server.url, ttl_s=86_400) as store:
+        await store.keep_results(KEY, {"h": "a text"}, 10**6)
+        await store.settle(record("new"))
+        for hour in range(2, 31, 2):
+            for name in redis_server.cli("keys", "*").split():
+                if (left := int(redis_server.cli("pttl", name))) > 0:
+                    redis_server.cli("pexpire", name, str(left - 7_200_000))
+            await store.settle(record())
+            if hour == 24:
+                await store.settle(record("quiet"))
+        assert await store.results(KEY, ["h"]) == {"h": "a text"}
+        listed = {view.key.id for view in (await store.sessions("alice", 10, None, "recent")).sessions}
+        assert listed == {"s", "quiet"}
+
+
 async def test_a_state_that_others_change_each_time_is_a_conflict(store: RedisStore, record: MakeRecord) -> None:
     class Contended:
         """Somebody else is always a moment faster."""

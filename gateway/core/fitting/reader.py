@@ -310,7 +310,7 @@ def _sketch_bytes(found: Sketch) -> int:
 
 def _outline_bytes(found: Outline) -> int:
     # Sketches may be kept here alone: in the table by message they are not asked for any more.
-    return _SKETCH_BYTES * len(found.sketches)
+    return sum([_SKETCH_BYTES + _CALL_BYTES * len(one.calls) for one in found.sketches])
 
 
 def _numbers_bytes(found: Sequence[int]) -> int:

@@ -56,6 +56,8 @@ _TRIES: Final = 12
 _PAUSE_S: Final = 0.004
 #: states that stay known
 _SEEN: Final = 256
+#: versions are times of day in microseconds, or a little more
+_FIRST_VERSION: Final = 10**15
 #: keys live this much longer than what they hold is kept, or up to an hour less: the hourly clearing comes first
 _GRACE_S: Final = 10_800.0
 _KEYS: Final = msgspec.json.Decoder(StoredKey)
@@ -246,7 +248,7 @@ class RedisStore:
             state, results = _in_turn(states.read(kept.value), changes)
             if all(isinstance(result, Exception) for result in results):
                 return results
-            arguments, value = self._clerk.basic() | {"version": kept.version}, states.written(state)
+            arguments, value = self._clerk.basic() | values.compared(kept.version), states.written(state)
             [(done, version, *rest)] = await self._link.call(self._verb("swap", (name,), arguments, value))
             kept = self._kept.put(session, Kept.of(version, value if done else rest[0]))
             if done:
@@ -429,6 +431,10 @@ class _Seen:
         return self._kept.get(session)
 
     def put(self, session: SessionKey, kept: Kept) -> Kept:
+        if 0 < kept.version < _FIRST_VERSION:
+            # An older release counts from one on, also for a session that comes back: such a version is no guess.
+            self._kept.pop(session, None)
+            return kept
         self._kept[session] = kept
         self._kept.move_to_end(session)
         if len(self._kept) > _SEEN:

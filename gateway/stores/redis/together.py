@@ -104,7 +104,7 @@ class Clerk:
         """The verb that settles, with the state that it moves."""
         more = [values.encode_json(record)]
         if move is not None:
-            arguments["version"] = move.version
+            arguments |= values.compared(move.version)
             more += [move.value] if move.value is not None else []
         return self.call("settle", keys, arguments, *more)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -63,6 +64,11 @@ class Move:
 
     version: int
     value: bytes | None
+
+
+def compared(version: int) -> dict[str, int]:
+    """The arguments of a verb that keeps a state in the place of this version."""
+    return {"version": version, "step": random.getrandbits(16)}
 
 
 def micro(seconds: float) -> int:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -178,6 +179,22 @@ def test_threads_may_share_a_reader_that_has_a_lock() -> None:
         thread.join()
     assert wrong == []
     assert reader.size_bytes <= 100_000
+
+
+def test_an_outline_takes_what_its_calls_take() -> None:
+    def outlined(calls: int) -> int:
+        reader = Reader(weigher(len), limit_bytes=10**9)
+        asked = [
+            {"id": f"c{n}", "type": "function", "function": {"name": "f", "arguments": "{}"}} for n in range(calls)
+        ]
+        raw = json.dumps({"role": "assistant", "content": None, "tool_calls": asked}).encode()
+        conversation = Conversation.of([raw] * 4, reader)
+        reader.outline(conversation.keys, conversation.messages)
+        sketch_bytes = 400 * calls
+        return reader.size_bytes - sketch_bytes
+
+    # the sketch of one message, and the four of the outline
+    assert outlined(1000) - outlined(1) >= 4 * 999 * 400
 
 
 def test_what_grows_is_renewed_from_what_was_kept() -> None:

@@ -237,9 +237,9 @@ local function changed_since(name, version)
 end
 
 -- Keep a state in the place of this version. Gives the version that it has now: no state ever has that of one that was
--- deleted, of which somebody may still know.
+-- deleted or, A.step being random, lost with a server whose clock was ahead; somebody may still know of it.
 local function keep_state(name, version, value)
-    version = math.max(version + 1, now())
+    version = math.max(version + 1 + A.step, now())
     redis.call('HSET', name, 'v', version, 's', value, 'at', A.at)
     live(name)
     return version

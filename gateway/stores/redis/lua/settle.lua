@@ -144,7 +144,8 @@ if A.session and A.sums then
     end
 end
 -- One look for all that the session has: it is prolonged together, and what was made since then ends later than that.
-local is_due = not is_known or is_ending(session)
+-- What was made under a longer A.ttl than that of today may not, so it gets today's with all the rest.
+local is_due = not is_known or is_ending(session) or redis.call('PTTL', session) > A.ttl
 if is_due then
     for i = 2, #KEYS do
         prolong(KEYS[i])
@@ -162,15 +163,15 @@ if index then
     end
     note(index.latest[1], index.latest[2], cmsgpack.pack({ A.id, index.tag, sums }), index.most)
     if redis.call('ZADD', index.oldest, 'LT', index.began, index.tag) == 1 or is_due then
-        prolong(index.oldest)
+        live(index.oldest)
     end
     if last then
         for _, list in ipairs(index.lists) do
             local added = redis.call('ZADD', list[1], last, index.member)
             added = added + redis.call('ZADD', list[2], sums[4] or 0, index.member)
             if added > 0 or is_due then
-                prolong(list[1])
-                prolong(list[2])
+                live(list[1])
+                live(list[2])
             end
         end
     end
