@@ -39,7 +39,7 @@ class SessionState:
     def with_step(self, agent: str, step: StepState) -> SessionState:
         """This state with an agent somewhere else in its steps."""
         steps = {name: old for name, old in self.steps.items() if name != agent}
-        if len(steps) == MAX_AGENTS:
+        while len(steps) >= MAX_AGENTS:
             del steps[next(iter(steps))]
         steps[agent] = step
         return SessionState(self.epochs, self.summaries, self.parent, steps)
