@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _USED: Final = ("calls", "input", "output", "cached", "cost $", "over budget", "most over")
 #: what is shown where a session, or a client key, has a budget: the first call in each mode, and without room
 _BUDGETED: Final = ("table at", "summary at", "handle at", "refused at", "refused", "spent", "spent $")
+#: what is surely meant for a file, whether there is one or not
+_OF_FILES: Final = frozenset({".gz", ".json", ".jsonl", ".log", ".ndjson", ".txt"})
 _MODES: Final = ("table", "summary", "handle_only")
 
 
@@ -97,6 +99,9 @@ def _calls(wanted: Wanted) -> Iterator[Noted]:
 
     files = [name for name in wanted.names if name == "-" or Path(name).is_file()]
     sessions = [name for name in wanted.names if name not in files]
+    missing = next((name for name in sessions if Path(name).suffix in _OF_FILES), None)
+    if missing is not None:
+        stop(f"There is no file {quoted(missing)}.", Exit.FAILED)
     complain = Complaints()
     for name in files:
         yield from read_records(lines_of(name), complain.of(name))

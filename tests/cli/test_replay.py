@@ -212,7 +212,11 @@ def test_a_plot_of_records_is_drawn(played: Played, gateway_command: Commands) -
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("nobody", "neither a file nor a session"), ("no/such file", "no session can have that name")],
+    [
+        ("nobody", "neither a file nor a session"),
+        ("calls.jsonl", 'no file "calls.jsonl"'),
+        ("no/such file", "no session can have that name"),
+    ],
 )
 def test_what_is_neither_a_file_nor_a_session_fails(
     name: str, said: str, played: Played, gateway_command: Commands

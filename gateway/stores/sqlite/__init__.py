@@ -89,7 +89,7 @@ class SqliteStore:
         self._thread_lock = threading.Lock()
         self._hot = connect(path, busy_timeout_s=5)
         try:
-            migrate(self._hot)
+            migrate(self._hot, path)
             self._hot.execute("PRAGMA busy_timeout=0")
             self._slow = connect(path, busy_timeout_s=timeout_s)
         except BaseException:

@@ -132,14 +132,14 @@ def connect(path: Path, *, busy_timeout_s: float) -> sqlite3.Connection:
     return connection
 
 
-def migrate(connection: sqlite3.Connection) -> None:
+def migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Bring the file to the newest format, in one transaction."""
     try:
         if connection.execute("PRAGMA user_version").fetchone()[0] < len(MIGRATIONS):
             # Another worker may be at it: a gigabyte takes ten seconds.
             connection.execute(f"PRAGMA busy_timeout={_PATIENCE_MS}")
         connection.execute("BEGIN IMMEDIATE")
-        _migrate_within(connection)
+        _migrate_within(connection, path)
         connection.execute("COMMIT")
     except BaseException as error:
         with contextlib.suppress(sqlite3.Error):
@@ -147,20 +147,20 @@ def migrate(connection: sqlite3.Connection) -> None:
         if not isinstance(error, sqlite3.Error):
             raise
         raise StoreUnavailable(
-            f"The database cannot be brought to format {len(MIGRATIONS)}: {error}. "
+            f"The store {path} cannot be brought to format {len(MIGRATIONS)}: {error}. "
             "Look whether another program holds it, or name another file in store.url."
         ) from error
 
 
-def _migrate_within(connection: sqlite3.Connection) -> None:
+def _migrate_within(connection: sqlite3.Connection, path: Path) -> None:
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     owner = connection.execute("PRAGMA application_id").fetchone()[0]
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if tables and owner != _APPLICATION_ID:
-        raise StoreUnavailable("The database was made by another program. Name another file in store.url.")
+        raise StoreUnavailable(f"The store {path} was made by another program. Name another file in store.url.")
     if version > len(MIGRATIONS):
         raise StoreUnavailable(
-            f"The database has format {version}, this gateway knows formats up to {len(MIGRATIONS)}. "
+            f"The store {path} has format {version}, this gateway knows formats up to {len(MIGRATIONS)}. "
             "It was written by a newer version: install that one, or name another file in store.url."
         )
     connection.create_function("unpacked_size", 1, _unpacked_size)

@@ -72,7 +72,7 @@ async def test_a_database_of_another_program_is_refused_and_left_alone(path: Pat
     connection.execute("CREATE TABLE sessions (mine TEXT)")
     connection.commit()
     connection.close()
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable, match=rf"The store {path} was made by another program"):
         SqliteStore(path)
     assert query(path, "SELECT name FROM sqlite_master") == [("sessions",)]
 
