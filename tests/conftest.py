@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,10 @@ from tests.support.web import Web
 # How long an example takes is no property of what is tested.
 settings.register_profile("unhurried", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
+
+# A shell that runs the tests in the background has them ignore Ctrl-C, and what they start would ignore it, too.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _numbers = itertools.count(1)
 
