@@ -100,12 +100,12 @@ def answer(tool_used: str | None) -> bytes:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of call. `tools` of the request; `used` by the answer; `allowed`: the provider knows `allowed_tools`."""
+    """One kind of call. `tools` of the request; `used` by answers, by turns; `allowed`: `allowed_tools` is known."""
 
     name: str
     steps: Sequence[Mapping[str, Any]]
     tools: int = 0
-    used: str | None = None
+    used: Sequence[str | None] = (None,)
     allowed: bool = True
     store: str = "sqlite"
     bar: float | None = BAR_US
@@ -116,13 +116,15 @@ class Kind:
         return json.dumps({**BODY, **tools}).encode()
 
 
+#: An agent calls now this tool and now that: were it always the same, what is remembered would soon stand still.
+USED = ("read_a", "list_b", "read_c")
 KINDS = (
     Kind("no tools", STEPS),
     Kind("20 tools offered, none used", STEPS, 20),
     Kind("the same, by a shorter list", STEPS, 20, allowed=False),
-    Kind("20 tools offered, one used", STEPS, 20, "read_a"),
-    Kind("one used in a sequence", SEQUENCE, 20, "read_a"),
-    Kind("one used, store in memory", STEPS, 20, "read_a", store="memory"),
+    Kind("20 tools offered, one used", STEPS, 20, USED),
+    Kind("one used in a sequence", SEQUENCE, 20, USED),
+    Kind("one used, store in memory", STEPS, 20, USED, store="memory"),
     Kind("a condition on tokens", WEIGHED, 20, bar=None),
 )
 
@@ -226,7 +228,7 @@ class Figure:
 async def measured(kind: Kind, pairs: int) -> Figure:
     """The same call through two gateways, by turns; which of them goes first is drawn."""
     upstream, body, draw = Upstream(), kind.body, random.Random(7)
-    upstream.body = answer(kind.used)
+    answers = [answer(tool) for tool in kind.used]
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         provider = {"allowed_tools": kind.allowed}
         plain = settings_of(Path(one), kind.store)
@@ -237,6 +239,7 @@ async def measured(kind: Kind, pairs: int) -> Figure:
             gc.freeze()
             for number in range(pairs + WARM_UP):
                 session, order = f"s{number // 200}", [without, with_steps]
+                upstream.body = answers[number % len(answers)]
                 if draw.random() < 0.5:
                     order.reverse()
                 used = {id(gateway): await cpu_us(gateway, body, session) for gateway in order}

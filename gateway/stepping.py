@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 from gateway.calls import Stepped
@@ -21,7 +21,7 @@ from gateway.core.ports import CallRecord, Observer, SessionKey, StepChange, Sto
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import SessionState
 from gateway.core.spending import remaining_fraction
-from gateway.core.steps import DEFAULT_AGENT, Agent, Facts, Step, StepState, Used
+from gateway.core.steps import DEFAULT_AGENT, Agent, Facts, Patterns, Step, StepState, Used
 from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
 from gateway.dialects.contents import contents_of
@@ -160,7 +160,7 @@ class Steps:
             asked = Asked(contents, progress.route, self._facts(progress.route), NO_WISHES, len(call.body))
             came, _ = await self._planner.weigh(asked, progress.remembered)
             tokens = came.expected.tokens
-        return Facts(self._newest.of(contents) if agent.reads_message else None, tokens, left)
+        return Facts(partial(self._newest.of, contents) if agent.reads_message else None, tokens, left)
 
     def narrow(self, progress: Progress) -> None:
         """Decide how the provider whose turn it is gets told which tools may be called."""
@@ -289,7 +289,7 @@ def _hold_to(stepped: Stepped, step: Step, offer: Offer, session: SessionKey) ->
     """
     agent, state = stepped.agent, stepped.state
     kept = _known_kept if offer.is_known else _kept
-    keep = kept(agent, state.active, state.index, offer)
+    keep = kept(step, agent.due(state), offer)
     has_outside = len(keep) < len(offer.names)
     is_none = step.allowed == () or _EVERYTHING in step.denied
     if (not keep and not is_none) or (has_outside and (offer.named is not None or step.enforce == "reject")):
@@ -301,8 +301,8 @@ def _hold_to(stepped: Stepped, step: Step, offer: Offer, session: SessionKey) ->
         stepped.must = step.enforce == "require" and agent.due(state) is not None
 
 
-def _kept(agent: Agent, active: str | None, index: int, offer: Offer) -> tuple[str, ...]:
-    return agent.callable(StepState(active, index), offer.names)
+def _kept(step: Step, due: Patterns | None, offer: Offer) -> tuple[str, ...]:
+    return step.callable(offer.names, due)
 
 
 _known_kept = lru_cache(_KNOWN)(_kept)

@@ -20,6 +20,7 @@ import msgspec
 
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import InvalidRequest
+from gateway.core.repeated import Repeated
 from gateway.dialects.fields import decode, join
 
 Fields = Mapping[str, bytes | msgspec.Raw]
@@ -144,8 +145,8 @@ def offer_of(fields: Fields, wire: Wire) -> Offer | None:
     for name in fields:
         if name not in _MEANT and (meant := name.casefold()) in _MEANT:
             raise InvalidRequest(f'The field "{name}" is written "{meant}".', param=name)
-    given = tuple([(field, bytes(fields[field])) for field in _FIELDS[wire] if field in fields])
-    size = sum(len(data) for _, data in given)
+    given = tuple([(field, Repeated(bytes(fields[field]))) for field in _FIELDS[wire] if field in fields])
+    size = sum([len(data.raw) for _, data in given])
     if size > _MOST_BYTES:
         raise InvalidRequest(
             f"The tools of a request have at most {_MOST_BYTES:,} bytes where steps hold.", param="tools"
@@ -155,13 +156,13 @@ def offer_of(fields: Fields, wire: Wire) -> Offer | None:
     return _read_offer(given, wire, is_known=False)
 
 
-def _read_offer(given: tuple[tuple[str, bytes], ...], wire: Wire, *, is_known: bool = True) -> Offer | None:
+def _read_offer(given: tuple[tuple[str, Repeated], ...], wire: Wire, *, is_known: bool = True) -> Offer | None:
     """What these fields offer.
 
     Raises:
         InvalidRequest: nobody can be sure.
     """
-    fields = dict(given)
+    fields = {field: data.raw for field, data in given}
     listed = {field: _tools(fields[field], field, wire) for field in _LISTS[wire] if field in fields}
     found = {field: tools for field, tools in listed.items() if tools}
     if not found:

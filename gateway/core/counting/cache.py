@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Protocol, TypeVar
 
 from gateway.core.message import digest
+from gateway.core.repeated import digest_again
 
 T = TypeVar("T")
 
@@ -44,9 +45,10 @@ class CountCache:
     def get(self, kind: str, content: bytes, compute: Callable[[], T], size: Callable[[T], int] | None = None) -> T:
         """What `compute` said of this content the first time, for this `kind` of question.
 
-        `size` tells how many bytes a value takes. Two threads that ask at once may both compute; the results are equal.
+        For content that comes again with each call, as tools do; messages have keys. `size` tells how many bytes a
+        value takes. Two threads that ask at once may both compute; the results are equal.
         """
-        return self.get_keyed(kind, (digest(content),), lambda _: (compute(),), size)[0]
+        return self.get_keyed(kind, (digest_again(content),), lambda _: (compute(),), size)[0]
 
     def get_keyed(
         self,
@@ -96,7 +98,8 @@ class CountCache:
 
     def tokens(self, counter: _Counter, text: str) -> int:
         """Tokens of a text, counted once."""
-        return self.get(f"text\0{counter.name}", text.encode("utf-8", "surrogatepass"), lambda: counter.count(text))
+        key = digest(text.encode("utf-8", "surrogatepass"))
+        return self.get_keyed(f"text\0{counter.name}", (key,), lambda _: (counter.count(text),))[0]
 
     def _keep(self, key: Hashable, value: object, cost: int) -> None:
         if cost > self._limit:

@@ -24,7 +24,8 @@ from gateway.core.counting.request import Piece, Request, decoded
 from gateway.core.counting.runs import Runs
 from gateway.core.counting.sums import Sums
 from gateway.core.counting.tools import compact, strings_of, typescript
-from gateway.core.message import digest, keys_of, plain
+from gateway.core.message import keys_of, plain
+from gateway.core.repeated import digest_again
 
 #: How good a number is. exact: this kind of request is predicted to the token; calibrated: by the family's numbers;
 #: learned: corrected by what the provider reported before.
@@ -194,7 +195,7 @@ class Estimator:
         """Sums may go on from those of a request of the same kind: counted alike, and with the same system text."""
         system = _content(request.system) if request.system is not None else None
         counter = self._counter_for(self.tokenizer(request))
-        return request.wire, counter.name, digest(system) if system is not None else None
+        return request.wire, counter.name, digest_again(system) if system is not None else None
 
     def _system(self, request: Request, counter: TokenCounter) -> list[Measure]:
         if request.system is None:

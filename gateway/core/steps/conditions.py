@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 from functools import lru_cache
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 #: shell patterns, of which any may match
 Patterns = tuple[str, ...]
@@ -40,18 +40,30 @@ def _has_any(names: Sequence[str], patterns: Patterns) -> bool:
     return any(map(match, set(names)))
 
 
-class Facts(NamedTuple):
+class Facts:
     """What conditions may look at beside tools.
 
     Attributes:
-        message: text of the newest user message; None where there is none, or no condition asks for it.
-        tokens: input tokens that the request is expected to weigh, before anything is left out; None as above.
+        tokens: input tokens that the request is expected to weigh, before anything is left out; None where no condition
+            asks for it.
         left: what is left of the narrowest budget, as a share of it; 1 where there is none.
     """
 
-    message: str | None = None
-    tokens: int | None = None
-    left: float = 1.0
+    __slots__ = ("_message", "left", "tokens")
+
+    def __init__(
+        self, message: str | Callable[[], str | None] | None = None, tokens: int | None = None, left: float = 1.0
+    ) -> None:
+        self._message = message
+        self.tokens = tokens
+        self.left = left
+
+    @property
+    def message(self) -> str | None:
+        """Text of the newest user message, None where there is none; read once a condition comes to it."""
+        if callable(self._message):
+            self._message = self._message()
+        return self._message
 
 
 class Condition(Protocol):

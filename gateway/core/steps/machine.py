@@ -63,6 +63,18 @@ class Step:
         """Whether the step may call a tool at all, whatever is due."""
         return (self.allowed is None or is_any(tool, self.allowed)) and not is_any(tool, self.denied)
 
+    def due(self, index: int) -> Patterns | None:
+        """The entry of its sequence that is due after so many; None: it has none, or it is finished."""
+        return self.sequence[index] if index < len(self.sequence) else None
+
+    def lets(self, tool: str, due: Patterns | None) -> bool:
+        """Whether it lets a tool be called while this is due."""
+        return (due is None or is_any(tool, due)) and self.allows(tool)
+
+    def callable(self, tools: Iterable[str], due: Patterns | None) -> tuple[str, ...]:
+        """Those of the tools that it lets be called."""
+        return tuple([tool for tool in tools if self.lets(tool, due)])
+
 
 @dataclass(frozen=True, slots=True)
 class StepState:
@@ -107,19 +119,12 @@ class Agent:
     def due(self, state: StepState) -> Patterns | None:
         """The entry of the active step's sequence that is due; None: there is none, or it is finished."""
         step = self.step(state)
-        return step.sequence[state.index] if step is not None and state.index < len(step.sequence) else None
+        return step.due(state.index) if step is not None else None
 
     def place(self, state: StepState) -> int | None:
         """The number of entries of the active step's sequence that are done; None where it has no sequence."""
         step = self.step(state)
         return min(state.index, len(step.sequence)) if step is not None and step.sequence else None
-
-    def callable(self, state: StepState, tools: Iterable[str]) -> tuple[str, ...]:
-        """Those of the tools that may be called now."""
-        step, due = self.step(state), self.due(state)
-        if step is None:
-            return tuple(tools)
-        return tuple(tool for tool in tools if step.allows(tool) and (due is None or is_any(tool, due)))
 
     def entered(self, state: StepState, facts: Facts) -> StepState:
         """The state with the step active whose turn it is."""
@@ -156,10 +161,11 @@ class Agent:
         for tool in tools:
             name, index, recent = tool[:_NAME], state.index, state.recent
             step = self.step(state)
-            is_stray = not self.callable(state, (name,))
+            due = step.due(index) if step is not None else None
+            is_stray = step is not None and not step.lets(name, due)
             if is_stray:
                 stray.append(name)
-            elif self.due(state) is not None:
+            elif due is not None:
                 index += 1
             if not is_stray or step is None or step.enforce == "observe":
                 recent = (*recent, name)[-MOST_RECENT:]

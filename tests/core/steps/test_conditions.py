@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import pytest
@@ -8,12 +9,15 @@ from hypothesis import strategies as st
 
 from gateway.core.steps import (
     MOST_RECENT,
+    Agent,
     BudgetBelow,
     Condition,
     Facts,
     MessageMatches,
     NotRecentlyUsed,
     SequenceMatch,
+    Step,
+    StepState,
     TokensAbove,
     ToolUsed,
     is_any,
@@ -72,6 +76,22 @@ def test_as_much_is_looked_at_as_is_remembered() -> None:
 
 
 PATTERNS = st.text(alphabet="ab*?[]!-\n.|()", max_size=6)
+
+
+def test_the_message_is_read_once_and_only_where_a_condition_comes_to_it() -> None:
+    read = []
+
+    def message() -> str:
+        read.append("message")
+        return "please review"
+
+    review = Step("review", conditions=(ToolUsed(("write",)), MessageMatches(lambda text: "review" in text)))
+    agent, facts = Agent("a", [review, replace(review, name="again")]), Facts(message)
+    assert agent.entered(StepState(), facts).active is None
+    assert read == []
+    assert agent.entered(StepState(recent=("write",)), facts).active == "review"
+    assert facts.message == "please review"
+    assert read == ["message"]
 
 
 @given(st.text(alphabet="ab[]!-\n.|()", max_size=8), st.lists(PATTERNS, max_size=4).map(tuple))
