@@ -48,7 +48,7 @@ def digest(key: str) -> bytes:
 
 
 class Authenticator:
-    """Decides from the headers and the peer's address; never from `Host` or `X-Forwarded-For`.
+    """Decides from the headers and the peer's address. What `Host` or `X-Forwarded-For` says only takes rights away.
 
     Args:
         keys: the configured client keys.
@@ -73,8 +73,8 @@ class Authenticator:
         self._is_required = is_required
         self._admin = digest(admin_key) if admin_key is not None else None
 
-    def caller(self, headers: Headers, peer: str | None) -> Caller:
-        """Who sends a call to be forwarded.
+    def caller(self, headers: Headers, peer: str | None, *, reads: bool = False) -> Caller:
+        """Who sends a call to be forwarded. `reads`: it is one for which browsers need not say whose page asks.
 
         Raises:
             Unauthenticated: client keys are configured and none was sent.
@@ -91,7 +91,7 @@ class Authenticator:
                 )
             return Caller(rule.name, rule.models, own, rule.budget)
         self._refuse_other_origins(headers)
-        self._refuse_pointed_names(headers, peer)
+        self._refuse_pointed_names(headers, peer, reads=reads)
         return Caller(OPEN_NAMESPACE if _is_loopback(peer) else _namespace_of(headers), (), own)
 
     def api(self, headers: Headers, peer: str | None) -> Access:
@@ -142,14 +142,21 @@ class Authenticator:
                 f"Web pages of other origins ({origin[:100]}) may not call; allow this one under server.cors_origins."
             )
 
-    def _refuse_pointed_names(self, headers: Headers, peer: str | None) -> None:
+    def _refuse_pointed_names(self, headers: Headers, peer: str | None, *, reads: bool) -> None:
         """A page may have its own name pointed at this machine, so that it is of our origin."""
         origin = header(headers, b"origin").decode("latin-1").lower()
-        if origin and origin not in self._origins and _is_pointed_name(headers, peer):
+        if origin in self._origins or not (origin or reads) or not _is_pointed_name(headers, peer):
+            return
+        if origin:
             raise Forbidden(
                 f"Web pages at {origin[:100]} may not call this machine without a client key; allow this origin under "
                 "server.cors_origins, or open the page at localhost."
             )
+        host = header(headers, b"host").decode("latin-1")[:100]
+        raise Forbidden(
+            f"Nobody may read from this machine by the name {host} without a client key, as a web page might: call it "
+            "localhost or 127.0.0.1, or send a client key."
+        )
 
 
 def _credentials(headers: Headers) -> list[tuple[bytes, bytes]]:

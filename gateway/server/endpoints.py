@@ -42,6 +42,8 @@ _UNSAFE: Final = re.compile(rb"[\x00-\x20\x7f\\;]")
 _NEEDLESS: Final = re.compile(r"%(?:[46][1-9a-f]|[57][0-9a]|3[0-9]|2[de]|5f|7e)", re.IGNORECASE)
 #: largest bodies that may be held at the same time; smaller ones are only bounded by max_concurrency
 _BODIES_AT_ONCE: Final = 16
+#: methods with which browsers send no `Origin` to the page's own origin
+_READING: Final = frozenset({"GET", "HEAD"})
 #: a body that was not read to its end would stand in front of the next request
 _CLOSE: Final = (b"connection", b"close")
 #: statuses whose answers have no body and must not announce one (RFC 9110, section 8.6)
@@ -130,7 +132,7 @@ class Forwarder:
                 raise InvalidRequest("The connection was closed before the request was read.")
             peer = scope["client"][0]
             await self._keys.ready()
-            caller = self._authenticator.caller(headers, peer)
+            caller = self._authenticator.caller(headers, peer, reads=scope["method"] in _READING)
         except GatewayError as fault:
             await discard(receive, headers)
             await _send_fault(send, target or endpoint(scope["method"], ""), fault, request_id)

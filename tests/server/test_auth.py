@@ -146,6 +146,17 @@ def test_a_page_whose_name_was_pointed_at_this_machine_may_not_call() -> None:
     assert Authenticator([], None).caller(evil[:1], LOCAL), "a program sends no origin"
 
 
+def test_such_a_page_may_not_read_either_for_which_browsers_send_no_origin() -> None:
+    evil = [(b"host", b"evil.example:8484")]
+    auth = Authenticator([], None)
+    with pytest.raises(Forbidden, match="localhost"):
+        auth.caller(evil, LOCAL, reads=True)
+    assert auth.caller([HOST], LOCAL, reads=True)
+    assert auth.caller([*evil, (b"x-forwarded-for", b"192.0.2.1")], LOCAL, reads=True)
+    assert auth.caller(evil, REMOTE, reads=True)
+    assert Authenticator(KEYS, None).caller([*evil, bearer(ALICE)], LOCAL, reads=True).namespace == "alice"
+
+
 def test_keys_of_any_bytes_have_a_digest() -> None:
     assert digest("schlüssel") != digest("schlussel")
     assert len(digest("\udcff")) == 32
