@@ -110,6 +110,7 @@ TESTED_ELSEWHERE = {
     "stores.redis.folding": "stores/test_redis.py",
     "stores.redis.cluster": "stores/test_redis_cluster.py",
     "stores.redis.link": "stores/test_redis.py",
+    "stores.redis.moves": "stores/test_redis.py",
     "stores.redis.servers": "stores/test_redis.py",
     "stores.redis.settings": "stores/test_redis.py",
     "stores.cursor": "stores/test_contract.py",  # what a cursor is worth shows in the pages it gives

@@ -870,7 +870,7 @@ async def test_a_state_that_others_change_each_time_is_a_conflict(store: RedisSt
 
     await store.update(KEY, _counts)
     made: Any = store
-    made._link = made._books._link = Contended()
+    made._link = made._books._link = made._moves._link = Contended()
     with pytest.raises(StoreConflict, match='session "s"'):
         await store.update(KEY, _counts)
     one = spent(record())
@@ -932,7 +932,7 @@ async def test_what_a_call_begins_with_is_asked_for_in_one_round_trip(store: Red
             await self.link.aclose()
 
     made: Any = store
-    made._link = made._books._link = counted = Counted(store._link)
+    made._link = made._books._link = made._moves._link = counted = Counted(store._link)
     claims = [Claim(key) for key in ACCOUNTS]
     opening = await store.opening(KEY, claims, with_totals=True)
     assert counted.rounds == 1

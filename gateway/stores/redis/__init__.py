@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -46,18 +44,12 @@ from gateway.stores.redis.folding import Folding
 from gateway.stores.redis.keys import Keys, session_of, tag_of
 from gateway.stores.redis.link import Link, SingleLink
 from gateway.stores.redis.lists import Lists
+from gateway.stores.redis.moves import TRIES, Moves, pause
 from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.settings import warn_of_loss
-from gateway.stores.redis.together import Books, BooksTogether, Clerk, Settlement
-from gateway.stores.redis.values import Kept, Move
+from gateway.stores.redis.together import Books, BooksTogether, Clerk
+from gateway.stores.redis.values import Kept
 
-#: times that somebody else was faster until a change is given up, and how long is waited at most before each
-_TRIES: Final = 12
-_PAUSE_S: Final = 0.004
-#: states that stay known
-_SEEN: Final = 256
-#: versions are times of day in microseconds, or a little more
-_FIRST_VERSION: Final = 10**15
 #: keys live this much longer than what they hold is kept, or up to an hour less: the hourly clearing comes first
 _GRACE_S: Final = 10_800.0
 _KEYS: Final = msgspec.json.Decoder(StoredKey)
@@ -106,65 +98,14 @@ class RedisStore:
         books = BooksApart if is_cluster else BooksTogether
         self._books: Books = books(self._link, self._clerk)
         self._lists = Lists(self._link, self._keys, scripts)
-        self._states = Folding[SessionKey, Change](self._change)
-        self._endings = Folding[SessionKey, Ending](self._end_in_turn)
-        self._kept = _Seen()
+        self._moves = Moves(self._link, self._keys, scripts, self._clerk, self._books)
         self._lessons = Folding[str, Mapping[str, Lesson]](self._teach)
 
     # --- budgets ------------------------------------------------------------------------------------------------------
 
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         """See `Store.settle`."""
-        session = record.session
-        if ending is None or session is None:
-            return await self._settle(record)
-        kept = self._kept.get(session) or await self._look_up(session)
-        totals = await self._end(session, ending, kept)
-        # Others were faster. Those of this worker take turns from here on.
-        return totals or await self._endings.add(session, ending)
-
-    async def _settle(self, record: CallRecord) -> Totals:
-        done = await self._books.settle(record, None)
-        return done.totals if isinstance(done, Settlement) else Totals()  # pragma: no branch  # it goes by no state
-
-    async def _end(self, session: SessionKey, ending: Ending, kept: Kept) -> Totals | None:
-        """Settle a call that ends in this state; None where its session is in another one by now."""
-        state = states.read(kept.value)
-        moved, record = ending(state)
-        value = None if moved is state else states.written(moved)
-        done = await self._books.settle(record, Move(kept.version, value))
-        if isinstance(done, Kept):
-            self._kept.put(session, done)
-            return None
-        if value is not None and done.version is not None:
-            self._kept.put(session, Kept(done.version, value))
-        return done.totals
-
-    async def _end_in_turn(self, session: SessionKey, endings: Sequence[Ending]) -> Sequence[Totals | Exception]:
-        results: list[Totals | Exception] = []
-        for ending in endings:
-            try:
-                results.append(await self._ended(session, ending))
-            except Exception as error:  # noqa: BLE001  # given to the one who waits for it
-                results.append(error)
-        return results
-
-    async def _ended(self, session: SessionKey, ending: Ending) -> Totals:
-        for number in range(_TRIES):
-            kept = self._kept.get(session) or await self._look_up(session)
-            totals = await self._end(session, ending, kept)
-            if totals is not None:
-                return totals
-            await asyncio.sleep(random.random() * _PAUSE_S * number)  # noqa: S311  # only spreads them
-        raise self._conflict(session)
-
-    async def _look_up(self, session: SessionKey) -> Kept:
-        [found] = await self._link.call(("HMGET", self._keys.state(_tag(session)), "v", "s"))
-        return self._kept.put(session, Kept.of(*found))
-
-    @staticmethod
-    def _conflict(session: SessionKey) -> StoreConflict:
-        return StoreConflict(f'Too many changes of session "{session.id}" at once. Try again shortly.')
+        return await self._moves.settle(record, ending)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
@@ -198,7 +139,7 @@ class RedisStore:
             *self._books.ask_standings(claims),
         )
         if state is not None:
-            self._kept.put(session, Kept.of(version, state))
+            self._moves.saw(session, Kept.of(version, state))
         stands = self._books.standings(claims, replies)
         return Opening(_remembered(state, key, residual), stands, values.totals(sums) if with_totals else None)
 
@@ -239,23 +180,7 @@ class RedisStore:
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
         """See `Store.update`."""
-        state: SessionState = await self._states.add(session, change)
-        return state
-
-    async def _change(self, session: SessionKey, changes: Sequence[Change]) -> Sequence[SessionState | Exception]:
-        name, kept = self._keys.state(_tag(session)), await self._look_up(session)
-        for number in range(_TRIES):
-            state, results = _in_turn(states.read(kept.value), changes)
-            if all(isinstance(result, Exception) for result in results):
-                return results
-            arguments, value = self._clerk.basic() | values.compared(kept.version), states.written(state)
-            [(done, version, *rest)] = await self._link.call(self._verb("swap", (name,), arguments, value))
-            kept = self._kept.put(session, Kept.of(version, value if done else rest[0]))
-            if done:
-                await self._each(*self._clerk.noticed([session.account]))
-                return results
-            await asyncio.sleep(random.random() * _PAUSE_S * (number + 1))  # noqa: S311  # only spreads them
-        raise self._conflict(session)
+        return await self._moves.update(session, change)
 
     # --- lessons ------------------------------------------------------------------------------------------------------
 
@@ -274,7 +199,7 @@ class RedisStore:
     ) -> Sequence[Mapping[str, bytes] | Exception]:
         names = list({name: None for some in lessons for name in some})
         [known] = await self._link.call(("HMGET", self._keys.lessons, *names))
-        for number in range(_TRIES):
+        for number in range(TRIES):
             old = dict(zip(names, known, strict=True))
             new, results = _taught(old, lessons)
             if not new:
@@ -288,7 +213,7 @@ class RedisStore:
                 return results
             old |= dict(zip(new, rest[0], strict=True))
             known = list(old.values())
-            await asyncio.sleep(random.random() * _PAUSE_S * (number + 1))  # noqa: S311  # only spreads them
+            await pause(number + 1)
         raise StoreConflict("Too many lessons at once. Try again shortly.")
 
     # --- tool results and client keys ---------------------------------------------------------------------------------
@@ -415,31 +340,9 @@ class RedisStore:
 
     async def aclose(self) -> None:
         """See `Store.aclose`. What is still waiting to be written is written."""
-        await self._states.drain()
-        await self._endings.drain()
+        await self._moves.drain()
         await self._lessons.drain()
         await self._link.aclose()
-
-
-class _Seen:
-    """States as they were seen last: a guess, which a server holds against what it has."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[SessionKey, Kept] = OrderedDict()
-
-    def get(self, session: SessionKey) -> Kept | None:
-        return self._kept.get(session)
-
-    def put(self, session: SessionKey, kept: Kept) -> Kept:
-        if 0 < kept.version < _FIRST_VERSION:
-            # An older release counts from one on, also for a session that comes back: such a version is no guess.
-            self._kept.pop(session, None)
-            return kept
-        self._kept[session] = kept
-        self._kept.move_to_end(session)
-        if len(self._kept) > _SEEN:
-            self._kept.popitem(last=False)
-        return kept
 
 
 def _remembered(state: bytes | None, key: bytes | None, residual: bytes | None) -> Remembered:
@@ -453,18 +356,6 @@ def _unpacked(text: bytes) -> str:
 
 def _tag(session: SessionKey) -> str:
     return tag_of(session.namespace, session.id)
-
-
-def _in_turn(state: SessionState, changes: Sequence[Change]) -> tuple[SessionState, list[SessionState | Exception]]:
-    """Each change on the one before; one that fails changes nothing."""
-    results: list[SessionState | Exception] = []
-    for change in changes:
-        try:
-            state = change(state)
-            results.append(state)
-        except Exception as error:  # noqa: BLE001  # a caller's own, and given to it
-            results.append(error)
-    return state, results
 
 
 def _taught(

@@ -1,0 +1,172 @@
+"""What sessions remember, moved from one version to the next: each change is compared with what a server has.
+
+A move is made of the state as it was seen last. Where somebody else was faster, the server answers with what it has,
+and the move is made of that. Those of one worker take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from gateway.core.errors import StoreConflict
+from gateway.core.ports import CallRecord, Ending, SessionKey
+from gateway.core.session import Change, SessionState
+from gateway.core.usage import Totals
+from gateway.stores import states
+from gateway.stores.redis import values
+from gateway.stores.redis.folding import Folding
+from gateway.stores.redis.keys import Keys, tag_of
+from gateway.stores.redis.link import Link
+from gateway.stores.redis.scripts import Scripts
+from gateway.stores.redis.together import Books, Clerk, Settlement
+from gateway.stores.redis.values import Kept, Move
+
+#: times that somebody else was faster until a change is given up, and how long is waited at most before each
+TRIES: Final = 12
+_PAUSE_S: Final = 0.004
+#: states that stay known
+_SEEN: Final = 256
+#: versions are times of day in microseconds, or a little more
+_FIRST_VERSION: Final = 10**15
+
+
+class Moves:
+    """Changes of states, and calls that end in one."""
+
+    def __init__(self, link: Link, keys: Keys, scripts: Scripts, clerk: Clerk, books: Books) -> None:
+        self._link = link
+        self._keys = keys
+        self._verb = scripts.call
+        self._clerk = clerk
+        self._books = books
+        self._changes = Folding[SessionKey, Change](self._change)
+        self._endings = Folding[SessionKey, Ending](self._end_in_turn)
+        self._kept = _Seen()
+
+    def saw(self, session: SessionKey, kept: Kept) -> None:
+        """Take what a server was seen to have."""
+        self._kept.put(session, kept)
+
+    async def settle(self, record: CallRecord, ending: Ending | None) -> Totals:
+        """See `Store.settle`."""
+        session = record.session
+        if ending is None or session is None:
+            return await self._settle(record)
+        kept = self._kept.get(session) or await self._look_up(session)
+        totals = await self._end(session, ending, kept)
+        # Others were faster. Those of this worker take turns from here on.
+        return totals or await self._endings.add(session, ending)
+
+    async def update(self, session: SessionKey, change: Change) -> SessionState:
+        """See `Store.update`."""
+        state: SessionState = await self._changes.add(session, change)
+        return state
+
+    async def drain(self) -> None:
+        """Until nothing waits to be written."""
+        await self._changes.drain()
+        await self._endings.drain()
+
+    async def _settle(self, record: CallRecord) -> Totals:
+        done = await self._books.settle(record, None)
+        return done.totals if isinstance(done, Settlement) else Totals()  # pragma: no branch  # it goes by no state
+
+    async def _end(self, session: SessionKey, ending: Ending, kept: Kept) -> Totals | None:
+        """Settle a call that ends in this state; None where its session is in another one by now."""
+        state = states.read(kept.value)
+        moved, record = ending(state)
+        value = None if moved is state else states.written(moved)
+        done = await self._books.settle(record, Move(kept.version, value))
+        if isinstance(done, Kept):
+            self._kept.put(session, done)
+            return None
+        if value is not None and done.version is not None:
+            self._kept.put(session, Kept(done.version, value))
+        return done.totals
+
+    async def _end_in_turn(self, session: SessionKey, endings: Sequence[Ending]) -> Sequence[Totals | Exception]:
+        results: list[Totals | Exception] = []
+        for ending in endings:
+            try:
+                results.append(await self._ended(session, ending))
+            except Exception as error:  # noqa: BLE001  # given to the one who waits for it
+                results.append(error)
+        return results
+
+    async def _ended(self, session: SessionKey, ending: Ending) -> Totals:
+        for number in range(TRIES):
+            kept = self._kept.get(session) or await self._look_up(session)
+            totals = await self._end(session, ending, kept)
+            if totals is not None:
+                return totals
+            await pause(number)
+        raise _conflict(session)
+
+    async def _look_up(self, session: SessionKey) -> Kept:
+        [found] = await self._link.call(("HMGET", self._name(session), "v", "s"))
+        return self._kept.put(session, Kept.of(*found))
+
+    def _name(self, session: SessionKey) -> str:
+        return self._keys.state(tag_of(session.namespace, session.id))
+
+    async def _change(self, session: SessionKey, changes: Sequence[Change]) -> Sequence[SessionState | Exception]:
+        name, kept = self._name(session), await self._look_up(session)
+        for number in range(TRIES):
+            state, results = _in_turn(states.read(kept.value), changes)
+            if all(isinstance(result, Exception) for result in results):
+                return results
+            arguments, value = self._clerk.basic() | values.compared(kept.version), states.written(state)
+            [(done, version, *rest)] = await self._link.call(self._verb("swap", (name,), arguments, value))
+            kept = self._kept.put(session, Kept.of(version, value if done else rest[0]))
+            if done:
+                for command in self._clerk.noticed([session.account]):
+                    await self._link.call(command)
+                return results
+            await pause(number + 1)
+        raise _conflict(session)
+
+
+class _Seen:
+    """States as they were seen last: a guess, which a server holds against what it has."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[SessionKey, Kept] = OrderedDict()
+
+    def get(self, session: SessionKey) -> Kept | None:
+        return self._kept.get(session)
+
+    def put(self, session: SessionKey, kept: Kept) -> Kept:
+        if 0 < kept.version < _FIRST_VERSION:
+            # An older release counts from one on, also for a session that comes back: such a version is no guess.
+            self._kept.pop(session, None)
+            return kept
+        self._kept[session] = kept
+        self._kept.move_to_end(session)
+        if len(self._kept) > _SEEN:
+            self._kept.popitem(last=False)
+        return kept
+
+
+async def pause(number: int) -> None:
+    """Wait a little longer each time that somebody else was faster."""
+    await asyncio.sleep(random.random() * _PAUSE_S * number)  # noqa: S311  # only spreads them
+
+
+def _conflict(session: SessionKey) -> StoreConflict:
+    return StoreConflict(f'Too many changes of session "{session.id}" at once. Try again shortly.')
+
+
+def _in_turn(state: SessionState, changes: Sequence[Change]) -> tuple[SessionState, list[SessionState | Exception]]:
+    """Each change on the one before; one that fails changes nothing."""
+    results: list[SessionState | Exception] = []
+    for change in changes:
+        try:
+            state = change(state)
+            results.append(state)
+        except Exception as error:  # noqa: BLE001  # a caller's own, and given to it
+            results.append(error)
+    return state, results
