@@ -26,6 +26,7 @@ from gateway.core.identity import KNOWN_HEADERS
 from gateway.dialects import anthropic_errors, openai_errors
 from gateway.server import headers
 from gateway.server.openapi import document, faults
+from gateway.upstream.litellm.faults import NOT_TRANSLATABLE, Refusal
 
 _FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 _WRITTEN = "<!-- Written by `make reference` from the code. -->"
@@ -213,8 +214,14 @@ def errors_page() -> str:
         )
         for kind in sorted(faults(), key=lambda kind: (kind.status, kind.code, kind.__name__))
     ]  # fmt: skip
-    arithmetic = {"account": "session", "unit": "tokens", "limit": 60, "used": 39, "held": 0, "needed": 31}
-    example = BudgetExhausted('Session "first" has used 39 of its 60 tokens, and this call needs 31.', arithmetic)
+    arithmetic = {
+        "account": "session", "unit": "tokens", "limit": 60, "used": 39, "held": 0, "resets_at": None, "needed": 31,
+    }  # fmt: skip
+    example = BudgetExhausted(
+        'Session "first" has used 39 of its 60 tokens, and this call needs 31. '
+        "Raise it with: gateway sessions budget first --tokens N, or start a new session.",
+        arithmetic,
+    )
     return page(
         "Errors",
         "What the gateway refuses or cannot do itself. A provider's own error is passed on as it came, with "
@@ -231,6 +238,27 @@ def errors_page() -> str:
         fenced(example, lambda: anthropic_errors.body(example, "01a1ff2e", example.details)),
         "Once a stream has begun, an error is the last event of the stream, in the format's own way. "
         "[Budgets](../budgets.md#when-it-is-refused) says more of those that have `error.budget`.",
+        "## Refusals of litellm",
+        "Of a provider with [`adapter: litellm`](../providers.md#what-is-translated) one more is answered in the "
+        "provider's place, with `x-gateway-upstream-error: true` as what it says itself:",
+        untranslatable(),
+        "Leave out the field that the message names, or send the call to a provider that takes it; the same call again "
+        "is refused again. Nothing was sent to the provider, and nothing is charged.",
+    )
+
+
+def untranslatable() -> str:
+    """What litellm refuses, in the place of a provider."""
+    refusal = Refusal(400, "", NOT_TRANSLATABLE)
+    replies = (refusal.as_reply(anthropic=anthropic) for anthropic in (False, True))
+    kinds = [json.loads(reply.body)["error"]["type"] for reply in replies]
+    told = (
+        "The call cannot be said in the provider's format: a field that it does not know, an image that cannot be "
+        "fetched, or a provider that litellm does not know."
+    )
+    return table(
+        ("code", "status", "type (OpenAI)", "type (Anthropic)", "when"),
+        [(code(NOT_TRANSLATABLE), str(refusal.status), *map(code, kinds), told)],
     )
 
 
@@ -372,8 +400,11 @@ def commands_page() -> str:
         prose("""
             Every command has `--help`. Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 3 `gateway check`
             found problems, 130 interrupted by Ctrl-C (`serve` and `top` end with 0 then). Tables go to stdout,
-            everything else to stderr; `--json` prints JSON instead of a table. Without a terminal, or with `NO_COLOR`,
-            nothing is coloured; without a terminal nothing is cut or folded either.
+            everything else to stderr; `--json` prints JSON instead of text, with the fields that [the API](api.md) has
+            for the same thing. Without a terminal, or with `NO_COLOR`, nothing is coloured; without a terminal nothing
+            is cut or folded either. Output that cannot be written (a full disk, a closed stdout) is one line on stderr
+            and exit code 1; a reader that goes away early, as `head` does, is told nothing, and the code is 1 if
+            something was left to print.
         """),
         prose("""
             `gateway --install-completion` makes the Tab key complete commands and options in bash, zsh, fish and

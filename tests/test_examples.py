@@ -17,6 +17,7 @@ from gateway import config
 from gateway.cli import app
 from gateway.core.errors import ConfigError
 from gateway.server import headers, openapi
+from gateway.upstream.litellm.faults import NOT_TRANSLATABLE
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = sorted((ROOT / "config" / "examples").glob("*.yaml"))
@@ -190,6 +191,7 @@ def test_the_reference_leaves_out_no_header_and_no_error() -> None:
     assert {name for name in {*headers.EXPOSED, *asked} if f"| `{name}` |" not in page} == set()
     page = reference("errors")
     assert {kind.code for kind in openapi.faults() if f"| `{kind.code}` | {kind.status} |" not in page} == set()
+    assert f"| `{NOT_TRANSLATABLE}` | 400 |" in page
 
 
 def test_the_reference_leaves_out_no_path_and_no_command() -> None:

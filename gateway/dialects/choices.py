@@ -86,7 +86,11 @@ def read_whole(body: bytes, form: Form) -> Answer:
 
 
 class ChoicesReader:
-    """Reads the chunks of one stream."""
+    """Reads the chunks of one stream.
+
+    Of several choices (`n`) the first is the one that a conversation goes on with: the tools and the end of an answer
+    are those of the choice with the lowest index. All of them are weighed.
+    """
 
     def __init__(self, form: Form, *, drop_usage: bool) -> None:
         self._form = form
@@ -96,6 +100,8 @@ class ChoicesReader:
         self._created: Any = None
         #: choices that have begun and not ended
         self._running: dict[str, None] = {}
+        #: the lowest index so far
+        self._first: int | None = None
 
     def plain_prefix(self, region: bytes) -> int:
         """See `EventReader.plain_prefix`. Neither the end mark nor a usage chunk has a choice in its list."""
@@ -139,9 +145,12 @@ class ChoicesReader:
             self._gathered.error = True
 
     def _choice(self, choice: _Choice) -> None:
-        gathered = self._gathered
+        gathered, number = self._gathered, choice.index if type(choice.index) is int else 0
+        if self._first is None or number < self._first:
+            self._first = number
         if isinstance(choice.finish_reason, str):
-            gathered.finish_reason = choice.finish_reason
+            if number == self._first or gathered.finish_reason is None:
+                gathered.finish_reason = choice.finish_reason
             self._running.pop(str(choice.index), None)
         elif len(self._running) < MAX_TOOLS:
             self._running[str(choice.index)] = None
@@ -157,11 +166,11 @@ class ChoicesReader:
         gathered.weigh(part.refusal)
         if isinstance(part.tool_calls, list):
             for position, tool_call in enumerate(part.tool_calls):
-                self._tool_call(choice.index, position, tool_call)
+                self._tool_call(number, position, tool_call)
         if isinstance(part.function_call, dict):
-            self._tool_call(choice.index, 0, {"function": part.function_call})
+            self._tool_call(number, 0, {"function": part.function_call})
 
-    def _tool_call(self, choice: Any, position: int, tool_call: Any) -> None:
+    def _tool_call(self, choice: int, position: int, tool_call: Any) -> None:
         function = tool_call.get("function") or tool_call.get("custom") if isinstance(tool_call, dict) else None
         if not isinstance(function, dict):
             return
@@ -169,11 +178,11 @@ class ChoicesReader:
         self._gathered.weigh(function.get("input"))
         index = tool_call.get("index", position)
         # Two calls under one index (some hosts number every call 0) are told apart by their ids.
-        self._gathered.tool(function.get("name"), f"{choice}/{index}", tool_call.get("id"))
+        self._gathered.tool(function.get("name"), f"{choice}/{index}", tool_call.get("id"), choice)
 
     def answer(self) -> Answer:
         """See `EventReader.answer`."""
-        return self._gathered.answer()
+        return self._gathered.answer(self._first or 0)
 
     def next_number(self) -> int:
         """See `EventReader.next_number`. Chunks have none."""

@@ -27,7 +27,8 @@ class Gathered:
         self.error = False
         self._model: str | None = None
         self._service_tier: str | None = None
-        self._tools: dict[object, str] = {}
+        #: calls: the choice that makes them, and the tool
+        self._tools: dict[object, tuple[int, str]] = {}
         self._output = 0.0
 
     def head(self, model: object, service_tier: object) -> None:
@@ -55,13 +56,14 @@ class Gathered:
         if isinstance(value, str):
             self._output += max(0.0, len(value) * _OPAQUE_TOKENS - already)
 
-    def tool(self, name: object, key: object = None, call_id: object = None) -> None:
+    def tool(self, name: object, key: object = None, call_id: object = None, choice: int = 0) -> None:
         """Take the name of a tool that is called.
 
         Args:
             name: what is no text is none.
             key: tells the calls of an answer apart; None: each is another.
             call_id: tells apart what has one key; without it the same key is the same call.
+            choice: the one that calls it, where an answer has several.
         """
         if not isinstance(name, str) or not name:
             return
@@ -73,7 +75,7 @@ class Gathered:
             return
         self._output += estimate_tokens(name)
         if len(self._tools) < MAX_TOOLS:
-            self._tools[key] = name[:_NAME_CHARACTERS]
+            self._tools[key] = choice, name[:_NAME_CHARACTERS]
 
     @property
     def model(self) -> str | None:
@@ -90,14 +92,14 @@ class Gathered:
         """Estimated tokens of what was delivered, rounded up."""
         return int(self._output + 0.999)
 
-    def answer(self) -> Answer:
-        """All that was read so far."""
+    def answer(self, choice: int = 0) -> Answer:
+        """All that was read so far; of the tools, what this choice calls."""
         return Answer(
             usage=self.usage.reported(),
             model=self._model,
             finish_reason=self.finish_reason,
             service_tier=self._service_tier,
-            tools=tuple(self._tools.values()),
+            tools=tuple([name for by, name in self._tools.values() if by == choice]),
             output_estimate=self.output_estimate,
             error=self.error,
         )

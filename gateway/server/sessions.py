@@ -18,7 +18,7 @@ from gateway.core.identity import is_valid
 from gateway.core.ledger import MOST, Claim, Dimension, Standing, nano
 from gateway.core.ports import OPEN_NAMESPACE, SessionKey, Store
 from gateway.core.spending import BudgetPolicy
-from gateway.core.steps import DEFAULT_AGENT
+from gateway.core.steps import DEFAULT_AGENT, Agent
 from gateway.inspection import context_json
 from gateway.server.auth import Access
 from gateway.server.finding import Wanted, find_sessions, newest_calls, sort_of
@@ -83,13 +83,14 @@ class SessionsApi:
             _require_admin(access)
             if not await self._store.delete(key):
                 raise _no_session(key)
-            return {"id": shown_id(key, access), "deleted": True}
+            return deleted_json(key, access)
         view = await self._store.session(key)
         if view is None:
             raise _no_session(key)
         records = await self._store.calls(key, _LAST_CALLS)
         (stands,) = await standings_of(self._store, [key], self._rules().budget)
-        return {**session_json(view, access, stands), **session_tools_json(view, records), **await self._placed(key)}
+        placed = await placed_json(self._store, key, self._rules().agents)
+        return {**session_json(view, access, stands), **session_tools_json(view, records), **placed}
 
     async def _body(self, request: Request) -> Any:
         """The JSON of a small request."""
@@ -117,14 +118,11 @@ class SessionsApi:
             await set_step(self._store, key, agents, agent, asked["active_step"])
         if "budget" in asked:
             await self._store.decide(key.account, limits)
-        (stands,) = await standings_of(self._store, [key], self._rules().budget)
-        view, placed = await self._store.session(key), await self._placed(key)
-        shown = session_json(view, access, stands) if view else {"id": shown_id(key, access), **budget_json(stands)}
-        return {**shown, **placed}
+        return await self._changed(key, access)
 
-    async def _placed(self, key: SessionKey) -> dict[str, Any]:
-        remembered = await self._store.remembered(key)
-        return steps_json(remembered.state, self._rules().agents)
+    async def _changed(self, key: SessionKey, access: Access) -> dict[str, Any]:
+        rules = self._rules()
+        return await changed_json(self._store, key, access, rules.budget, rules.agents)
 
     async def calls(self, request: Request, access: Access) -> Any:
         """GET /api/sessions/{id}/calls?limit=&cursor=."""
@@ -149,9 +147,7 @@ class SessionsApi:
         key = _key(request, access)
         if not await self._store.reset(key):
             raise _no_session(key)
-        view = await self._store.session(key)
-        (stands,) = await standings_of(self._store, [key], self._rules().budget)
-        return session_json(view, access, stands) if view else {}
+        return await self._changed(key, access)
 
     async def call(self, request: Request, access: Access) -> Any:
         """GET /api/calls/{request_id}?explain=1: with what became of each message."""
@@ -192,6 +188,27 @@ class SessionsApi:
         except errors.ConfigError as error:
             raise errors.InvalidRequest("Nothing was changed: " + "; ".join(error.problems)) from None
         return {"reloaded": True}
+
+
+async def changed_json(
+    store: Store, key: SessionKey, access: Access, policy: BudgetPolicy, agents: Mapping[str, Agent]
+) -> dict[str, Any]:
+    """A session after a change; of one that has never called, what there is to say."""
+    (stands,) = await standings_of(store, [key], policy)
+    view, placed = await store.session(key), await placed_json(store, key, agents)
+    shown = session_json(view, access, stands) if view else {"id": shown_id(key, access), **budget_json(stands)}
+    return {**shown, **placed}
+
+
+def deleted_json(key: SessionKey, access: Access) -> dict[str, Any]:
+    """What is said of a session that was deleted."""
+    return {"id": shown_id(key, access), "deleted": True}
+
+
+async def placed_json(store: Store, key: SessionKey, agents: Mapping[str, Agent]) -> dict[str, Any]:
+    """Where a session is in the steps of its agents."""
+    remembered = await store.remembered(key)
+    return steps_json(remembered.state, agents)
 
 
 async def standings_of(store: Store, sessions: Sequence[SessionKey], policy: BudgetPolicy) -> tuple[Standing, ...]:

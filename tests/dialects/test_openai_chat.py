@@ -293,11 +293,37 @@ def test_a_tool_call_in_pieces_is_one_call() -> None:
     assert answer_to(*pieces).tools == ("find",)
 
 
-def test_tool_calls_are_told_apart_by_index_by_id_and_by_choice() -> None:
+def test_tool_calls_are_told_apart_by_index_and_by_id() -> None:
     assert answer_to(tool("a", index=0, id="1"), tool("b", index=1, id="2")).tools == ("a", "b")
     assert answer_to(tool("a", index=0, id="1"), tool("b", index=0, id="2")).tools == ("a", "b")
-    both = {"choices": [{"index": n, "delta": tool("a")["choices"][0]["delta"]} for n in range(2)]}
-    assert answer_to(both).tools == ("a", "a")
+
+
+def of_choice(index: object, name: str | None, end: str | None = None) -> dict[str, Any]:
+    part = tool(name, index=0)["choices"][0]["delta"] if name else {"content": "well"}
+    return {"index": index, "delta": part, "finish_reason": end}
+
+
+@pytest.mark.parametrize("numbers", [(0, 1), (1, 2), (0, 7)])
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("is_turned", [False, True], ids=["in order", "turned"])
+def test_of_several_choices_the_first_one_says_tools_and_end(
+    numbers: tuple[int, int], is_whole: bool, is_turned: bool
+) -> None:
+    choices = [of_choice(numbers[0], "a", "tool_calls"), of_choice(numbers[1], "other_tool" * 9, "length")]
+    ordered = choices[::-1] if is_turned else choices
+    found = answer_to({"choices": ordered}) if is_whole else answer_to(*[{"choices": [one]} for one in ordered])
+    assert (found.tools, found.finish_reason) == (("a",), "tool_calls")
+    assert found.output_estimate > answer_to({"choices": choices[:1]}).output_estimate, "all of it was delivered"
+
+
+def test_tools_of_another_choice_than_the_first_are_none_of_the_answers() -> None:
+    for choices in (
+        [of_choice(0, None, "stop"), of_choice(1, "b", "tool_calls")],
+        [of_choice(1, "b"), of_choice(0, None)],
+    ):
+        assert answer_to({"choices": choices}).tools == ()
+    assert answer_to({"choices": [of_choice(1, "b", "tool_calls")]}).tools == ("b",)
+    assert answer_to({"choices": [of_choice("1", "a"), of_choice(None, "b")]}).tools == ("a",)
 
 
 def test_a_function_of_the_older_form_in_pieces_is_one_call() -> None:

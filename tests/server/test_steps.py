@@ -144,3 +144,24 @@ def test_deleting_a_session_forgets_its_steps(own: GatewayThread, session: str) 
     own.web.send("DELETE", f"/api/sessions/{session}")
     again = own.web.chat(session)
     assert again.header("x-session-sequence-index") == "0"
+
+
+def test_a_reset_keeps_the_steps_and_answers_as_a_change_does(own: GatewayThread, session: str) -> None:
+    own.web.chat(session, tools=tools("search", "write"))
+    changed = patch(own.web, session, budget={"tokens": 5_000}).json
+    reset = own.web.post(f"/api/sessions/{session}/reset").json
+    assert list(reset) == list(changed)
+    assert (reset["calls"], changed["calls"]) == (0, 1)
+    assert reset["active_step"] == changed["active_step"] == "start"
+    assert reset["steps"] == changed["steps"]
+    assert reset["steps"]["default"]["recent_tools"] == ["search"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_of_several_choices_only_the_first_uses_tools(own: GatewayThread, session: str, stream: bool) -> None:
+    own.web.chat(session, tools=tools("search", "write"), n=3, stream=stream)
+    found = own.web.get(f"/api/sessions/{session}").json
+    assert found["steps"]["default"]["recent_tools"] == found["recent_tools"] == ["search"]
+    assert found["tools"]["search"]["calls"] == 1
+    (record,) = own.web.get(f"/api/sessions/{session}/calls").json["calls"]
+    assert record["tools"] == ["search"]

@@ -205,6 +205,17 @@ async def test_what_the_provider_cannot_do_is_refused_by_name(
     assert server.requests == []
 
 
+async def test_what_cannot_be_translated_has_its_code_in_both_formats(byte_server: StartUpstream) -> None:
+    server = byte_server(lambda connection: connection.whole(b"{}"))
+    async with upstream_of(server.url, provider="nonesuch") as upstream:
+        answers = [
+            await answer_of(upstream, outgoing(server.url, path, {"max_tokens": 9})) for path in (CHAT, "messages")
+        ]
+    found = [(status, json.loads(body)["error"]["type"], json.loads(body)["error"]["code"]) for status, body in answers]
+    assert found == [(400, "invalid_request_error", "not_translatable")] * 2
+    assert server.requests == []
+
+
 @pytest.mark.parametrize(
     "field",
     [

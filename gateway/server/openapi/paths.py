@@ -183,7 +183,7 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
                     parameters=("session", "limit", "cursor"))
     },
     "/api/sessions/{id}/reset": {
-        "post": _api("resetSession", "Its totals, and what it has used of its budget, to zero.", "Session",
+        "post": _api("resetSession", "Its totals, and what it has used of its budget, to zero.", "ChangedSession",
                      parameters=("session",), security=_ADMIN)
     },
     "/api/calls": {

@@ -42,7 +42,9 @@ _BROKEN: Final = frozenset(
     }
 )  # fmt: skip
 _TIMEOUTS: Final = frozenset({"Timeout", "TimeoutException", "ReadTimeout", "TimeoutError", "APITimeoutError"})
-#: litellm's own, about a call that it cannot translate
+#: the code of a call that litellm cannot translate; it is answered in the place of the provider, and as its refusal
+NOT_TRANSLATABLE: Final = "not_translatable"
+#: litellm's own, about such a call
 _OURS_TO_TELL: Final = frozenset({"UnsupportedParamsError", "LiteLLMUnknownProvider", "ImageFetchError"})
 _RETURNED: Final = frozenset({"retry-after", "request-id", "x-request-id", "x-should-retry", "retry-after-ms"})
 
@@ -69,7 +71,8 @@ class Refusal:
         """The answer in the client's format."""
         if anthropic:
             kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")  # noqa: PLR2004
-            value: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": self.message}}
+            coded = {"code": self.code} if self.code else {}  # as in errors of the gateway's own
+            value: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": self.message, **coded}}
         else:
             kind = _OPENAI_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")  # noqa: PLR2004
             value = {"error": {"message": self.message, "type": kind, "param": None, "code": self.code}}
@@ -81,7 +84,7 @@ def judged(error: Exception, name: str, secrets: Iterable[str]) -> Refusal | Gat
     """What became of a call: the provider's refusal, or what kept it from answering. `name`: the provider's."""
     kinds = [type(link).__name__ for link in _chain(error)]
     if kinds[0] in _OURS_TO_TELL:
-        return Refusal(400, _told(error, secrets), "not_translatable")
+        return Refusal(400, _told(error, secrets), NOT_TRANSLATABLE)
     if _NOT_ACCEPTED in kinds:
         return UpstreamNotAccepted(f'The provider "{name}" did not accept a connection in time (timeout_s.connect).')
     if kinds[0] in _TIMEOUTS or (kinds[0] == "APIConnectionError" and _TIMEOUTS.intersection(kinds)):
