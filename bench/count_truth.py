@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -148,9 +149,9 @@ def speed() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--speed"]:
-        speed()
-    elif len(sys.argv) == 2:
-        report(sys.argv[1])
-    else:
-        sys.exit(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("data", nargs="?", metavar="DATA.jsonl")
+    what.add_argument("--speed", action="store_true")
+    asked = parser.parse_args()
+    speed() if asked.speed else report(asked.data)
