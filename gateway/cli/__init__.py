@@ -15,7 +15,9 @@ from gateway.cli import bench, demo, env, inspect, keys, models, replay, serve, 
 from gateway.cli.common import Exit
 
 #: what is said where a disk, a device or a reader takes no more
-_WRITING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE})
+_WRITING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE, errno.EBADF})
+#: how a closed stream is opened again. Nothing can be written to this stdout: what should go there is missed.
+_STANDARD: Final = (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY))
 
 app = typer.Typer(
     name="gateway",
@@ -52,25 +54,35 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 def main() -> None:
     """Run the command and end the process."""
+    _reopen()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a name that its encoding does not have
     try:
         try:
             app()
         finally:
-            if sys.stdout is not None:
-                sys.stdout.flush()
+            sys.stdout.flush()
     except OSError as error:
         if error.filename is not None or error.errno not in _WRITING:
             raise
         _cannot_write(error)
 
 
+def _reopen() -> None:
+    """Open again what the caller closed (`>&-`), or the next file or socket would take its number."""
+    for name, mode, flag in _STANDARD:
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, flag)
+            os.set_inheritable(number, True)
+            stream = open(number, mode, encoding="utf-8", closefd=False)  # noqa: SIM115  # for as long as the process
+            setattr(sys, name, stream)
+
+
 def _cannot_write(error: OSError) -> NoReturn:
     if not isinstance(error, BrokenPipeError):  # a reader that has had enough, as `head`, is told nothing
         with contextlib.suppress(OSError):
             typer.echo(f"The output cannot be written: {error.strerror}.", err=True)
-    for stream in filter(None, (sys.stdout, sys.stderr)):
+    for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:

@@ -47,7 +47,7 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
     flags: dict[str, object] = {
         dotted: value
         for dotted, value in (
-            ("server.host", host and host.removeprefix("[").removesuffix("]")),  # as it stands in a URL
+            ("server.host", host),
             ("server.port", port),
             ("server.workers", workers),
             ("store.url", store),

@@ -42,7 +42,7 @@ def duration(text: str) -> int:
 class Server(_Section):
     """Where the gateway listens and what it takes."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on.")
+    host: str = Field("127.0.0.1", description='Address to listen on; ::1 or "[::1]" for IPv6.')
     port: int = Field(8484, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     workers: int = Field(1, ge=1, le=256, description="Processes. More than one needs a store they share.")
     max_body_mb: Positive = Field(64, description="Largest request body, also once unpacked (MiB).")
@@ -60,6 +60,11 @@ class Server(_Section):
     dashboard: bool = Field(
         default=True, description="A page at /ui that shows sessions and calls to whoever may see them."
     )
+
+    @field_validator("host")
+    @classmethod
+    def _host(cls, value: str) -> str:
+        return value.removeprefix("[").removesuffix("]")  # as it stands in a URL
 
     @field_validator("cors_origins")
     @classmethod

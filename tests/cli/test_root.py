@@ -7,12 +7,16 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from gateway import __version__
-from tests.support.commands import Commands, command, environment
+from gateway.cli import app
+from tests.support.commands import Commands, command, environment, shut, to
 from tests.support.gateways import ROOT, STARTS_S
 
 ALL = (
@@ -45,6 +49,21 @@ def test_every_command_explains_itself(name: str, gateway_command: Commands) -> 
         done = gateway_command(name, flag)
         assert done.code == 0
         assert "Usage:" in done.out
+
+
+def test_every_command_that_ends_has_json() -> None:
+    without = [
+        path for path, one in commands(get_command(app)) if all("--json" not in each.opts for each in one.params)
+    ]
+    assert without == ["schema", "serve"], "schema is JSON by itself"
+
+
+def commands(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """All commands, those of groups as `sessions list`; the names come sorted."""
+    for name, one in sorted(getattr(command, "commands", {}).items()):
+        yield from commands(one, f"{path}{name} ")
+    if not hasattr(command, "commands"):
+        yield path.strip(), command
 
 
 def test_without_a_command_the_help_is_shown_as_wrong_usage(gateway_command: Commands) -> None:
@@ -97,14 +116,64 @@ def test_a_reader_that_has_had_enough_is_told_nothing(
     assert set(done.stderr.splitlines()) <= {"# in ~/.codex/config.toml"}
 
 
-def to(
-    stdout: int, commands: Commands, args: list[str], env: dict[str, str], stderr: int = subprocess.PIPE
-) -> subprocess.CompletedProcess[str]:
-    """`gateway …` whose output goes there."""
-    return subprocess.run(
-        command(tuple(args)), check=False, stdout=stdout, stderr=stderr, text=True, timeout=STARTS_S,
-        cwd=commands.folder, env=environment(commands.folder, env),
-    )  # fmt: skip
+@pytest.mark.parametrize("args", [
+    ["--version"], ["schema"], ["env", "codex", "--json"], ["models", "gpt-4o"], ["models", "gpt-4o", "--json"],
+    ["count", "body.json"], ["count", "body.json", "--json"], ["trim", "body.json"], ["trim", "body.json", "--json"],
+    ["sessions"], ["sessions", "--json"], ["top", "--once"], ["top", "--json"], ["check", "--json"], ["keys"],
+    ["keys", "--json"], ["replay", "body.json"], ["replay", "body.json", "--json"],
+    ["demo", "--steps", "1", "--json"],
+])  # fmt: skip
+def test_a_closed_stdout_is_one_line_and_no_success(args: list[str], gateway_command: Commands) -> None:
+    body = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hello"}]}
+    gateway_command.file(json.dumps(body), "body.json")
+    store = {"GATEWAY_STORE_URL": f"sqlite:///{gateway_command.folder / 's.db'}"}
+    if args[0] in {"sessions", "top", "keys"}:
+        gateway_command.process("keys", "add", "alice", env=store)  # makes the store
+    done = shut(">&-", gateway_command, args, store)
+    assert (done.returncode, done.stderr.splitlines()[-1:]) == (1, [CLOSED])
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("closed", "code"), [(">&-", 0), ("2>&-", 0), (">&- 2>&-", 0), ("<&- >&- 2>&-", 0)])
+def test_what_writes_nothing_there_does_not_mind_a_closed_stdout(
+    closed: str, code: int, gateway_command: Commands
+) -> None:
+    assert shut(closed, gateway_command, ["check"], {}).returncode == code
+
+
+def test_a_command_ends_as_ever_where_its_complaint_goes_nowhere(gateway_command: Commands) -> None:
+    assert shut("2>&-", gateway_command, ["check", "-c", "missing.yaml"], {}).returncode == 3
+    assert shut(">&- 2>&-", gateway_command, ["demo", "--steps", "1", "--json"], {}).returncode == 1
+
+
+def test_a_closed_stdin_is_an_empty_one(gateway_command: Commands) -> None:
+    done, empty = shut("<&-", gateway_command, ["count", "-"], {}), gateway_command.process("count", "-", stdin="")
+    assert (done.returncode, done.stderr) == (empty.code, empty.err)
+    assert empty.code == 1
+
+
+@pytest.mark.parametrize("args", [
+    ["models", "--limit", "5000"], ["models", "--limit", "5000", "--json"], ["trim", "body.json"],
+    ["count", "body.json", "--items"], ["count", "body.json", "--items", "--json"],
+])  # fmt: skip
+def test_a_reader_that_leaves_after_the_first_line_is_told_nothing(args: list[str], gateway_command: Commands) -> None:
+    body = {"model": "gpt-4o", "messages": [{"role": "user", "content": f"hello {n} " * 9} for n in range(1500)]}
+    gateway_command.file(json.dumps(body), "body.json")
+    with subprocess.Popen(
+        command(tuple(args)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=gateway_command.folder,
+        env=environment(gateway_command.folder, {"PYTHONUNBUFFERED": ""}),
+    ) as running:  # fmt: skip
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert os.read(running.stdout.fileno(), 1)
+        running.stdout.close()
+        said = running.stderr.read().decode()
+        assert running.wait(STARTS_S) == 1
+    assert not {"Traceback", "Exception", "Broken pipe"} & set(said.replace(":", " ").split()), said
+
+
+#: what is said where a shell closed stdout
+CLOSED = "The output cannot be written: Bad file descriptor."
 
 
 def test_what_the_encoding_of_stdout_does_not_have_is_replaced(gateway_command: Commands) -> None:

@@ -161,8 +161,19 @@ def test_a_host_that_is_no_address_is_said_to_be_none(host: str, gateway_command
     assert "(while" not in done.err
 
 
-def test_a_host_may_be_written_as_in_a_url(serving: Serve) -> None:
-    gateway = serving("--mock", "--host", "[::1]", "--store", "memory://")
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+@pytest.mark.parametrize("place", ["flag", "file", "variable"])
+def test_a_host_may_be_written_as_in_a_url(place: str, host: str, serving: Serve, gateway_command: Commands) -> None:
+    file = gateway_command.file(f'server: {{host: "{host}"}}' if place == "file" else "{}")
+    flags = ("--host", host) if place == "flag" else ()
+    env = {"GATEWAY_SERVER_HOST": host} if place == "variable" else {}
+    gateway = serving("--mock", "--store", "memory://", "-c", file, *flags, env=env)
+    assert gateway.url.startswith("http://[::1]:")
+    assert gateway.web.get("/healthz").status == 200
+
+
+def test_a_loopback_address_in_brackets_is_no_open_door(serving: Serve) -> None:
+    gateway = serving("--store", "memory://", env={"GATEWAY_SERVER_HOST": "[::1]", "OPENAI_API_KEY": SECRET})
     assert gateway.web.get("/healthz").status == 200
 
 
@@ -198,6 +209,41 @@ def test_a_full_disk_behind_stderr_keeps_no_call_away(gateway_command: Commands)
     finally:
         process.terminate()
         process.wait(LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("closed", "workers"),
+    [("<&-", "1"), (">&-", "1"), ("2>&-", "1"), ("<&- >&- 2>&-", "1"), ("<&- >&- 2>&-", "2")],
+)
+def test_closed_streams_keep_no_call_away_and_nothing_takes_their_place(
+    closed: str, workers: str, gateway_command: Commands
+) -> None:
+    listener, port = taken_port()
+    listener.close()
+    store = gateway_command.folder / "own.db"
+    args = ("serve", "--mock", "--store", f"sqlite://{store}", "--port", str(port), "--workers", workers)
+    process = subprocess.Popen(["sh", "-c", f'exec "$@" {closed}', "sh", *command(args)], cwd=gateway_command.folder,
+                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               env=environment(gateway_command.folder, None))  # fmt: skip
+    try:
+        until(lambda: accepts(port) or process.poll() is not None, STARTS_S, "it listens")
+        web = Web(f"http://127.0.0.1:{port}")
+        assert web.chat("s").status == 200
+        family = [process.pid, *children_of(process.pid)]
+        assert len(family) >= int(workers)
+        places = [Path(f"/proc/{pid}/fd/{number}").readlink() for pid in family for number in range(3)]
+        assert set(places) == {Path(os.devnull)}
+        assert web.get("/api/sessions/s").json["calls"] == 1
+    finally:
+        process.terminate()
+        code = process.wait(LIMIT_S)
+    assert code == 0
+    (row,) = json.loads(gateway_command("sessions", "--json", "--store", f"sqlite://{store}").out)
+    assert row["id"] == "s"
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def accepts(port: int) -> bool:
