@@ -221,7 +221,8 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "a session, its tools and its steps", {**_SESSION_FIELDS, **_TOOLS_FIELDS, **_STEP_FIELDS}
     ),
     "ChangedSession": record(
-        "a session as it is after a change; where it has never called, only `id`, `budget`, `response_mode`, `active_step` and `steps`",
+        "a session as it is after a change; where it has never called, only `id`, `budget`, `response_mode`, "
+        "`active_step` and `steps`",
         {**_SESSION_FIELDS, **_STEP_FIELDS},
         optional=[name for name in _SESSION_FIELDS if name not in ("id", *_BUDGET_FIELDS)],
     ),
