@@ -32,7 +32,7 @@ ConfigFile = Annotated[
     Path | None,
     typer.Option("-c", "--config", metavar="FILE", help="Configuration; else $GATEWAY_CONFIG, else ./gateway.yaml."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 
 
 #: characters of a user's own words that are repeated to them

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -74,8 +77,12 @@ def add(  # noqa: PLR0917  # typer calls it by name
     rpm: Annotated[int | None, typer.Option(min=1, max=2**53, help="Requests a minute.")] = None,
     config: ConfigFile = None,
     store: StoreUrl = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Make a key. It is printed once, on stdout; the store keeps a hash of it."""
+    """Make a key. It is printed once, on stdout; the store keeps a hash of it.
+
+    A key that cannot be printed is revoked again.
+    """
     import secrets
 
     from gateway.core.identity import is_valid
@@ -91,14 +98,48 @@ def add(  # noqa: PLR0917  # typer calls it by name
     limits = _limits(budget_tokens, budget_usd, budget_calls, window)
     key = f"gw-{secrets.token_urlsafe(32)}"
     kept = StoredKey(name, digest(key), time.time(), tuple(models or ()), limits, rpm)
-    if not with_store(config, store, lambda opened: opened.add_key(kept), make=True):
+    row = with_store(config, store, lambda opened: _add(opened, kept), make=True)
+    if row is None:
         stop(f'There is a key "{name}" already. Revoke it first: gateway keys revoke {name}', Exit.FAILED)
-    typer.echo(f"{name}: this key is shown once. It holds within seconds, in every running gateway.", err=True)
-    typer.echo(key)
+    try:
+        _show(key, row, as_json=as_json)
+    except OSError:
+        _take_back(name, config, store)
+        raise
+
+
+async def _add(opened: Store, key: StoredKey) -> dict[str, Any] | None:
+    """The key's row in the list; None where there is one of that name."""
+    from gateway.core.ledger import AccountKey, Claim
+
+    # What may fail comes first: once the key is kept it is to be shown.
+    (stands,) = await opened.standings([Claim(AccountKey("key", key.name), key.limits)])
+    return _row(key, stands) if await opened.add_key(key) else None
+
+
+def _show(key: str, row: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json({**row, "key": key})
+    else:
+        told = "this key is shown once. It holds within seconds, in every running gateway."
+        typer.echo(f"{row['name']}: {told}", err=True)
+        typer.echo(key)
+    sys.stdout.flush()
+
+
+def _take_back(name: str, config: Path | None, store: str | None) -> None:
+    """Revoke a key that nobody has seen."""
+    said = "and is revoked again."
+    try:
+        with_store(config, store, lambda opened: opened.revoke_key(name))
+    except typer.Exit:  # the reason has been said
+        said = f"but stands in the store. Revoke it: gateway keys revoke {name}"
+    with contextlib.suppress(OSError):
+        typer.echo(f"{name}: the key could not be shown, {said}", err=True)
 
 
 @app.command()
-def revoke(name: Name, config: ConfigFile = None, store: StoreUrl = None) -> None:
+def revoke(name: Name, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Forget a key: within seconds its calls are refused. Its sessions and what it has used stay."""
     settings = load(config, {"store.url": store} if store else None).settings
     is_configured = any(key.name == name for key in settings.auth.keys)
@@ -106,7 +147,9 @@ def revoke(name: Name, config: ConfigFile = None, store: StoreUrl = None) -> Non
     has_store = settings.store.is_redis or (path is not None and path.exists())
     # That there is no store is said only of a key that can stand nowhere else.
     is_gone = (has_store or not is_configured) and with_store(config, store, lambda opened: opened.revoke_key(name))
-    if is_gone:
+    if is_gone and as_json:
+        print_json({"name": name, "revoked": True})
+    elif is_gone:
         typer.echo(f"revoked {name}", err=True)
     if is_configured:
         also = "also " if is_gone else ""

@@ -9,15 +9,18 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import typer
 
-from gateway.cli.common import Exit, printable, stop
+from gateway.cli.common import Exit, printable, quoted, stop
 
 #: lines that are complained about one by one
 _COMPLAINTS = 5
 #: characters of a session's name in a table
 LONGEST_NAME = 40
+#: how the name of a plot ends
+_PLOTS: Final = (".png", ".svg", ".pdf")
 
 
 class Complaints:
@@ -67,12 +70,34 @@ class Drawn:
     budget: Sequence[int | None]
 
 
-def draw(path: Path, drawn: Drawn) -> None:
-    """Draw tokens over the requests, or end the command."""
+def check_plot(path: Path | None) -> None:
+    """End the command where nothing could be drawn there, before it does its work."""
+    if path is None:
+        return
+    if path.suffix.lower() not in _PLOTS:
+        # matplotlib would add an ending of its own, and write over a file that nobody named.
+        stop(f"--plot {quoted(str(path))}: the name must end with .png, .svg or .pdf.", Exit.USAGE)
+    reason = _why_not(path)
+    if reason is not None:
+        stop(f"--plot {quoted(str(path))} cannot be drawn: {reason}.", Exit.FAILED)
     try:
-        from matplotlib.figure import Figure
+        import matplotlib.figure  # noqa: F401
     except ImportError:
         stop("--plot needs matplotlib: pip install matplotlib", Exit.FAILED)
+
+
+def _why_not(path: Path) -> str | None:
+    try:
+        if not path.parent.is_dir():
+            return "there is no such folder"
+        return "it is a folder" if path.is_dir() else None
+    except OSError as error:
+        return error.strerror
+
+
+def draw(path: Path, drawn: Drawn) -> None:
+    """Draw tokens over the requests, or end the command. `path` has passed `check_plot`."""
+    from matplotlib.figure import Figure
 
     def heights(values: Sequence[int | None]) -> list[float]:
         return [math.nan if value is None else value for value in values]
@@ -88,7 +113,7 @@ def draw(path: Path, drawn: Drawn) -> None:
     axes.legend()
     axes.grid(alpha=0.3)
     try:
-        figure.savefig(path)
+        figure.savefig(path, format=path.suffix[1:].lower())
     except (OSError, ValueError) as error:
         stop(f"{path} cannot be drawn: {error}", Exit.FAILED)
     typer.echo(f"drawn: {path}", err=True)

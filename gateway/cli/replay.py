@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, load, print_json, print_table, stop
-from gateway.cli.recordings import LONGEST_NAME, Complaints, Drawn, draw, lines_of, share
+from gateway.cli.recordings import LONGEST_NAME, Complaints, Drawn, check_plot, draw, lines_of, share
 from gateway.cli.sessions import StoreUrl
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ def replay(  # noqa: PLR0917  # typer makes an option of each
         bool, typer.Option("--conversations", help="Each line is a whole conversation; every call of it is made anew.")
     ] = False,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="PNG|SVG", help="Draw tokens over the requests; needs matplotlib.")
+        Path | None,
+        typer.Option("--plot", metavar="PNG|SVG|PDF", help="Draw tokens over the requests; needs matplotlib."),
     ] = None,
     top: Annotated[int, typer.Option("--sessions", min=0, help="Sessions to list, those with most tokens.")] = 20,
     config: ConfigFile = None,
@@ -62,6 +63,7 @@ def replay(  # noqa: PLR0917  # typer makes an option of each
     """
     from gateway.cli import replay_records
 
+    check_plot(plot)
     if records:
         if model is not None or conversations:
             stop("-m and --conversations need requests; a record has no text to plan with.", Exit.USAGE)

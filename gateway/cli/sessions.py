@@ -25,6 +25,7 @@ from gateway.cli.common import (
 from gateway.cli.listed import Row, SortName, order, rows
 
 if TYPE_CHECKING:
+    from gateway.config import Settings
     from gateway.core.errors import InvalidRequest
     from gateway.core.ports import SessionKey, Store
 
@@ -32,7 +33,7 @@ T = TypeVar("T")
 
 _UNITS = ("tokens", "usd", "calls")
 #: what a session is shown with beside its facts
-_IN_TABLES = ("recent_tools", "tools", "last_calls")
+_IN_TABLES = ("recent_tools", "tools", "steps", "last_calls")
 
 app = typer.Typer(help="Sessions: totals, calls, reset, delete.", invoke_without_command=True)
 
@@ -80,13 +81,13 @@ def show_list(
 @app.command()
 def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Show one session and its last calls."""
-    from gateway.policies import budget_policy
+    from gateway.policies import agents_of, budget_policy
     from gateway.server.auth import Access
-    from gateway.server.sessions import standings_of
+    from gateway.server.sessions import placed_json, standings_of
     from gateway.server.shown import call_json, session_json, session_tools_json
 
-    key, everything = _key(session), Access(None, admin=True)
-    policy = budget_policy(load(config).settings)
+    key, everything, settings = _key(session), Access(None, admin=True), load(config).settings
+    policy, agents = budget_policy(settings), agents_of(settings)
 
     async def read(opened: Store) -> dict[str, Any] | None:
         view = await opened.session(key)
@@ -98,6 +99,7 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
         return {
             **session_json(view, everything, stands),
             **session_tools_json(view, records),
+            **await placed_json(opened, key, agents),
             "last_calls": calls,
         }
 
@@ -125,15 +127,14 @@ def budget(  # noqa: PLR0917  # typer calls it by name
     calls: Annotated[str | None, typer.Option(metavar="N|none", help="Calls.")] = None,
     config: ConfigFile = None,
     store: StoreUrl = None,
+    as_json: AsJson = False,
 ) -> None:
     """Raise, lower or lift (none) one session's budget, or let the configured one hold again (default).
 
     It holds from the session's next call on, without a restart.
     """
     from gateway.core.errors import InvalidRequest
-    from gateway.policies import budget_policy
-    from gateway.server.sessions import decided_limits, standings_of
-    from gateway.server.shown import budget_json
+    from gateway.server.sessions import decided_limits
 
     named = {name: value for name, value in (("tokens", tokens), ("usd", usd), ("calls", calls)) if value is not None}
     if not named or ("default" in named.values() and len(named) > 1):
@@ -143,29 +144,50 @@ def budget(  # noqa: PLR0917  # typer calls it by name
         limits = decided_limits(asked)
     except InvalidRequest as fault:
         stop(_refused(fault, named), Exit.USAGE)
-    key, policy = _key(session), budget_policy(load(config).settings)
+    key, settings = _key(session), load(config).settings
 
-    async def change(opened: Store) -> tuple[dict[str, Any] | None, bool]:
+    async def change(opened: Store) -> dict[str, Any]:
         await opened.decide(key.account, limits)
-        (stands,) = await standings_of(opened, [key], policy)
-        return budget_json(stands)["budget"], await opened.session(key) is not None
+        return await _changed(opened, key, settings)
 
-    now, is_known = with_store(config, store, change)
-    typer.echo(f"{session}: {_budget_said(now)}{'' if is_known else '; it has made no call yet'}", err=True)
+    now = with_store(config, store, change)
+    remark = "" if "calls" in now else "; it has made no call yet"
+    _tell(now, f"{session}: {_budget_said(now['budget'])}{remark}", as_json=as_json)
 
 
 @app.command()
-def reset(session: SessionId, config: ConfigFile = None, store: StoreUrl = None) -> None:
+def reset(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Set a session's totals to zero; its call records stay."""
-    key = _key(session)
-    _say(with_store(config, store, lambda opened: opened.reset(key)), session, "reset")
+    key, settings = _key(session), load(config).settings
+
+    async def change(opened: Store) -> dict[str, Any] | None:
+        return await _changed(opened, key, settings) if await opened.reset(key) else None
+
+    now = with_store(config, store, change)
+    if now is None:
+        stop(f'There is no session "{session}".', Exit.FAILED)
+    _tell(now, f"reset {session}", as_json=as_json)
 
 
 @app.command()
-def delete(session: SessionId, config: ConfigFile = None, store: StoreUrl = None) -> None:
+def delete(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Forget a session and its call records."""
+    from gateway.server.auth import Access
+    from gateway.server.sessions import deleted_json
+
     key = _key(session)
-    _say(with_store(config, store, lambda opened: opened.delete(key)), session, "deleted")
+    if not with_store(config, store, lambda opened: opened.delete(key)):
+        stop(f'There is no session "{session}".', Exit.FAILED)
+    _tell(deleted_json(key, Access(None, admin=True)), f"deleted {session}", as_json=as_json)
+
+
+async def _changed(opened: Store, key: SessionKey, settings: Settings) -> dict[str, Any]:
+    """A session after a change, as the API shows it to an administrator."""
+    from gateway.policies import agents_of, budget_policy
+    from gateway.server.auth import Access
+    from gateway.server.sessions import changed_json
+
+    return await changed_json(opened, key, Access(None, admin=True), budget_policy(settings), agents_of(settings))
 
 
 def _refused(fault: InvalidRequest, named: Mapping[str, str]) -> str:
@@ -175,10 +197,11 @@ def _refused(fault: InvalidRequest, named: Mapping[str, str]) -> str:
     return f"{typed}: {fault.message.replace('null', 'none')}"
 
 
-def _say(done: bool, session: str, what: str) -> None:
-    if not done:
-        stop(f'There is no session "{session}".', Exit.FAILED)
-    typer.echo(f"{what} {session}", err=True)
+def _tell(now: dict[str, Any], said: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(now)
+    else:
+        typer.echo(said, err=True)
 
 
 def _key(text: str) -> SessionKey:
@@ -229,7 +252,7 @@ def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
             prefix = "" if name == "cumulative_token_usage" else f"{name} "
             yield from ((prefix + part, f"{number:,}") for part, number in value.items())
         else:
-            yield name, {"budget": "none"}.get(name, "?") if value is None else str(value)
+            yield name, {"budget": "none", "active_step": "none"}.get(name, "?") if value is None else str(value)
 
 
 def _budget_said(budget: dict[str, Any] | None) -> str:

@@ -63,7 +63,9 @@ def _steps_of(settings: Settings) -> list[str]:
     ]
 
 
-def init(file: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("gateway.yaml")) -> None:
+def init(
+    file: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("gateway.yaml"), as_json: AsJson = False
+) -> None:
     """Write a commented gateway.yaml; never over an existing file."""
     from gateway.config import template
 
@@ -75,7 +77,10 @@ def init(file: Annotated[Path, typer.Argument(help="Where to write it.")] = Path
         stop(f"{file} exists and is not overwritten. Name another file: gateway init FILE", Exit.FAILED)
     except OSError as error:
         stop(f"{file} cannot be written: {error.strerror}", Exit.FAILED)
-    typer.echo(f"wrote {file}; check it with: gateway check -c {file}", err=True)
+    if as_json:
+        print_json({"file": str(file), "written": True})
+    else:
+        typer.echo(f"wrote {file}; check it with: gateway check -c {file}", err=True)
 
 
 def schema() -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
+import sys
+from pathlib import Path
 
 import pytest
 
+from gateway.cli import app
 from gateway.mock import MockServer, Provider
 from tests.conftest import StartGateway
-from tests.support.commands import Commands
+from tests.support.commands import Commands, shut, to
 from tests.support.gateways import GatewayThread, until
 
 ALICE = 'auth: {keys: [{name: alice, key: "0123456789abcdef"}]}'
@@ -103,3 +109,98 @@ def test_a_key_that_is_kept_and_configured_is_revoked_where_it_is_kept(gateway_c
     assert done.err.splitlines()[0] == "revoked alice"
     assert '"alice" also stands in auth.keys' in done.err
     assert gateway_command("keys", "revoke", "alice", *store).err == 'There is no key "alice" in the store.\n'
+
+
+def test_as_json_a_key_comes_once_with_what_the_list_says_of_it(gateway_command: Commands) -> None:
+    store = ["--store", "sqlite://own.db"]
+    done = gateway_command("keys", "add", "carol", "--budget-usd", "2", "--models", "gpt-*", "--json", *store)
+    assert (done.code, done.err) == (0, "")
+    added = json.loads(done.out)
+    key = added.pop("key")
+    assert key.startswith("gw-")
+    assert (added["name"], added["usd"], added["models"]) == ("carol", "2.000000", ["gpt-*"])
+    assert json.loads(gateway_command("keys", "list", "--json", *store).out) == [added]
+    again = gateway_command("keys", "add", "carol", "--json", *store)
+    assert (again.code, again.out) == (1, "")
+    revoked = gateway_command("keys", "revoke", "carol", "--json", *store)
+    assert (revoked.code, revoked.err, json.loads(revoked.out)) == (0, "", {"name": "carol", "revoked": True})
+    gone = gateway_command("keys", "revoke", "carol", "--json", *store)
+    assert (gone.code, gone.out, gone.err) == (1, "", 'There is no key "carol" in the store.\n')
+
+
+def test_as_json_a_key_that_is_also_configured_is_revoked_and_complained_about(gateway_command: Commands) -> None:
+    store = ["--store", "sqlite://own.db"]
+    assert gateway_command("keys", "add", "alice", *store).code == 0
+    done = gateway_command("keys", "revoke", "alice", "--json", "-c", gateway_command.file(ALICE), *store)
+    assert (done.code, json.loads(done.out)) == (1, {"name": "alice", "revoked": True})
+    assert done.err.startswith('"alice" also stands in auth.keys')
+
+
+# --- keys that nobody sees ----------------------------------------------------------------------------------------
+
+TAKEN_BACK = "carol: the key could not be shown, and is revoked again."
+STORE = ["--store", "sqlite://own.db"]
+ADD = ["keys", "add", "carol", *STORE]
+
+
+def kept(commands: Commands) -> list[str]:
+    """The names of the keys in the store."""
+    return [row["name"] for row in json.loads(commands("keys", "list", "--json", *STORE).out)]
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+@pytest.mark.parametrize("unbuffered", ["1", ""])
+@pytest.mark.parametrize("closed", [">&-", ">/dev/full", ">&- 2>&-", ">/dev/full 2>/dev/full"])
+def test_a_key_that_cannot_be_shown_is_revoked_again(
+    closed: str, unbuffered: str, more: list[str], gateway_command: Commands
+) -> None:
+    done = shut(closed, gateway_command, [*ADD, *more], {"PYTHONUNBUFFERED": unbuffered})
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    if "2>" not in closed:
+        assert TAKEN_BACK in done.stderr.splitlines()
+    assert kept(gateway_command) == []
+    assert gateway_command(*ADD).code == 0, "the name is free"
+
+
+def test_a_key_that_its_reader_did_not_wait_for_is_revoked_again(gateway_command: Commands) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = to(writer, gateway_command, ADD, {})
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr.splitlines()[-1:]) == (1, [TAKEN_BACK])
+    assert kept(gateway_command) == []
+
+
+def test_a_key_that_is_shown_where_nothing_can_be_said_stands(gateway_command: Commands) -> None:
+    done = shut("2>&-", gateway_command, ADD, {})
+    assert done.returncode == 0
+    assert done.stdout.startswith("gw-")
+    assert kept(gateway_command) == ["carol"]
+
+
+def test_a_key_that_can_neither_be_shown_nor_revoked_is_said_to_stand(
+    gateway_command: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", Breaking(gateway_command.folder / "own.db"))
+    with pytest.raises(OSError, match="No space left"):
+        app(ADD, standalone_mode=False)
+    said = capsys.readouterr().err.splitlines()
+    assert (
+        said[-1] == "carol: the key could not be shown, but stands in the store. Revoke it: gateway keys revoke carol"
+    )
+    assert "own.db" in said[-2], "why it could not be revoked"
+
+
+class Breaking(io.StringIO):
+    """A full disk, on which the store breaks meanwhile."""
+
+    def __init__(self, store: Path) -> None:
+        super().__init__()
+        self._store = store
+
+    def write(self, text: str) -> int:
+        self._store.write_text("this is no database, " * 100)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

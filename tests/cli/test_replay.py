@@ -63,12 +63,51 @@ def test_a_packed_file_and_stdin_are_read(recording: Path, gateway_command: Comm
     assert gateway_command.process("replay", "-", "--json", stdin=recording.read_text()).out == plain
 
 
-@pytest.mark.parametrize(("suffix", "begin"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
-def test_a_plot_is_drawn(recording: Path, gateway_command: Commands, suffix: str, begin: bytes) -> None:
-    drawn = recording.with_name(f"plot.{suffix}")
+@pytest.mark.parametrize(
+    ("name", "begin"), [("p.png", b"\x89PNG"), ("p.svg", b"<?xml"), ("p.pdf", b"%PDF"), ("a b.c.PNG", b"\x89PNG")]
+)
+def test_a_plot_is_drawn_into_the_file_that_is_named(
+    recording: Path, gateway_command: Commands, name: str, begin: bytes
+) -> None:
+    drawn = recording.with_name(name)
     done = gateway_command("replay", recording, "--conversations", "--plot", drawn)
     assert done.code == 0
     assert drawn.read_bytes().startswith(begin)
+    assert {path.name for path in recording.parent.iterdir() if path.is_file()} == {recording.name, name}
+
+
+@pytest.mark.parametrize("name", ["q", "q.", ".png", "p.xyz", "p.pgf", "-", "", "p\x1b[2J"])
+def test_a_plot_whose_name_says_no_format_is_refused_before_anything_is_read(
+    name: str, gateway_command: Commands
+) -> None:
+    (gateway_command.folder / "q.png").write_text("another one's")
+    for more in ((), ("--records", "--store", "sqlite://none.db")):
+        done = gateway_command("replay", "nowhere.jsonl", "--plot", name, *more)
+        assert (done.code, done.out) == (2, "")
+        assert done.err.startswith("--plot ")
+        assert done.err.endswith("must end with .png, .svg or .pdf.\n")
+        assert "\x1b" not in done.err
+    assert [path.name for path in gateway_command.folder.iterdir()] == ["q.png"]
+    assert (gateway_command.folder / "q.png").read_text() == "another one's"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("none/p.png", "there is no such folder"),
+        ("folder.png", "it is a folder"),
+        (f"{'x' * 500}.png", "File name too long"),
+    ],
+)
+def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_read(
+    name: str, reason: str, gateway_command: Commands
+) -> None:
+    (gateway_command.folder / "folder.png").mkdir()
+    done = gateway_command("replay", "nowhere.jsonl", "--plot", name)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("--plot ")
+    assert done.err.endswith(f" cannot be drawn: {reason}.\n")
+    assert len(done.err.splitlines()) == 1
 
 
 def test_lines_without_a_request_are_named_and_passed_over(recording: Path, gateway_command: Commands) -> None:

@@ -112,10 +112,58 @@ def test_delete_forgets_a_session_and_its_calls(filled: GatewayThread, store: st
     assert [row["id"] for row in rows] == ["large"]
 
 
+@pytest.mark.parametrize("more", [(), ("--json",)])
 @pytest.mark.parametrize("what", ["show", "reset", "delete"])
-def test_a_session_that_is_not_there_is_named(what: str, store: str, gateway_command: Commands) -> None:
-    done = gateway_command("sessions", what, "smal", "--store", store)
+def test_a_session_that_is_not_there_is_named(
+    what: str, more: tuple[str, ...], store: str, gateway_command: Commands
+) -> None:
+    done = gateway_command("sessions", what, "smal", "--store", store, *more)
     assert (done.code, done.out, done.err) == (1, "", 'There is no session "smal".\n')
+
+
+@pytest.fixture
+def stepping(mock_server: MockServer, mock: Provider, gateway_server: StartGateway) -> GatewayThread:
+    """A running gateway with budgets and steps, and a session "s" that has called."""
+    gateway = gateway_server(mock_server.url, steps=[{"name": "work"}], **{"budget.calls": 9})
+    assert gateway.web.chat("s").status == 200
+    return gateway
+
+
+def test_what_is_shown_as_json_is_what_the_api_shows(stepping: GatewayThread, gateway_command: Commands) -> None:
+    shown = json.loads(gateway_command("sessions", "show", "s", "--json", "-c", stepping.file).out)
+    assert shown.pop("last_calls")
+    assert shown == stepping.web.get("/api/sessions/s").json
+    assert shown["active_step"] == "work"
+    lines = gateway_command("sessions", "show", "s", "-c", stepping.file).lines
+    assert ["active_step", "work"] in [line.split() for line in lines]
+
+
+@pytest.mark.parametrize("session", ["s", "never-called"])
+def test_a_budget_as_json_is_what_the_api_answers(
+    session: str, stepping: GatewayThread, gateway_command: Commands
+) -> None:
+    done = gateway_command("sessions", "budget", session, "--calls", "5", "--usd", "2", "--json", "-c", stepping.file)
+    assert (done.code, done.err) == (0, "")
+    now = json.loads(done.out)
+    assert now == stepping.web.send("PATCH", f"/api/sessions/{session}", {"budget": {"calls": 5, "usd": 2}}).json
+    assert now["budget"]["calls"] == 5
+    assert now["id"] == session
+
+
+def test_a_reset_as_json_is_what_the_api_answers(stepping: GatewayThread, gateway_command: Commands) -> None:
+    done = gateway_command("sessions", "reset", "s", "--json", "-c", stepping.file)
+    assert (done.code, done.err) == (0, "")
+    now = json.loads(done.out)
+    assert (now["calls"], now["budget"]["used"]["calls"], now["active_step"]) == (0, 0, "work")
+    assert now == stepping.web.post("/api/sessions/s/reset", {}).json
+
+
+def test_a_deletion_as_json_is_what_the_api_answers(stepping: GatewayThread, gateway_command: Commands) -> None:
+    done = gateway_command("sessions", "delete", "s", "--json", "-c", stepping.file)
+    assert (done.code, done.err) == (0, "")
+    assert stepping.web.get("/api/sessions/s").status == 404
+    assert stepping.web.chat("s").status == 200
+    assert json.loads(done.out) == stepping.web.send("DELETE", "/api/sessions/s").json == {"id": "s", "deleted": True}
 
 
 @pytest.mark.parametrize("what", ["show", "reset", "delete"])

@@ -340,6 +340,14 @@ def test_init_writes_a_file_that_passes_check_and_changes_nothing(gateway_comman
     )
 
 
+def test_init_names_the_file_as_json(gateway_command: Commands) -> None:
+    done = gateway_command("init", "own.yaml", "--json")
+    assert (done.code, done.err, json.loads(done.out)) == (0, "", {"file": "own.yaml", "written": True})
+    assert (gateway_command.folder / "own.yaml").exists()
+    again = gateway_command("init", "own.yaml", "--json")
+    assert (again.code, again.out) == (1, "")
+
+
 def test_init_never_overwrites(gateway_command: Commands) -> None:
     file = gateway_command.file("server: {port: 9000}", "gateway.yaml")
     done = gateway_command("init")

@@ -130,6 +130,24 @@ class Serving:
         checked(0, self.said, self.log)
 
 
+def shut(closed: str, commands: Commands, args: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """`gateway …` that a shell starts with some of its streams closed, as `>&-`."""
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", *command(tuple(args))], check=False, timeout=STARTS_S,
+        capture_output=True, text=True, cwd=commands.folder, env=environment(commands.folder, env),
+    )  # fmt: skip
+
+
+def to(
+    stdout: int, commands: Commands, args: list[str], env: dict[str, str], stderr: int = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
+    """`gateway …` whose output goes there."""
+    return subprocess.run(
+        command(tuple(args)), check=False, stdout=stdout, stderr=stderr, text=True, timeout=STARTS_S,
+        cwd=commands.folder, env=environment(commands.folder, env),
+    )  # fmt: skip
+
+
 def command(args: tuple[Any, ...]) -> list[str]:
     return [sys.executable, "-m", "gateway", *map(str, args)]
 
