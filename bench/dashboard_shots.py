@@ -53,6 +53,7 @@ SHOWN = {
     ("session", "wide", "light"),
     ("call", "wide", "dark"),
     ("models", "wide", "light"),
+    ("health", "wide", "light"),
     ("session", "narrow", "light"),
     ("live", "narrow", "dark"),
 }
@@ -224,7 +225,9 @@ def shoot(browser: Browser, url: str, out: Path, *, everything: bool) -> None:
         page.wait_for_selector("main h1, main h2")
         settle(page)
         file = out / f"dashboard-{name}-{shape}-{theme}.png"
-        page.screenshot(path=file)
+        # Below what there is to see, nothing is to be seen.
+        bottom = page.locator("main").evaluate("element => element.getBoundingClientRect().bottom")
+        page.screenshot(path=file, clip={"x": 0, "y": 0, "width": width, "height": min(height, bottom)})
         print(f"{file.name}: {file.stat().st_size / 1024:.0f} KiB")
         page.close()
 

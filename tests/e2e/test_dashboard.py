@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from gateway.core.ids import call_id
-from gateway.core.ports import CallRecord, SessionKey
-from gateway.core.usage import Charge, Usage
 from gateway.mock import MockServer
-from gateway.stores.sqlite import SqliteStore
 from tests.conftest import StartGateway
-from tests.support import browsers
+from tests.support import browsers, records
 from tests.support.conversations import TOOLS, agent
 from tests.support.gateways import GatewayThread
 from tests.support.web import CHAT, Web
@@ -164,33 +157,12 @@ def test_where_nothing_is_found_the_page_says_what_may_be_the_reason(ui: Ui) -> 
     expect(page.get_by_role("heading", name="No session of that name")).to_be_visible()
 
 
-async def many(file: Path, sessions: int, calls: int) -> None:
-    """A store with so many sessions, and one with so many calls."""
-    store = SqliteStore(file)
-
-    def record(session: str, at: float, number: int) -> CallRecord:
-        charge = Charge(Usage.of(1000 + number, 10), "provider", Decimal("0.001"))
-        return CallRecord(
-            call_id(int(at * 1000), number.to_bytes(8, "big")), f"r{number}", SessionKey("default", session), False, at,
-            "chat", "chat", "upstream", "mock-large", None, False, 200, "ok", None, "stop", (), charge,
-            0.001, 0.1, 0.2, 10, 10,
-        )  # fmt: skip
-
-    for first in range(0, sessions, 250):
-        batch = range(first, min(sessions, first + 250))
-        await asyncio.gather(*(store.settle(record(f"s{number:05}", 1.79e9 + number, number)) for number in batch))
-    for first in range(0, calls, 250):
-        batch = range(first, min(calls, first + 250))
-        await asyncio.gather(*(store.settle(record("long", 1.795e9 + number, number)) for number in batch))
-    await store.aclose()
-
-
 def test_thousands_of_sessions_and_calls_are_scrolled_with_few_elements(
     browser: Browser, mock_server: MockServer, gateway_server: StartGateway, tmp_path: Path
 ) -> None:
-    # The browser's own loop runs in this thread.
-    with ThreadPoolExecutor() as pool:
-        pool.submit(lambda: asyncio.run(many(tmp_path / "gateway.db", 1_500, 1_050))).result()
+    sessions = [records.record(f"s{number:05}", 1.79e9 + number) for number in range(1_500)]
+    calls = [records.record("long", 1.795e9 + number) for number in range(1_050)]
+    records.settle(tmp_path / "gateway.db", sessions + calls)
     gateway = gateway_server(mock_server.url, folder=tmp_path, **{"sessions.ttl": "3000d"})
     with browsers.opened(browser) as watched:
         page = watched.page

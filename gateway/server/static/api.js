@@ -5,6 +5,7 @@
 
 /** @typedef {import("./types.js").Call} Call */
 /** @typedef {import("./types.js").Session} Session */
+/** @typedef {RequestInit & {quiet?: boolean}} Options `quiet`: nobody waits for it, so no key is asked for */
 
 const KEY = "gateway.key";
 /** The folder that /ui stands in, so that a proxy may put another in front. */
@@ -78,7 +79,7 @@ export async function request(path, options = {}) {
 
 /**
  * @param {string} path
- * @param {RequestInit} [options]
+ * @param {Options} [options]
  * @returns {Promise<any>} the JSON of the answer
  */
 export async function api(path, options = {}) {
@@ -90,7 +91,10 @@ export async function api(path, options = {}) {
     if (answer.status !== 401) throw fault;
     // Another request may have asked meanwhile.
     const isNew = sessionStorage.getItem(KEY) !== used;
-    if (!isNew && !(await enterKey(used ? "This key is not known. Enter another one." : ""))) throw fault;
+    const reason = used ? "This key is not known. Enter another one." : "";
+    if (isNew || (!options.quiet && (await enterKey(reason)))) continue;
+    document.dispatchEvent(new Event("gateway:locked"));
+    throw fault;
   }
 }
 

@@ -27,7 +27,7 @@ const STATES = {
   live: ["live", "Calls are shown as they settle."],
   polling: ["every 3 s", "There is no event stream: the newest calls are asked for every 3 seconds."],
   offline: ["offline", "The gateway does not answer. This page tries again by itself."],
-  locked: ["locked", "A key is needed. Choose a view, or reload the page, to enter one."],
+  locked: ["locked", "A key is needed."],
 };
 
 const main = /** @type {HTMLElement} */ (document.getElementById("main"));
@@ -44,8 +44,7 @@ async function show(isFirst) {
     return;
   }
   const mine = ++turn;
-  shown?.view.close?.();
-  shown = null;
+  drop();
   mark(view);
   fill(main, loading());
   let made;
@@ -65,6 +64,11 @@ async function show(isFirst) {
   if (!isFirst) main.focus({ preventScroll: true });
 }
 
+function drop() {
+  shown?.view.close?.();
+  shown = null;
+}
+
 /** @param {string} view */
 function mark(view) {
   for (const link of document.querySelectorAll("nav a")) {
@@ -74,6 +78,7 @@ function mark(view) {
   }
 }
 
+/** @returns {Promise<View>} */
 async function unknown() {
   const text = ["There is no such view. ", h("a", { href: "#/" }, "Go to the live view")];
   return { title: "Not found", element: notice("Nothing here", text) };
@@ -86,11 +91,30 @@ async function unknown() {
 function failed(error) {
   const again = h("button", { type: "button", onclick: () => show(false) }, "Try again");
   const message = error instanceof Error ? error.message : String(error);
-  const isKey = error instanceof ApiError && (error.status === 401 || error.status === 403);
-  const enter = async () => ((await enterKey("")) ? show(false) : undefined);
-  const other = isKey ? h("button", { type: "button", class: "primary", onclick: enter }, "Enter a key") : null;
+  const other = error instanceof ApiError && error.status === 403 ? keyButton() : null;
   const title = error instanceof ApiError && error.status === 404 ? "Not found" : "This could not be shown";
   return { title, element: notice(title, message, other, " ", again) };
+}
+
+function keyButton() {
+  const enter = async () => {
+    if (!(await enterKey(""))) return;
+    drop();
+    show(false);
+  };
+  return h("button", { type: "button", class: "primary", onclick: enter }, "Enter a key");
+}
+
+/** Where a key is needed and nobody was there to be asked, or did not answer. */
+function locks() {
+  const text = h("span", {});
+  const bar = h("p", { class: "locked problem", role: "alert", hidden: true }, text, " ", keyButton());
+  main.before(bar);
+  document.addEventListener("gateway:locked", () => {
+    bar.hidden = false;
+    fill(text, hasKey() ? "The key that was entered is not known (any more)." : "A key is needed to see more.");
+  });
+  document.addEventListener("gateway:key", () => (bar.hidden = true));
 }
 
 function showFeed() {
@@ -116,7 +140,7 @@ function keys() {
   const showIt = () => (button.hidden = !hasKey());
   button.addEventListener("click", () => {
     forgetKey();
-    shown = null;
+    drop();
     show(false);
   });
   document.addEventListener("gateway:key", showIt);
@@ -126,6 +150,7 @@ function keys() {
 askWith(askKey);
 themes();
 keys();
+locks();
 keepTimes();
 feed.addEventListener("state", showFeed);
 showFeed();

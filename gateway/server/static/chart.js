@@ -15,6 +15,7 @@ import { timeOf } from "./format.js";
  * @property {boolean} [dashed]
  * @property {boolean} [filled]
  * @property {(value: number | null | undefined) => string} format
+ * @property {number} [least] the power of ten below which its axis is not divided: 0, as there are only whole ones
  */
 
 /**
@@ -132,20 +133,29 @@ export class Chart {
     const font = `11px ${style.getPropertyValue("--font").trim() || "sans-serif"}`;
     const axis = { stroke: colour("muted"), font, grid: { stroke: colour("grid"), width: 1 }, ticks: { show: false } };
     const hasRight = lines.some((line) => line.scale === "right");
-    const formatOf = (/** @type {string} */ scale) =>
-      lines.find((line) => (line.scale ?? "y") === scale)?.format ?? String;
-    const labels = (/** @type {string} */ scale) => (/** @type {any} */ _, /** @type {number[]} */ ticks) =>
-      ticks.map((tick) => formatOf(scale)(tick));
+    const widthOf = (/** @type {string[]} */ texts) => widest(texts, font);
+    const labelled = (/** @type {string} */ scale) => {
+      const { format, least } = /** @type {Line} */ (lines.find((line) => (line.scale ?? "y") === scale));
+      return {
+        ...axis,
+        scale,
+        incrs: steps(least),
+        values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map((tick) => format(tick)),
+        size: (/** @type {any} */ _, /** @type {string[] | null} */ texts) => 10 + widthOf(texts ?? []),
+      };
+    };
     const numbers = (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map((tick) => formatX(tick));
+    // A label stands below the middle of its place; that of the last one is not to be cut.
+    const half = () => Math.ceil(widthOf([formatX(this.data[0]?.at(-1) ?? 0)]) / 2) + 2;
     const range = this.options.range ?? [0, null];
     return {
       width: this.place.clientWidth,
       height: this.height,
-      padding: [8, hasRight ? 0 : 12, 0, 0],
+      padding: [8, hasRight ? 0 : half, 0, 0],
       legend: { show: false },
       cursor: { y: false, points: { size: 5 }, drag: { x: true, y: false }, ...(sync ? { sync: { key: sync } } : {}) },
       scales: {
-        x: { time: Boolean(time), ...(time ? {} : { range: wholeRange }) },
+        x: { time: Boolean(time), range: beside(time ? 0 : 0.6) },
         y: { range: around(range) },
         ...(hasRight ? { right: { range: around(range) } } : {}),
       },
@@ -153,13 +163,13 @@ export class Chart {
         {
           ...axis,
           grid: { show: false },
-          size: 28,
-          ...(time ? { values: times } : { incrs: WHOLE, values: numbers }),
+          size: 32,
+          gap: 8,
+          space: 70,
+          ...(time ? { values: times } : { incrs: steps(), values: numbers }),
         },
-        { ...axis, size: 54, values: labels("y") },
-        ...(hasRight
-          ? [{ ...axis, side: 1, scale: "right", size: 54, grid: { show: false }, values: labels("right") }]
-          : []),
+        labelled("y"),
+        ...(hasRight ? [{ ...labelled("right"), side: 1, grid: { show: false } }] : []),
       ],
       series: [{}, ...lines.map((line) => lineSettings(Plot, line, colour(line.colour)))],
       hooks: {
@@ -199,7 +209,26 @@ export class Chart {
   }
 }
 
-const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 100000];
+/**
+ * What an axis may be divided by.
+ * @param {number} [least] a power of ten
+ */
+function steps(least = 0) {
+  const powers = Array.from({ length: 16 - least }, (_, index) => least + index);
+  // As written, since uPlot knows them by their exact values.
+  return powers.flatMap((power) => [1, 2, 5].map((one) => Number(`${one}e${power}`)));
+}
+
+const ruler = /** @type {CanvasRenderingContext2D} */ (document.createElement("canvas").getContext("2d"));
+
+/**
+ * @param {string[]} texts
+ * @param {string} font
+ */
+function widest(texts, font) {
+  ruler.font = font;
+  return Math.ceil(Math.max(0, ...texts.map((text) => ruler.measureText(text).width)));
+}
 
 /**
  * @param {any} _
@@ -211,20 +240,23 @@ function times(_, ticks) {
 }
 
 /**
- * Room for half a bar on either side.
- * @param {any} _
- * @param {number} least
- * @param {number} most
+ * Room on either side, such as for half a bar; one place alone stands in the middle.
+ * @param {number} room
  */
-function wholeRange(_, least, most) {
-  return [least - 0.6, most + 0.6];
+function beside(room) {
+  return (/** @type {any} */ plot, /** @type {number} */ least, /** @type {number} */ most) => {
+    const [first, next] = plot.data[0];
+    if (next !== undefined) return [least - room, most + room];
+    return [first - (room || 60), first + (room || 60)];
+  };
 }
 
 /** @param {[number | null, number | null]} fixed */
 function around([low, high]) {
   return (/** @type {any} */ _, /** @type {number | null} */ least, /** @type {number | null} */ most) => {
-    const top = high ?? (most ? most * 1.08 : 1);
-    return [low ?? Math.min(0, (least ?? 0) * 1.08), top];
+    const bottom = low ?? Math.min(0, (least ?? 0) * 1.08);
+    const top = high ?? Math.max(0, (most ?? 0) * 1.08);
+    return [bottom, top > bottom ? top : 1];
   };
 }
 
@@ -240,16 +272,47 @@ function lineSettings(Plot, line, colour) {
     stroke: colour,
     width: 1.5,
     spanGaps: true,
-    points: { show: false },
+    // One value alone makes no line.
+    points: { show: (/** @type {any} */ plot) => plot.data[0].length === 1, size: 6, fill: colour },
   };
   switch (line.as) {
     case "bars":
-      return { ...common, width: 0, fill: colour, paths: Plot.paths.bars({ size: [0.75, 24, 1.5] }) };
+      return {
+        ...common,
+        width: 0,
+        fill: colour,
+        points: { show: false },
+        paths: Plot.paths.bars({ size: [0.75, 24, 1.5] }),
+      };
     case "steps":
       return { ...common, paths: Plot.paths.stepped({ align: 1 }), ...(line.dashed ? { dash: [5, 4] } : {}) };
     case "dots":
       return { ...common, paths: () => null, points: { show: true, size: 5, fill: colour, stroke: colour } };
     default:
-      return { ...common, ...(line.dashed ? { dash: [5, 4] } : {}), ...(line.filled ? { fill: `${colour}26` } : {}) };
+      if (line.dashed) return { ...common, dash: [5, 4], points: { show: false }, paths: limit(Plot) };
+      return { ...common, ...(line.filled ? { fill: `${colour}26` } : {}) };
   }
+}
+
+/**
+ * A line; of one value, it goes all the way across.
+ * @param {any} Plot
+ */
+function limit(Plot) {
+  const linear = Plot.paths.linear();
+  return (
+    /** @type {any} */ plot,
+    /** @type {number} */ index,
+    /** @type {number} */ from,
+    /** @type {number} */ to,
+  ) => {
+    const [value, next] = plot.data[index];
+    if (next !== undefined || value === null) return linear(plot, index, from, to);
+    const { left, width } = plot.bbox;
+    const y = plot.valToPos(value, plot.series[index].scale, true);
+    const stroke = new Path2D();
+    stroke.moveTo(left, y);
+    stroke.lineTo(left + width, y);
+    return { stroke };
+  };
 }

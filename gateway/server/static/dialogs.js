@@ -41,15 +41,20 @@ export function askKey(reason) {
     const field = /** @type {HTMLInputElement} */ (
       h("input", { id: "key-field", type: "password", autocomplete: "off", required: true, spellcheck: "false" })
     );
+    const problem = h("p", { class: "problem", role: "alert", hidden: !reason }, reason);
     const submitted = (/** @type {Event} */ event) => {
       event.preventDefault();
-      if (field.value.trim()) close(field.value.trim());
+      const key = field.value.trim();
+      const strange = /[^\x20-\xff]/u.exec(key);
+      problem.hidden = !strange;
+      if (strange) fill(problem, `No key holds “${strange[0]}”: it could not be sent. Copy the key once more.`);
+      else if (key) close(key);
     };
     return [
       h(
         "form",
         { onsubmit: submitted },
-        reason ? h("p", { class: "problem", role: "alert" }, reason) : null,
+        problem,
         h(
           "p",
           {},
@@ -96,8 +101,8 @@ export async function attempt(button, problem, act, then) {
   } catch (error) {
     problem.hidden = false;
     fill(problem, error instanceof Error ? error.message : String(error));
-  } finally {
     button.toggleAttribute("disabled", false);
+    button.focus();
   }
 }
 

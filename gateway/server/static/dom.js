@@ -25,23 +25,75 @@ export function h(tag, properties = {}, ...children) {
 }
 
 /**
- * Put these in the place of all that an element holds.
+ * Let an element hold these and nothing else. What it holds already is not taken out and put back: that would cost it
+ * the focus and the place it is scrolled to.
  * @param {Element} element
  * @param {...(Child | Child[])} children
  */
 export function fill(element, ...children) {
-  element.replaceChildren(...nodes(children));
+  const wanted = nodes(children);
+  wanted.forEach((child, index) => {
+    const old = element.childNodes[index];
+    if (!old) element.append(child);
+    else if (old !== child && !isSameText(old, child)) old.replaceWith(child);
+  });
+  while (element.childNodes.length > wanted.length) element.lastChild?.remove();
+}
+
+/**
+ * Fill an element in which nobody listens: what is as it was stays, however deep, with the focus, the scrolling and
+ * the selection in it.
+ * @param {Element} element
+ * @param {...(Child | Child[])} children
+ */
+export function renew(element, ...children) {
+  fill(
+    element,
+    nodes(children).map((child, index) => {
+      const old = element.childNodes[index];
+      if (!(old instanceof Element) || !old.cloneNode().isEqualNode(child.cloneNode())) return child;
+      renew(old, ...child.childNodes);
+      return old;
+    }),
+  );
+}
+
+/**
+ * @param {Node} one
+ * @param {Node} other
+ */
+function isSameText(one, other) {
+  return one instanceof Text && other instanceof Text && one.data === other.data;
 }
 
 /**
  * @param {(Child | Child[])[]} children
- * @returns {(Node | string)[]}
+ * @returns {Node[]}
  */
 function nodes(children) {
   return children
     .flat()
     .filter((child) => child !== null && child !== undefined && child !== false && child !== "")
-    .map((child) => (child instanceof Node ? child : String(child)));
+    .map((child) => (child instanceof Node ? child : new Text(String(child))));
+}
+
+/**
+ * Buttons of which one is pressed.
+ * @param {string} label
+ * @param {[string, Child | Child[]][]} items name, and what stands on it
+ * @param {(name: string) => void} choose
+ */
+export function choice(label, items, choose) {
+  const buttons = items.map(([name, text]) =>
+    h("button", { type: "button", "data-name": name, onclick: () => choose(name) }, text),
+  );
+  return {
+    element: h("div", { class: "choice", role: "group", "aria-label": label }, buttons),
+    /** @param {string} chosen */
+    press(chosen) {
+      for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.name === chosen));
+    },
+  };
 }
 
 /**

@@ -32,9 +32,12 @@ export class Feed extends EventTarget {
   async start() {
     const { signal } = this.running;
     let wait = 500;
+    let isAgain = false;
     while (!signal.aborted) {
       try {
-        await this.poll(signal);
+        // Whoever opened the page, or gave another key, is there to be asked for one; later nobody may be.
+        await this.poll(signal, { quiet: isAgain });
+        isAgain = true;
         wait = 500;
         await this.stream(signal);
       } catch (error) {
@@ -96,10 +99,17 @@ export class Feed extends EventTarget {
     }
   }
 
-  /** @param {AbortSignal} signal */
-  async poll(signal) {
-    const { calls } = await api(`api/calls?limit=${this.calls.length ? POLLED : KEPT}`, { signal });
-    this.add(calls);
+  /**
+   * The newest calls; where those do not reach down to what is known, as many as are kept.
+   * @param {AbortSignal} signal
+   * @param {import("./api.js").Options} [options]
+   */
+  async poll(signal, options = { quiet: true }) {
+    const newest = async (/** @type {number} */ limit) =>
+      (await api(`api/calls?limit=${limit}`, { ...options, signal })).calls;
+    const few = await newest(this.calls.length ? POLLED : KEPT);
+    const isGap = this.calls.length > 0 && !few.some((/** @type {Call} */ call) => this.known.has(call.call_id));
+    this.add(isGap ? await newest(KEPT) : few, isGap);
   }
 
   /**
@@ -111,14 +121,17 @@ export class Feed extends EventTarget {
     if (name === "missed") this.poll(this.running.signal).catch(() => {}); // the stream itself says when it ends
   }
 
-  /** @param {Call[]} calls newest first */
-  add(calls) {
+  /**
+   * @param {Call[]} calls newest first
+   * @param {boolean} [isGap] there may be others, between these and those that were known
+   */
+  add(calls, isGap = false) {
     const fresh = calls.filter((call) => this.known.get(call.call_id) !== call.outcome);
     if (fresh.length === 0) return;
     for (const call of fresh) this.known.set(call.call_id, call.outcome);
     this.calls = merged(this.calls, fresh).slice(0, KEPT);
     if (this.known.size > 4 * KEPT) this.known = new Map(this.calls.map((call) => [call.call_id, call.outcome]));
-    this.dispatchEvent(new CustomEvent("calls", { detail: fresh }));
+    this.dispatchEvent(new CustomEvent("calls", { detail: { fresh, isGap } }));
   }
 
   /** @param {State} state */
@@ -130,11 +143,15 @@ export class Feed extends EventTarget {
 
   /**
    * Hear of calls as they come.
-   * @param {(calls: Call[]) => void} listener given those that are new, newest first
+   * @param {(calls: Call[], isGap: boolean) => void} listener given those that are new, newest first, and whether some
+   *   may be missing
    * @returns {() => void} stops it
    */
   onCalls(listener) {
-    const heard = (/** @type {Event} */ event) => listener(/** @type {CustomEvent<Call[]>} */ (event).detail);
+    const heard = (/** @type {Event} */ event) => {
+      const { fresh, isGap } = /** @type {CustomEvent<{fresh: Call[], isGap: boolean}>} */ (event).detail;
+      listener(fresh, isGap);
+    };
     this.addEventListener("calls", heard);
     return () => this.removeEventListener("calls", heard);
   }

@@ -66,23 +66,33 @@ export class Table {
   }
 
   /**
-   * Show these rows. Where one scrolled down, what was in view stays there.
+   * Show these rows. Where one scrolled down, what was in view stays there; at the top a row that has the focus stays
+   * in view.
    * @param {R[]} rows
    */
   set(rows) {
     const top = this.element.scrollTop;
-    const first = this.rows[Math.floor(top / this.rowHeight)];
+    const focused = this.index();
+    const held = focused >= 0 && this.placeOf(focused) === top ? this.rows[focused] : undefined;
+    const first = top < this.rowHeight ? undefined : this.rows[Math.floor(top / this.rowHeight)];
     this.rows = rows;
     this.table.setAttribute("aria-rowcount", String(rows.length + 1));
+    tall(this.below, rows.length * this.rowHeight); // so that there is where to scroll to
+    const now = this.find(first ?? held);
+    if (now >= 0) this.element.scrollTop = first ? now * this.rowHeight + (top % this.rowHeight) : this.placeOf(now);
     this.draw();
-    if (top < this.rowHeight || first === undefined) return;
-    const key = this.options.key(first);
-    const now = rows.findIndex((row) => this.options.key(row) === key);
-    if (now >= 0) this.element.scrollTop = now * this.rowHeight + (top % this.rowHeight);
+  }
+
+  /** @param {R | undefined} row */
+  find(row) {
+    const key = row && this.options.key(row);
+    return row ? this.rows.findIndex((one) => this.options.key(one) === key) : -1;
   }
 
   draw() {
     const { key, onEnd } = this.options;
+    const focused = document.activeElement;
+    const held = [...this.shown].find(([, { element }]) => element.contains(focused))?.[0];
     const height = this.element.clientHeight || 600;
     const first = Math.max(0, Math.floor(this.element.scrollTop / this.rowHeight) - AROUND);
     const last = Math.min(this.rows.length, Math.ceil((this.element.scrollTop + height) / this.rowHeight) + AROUND);
@@ -93,31 +103,26 @@ export class Table {
       const name = wanted.has(key(row)) ? `${key(row)} ${index}` : key(row);
       const old = this.shown.get(name);
       const element = old?.row === row ? old.element : this.rowOf(row);
-      if (old && old.element !== element) this.swap(old.element, element);
+      if (old && old.element !== element) old.element.replaceWith(element);
       element.setAttribute("aria-rowindex", String(index + 2));
       wanted.set(name, { row, element });
     }
     for (const [name, { element }] of this.shown) if (!wanted.has(name)) element.remove();
-    // Rows that stay are not moved: whoever has the focus keeps it.
     let next = this.above.nextSibling;
     for (const { element } of wanted.values()) {
       if (element === next) next = element.nextSibling;
       else this.body.insertBefore(element, next);
     }
     this.shown = wanted;
+    if (held !== undefined && document.activeElement !== focused) {
+      // It was moved, drawn anew, or is no longer drawn: whoever has the focus keeps it.
+      const row = wanted.get(held)?.element;
+      const goal = row?.contains(focused) ? focused : (row?.querySelector("a") ?? this.element);
+      goal.focus({ preventScroll: true });
+    }
     tall(this.above, first * this.rowHeight);
     tall(this.below, (this.rows.length - last) * this.rowHeight);
     if (onEnd && last === this.rows.length) onEnd();
-  }
-
-  /**
-   * @param {HTMLElement} old
-   * @param {HTMLElement} element
-   */
-  swap(old, element) {
-    const had = old.contains(document.activeElement);
-    old.replaceWith(element);
-    if (had) element.querySelector("a")?.focus();
   }
 
   /** @param {R} row */
@@ -141,13 +146,17 @@ export class Table {
   }
 
   /**
-   * Up and down go from row to row, Home and End to the first and last.
+   * Up and down go from row to row, the page keys as far as one sees, Home and End to the first and last.
    * @param {KeyboardEvent} event
    */
   move(event) {
-    const at = this.index();
+    const focused = this.index();
     const last = this.rows.length - 1;
-    const goal = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: last }[event.key];
+    const at = focused < 0 ? Math.ceil(this.element.scrollTop / this.rowHeight) : focused;
+    const next = focused < 0 ? at : at + 1;
+    const page = Math.max(1, Math.floor(this.element.clientHeight / this.rowHeight) - 2);
+    const goals = { ArrowDown: next, ArrowUp: at - 1, PageDown: at + page, PageUp: at - page, Home: 0, End: last };
+    const goal = /** @type {Record<string, number>} */ (goals)[event.key];
     if (goal === undefined || last < 0 || event.altKey || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
     this.focus(Math.min(last, Math.max(0, goal)));
@@ -159,15 +168,19 @@ export class Table {
     return row && this.body.contains(row) ? Number(row.getAttribute("aria-rowindex")) - 2 : -1;
   }
 
+  /**
+   * Where it has to be scrolled to for a row to be in view: not at all, or as little as does.
+   * @param {number} index
+   */
+  placeOf(index) {
+    const head = /** @type {HTMLElement} */ (this.table.querySelector("thead")).offsetHeight;
+    const least = (index + 1) * this.rowHeight + head - this.element.clientHeight;
+    return Math.min(index * this.rowHeight, Math.max(least, this.element.scrollTop));
+  }
+
   /** @param {number} index */
   focus(index) {
-    const head = /** @type {HTMLElement} */ (this.table.querySelector("thead")).offsetHeight;
-    const top = index * this.rowHeight;
-    const { scrollTop, clientHeight } = this.element;
-    if (top < scrollTop) this.element.scrollTop = top;
-    if (top + this.rowHeight > scrollTop + clientHeight - head) {
-      this.element.scrollTop = top + this.rowHeight - clientHeight + head;
-    }
+    this.element.scrollTop = this.placeOf(index);
     this.draw();
     this.shown.get(this.options.key(this.rows[index]))?.element.querySelector("a")?.focus({ preventScroll: true });
   }

@@ -3,7 +3,7 @@
  * @module
  */
 import { Chart } from "../chart.js";
-import { fill, h } from "../dom.js";
+import { choice, fill, h } from "../dom.js";
 import { compact, milliseconds, number, percent, timeOf, usd } from "../format.js";
 
 /** @typedef {import("../types.js").Call} Call */
@@ -21,13 +21,13 @@ export class Charts {
     this.axis = "calls";
     /** oldest first @type {Call[]} */
     this.calls = [];
-    this.choice = h("div", { class: "choice", role: "group", "aria-label": "Horizontal axis" });
+    this.choice = choice("Horizontal axis", AXES, (name) => this.turn(name));
     this.strip = h("div", {});
     this.grid = h("div", { class: "charts" });
     this.element = h(
       "section",
       { "aria-label": "Over time" },
-      h("div", { class: "title" }, h("h2", {}, "Over time"), this.choice),
+      h("div", { class: "title" }, h("h2", {}, "Over time"), this.choice.element),
       this.strip,
       this.grid,
     );
@@ -77,22 +77,22 @@ export class Charts {
         ...common,
         title: "Cost of each call, and in all",
         lines: [
-          { label: "call", colour: "cost", as: "bars", format: usd },
-          { label: "in all", colour: "output", scale: "right", format: usd },
+          { label: "call", colour: "cost", as: "bars", format: usd, least: -6 },
+          { label: "in all", colour: "output", scale: "right", format: usd, least: -6 },
         ],
       }),
       cache: new Chart({
         ...common,
         title: "Input from the provider's cache",
-        lines: [{ label: "share", colour: "cached", filled: true, format: (value) => percent(value) }],
+        lines: [{ label: "share", colour: "cached", filled: true, format: (value) => percent(value), least: -2 }],
         range: [0, 1.05],
       }),
       time: new Chart({
         ...common,
         title: "Time of each call",
         lines: [
-          { label: "in all", colour: "came", as: "bars", format: milliseconds },
-          { label: "first byte", colour: "input", as: "bars", format: milliseconds },
+          { label: "in all", colour: "came", as: "bars", format: milliseconds, least: -1 },
+          { label: "first byte", colour: "input", as: "bars", format: milliseconds, least: -1 },
         ],
       }),
     };
@@ -100,16 +100,7 @@ export class Charts {
       this.grid,
       Object.values(this.charts).map((chart) => chart.element),
     );
-    fill(
-      this.choice,
-      AXES.map(([name, text]) =>
-        h(
-          "button",
-          { type: "button", "aria-pressed": String(name === this.axis), onclick: () => this.turn(name) },
-          text,
-        ),
-      ),
-    );
+    this.choice.press(this.axis);
   }
 
   /** @param {string} axis */
@@ -128,9 +119,10 @@ export class Charts {
     this.calls = calls.filter((call) => call.usage || call.context).reverse();
     this.element.hidden = this.calls.length === 0;
     if (!this.calls.length) return;
-    const number = Math.max(0, session.calls - this.calls.length);
+    // Calls before these: the session counts those that have a usage.
+    const before = Math.max(0, session.calls - this.calls.filter(({ usage }) => usage).length);
     const xs = this.calls.map((call, index) =>
-      this.axis === "time" ? Date.parse(call.started_at) / 1000 : number + index + 1,
+      this.axis === "time" ? Date.parse(call.started_at) / 1000 : before + index + 1,
     );
     this.tokens(xs);
     this.totals(xs, session);

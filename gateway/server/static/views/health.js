@@ -2,8 +2,8 @@
  * Health: the store, the providers and what is under way, as one worker knows them.
  * @module
  */
-import { api } from "../api.js";
-import { facts, fill, h, tile } from "../dom.js";
+import { ApiError, api } from "../api.js";
+import { facts, fill, h, renew, tile } from "../dom.js";
 import { clock, number, span } from "../format.js";
 import { plain } from "../table.js";
 
@@ -24,18 +24,19 @@ const STATES = /** @type {Record<string, [string, string, string]>} */ ({
 export async function health() {
   const place = h("div", { class: "stack" });
   const seen = h("span", { class: "muted", role: "status" });
-  const draw = (/** @type {Health} */ now) => fill(place, content(now));
+  const draw = (/** @type {Health} */ now) => renew(place, content(now));
   draw(await api("api/health"));
-  const renew = async () => {
+  const again = async () => {
     if (document.hidden) return;
     try {
-      draw(await api("api/health"));
+      draw(await api("api/health", { quiet: true }));
       fill(seen);
     } catch (error) {
       fill(seen, error instanceof Error ? error.message : String(error));
+      if (error instanceof ApiError && error.status === 401) clearInterval(timer); // a key that is entered shows it anew
     }
   };
-  const timer = setInterval(renew, RENEW_MS);
+  const timer = setInterval(again, RENEW_MS);
   const element = h("div", { class: "view" }, h("div", { class: "title" }, h("h1", {}, "Health"), seen), place);
   return { title: "Health", element, close: () => clearInterval(timer) };
 }

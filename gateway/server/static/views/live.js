@@ -3,7 +3,7 @@
  * @module
  */
 import { Chart } from "../chart.js";
-import { fill, h, notice, tile } from "../dom.js";
+import { fill, h, notice, renew, tile } from "../dom.js";
 import { KEPT, feed } from "../feed.js";
 import { clock, compact, milliseconds, number, percent, timeOf, usd } from "../format.js";
 import { Table } from "../table.js";
@@ -26,7 +26,7 @@ export function live() {
     heading: "h2",
     lines: [
       { label: "tokens/min", colour: "input", as: "bars", format: compact },
-      { label: "cost/min", colour: "cost", scale: "right", format: usd },
+      { label: "cost/min", colour: "cost", scale: "right", format: usd, least: -6 },
     ],
     time: true,
     formatX: (x) => timeOf(x),
@@ -64,7 +64,7 @@ export function live() {
   }
 
   function measure() {
-    fill(tiles, rates(feed.calls));
+    renew(tiles, rates(feed.calls));
     chart.set(perMinute(feed.calls));
   }
 
@@ -100,7 +100,7 @@ export function live() {
 
 function nothing() {
   if (feed.state === "connecting") return h("p", { class: "loading" }, "Loading …");
-  if (feed.state === "locked") return notice("A key is needed", "Reload the page to enter one.");
+  if (feed.state === "locked") return notice("A key is needed", "Calls are shown once it is entered.");
   if (feed.state === "offline")
     return notice("The gateway does not answer", "Check that it is running. This page tries again by itself.");
   return notice(

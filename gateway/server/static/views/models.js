@@ -39,6 +39,7 @@ export async function models(params) {
   /** @type {Chart[]} */
   const charts = [];
   let turn = 0;
+  let isClosed = false;
 
   /** @param {string} wanted */
   async function load(wanted) {
@@ -71,8 +72,8 @@ export async function models(params) {
     }, TYPED_MS);
   });
   await load(part);
-  api(`api/calls?limit=${RECORDS}`)
-    .then(({ calls }) => fill(errors, estimates(calls, charts)))
+  api(`api/calls?limit=${RECORDS}`, { quiet: true })
+    .then(({ calls }) => isClosed || fill(errors, estimates(calls, charts)))
     .catch((error) => fill(errors, h("p", { class: "problem" }, error.message)));
   const element = h(
     "div",
@@ -90,6 +91,7 @@ export async function models(params) {
   );
   const close = () => {
     turn++;
+    isClosed = true;
     clearTimeout(timer);
     table.close();
     for (const chart of charts) chart.close();
@@ -185,7 +187,7 @@ function estimates(calls, charts) {
   const names = [...byModel.keys()].sort((a, b) => (byModel.get(b)?.length ?? 0) - (byModel.get(a)?.length ?? 0));
   const chart = new Chart({
     title: "Reported above or below the estimate",
-    lines: [{ label: "off by", colour: "input", as: "dots", format: (value) => percent(value, 1) }],
+    lines: [{ label: "off by", colour: "input", as: "dots", format: (value) => percent(value, 1), least: -3 }],
     time: true,
     formatX: (x) => timeOf(x),
     range: [null, null],
@@ -194,12 +196,13 @@ function estimates(calls, charts) {
   const draw = (/** @type {string} */ name) => {
     const points = byModel.get(name) ?? [];
     chart.set([points.map(({ at }) => at), points.map(({ off }) => off)]);
+    select.title = name;
   };
   const select = /** @type {HTMLSelectElement} */ (
     h(
       "select",
       { id: "model" },
-      names.map((name) => h("option", { value: name }, name)),
+      names.map((name) => h("option", { value: name, title: name }, name)),
     )
   );
   select.addEventListener("change", () => draw(select.value));
@@ -209,7 +212,7 @@ function estimates(calls, charts) {
     const at = (/** @type {number} */ share) =>
       percent(sizes[Math.min(sizes.length - 1, Math.floor(share * sizes.length))], 1);
     return [
-      h("span", { class: "mono" }, name),
+      h("span", { class: "mono cut", title: name }, name),
       number(offs.length),
       at(0.5),
       at(0.95),
@@ -225,7 +228,7 @@ function estimates(calls, charts) {
       {},
       plain(
         "How far estimates were off, by model",
-        [["Model"], ["Calls", "num"], ["Median", "num"], ["95 %", "num"], ["Mean", "num"]],
+        [["Model"], ["Calls", "num"], ["Median", "num"], ["95 %", "num"], ["Mean", "num wide"]],
         rows,
       ),
     ),

@@ -2,8 +2,8 @@
  * A session: what it has used and may use, its calls over time, what was left out of them, its tools.
  * @module
  */
-import { api, sessionPath } from "../api.js";
-import { fill, h, meter, tile } from "../dom.js";
+import { ApiError, api, sessionPath } from "../api.js";
+import { choice, fill, h, meter, renew, tile } from "../dom.js";
 import { feed, merged } from "../feed.js";
 import { ago, clock, compact, exact, number, percent, usd } from "../format.js";
 import { replace, to } from "../router.js";
@@ -15,8 +15,11 @@ import { Charts, inRow } from "./charts.js";
 
 /** @typedef {import("../types.js").Call} Call */
 /** @typedef {import("../types.js").Session} Session */
+/** @typedef {{calls: Call[], cursor: string | null}} Page newest first */
 
 const PAGE = 1000;
+/** calls that are asked for when there are new ones; where more are missing, a page */
+const FEW = 100;
 const RENEW_MS = 1000;
 const FILTERS = /** @type {[string, string, (call: Call) => boolean][]} */ ([
   ["", "All", () => true],
@@ -31,8 +34,8 @@ const FILTERS = /** @type {[string, string, (call: Call) => boolean][]} */ ([
  */
 export async function session(id, params) {
   const path = sessionPath(id);
-  const [found, page] = await Promise.all([api(path), api(`${path}/calls?limit=${PAGE}`)]);
-  const view = new SessionView(id, found, page.calls, page.cursor);
+  const found = await api(path);
+  const view = new SessionView(id, found, await api(`${path}/calls?limit=${PAGE}`));
   view.update(params);
   return { title: id, element: view.element, update: (next) => view.update(next), close: () => view.close() };
 }
@@ -41,22 +44,31 @@ class SessionView {
   /**
    * @param {string} id
    * @param {Session} found
-   * @param {Call[]} calls newest first
-   * @param {string | null} cursor
+   * @param {Page} page
    */
-  constructor(id, found, calls, cursor) {
+  constructor(id, found, page) {
     this.id = id;
     this.path = sessionPath(id);
     this.found = found;
-    this.calls = calls;
-    this.cursor = cursor;
+    this.calls = page.calls;
+    this.cursor = page.cursor;
+    /** calls that it counts and that are not listed here: with the next page, or gone */
+    this.unlisted = unlisted(found, page.calls);
+    this.asked = 0;
+    this.drawn = 0;
     this.params = new URLSearchParams();
     this.opened = "";
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.timer = undefined;
     this.facts = h("div", { class: "stack" });
     this.charts = new Charts((call) => this.open(call.call_id));
-    this.filters = h("div", { class: "choice", role: "group", "aria-label": "Which calls" });
+    this.counts = FILTERS.map(() => h("span", { class: "muted" }));
+    this.filters = choice(
+      "Which calls",
+      FILTERS.map(([name, text], index) => [name, [text, " ", this.counts[index]]]),
+      (name) => this.filter(name),
+    );
+    this.problem = h("p", { class: "problem", role: "alert", hidden: true });
     this.count = h("span", { class: "muted", role: "status" });
     this.panel = h("aside", { class: "panel", "aria-label": "Call", hidden: true });
     this.panel.addEventListener("keydown", (event) => event.key === "Escape" && this.open(""));
@@ -72,20 +84,21 @@ class SessionView {
       { class: "view session" },
       h("p", { class: "crumbs" }, h("a", { href: "#/sessions" }, "Sessions"), " /"),
       h("div", { class: "title" }, h("h1", { class: "mono", title: id }, id), this.actions()),
+      this.problem,
       this.facts,
       this.charts.element,
-      h("div", { class: "title" }, h("h2", {}, "Calls"), this.count, this.filters),
+      h("div", { class: "title" }, h("h2", {}, "Calls"), this.count, this.filters.element),
       this.table.element,
       h("p", {}, this.older),
       this.panel,
     );
-    this.stop = feed.onCalls((fresh) => this.hear(fresh));
+    this.stop = feed.onCalls((fresh, isGap) => this.hear(fresh, isGap));
     this.drawFacts();
     this.drawCalls();
   }
 
   actions() {
-    const done = () => this.renew();
+    const done = () => this.renew().catch((error) => this.say(error));
     return h(
       "div",
       { class: "buttons" },
@@ -131,30 +144,17 @@ class SessionView {
       { type: "button", class: "quiet close", "aria-label": "Close", onclick: () => this.open("") },
       "✕",
     );
-    fill(
-      this.panel,
-      close,
-      await detail(callId, { withSession: false }).catch((error) =>
-        h("p", { class: "problem", role: "alert" }, error.message),
-      ),
+    const content = await detail(callId, { withSession: false }).catch((error) =>
+      h("p", { class: "problem", role: "alert" }, error.message),
     );
-    if (this.opened === callId) close.focus({ preventScroll: true });
+    if (this.opened !== callId) return;
+    fill(this.panel, close, content);
+    close.focus({ preventScroll: true });
   }
 
   drawFilters() {
-    const chosen = this.params.get("show") ?? "";
-    fill(
-      this.filters,
-      FILTERS.map(([name, text, fits]) =>
-        h(
-          "button",
-          { type: "button", "aria-pressed": String(name === chosen), onclick: () => this.filter(name) },
-          text,
-          " ",
-          h("span", { class: "muted" }, number(this.calls.filter(fits).length)),
-        ),
-      ),
-    );
+    this.filters.press(this.params.get("show") ?? "");
+    FILTERS.forEach(([, , fits], index) => fill(this.counts[index], number(this.calls.filter(fits).length)));
   }
 
   /** @param {string} name */
@@ -172,42 +172,84 @@ class SessionView {
     this.drawFilters();
     const all = this.found.calls > this.calls.length ? `, of ${number(this.found.calls)}` : "";
     fill(this.count, `${number(rows.length)}${all}`);
+    if (this.cursor === null && document.activeElement === this.older) this.table.element.focus();
     this.older.hidden = this.cursor === null;
     this.charts.set(this.found, this.calls);
   }
 
   async loadOlder() {
-    this.older.toggleAttribute("disabled", true);
+    const { cursor } = this;
+    if (this.older.ariaBusy === "true") return;
+    this.older.ariaBusy = "true";
     try {
-      const page = await api(`${this.path}/calls?limit=${PAGE}&cursor=${this.cursor}`);
+      const page = await api(`${this.path}/calls?limit=${PAGE}&cursor=${cursor}`);
+      if (cursor !== this.cursor) return;
       this.calls = [...this.calls, ...page.calls];
       this.cursor = page.cursor;
+      this.unlisted = unlisted(this.found, this.calls);
       this.drawCalls();
     } catch (error) {
       fill(this.count, error instanceof Error ? error.message : String(error));
     } finally {
-      this.older.toggleAttribute("disabled", false);
+      this.older.ariaBusy = "false";
     }
   }
 
-  /** @param {Call[]} fresh */
-  hear(fresh) {
-    if (!fresh.some((call) => call.session === this.id)) return;
+  /**
+   * @param {Call[]} fresh
+   * @param {boolean} isGap
+   */
+  hear(fresh, isGap) {
+    if (!isGap && !fresh.some((call) => call.session === this.id)) return;
     this.timer ??= setTimeout(() => {
       this.timer = undefined;
-      this.renew().catch(() => {}); // the feed says that the gateway does not answer
+      // Where the gateway does not answer, or a key is needed, the page says so at its top.
+      this.renew().catch((error) => [0, 401].includes(error.status) || this.say(error));
     }, RENEW_MS);
+  }
+
+  /** @param {unknown} error */
+  say(error) {
+    this.problem.hidden = false;
+    fill(this.problem, `What is shown here is not the latest: ${error instanceof Error ? error.message : error}`);
   }
 
   /** The session as it is now, and the calls that are new. */
   async renew() {
-    const [found, page] = await Promise.all([api(this.path), api(`${this.path}/calls?limit=100`)]);
-    const known = new Map(this.calls.map((call) => [call.call_id, call.outcome]));
-    const fresh = page.calls.filter((/** @type {Call} */ call) => known.get(call.call_id) !== call.outcome);
+    const turn = ++this.asked;
+    // First the session: the calls that it counts are listed then.
+    const found = await api(this.path, { quiet: true });
+    const newest = (/** @type {number} */ limit) => api(`${this.path}/calls?limit=${limit}`, { quiet: true });
+    const wasReset = found.calls < this.found.calls;
+    const few = await newest(FEW);
+    const isEnough = wasReset || unlisted(found, merged(this.calls, few.calls)) <= this.unlisted;
+    const page = isEnough ? few : await newest(PAGE);
+    if (turn < this.drawn) return; // who asked later was answered sooner
+    this.drawn = turn;
+    this.add(page);
+    const left = unlisted(found, this.calls);
+    // Some may have been listed since that the session, as it was found, does not count yet.
+    this.unlisted = wasReset ? left : Math.max(left, this.unlisted);
     this.found = found;
-    this.calls = merged(this.calls, fresh);
+    this.problem.hidden = true;
     this.drawFacts();
     this.drawCalls();
+  }
+
+  /**
+   * The newest calls. Where they do not reach down to those that are known, these are forgotten: they can be loaded
+   * again, and what lies between would be missing.
+   * @param {Page} page
+   */
+  add({ calls, cursor }) {
+    const known = new Map(this.calls.map((call) => [call.call_id, call]));
+    // Rows in which nothing changed are not drawn anew.
+    const same = (/** @type {Call} */ call) =>
+      known.get(call.call_id)?.outcome === call.outcome ? known.get(call.call_id) : call;
+    const isApart = !calls.some((call) => known.has(call.call_id));
+    const newest = /** @type {Call[]} */ (calls.map(same));
+    this.calls = isApart ? newest : merged(this.calls, newest);
+    if (this.calls.at(-1) === newest.at(-1)) this.cursor = cursor;
   }
 
   drawFacts() {
@@ -247,7 +289,7 @@ class SessionView {
         clock(found.created_at),
       ),
     );
-    fill(this.facts, tiles, budgetBars(found), toolsOf(found));
+    renew(this.facts, tiles, budgetBars(found), toolsOf(found));
   }
 
   close() {
@@ -256,6 +298,14 @@ class SessionView {
     this.table.close();
     this.charts.close();
   }
+}
+
+/**
+ * @param {Session} found
+ * @param {Call[]} calls
+ */
+function unlisted(found, calls) {
+  return found.calls - calls.filter(({ usage }) => usage).length;
 }
 
 /** @param {Session} found */

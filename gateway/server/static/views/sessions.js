@@ -3,7 +3,7 @@
  * @module
  */
 import { api } from "../api.js";
-import { fill, h, loading, meter, notice } from "../dom.js";
+import { choice, fill, h, loading, meter, notice } from "../dom.js";
 import { feed } from "../feed.js";
 import { ago, compact, number, percent, usd } from "../format.js";
 import { replace, to } from "../router.js";
@@ -29,6 +29,7 @@ const SORTS = /** @type {[string, string][]} */ ([
 export async function sessions(params) {
   const list = new List(params.get("sort") ?? "recent", params.get("q") ?? "");
   await list.load();
+  list.start();
   return { title: "Sessions", element: list.element, update: (next) => list.update(next), close: () => list.close() };
 }
 
@@ -63,30 +64,31 @@ class List {
       })
     );
     this.field.addEventListener("input", () => this.typed());
-    this.order = h("div", { class: "choice", role: "group", "aria-label": "Order" });
+    this.order = choice("Order", SORTS, (name) => this.go(name, this.part));
+    this.order.press(this.sort);
     this.element = h(
       "div",
       { class: "view" },
       h("div", { class: "title" }, h("h1", {}, "Sessions"), this.state),
-      h("div", { class: "controls" }, h("label", { class: "find" }, h("span", {}, "Find "), this.field), this.order),
+      h(
+        "div",
+        { class: "controls" },
+        h("label", { class: "find" }, h("span", {}, "Find "), this.field),
+        this.order.element,
+      ),
       this.place,
     );
-    this.stop = feed.onCalls(() => (this.isStale = true));
-    this.renewing = setInterval(() => this.renew(), RENEW_MS);
-    this.orders();
+    this.stop = () => {};
   }
 
-  orders() {
-    fill(
-      this.order,
-      SORTS.map(([name, text]) =>
-        h(
-          "button",
-          { type: "button", "aria-pressed": String(name === this.sort), onclick: () => this.go(name, this.part) },
-          text,
-        ),
-      ),
-    );
+  /** Renew by itself, until it is closed. */
+  start() {
+    const stopHearing = feed.onCalls(() => (this.isStale = true));
+    const renewing = setInterval(() => this.renew(), RENEW_MS);
+    this.stop = () => {
+      stopHearing();
+      clearInterval(renewing);
+    };
   }
 
   typed() {
@@ -110,7 +112,7 @@ class List {
     this.sort = sort;
     this.part = part;
     replace(to("sessions", "", { sort: sort === "recent" ? "" : sort, q: part }));
-    this.orders();
+    this.order.press(this.sort);
     this.table.element.scrollTop = 0;
     fill(this.place, loading());
     try {
@@ -124,12 +126,15 @@ class List {
     return this.sort === "cost" ? COST_PAGE : PAGE;
   }
 
-  /** @param {string | null} cursor */
-  page(cursor) {
+  /**
+   * @param {string | null} cursor
+   * @param {import("../api.js").Options} [options]
+   */
+  page(cursor, options) {
     const query = new URLSearchParams({ limit: String(this.size), sort: this.sort });
     if (this.part) query.set("q", this.part);
     if (cursor) query.set("cursor", cursor);
-    return api(`api/sessions?${query}`);
+    return api(`api/sessions?${query}`, options);
   }
 
   /** The first page. */
@@ -149,35 +154,35 @@ class List {
     this.isLoading = true;
     const mine = this.turn;
     try {
-      const page = await this.page(this.cursor);
+      const page = await this.page(this.cursor, { quiet: true });
       if (mine !== this.turn) return;
       const known = new Set(this.rows.map((row) => row.id));
       this.rows = [...this.rows, ...page.sessions.filter((/** @type {Session} */ row) => !known.has(row.id))];
       this.cursor = page.cursor;
-      this.draw();
     } catch (error) {
       fill(this.state, error instanceof Error ? error.message : String(error));
+      return; // it is tried again when one scrolls on
     } finally {
       this.isLoading = false;
     }
-    if (mine === this.turn) this.table.draw();
+    this.draw();
   }
 
   /** The first page again, where something was called and nobody has scrolled down. */
   async renew() {
-    if (!this.isStale || document.hidden || this.table.element.scrollTop > 0 || this.isLoading) return;
+    const isBusy = () => this.isLoading || document.hidden || this.table.element.scrollTop > 0;
+    if (!this.isStale || isBusy()) return;
     this.isStale = false;
     const mine = this.turn;
     try {
-      const page = await this.page(null);
+      const page = await this.page(null, { quiet: true });
       if (mine !== this.turn) return;
-      const fresh = new Set(page.sessions.map((/** @type {Session} */ row) => row.id));
+      this.isStale = isBusy();
+      if (this.isStale) return;
       const before = new Map(this.rows.map((row) => [row.id, row]));
-      const rest = this.rows.slice(this.size).filter((row) => !fresh.has(row.id));
       // Rows in which nothing changed are not drawn anew.
-      const first = page.sessions.map((/** @type {Session} */ row) => same(before.get(row.id), row));
-      this.rows = [...first, ...rest];
-      if (rest.length === 0) this.cursor = page.cursor;
+      this.rows = page.sessions.map((/** @type {Session} */ row) => same(before.get(row.id), row));
+      this.cursor = page.cursor;
       this.draw();
     } catch {
       this.isStale = true; // the feed says that the gateway does not answer
@@ -212,7 +217,6 @@ class List {
   close() {
     this.turn++;
     this.stop();
-    clearInterval(this.renewing);
     clearTimeout(this.timer);
     this.table.close();
   }
@@ -223,9 +227,7 @@ class List {
  * @param {Session} row
  */
 function same(old, row) {
-  return old && old.last_call_at === row.last_call_at && JSON.stringify(old.budget) === JSON.stringify(row.budget)
-    ? old
-    : row;
+  return old && JSON.stringify(old) === JSON.stringify(row) ? old : row;
 }
 
 /** @returns {import("../table.js").Column<Session>[]} */
@@ -275,7 +277,7 @@ function columns() {
       show: (row) => (row.saved_by_trimming.input_tokens ? compact(row.saved_by_trimming.input_tokens) : "–"),
     },
     { name: "Cost", width: "6.6rem", numeric: true, wide: true, show: (row) => usd(row.cost_usd) },
-    { name: "Budget", width: "9rem", narrow: "4.2rem", show: budgetCell },
+    { name: "Budget", width: "9rem", narrow: "4.9rem", show: budgetCell },
     {
       name: "Results as",
       width: "8rem",
