@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gateway.core.errors import InvalidRequest, PriceUnknown
 from gateway.core.ledger import Amount, Claim, Hold, Refused, Standing
@@ -19,6 +19,7 @@ from gateway.core.spending import (
     limit_to_set,
     refusal,
 )
+from gateway.core.values import dataclass
 from gateway.stores.blind import Blind
 from gateway.stores.leases import Lease, Leases
 

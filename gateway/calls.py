@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from gateway.core.errors import GatewayError
@@ -15,6 +14,7 @@ from gateway.core.routing import Route
 from gateway.core.spending import NO_KEY_BUDGET, Allowance, KeyBudget
 from gateway.core.steps import Agent, Facts, Step, StepState
 from gateway.core.usage import Charge, Totals
+from gateway.core.values import dataclass
 from gateway.dialects import Endpoint
 from gateway.dialects.tools import Offer
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -20,6 +20,7 @@ from gateway.addressing import check_model, is_allowed
 from gateway.calls import Incoming, Reply
 from gateway.core.errors import UnknownModel, UpstreamTimeout
 from gateway.core.routing import Routes
+from gateway.core.values import dataclass
 from gateway.progress import patience
 from gateway.upstream.pieces import chain
 

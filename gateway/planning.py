@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Lock
 from typing import Final, TypeVar
 
@@ -45,6 +45,7 @@ from gateway.core.plan import (
 )
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Remembered
+from gateway.core.values import dataclass
 from gateway.core.views import VIEWED, View, view_of
 from gateway.dialects.contents import ITEMS, Contents
 from gateway.stores.learner import Learner

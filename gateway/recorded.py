@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Any, Final
@@ -19,6 +18,7 @@ from gateway.core.identity import is_valid
 from gateway.core.ledger import AccountKey
 from gateway.core.ports import OPEN_NAMESPACE, CallRecord, SessionKey, Store
 from gateway.core.usage import MAX_TOKENS, Charge, Usage, UsageSource
+from gateway.core.values import dataclass
 
 #: sessions, and records of one, that a store is asked for at once
 _PAGE: Final = 1000

@@ -10,7 +10,7 @@ is spent here is the most that would have been.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -50,6 +50,7 @@ from gateway.core.spending import (
     usd,
 )
 from gateway.core.usage import Charge
+from gateway.core.values import dataclass
 from gateway.recorded import Noted
 
 #: where calls stand that belong to no session

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from decimal import Decimal
 from itertools import takewhile
 from operator import eq
@@ -26,6 +26,7 @@ from gateway.core.plan import Wishes
 from gateway.core.pricing import standard_cost
 from gateway.core.session import Remembered
 from gateway.core.usage import Usage
+from gateway.core.values import dataclass
 from gateway.core.views import VIEWED
 from gateway.dialects.contents import ITEMS
 from gateway.dialects.opening import opening_items

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, TypeVar
 
 from gateway.addressing import seed_of
@@ -22,6 +22,7 @@ from gateway.core.message import Message
 from gateway.core.ports import Headers, SessionKey, Store
 from gateway.core.routing import Route, Routes
 from gateway.core.spending import KeyBudget
+from gateway.core.values import dataclass
 from gateway.dialects import endpoint
 from gateway.dialects.openai_chat import completion_request, completion_text
 from gateway.progress import Progress, patience

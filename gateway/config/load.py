@@ -12,7 +12,6 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +24,7 @@ from gateway.config.variables import FILE_VARIABLE, REFERENCE, References, overr
 from gateway.core.counting.families import Families, families_from
 from gateway.core.errors import ConfigError
 from gateway.core.forwarding import CREDENTIALS
+from gateway.core.values import dataclass
 
 DEFAULT_FILE: Final = "gateway.yaml"
 _FLAGS_VARIABLE: Final = "_GATEWAY_FLAGS"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import UnionType
 from typing import Any, Final, Union, get_args, get_origin
 
@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel
 
 from gateway.config.schema import Provider, Settings
+from gateway.core.values import dataclass
 
 #: names the file where `-c` does not
 FILE_VARIABLE: Final = "GATEWAY_CONFIG"

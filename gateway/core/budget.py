@@ -8,7 +8,6 @@ budget.suggested_mode                        # "raw", later "table", "summary", 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import count
 
 from gateway.core.errors import BudgetExhausted
@@ -26,6 +25,7 @@ from gateway.core.ledger import (
     standing,
 )
 from gateway.core.modes import ResponseMode, mode_for
+from gateway.core.values import dataclass
 
 __all__ = ["Allocation", "BudgetExhausted", "BudgetManager"]
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
 from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES, Message, Sketch, digest, encode, keys_of, marked_of, sketch
+from gateway.core.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, Literal
 
 from gateway.core.errors import Unauthenticated
 from gateway.core.ports import Headers
+from gateway.core.values import dataclass
 
 AuthStyle = Literal["bearer", "x-api-key", "api-key", "none"]
 

@@ -10,9 +10,11 @@ Amounts are whole numbers: tokens as the budget counts them, billionths of a US 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Final, Literal, NamedTuple
+
+from gateway.core.values import dataclass
 
 Dimension = Literal["tokens", "nano_usd", "calls"]
 DIMENSIONS: Final[tuple[Dimension, ...]] = ("tokens", "nano_usd", "calls")

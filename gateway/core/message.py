@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from math import isinf
 from typing import Any, Final
+
+from gateway.core.values import dataclass
 
 #: a chat message as decoded JSON
 Message = Mapping[str, Any]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import ceil
 from typing import Any, Final, Literal
 
@@ -27,6 +27,7 @@ from gateway.core.message import Message, encode
 from gateway.core.ports import ContextRecord
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import SessionState
+from gateway.core.values import dataclass
 from gateway.core.views import View, new_faults
 
 Trim = Literal["auto", "off", "shadow"]

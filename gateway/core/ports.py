@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
@@ -33,6 +33,7 @@ from gateway.core.ledger import (
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.tools import ToolUse
 from gateway.core.usage import Charge, Totals, Usage
+from gateway.core.values import dataclass
 
 if TYPE_CHECKING:  # it is made of what stands here
     from gateway.core.spending import Allowance

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from decimal import Decimal, InvalidOperation
 from typing import Final
 
 from gateway.core.usage import Usage
+from gateway.core.values import dataclass
 
 _ABOVE: Final = re.compile(
     r"^(?:(input|output|cache_read_input|cache_creation_input)_(?:token_cost|cost_per_token)"

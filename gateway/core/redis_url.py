@@ -5,9 +5,10 @@ Options may follow as in other URLs, behind a question mark: for TLS, and what s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+from gateway.core.values import dataclass
 
 _PORTS: Final = {"single": 6379, "sentinel": 26379, "cluster": 6379}
 #: files of the certificates that are trusted, of our own one and of its key, and whether names have to match

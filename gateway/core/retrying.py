@@ -6,8 +6,10 @@ A provider that fails again and again is not asked at all for a while (`Breaker`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
+
+from gateway.core.values import dataclass
 
 #: Statuses under which a provider says that it did nothing, and might next time. Of those that Cloudflare says for a
 #: server behind it, 521 is a connection refused and 523 no way to it; 522 may come of a request that was never

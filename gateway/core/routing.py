@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from typing import Final
 
 from gateway.core.errors import UnknownModel
 from gateway.core.pricing import Price
+from gateway.core.values import dataclass
 
 _PATTERN: Final = frozenset("*?[")
 #: providers and models that one call may be sent to, one after the other

@@ -8,11 +8,12 @@ Changed by pure functions only; a store applies them to what it holds, and again
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Final
 
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.steps.machine import StepState
+from gateway.core.values import dataclass
 
 #: Conversations of one session that are remembered: the agent's own, and those of a few helpers that share its id.
 MAX_EPOCHS: Final = 8

@@ -6,7 +6,7 @@ The arithmetic is the ledger's; here it is decided with which numbers. See `gate
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from math import ceil
@@ -35,6 +35,7 @@ from gateway.core.ledger import (
 from gateway.core.ports import OPEN_NAMESPACE, SessionKey
 from gateway.core.pricing import Price
 from gateway.core.usage import Charge, Usage
+from gateway.core.values import dataclass
 
 #: of an answer whose length nobody limits, where the model's own limit is not known either
 DEFAULT_OUTPUT: Final = 16_384

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
+
+from gateway.core.values import dataclass
 
 #: names that are kept in their order
 MAX_RECENT: Final = 64

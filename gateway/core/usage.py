@@ -6,9 +6,11 @@ of them, never additions. `total_tokens` is the provider's own figure where it g
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from decimal import Decimal
 from typing import Literal
+
+from gateway.core.values import dataclass
 
 #: Where a call's usage came from. `mixed`: the provider reported one side, the other is our estimate.
 UsageSource = Literal["provider", "estimated", "mixed"]

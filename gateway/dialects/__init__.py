@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from gateway.core.counting.measure import Wire
+from gateway.core.values import dataclass
 from gateway.dialects.anthropic_messages import AnthropicMessages
 from gateway.dialects.base import Dialect
 from gateway.dialects.completions import Completions

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from gateway.core.errors import GatewayError
 from gateway.core.message import encode
 from gateway.core.sse import EventBuffer, data_of_events, event_data, split_events
+from gateway.core.values import dataclass
 from gateway.dialects.fields import Fields, write_fields
 from gateway.dialects.reported import Reported
 

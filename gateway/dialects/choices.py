@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from gateway.core.message import encode
+from gateway.core.values import dataclass
 from gateway.dialects.base import MAX_TOOLS, Answer, Call, Verdict
 from gateway.dialects.fields import Fields, decode
 from gateway.dialects.gathered import Gathered

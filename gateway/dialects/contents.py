@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from gateway.core.counting.beginnings import Beginning, Beginnings
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import InvalidRequest
 from gateway.core.message import plain
+from gateway.core.values import dataclass
 from gateway.dialects.base import Call
 from gateway.dialects.fields import decode, join
 

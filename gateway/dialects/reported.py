@@ -8,11 +8,11 @@ absent is absent. Values that are no count (text, booleans, negatives, NaN) read
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
 from gateway.core.usage import MAX_TOKENS, Usage, UsageSource
+from gateway.core.values import dataclass
 
 _DETAILS: Final = {
     "prompt_tokens_details": ("cached_tokens", "cache_write_tokens", "audio_tokens"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
+from gateway.core.values import dataclass
 from gateway.dialects.fields import decode
 
 #: bytes of output that are kept of one stream, items of it, and texts of an item

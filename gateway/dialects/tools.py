@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, Literal
 
@@ -21,6 +21,7 @@ import msgspec
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import InvalidRequest
 from gateway.core.repeated import Repeated
+from gateway.core.values import dataclass
 from gateway.dialects.fields import decode, join
 
 Fields = Mapping[str, bytes | msgspec.Raw]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -18,6 +17,7 @@ from gateway.core.errors import Forbidden, Unauthenticated
 from gateway.core.forwarding import CREDENTIALS, credential, header
 from gateway.core.ports import ANONYMOUS, CREDENTIAL_PREFIX, OPEN_NAMESPACE, Headers, StoredKey
 from gateway.core.spending import NO_KEY_BUDGET, KeyBudget
+from gateway.core.values import dataclass
 
 #: set by a reverse proxy: the peer is then not the caller
 _FORWARDED: Final = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from gateway.core import errors
+from gateway.core.values import dataclass
 from gateway.server.handling import fault_response
 
 FOLDER: Final = Path(__file__).parent / "static"

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 from urllib.parse import unquote_to_bytes
 
@@ -20,6 +19,7 @@ from gateway.calls import NO_DIRECTIVES, Incoming, Reply
 from gateway.core.errors import GatewayError, InternalError, InvalidRequest, NotFound, Overloaded, ShuttingDown
 from gateway.core.identity import is_valid
 from gateway.core.ports import Headers
+from gateway.core.values import dataclass
 from gateway.dialects import Endpoint, endpoint
 from gateway.listing import Listing, is_listing
 from gateway.pipeline import Gateway

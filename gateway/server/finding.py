@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from bisect import insort
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, Literal, get_args
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.ports import OPEN_NAMESPACE, CallRecord, Page, SessionView, Store
+from gateway.core.values import dataclass
 from gateway.stores.cursor import Cursor
 
 Sort = Literal["recent", "tokens", "cost"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +15,7 @@ from gateway.core import errors
 from gateway.core.routing import Routes
 from gateway.core.spending import BudgetPolicy
 from gateway.core.steps import Agent
+from gateway.core.values import dataclass
 from gateway.dialects import openai_errors
 from gateway.inspection import Inspector
 from gateway.server import headers as ours

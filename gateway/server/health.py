@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
 
 from starlette.requests import Request
@@ -11,6 +11,7 @@ from starlette.routing import Route as Path
 
 from gateway.core import errors
 from gateway.core.ports import Store
+from gateway.core.values import dataclass
 from gateway.server.auth import Access
 from gateway.server.handling import Rules, wrapped
 from gateway.server.shown import time_text

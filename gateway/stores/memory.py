@@ -6,7 +6,7 @@ import heapq
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -33,6 +33,7 @@ from gateway.core.ports import (
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.tools import ToolUse
 from gateway.core.usage import Totals
+from gateway.core.values import dataclass
 from gateway.stores import clock
 from gateway.stores.cursor import Cursor
 

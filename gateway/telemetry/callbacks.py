@@ -12,7 +12,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from gateway.core.ids import call_id
 from gateway.core.ports import CallRecord, Observer, SessionKey, StepChange
 from gateway.core.spending import Allowance
 from gateway.core.usage import Totals
+from gateway.core.values import dataclass
 from gateway.telemetry.webhooks import Webhook
 
 logger = logging.getLogger("gateway")

@@ -13,12 +13,13 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from gateway.core.errors import GatewayError
 from gateway.core.ports import Headers, Outgoing, Upstream, UpstreamReply
 from gateway.core.signing import signature
+from gateway.core.values import dataclass
 
 logger = logging.getLogger("gateway")
 

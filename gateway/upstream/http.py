@@ -11,7 +11,6 @@ import io
 import ssl
 import urllib.request
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -28,6 +27,7 @@ from gateway.core.errors import (
     UpstreamUnreachable,
 )
 from gateway.core.ports import Outgoing, Upstream, UpstreamReply
+from gateway.core.values import dataclass
 from gateway.upstream.silence import Silence
 
 #: aiohttp would add these of its own accord; what the caller did not send, the provider does not get

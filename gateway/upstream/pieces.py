@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 
 from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, Unpacker
 from gateway.core.errors import GatewayError, UpstreamProtocolError
 from gateway.core.forwarding import header
 from gateway.core.ports import UpstreamReply
+from gateway.core.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Final, cast
 
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.sums import Sums
+from gateway.core.values import dataclass
 
 #: What is shorter is weighed anew in less time than it takes to find it.
 _LEAST_BYTES: Final = 4096

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Any, Final
 
 from gateway.core.counting.estimate import Estimate, Source
+from gateway.core.values import dataclass
 
 #: residuals kept for a key
 KEPT: Final = 16

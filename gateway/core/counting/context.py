@@ -7,11 +7,12 @@ numbers. The provider bills it each time; what it bills is `estimate.py`'s to sa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final, NamedTuple
 
 from gateway.core.counting.measure import Counts, Measure
 from gateway.core.tools import counted_as
+from gateway.core.values import dataclass
 
 #: tools whose results are counted by name; those of others together, see `gateway.core.tools.OTHERS`
 MAX_TOOLS: Final = 64

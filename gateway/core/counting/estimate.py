@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from itertools import chain
 from typing import Any, Final, Literal
@@ -26,6 +25,7 @@ from gateway.core.counting.sums import Sums
 from gateway.core.counting.tools import compact, strings_of, typescript
 from gateway.core.message import keys_of, plain
 from gateway.core.repeated import digest_again
+from gateway.core.values import dataclass
 
 #: How good a number is. exact: this kind of request is predicted to the token; calibrated: by the family's numbers;
 #: learned: corrected by what the provider reported before.

@@ -7,12 +7,13 @@ the first in a list of its own, since models of one family count images differen
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
 
 from gateway.core.counting.images import COMMON_RULE, ImageRule
 from gateway.core.errors import ConfigError
+from gateway.core.values import dataclass
 
 _KNOWN_LIMIT: Final = 4096
 _LISTS: Final = ("models", "providers", "wires")

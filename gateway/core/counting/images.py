@@ -9,10 +9,10 @@ fixed    the same for every image.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Final
 
 from gateway.core.counting.media import Media
+from gateway.core.values import dataclass
 
 _FIT: Final = 2048
 _SHORT: Final = 768

@@ -9,8 +9,9 @@ import binascii
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from gateway.core.values import dataclass
 
 #: base64 characters looked at for an image's size: a JPEG may carry a thumbnail and a colour profile before it
 _HEAD: Final = 256 * 1024

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.tools import compact
+from gateway.core.values import dataclass
 
 #: a JSON value, or its bytes
 Piece = Any

@@ -6,10 +6,10 @@ A table by message is asked for every message on every turn; here a turn asks on
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
 from gateway.core.counting.cache import CountCache
+from gateway.core.values import dataclass
 
 T = TypeVar("T")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from gateway.core.counting.context import ContextCounts, Seen, context_counts
 from gateway.core.counting.measure import Counts, Measure
 from gateway.core.counting.media import Media
+from gateway.core.values import dataclass
 
 _SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _NO_COUNTS: Final = Counts()

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.core.fitting.watch import Watch
 from gateway.core.message import Message, is_deep
+from gateway.core.values import dataclass
 
 GAP: Final = "[...]"
 #: A block longer than this is cut at a sentence or a space: about 60 tokens, a sentence or two.

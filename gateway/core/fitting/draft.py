@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final, Literal, NamedTuple
 
 from gateway.core.conversation import Conversation, Unit
@@ -14,6 +14,7 @@ from gateway.core.fitting.reader import Known, Made, Order, Reader
 from gateway.core.fitting.summary import summary_message
 from gateway.core.fitting.watch import Watch
 from gateway.core.message import Message, decode
+from gateway.core.values import dataclass
 
 #: said before old lines that are repeated; neutral, and no instruction
 EARLIER: Final = "[earlier in this conversation]"

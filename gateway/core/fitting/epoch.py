@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, Final
 
 from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, Lines, Same, Summary, is_summed
+from gateway.core.values import dataclass
 
 #: of the way messages are cut into blocks, and of what is written here: an epoch of another version is not understood
 VERSION: Final = 2

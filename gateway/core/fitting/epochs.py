@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
 from gateway.core.conversation import Conversation, Item
@@ -30,6 +30,7 @@ from gateway.core.fitting.validate import problems
 from gateway.core.fitting.watch import Expired, Watch, never
 from gateway.core.fitting.worth import Worth, known_of
 from gateway.core.message import SYSTEM_ROLES, digest
+from gateway.core.values import dataclass
 
 #: low-water marks with recall and without
 _DEEP: Final = 0.55

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from gateway.core.conversation import Item
@@ -17,6 +16,7 @@ from gateway.core.fitting.parts import apart
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.watch import Watch
 from gateway.core.message import decode, digest
+from gateway.core.values import dataclass
 
 #: shared parts that are not longer than this together are not worth the words that would stand for them
 SHORTEST: Final = 200

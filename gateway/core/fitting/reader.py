@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
@@ -19,6 +18,7 @@ from gateway.core.fitting.blocks import Sliced, emptied, render, slice_message
 from gateway.core.fitting.terms import WORD, Lexicon
 from gateway.core.fitting.watch import Watch
 from gateway.core.message import Message, Sketch, decode, digest, encode, read, sketch, text_of
+from gateway.core.values import dataclass
 
 T = TypeVar("T")
 

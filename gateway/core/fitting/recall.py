@@ -11,7 +11,7 @@ import heapq
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Final, Literal, NamedTuple
 
@@ -20,6 +20,7 @@ from gateway.core.fitting.offers import GAP_TOKENS
 from gateway.core.fitting.reader import Known
 from gateway.core.fitting.worth import ASKED, Worth, answered, known_of, last_words, rarity, terms_kept
 from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES
+from gateway.core.values import dataclass
 
 #: off; lines of user and assistant; lines of everyone
 Recall = Literal["off", "said", "all"]

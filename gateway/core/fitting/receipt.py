@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +13,7 @@ from gateway.core.fitting.draft import DROP, Decision, Draft, Lines, Same, Summa
 from gateway.core.fitting.epoch import Epoch
 from gateway.core.fitting.reader import Made
 from gateway.core.message import read
+from gateway.core.values import dataclass
 
 _MESSAGE_BYTES: Final = 400
 _NUMBER_BYTES: Final = 40

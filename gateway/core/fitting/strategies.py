@@ -7,7 +7,7 @@ messages, and `drop` is what is left when choosing took too long.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final, Protocol
 
 from gateway.core.conversation import Unit
@@ -18,6 +18,7 @@ from gateway.core.fitting.reader import Known
 from gateway.core.fitting.select import condense
 from gateway.core.fitting.summary import AROUND, Passage, SummaryNeeded, Use, ids_of
 from gateway.core.fitting.worth import Worth, known_of
+from gateway.core.values import dataclass
 
 
 class Strategy(Protocol):

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, Literal
 
 from gateway.core.message import RESULT_ROLES, Message, read, text_parts
+from gateway.core.values import dataclass
 
 #: off: as if there were none · known: use those that were made · ask: and have one made
 Use = Literal["off", "known", "ask"]

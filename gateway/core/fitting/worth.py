@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
 from gateway.core.fitting.draft import KEEP, Draft, Uses
 from gateway.core.fitting.reader import NO_TERM, Known
 from gateway.core.message import SYSTEM_ROLES
+from gateway.core.values import dataclass
 
 #: how much a word, a name, an identifier among the last words asks for a block that holds it too
 _ASKS: Final = (0.5, 1.0, 1.5)

@@ -8,7 +8,6 @@ long as the mode does. What is shown shorter names the handle under which the ca
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 from gateway.core.message import RESULT_ROLES, Message, decode, encode, sketch, text_parts
@@ -16,6 +15,7 @@ from gateway.core.modes.extract import LONGEST, extract, limit_of, tokens_of
 from gateway.core.modes.handle import described, pointer, points
 from gateway.core.modes.summary import Summing, summing
 from gateway.core.modes.table import is_tabled, tabled
+from gateway.core.values import dataclass
 
 ResponseMode = Literal["raw", "table", "summary", "handle_only"]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from gateway.core.message import DEEPEST
+from gateway.core.values import dataclass
 
 #: A text with more values than this is left alone: about half a second of work. Each has a comma or a
 #: bracket before it; a line costs as much as a value.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
@@ -15,6 +14,7 @@ from gateway.core.counting.heuristic import HeuristicCounter, estimate_tokens
 from gateway.core.fitting.summary import cut, within
 from gateway.core.message import Message
 from gateway.core.modes.extract import LONGEST, limit_of, tokens_of
+from gateway.core.values import dataclass
 
 #: Characters of a result from which on it is worth a call, about 1,000 tokens. Of a shorter one the extract shows more
 #: than a seventh, and what is asked and answered beside it would weigh as much as half of it.

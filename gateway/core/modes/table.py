@@ -15,11 +15,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
 
 from gateway.core.modes.notation import Parsed, bare, bared, parse, written
+from gateway.core.values import dataclass
 
 SEPARATOR: Final = "|"
 #: What a table in a document has to save, in characters: the line that names it, and that it has to be looked up.

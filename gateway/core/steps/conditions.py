@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fnmatch import translate
 from functools import lru_cache
 from typing import Final, Protocol
+
+from gateway.core.values import dataclass
 
 #: shell patterns, of which any may match
 Patterns = tuple[str, ...]

@@ -8,7 +8,7 @@ before a call and after each tool that was used. Entering a step begins its sequ
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, Literal, NamedTuple
 
 from gateway.core.steps.conditions import (
@@ -20,6 +20,7 @@ from gateway.core.steps.conditions import (
     TokensAbove,
     is_any,
 )
+from gateway.core.values import dataclass
 
 Enforce = Literal["filter", "require", "reject", "observe"]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gateway.core.ids import first_id_at
 from gateway.core.ledger import AccountKey, Claim, Granted, Refused, Standing
 from gateway.core.ports import LOST, MOST_LATEST, CallRecord, OpenHold
 from gateway.core.usage import Totals
+from gateway.core.values import dataclass
 from gateway.stores.redis import values
 from gateway.stores.redis.keys import Keys, member_of, tag_of, tag_of_account, tag_of_call
 from gateway.stores.redis.link import Link

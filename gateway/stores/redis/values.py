@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +28,7 @@ from gateway.core.ledger import (
 from gateway.core.ports import CallRecord, OpenHold, SessionKey, SessionView
 from gateway.core.tools import MAX_NAMES, MAX_RECENT, OTHERS, ToolUse
 from gateway.core.usage import MAX_TOKENS, Totals
+from gateway.core.values import dataclass
 from gateway.stores.redis.keys import Keys
 from gateway.stores.sums import SUMS, sums_of, totals_of
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -16,6 +15,7 @@ from gateway.core.ports import LOST, CallRecord, Lesson, Opening, SessionKey, Se
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.tools import ToolUse
 from gateway.core.usage import MAX_TOKENS, Totals
+from gateway.core.values import dataclass
 from gateway.stores import states
 from gateway.stores.sqlite import accounts
 from gateway.stores.sums import MAX_SUM, SUMS, sums_of, totals_of

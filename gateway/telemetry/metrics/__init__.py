@@ -11,13 +11,13 @@ import os
 import resource
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from gateway.core.ports import CallRecord, ContextRecord, Observer
 from gateway.core.spending import Allowance
 from gateway.core.usage import Charge, Totals
+from gateway.core.values import dataclass
 from gateway.telemetry.metrics.exposition import CONTENT_TYPE, written
 from gateway.telemetry.metrics.families import FAMILIES, TRANSIENT
 from gateway.telemetry.metrics.slots import NOTHING, Slots, labelled

@@ -16,10 +16,11 @@ import mmap
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Final, cast
+
+from gateway.core.values import dataclass
 
 logger = logging.getLogger("gateway")
 

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -26,6 +25,7 @@ from gateway.core.errors import (
 )
 from gateway.core.forwarding import CREDENTIALS, credential
 from gateway.core.ports import Outgoing, Upstream, UpstreamReply
+from gateway.core.values import dataclass
 from gateway.upstream.litellm import faults, library, wires
 from gateway.upstream.litellm.library import Library
 from gateway.upstream.litellm.watched import Watched

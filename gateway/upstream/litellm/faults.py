@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +18,7 @@ from gateway.core.errors import (
     UpstreamUnreachable,
     UpstreamUntranslated,
 )
+from gateway.core.values import dataclass
 from gateway.upstream.pieces import AlreadyRead
 
 #: what litellm puts before a provider's own words

@@ -15,8 +15,9 @@ import os
 import threading
 import warnings
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Final
+
+from gateway.core.values import dataclass
 
 #: read by litellm while it is imported: its tables are those of its wheel, and no .env file is read
 _ENVIRONMENT: Final = {

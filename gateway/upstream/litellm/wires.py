@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import msgspec
 
 from gateway.core.errors import InvalidRequest
+from gateway.core.values import dataclass
 from gateway.dialects.base import named_event
 from gateway.upstream.litellm.library import Library
 
