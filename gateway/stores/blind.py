@@ -15,7 +15,7 @@ from gateway.core import ledger
 from gateway.core.ledger import Account, AccountKey, Amount, Claim, Granted, Hold, Limits, Moment, Refused, Standing
 from gateway.stores import clock
 
-#: accounts remembered, those seen last
+#: accounts remembered, those seen last; and what was spent on so many that have no limit and hold nothing
 _REMEMBERED: Final = 20_000
 
 
@@ -26,6 +26,10 @@ class Blind:
         self._moment = moment
         self._seen: OrderedDict[AccountKey, Standing] = OrderedDict()
         self._accounts: dict[AccountKey, Account] = {}
+        #: those whose limits count what was spent on them
+        self._limited: set[AccountKey] = set()
+        #: those without, on which nothing is held: the first ones were used longest ago
+        self._idle: OrderedDict[AccountKey, None] = OrderedDict()
 
     def saw(self, standings: Iterable[Standing]) -> None:
         """How accounts stand, as the store said: with their own limits, not with what one call declared."""
@@ -71,12 +75,22 @@ class Blind:
             return outcome
         granted, changes = outcome
         self._accounts |= changes
+        self._limited |= {stands.key for stands in granted.standings if not stands.limits.is_none}
+        for key in changes:
+            self._idle.pop(key, None)
         return granted
 
     def settle(self, hold: Hold, units: int, spent: Amount) -> None:
         """Put what was spent in the place of a hold; nothing where the store was back meanwhile."""
         known = [claim.key for claim in hold.claims if claim.key in self._accounts]
-        self._accounts |= ledger.settle(self._accounts, known, hold.amount(units), spent)
+        changes = ledger.settle(self._accounts, known, hold.amount(units), spent)
+        self._accounts |= changes
+        for key, account in changes.items():
+            if account.held == ledger.NOTHING and key not in self._limited:
+                self._idle[key] = None
+        while len(self._idle) > _REMEMBERED:
+            key, _ = self._idle.popitem(last=False)
+            del self._accounts[key]
 
     def forget(self) -> None:
         """The store is back. Until it says how an account stands, what was spent blindly stays so: it may go again."""
@@ -85,6 +99,8 @@ class Blind:
             if seen is not None:
                 self._seen[key] = replace(seen, used=account.used, held=account.held)
         self._accounts.clear()
+        self._limited.clear()
+        self._idle.clear()
 
     def _account(self, key: AccountKey) -> Account:
         account = self._accounts.get(key)

@@ -3,7 +3,7 @@
 Each line holds a record behind its checksum, and is on the disk when `append` returns. A worker holds a lock on its own
 file for as long as it lives; a file that nobody holds is read, settled and deleted by whoever finds it. Settling is
 idempotent by the call's id, so that a record may be read more than once. A line that a crash cut off is left out: its
-`append` never returned.
+`append` never returned. What the store refuses goes to a second file, which nobody reads until its name is changed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ from gateway.core.ports import CallRecord
 logger = logging.getLogger("gateway")
 
 _SUFFIX: Final = ".journal"
+#: of a file with what cannot be settled by this version: an operator has to look at it
+_ASIDE: Final = ".unread"
 _RECORDS: Final = msgspec.json.Decoder(CallRecord)
 #: one line; a record is a few kilobytes, with the fate of each of 20,000 messages a few megabytes
 _LONGEST: Final = 64 * 1024 * 1024
+#: for the log
+REMEDY: Final = "once a version that can runs here, let the name of the file end in .journal again"
 
 
 class Journal:
@@ -40,41 +44,44 @@ class Journal:
         self._lock = threading.Lock()
         self._file: int | None = None
         self._path: Path | None = None
+        self._aside: tuple[int, Path] | None = None
 
     def append(self, record: CallRecord) -> None:
         """Write a record down; it is on the disk when this returns.
 
         Raises:
-            OSError: it is not.
+            OSError, ValueError: it is not.
         """
-        value = msgspec.json.encode(record)
-        line = b"%08x %b\n" % (zlib.crc32(value), value)
+        line = _line(record)
         with self._lock:
             if self._file is None:
-                self._open()
-            file = self._file
-            if file is None:  # pragma: no cover - for the type checker
-                return
-            end = os.lseek(file, 0, os.SEEK_END)
-            try:
-                _write(file, line)
-                os.fsync(file)
-            except OSError:
-                # Half a line on a full disk would hide the ones behind it.
-                with contextlib.suppress(OSError):
-                    os.ftruncate(file, end)
-                raise
+                self._file, self._path = self._made(_SUFFIX)
+            _add(self._file, line)
 
-    def _open(self) -> None:
+    def set_aside(self, record: CallRecord) -> Path:
+        """Write a record down that the store cannot take, where nobody reads it unasked; in which file it is.
+
+        Raises:
+            OSError, ValueError: it is not.
+        """
+        line = _line(record)
+        with self._lock:
+            if self._aside is None:
+                self._aside = self._made(_ASIDE)
+            file, path = self._aside
+            _add(file, line)
+        return path
+
+    def _made(self, suffix: str) -> tuple[int, Path]:
+        """A new file of ours."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        while self._file is None:
+        while True:
             # Never a name that was there before: what waits in another file must not be written over.
-            path = self._folder / f"{time.time_ns()}-{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"
+            path = self._folder / f"{time.time_ns()}-{os.getpid()}-{secrets.token_hex(4)}{suffix}"
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
             if _is_ours(file, path):
-                self._file, self._path = file, path
-            else:
-                os.close(file)
+                return file, path
+            os.close(file)
 
     def clear(self) -> None:
         """All that was appended has been settled."""
@@ -91,7 +98,9 @@ class Journal:
         with self._lock:
             if self._file is not None:
                 os.close(self._file)
-            self._file = self._path = None
+            if self._aside is not None:
+                os.close(self._aside[0])
+            self._file = self._path = self._aside = None
 
     def left_behind(self) -> Iterator[Left]:
         """Files of workers that are gone, each locked for as long as it is looked at."""
@@ -141,9 +150,9 @@ class Left:
     def delete(self) -> None:
         """All of it has been settled. What was written by another version is set aside: it is a charge all the same."""
         if self._is_odd:
-            aside = self.path.with_suffix(".unread")
+            aside = self.path.with_suffix(_ASIDE)
             self.path.rename(aside)
-            logger.error("journal %s holds records that this version cannot read", aside)
+            logger.error("journal %s holds records that this version cannot read; %s", aside, REMEDY)
         else:
             self.path.unlink(missing_ok=True)
 
@@ -155,6 +164,24 @@ def _is_ours(file: int, path: Path) -> bool:
     except BlockingIOError:
         return False
     return path.exists()
+
+
+def _line(record: CallRecord) -> bytes:
+    value = msgspec.json.encode(record)
+    return b"%08x %b\n" % (zlib.crc32(value), value)
+
+
+def _add(file: int, line: bytes) -> None:
+    """Have a line on the disk, or nothing of it."""
+    end = os.lseek(file, 0, os.SEEK_END)
+    try:
+        _write(file, line)
+        os.fsync(file)
+    except OSError:
+        # Half a line on a full disk would hide the ones behind it.
+        with contextlib.suppress(OSError):
+            os.ftruncate(file, end)
+        raise
 
 
 def _write(file: int, line: bytes) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -17,6 +19,7 @@ from gateway.core.errors import StoreUnavailable
 from gateway.core.ports import CallRecord, Lesson, Observer, Store
 from gateway.core.spending import Allowance
 from gateway.core.usage import Totals
+from gateway.core.values import dataclass
 
 #: keys that are kept in memory; a key is a provider, a model and a kind of request
 _MOST_KEYS: Final = 4096
@@ -26,21 +29,34 @@ _WRITE_AFTER_S: Final = 1.0
 _OFFSETS: Final = "offsets\n"
 _SURPRISES: Final = "surprises\n"
 _WINDOW: Final = "window\n"
+#: How long a window is gone by. As long as it is, nothing longer is sent that could show it to be wrong.
+_WINDOW_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """What a provider said of a model's window, and when (Unix seconds); 0 tokens: it is larger than was said."""
+
+    tokens: int
+    at: float
 
 
 #: what is kept of one key
-Known = tuple[int, ...] | int | None
+Known = tuple[int, ...] | _Window | None
 
 
 class Learner(Observer):
-    """Offsets of estimates by calibration key, and windows by model."""
+    """Offsets of estimates by calibration key, and windows by model. `now`: Unix seconds, the same for all workers."""
 
-    def __init__(self, store: Store, write_after_s: float = _WRITE_AFTER_S) -> None:
+    def __init__(
+        self, store: Store, write_after_s: float = _WRITE_AFTER_S, now: Callable[[], float] = time.time
+    ) -> None:
         self._store = store
         self._write_after_s = write_after_s
+        self._now = now
         self._known: dict[str, Known] = {}
         self._new_numbers: dict[str, list[int]] = {}
-        self._new_windows: dict[str, int] = {}
+        self._new_windows: dict[str, _Window] = {}
         self._writing: asyncio.Task[None] | None = None
 
     async def offsets(self, key: str) -> tuple[int, ...]:
@@ -58,10 +74,14 @@ class Learner(Observer):
         return (*numbers, *new)[-KEPT:] if new else numbers
 
     async def window(self, provider: str, model: str) -> int | None:
-        """The window that the provider itself named when it refused a request; None where it never did."""
+        """The window that the provider itself named when it refused a request; None where it did not, lately."""
         name = f"{provider}\n{model}"
-        said = self._new_windows[name] if name in self._new_windows else await self._look_up(_WINDOW + name)
-        return said if isinstance(said, int) and said > 0 else None
+        said: Known = self._new_windows.get(name)
+        if said is None:
+            said = await self._look_up(_WINDOW + name)
+        if not isinstance(said, _Window) or abs(self._now() - said.at) >= _WINDOW_S:
+            return None
+        return said.tokens or None
 
     async def _look_up(self, key: str) -> Known:
         """From memory, else from the store; a store that is away knows nothing."""
@@ -75,7 +95,7 @@ class Learner(Observer):
     def _keep(self, key: str, value: bytes | None) -> None:
         if len(self._known) >= _MOST_KEYS and key not in self._known:
             del self._known[next(iter(self._known))]
-        self._known[key] = _known_from(value)
+        self._known[key] = _known_from(value, self._now())
 
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
         """See `Observer.record`: what the provider reported of a call, less what was estimated."""
@@ -92,7 +112,7 @@ class Learner(Observer):
         """Forget a window that a call was answered beyond."""
         name = f"{provider}\n{model}"
         known = self._new_windows.get(name) or self._known.get(_WINDOW + name)
-        if isinstance(known, int) and tokens > known:
+        if isinstance(known, _Window) and 0 < known.tokens < tokens:
             self.report_window(provider, model, 0)
 
     def report(self, key: str, residual: int) -> None:
@@ -107,7 +127,7 @@ class Learner(Observer):
     def report_window(self, provider: str, model: str, window: int) -> None:
         """The window that a provider named; 0 forgets it."""
         if len(self._new_windows) < _MOST_KEYS:
-            self._new_windows[f"{provider}\n{model}"] = window
+            self._new_windows[f"{provider}\n{model}"] = _Window(window, self._now())
             self._write_soon()
 
     def _write_soon(self) -> None:
@@ -155,8 +175,8 @@ def _one_more(new: list[int]) -> Lesson:
     return lesson
 
 
-def _said(window: int) -> Lesson:
-    return lambda _: msgspec.json.encode(window)
+def _said(window: _Window) -> Lesson:
+    return lambda _: msgspec.json.encode({"window": window.tokens, "at": window.at})
 
 
 def _decode(value: bytes | None) -> object:
@@ -167,9 +187,16 @@ def _decode(value: bytes | None) -> object:
     return None
 
 
-def _known_from(value: bytes | None) -> Known:
+def _known_from(value: bytes | None, now: float) -> Known:
     """Numbers, or a window; None for nothing, and for what is none of ours."""
     found = _decode(value)
     if isinstance(found, list):
         return residuals_from(found)
-    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
+    if isinstance(found, dict):
+        return _window_from(found.get("window"), found.get("at"))
+    # As it was written before it had its time: it is as new as it can be.
+    return _window_from(found, now)
+
+
+def _window_from(tokens: object, at: object) -> _Window | None:
+    return _Window(tokens, at) if type(tokens) is int and tokens > 0 and isinstance(at, (int, float)) else None

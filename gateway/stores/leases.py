@@ -93,6 +93,8 @@ class Leases:
         self._tick_s = tick_s
         self._sweep_s = sweep_s
         self._open: dict[str, Lease] = {}
+        #: holds of others that were settled, and may be there still: what the store refused once, it would again
+        self._handed_on: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -208,11 +210,15 @@ class Leases:
             StoreUnavailable: the store is away.
         """
         # Ours may be among them, and all of ours are no reason not to see those of others.
-        for opened in await self._store.overdue(_SWEEP_MOST + len(self._open)):
-            if opened.hold.id in self._open:
-                continue  # ours: a store that was away kept us from renewing it
-            logger.warning("call %s was left by its worker: charged for what is known of it", opened.hold.id)
+        found = await self._store.overdue(_SWEEP_MOST + len(self._open) + len(self._handed_on))
+        self._handed_on &= {opened.hold.id for opened in found}
+        for opened in found:
+            hold_id = opened.hold.id
+            if hold_id in self._open or hold_id in self._handed_on:
+                continue  # ours: a store that was away kept us from renewing it; or it cannot be settled
+            logger.warning("call %s was left by its worker: charged for what is known of it", hold_id)
             await self._settle(opened.as_lost())
+            self._handed_on.add(hold_id)
 
     async def aclose(self) -> None:
         """Stop; what is still open ends with its lease."""

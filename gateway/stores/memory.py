@@ -36,6 +36,7 @@ from gateway.core.usage import Totals
 from gateway.core.values import dataclass
 from gateway.stores import clock
 from gateway.stores.cursor import Cursor
+from gateway.stores.unread import refusing
 
 #: records kept of one session, and call ids remembered of all; totals are not affected by what is forgotten here
 CALLS_PER_SESSION: Final = 1000
@@ -125,6 +126,10 @@ class MemoryStore:
 
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         """See `Store.settle`."""
+        with refusing(record.call_id):
+            return await self._settle(record, ending)
+
+    async def _settle(self, record: CallRecord, ending: Ending | None) -> Totals:
         known = self._by_id.get(record.call_id)
         is_new = known is None or known.outcome == LOST != record.outcome
         if is_new:

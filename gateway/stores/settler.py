@@ -12,7 +12,8 @@ from typing import Final
 from gateway.core.errors import StoreConflict, StoreUnavailable
 from gateway.core.ports import CallRecord, Ending, Store
 from gateway.core.usage import Totals
-from gateway.stores.journal import Journal, Left
+from gateway.stores.journal import REMEDY, Journal, Left
+from gateway.stores.unread import RecordRefused
 
 logger = logging.getLogger("gateway")
 
@@ -87,7 +88,7 @@ class Settler:
         return "calls go on and are journalled" if self.is_open else "calls are refused"
 
     async def settle(self, record: CallRecord) -> Totals | None:
-        """Write one record; the session's totals after it, or None while the store is away."""
+        """Write one record; the session's totals after it, or None while the store is away, or cannot take it."""
         if self._is_away:
             await self._keep(record)
             return None
@@ -96,6 +97,9 @@ class Settler:
         except asyncio.CancelledError:
             await self._keep_cancelled(record)
             raise
+        except RecordRefused as error:
+            await self._set_aside(record, error)
+            return None
         except StoreUnavailable as error:
             await self._keep(record)
             self.away(error)
@@ -114,7 +118,7 @@ class Settler:
         except asyncio.CancelledError:
             await self._keep_cancelled(record)
             raise
-        except StoreConflict:
+        except (StoreConflict, RecordRefused):
             raise
         except StoreUnavailable as error:
             self.away(error)
@@ -146,9 +150,22 @@ class Settler:
             return False
         try:
             await asyncio.to_thread(self._journal.append, record)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             logger.error("call %s cannot be journalled and waits in memory: %s", record.call_id, error)  # noqa: TRY400
             return False
+        return True
+
+    async def _set_aside(self, record: CallRecord, refused: RecordRefused) -> bool:
+        """Keep a record that the store cannot take from waiting for it; whether it is on the disk."""
+        if self._journal is None:
+            logger.error("settlement of call %s is lost", record.call_id, exc_info=refused)
+            return False
+        try:
+            path = await asyncio.to_thread(self._journal.set_aside, record)
+        except (OSError, ValueError) as error:
+            logger.error("call %s cannot be settled, nor set aside: %s", record.call_id, error, exc_info=refused)  # noqa: TRY400
+            return False
+        logger.error("call %s is not settled but set aside in %s; %s", record.call_id, path, REMEDY, exc_info=refused)
         return True
 
     async def _offer_again(self) -> None:
@@ -161,16 +178,23 @@ class Settler:
             if self._is_away:
                 await self._store.ping()
             while self._waiting:
-                await self._store.settle(self._waiting[0])
+                await self._offer(self._waiting[0])
                 self._waiting.popleft()
             if not self._writing:
                 self._written()
+
+    async def _offer(self, record: CallRecord) -> None:
+        try:
+            await self._store.settle(record)
+        except RecordRefused as error:
+            if not await self._set_aside(record, error):
+                self._overflowed = True
 
     def _written(self) -> None:
         """The store has taken all that was at hand."""
         if self._journal is not None:
             if self._overflowed:
-                # The rest is in the file, which is found like that of a worker that is gone.
+                # The rest is in the file alone, which is found like that of a worker that is gone.
                 self._journal.close()
             else:
                 self._journal.clear()
@@ -203,14 +227,18 @@ class Settler:
 
     async def _recovered(self, left: Left) -> int:
         records = await asyncio.to_thread(left.records)
+        settled, is_safe = 0, True
         for record in records:
-            await self._store.settle(record)
-        left.delete()
-        if records:
-            logger.warning(
-                "%d calls settled from the journal %s of a worker that is gone", len(records), left.path.name
-            )
-        return len(records)
+            try:
+                await self._store.settle(record)
+                settled += 1
+            except RecordRefused as error:
+                is_safe = await self._set_aside(record, error) and is_safe
+        if is_safe:
+            left.delete()
+        if settled:
+            logger.warning("%d calls settled from the journal %s of a worker that is gone", settled, left.path.name)
+        return settled
 
     async def aclose(self) -> None:
         """Offer what is waiting one last time; what the store does not take stays in the journal."""

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from gateway.core.ledger import AccountKey, Amount, Claim, Granted, Hold, Limits, Moment, Refused, Standing
+from gateway.core.ledger import (
+    NO_LIMITS,
+    AccountKey,
+    Amount,
+    Claim,
+    Granted,
+    Hold,
+    Limits,
+    Moment,
+    Refused,
+    Standing,
+)
 from gateway.stores.blind import Blind
 
 KEY = AccountKey("session", "alice", "s")
@@ -92,3 +103,56 @@ def test_what_was_spent_blindly_stays_spent_if_the_store_goes_again_before_it_wa
     blind.forget()
     assert isinstance(blind.reserve(hold(20, number=2)), Refused)
     assert isinstance(blind.reserve(hold(10, number=3)), Granted)
+
+
+def spent(blind: Blind, number: int, limits: Limits = NO_LIMITS) -> Claim:
+    """A session of its own that has spent 90 tokens."""
+    claim = Claim(AccountKey("session", "alice", f"s{number}"), limits)
+    one = hold(90, claim, number)
+    assert isinstance(blind.reserve(one), Granted)
+    blind.settle(one, 0, Amount(90, 0, 1))
+    return claim
+
+
+def used(blind: Blind, claim: Claim) -> int:
+    return blind.standings([claim])[0].used.tokens
+
+
+def test_sessions_without_a_limit_are_forgotten_once_there_are_many_and_those_used_longest_ago_first() -> None:
+    blind = Blind()
+    first, second = spent(blind, -2), spent(blind, -1)
+    spent(blind, -2)
+    for number in range(19_999):
+        last = spent(blind, number)
+    assert [used(blind, claim) for claim in (first, second, last)] == [180, 0, 90]
+    spent(blind, 20_000)
+    assert used(blind, first) == 0
+
+
+def test_what_is_held_or_limited_is_never_forgotten() -> None:
+    blind = Blind()
+    limited, declared = spent(blind, -1, Limits(tokens=100)), spent(blind, -2)
+    lowered = Claim(declared.key, declared=Limits(tokens=200))
+    assert isinstance(blind.reserve(hold(90, lowered, -3)), Granted)
+    blind.settle(hold(90, lowered), 0, Amount(10))
+    under_way = hold(90, Claim(OTHER), -4)
+    assert isinstance(blind.reserve(under_way), Granted)
+    for number in range(20_001):
+        spent(blind, number)
+    assert (used(blind, limited), used(blind, lowered)) == (90, 100)
+    assert isinstance(blind.reserve(hold(11, limited, -5)), Refused)
+    assert blind.standings([Claim(OTHER)])[0].held == Amount(90, 0, 1)
+    blind.settle(under_way, 0, Amount(7))
+    assert used(blind, Claim(OTHER)) == 7
+
+
+def test_a_session_that_is_used_again_is_not_forgotten_while_its_call_runs() -> None:
+    blind = Blind()
+    claim = spent(blind, -1)
+    running = hold(90, claim, -2)
+    assert isinstance(blind.reserve(running), Granted)
+    for number in range(20_001):
+        spent(blind, number)
+    assert used(blind, claim) == 90
+    blind.settle(running, 0, Amount(5))
+    assert used(blind, claim) == 95

@@ -964,6 +964,14 @@ async def test_tool_results_are_kept_by_handle_each_in_its_session_and_read_in_i
     assert list(await store.missing_results(KEY, [])) == []
 
 
+async def test_a_tool_result_with_half_a_character_is_kept_as_it_came(store: Store) -> None:
+    text = "a\ud800b 漢"
+    assert list(await store.keep_results(KEY, {"h": text}, ROOM)) == []
+    assert await store.results(KEY, ["h"]) == {"h": text}
+    assert await store.result("alice", "h") == text
+    assert await store.results_size(KEY) == len(text.encode("utf-8", "surrogatepass"))
+
+
 async def test_the_results_of_a_session_go_with_it_and_those_of_others_stay(store: Store, record: MakeRecord) -> None:
     other = SessionKey("alice", "other")
     await store.settle(record())

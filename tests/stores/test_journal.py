@@ -175,3 +175,20 @@ def test_what_is_no_file_keeps_nobody_from_the_others(tmp_path: Path, record: Ma
     journal.append(record())
     journal.close()
     assert len(read(tmp_path)) == 1
+
+
+def test_what_is_set_aside_is_the_owners_alone_and_read_once_its_name_is_changed_and_its_worker_gone(
+    tmp_path: Path, record: MakeRecord
+) -> None:
+    journal, records = Journal(tmp_path), [record(), record("t")]
+    (aside,) = {journal.set_aside(one) for one in records}
+    assert aside.stat().st_mode & 0o077 == 0
+    journal.append(record())
+    journal.clear()
+    assert read(tmp_path) == []
+    aside.rename(aside.with_suffix(".journal"))
+    assert read(tmp_path) == [], "its worker still writes to it"
+    journal.close()
+    assert read(tmp_path) == records
+    assert journal.set_aside(records[0]) != aside
+    journal.close()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from gateway.core.counting.calibration import KEPT
@@ -117,6 +118,59 @@ async def test_a_window_is_forgotten_when_a_longer_request_is_answered() -> None
     assert await Learner(store).window("p", "m") is None
 
 
+async def test_a_window_holds_for_an_hour_whoever_learned_it() -> None:
+    store, clock = MemoryStore(), [1e9]
+    first = Learner(store, now=lambda: clock[0])
+    first.report_window("p", "m", 2_000)
+    await settled(first)
+    clock[0] += 3_000
+    second = Learner(store, now=lambda: clock[0])
+    assert (await first.window("p", "m"), await second.window("p", "m")) == (2_000, 2_000)
+    clock[0] += 601
+    assert (await first.window("p", "m"), await second.window("p", "m")) == (None, None)
+    assert await Learner(store, now=lambda: clock[0]).window("p", "m") is None
+
+
+async def test_a_window_that_is_not_written_yet_holds_for_an_hour() -> None:
+    clock = [1e9]
+    store = AwayStore()
+    store.away = True
+    learner = Learner(store, now=lambda: clock[0])
+    learner.report_window("p", "m", 2_000)
+    clock[0] += 3_601
+    assert await learner.window("p", "m") is None
+    await settled(learner)
+
+
+async def test_a_window_that_is_named_again_holds_from_then_on() -> None:
+    store, clock = MemoryStore(), [1e9]
+    learner = Learner(store, now=lambda: clock[0])
+    for window in (2_000, 3_000):
+        learner.report_window("p", "m", window)
+        await settled(learner)
+        clock[0] += 3_599
+        assert await learner.window("p", "m") == window
+    clock[0] += 1
+    assert await learner.window("p", "m") is None
+
+
+async def test_a_window_of_a_clock_that_was_far_ahead_is_none() -> None:
+    store = MemoryStore()
+    ahead = Learner(store, now=lambda: 2e9)
+    ahead.report_window("p", "m", 2_000)
+    await settled(ahead)
+    assert await Learner(store, now=lambda: 1e9).window("p", "m") is None
+
+
+async def test_a_window_that_was_written_without_its_time_holds_for_an_hour_from_when_it_is_read() -> None:
+    store, clock = MemoryStore(), [1e9]
+    await store.learn({"window\np\nm": lambda _: b"8192"})
+    learner = Learner(store, now=lambda: clock[0])
+    assert await learner.window("p", "m") == 8192
+    clock[0] += 3_600
+    assert await learner.window("p", "m") is None
+
+
 def answered(tokens: int) -> CallRecord:
     return CallRecord(
         call_id="c", request_id="c", session=None, derived_session=False, started_at=0.0, dialect="chat",
@@ -132,8 +186,21 @@ async def test_a_damaged_lesson_is_none() -> None:
     def damaged(_: Any) -> bytes:
         return b"{"
 
-    await store.learn({"offsets\nk": damaged, "window\np\nm": damaged, "window\np\nn": lambda _: b'"8192"'})
-    learner = Learner(store)
+    def leave(value: bytes, _: Any) -> bytes:
+        return value
+
+    odd = [
+        b'"8192"',
+        b"true",
+        b"-1",
+        b'{"window":"8192","at":1}',
+        b'{"window":8192,"at":"1"}',
+        b'{"window":8192}',
+        b"{}",
+    ]
+    await store.learn({"offsets\nk": damaged, "window\np\nm": damaged})
+    await store.learn({f"window\np\n{number}": partial(leave, value) for number, value in enumerate(odd)})
+    learner = Learner(store, now=lambda: 1.0)
     assert await learner.offsets("k") == ()
     assert await learner.window("p", "m") is None
-    assert await learner.window("p", "n") is None
+    assert [await learner.window("p", str(number)) for number in range(len(odd))] == [None] * len(odd)

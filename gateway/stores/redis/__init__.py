@@ -42,13 +42,14 @@ from gateway.stores.redis.apart import BooksApart
 from gateway.stores.redis.cluster import ClusterLink
 from gateway.stores.redis.folding import Folding
 from gateway.stores.redis.keys import Keys, session_of, tag_of
-from gateway.stores.redis.link import Link, SingleLink
+from gateway.stores.redis.link import Link, ScriptFailed, SingleLink
 from gateway.stores.redis.lists import Lists
 from gateway.stores.redis.moves import TRIES, Moves, pause
 from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.settings import warn_of_loss
 from gateway.stores.redis.together import Books, BooksTogether, Clerk
 from gateway.stores.redis.values import Kept
+from gateway.stores.unread import refusing
 
 #: keys live this much longer than what they hold is kept, or up to an hour less: the hourly clearing comes first
 _GRACE_S: Final = 10_800.0
@@ -105,7 +106,8 @@ class RedisStore:
 
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         """See `Store.settle`."""
-        return await self._moves.settle(record, ending)
+        with refusing(record.call_id, ScriptFailed):
+            return await self._moves.settle(record, ending)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
@@ -257,7 +259,7 @@ class RedisStore:
         return [handle.decode() for handle in refused]
 
     def _keeping(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Command:
-        encoded = [text.encode() for text in texts.values()]
+        encoded = [text.encode("utf-8", "surrogatepass") for text in texts.values()]
         arguments = self._clerk.basic() | {"handles": list(texts), "sizes": [*map(len, encoded)], "most": most}
         packed = (zlib.compress(text, 1) for text in encoded)
         return self._verb("keep_results", (self._keys.results(_tag(session)),), arguments, *packed)
@@ -351,7 +353,7 @@ def _remembered(state: bytes | None, key: bytes | None, residual: bytes | None) 
 
 
 def _unpacked(text: bytes) -> str:
-    return zlib.decompress(text).decode()
+    return zlib.decompress(text).decode("utf-8", "surrogatepass")
 
 
 def _tag(session: SessionKey) -> str:

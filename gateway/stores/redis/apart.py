@@ -23,6 +23,7 @@ from gateway.stores.redis.link import Link
 from gateway.stores.redis.scripts import Command
 from gateway.stores.redis.together import Books, Clerk, Settlement, home_of, settlement
 from gateway.stores.redis.values import Kept, Move
+from gateway.stores.unread import UnreadHolds
 
 #: a part of a hold was not taken: it came after the end of its lease
 _LATE = 2
@@ -45,6 +46,7 @@ class BooksApart:
         self._link = link
         self._clerk = clerk
         self._keys = clerk.keys
+        self._unread = UnreadHolds()
 
     # --- reserving ----------------------------------------------------------------------------------------------------
 
@@ -141,16 +143,18 @@ class BooksApart:
 
     async def overdue(self, limit: int) -> Sequence[OpenHold]:
         """See `Store.overdue`."""
-        shards = (self._clerk.call("overdue", self._keys.shard(one), {"limit": limit}) for one in range(SHARDS))
+        asked = {"limit": limit + len(self._unread)}
+        shards = (self._clerk.call("overdue", self._keys.shard(one), asked) for one in range(SHARDS))
         replies = await asyncio.gather(*(self._link.call(verb) for verb in shards))
         found: list[OpenHold] = []
         for hold_id, tag in (pair for [pairs] in replies for pair in pairs):
             name = hold_id.decode()
-            opened = await self._opened(name, tag.decode())
-            if opened is None:
-                await self._forget(name)  # never taken, or settled by one that ended before it could say so
-            else:
-                found.append(opened)
+            with self._unread.passed_over(name):
+                opened = await self._opened(name, tag.decode())
+                if opened is None:
+                    await self._forget(name)  # never taken, or settled by one that ended before it could say so
+                else:
+                    found.append(opened)
             if len(found) == limit:
                 break
         return found

@@ -9,6 +9,7 @@ server's silence. Nothing is sent again by itself, but for a script that the ser
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,12 @@ _ELSEWHERE: Final = (ReadOnlyError, MasterDownError)
 _SILENCE: Final = (TimeoutError, exceptions.TimeoutError)
 #: what can go wrong on the way to a server
 _FAULTS: Final = (RedisError, OSError, EOFError)
+#: the place of an error in Lua; behind an @ is that of a command which the server refused, maybe for its own reasons
+_SCRIPT_FAILED: Final = re.compile(r"(?<!@)user_script:\d+: |WRONGTYPE")
+
+
+class ScriptFailed(StoreUnavailable):
+    """A script of ours failed at what it found or was given; the server is well."""
 
 
 class Link(Protocol):
@@ -63,7 +70,8 @@ def unavailable(shown: str, error: BaseException) -> StoreUnavailable:
     code = getattr(error, "status_code", None)
     reason = f"{code or ''} {error}".strip() or type(error).__name__
     reason = "no answer in time" if isinstance(error, _SILENCE) else reason
-    return StoreUnavailable(f"The store {shown} cannot be used: {reason.rstrip('.')}. Try again shortly.")
+    kind = ScriptFailed if _SCRIPT_FAILED.search(reason) else StoreUnavailable
+    return kind(f"The store {shown} cannot be used: {reason.rstrip('.')}. Try again shortly.")
 
 
 def checked(shown: str, replies: list[Any]) -> list[Any]:

@@ -15,6 +15,7 @@ from gateway.stores.redis.keys import Keys, member_of, tag_of, tag_of_account, t
 from gateway.stores.redis.link import Link
 from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.values import Kept, Move
+from gateway.stores.unread import UnreadHolds
 
 #: records kept of one session; totals are not affected by what is forgotten here
 CALLS_PER_SESSION: Final = 1000
@@ -155,6 +156,7 @@ class BooksTogether:
         self._link = link
         self._clerk = clerk
         self._keys = clerk.keys
+        self._unread = UnreadHolds()
 
     async def settle(self, record: CallRecord, move: Move | None) -> Settlement | Kept:
         """See `Store.settle`."""
@@ -199,12 +201,16 @@ class BooksTogether:
     async def overdue(self, limit: int) -> Sequence[OpenHold]:
         """See `Store.overdue`."""
         keys = (self._keys.holds, self._keys.places)
-        [ids] = await self._link.call(self._clerk.call("overdue", keys, {"limit": limit}))
+        [ids] = await self._link.call(self._clerk.call("overdue", keys, {"limit": limit + len(self._unread)}))
         if not ids:
             return []
         names = [hold_id.decode() for hold_id, _ in ids]
         kept = await self._link.call(*(("HMGET", self._keys.hold(one), "u", "n", "v") for one in names))
-        return [found for row in kept if (found := values.opened(row)) is not None]
+        found = []
+        for name, row in zip(names, kept, strict=True):
+            with self._unread.passed_over(name):
+                found.append(values.opened(row))
+        return [opened for opened in found[:limit] if opened is not None]
 
     def ask_standings(self, claims: Sequence[Claim]) -> list[Command]:
         """See `Books`. One verb for all."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import sqlite3
 import threading
 import time
@@ -43,10 +42,9 @@ from gateway.stores.cursor import Cursor
 from gateway.stores.sqlite import accounts, deletion, latest, rows
 from gateway.stores.sqlite.schema import connect, migrate, stamp
 from gateway.stores.sqlite.writer import RETRY_S, Writer
+from gateway.stores.unread import UnreadHolds, refusing
 
 T = TypeVar("T")
-
-logger = logging.getLogger("gateway")
 
 #: commits between two checkpoints; a hold touches three pages, its settlement about ten
 _CHECKPOINT_EVERY: Final = 150
@@ -84,6 +82,7 @@ class SqliteStore:
         self._now = now
         self._moment = moment
         self._loop = asyncio.get_running_loop()
+        self._unread = UnreadHolds()
         self._since_checkpoint = 0
         self._checkpoint: asyncio.Task[None] | None = None
         self._thread_lock = threading.Lock()
@@ -99,6 +98,10 @@ class SqliteStore:
 
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         """See `Store.settle`."""
+        with refusing(record.call_id):
+            return await self._settle(record, ending)
+
+    async def _settle(self, record: CallRecord, ending: Ending | None) -> Totals:
         encoded = msgspec.json.encode(record) if ending is None else None
 
         def write(db: sqlite3.Connection) -> Totals:
@@ -115,13 +118,7 @@ class SqliteStore:
                     rows.keep_state(db, key, state, self._now())
             return totals
 
-        try:
-            return await self._writer.write(write)
-        except StoreUnavailable:
-            raise
-        except Exception as error:
-            logger.exception("the store cannot take call %s", record.call_id)
-            raise self._unavailable(error) from error
+        return await self._writer.write(write)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
@@ -137,7 +134,7 @@ class SqliteStore:
 
     async def overdue(self, limit: int) -> Sequence[OpenHold]:
         """See `Store.overdue`."""
-        return await self._in_thread(lambda db: accounts.overdue(db, limit, self._moment()))
+        return await self._in_thread(lambda db: accounts.overdue(db, limit, self._moment(), self._unread))
 
     async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
         """See `Store.standings`."""

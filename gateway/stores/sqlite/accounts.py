@@ -25,6 +25,7 @@ from gateway.core.ledger import (
     Standing,
 )
 from gateway.core.ports import CallRecord, OpenHold
+from gateway.stores.unread import UnreadHolds
 
 _USED: Final = ("used_tokens", "used_nano_usd", "used_calls")
 _HELD: Final = ("held_tokens", "held_nano_usd", "held_calls")
@@ -57,7 +58,8 @@ _ADD_UNITS: Final = (
 _RENEW: Final = "UPDATE holds SET boot = ?, mono = ?, wall = ?, noted = max(noted, ?) WHERE id = ?"
 #: `ledger.is_over`; the boot that a hold of this machine run has is nearly always this one
 _OVERDUE: Final = (
-    "SELECT units, noted, value FROM holds WHERE boot != :boot OR mono > :mono OR :mono - mono > lease_s LIMIT :limit"
+    "SELECT id, units, noted, value FROM holds "
+    "WHERE boot != :boot OR mono > :mono OR :mono - mono > lease_s LIMIT :limit"
 )
 _NONE: Final[ledger.Accounts] = {}
 _HOLDS: Final = msgspec.json.Decoder(OpenHold)
@@ -110,10 +112,13 @@ def renew(db: sqlite3.Connection, noted: Mapping[str, int], now: Moment) -> None
     db.executemany(_RENEW, ((now.boot, now.mono, now.wall, tokens, hold_id) for hold_id, tokens in noted.items()))
 
 
-def overdue(db: sqlite3.Connection, limit: int, now: Moment) -> list[OpenHold]:
+def overdue(db: sqlite3.Connection, limit: int, now: Moment, unread: UnreadHolds) -> list[OpenHold]:
     """See `Store.overdue`."""
-    rows = db.execute(_OVERDUE, {"boot": now.boot, "mono": now.mono, "limit": limit})
-    return [_opened(row) for row in rows]
+    found = []
+    for hold_id, *row in db.execute(_OVERDUE, {"boot": now.boot, "mono": now.mono, "limit": limit + len(unread)}):
+        with unread.passed_over(hold_id):
+            found.append(_opened(row))
+    return found[:limit]
 
 
 def standings(
@@ -201,6 +206,6 @@ def _keep(db: sqlite3.Connection, changes: Mapping[AccountKey, Account], now: fl
         db.execute(_KEEP_ACCOUNT, (*key, *account.used, *account.held, *times, decided, account.epoch, now))
 
 
-def _opened(row: tuple[int, int, bytes]) -> OpenHold:
+def _opened(row: Sequence[Any]) -> OpenHold:
     units, noted, value = row
     return replace(_HOLDS.decode(value), units=units, noted=noted)

@@ -58,6 +58,12 @@ end
 
 local known = redis.call('ZSCORE', ids, A.id)
 local was = known and redis.call('HGET', lost, A.id)
+if was then
+    was = cmsgpack.unpack(was)
+    if #was[1] ~= 3 then
+        error('what is known of the lost call was written by another version')
+    end
+end
 local is_old = known and (A.lost or not was)
 if A.version and not is_old then
     local kept = changed_since(state, A.version)
@@ -78,7 +84,6 @@ end
 
 local resets = tonumber(kept.resets or 0)
 if was then
-    was = cmsgpack.unpack(was)
     redis.call('HDEL', lost, A.id)
 else
     was = { { 0, 0, 0 }, false }

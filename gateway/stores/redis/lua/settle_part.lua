@@ -2,14 +2,17 @@
 -- the call as settled. A: lost, spent, accounts.
 local hold, settled = KEYS[1], KEYS[2]
 local known = redis.call('GET', settled)
+local was = { { 0, 0, 0 }, {} }
+if known and known ~= '' then
+    was = cmsgpack.unpack(known)
+    if type(was[1]) == 'number' then
+        was = { was, {} } -- as an older version kept it
+    end
+end
 local held = end_hold(hold)
 if known and (A.lost or known == '') then
     release(held)
     return 0
-end
-local was = known and cmsgpack.unpack(known) or { { 0, 0, 0 }, {} }
-if type(was[1]) == 'number' then
-    was = { was, {} } -- as an older version kept it
 end
 local epochs = charge(A.accounts, was[1], was[2], A.spent, held)
 redis.call('SET', settled, A.lost and cmsgpack.pack({ A.spent, epochs }) or '', 'PX', A.ttl)

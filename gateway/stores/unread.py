@@ -1,0 +1,61 @@
+"""What a store cannot take, or this version cannot read in it: it is named, and keeps nothing else waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from gateway.core.errors import StoreUnavailable
+
+logger = logging.getLogger("gateway")
+
+#: what comes of reading a value that is none of ours
+_UNREADABLE: Final = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
+
+
+class RecordRefused(StoreUnavailable):
+    """The store is there and cannot take this one record. Offered again, it would be refused again."""
+
+
+@contextlib.contextmanager
+def refusing(call_id: str, *faults: type[StoreUnavailable]) -> Iterator[None]:
+    """Settle a call: what goes wrong is the record's fault, unless the store is away. `faults`: of it, not the store.
+
+    Raises:
+        RecordRefused: it is not settled.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, StoreUnavailable) and not isinstance(error, faults):
+            raise
+        raise RecordRefused(f"The store cannot take call {call_id}: {type(error).__name__}: {error}") from error
+
+
+class UnreadHolds:
+    """Holds that this version cannot read, each of which is named in the log once."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @contextlib.contextmanager
+    def passed_over(self, hold_id: str) -> Iterator[None]:
+        """Read a hold, and go on where that cannot be done."""
+        try:
+            yield
+        except _UNREADABLE as error:
+            if hold_id not in self._ids:
+                self._ids.add(hold_id)
+                logger.error(  # noqa: TRY400  # what it cannot read says enough
+                    "call %s was left by its worker and cannot be read: %s. What it holds stays held until a gateway "
+                    "of the version that wrote it runs on this store",
+                    hold_id,
+                    error,
+                )
