@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 import yaml  # noqa: E402
 
 from gateway.core.counting.cache import CountCache  # noqa: E402
-from gateway.core.counting.calibration import KEPT, calibration_key, corrected, last_turn, learned  # noqa: E402
+from gateway.core.counting.calibration import KEPT, LastTurn, calibration_key, corrected  # noqa: E402
 from gateway.core.counting.estimate import Estimate, Estimator  # noqa: E402
 from gateway.core.counting.families import families_from  # noqa: E402
 from gateway.core.counting.measure import Wire  # noqa: E402
@@ -70,7 +70,7 @@ def model_of(request: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
 def replay(records: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Estimate, Any]]:
     residuals: dict[str, tuple[int, ...]] = {}
     surprises: dict[str, tuple[int, ...]] = {}
-    sessions: dict[str, Any] = {}
+    sessions: dict[str, LastTurn] = {}
     for record in records:
         estimate = estimate_of_call(record["request"], record)
         key = calibration_key(
@@ -82,9 +82,10 @@ def replay(records: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Esti
         if found.follows:
             surprise = record["reported_prompt_tokens"] - found.tokens
             surprises[key] = (*surprises.get(key, ()), surprise)[-KEPT:]
-        residuals[key] = learned(residuals.get(key, ()), estimate, record["reported_prompt_tokens"])
+        residual = record["reported_prompt_tokens"] - estimate.tokens
+        residuals[key] = (*residuals.get(key, ()), residual)[-KEPT:]
         if session:
-            sessions[session] = last_turn(key, estimate, record["reported_prompt_tokens"])
+            sessions[session] = LastTurn(key, residual)
 
 
 def show(name: str, errors: list[float]) -> None:

@@ -21,7 +21,7 @@ from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Allowance, Charged, Need, allowance, dearest, is_limited, rate_of
 from gateway.core.usage import Totals
 from gateway.dialects.base import Call
-from gateway.dialects.limits import answers_asked, least_output, service_tier
+from gateway.dialects.limits import answers_asked, least_output, output_limit, service_tier
 from gateway.progress import Progress
 from gateway.records import Records, input_estimate
 from gateway.stepping import Going, Steps
@@ -31,6 +31,11 @@ logger = logging.getLogger("gateway")
 
 #: over an estimate that only knows texts, not what frames them
 _UNWEIGHED_MARGIN: Final = 1.25
+#: of a body that nobody reads: bytes that are held as one token, and the most tokens held for a form or a file
+_UNREAD_BYTES: Final = 4
+_UNREAD_MOST: Final = 16_384
+#: white space, and the marks and zeros of other encodings
+_BEFORE_JSON: Final = b" \t\r\n\0\xff\xfe\xef\xbb\xbf"
 #: what a request says that wants something cached for an hour, however it is written
 _MARK_1H: Final = b"1h"
 #: of a stream, between two looks at what is left of its hold: some hundred tokens in pieces of a token each
@@ -170,8 +175,9 @@ class Accounts:
         # Those before the one whose turn it is could not take the call.
         ahead = progress.routes[progress.routes.index(progress.route) :]
         known = [self._facts(route) for route in ahead]
-        asked = progress.output_limit(fields, wire) if wire is not None else None
-        tokens = plan.safe_tokens if plan is not None else _unweighed(progress)
+        asked = progress.output_limit(fields, wire) if wire is not None else output_limit(fields, None)
+        asked = min(asked, MOST) if asked is not None else None
+        tokens = plan.safe_tokens if plan is not None else _unweighed(progress, call)
         # Summaries that are made once it is held may be longer than what is shown until then.
         tokens += progress.showing.more if progress.showing is not None else 0
         outputs = [facts.output for facts in known]
@@ -179,11 +185,12 @@ class Accounts:
         rates = [rate_of(facts.price, tokens, tier, caches_1h=caches_1h) for facts in known]
         return Need(
             tokens,
-            output=min(asked, MOST) if asked is not None else None,
+            output=asked,
             model_output=max((one for one in outputs if one is not None), default=None) if all(outputs) else None,
-            least_output=least_output(fields, wire) if wire is not None else 0,
-            answers=answers_asked(fields),
-            has_output=wire is not None,
+            # A limit that nobody here can lower is held whole.
+            least_output=least_output(fields, wire) if wire is not None else asked or 0,
+            answers=answers_asked(fields, wire),
+            has_output=wire is not None or asked is not None,
             rate=dearest(rates),
             is_priced=all(rate is not None for rate in rates) or not progress.incoming.endpoint.estimated,
             model=progress.route.model,
@@ -227,16 +234,31 @@ class Accounts:
             # Once: where that is interrupted, nobody knows whether the session has gone on.
             progress.record = self._records.of(progress)
             going = self._steps.going(progress, progress.record)
-        record, taken = progress.record, progress.taken
+        record = progress.record
         # A gateway that cannot serve has no time to write that down, but what was held must be given back.
         if progress.is_holding or (record.session is not None and not isinstance(progress.fault, GatewayFault)):
             progress.totals = await self._written(progress, record, going)
-            if taken is not None:
-                self._budgets.close(taken, record.spent)
+            self._give_back(progress, record)
             await self._read_again(progress)
-        progress.is_settled = True
-        self._tell(progress.record, progress.totals, self.allowance(progress))
+        self.end(progress)
         return progress.totals
+
+    def end(self, progress: Progress) -> None:
+        """Keep nothing of the call here any more, and tell the observers; once.
+
+        Also of a call whose settlement was interrupted: its record is written by the settler, as soon as that can.
+        """
+        record = progress.record
+        if progress.is_settled or record is None:
+            return
+        progress.is_settled = True
+        self._give_back(progress, record)
+        self._tell(record, progress.totals, self.allowance(progress))
+
+    def _give_back(self, progress: Progress, record: CallRecord) -> None:
+        taken, progress.taken = progress.taken, None
+        if taken is not None:
+            self._budgets.close(taken, record.spent)
 
     async def _written(self, progress: Progress, record: CallRecord, going: Going | None) -> Totals | None:
         """Write the record, and in the same step where its session is in its steps now."""
@@ -278,8 +300,16 @@ class Accounts:
         return allowance(progress.book.standings, self._budgets.policy.warn_at)
 
 
-def _unweighed(progress: Progress) -> int:
+def _unweighed(progress: Progress, call: Call) -> int:
     """Input tokens to hold for a call that is not weighed; reading megabytes is worth it where a budget is kept."""
     if not is_limited(progress.book.standings):
         return 0
+    if not call.fields and progress.incoming.endpoint.estimated:
+        return _unread(call.body)
     return ceil(input_estimate(progress) * _UNWEIGHED_MARGIN)
+
+
+def _unread(body: bytes) -> int:
+    """Tokens to hold for a body that nobody reads. What may be JSON to its provider is all text; a file is not."""
+    tokens = ceil(len(body) / _UNREAD_BYTES)
+    return tokens if body.lstrip(_BEFORE_JSON).startswith(b"{") else min(tokens, _UNREAD_MOST)

@@ -219,7 +219,7 @@ class Composer:
         return True
 
     def _learn_window(self, progress: Progress, asked: Asked, plan: Plan, found: LengthError) -> int:
-        """The window to fit it into now. What the provider said of its own, and of its count, is kept for all calls."""
+        """The window to fit it into now. What the provider said of it, and of its count, is learned for all calls."""
         context = plan.context
         if found.asked is not None:
             residual = found.asked - context.estimate

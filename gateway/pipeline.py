@@ -206,6 +206,8 @@ class Exchange:
         try:
             await self._gateway.accounts.settle(progress)
         finally:
+            # A second cancel interrupts it: a lease that stayed open would be renewed for as long as the worker lives.
+            self._gateway.accounts.end(progress)
             await progress.hang_up()
 
     async def _down(self) -> Reply:

@@ -14,7 +14,7 @@ from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Need, accounts_of, spent_by
 from gateway.core.usage import Charge, Usage
 from gateway.dialects.base import Answer, Call
-from gateway.dialects.texts import as_name, estimate
+from gateway.dialects.texts import as_name, estimate, token_ids
 from gateway.progress import CLIENT_CLOSED, TOO_SLOW, Progress
 
 #: outcomes of calls that nobody waited for to the end
@@ -135,7 +135,7 @@ def input_estimate(progress: Progress) -> int:
     call, plan = progress.call, progress.plan
     if plan is not None:
         return plan.context.tokens
-    return estimate(progress.dialect.input_text(call)) if call else 0
+    return estimate(progress.dialect.input_text(call)) + token_ids(call.fields) if call else 0
 
 
 def _operation(progress: Progress, call: Call | None) -> str:

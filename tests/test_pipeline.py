@@ -22,6 +22,7 @@ from gateway.dialects import endpoint
 from gateway.pipeline import Exchange
 from tests.support.fakes import BODY, KEY, SSE, STREAM, FakeReply, World
 from tests.support.scripted import DONE, chunk, usage_chunk
+from tests.support.timing import eventually
 
 
 @pytest.fixture
@@ -127,6 +128,41 @@ async def test_a_cancelled_call_settles_once_too(name: str, world: World) -> Non
     assert world.store.settled == 1
     assert world.upstream.open == 0
     assert (world.record.charge is None) is ("error" in name)
+
+
+async def cancelled_twice(world: World, body: bytes, within: str) -> None:
+    """A call that is cancelled in the middle of its answer, and again while the store is slow at what comes then."""
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), None])
+    task = asyncio.create_task(world.call(world.incoming(body)))
+    await eventually(lambda: world.upstream.sent)
+    assert world.leases.count == 1
+    world.store.slow = within
+    task.cancel("client_stalled")
+    await eventually(lambda: world.store.at_work)
+    world.store.slow = ""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("body", [BODY, STREAM], ids=["whole", "stream"])
+async def test_a_call_that_is_cancelled_again_while_it_settles_leaves_nothing_open(body: bytes, world: World) -> None:
+    await cancelled_twice(world, body, "settle")
+    assert (world.leases.count, world.upstream.open) == (0, 0)
+    [(record, totals)] = world.recorder.records
+    assert (record.outcome, totals) == ("client_stalled", None)
+    await world.settler.aclose()
+    assert (await world.store.totals(KEY)).calls == 1
+
+
+async def test_a_call_that_is_cancelled_again_once_it_is_written_is_told_with_its_totals() -> None:
+    world = World(budget=BudgetPolicy(session=Limits(tokens=1_000_000)))
+    await cancelled_twice(world, STREAM, "standings")
+    assert (world.leases.count, world.upstream.open) == (0, 0)
+    [(record, totals)] = world.recorder.records
+    assert record.outcome == "client_stalled"
+    assert totals is not None
+    assert totals.calls == 1
 
 
 async def test_cancelled_after_the_last_byte_it_stays_what_it_was(world: World) -> None:
@@ -252,6 +288,39 @@ async def test_without_the_store_no_more_is_spent_than_was_left_when_it_was_last
     assert (await world.store.totals(KEY)).total_tokens == 4 * 15
 
 
+def form(size: int) -> bytes:
+    return b"--b" + b"x" * (size - 3)
+
+
+def fim(**fields: object) -> bytes:
+    return json.dumps({"model": "m", "prompt": "four" * 8, **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "needed"),
+    [
+        ("audio/transcriptions", form(4_001), 1_001),
+        ("images/edits", form(10_000_000), 16_384),
+        # What cannot be read is forwarded as it came.
+        ("fim/completions", b'{"model":"m","model":"m"}'.ljust(400_000), 100_000),
+        ("fim/completions", b'\xef\xbb\xbf {"model":"m"}'.ljust(400_000), 100_000),
+        ("fim/completions", fim(max_tokens=8_000), 10 + 8_000),
+        ("fim/completions", fim(max_tokens=16, max_output_tokens="500", max_completion_tokens=50), 10 + 500),
+        ("fim/completions", fim(max_tokens=500, n=3), 10 + 3 * 500),
+        ("fim/completions", fim(max_tokens=None), 10),
+        ("images/generations", fim(n=4), 10),
+        ("files", form(4_000), 1),
+        ("uploads/upload_1/parts", form(4_000), 1),
+        ("containers/c_1/files", form(4_000), 1),
+    ],
+)
+async def test_what_a_call_is_held_as_that_is_not_weighed(path: str, body: bytes, needed: int) -> None:
+    for limit, status in ((needed, 200), (needed - 1, 400)):
+        world = World(budget=BudgetPolicy(session=Limits(tokens=limit)))
+        assert (await world.call(world.incoming(body, path)))[0].status == status
+        assert [sent.body for sent in world.upstream.sent] == [body] * (status == 200)
+
+
 async def test_a_call_cancelled_while_its_hold_is_taken_leaves_none_behind() -> None:
     key = KeyBudget(Limits(calls=5))
     world = World(SessionPolicy(on_missing="none"))
@@ -354,6 +423,26 @@ async def test_a_provider_that_refuses_either_way_is_passed_on(world: World) -> 
     assert (reply.status, reply.upstream_error) == (400, True)
     assert b"no stream_options" in body
     assert len(world.upstream.sent) == 2
+
+
+async def test_a_window_that_one_clients_refusal_taught_is_for_all_clients_and_for_an_hour(world: World) -> None:
+    refusal = {"code": "context_length_exceeded", "message": "This model's maximum context length is 600 tokens."}
+    answers = iter([FakeReply(400, pieces=[json.dumps({"error": refusal}).encode()])])
+    world.upstream.answer = lambda _: next(answers, FakeReply())
+    said = [
+        {"role": role, "content": f"{turn} " + "word " * 40} for turn in range(30) for role in ("user", "assistant")
+    ]
+    body = json.dumps({"model": "m", "messages": [*said, {"role": "user", "content": "go on"}]}).encode()
+
+    async def sent_for(client: str) -> bytes:
+        await world.call(world.incoming(body, caller=Caller(client)))
+        return world.upstream.sent[-1].body
+
+    assert len(await sent_for("mallory")) < len(body)
+    assert len(await sent_for("alice")) < len(body)
+    world.ahead_s = 3_600
+    assert await sent_for("bob") == body
+    assert len(world.upstream.sent) == 4
 
 
 @pytest.mark.parametrize("policy", ["derive", "require", "none"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from decimal import Decimal
 
@@ -95,6 +96,17 @@ def test_without_a_report_it_is_estimated_or_counted_as_nothing_as_the_settings_
     nothing = records(estimate_missing=False).of(progress).charge
     assert nothing is not None
     assert (nothing.usage.total_tokens, nothing.cost_usd) == (0, Decimal(0))
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"), [([7] * 4_000, 4_000), ([[7] * 50, [7] * 30], 80), (["four" * 6, [7]], 7)]
+)
+async def test_ids_of_tokens_are_charged_where_nothing_is_reported(world: World, given: object, tokens: int) -> None:
+    world.upstream.answer = lambda _: FakeReply(pieces=[b'{"object":"list","data":[]}'])
+    await world.call(world.incoming(json.dumps({"model": "m", "input": given}).encode(), "embeddings"))
+    charge = world.record.charge
+    assert charge is not None
+    assert (charge.usage.input_tokens, charge.usage.output_tokens, charge.source) == (tokens, 0, "estimated")
 
 
 def test_an_error_without_any_text_costs_nothing(world: World) -> None:

@@ -25,7 +25,9 @@ _STORED: Final = re.compile(
 _RUNS: Final = r"threads/(?:.+/)?runs(?:/.+/submit_tool_outputs)?$"
 _BILLED_BELOW_STORED: Final = re.compile(rf"responses/compact$|fine_tuning/jobs$|{_RUNS}")
 #: What these keep costs nothing by itself; what is done with it is a call of its own.
-_KEPT: Final = re.compile(r"(?:files|uploads|conversations|containers|vector_stores|assistants|threads|moderations)$")
+_KEPT: Final = re.compile(
+    r"(?:files|uploads(?:/.+)?|conversations|containers(?:/.+/files)?|vector_stores|assistants|threads|moderations)$"
+)
 #: An answer to these says that something was begun. What a session opened here says goes past the gateway.
 _DEFERRED: Final = re.compile(rf"(?:messages/)?batches$|fine_tuning/|videos(?:/|$)|evals/|realtime/|{_RUNS}")
 #: Counting is free at every provider that offers it, and answers with `input_tokens` of no call.
@@ -50,6 +52,8 @@ class Endpoint:
     deferred: bool = False
 
 
+#: methods of requests that ask for no answer of a model, as long as they have no body
+_WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 #: what is known well enough to be estimated where the provider reports nothing; by POST
 _KNOWN: Final[Mapping[str, Endpoint]] = {
     "chat/completions": Endpoint(CHAT, "chat", metered=True, estimated=True, wire="chat"),
@@ -65,13 +69,14 @@ def endpoint(method: str, path: str, *, anthropic: bool = False) -> Endpoint:
     # Some servers route without regard to case: what reaches them so is what it is.
     path = path.rstrip("/").lower()
     known = _KNOWN.get(path)
-    if known is not None and method == "POST":
+    if known is not None and method not in _WITHOUT_BODY:
+        # A server may not look at the method: what asks for an answer is a call of the model.
         return known
     operation = known.operation if known is not None else path.partition("/")[0] or "other"
     anthropic = anthropic or path == "messages" or path.startswith("messages/")
     metered = method == "POST" and _is_billed(path)
     return Endpoint(
-        PassThrough(operation, anthropic=anthropic),
+        PassThrough(operation, anthropic=anthropic, is_empty=known is not None),
         operation,
         metered=metered,
         estimated=metered and not _KEPT.match(path),

@@ -20,7 +20,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.message import plain
 from gateway.core.values import dataclass
 from gateway.dialects.base import Call
-from gateway.dialects.fields import decode, join
+from gateway.dialects.fields import check_length, decode, join
 
 #: the field that holds what was said, and where an array of it has elements that are messages
 ITEMS: Final[Mapping[Wire, str]] = {
@@ -36,6 +36,8 @@ MOST_MESSAGES: Final = 20_000
 MOST_PRIORITY: Final = 100.0
 PINNED: Final = "pinned"
 _MARK: Final = b'"x_gateway"'
+#: bytes of what it may say
+_MARK_BYTES: Final = 1024
 _NOTHING_KNOWN: Final = Beginnings(0)
 _SPACE: Final = b" \t\r\n"
 _BETWEEN: Final = b"," + _SPACE
@@ -197,7 +199,9 @@ class _Marks:
             if fields is None:
                 continue
             found = True
-            priority = _priority(decode(fields.pop("x_gateway")), f"{array}[{index}].x_gateway")
+            where, mark = f"{array}[{index}].x_gateway", fields.pop("x_gateway")
+            check_length(where, mark, _MARK_BYTES)
+            priority = _priority(decode(mark), where)
             marks.messages[index] = msgspec.json.encode(fields)
             if priority == PINNED:
                 marks.pinned.add(index)

@@ -14,6 +14,10 @@ from gateway.core.errors import InvalidRequest
 
 Fields = Mapping[str, msgspec.Raw]
 _ANY_DECODER: Final = msgspec.json.Decoder()
+#: of a number that anybody means
+_MOST_DIGITS: Final = 400
+#: raised for what is no JSON, also where it is no text
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 #: top-level fields of a body; no API has a hundred
 _MAX_FIELDS: Final = 4096
 #: a body of so many bytes cannot have more fields than that: each takes five (`"":1,`)
@@ -27,6 +31,16 @@ _MEANT: Final = frozenset(
         *("max_tokens", "max_completion_tokens", "max_output_tokens"),
     }
 )
+#: Bytes of the fields that are built to be looked at, more than any real request has; a longer one would keep all other
+#: calls waiting while it is. Numbers, then names and switches, then what may hold a schema or a list of tools.
+_MOST_BYTES: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("n", "best_of", "max_tokens", "max_completion_tokens", "max_output_tokens"), 64),
+    **dict.fromkeys(("model", "models", "fallbacks", "stream", "stream_options", "background"), 64 * 1024),
+    **dict.fromkeys(("service_tier", "speed", "inference_geo", "thinking", "reasoning"), 64 * 1024),
+    **dict.fromkeys(("metadata", "session_id", "conversation", "prompt_cache_key"), 64 * 1024),
+    **dict.fromkeys(("tool_choice", "function_call"), 2**20),
+    **dict.fromkeys(("response_format", "output_config", "output_format", "text"), 2**20),
+}
 
 
 class _Name:
@@ -61,7 +75,8 @@ def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
     """The top level of a JSON object.
 
     Raises:
-        InvalidRequest: not UTF-8, not JSON, not an object, nested too deep, a key stands twice, or far too many keys.
+        InvalidRequest: not UTF-8, not JSON, not an object, nested too deep, a key stands twice, far too many keys, or
+            far too much in a field that says little.
     """
     try:
         str(body, "utf-8")
@@ -81,10 +96,23 @@ def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
     fields = {name.text: raw for name, raw in named.items()}
     if len(fields) != len(named):
         _refuse_duplicates([name.text for name in named])
-    for name in fields:
+    for name, raw in fields.items():
+        if name in _MOST_BYTES:
+            check_length(name, raw, _MOST_BYTES[name])
         if (meant := name.casefold()) in _MEANT and name != meant:
             raise InvalidRequest(f'The field "{name}" is written "{meant}".', param=name)
     return fields
+
+
+def check_length(name: str, raw: bytes | msgspec.Raw, most: int) -> None:
+    """Refuse a value that is longer than it may be.
+
+    Raises:
+        InvalidRequest: it is.
+    """
+    size = memoryview(raw).nbytes
+    if size > most:
+        raise InvalidRequest(f'The field "{name}" has {size:,} bytes; it may have {most:,}.', param=name)
 
 
 def _refuse_duplicates(names: list[str]) -> None:
@@ -110,13 +138,18 @@ def decode(raw: bytes | msgspec.Raw) -> Any:
     """Any JSON value; None where it cannot be read. For foreign values that may be anything."""
     try:
         return _ANY_DECODER.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         pass
     try:
-        # Knows NaN and numbers beyond a double, which some providers send.
-        return json.loads(bytes(raw))
+        # Knows NaN and numbers beyond a double, which some providers send, and bytes that are no UTF-8.
+        return json.loads(bytes(raw).decode("utf-8", "replace"), parse_int=_int)
     except (ValueError, RecursionError):
         return None
+
+
+def _int(digits: str) -> int | None:
+    """A whole number; none of so many digits that Python does not read them."""
+    return int(digits) if len(digits) < _MOST_DIGITS else None
 
 
 def string_field(fields: Fields, name: str) -> str | None:

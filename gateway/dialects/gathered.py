@@ -19,7 +19,7 @@ _OPAQUE_TOKENS: Final = 1 / 8
 class Gathered:
     """What was read of an answer so far: of names the first model, the last of the others."""
 
-    __slots__ = ("_model", "_output", "_service_tier", "_tools", "error", "finish_reason", "usage")
+    __slots__ = ("_ids", "_model", "_output", "_service_tier", "_tools", "error", "finish_reason", "usage")
 
     def __init__(self) -> None:
         self.usage = UsageReader()
@@ -29,6 +29,8 @@ class Gathered:
         self._service_tier: str | None = None
         #: calls: the choice that makes them, and the tool
         self._tools: dict[object, tuple[int, str]] = {}
+        #: the first id that each of them was named with
+        self._ids: dict[object, str] = {}
         self._output = 0.0
 
     def head(self, model: object, service_tier: object) -> None:
@@ -62,20 +64,23 @@ class Gathered:
         Args:
             name: what is no text is none.
             key: tells the calls of an answer apart; None: each is another.
-            call_id: tells apart what has one key; without it the same key is the same call.
+            call_id: where it differs from the first one under a key, it is another call; without it the same key is
+                the same call.
             choice: the one that calls it, where an answer has several.
         """
         if not isinstance(name, str) or not name:
             return
         if key is None:
             key = len(self._tools)
-        elif key in self._tools and call_id:
+        elif call_id and key in self._tools and self._ids.setdefault(key, str(call_id)) != str(call_id):
             key = (key, str(call_id))
         if key in self._tools:
             return
         self._output += estimate_tokens(name)
         if len(self._tools) < MAX_TOOLS:
             self._tools[key] = choice, name[:_NAME_CHARACTERS]
+            if call_id:
+                self._ids[key] = str(call_id)
 
     @property
     def model(self) -> str | None:

@@ -10,6 +10,7 @@ import msgspec
 
 from gateway.core.counting.measure import Wire
 from gateway.dialects.fields import decode
+from gateway.dialects.texts import prompts
 
 Fields = Mapping[str, bytes | msgspec.Raw]
 
@@ -30,23 +31,28 @@ _MOST_ANSWERS: Final = 1_024
 _LEAST_THINKING: Final = 1_024
 
 
-def output_limit(fields: Fields, wire: Wire) -> int | None:
+def output_limit(fields: Fields, wire: Wire | None) -> int | None:
     """The most tokens that an answer may have, as the provider may read it; None where nothing bounds it.
 
     One of several fields that differ may be the one that counts, so the largest is taken; a field of another API alone
-    bounds nothing.
+    bounds nothing. In a format that nobody knows (None) any of them may be its own.
     """
-    own = [number for name in _FIELDS[wire] if (number := _number(fields, name)) is not None]
+    names = _FIELDS[wire] if wire is not None else ALL_LIMITS
+    own = [number for name in names if (number := _number(fields, name)) is not None]
     if not own:
         return None
     others = [number for name in ALL_LIMITS if (number := _number(fields, name)) is not None]
     return max(own + others)
 
 
-def answers_asked(fields: Fields) -> int:
-    """Answers that one call asks for, 1 where it does not say, or says what is no number of answers."""
+def answers_asked(fields: Fields, wire: Wire | None) -> int:
+    """Answers that one call asks for, 1 where it does not say, or says what is no number of answers.
+
+    Of several prompts each is answered. The other formats have one conversation.
+    """
     known = [number for name in _ANSWERS if (number := _number(fields, name)) is not None]
-    return min(max([1, *known]), _MOST_ANSWERS) * _prompts(fields)
+    has_prompts = wire in (None, "completions") and "prompt" in fields
+    return min(max([1, *known]), _MOST_ANSWERS) * (prompts(fields["prompt"]) if has_prompts else 1)
 
 
 def _number(fields: Fields, name: str) -> int | None:
@@ -59,14 +65,6 @@ def _number(fields: Fields, name: str) -> int | None:
     except (ValueError, OverflowError):
         return None
     return number if number > 0 else None
-
-
-def _prompts(fields: Fields) -> int:
-    """Prompts of a completions call, each of which is answered: a list of numbers is one prompt in tokens."""
-    found = decode(fields["prompt"]) if "prompt" in fields else None
-    if not isinstance(found, list) or all(isinstance(one, int) for one in found):
-        return 1
-    return len(found)
 
 
 def service_tier(fields: Fields) -> str | None:

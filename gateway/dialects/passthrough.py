@@ -30,18 +30,24 @@ class PassThrough:
     """A dialect that changes nothing but the model's name, where a route says so.
 
     `anthropic`: the client speaks Anthropic's API, so errors have that shape. `is_read`: requests of this path are
-    weighed and held, so that one which cannot be read is refused.
+    weighed and held, so that one which cannot be read is refused. `is_empty`: they have no body, or they would be calls
+    of a model that nobody weighs.
     """
 
     name = "passthrough"
 
-    def __init__(self, operation: str, *, anthropic: bool = False, is_read: bool = False) -> None:
+    def __init__(
+        self, operation: str, *, anthropic: bool = False, is_read: bool = False, is_empty: bool = False
+    ) -> None:
         self._operation = operation
         self._is_read = is_read
+        self._is_empty = is_empty
         self._anthropic = anthropic
 
     def read(self, body: bytes) -> Call:
         """See `Dialect.read`. A body that is no JSON object (a file, a form) has no fields and is not looked into."""
+        if self._is_empty and body:
+            raise InvalidRequest("A request of this path and method has no body. To call the model, send it by POST.")
         if not self._is_read and not body.lstrip(b" \t\r\n").startswith(b"{"):
             return Call(self._operation, None, stream=False, body=body, fields={})
         try:

@@ -23,6 +23,10 @@ _GLANCE: Final = 16
 #: characters of a foreign name that are kept
 _NAME_CHARACTERS: Final = 256
 _TEXTS_DECODER: Final = msgspec.json.Decoder(list[str])
+#: fields that may hold a text as the ids of its tokens
+_ID_FIELDS: Final = ("input", "prompt")
+#: what a number is written with, and everything else
+_NUMBERS: Final = bytes(ord("0" if chr(byte) in "0123456789.-+eE" else " ") for byte in range(256))
 #: a string, without its quotes, and the colon behind it if it is a key
 _STRING: Final = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"\s*+(:)?')
 
@@ -49,6 +53,33 @@ def texts_of_fields(fields: Fields, names: Iterable[str]) -> Iterator[str]:
     for name in names:
         if name in fields:
             yield from texts(fields[name])
+
+
+def token_ids(fields: Fields) -> int:
+    """Tokens that are sent as their ids: the numbers of arrays. They are counted as bytes; nothing is built of them."""
+    arrays = (_array(fields[name]) for name in _ID_FIELDS if name in fields)
+    return sum(_outside(array).translate(_NUMBERS).count(b" 0") for array in arrays)
+
+
+def prompts(raw: bytes | msgspec.Raw) -> int:
+    """Prompts in a field that may hold several, each a text or a list of ids. As in `token_ids` nothing is built."""
+    array = _array(raw)
+    return max(1, array.count(b'"') // 2 + _outside(array).count(b"[") - 1)
+
+
+def _array(raw: bytes | msgspec.Raw) -> bytes:
+    """An array, without escapes: every quote in it begins or ends a string. Empty where it is none."""
+    view = memoryview(raw)
+    if view[0] != ord("["):
+        return b""
+    content = bytes(view)
+    # To look for one is quicker than to replace none.
+    return content.replace(rb"\\", b"").replace(rb"\"", b"") if b"\\" in content else content
+
+
+def _outside(array: bytes) -> bytes:
+    """What stands between the strings of an array; behind `_MAX_TEXTS` of them everything."""
+    return b" ".join(array.split(b'"', 2 * _MAX_TEXTS)[::2])
 
 
 def _list_of_texts(raw: msgspec.Raw) -> list[str] | None:

@@ -17,6 +17,7 @@ from urllib.parse import unquote_to_bytes
 
 from gateway.calls import NO_DIRECTIVES, Incoming, Reply
 from gateway.core.errors import GatewayError, InternalError, InvalidRequest, NotFound, Overloaded, ShuttingDown
+from gateway.core.forwarding import header
 from gateway.core.identity import is_valid
 from gateway.core.ports import Headers
 from gateway.core.values import dataclass
@@ -79,6 +80,7 @@ class _Connection:
     cut: GatewayError | None = None
     task: asyncio.Task[None] | None = None
     busy: bool = False
+    is_events: bool = False
     next_number: Callable[[], int] = int
 
     def at_work(self, *, is_so: bool) -> None:
@@ -234,6 +236,7 @@ class Forwarder:
             return
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         connection.started, connection.next_number = True, reply.next_number
+        connection.is_events = _is_events(reply.headers)
         # A client that takes nothing holds a place that others wait for.
         task = asyncio.current_task()
         stall = Silence(self._limits.write_timeout_s, lambda: task and task.cancel("client_stalled"))
@@ -270,7 +273,8 @@ class Forwarder:
             return
         if not connection.started:
             await _send_fault(connection.send, incoming.endpoint, fault, incoming.request_id)
-        else:
+        elif connection.is_events:
+            # In a file or an image it would be taken for a part of it.
             number = connection.next_number()
             event = incoming.endpoint.dialect.error_event(fault, incoming.request_id, number)
             await connection.send({"type": "http.response.body", "body": event, "more_body": True})
@@ -331,6 +335,10 @@ def split_path(raw_path: bytes, method: str = "POST") -> tuple[str | None, str]:
 
 def _speaks_anthropic(headers: Headers, path: str) -> bool:
     return path.startswith("models") and any(name == b"anthropic-version" for name, _ in headers)
+
+
+def _is_events(headers: Headers) -> bool:
+    return header(headers, b"content-type").partition(b";")[0].strip().lower() == b"text/event-stream"
 
 
 async def _send_fault(send: Send, target: Endpoint, fault: GatewayError, request_id: str) -> None:

@@ -17,7 +17,7 @@ from gateway.core.sse import MAX_EVENT_BYTES
 from gateway.dialects.base import Answer, StreamMeter, Verdict
 from gateway.dialects.fields import decode, flag_field, read_fields, string_field, write_fields
 from gateway.dialects.opening import opening_items, opening_text
-from gateway.dialects.texts import estimate, texts
+from gateway.dialects.texts import estimate, texts, token_ids
 from tests.support.timing import calls_made, in_time
 
 DEEP = 200_000
@@ -278,6 +278,39 @@ def test_long_texts_of_other_scripts_weigh_like_their_beginning() -> None:
     assert estimate(iter([text])) == math.ceil(estimate_tokens(text))
 
 
+@pytest.mark.parametrize(
+    ("value", "ids"),
+    [
+        ([15, 7, 100_257], 3),
+        ([[15, 7], [], [3]], 3),
+        ([], 0),
+        ([[], []], 0),
+        ("15, 7", 0),
+        (["15, 7", "\\", '"', '\\"[3, 4'], 0),
+        (["a", [15, 7], '\\"', 3], 3),
+        ([1.5, -2, 1e30], 3),
+        ({"a": 15}, 0),
+        (15, 0),
+    ],
+)
+def test_ids_of_tokens_are_the_numbers_of_an_array(value: object, ids: int) -> None:
+    for separators in ((",", ":"), (" , ", " : ")):
+        raw = json.dumps(value, separators=separators)
+        assert token_ids(raw_fields(input=raw)) == token_ids(raw_fields(prompt=raw, messages="[1]")) == ids
+
+
+def test_ids_without_number_are_counted_without_building_them() -> None:
+    fields = raw_fields(input="[" + ",".join(["15"] * 4_000_000) + "]")
+    assert calls_made(lambda: token_ids(fields)) < 100
+    assert token_ids(fields) == 4_000_000
+
+
+def test_ids_between_texts_without_number_are_never_too_few() -> None:
+    fields = raw_fields(input="[" + ",".join(['"",1'] * 250_000) + "]")
+    assert token_ids(fields) == 250_000
+    assert calls_made(lambda: token_ids(fields)) < 100
+
+
 # --- what opens a conversation ---------------------------------------------------------------------------------------------------
 
 
@@ -405,6 +438,33 @@ def test_a_body_of_countless_parts_is_read_without_building_them() -> None:
     finally:
         tracemalloc.stop()
     assert most < 2**20
+
+
+SMALL = {
+    **dict.fromkeys(("n", "best_of", "max_tokens", "max_completion_tokens", "max_output_tokens"), 64),
+    **dict.fromkeys(("model", "models", "fallbacks", "stream", "stream_options", "background"), 65_536),
+    **dict.fromkeys(("service_tier", "speed", "inference_geo", "thinking", "reasoning"), 65_536),
+    **dict.fromkeys(("metadata", "session_id", "conversation", "prompt_cache_key"), 65_536),
+    **dict.fromkeys(("tool_choice", "function_call", "response_format", "output_config", "text"), 1_048_576),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_field_that_says_little_is_refused_where_it_is_too_long_to_be_built(name: str) -> None:
+    most = SMALL[name]
+    longest = b'"' + b"x" * (most - 2) + b'"'
+    assert bytes(read_fields(b'{"messages":[],"%b": %b}' % (name.encode(), longest))[name]) == longest
+    for value in (longest[:-1] + b'x"', b"[" + repeated(b"{}") + b"]"):
+        with pytest.raises(InvalidRequest) as caught:
+            read_fields(b'{"%b":%b}' % (name.encode(), value))
+        assert caught.value.param == name
+        assert caught.value.message == f'The field "{name}" has {len(value):,} bytes; it may have {most:,}.'
+
+
+def test_a_field_that_may_be_long_is_read_however_long_it_is() -> None:
+    long = b'"' + b"x" * 2_000_000 + b'"'
+    for name in (b"prompt", b"input", b"system", b"instructions", b"tools", b"messages"):
+        assert bytes(read_fields(b'{"%b":%b}' % (name, long))[name.decode()]) == long
 
 
 def test_a_body_of_countless_fields_is_refused_before_all_are_read() -> None:

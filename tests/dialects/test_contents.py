@@ -98,6 +98,12 @@ def test_a_mark_that_means_nothing_is_refused_by_its_place(mark: Any) -> None:
     assert str(refused.value.param).startswith("messages[1].x_gateway")
 
 
+def test_a_mark_too_long_to_mean_anything_is_not_built() -> None:
+    mark = {"priority": 1, "why": "x" * 1_000}
+    with pytest.raises(InvalidRequest, match=r'"messages\[0\].x_gateway" has 1,0\d\d bytes; it may have 1,024'):
+        contents({"messages": [{"role": "user", "x_gateway": mark}]})
+
+
 @pytest.mark.parametrize(("wire", "field"), [("messages", "messages"), ("responses", "input")])
 def test_messages_of_other_formats_are_marked_alike(wire: Wire, field: str) -> None:
     found = contents({field: [{"role": "user", "content": "x", "x_gateway": {"priority": 3}}]}, wire)

@@ -24,6 +24,9 @@ TABLE = {
     ("POST", "moderations"): ("moderations", True, False, False),
     ("POST", "responses/compact"): ("responses", True, True, False),
     ("POST", "files"): ("files", True, False, False),
+    ("POST", "uploads"): ("uploads", True, False, False),
+    ("POST", "uploads/upload_1/parts"): ("uploads", True, False, False),
+    ("POST", "containers/c_1/files"): ("containers", True, False, False),
     ("POST", "batches"): ("batches", True, True, False),
     ("POST", "messages/count_tokens"): ("messages", False, False, True),
     ("POST", "responses/input_tokens"): ("responses", False, False, False),
@@ -107,3 +110,15 @@ def test_nothing_is_estimated_that_is_not_metered() -> None:
     for method, path in TABLE:
         found = endpoint(method, path)
         assert found.metered or not found.estimated
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages", "completions", "embeddings"])
+def test_what_asks_for_an_answer_is_a_call_by_whatever_method(path: str) -> None:
+    for method in ("POST", "PUT", "PATCH", "QUERY"):
+        assert endpoint(method, path) is endpoint("POST", path)
+    for method in ("GET", "HEAD", "OPTIONS", "DELETE"):
+        dialect = endpoint(method, path).dialect
+        assert dialect.read(b"").fields == {}
+        with pytest.raises(InvalidRequest, match="POST"):
+            dialect.read(b'{"model": "m"}')
+    assert endpoint("DELETE", "files/f").dialect.read(b'{"model": "m"}').model == "m"

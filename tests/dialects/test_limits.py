@@ -9,6 +9,7 @@ import pytest
 
 from gateway.core.counting.measure import Wire
 from gateway.dialects.limits import answers_asked, least_output, output_limit, service_tier, with_limit
+from tests.support.timing import calls_made
 
 
 def fields(**values: Any) -> dict[str, bytes]:
@@ -30,7 +31,34 @@ def fields(**values: Any) -> dict[str, bytes]:
     ],
 )
 def test_answers_are_counted_and_nonsense_is_one(asked: dict[str, Any], number: int) -> None:
-    assert answers_asked(fields(**asked)) == number
+    assert answers_asked(fields(**asked), "chat") == number
+
+
+@pytest.mark.parametrize(
+    ("prompt", "number"),
+    [
+        ("x", 1),
+        (["x"], 1),
+        (["a, b", '"', "\\", '[\\"[', ""], 5),
+        ([15, 7], 1),
+        ([[15, 7], [3]], 2),
+        (["x", [15, 7], "y"], 3),
+        ([], 1),
+        (None, 1),
+        ({"id": "p"}, 1),
+    ],
+)
+def test_each_of_several_prompts_is_answered(prompt: object, number: int) -> None:
+    assert answers_asked(fields(prompt=prompt), "completions") == answers_asked(fields(prompt=prompt), None) == number
+    assert answers_asked(fields(prompt=prompt, n=3), "completions") == 3 * number
+    assert answers_asked(fields(prompt=prompt), "responses") == 1
+
+
+def test_prompts_without_number_are_counted_without_building_them() -> None:
+    for piece in (b'"\\""', b"[15]"):
+        many = {"prompt": b"[" + b",".join([piece] * 2_000_000) + b"]"}
+        assert answers_asked(many, "completions") == 2_000_000
+        assert calls_made(lambda many=many: answers_asked(many, "completions")) < 100  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -54,10 +82,12 @@ def test_answers_are_counted_and_nonsense_is_one(asked: dict[str, Any], number: 
         ("chat", {"max_tokens": "10"}, 10),
         ("chat", {"max_tokens": 1.5}, 2),
         ("chat", {}, None),
+        (None, {"max_output_tokens": 30, "max_completion_tokens": 16}, 30),
+        (None, {"prompt": "x"}, None),
     ],
 )
 def test_the_limit_of_an_answer_is_the_largest_that_a_provider_may_read(
-    wire: Wire, body: dict[str, Any], limit: int | None
+    wire: Wire | None, body: dict[str, Any], limit: int | None
 ) -> None:
     assert output_limit(fields(**body), wire) == limit
 

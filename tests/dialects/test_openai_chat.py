@@ -359,6 +359,20 @@ def test_a_name_that_is_repeated_without_an_id_is_the_same_call() -> None:
     assert answer_to(tool("a", index=0, id="1"), tool("a", index=0)).tools == ("a",)
 
 
+def test_a_call_whose_name_and_id_are_repeated_is_one_call() -> None:
+    find = tool("find", index=0, id="1")
+    once, often = answer_to(find), answer_to(find, find, find)
+    assert (often.tools, often.output_estimate) == (("find",), once.output_estimate)
+    more = tool("more", index=0, id="2")
+    assert answer_to(find, more, find, more, more).tools == ("find", "more")
+
+
+def test_a_call_whose_id_comes_late_is_one_call() -> None:
+    late = tool("find", index=0, id="1")
+    assert answer_to(tool("find", index=0), late, late).tools == ("find",)
+    assert answer_to(tool("find", index=0), late, tool("more", index=0, id="2")).tools == ("find", "more")
+
+
 @pytest.mark.parametrize("broken", [7, None, "x", {}, {"function": 7}, {"function": {}}, {"function": {"name": 7}}])
 def test_a_tool_call_without_a_name_is_none(broken: object) -> None:
     assert answer_to(delta(tool_calls=[broken])).tools == ()

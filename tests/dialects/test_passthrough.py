@@ -48,6 +48,7 @@ def test_a_json_body_is_read_for_its_model_and_stream() -> None:
         b'{"model":"a","model":"b"}',
         b'{"model":',
         b'{"a":' + b"[" * DEEP,
+        b'{"model":"m","max_tokens":[' + b"{}," * 40_000 + b"0]}",
     ],
     ids=lambda body: repr(body[:20]),
 )

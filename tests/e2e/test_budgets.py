@@ -142,6 +142,16 @@ def test_calls_side_by_side_never_overshoot_together(small: GatewayThread, mock:
     assert view["budget"]["held"] == 0
 
 
+@pytest.mark.parametrize("given", ["word " * 300, [7] * 300, [[7] * 100] * 3], ids=["text", "ids", "lists of ids"])
+def test_embeddings_side_by_side_never_overshoot_together(small: GatewayThread, mock: Provider, given: object) -> None:
+    mock.behaviour = Behaviour(delay=0.05)
+    body = {"model": "mock-embed", "input": given}
+    with ThreadPoolExecutor(16) as pool:
+        replies = list(pool.map(lambda _: small.web.post("/v1/embeddings", body, {"x-session-id": "many"}), range(32)))
+    assert {reply.status for reply in replies} >= {200, 429}
+    assert mock.billed().total_tokens <= 1_000
+
+
 def test_what_is_held_by_a_call_under_way_is_busy_and_not_exhausted(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:

@@ -16,9 +16,9 @@ import pytest
 from gateway.mock import MockServer, Provider
 from tests.conftest import StartProcess, StartUpstream
 from tests.support.gateways import STARTS_S, GatewayProcess, until
-from tests.support.scripted import Held
+from tests.support.scripted import Connection, Held
 from tests.support.timing import LIMIT_S
-from tests.support.web import CHAT, HI, Reply, chat_bytes, connect, parse, read_all
+from tests.support.web import CHAT, HI, Reply, chat_bytes, connect, parse, read_all, talk
 
 #: a stream that lasts for minutes
 ENDLESS = "chunks=900;interval=0.1"
@@ -119,6 +119,28 @@ def test_after_the_grace_a_responses_stream_ends_with_an_error_that_has_the_next
     assert answer.events[-1]["error"]["code"] == "shutting_down"
     assert [event["sequence_number"] for event in answer.events] == list(range(len(answer.events)))
     assert len(answer.events) > 1
+
+
+@pytest.mark.parametrize(
+    "length", [b"content-length: 1000\r\n", b"connection: close\r\n"], ids=["of a known length", "of no length"]
+)
+def test_after_the_grace_a_file_is_broken_off_and_nothing_is_written_into_it(
+    length: bytes, byte_server: StartUpstream, gateway_process: StartProcess
+) -> None:
+    def speak(connection: Connection) -> None:
+        connection.send(b"HTTP/1.1 200 OK\r\ncontent-type: audio/mpeg\r\n" + length + b"\r\nMP3")
+        connection.wait_until_left()
+
+    upstream = byte_server(speak)
+    gateway = gateway_process(upstream.url, **{"server.shutdown_grace_s": 1})
+    head = b"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}"
+    running = Running(lambda: talk(gateway.url, head))
+    until(lambda: upstream.requests)
+    gateway.signal(signal.SIGTERM)
+    answer = running.end()
+    gateway.wait()
+    assert (answer.status, answer.body) == (200, b"MP3")
+    assert not answer.clean
 
 
 def test_after_the_grace_a_call_that_has_not_begun_is_answered_and_charged(

@@ -102,12 +102,14 @@ class Failing(Observer):
 class AwayStore(MemoryStore):
     """A memory store that can be away.
 
-    `is_deaf`: it holds, and says so much later. `is_forgetful`: it holds, and its answer is lost.
+    `is_deaf`: it holds, and says so much later. `is_forgetful`: it holds, and its answer is lost. `slow`: what it takes
+    a minute for, `settle` or `standings`.
     """
 
     away = False
     is_deaf = False
     is_forgetful = False
+    slow = ""
     settled = 0
 
     def __init__(self) -> None:
@@ -116,9 +118,12 @@ class AwayStore(MemoryStore):
         self.asked: list[str] = []
         #: what was asked of it while it was away
         self.missed: list[str] = []
+        #: what it is slow at just now
+        self.at_work: list[str] = []
 
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         await asyncio.sleep(0)
+        await self._take_time("settle")
         if self.away:
             raise StoreUnavailable("away")
         self.settled += 1
@@ -153,6 +158,7 @@ class AwayStore(MemoryStore):
 
     async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
         self._look("standings", is_read=True)
+        await self._take_time("standings")
         return await super().standings(claims)
 
     async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
@@ -165,6 +171,11 @@ class AwayStore(MemoryStore):
 
     async def ping(self) -> None:
         self._look("ping")
+
+    async def _take_time(self, name: str) -> None:
+        if name == self.slow:
+            self.at_work.append(name)
+            await asyncio.sleep(60)
 
     def _look(self, name: str, *, is_read: bool = False) -> None:
         if is_read:
@@ -191,7 +202,10 @@ class World:
         self.settler = Settler(self.store)
         self.providers = {"p": Provider("p", "http://p/v1", "none"), "q": Provider("q", "http://q/v1", key="held")}
         ids = count(1)
-        learner = Learner(self.store)
+        self.leases = Leases(self.store, self.settler.settle, lease_s=60)
+        #: seconds by which the worker's clock is ahead of the machine's
+        self.ahead_s = 0.0
+        learner = Learner(self.store, now=lambda: time.time() + self.ahead_s)
         planner = Planner(
             Estimator(families(), lambda _: CharacterCounter(), CountCache()),
             lambda _: True,
@@ -210,7 +224,7 @@ class World:
             planner=planner,
             budgets=Budgets(
                 self.store,
-                Leases(self.store, self.settler.settle, lease_s=60),
+                self.leases,
                 Blind(),
                 budget or BudgetPolicy(),
                 time.time,

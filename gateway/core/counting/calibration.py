@@ -71,18 +71,6 @@ def calibration_key(provider: str, model: str, wire: str, shape: str) -> str:
     return f"{provider}\n{model}\n{wire}\n{shape}"
 
 
-def learned(residuals: Sequence[int], estimate: Estimate, reported: int) -> tuple[int, ...]:
-    """The residuals of a key after one more report; a report of nothing teaches nothing."""
-    if reported <= 0:
-        return tuple(residuals)[-KEPT:]
-    return (*residuals, reported - estimate.tokens)[-KEPT:]
-
-
-def last_turn(key: str, estimate: Estimate, reported: int) -> LastTurn:
-    """What a session remembers of a reported turn."""
-    return LastTurn(key, reported - estimate.tokens)
-
-
 def corrected(
     estimate: Estimate,
     key: str,

@@ -7,13 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.counting.calibration import (
-    KEPT,
     LastTurn,
     calibration_key,
     ceiling,
     corrected,
-    last_turn,
-    learned,
     residuals_from,
 )
 from gateway.core.counting.context import ContextCounts
@@ -33,34 +30,19 @@ def test_nothing_learned_leaves_the_estimate_with_its_familys_spread_as_margin()
 
 
 def test_the_median_of_the_last_residuals_is_added() -> None:
-    residuals: tuple[int, ...] = ()
-    for reported in (1300, 1310, 5000, 1290, 1300):
-        residuals = learned(residuals, estimate(), reported)
-    found = corrected(estimate(), KEY, residuals)
+    found = corrected(estimate(), KEY, (300, 310, 4000, 290, 300))
     assert (found.tokens, found.offset, found.source) == (1300, 300, "learned")
 
 
-def test_only_the_last_residuals_are_kept() -> None:
-    residuals: tuple[int, ...] = ()
-    for number in range(40):
-        residuals = learned(residuals, estimate(), 1000 + number)
-    assert residuals == tuple(range(24, 40))
-    assert len(residuals) == KEPT
-
-
 def test_the_sessions_last_turn_wins_over_the_key() -> None:
-    found = corrected(estimate(), KEY, (300, 300, 300), last_turn(KEY, estimate(), 1420))
+    found = corrected(estimate(), KEY, (300, 300, 300), LastTurn(KEY, 420))
     assert (found.tokens, found.source) == (1420, "learned")
 
 
 def test_a_last_turn_of_another_shape_teaches_nothing() -> None:
-    other = last_turn(calibration_key("openai", "gpt-4o", "chat", "image"), estimate(), 9000)
+    other = LastTurn(calibration_key("openai", "gpt-4o", "chat", "image"), 8000)
     assert corrected(estimate(), KEY, (), other).tokens == 1000
     assert corrected(estimate(), KEY, (50,), other).tokens == 1050
-
-
-def test_a_report_of_nothing_teaches_nothing() -> None:
-    assert learned((1, 2), estimate(), 0) == (1, 2)
 
 
 @pytest.mark.parametrize(("residual", "tokens"), [(10**9, 1000 + 8192), (-(10**9), 400)])
@@ -120,7 +102,7 @@ def test_keys_of_different_requests_differ() -> None:
 
 def test_an_estimate_that_follows_its_session_is_as_sure_as_such_estimates_were() -> None:
     plain = estimate(10_000, spread=0.0)
-    turn = last_turn(KEY, plain, 10_300)
+    turn = LastTurn(KEY, 300)
     unsure = corrected(plain, KEY, (300, 9_000), turn)
     assert (unsure.margin, unsure.follows) == (206, True)
     assert corrected(plain, KEY, (300, 9_000), turn, (1, -2, 3, 0, 1, 2, -1, 0)).margin == 52
@@ -133,7 +115,7 @@ def test_other_sessions_surprises_say_nothing_of_a_first_call() -> None:
 
 
 def test_the_ceiling_is_the_largest_estimate_that_is_within_the_budget() -> None:
-    turn = last_turn(KEY, estimate(1_000), 1_500)
+    turn = LastTurn(KEY, 500)
     most = ceiling(estimate(spread=0.0), KEY, (), turn, (), budget=10_000)
     assert corrected(estimate(most, spread=0.0), KEY, (), turn).safe_tokens <= 10_000
     assert corrected(estimate(most + 20, spread=0.0), KEY, (), turn).safe_tokens > 10_000
