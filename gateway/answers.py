@@ -5,18 +5,19 @@ Whatever comes whole is settled before it is passed on; a stream is settled befo
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from gateway.accounting import Accounts
 from gateway.calls import Reply, Stepped
-from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import GatewayError, UpstreamProtocolError
 from gateway.core.forwarding import header, response_headers
 from gateway.core.ports import Headers, UpstreamReply
 from gateway.core.spending import Allowance
 from gateway.core.usage import Charge, Totals
-from gateway.dialects.base import Answer, Call, StreamMeter
+from gateway.dialects.base import Call, StreamMeter
+from gateway.dialects.glimpsed import Glimpse, glimpsed
 from gateway.progress import Progress
 from gateway.upstream.pieces import chain, for_a_while, is_packed, unpacked
 
@@ -26,6 +27,12 @@ _MAX_ERROR_BODY: Final = 1024 * 1024
 #: how long a provider may keep a stream open after its own end mark, until we stop reading for the connection's sake
 _AFTER_END_S: Final = 2.0
 _BUDGET_END: Final = "budget_end"
+_EMBEDDINGS: Final = "embeddings"
+#: what a JSON answer begins with, and a stream of events: the name of a field, or a comment
+_JSON: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*[{\[]")
+_EVENTS: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
+#: so many bytes tell which of them it is, unless it begins with far more blank space than anybody sends
+_TELLING_BYTES: Final = 64
 
 TotalsComment = Callable[[Totals, Charge | None, Allowance | None, Stepped | None], bytes]
 
@@ -45,11 +52,34 @@ class Answers:
         """An answer of the model, or a file. `before`: the session's totals where they were read already."""
         metered = progress.incoming.endpoint.metered
         content_type = header(answer.headers, b"content-type").partition(b";")[0].strip().lower()
+        pieces = _pieces(answer)
         if metered and content_type == b"text/event-stream":
-            return await self._event_stream(progress, call, answer, before)
-        if metered and (content_type.endswith((b"/json", b"+json")) or not content_type):
-            return await self._whole(progress, answer)
-        return await self._unread(progress, answer, before)
+            return await self._event_stream(progress, call, answer, before, pieces)
+        is_json = content_type.endswith((b"/json", b"+json")) or not content_type
+        is_models = progress.incoming.endpoint.wire is not None or _is_embeddings(progress)
+        if not metered or not (is_json or is_models):
+            return await self._unread(progress, answer, before, pieces)
+        # Not all who answer as a model does say truly in which form.
+        begun = await self._begun_with(progress, pieces)
+        if _EVENTS.match(begun) and progress.incoming.endpoint.wire:
+            return await self._event_stream(progress, call, answer, before, chain([begun], pieces))
+        if is_json or _JSON.match(begun):
+            return await self._whole(progress, answer, begun, pieces)
+        return await self._unread(progress, answer, before, chain([begun], pieces))
+
+    @staticmethod
+    async def _begun_with(progress: Progress, pieces: AsyncIterator[bytes]) -> bytes:
+        """What comes first, as much as it takes to tell what it is."""
+        begun = b""
+        try:
+            async for piece in pieces:
+                begun += piece
+                if len(begun) >= _TELLING_BYTES or _JSON.match(begun):
+                    break
+        except GatewayError:
+            progress.outcome = "upstream_broken"
+            raise
+        return begun
 
     async def failure(self, progress: Progress, answer: UpstreamReply) -> Reply:
         """A provider's refusal or redirect: passed on as it is, never followed; it costs nothing."""
@@ -82,17 +112,21 @@ class Answers:
 
     # --- read whole --------------------------------------------------------------------------------------------
 
-    async def _whole(self, progress: Progress, answer: UpstreamReply) -> Reply:
-        pieces, was_packed, size = _pieces(answer), is_packed(answer), 0
-        read: list[bytes] = []
+    async def _whole(
+        self, progress: Progress, answer: UpstreamReply, begun: bytes, pieces: AsyncIterator[bytes]
+    ) -> Reply:
+        was_packed, has_texts = is_packed(answer), not _is_embeddings(progress)
+        read, size = [begun], len(begun)
         # Should it not come to its end: what had arrived by then.
-        progress.reader = lambda: _estimated_from(read)
+        progress.reader = lambda: glimpsed(progress.dialect, b"".join(read), has_texts=has_texts)
         try:
             async for piece in pieces:
                 read.append(piece)
                 size += len(piece)
                 if size > MAX_WHOLE_ANSWER:
-                    return await self._as_it_comes(progress, answer, chain(read, pieces), None)
+                    glimpse = Glimpse(progress.dialect, has_texts=has_texts)
+                    progress.reader = glimpse.answer
+                    return await self._as_it_comes(progress, answer, chain(read, pieces), None, glimpse)
         except GatewayError:
             progress.outcome = "upstream_broken"
             raise
@@ -111,7 +145,12 @@ class Answers:
     # --- metered as it comes -----------------------------------------------------------------------------------
 
     async def _event_stream(
-        self, progress: Progress, call: Call, answer: UpstreamReply, before: Totals | None
+        self,
+        progress: Progress,
+        call: Call,
+        answer: UpstreamReply,
+        before: Totals | None,
+        pieces: AsyncIterator[bytes],
     ) -> Reply:
         # A client that did not ask for usage must not see the chunk that carries it, whoever asked for it.
         sent = progress.plan.context.tokens if progress.plan is not None else None
@@ -121,13 +160,13 @@ class Answers:
             progress.taken.lease.delivered = lambda: meter.answer().output_estimate
         reply = await self._begun(progress, answer, before)
         reply.next_number = meter.next_number
-        reply.body = self._metered(progress, answer, meter, reply)
+        reply.body = self._metered(progress, pieces, meter, reply)
         return reply
 
     async def _metered(
-        self, progress: Progress, answer: UpstreamReply, meter: StreamMeter, reply: Reply
+        self, progress: Progress, pieces: AsyncIterator[bytes], meter: StreamMeter, reply: Reply
     ) -> AsyncIterator[bytes]:
-        pieces, passed = _pieces(answer), b""
+        passed = b""
         try:
             async for piece in pieces:
                 passed = meter.feed(piece)
@@ -175,24 +214,36 @@ class Answers:
 
     # --- passed on unread --------------------------------------------------------------------------------------
 
-    async def _unread(self, progress: Progress, answer: UpstreamReply, before: Totals | None) -> Reply:
+    async def _unread(
+        self, progress: Progress, answer: UpstreamReply, before: Totals | None, pieces: AsyncIterator[bytes]
+    ) -> Reply:
         """Files, audio, images."""
-        reply = await self._as_it_comes(progress, answer, _pieces(answer), before)
+        reply = await self._as_it_comes(progress, answer, pieces, before)
         length = header(answer.headers, b"content-length")
         if length and not is_packed(answer):
             reply.headers.append((b"content-length", length))
         return reply
 
     async def _as_it_comes(
-        self, progress: Progress, answer: UpstreamReply, pieces: AsyncIterator[bytes], before: Totals | None
+        self,
+        progress: Progress,
+        answer: UpstreamReply,
+        pieces: AsyncIterator[bytes],
+        before: Totals | None,
+        glimpse: Glimpse | None = None,
     ) -> Reply:
+        """`glimpse`: takes what is passed on."""
         reply = await self._begun(progress, answer, before)
-        reply.body = self._passed_on(progress, pieces, reply)
+        reply.body = self._passed_on(progress, pieces, reply, glimpse)
         return reply
 
-    async def _passed_on(self, progress: Progress, pieces: AsyncIterator[bytes], reply: Reply) -> AsyncIterator[bytes]:
+    async def _passed_on(
+        self, progress: Progress, pieces: AsyncIterator[bytes], reply: Reply, glimpse: Glimpse | None
+    ) -> AsyncIterator[bytes]:
         try:
             async for piece in pieces:
+                if glimpse is not None:
+                    glimpse.feed(piece)
                 progress.response_bytes += len(piece)
                 await self._accounts.deliver(progress)
                 yield piece
@@ -245,10 +296,10 @@ async def read_error(answer: UpstreamReply) -> bytes:
     return bytes(body)
 
 
+def _is_embeddings(progress: Progress) -> bool:
+    return progress.incoming.endpoint.operation == _EMBEDDINGS
+
+
 def _pieces(answer: UpstreamReply) -> AsyncIterator[bytes]:
     """The body, unpacked where it came packed although we asked for it plain."""
     return unpacked(answer) if is_packed(answer) else answer.chunks()
-
-
-def _estimated_from(pieces: list[bytes]) -> Answer:
-    return Answer(output_estimate=int(estimate_tokens(b"".join(pieces).decode("utf-8", "replace"))))

@@ -174,6 +174,6 @@ def _listed(body: bytes) -> _Listed | None:
             rows = around.pop("data", msgspec.Raw(b""))
         for model in msgspec.json.decode(rows, type=list[dict[str, msgspec.Raw]]):
             models.setdefault(msgspec.json.decode(model["id"], type=str), model)
-    except (msgspec.DecodeError, RecursionError, KeyError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError):
         return None
     return _Listed(around, models)

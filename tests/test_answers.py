@@ -8,10 +8,11 @@ import pytest
 
 from gateway.answers import MAX_WHOLE_ANSWER
 from gateway.calls import SessionPolicy
+from gateway.core.errors import UpstreamProtocolError
 from gateway.core.ledger import Claim
 from gateway.core.ports import LOST
-from tests.support.fakes import KEY, SSE, STREAM, FakeReply, World
-from tests.support.scripted import DONE, chunk, usage_chunk
+from tests.support.fakes import JSON, KEY, SSE, STREAM, FakeReply, World
+from tests.support.scripted import DONE, chunk, completion, usage_chunk
 
 
 @pytest.fixture
@@ -32,6 +33,103 @@ async def test_a_whole_answer_that_is_too_large_to_be_read_is_passed_on_and_esti
     assert charge is not None
     assert charge.source == "estimated"
     assert charge.usage.input_tokens > 0
+
+
+def spent(world: World) -> tuple[str, int, int]:
+    charge = world.record.charge
+    assert charge is not None
+    return charge.source, charge.usage.input_tokens, charge.usage.output_tokens
+
+
+async def test_of_one_that_is_too_large_to_be_read_the_usage_is(world: World) -> None:
+    tail = b'], "usage": {"prompt_tokens": 100, "total_tokens": 100}}'
+    numbers = [b",0.123456" * 100_000] * (MAX_WHOLE_ANSWER // 900_000 + 1)
+    pieces: list[bytes] = [b'{"data": [0.1', *numbers, tail]
+    world.upstream.answer = lambda _: FakeReply(pieces=pieces)
+    await world.call(world.incoming(b'{"model":"m","input":"x"}', "embeddings"))
+    assert spent(world) == ("provider", 100, 0)
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+async def test_an_answer_that_breaks_off_behind_its_usage_is_charged_by_it(world: World, cut: int) -> None:
+    body = completion()
+    world.upstream.answer = lambda _: FakeReply(pieces=[body[: len(body) - cut], UpstreamProtocolError("broken")])
+    reply, _ = await world.call()
+    assert reply.status == 502
+    assert spent(world) == ("provider", 10, 5)
+
+
+async def test_vectors_that_break_off_are_no_output(world: World) -> None:
+    vectors = b'{"data": [{"embedding": [' + b"0.123456," * 100_000
+    world.upstream.answer = lambda _: FakeReply(pieces=[vectors, UpstreamProtocolError("broken")])
+    await world.call(world.incoming(b'{"model":"m","input":"some words"}', "embeddings"))
+    assert spent(world)[2] == 0
+
+
+@pytest.mark.parametrize("kind", [b"text/plain", b"text/html", b"application/octet-stream"])
+async def test_an_answer_counts_whatever_the_provider_calls_it(world: World, kind: bytes) -> None:
+    body = completion()
+    world.upstream.answer = lambda _: FakeReply(headers=[(b"content-type", kind)], pieces=[body[:5], body[5:]])
+    _, came = await world.call()
+    assert came == body
+    assert spent(world) == ("provider", 10, 5)
+
+
+@pytest.mark.parametrize(
+    "headers", [[(b"content-type", b"text/plain")], [(b"content-type", b"application/x-ndjson")], JSON, []]
+)
+@pytest.mark.parametrize("step", [1, 5, 1_000])
+async def test_a_stream_counts_whatever_the_provider_calls_it(
+    world: World, headers: list[tuple[bytes, bytes]], step: int
+) -> None:
+    sent = b"".join([chunk("one "), chunk("two"), usage_chunk(), DONE])
+    pieces = [sent[start : start + step] for start in range(0, len(sent), step)]
+    world.upstream.answer = lambda _: FakeReply(headers=headers, pieces=pieces)
+    _, came = await world.call(world.incoming(STREAM))
+    assert spent(world) == ("provider", 10, 5)
+    assert usage_chunk() not in came, "nobody asked for it"
+    assert came.startswith(chunk("one ") + chunk("two"))
+
+
+async def test_a_text_that_is_neither_is_passed_on_as_it_is(world: World) -> None:
+    text = b"error: the model is tired\n" * 9
+    headers = [(b"content-type", b"text/plain")]
+    world.upstream.answer = lambda _: FakeReply(headers=headers, pieces=[text[:3], text[3:]])
+    _, came = await world.call(world.incoming(STREAM))
+    assert came == text
+
+
+async def test_bytes_that_are_no_text_spoil_neither_the_answer_nor_its_count(world: World) -> None:
+    body = completion().replace(b'"content": "', b'"content": "\xff\xfe')
+    assert b"\xff" in body
+    world.upstream.answer = lambda _: FakeReply(pieces=[body])
+    reply, came = await world.call()
+    assert (reply.status, came) == (200, body)
+    assert spent(world) == ("provider", 10, 5)
+
+
+async def test_a_number_that_nobody_can_mean_spoils_nothing_else(world: World) -> None:
+    world.upstream.answer = lambda _: FakeReply(
+        pieces=[completion().replace(b'"created": 1', b'"created": ' + b"9" * 5_000)]
+    )
+    await world.call()
+    assert spent(world) == ("provider", 10, 5)
+
+
+async def test_embeddings_count_whatever_the_provider_calls_them(world: World) -> None:
+    body = b'{"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 7, "total_tokens": 7}}'
+    world.upstream.answer = lambda _: FakeReply(headers=[(b"content-type", b"text/plain")], pieces=[body])
+    await world.call(world.incoming(b'{"model":"m","input":"x"}', "embeddings"))
+    assert spent(world) == ("provider", 7, 0)
+
+
+async def test_nor_do_they_spoil_a_stream(world: World) -> None:
+    pieces = [chunk("a"), chunk("bad").replace(b"bad", b"b\xffd"), chunk("c"), usage_chunk(), DONE]
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=pieces)
+    _, came = await world.call(world.incoming(STREAM))
+    assert b"b\xffd" in came
+    assert b"[DONE]" in came
+    assert spent(world) == ("provider", 10, 5)
 
 
 async def test_the_end_mark_is_out_only_after_the_settlement(world: World) -> None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-#: Larger events exist (a whole Responses object in `response.completed`), unread ones must not fill the memory.
-MAX_EVENT_BYTES: Final = 4 * 1024 * 1024
+#: A whole Responses object stands in `response.completed`, with its pictures; unread events must not fill the memory.
+MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 
 # The lookahead keeps a single CR LF from being read as two line ends.
 _BLANK_LINE: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")

@@ -10,7 +10,7 @@ import msgspec
 from gateway.core.message import encode
 from gateway.core.values import dataclass
 from gateway.dialects.base import MAX_TOOLS, Answer, Call, Verdict
-from gateway.dialects.fields import Fields, decode
+from gateway.dialects.fields import UNREADABLE, Fields, decode
 from gateway.dialects.gathered import Gathered
 
 #: what every chunk with a choice holds, written compact or as Python's json does
@@ -211,7 +211,7 @@ class ChoicesReader:
 def _decode_payload(data: bytes) -> _Payload | None:
     try:
         return _PAYLOAD_DECODER.decode(data)
-    except (msgspec.DecodeError, RecursionError):
+    except UNREADABLE:
         pass
     # A part of it is not of the documented type, or a number no double holds: read what can be read.
     value = decode(data)

@@ -101,7 +101,7 @@ class SessionsApi:
                 raise errors.InvalidRequest(f"The body of this request has at most {_MAX_CHANGE:,} bytes.")
         try:
             return msgspec.json.decode(bytes(body))
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise errors.InvalidRequest('The body must be JSON, such as {"budget": {"tokens": 200000}}.') from None
 
     async def _change(self, key: SessionKey, asked: Any, access: Access) -> Any:

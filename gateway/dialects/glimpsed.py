@@ -1,0 +1,103 @@
+"""What can be read of a JSON answer of which not all is there: it broke off, or is too long to be read.
+
+The usage that it reports counts as in a whole one. Without it texts are weighed, as far as they can be told from
+numbers and pictures: the bytes of a vector or of an image are no tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Final
+
+from gateway.core.counting.heuristic import estimate_tokens
+from gateway.dialects.base import Answer, Dialect
+
+#: bytes in which texts are looked for
+_LOOKED_AT: Final = 1024 * 1024
+#: of a long answer: bytes of its end that are kept
+_TAIL: Final = 64 * 1024
+#: names of fields that hold what a model says, and what they hold, also where it breaks off
+_TEXT: Final = re.compile(
+    rb'"(?:content|text|arguments|reasoning|reasoning_content|thinking|refusal)"\s*+:\s*+"([^"\\]*+(?:\\.[^"\\]*+)*+)',
+    re.DOTALL,
+)
+_CUT_ESCAPE: Final = re.compile(r"\\u[0-9a-fA-F]{0,3}\Z")
+#: what may stand before a value: a byte order mark, and blank space
+_BEFORE: Final = b"\xef\xbb\xbf \t\r\n"
+_USAGE: Final = b'"usage"'
+#: how many of those are tried, the last one first
+_TRIES: Final = 8
+_decoder: Final = json.JSONDecoder()
+
+
+class Glimpse:
+    """Keeps the beginning and the end of an answer that is passed on. `has_texts`: its texts are what a model made."""
+
+    def __init__(self, dialect: Dialect, *, has_texts: bool) -> None:
+        self._dialect = dialect
+        self._has_texts = has_texts
+        self._head = bytearray()
+        self._tail = bytearray()
+
+    def feed(self, piece: bytes) -> None:
+        """Take a piece that came."""
+        if len(self._head) < _LOOKED_AT:
+            self._head += piece[: _LOOKED_AT - len(self._head)]
+        self._tail += piece[-_TAIL:]
+        if len(self._tail) > 2 * _TAIL:
+            del self._tail[:-_TAIL]
+
+    def answer(self) -> Answer:
+        """What it says."""
+        return _seen(self._dialect, bytes(self._head), bytes(self._tail), has_texts=self._has_texts)
+
+
+def glimpsed(dialect: Dialect, body: bytes, *, has_texts: bool) -> Answer:
+    """What an answer says of which this had come; see `Glimpse`."""
+    whole = dialect.answer(body)
+    if whole.usage is not None or whole.output_estimate:
+        # Only its end was missing, not a part of what it says.
+        return whole
+    return _seen(dialect, body[:_LOOKED_AT], body, has_texts=has_texts)
+
+
+def _seen(dialect: Dialect, head: bytes, end: bytes, *, has_texts: bool) -> Answer:
+    usage = _last_usage(end) or _last_usage(head)
+    answer = dialect.answer(b'{"usage":%b}' % usage) if usage is not None else Answer()
+    return replace(answer, output_estimate=int(_weight(head)) if has_texts else 0)
+
+
+def _weight(head: bytes) -> float:
+    """Tokens of its texts. What is no JSON has no numbers and pictures that could be told from them."""
+    if not head.lstrip(_BEFORE).startswith((b"{", b"[")):
+        return estimate_tokens(head.decode("utf-8", "replace"))
+    return sum(estimate_tokens(_text(found[1])) for found in _TEXT.finditer(head))
+
+
+def _text(raw: bytes) -> str:
+    """The text of a JSON string, without what an escape at its end lacks."""
+    written = _CUT_ESCAPE.sub("", raw.decode("utf-8", "replace"))
+    try:
+        return str(json.loads(f'"{written}"', strict=False))
+    except ValueError:
+        return written
+
+
+def _last_usage(body: bytes) -> bytes | None:
+    """The object behind the last such name; within a text of an answer the quotes would not stand so."""
+    place = len(body)
+    for _ in range(_TRIES):
+        place = body.rfind(_USAGE, 0, place)
+        if place < 0:
+            return None
+        text = body[place + len(_USAGE) : place + len(_USAGE) + _TAIL].decode("utf-8", "replace").lstrip(" \t\r\n:")
+        if text.startswith("{"):
+            try:
+                value, length = _decoder.raw_decode(text)
+            except (ValueError, RecursionError):
+                continue
+            if value:
+                return text[:length].encode()
+    return None
