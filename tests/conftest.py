@@ -42,11 +42,11 @@ def mock_server() -> Iterator[MockServer]:
 
 
 @pytest.fixture
-def mock(mock_server: MockServer) -> Provider:
-    """The built-in provider, its records and ledger empty."""
+def mock(mock_server: MockServer) -> Iterator[Provider]:
+    """The built-in provider, its records and ledger empty. It behaves for this test alone as it is told."""
     mock_server.provider.reset()
+    yield mock_server.provider
     mock_server.provider.behaviour = Behaviour()
-    return mock_server.provider
 
 
 @pytest.fixture(scope="session")
