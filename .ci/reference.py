@@ -219,7 +219,7 @@ def errors_page() -> str:
     }  # fmt: skip
     example = BudgetExhausted(
         'Session "first" has used 39 of its 60 tokens, and this call needs 31. '
-        "Raise it with: gateway sessions budget first --tokens N, or start a new session.",
+        "Raise it with: gateway sessions budget first 120, or start a new session.",
         arithmetic,
     )
     return page(
