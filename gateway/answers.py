@@ -74,7 +74,7 @@ class Answers:
         try:
             async for piece in pieces:
                 begun += piece
-                if len(begun) >= _TELLING_BYTES or _JSON.match(begun):
+                if len(begun) >= _TELLING_BYTES or _JSON.match(begun) or _EVENTS.match(begun):
                     break
         except GatewayError:
             progress.outcome = "upstream_broken"

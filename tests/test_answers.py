@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 
 import pytest
@@ -89,6 +90,15 @@ async def test_a_stream_counts_whatever_the_provider_calls_it(
     assert spent(world) == ("provider", 10, 5)
     assert usage_chunk() not in came, "nobody asked for it"
     assert came.startswith(chunk("one ") + chunk("two"))
+
+
+async def test_an_event_of_such_a_stream_waits_for_no_other(world: World) -> None:
+    first = b"data: {}\n\n"
+    headers = [(b"content-type", b"text/plain")]
+    world.upstream.answer = lambda _: FakeReply(headers=headers, pieces=[first, None])
+    async with asyncio.timeout(10), world.gateway.handle(world.incoming(STREAM)) as reply:
+        assert not isinstance(reply.body, bytes)
+        assert await anext(aiter(reply.body)) == first
 
 
 async def test_a_text_that_is_neither_is_passed_on_as_it_is(world: World) -> None:
