@@ -27,6 +27,8 @@ _CUT_ESCAPE: Final = re.compile(r"\\u[0-9a-fA-F]{0,3}\Z")
 #: what may stand before a value: a byte order mark, and blank space
 _BEFORE: Final = b"\xef\xbb\xbf \t\r\n"
 _USAGE: Final = b'"usage"'
+#: of a whole answer: blank space behind it, at the most
+_TRAILING: Final = 64
 #: how many of those are tried, the last one first
 _TRIES: Final = 8
 _decoder: Final = json.JSONDecoder()
@@ -56,7 +58,8 @@ class Glimpse:
 
 def glimpsed(dialect: Dialect, body: bytes, *, has_texts: bool) -> Answer:
     """What an answer says of which this had come; see `Glimpse`."""
-    whole = dialect.answer(body)
+    # To read megabytes of which a part is missing takes seconds, and says nothing.
+    whole = dialect.answer(body) if body[-_TRAILING:].rstrip().endswith(b"}") else Answer()
     if whole.usage is not None or whole.output_estimate:
         # Only its end was missing, not a part of what it says.
         return whole

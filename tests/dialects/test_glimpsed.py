@@ -9,6 +9,7 @@ import pytest
 from gateway.dialects import CHAT, endpoint
 from gateway.dialects.base import Answer
 from gateway.dialects.glimpsed import Glimpse, glimpsed
+from gateway.dialects.passthrough import PassThrough
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": 40, "total_tokens": 140}
 EMBEDDINGS = endpoint("POST", "embeddings").dialect
@@ -27,6 +28,19 @@ def test_one_that_lacks_nothing_but_its_end_is_read_as_a_whole_one() -> None:
     body = chat("hello", usage=USAGE)
     assert glimpsed(CHAT, body, has_texts=True) == CHAT.answer(body)
     assert told(glimpsed(CHAT, body[:-1], has_texts=True)) == (100, 40)
+
+
+def test_one_that_surely_lacks_a_part_is_not_read_as_a_whole_one() -> None:
+    asked = []
+
+    class Asked(PassThrough):
+        def answer(self, body: bytes) -> Answer:
+            asked.append(body)
+            return super().answer(body)
+
+    vectors = b'{"data": [{"embedding": [0.5' + b",0.5" * 100_000
+    assert glimpsed(Asked("embeddings"), vectors, has_texts=False) == Answer()
+    assert asked == []
 
 
 def test_its_usage_is_read_wherever_it_breaks_off_behind_it() -> None:
