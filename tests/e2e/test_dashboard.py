@@ -41,12 +41,6 @@ def step(web: Web, number: int, session: str = "agent-1", model: str = "mock-lar
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsers.chromium() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def site(mock_server: MockServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayThread]:
     """A gateway with a session of some length, whose later calls were trimmed, and some short ones."""
     gateway = GatewayThread(tmp_path_factory.mktemp("dashboard"), mock_server.url, FLAGS)

@@ -37,12 +37,6 @@ CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with browsers.chromium() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def site(mock_server: MockServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayThread]:
     """A gateway with more sessions and calls than are shown at once."""
     folder = tmp_path_factory.mktemp("dashboard")
