@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import multiprocessing
 import secrets
@@ -29,7 +28,7 @@ from typing import Any
 import uvloop
 from chaos import Bill, Call, Gateway, RedisNode, Session, make, provider, unsettled, write_config
 
-from gateway import config, opening
+from gateway import config, opening, wiring
 from gateway.core.ids import call_id
 from gateway.core.ledger import AccountKey, Amount, Claim, Granted, Hold, Limits
 from gateway.core.ports import LOST, CallRecord, ContextRecord, OpenHold, SessionKey, Store
@@ -115,7 +114,7 @@ async def cpu_us(url: str, accounts: int, at_once: int) -> float:
         for number in range(6):
             count = PAIRS // 5 if number else WARM_UP
             todo = [pair(accounts) for _ in range(count)]
-            gc.collect()
+            wiring.collect_rarely()
             began = time.process_time()
             if at_once == 1:
                 for one in todo:

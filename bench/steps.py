@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import random
 import statistics
@@ -235,8 +234,7 @@ async def measured(kind: Kind, pairs: int) -> Figure:
         stepped = settings_of(Path(other), kind.store, steps=kind.steps, provider=provider)
         async with gateway_of(plain, upstream) as without, gateway_of(stepped, upstream) as with_steps:
             both: list[tuple[float, float]] = []
-            gc.collect()
-            gc.freeze()
+            wiring.collect_rarely()
             for number in range(pairs + WARM_UP):
                 session, order = f"s{number // 200}", [without, with_steps]
                 upstream.body = answers[number % len(answers)]

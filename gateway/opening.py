@@ -23,7 +23,7 @@ from gateway.core.ports import Store, Upstream
 from gateway.core.retrying import BreakerPolicy, RetryPolicy
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.signing import signing_key
-from gateway.counters.registry import Counters, is_dotted_path
+from gateway.counters.registry import FALLBACK, Counters, is_dotted_path
 from gateway.inspection import Inspector
 from gateway.planning import Planner, Threads
 from gateway.policies import context_policy, routes_of, table_names
@@ -87,6 +87,16 @@ def add_counters(counters: Counters, settings: config.Settings) -> None:
                 problems += [f"models[{index}].tokenizer: {problem}" for problem in error.problems]
     if problems:
         raise ConfigError(problems)
+
+
+def load_counters(counters: Counters, settings: config.Settings) -> None:
+    """Load what nearly every call is counted with, and what routes name, before there are calls.
+
+    It takes the interpreter for longer than calls should wait. Others are loaded when they are first needed.
+    """
+    for tokenizer in dict.fromkeys((FALLBACK, *(row.tokenizer for row in settings.models))):
+        if tokenizer is not None:
+            counters.counter(tokenizer)
 
 
 def estimator_of(counters: Counters) -> Estimator:

@@ -29,6 +29,7 @@ from gateway.opening import (
     Tls,
     add_counters,
     estimator_of,
+    load_counters,
     logs_json,
     open_catalog,
     open_store,
@@ -88,12 +89,19 @@ Load = Callable[[], config.Loaded]
 
 def app_from_environment() -> GatewayApp:
     """The application of a worker process, configured as its parent was (`config.pass_on`)."""
-    # A full collection looks at every object there is, and all calls wait for it meanwhile (20-40 ms seen). What was
-    # imported stays anyway, and what calls leave behind is hardly ever a cycle.
+    collect_rarely()
+    return build_app(config.load_passed_on)
+
+
+def collect_rarely() -> None:
+    """Have garbage looked for as a worker does.
+
+    A full collection looks at every object there is, and all calls wait for it meanwhile (20-40 ms seen). What was
+    imported stays anyway, and what calls leave behind is hardly ever a cycle.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
-    return build_app(config.load_passed_on)
 
 
 def build_app(load: Load) -> GatewayApp:
@@ -126,6 +134,7 @@ class Worker:
         own = callbacks.made(settings.callbacks.observers)
         self._counters = Counters()
         add_counters(self._counters, settings)
+        load_counters(self._counters, settings)
         self._catalog = open_catalog(settings)
         self._estimator = estimator_of(self._counters)
         tls = tls_contexts(settings.providers)

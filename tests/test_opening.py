@@ -13,7 +13,7 @@ import pytest
 from gateway import config
 from gateway.core.errors import ConfigError
 from gateway.counters.registry import Counters
-from gateway.opening import add_counters, open_store, problems_of, tls_contexts
+from gateway.opening import add_counters, load_counters, open_store, problems_of, tls_contexts
 from gateway.stores.memory import MemoryStore
 from gateway.stores.sqlite import SqliteStore
 
@@ -73,6 +73,14 @@ def test_every_route_whose_counter_cannot_be_made_is_named() -> None:
         "models[0].tokenizer",
         "models[1].tokenizer",
     ]
+
+
+@pytest.mark.parametrize(("named", "loaded"), [(None, False), ("cl100k_base", True)])
+def test_what_a_route_counts_with_is_loaded_at_start_besides_the_usual(named: str | None, *, loaded: bool) -> None:
+    counters = Counters()
+    load_counters(counters, settings(models=[{"match": "own", "provider": "openai", "tokenizer": named}]))
+    assert counters.is_loaded("o200k_base")
+    assert counters.is_loaded("cl100k_base") is loaded
 
 
 def test_no_look_hides_what_another_finds() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from threading import Lock
 from typing import Final
 
 from gateway.core.counting.heuristic import CharacterCounter, HeuristicCounter
@@ -16,7 +15,8 @@ from gateway.core.counting.measure import TokenCounter
 from gateway.core.errors import ConfigError
 from gateway.counters import tiktoken
 
-_FALLBACK: Final = "o200k_base"
+#: what most models are counted with, and all that nothing is known of
+FALLBACK: Final = "o200k_base"
 _BARE: Final = (HeuristicCounter(), CharacterCounter())
 
 
@@ -29,7 +29,6 @@ class Counters:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder if folder is not None else tiktoken.rank_folder()
-        self._lock = Lock()
         self._known: dict[str, TokenCounter] = {counter.name: counter for counter in _BARE}
 
     def add(self, path: str) -> None:
@@ -46,21 +45,15 @@ class Counters:
         name = self._name(tokenizer)
         found = self._known.get(name)
         if found is None:
-            with self._lock:
-                found = self._known.get(name) or tiktoken.load(self._folder, name) or _BARE[0]
-                self._known[name] = found
+            found = self._known[name] = tiktoken.load(self._folder, name) or _BARE[0]
         return found
 
     def is_loaded(self, tokenizer: str) -> bool:
         """Whether its counter is at hand; else the first one who asks waits some tenths of a second."""
         return self._name(tokenizer) in self._known
 
-    def probe(self) -> dict[str, str]:
-        """Encoding -> name of the counter that stands for it; loads them, which takes up to a second each."""
-        return {encoding: self.counter(encoding).name for encoding in tiktoken.RANK_FILES}
-
     def _name(self, tokenizer: str) -> str:
-        return tokenizer if tokenizer in self._known or tokenizer in tiktoken.RANK_FILES else _FALLBACK
+        return tokenizer if tokenizer in self._known or tokenizer in tiktoken.TABLES else FALLBACK
 
 
 def is_dotted_path(tokenizer: str) -> bool:

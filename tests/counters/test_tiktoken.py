@@ -4,14 +4,40 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+import tiktoken
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.counters.registry import Counters
-from gateway.counters.tiktoken import RANK_FILES, TiktokenCounter, rank_folder
+from gateway.counters.tiktoken import TABLES, TiktokenCounter, load, rank_folder
+from tests.conftest import StartGateway
+
+#: what the patterns split apart: cases, contractions, scripts, marks, numbers, signs, spaces, ends of lines
+ODD_TEXTS = (
+    "I'm HE'LL we'Ve don\u2019t O'Clock camelCase HTTPServer ǅungla",
+    "1 12 123 1234 12345678 ٣٤٥ ½ Ⅷ",
+    "a\n\n\nb \r\n\t c  \u3000\u00a0 d   ",
+    "!!! ...\n/// --> `x`;\n{}[]//\n",
+    "e\u0301 हिन्दी ไทย 漢字かな 한국어 👩‍👩‍👧 \ud800 <|endoftext|>",
+)
+
+
+def linked(folder: Path) -> Path:
+    """The rank files in a folder where nobody has looked yet."""
+    there = rank_folder()
+    assert there is not None
+    for table in TABLES.values():
+        (folder / table.file).symlink_to(there / table.file)
+    return folder
+
+
+def probed(counters: Counters) -> dict[str, str]:
+    """Encoding -> name of the counter that stands for it."""
+    return {encoding: counters.counter(encoding).name for encoding in TABLES}
 
 
 @pytest.fixture(scope="module")
@@ -29,18 +55,74 @@ def test_known_texts_have_their_known_counts(counters: Counters) -> None:
     assert o200k.count("") == 0
 
 
+@pytest.fixture(scope="module")
+def theirs() -> Mapping[str, Callable[[str], list[int]]]:
+    """How tiktoken encodes with what it reads by itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIKTOKEN_CACHE_DIR", str(rank_folder()))
+        return {name: tiktoken.get_encoding(name).encode_ordinary for name in TABLES}
+
+
+@pytest.mark.parametrize("encoding", TABLES)
+@example(text="".join(ODD_TEXTS))
+@example(text="word " * 3 + "x" * 500 + " 's" * 50)
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.one_of(
+        st.text(st.characters(exclude_categories=())),
+        st.lists(st.sampled_from([*ODD_TEXTS, *" \n\r\t/'sSlLdD12aZ.é漢"])).map("".join),
+    )
+)
+def test_every_count_is_that_of_tiktoken_itself(
+    counters: Counters, theirs: Mapping[str, Callable[[str], list[int]]], encoding: str, text: str
+) -> None:
+    assert counters.counter(encoding).count(text) == len(theirs[encoding](text))
+
+
+def test_what_only_building_needs_is_not_kept(tmp_path: Path) -> None:
+    """The ranks alone would be 400,000 objects."""
+    before = sys.getallocatedblocks()
+    counter = load(linked(tmp_path), "o200k_base")
+    kept = sys.getallocatedblocks() - before
+    assert counter is not None
+    assert counter.count("hello world") == 2
+    assert kept < 20_000
+
+
 def test_an_unknown_tokenizer_is_counted_with_a_known_one(counters: Counters) -> None:
     assert counters.counter("llama9").name == "tiktoken:o200k_base"
 
 
-def test_one_counter_serves_all_who_ask(counters: Counters) -> None:
-    found: list[object] = []
-    threads = [threading.Thread(target=lambda: found.append(counters.counter("o200k_base"))) for _ in range(8)]
+def test_a_table_is_loaded_once_though_many_ask_at_once(tmp_path: Path) -> None:
+    folder, found, start = linked(tmp_path), list[object](), threading.Barrier(8)
+
+    def ask() -> None:
+        own = Counters(folder)
+        start.wait()
+        found.append(own.counter("cl100k_base"))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    assert len(found) == 8
     assert len(set(map(id, found))) == 1
+
+
+def test_a_started_gateway_has_loaded_what_nearly_all_models_need_and_nothing_else(
+    gateway_server: StartGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ranks").mkdir()
+    folder = linked(tmp_path / "ranks")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
+    models = ("gpt-4o", "claude-sonnet-4-5", "gpt-4")
+    gateway = gateway_server("http://127.0.0.1:9")
+    for link in folder.iterdir():
+        link.unlink()
+    messages = [{"role": "user", "content": "hello"}]
+    counted = [gateway.web.post("/api/count", {"model": model, "messages": messages}).json for model in models]
+    assert [one["counter"] for one in counted] == ["tiktoken:o200k_base", "tiktoken:o200k_base", "heuristic"]
 
 
 def test_names_of_special_tokens_are_text(counters: Counters) -> None:
@@ -83,44 +165,45 @@ def test_a_run_of_one_character_is_given_over_in_bounded_pieces(run: str) -> Non
 
 def test_missing_files_leave_the_heuristic_and_its_name(tmp_path: Path) -> None:
     counters = Counters(tmp_path)
-    assert counters.probe() == {"o200k_base": "heuristic", "cl100k_base": "heuristic"}
+    assert probed(counters) == {"o200k_base": "heuristic", "cl100k_base": "heuristic"}
     assert counters.counter("o200k_base").count("one two three") == 3
 
 
 def test_a_damaged_file_is_neither_used_nor_deleted(tmp_path: Path) -> None:
-    for name, _ in RANK_FILES.values():
-        (tmp_path / name).write_bytes(b"not the ranks")
-    assert set(Counters(tmp_path).probe().values()) == {"heuristic"}
-    assert len(list(tmp_path.iterdir())) == len(RANK_FILES)
+    for table in TABLES.values():
+        (tmp_path / table.file).write_bytes(b"not the ranks")
+    assert set(probed(Counters(tmp_path)).values()) == {"heuristic"}
+    assert len(list(tmp_path.iterdir())) == len(TABLES)
 
 
 def test_a_users_folder_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     assert rank_folder() == tmp_path
-    assert set(Counters().probe().values()) == {"heuristic"}
+    assert set(probed(Counters()).values()) == {"heuristic"}
     assert os.environ["TIKTOKEN_CACHE_DIR"] == str(tmp_path)
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
     assert rank_folder() is None
-    assert set(Counters().probe().values()) == {"heuristic"}
+    assert set(probed(Counters()).values()) == {"heuristic"}
 
 
-def test_another_folder_than_the_users_is_not_slipped_past_tiktoken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TIKTOKEN_CACHE_DIR")
-    whole = rank_folder()
-    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    assert Counters(whole).counter("o200k_base").name == "heuristic"
+def test_tiktoken_is_told_of_no_folder_and_looks_into_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "theirs").mkdir()
+    folder = linked(tmp_path / "ours")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "theirs"))
+    assert Counters(folder).counter("cl100k_base").name == "tiktoken:cl100k_base"
+    assert os.environ["TIKTOKEN_CACHE_DIR"] == str(tmp_path / "theirs")
+    assert list((tmp_path / "theirs").iterdir()) == []
 
 
 SCRIPT = """
-import socket, sys
+import os, socket, sys
 def refuse(*_args, **_more): raise SystemExit("network")
 socket.socket.connect = refuse
 socket.getaddrinfo = refuse
 from gateway.counters.registry import Counters
 assert "tiktoken" not in sys.modules
-print(Counters().probe(), "litellm" in sys.modules)
+print({name: Counters().counter(name).name for name in ("o200k_base", "cl100k_base")}, "litellm" in sys.modules, "TIKTOKEN_CACHE_DIR" in os.environ)
 """
 
 
@@ -131,7 +214,7 @@ def test_a_fresh_process_counts_without_the_network_and_without_litellm() -> Non
     )
     assert (
         done.stdout.strip()
-        == str({"o200k_base": "tiktoken:o200k_base", "cl100k_base": "tiktoken:cl100k_base"}) + " False"
+        == str({"o200k_base": "tiktoken:o200k_base", "cl100k_base": "tiktoken:cl100k_base"}) + " False False"
     ), done.stderr
 
 
