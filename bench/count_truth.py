@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 import yaml  # noqa: E402
 
 from gateway.core.counting.cache import CountCache  # noqa: E402
-from gateway.core.counting.calibration import KEPT, LastTurn, calibration_key, corrected  # noqa: E402
+from gateway.core.counting.calibration import KEPT, LastTurn, Residual, calibration_key, corrected  # noqa: E402
 from gateway.core.counting.estimate import Estimate, Estimator  # noqa: E402
 from gateway.core.counting.families import families_from  # noqa: E402
 from gateway.core.counting.measure import Wire  # noqa: E402
@@ -68,8 +68,8 @@ def model_of(request: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
 
 
 def replay(records: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Estimate, Any]]:
-    residuals: dict[str, tuple[int, ...]] = {}
-    surprises: dict[str, tuple[int, ...]] = {}
+    residuals: dict[str, tuple[Residual, ...]] = {}
+    surprises: dict[str, tuple[Residual, ...]] = {}
     sessions: dict[str, LastTurn] = {}
     for record in records:
         estimate = estimate_of_call(record["request"], record)
@@ -81,9 +81,9 @@ def replay(records: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Esti
         yield record, estimate, found
         if found.follows:
             surprise = record["reported_prompt_tokens"] - found.tokens
-            surprises[key] = (*surprises.get(key, ()), surprise)[-KEPT:]
+            surprises[key] = (*surprises.get(key, ()), Residual(surprise, estimate.tokens))[-KEPT:]
         residual = record["reported_prompt_tokens"] - estimate.tokens
-        residuals[key] = (*residuals.get(key, ()), residual)[-KEPT:]
+        residuals[key] = (*residuals.get(key, ()), Residual(residual, estimate.tokens))[-KEPT:]
         if session:
             sessions[session] = LastTurn(key, residual)
 

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from gateway.core.counting.calibration import LastTurn
+from gateway.core.counting.calibration import LastTurn, Residual
+from gateway.core.counting.measure import Wire
+from gateway.core.counting.request import ITEMS
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable
 from gateway.core.forwarding import Provider
 from gateway.core.modes import ResponseMode, mode_for, stricter
@@ -16,7 +18,7 @@ from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import affordable_input, is_limited, rate_of, remaining_fraction
 from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
-from gateway.dialects.contents import ITEMS, MOST_MESSAGES, Contents, contents_of, with_messages
+from gateway.dialects.contents import MOST_MESSAGES, Contents, contents_of, with_messages
 from gateway.dialects.length_error import LengthError
 from gateway.dialects.limits import with_limit
 from gateway.planning import Asked, Planner
@@ -192,17 +194,22 @@ class Composer:
         messages = plan.messages if plan is not None else None
         if messages is None and asked is not None and (progress.showing is not None or asked.contents.marked):
             messages = asked.contents.messages
-        taken, wire = progress.taken, progress.incoming.endpoint.wire
+        wire = progress.incoming.endpoint.wire
         changes: dict[str, object] = dict(progress.narrowed.fields)
-        if taken is not None and taken.limit is not None and wire is not None:
-            limit = min(taken.limit, self._facts(progress.route).output or taken.limit)
-            changes |= with_limit(call.fields, wire, limit, provider.limit_field)
-            progress.notes["output_limit"] = f"{limit}, as the budget allows"
-        elif wire is not None and (set_by := progress.limit_to_set(call.fields, wire)) is not None:
-            set_by = min(set_by, self._facts(progress.route).output or set_by)
-            changes |= with_limit(call.fields, wire, set_by, provider.limit_field)
-            progress.notes["output_limit"] = f"{set_by}, as the step has it"
+        if wire is not None:
+            changes |= self._limited(progress, call, wire, provider)
         return progress.dialect.write(call, model, ask_usage=ask_usage, messages=messages, changes=changes)
+
+    def _limited(self, progress: Progress, call: Call, wire: Wire, provider: Provider) -> dict[str, object]:
+        """The fields that bound the answer: as the budget allows, else as the step has it."""
+        limit, why = progress.taken.limit if progress.taken is not None else None, "as the budget allows"
+        if limit is None:
+            limit, why = progress.limit_to_set(call.fields, wire), "as the step has it"
+        if limit is None:
+            return {}
+        limit = min(limit, self._facts(progress.route).output or limit)
+        progress.notes["output_limit"] = f"{limit}, {why}"
+        return with_limit(call.fields, wire, limit, provider.limit_field)
 
     async def fit_again(self, progress: Progress, found: LengthError) -> bool:
         """Learn from a provider's refusal for length; whether there is now something shorter to send."""
@@ -223,7 +230,7 @@ class Composer:
         context = plan.context
         if found.asked is not None:
             residual = found.asked - context.estimate
-            self._learner.report(context.key, residual)
+            self._learner.report(context.key, Residual(residual, context.estimate))
             progress.remembered = replace(progress.remembered, last_turn=LastTurn(context.key, residual))
         most = max(found.asked or 0, context.tokens) + (found.output or asked.wishes.output or 0)
         if found.limit is not None and _LEAST_WINDOW <= found.limit < most:

@@ -20,7 +20,7 @@ from gateway.core.counting.beginnings import Beginning, Beginnings, is_worth_kee
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimate, Estimator
 from gateway.core.counting.measure import Wire
-from gateway.core.counting.request import Request, read_request
+from gateway.core.counting.request import ITEMS, Request, read_request
 from gateway.core.counting.sums import Sums
 from gateway.core.fitting.ahead import START, read_ahead
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
@@ -47,7 +47,7 @@ from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Remembered
 from gateway.core.values import dataclass
 from gateway.core.views import VIEWED, View, view_of
-from gateway.dialects.contents import ITEMS, Contents
+from gateway.dialects.contents import Contents
 from gateway.stores.learner import Learner
 
 logger = logging.getLogger("gateway")

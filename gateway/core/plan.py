@@ -14,7 +14,7 @@ from math import ceil
 from typing import Any, Final, Literal
 
 from gateway.core.conversation import Conversation
-from gateway.core.counting.calibration import Corrected, LastTurn, calibration_key, ceiling, corrected
+from gateway.core.counting.calibration import Corrected, LastTurn, Residual, calibration_key, ceiling, corrected
 from gateway.core.counting.estimate import Estimate, Estimator
 from gateway.core.counting.request import Request
 from gateway.core.fitting.epoch import Epoch
@@ -38,10 +38,10 @@ _RESERVE_SHARE: Final = 0.1
 _RESERVE_MOST: Final = 4096
 #: what an answer may claim of a window: some clients ask for more than the model has
 _RESERVE_SHARE_MOST: Final = 0.5
-#: Estimates of the result may differ from the sum of its parts by a rounding; each try asks for that much less.
+#: A result may weigh more than its messages do: by a rounding, or in a form of its own. Each try asks for so much less.
 _TRIES: Final = 3
-#: by which the sum of parts may be off, in tokens
-_ROUNDING: Final = 16
+#: no message fits into
+_NOTHING: Final = 0
 #: what a model is taken to have a window of where nobody says, to make a summary
 _UNKNOWN_WINDOW: Final = 32_000
 #: of that window: its tokens are estimated without anything learned
@@ -132,8 +132,8 @@ class Learned:
     its provider said it.
     """
 
-    offsets: Sequence[int] = ()
-    surprises: Sequence[int] = ()
+    offsets: Sequence[Residual] = ()
+    surprises: Sequence[Residual] = ()
     last_turn: LastTurn | None = None
     window: int | None = None
 
@@ -260,11 +260,11 @@ def make_room(came: Weighed, view: View, conversation: Conversation, room: Room,
         scales: to weigh choices with.
 
     Raises:
-        ContextOverflow: what must stay is over the budget alone.
+        ContextOverflow: what must stay is over the budget alone, and nothing may be.
         BudgetTooSmall: so is what stands beside the messages.
     """
-    request = came.request
-    if came.estimate.beside >= room.budget and (request.tools or request.schema is not None or request.others):
+    request, is_over = came.request, came.estimate.beside >= room.budget
+    if is_over and room.policy.overflow != "least" and (request.tools or request.schema is not None or request.others):
         raise BudgetTooSmall(needed=came.estimate.beside, budget=room.budget)
     case = _Case(came, view, conversation, scales)
     try:
@@ -312,22 +312,22 @@ def _needs(passage: Passage, model: SummaryModel | None, estimator: Estimator) -
 
 
 def _roomy(case: _Case, room: Room) -> Plan:
-    """The plan with a margin, else without one, else the least that can be sent if that is within the bare budget.
+    """The plan of the same request before, else one with a margin, else without one, else the least that can be sent.
 
     Neither a margin nor what was learned is a reason to refuse what may be within the budget: the provider knows, and
     what it says is learned.
     """
-    came = case.came
+    came, epoch = case.came, _epoch(case, room)
+    bare = room.budget - (came.expected.offset if came.expected.follows else 0)
+    again = _again(case, room, epoch, bare)
+    if again is not None:
+        return again
     with suppress(ContextOverflow):
-        return _fitted(case, room, _safely(came, room))
-    offset = came.expected.offset if came.expected.follows else 0
+        return _fitted(case, room, epoch, _safely(came, room))
     try:
-        return _fitted(case, room, room.budget - offset)
+        return _fitted(case, room, epoch, bare)
     except ContextOverflow as overflow:
-        least = came.estimate.beside + overflow.needed
-        if least > room.budget and room.policy.overflow != "least":
-            raise
-        return _fitted(case, room, least + _ROUNDING)
+        return _least(case, room, epoch, overflow)
 
 
 def _safely(came: Weighed, room: Room) -> int:
@@ -338,34 +338,84 @@ def _safely(came: Weighed, room: Room) -> int:
     return ceiling(came.estimate, came.key, known.offsets, known.last_turn, known.surprises, budget=room.budget)
 
 
-def _fitted(case: _Case, room: Room, most: int) -> Plan:
-    came, conversation, policy = case.came, case.conversation, room.policy.fit
-    limit = most - came.estimate.beside
-    salt = f"shadow{room.salt}" if room.shadow else room.salt
-    use: Use = "off" if room.shadow else room.use
-    summaries = room.state.summaries
-    read = [epoch for value in room.state.epochs.values() if (epoch := Epoch.from_json(value)) is not None]
-    known = [epoch for epoch in read if epoch.summary is None or epoch.summary in summaries]
-    epoch = find(known, conversation, salt)
+def _again(case: _Case, room: Room, epoch: Epoch | None, most: int) -> Plan | None:
+    """What was sent when this very request came before, if it is within `most`.
+
+    It need not be within a margin, nor is there more to recall: it may have been sent because nothing else could be, or
+    with less than all the room, as it weighs more in its own form. Other bytes would be paid in full.
+    """
+    if epoch is None or epoch.size != len(case.conversation.keys):
+        return None
+    whole = sum(case.scales.reader.weights(case.conversation))
+    policy = replace(room.policy, fit=replace(room.policy.fit, recall="off"))
+    try:
+        limit = min(whole - 1, most - case.came.estimate.beside)
+        fitted = _fit(case, replace(room, policy=policy, use="off"), epoch, limit)
+    except ContextOverflow:
+        return None
+    if fitted.epoch is not epoch:
+        return None
+    sent = _weighed_anew(case, room, fitted)
+    return _plan(case, sent, room, fitted, epoch) if sent.estimate.tokens <= most else None
+
+
+def _fitted(case: _Case, room: Room, epoch: Epoch | None, most: int) -> Plan:
+    """The plan of a choice that weighs no more than `most` in its own form.
+
+    Raises:
+        ContextOverflow: there is none; it says the tokens of what must stay as chat messages.
+    """
+    beside = case.came.estimate.beside
+    limit = most - beside
     for _ in range(_TRIES):
-        fitted = fit(
-            conversation, limit, case.scales.reader,
-            epoch=epoch, policy=policy, salt=salt, expired=room.expired, summaries=summaries, use=use,
-        )  # fmt: skip
-        messages = case.view.restored(fitted.changes, fitted.summaries)
-        sent = _weighed_anew(case, room, fitted, messages)
+        fitted = _fit(case, room, epoch, limit)
+        sent = _weighed_anew(case, room, fitted)
         if sent.estimate.tokens <= most:
             return _plan(case, sent, room, fitted, epoch)
-        limit -= sent.estimate.tokens - most
-    needed = sent.estimate.tokens - came.estimate.beside
-    index, fate = max(enumerate(fitted.fates), key=lambda item: item[1].tokens_after)
+        # As much less as this choice takes more in its own form than as chat messages.
+        limit = min(limit - 1, most - sent.estimate.tokens + fitted.tokens)
+    fitted = _fit(case, room, epoch, _NOTHING)
+    return _plan(case, _weighed_anew(case, room, fitted), room, fitted, epoch)
+
+
+def _least(case: _Case, room: Room, epoch: Epoch | None, overflow: ContextOverflow) -> Plan:
+    """The plan of what must stay, where that is within the bare budget in its own form, or may be over it."""
+    beside = case.came.estimate.beside
+    fitted = _fit(case, room, epoch, overflow.needed)
+    sent = _weighed_anew(case, room, fitted)
+    if sent.estimate.tokens <= room.budget or room.policy.overflow == "least":
+        return _plan(case, sent, room, fitted, epoch)
     raise ContextOverflow(
-        needed=needed, limit=most - came.estimate.beside, index=index, role=fate.role, tokens=fate.tokens_after
+        needed=sent.estimate.tokens - beside,
+        limit=room.budget - beside,
+        index=overflow.index,
+        role=overflow.role,
+        tokens=overflow.tokens,
     )
 
 
-def _weighed_anew(case: _Case, room: Room, fitted: Fitted, messages: tuple[bytes, ...]) -> Weighed:
+def _salt(room: Room) -> str:
+    return f"shadow{room.salt}" if room.shadow else room.salt
+
+
+def _epoch(case: _Case, room: Room) -> Epoch | None:
+    """The decision to go on from."""
+    read = [epoch for value in room.state.epochs.values() if (epoch := Epoch.from_json(value)) is not None]
+    known = [epoch for epoch in read if epoch.summary is None or epoch.summary in room.state.summaries]
+    return find(known, case.conversation, _salt(room))
+
+
+def _fit(case: _Case, room: Room, epoch: Epoch | None, limit: int) -> Fitted:
+    return fit(
+        case.conversation, limit, case.scales.reader,
+        epoch=epoch, policy=room.policy.fit, salt=_salt(room), expired=room.expired, summaries=room.state.summaries,
+        use="off" if room.shadow else room.use,
+    )  # fmt: skip
+
+
+def _weighed_anew(case: _Case, room: Room, fitted: Fitted) -> Weighed:
     """What would be sent, by the rules of its own format."""
+    messages = case.view.restored(fitted.changes, fitted.summaries)
     request = replace(case.came.request, messages=messages)
     keys = fitted.keys if request.wire == "chat" else None
     return weigh(request, case.scales.estimator.estimate(request, keys=keys), room.learned)

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.counting.calibration import KEPT, residuals_from
+from gateway.core.counting.calibration import KEPT, Residual, residuals_from
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ports import CallRecord, Lesson, Observer, Store
 from gateway.core.spending import Allowance
@@ -42,7 +42,7 @@ class _Window:
 
 
 #: what is kept of one key
-Known = tuple[int, ...] | _Window | None
+Known = tuple[Residual, ...] | _Window | None
 
 
 class Learner(Observer):
@@ -55,19 +55,19 @@ class Learner(Observer):
         self._write_after_s = write_after_s
         self._now = now
         self._known: dict[str, Known] = {}
-        self._new_numbers: dict[str, list[int]] = {}
+        self._new_numbers: dict[str, list[Residual]] = {}
         self._new_windows: dict[str, _Window] = {}
         self._writing: asyncio.Task[None] | None = None
 
-    async def offsets(self, key: str) -> tuple[int, ...]:
+    async def offsets(self, key: str) -> tuple[Residual, ...]:
         """The last residuals (reported less estimated tokens) under a calibration key, the newest last."""
         return await self._numbers(_OFFSETS + key)
 
-    async def surprises(self, key: str) -> tuple[int, ...]:
+    async def surprises(self, key: str) -> tuple[Residual, ...]:
         """The last surprises (reported less expected tokens) under a calibration key, the newest last."""
         return await self._numbers(_SURPRISES + key)
 
-    async def _numbers(self, key: str) -> tuple[int, ...]:
+    async def _numbers(self, key: str) -> tuple[Residual, ...]:
         known = await self._look_up(key)
         new = self._new_numbers.get(key)
         numbers = known if isinstance(known, tuple) else ()
@@ -103,10 +103,11 @@ class Learner(Observer):
         if call.charge is not None and call.charge.source == "provider":
             self._refute(call.provider, call.model, call.charge.usage.input_tokens)
         last, surprise = call.last_turn, call.surprise
-        if last is not None:
-            self.report(last.key, last.residual)
-        if last is not None and surprise is not None:
-            self._add(_SURPRISES + last.key, surprise)
+        if last is None or call.context is None:
+            return
+        self.report(last.key, Residual(last.residual, call.context.estimate))
+        if surprise is not None:
+            self._add(_SURPRISES + last.key, Residual(surprise, call.context.estimate))
 
     def _refute(self, provider: str, model: str, tokens: int) -> None:
         """Forget a window that a call was answered beyond."""
@@ -115,11 +116,11 @@ class Learner(Observer):
         if isinstance(known, _Window) and 0 < known.tokens < tokens:
             self.report_window(provider, model, 0)
 
-    def report(self, key: str, residual: int) -> None:
+    def report(self, key: str, residual: Residual) -> None:
         """One more residual."""
         self._add(_OFFSETS + key, residual)
 
-    def _add(self, key: str, number: int) -> None:
+    def _add(self, key: str, number: Residual) -> None:
         if len(self._new_numbers) < _MOST_KEYS or key in self._new_numbers:
             self._new_numbers[key] = [*self._new_numbers.get(key, ()), number][-KEPT:]
             self._write_soon()
@@ -168,7 +169,7 @@ class Learner(Observer):
         await self._write()
 
 
-def _one_more(new: list[int]) -> Lesson:
+def _one_more(new: list[Residual]) -> Lesson:
     def lesson(known: bytes | None) -> bytes:
         return msgspec.json.encode((*residuals_from(_decode(known)), *new)[-KEPT:])
 

@@ -10,13 +10,15 @@ import pytest
 from gateway.config import families
 from gateway.core.conversation import Conversation
 from gateway.core.counting.cache import CountCache
-from gateway.core.counting.calibration import LastTurn
+from gateway.core.counting.calibration import LastTurn, Residual
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.heuristic import CharacterCounter
+from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import Request
 from gateway.core.fitting.epochs import FitPolicy
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow
 from gateway.core.fitting.reader import Reader
+from gateway.core.fitting.recall import Recall
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Summarize
 from gateway.core.plan import (
     ContextPolicy,
@@ -240,7 +242,7 @@ def test_what_was_learned_refuses_nothing_either(of_this_session: bool) -> None:
     raws = messages(4)
     came = weighed([raws[0], raws[1], *raws[-2:]])
     last = LastTurn(came.key, 5_000) if of_this_session else None
-    learned = Learned(offsets=(5_000, 5_000, 5_000), last_turn=last)
+    learned = Learned(offsets=(Residual(5_000, 1_000),) * 3, last_turn=last)
     assert planned(raws, room(came.estimate.tokens + 5, learned=learned)).messages is not None
     with pytest.raises(ContextOverflow):
         planned(raws, room(came.estimate.tokens - 5, learned=learned))
@@ -249,6 +251,109 @@ def test_what_was_learned_refuses_nothing_either(of_this_session: bool) -> None:
 def test_a_damaged_decision_is_made_anew() -> None:
     state = SessionState({"x": {"v": 99}, "y": {"prefix": 3}})
     assert planned(messages(12), room(2_000, state=state)).epoch is not None
+
+
+def test_every_action_has_a_name_when_time_is_over() -> None:
+    raws = messages(12)
+    task = {"role": "user", "content": " ".join(f"Look for parcel {number}." for number in range(400))}
+    last = {"role": "user", "content": "And now?"}
+    raws = [raws[0], json.dumps(task).encode(), *raws[2:], json.dumps(last).encode()]
+    context = planned(raws, room(300, expired=lambda: True)).context
+    assert set(context.trimmed) == {"drop"}
+    assert {fate[3] for fate in context.fates} == {"drop", "pinned"}
+
+
+# --- other formats ------------------------------------------------------------------------------------------------
+
+LEAST = ContextPolicy(overflow="least")
+#: weighs something in these formats, and is no chat message there
+SYSTEM = "You look things up, say where they are, and ask for nothing that was said before. " * 4
+OTHERS: tuple[Wire, ...] = ("messages", "responses")
+
+
+def element(wire: Wire, number: int) -> list[bytes]:
+    """A call with its result and words."""
+    lines = "\n".join(f"Parcel {number}-{line} lies at depot {line * 7} in row {line}." for line in range(12))
+    if wire == "responses":
+        found: list[dict[str, Any]] = [
+            {"type": "function_call", "call_id": f"c{number}", "name": "find", "arguments": f'{{"n": {number}}}'},
+            {"type": "function_call_output", "call_id": f"c{number}", "output": lines},
+        ]
+    else:
+        use = {"type": "tool_use", "id": f"c{number}", "name": "find", "input": {"n": number}}
+        result = {"type": "tool_result", "tool_use_id": f"c{number}", "content": lines}
+        found = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    found.append({"role": "assistant", "content": f"Parcel {number}-3 is at depot 21."})
+    found.append({"role": "user", "content": f"What of parcel {number + 1}-5, and depot {number * 7}?"})
+    return [json.dumps(one).encode() for one in found]
+
+
+def elements(wire: Wire, turns: int) -> list[bytes]:
+    task = json.dumps({"role": "user", "content": "Find the parcels of order 4711."}).encode()
+    return [task, *(raw for number in range(turns) for raw in element(wire, number))]
+
+
+def planned_as(wire: Wire, raws: Sequence[bytes], place: Room, tools: Sequence[Any] = ()) -> Plan:
+    model = "gpt-4o" if wire == "responses" else "claude-sonnet-4-5"
+    request = Request(wire=wire, model=model, provider="p", messages=raws, tools=tuple(tools), system=SYSTEM)
+    came = weigh(request, ESTIMATOR.estimate(request), place.learned)
+    view = view_of(wire, raws)
+    # weighed as chat messages by the model's own numbers, as the planner does
+    bare = replace(request, messages=(), tools=(), system=None)
+    reader = Reader(lambda chat: ESTIMATOR.message_tokens(replace(bare, messages=chat), read_as="chat"))
+    conversation = Conversation.of(
+        view.messages, reader, pinned=view.held, keep_last_turns=place.policy.keep_last_turns
+    )
+    return make_room(came, view, conversation, place, Scales(ESTIMATOR, reader))
+
+
+@pytest.mark.parametrize("keep_last_turns", [1, 3])
+@pytest.mark.parametrize("wire", OTHERS)
+def test_the_least_of_any_format_is_sent_over_its_budget(wire: Wire, keep_last_turns: int) -> None:
+    raws, policy = elements(wire, 8), replace(LEAST, keep_last_turns=keep_last_turns)
+    least = planned_as(wire, raws, room(1, policy=policy)).context.estimate
+    for budget in range(least - 100, least + 40, 4):
+        context = planned_as(wire, raws, room(budget, policy=policy)).context
+        assert context.estimate <= max(budget, least)
+
+
+@pytest.mark.parametrize("keep_last_turns", [1, 3])
+@pytest.mark.parametrize("wire", OTHERS)
+def test_a_form_alone_refuses_nothing(wire: Wire, keep_last_turns: int) -> None:
+    raws, policy = elements(wire, 8), ContextPolicy(keep_last_turns=keep_last_turns)
+    least = planned_as(wire, raws, room(1, policy=replace(policy, overflow="least"))).context.estimate
+    for budget in range(least, least + 40, 2):
+        assert planned_as(wire, raws, room(budget, policy=policy)).context.estimate <= budget
+    with pytest.raises(ContextOverflow) as refused:
+        planned_as(wire, raws, room(least - 1, policy=policy))
+    assert refused.value.needed == refused.value.limit + 1
+
+
+@pytest.mark.parametrize("wire", OTHERS)
+def test_the_least_is_sent_beside_tools_that_are_over_the_budget(wire: Wire) -> None:
+    tools = [[{"name": "f", "description": "word " * 500}]]
+    with pytest.raises(BudgetTooSmall):
+        planned_as(wire, elements(wire, 8), room(400), tools)
+    plan = planned_as(wire, elements(wire, 8), room(400, policy=LEAST), tools)
+    assert plan.messages is not None
+    assert len(plan.messages) < 8
+
+
+@pytest.mark.parametrize("recall", ["off", "said", "all"])
+@pytest.mark.parametrize("wire", OTHERS)
+def test_the_same_request_is_sent_as_the_same_bytes_again(wire: Wire, recall: Recall) -> None:
+    policy = ContextPolicy(safety=1.3, fit=FitPolicy(recall=recall))
+    resumed = 0
+    for budget in range(500, 620, 20):
+        state, raws = SessionState(), elements(wire, 10)
+        for size in range(len(elements(wire, 5)), len(raws) + 1, 2):
+            first = planned_as(wire, raws[:size], room(budget, policy=policy, state=state))
+            state = state.with_epoch(first.epoch) if first.epoch is not None else state
+            again = planned_as(wire, raws[:size], room(budget, policy=policy, state=state))
+            assert again.messages == first.messages
+            assert (again.context.tokens, again.context.trimmed) == (first.context.tokens, first.context.trimmed)
+            resumed += again.resumed is not None
+    assert resumed > 40
 
 
 # --- summaries ----------------------------------------------------------------------------------------------------

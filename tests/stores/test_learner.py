@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from gateway.core.counting.calibration import KEPT
+from gateway.core.counting.calibration import KEPT, Residual
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ports import CallRecord, Lesson
 from gateway.core.usage import Charge, Usage
@@ -35,15 +35,19 @@ class AwayStore(MemoryStore):
             raise StoreUnavailable("away")
 
 
+def off(tokens: int) -> Residual:
+    return Residual(tokens, 1_000)
+
+
 async def settled(learner: Learner) -> None:
     await learner.aclose()
 
 
 async def test_what_is_reported_is_known_at_once() -> None:
     learner = Learner(MemoryStore())
-    learner.report("k", 5)
-    learner.report("k", 7)
-    assert await learner.offsets("k") == (5, 7)
+    learner.report("k", off(5))
+    learner.report("k", off(7))
+    assert await learner.offsets("k") == (off(5), off(7))
     assert await learner.offsets("other") == ()
     await settled(learner)
 
@@ -51,11 +55,11 @@ async def test_what_is_reported_is_known_at_once() -> None:
 async def test_what_was_learned_survives_the_worker() -> None:
     store = MemoryStore()
     first = Learner(store)
-    first.report("k", 5)
+    first.report("k", off(5))
     first.report_window("openai", "m", 8192)
     await settled(first)
     second = Learner(store)
-    assert await second.offsets("k") == (5,)
+    assert await second.offsets("k") == (off(5),)
     assert await second.window("openai", "m") == 8192
     assert await second.window("openai", "n") is None
 
@@ -63,28 +67,28 @@ async def test_what_was_learned_survives_the_worker() -> None:
 async def test_two_workers_add_to_one_key() -> None:
     store = MemoryStore()
     one, two = Learner(store), Learner(store)
-    one.report("k", 1)
-    two.report("k", 2)
+    one.report("k", off(1))
+    two.report("k", off(2))
     await settled(one)
     await settled(two)
-    assert await two.offsets("k") == (1, 2)
+    assert await two.offsets("k") == (off(1), off(2))
 
 
 async def test_only_the_newest_are_kept() -> None:
     store = MemoryStore()
     learner = Learner(store)
     for number in range(KEPT + 3):
-        learner.report("k", number)
-    assert await learner.offsets("k") == tuple(range(3, KEPT + 3))
+        learner.report("k", off(number))
+    assert await learner.offsets("k") == tuple(map(off, range(3, KEPT + 3)))
     await settled(learner)
-    assert await Learner(store).offsets("k") == tuple(range(3, KEPT + 3))
+    assert await Learner(store).offsets("k") == tuple(map(off, range(3, KEPT + 3)))
 
 
 async def test_many_reports_are_one_write() -> None:
     store = AwayStore()
     learner = Learner(store, write_after_s=0.01)
     for number in range(100):
-        learner.report(f"k{number}", 1)
+        learner.report(f"k{number}", off(1))
     await eventually(lambda: store.writes)
     await settled(learner)
     assert store.writes == 1
@@ -95,15 +99,15 @@ async def test_a_store_that_is_away_costs_nothing_but_the_lessons_of_others() ->
     store.away = True
     learner = Learner(store, write_after_s=0.01)
     assert await learner.offsets("k") == ()
-    learner.report("k", 3)
+    learner.report("k", off(3))
     learner.report_window("p", "m", 100)
     before = store.asked
     await eventually(lambda: store.asked > before)
-    assert await learner.offsets("k") == (3,)
+    assert await learner.offsets("k") == (off(3),)
     assert await learner.window("p", "m") == 100
     store.away = False
     await settled(learner)
-    assert await Learner(store).offsets("k") == (3,)
+    assert await Learner(store).offsets("k") == (off(3),)
 
 
 async def test_a_window_is_forgotten_when_a_longer_request_is_answered() -> None:

@@ -39,8 +39,6 @@ class CountCache:
         self._lock = lock if lock is not None else nullcontext()
         self._table: dict[Hashable, tuple[object, int]] = {}
         self._bytes = 0
-        self.hits = 0
-        self.misses = 0
 
     def get(self, kind: str, content: bytes, compute: Callable[[], T], size: Callable[[T], int] | None = None) -> T:
         """What `compute` said of this content the first time, for this `kind` of question.
@@ -73,8 +71,6 @@ class CountCache:
                     table[named] = entry  # the end of the table is what was used last
                     found.append(entry[0])
         missing = [index for index, value in enumerate(found) if value is None]
-        self.hits += len(keys) - len(missing)
-        self.misses += len(missing)
         for index, value in zip(missing, compute(missing) if missing else (), strict=True):
             found[index] = value
             cost = _ENTRY_BYTES + (size(value) if size is not None else 0)

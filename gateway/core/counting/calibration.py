@@ -2,7 +2,8 @@
 
 The errors that remain after `estimate.py` are constants that a provider adds, so offsets are learned, not ratios: per
 provider, model, wire format and shape of the request the median of the last residuals, and per session the last turn's
-residual, which wins. Pure values: a state goes in, a state comes out, and both are plain JSON.
+residual, which wins. What a larger request was off by beyond what all are off by is taken to grow with a request, so
+that it does not make a small one large. Pure values: a state goes in, a state comes out, and both are plain JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gateway.core.counting.estimate import Estimate, Source
 from gateway.core.values import dataclass
@@ -28,10 +29,16 @@ _LEAST_TOKENS: Final = 8
 #: after so many estimates that followed their session's last turn, what they were off by says more than any rule
 _WELL_KNOWN: Final = 8
 _LEAST_KNOWN: Final = 0.005
-_HIGH: Final = 0.9
 #: one strange report must not shut a window: most that spread may ask for, as a share of the tokens, or in tokens
 _MOST_SEEN: Final = 0.25
 _SOME_SEEN: Final = 1_024
+
+
+class Residual(NamedTuple):
+    """By how much a request was off, and what it was estimated at, in tokens; 0: that was not kept."""
+
+    tokens: int
+    estimate: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +81,9 @@ def calibration_key(provider: str, model: str, wire: str, shape: str) -> str:
 def corrected(
     estimate: Estimate,
     key: str,
-    residuals: Sequence[int] = (),
+    residuals: Sequence[Residual] = (),
     last: LastTurn | None = None,
-    surprises: Sequence[int] = (),
+    surprises: Sequence[Residual] = (),
 ) -> Corrected:
     """An estimate corrected by a key's residuals and by the session's last turn, if that had the same key.
 
@@ -87,10 +94,11 @@ def corrected(
     same = last is not None and last.key == key
     if not residuals and not same:
         return Corrected(estimate.tokens, _margin(estimate, estimate.tokens, ()), 0, estimate.source)
-    wanted = last.residual if last is not None and same else round(median(residuals))
+    seen = _scaled(surprises if same else residuals, estimate.tokens)
+    wanted = last.residual if last is not None and same else round(median(seen))
     offset = _clamped(wanted, estimate.tokens)
     tokens = estimate.tokens + offset
-    above = surprises if same else [residual - wanted for residual in residuals]
+    above = seen if same else [residual - wanted for residual in seen]
     least = _LEAST_KNOWN if same and len(surprises) >= _WELL_KNOWN else _LEAST_MARGIN
     return Corrected(tokens, _margin(estimate, tokens, above or (0,), least), offset, "learned", follows=same)
 
@@ -98,9 +106,9 @@ def corrected(
 def ceiling(
     estimate: Estimate,
     key: str,
-    residuals: Sequence[int],
+    residuals: Sequence[Residual],
     last: LastTurn | None,
-    surprises: Sequence[int],
+    surprises: Sequence[Residual],
     *,
     budget: int,
 ) -> int:
@@ -109,18 +117,32 @@ def ceiling(
     return budget - found.margin - found.offset
 
 
+def _scaled(residuals: Sequence[Residual], tokens: int) -> list[float]:
+    """What residuals say of a request of so many tokens.
+
+    The one nearest to nothing is what is added to every request; what a larger one was off by beyond that grew with it.
+    """
+    if not residuals:
+        return []
+    least = min((residual.tokens for residual in residuals), key=abs)
+    return [
+        least + (off - least) * tokens / estimate if estimate > tokens else float(off) for off, estimate in residuals
+    ]
+
+
 def _clamped(offset: int, tokens: int) -> int:
     return max(-int(tokens * _MOST_TAKEN), min(_MOST_ADDED, offset))
 
 
-def _margin(estimate: Estimate, tokens: int, above: Sequence[int], least: float = _LEAST_MARGIN) -> int:
-    """Tokens to keep free: the high end of what was seen above the correction; doubt that shrinks with each report."""
-    seen = sorted(above)[math.ceil(_HIGH * len(above)) - 1] if above else 0
+def _margin(estimate: Estimate, tokens: int, above: Sequence[float], least: float = _LEAST_MARGIN) -> int:
+    """Tokens to keep free: the most that was seen above the correction; doubt that shrinks with each report."""
+    seen = max(above, default=0)
     unseen = (estimate.spread * tokens + estimate.doubt) / (1 + len(above))
     return math.ceil(max(_LEAST_TOKENS, least * tokens, min(seen, max(_MOST_SEEN * tokens, _SOME_SEEN)), unseen))
 
 
-def residuals_from(value: Any) -> tuple[int, ...]:
-    """Residuals as they were stored: a JSON list; what is none of ours is left out."""
+def residuals_from(value: Any) -> tuple[Residual, ...]:
+    """Residuals as they were stored: a JSON list of pairs, or of what requests were off by; the rest is left out."""
     items = value if isinstance(value, list) else []
-    return tuple(item for item in items if isinstance(item, int) and not isinstance(item, bool))[-KEPT:]
+    pairs = (item if isinstance(item, list) else [item, 0] for item in items)
+    return tuple(Residual(*pair) for pair in pairs if [type(part) for part in pair] == [int, int])[-KEPT:]

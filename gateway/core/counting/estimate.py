@@ -145,9 +145,7 @@ class Estimator:
         """The name of the tokenizer a request is counted with."""
         return request.tokenizer or self.family(request).tokenizer
 
-    def message_tokens(
-        self, request: Request, *, keys: Sequence[bytes] | None = None, read_as: Wire | None = None
-    ) -> list[int]:
+    def message_tokens(self, request: Request, *, read_as: Wire | None = None) -> list[int]:
         """What each message adds, in the order of `request.messages`; without its tools and what frames the whole.
 
         `read_as`: the format the messages are written in, where it is not the request's.
@@ -156,7 +154,7 @@ class Estimator:
         counter = self._counter_for(request.tokenizer or family.tokenizer)
         return [
             round(_measure_tokens(item, family))
-            for item in self._of_messages(read_as or request.wire, request.messages, counter, keys)
+            for item in self._of_messages(read_as or request.wire, request.messages, counter)
         ]
 
     def sums(
@@ -204,7 +202,7 @@ class Estimator:
         return [self._kept(kind, request.system, lambda value: text_measure(value, counter), _measure_bytes)]
 
     def _of_messages(
-        self, wire: Wire, pieces: Sequence[Piece], counter: TokenCounter, keys: Sequence[bytes] | None
+        self, wire: Wire, pieces: Sequence[Piece], counter: TokenCounter, keys: Sequence[bytes] | None = None
     ) -> list[Measure]:
         """Measures of the messages, most of them from the cache; what cannot be a key is measured anew."""
         contents = pieces if keys is not None else [_content(piece) for piece in pieces]

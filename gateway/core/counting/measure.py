@@ -154,11 +154,11 @@ def measure(wire: Wire, message: object, counter: TokenCounter) -> Measure:
     return _READERS[wire](tally, message)
 
 
-def text_measure(text: object, counter: TokenCounter, role: str = "system") -> Measure:
-    """The measure of a text that stands in a field of its own: `system`, `instructions`, a whole `input`."""
+def text_measure(text: object, counter: TokenCounter) -> Measure:
+    """The measure of a system text that stands in a field of its own: `system`, `instructions`."""
     tally = _Tally(counter.count)
     _parts(tally, text)
-    return tally.measure(role, asks=role == "user")
+    return tally.measure("system")
 
 
 def other_measure(value: object, counter: TokenCounter) -> Measure:

@@ -25,8 +25,13 @@ _SERVER_FIELDS: Final = frozenset(
 )
 #: where a system text stands that is no message
 _SYSTEM_FIELDS: Final = {"messages": "system", "responses": "instructions"}
-#: where the messages of each format stand
-_ITEM_FIELDS: Final[Mapping[Wire, str]] = {"responses": "input", "completions": "prompt"}
+#: the field that holds what was said, and where an array of it has elements that are messages
+ITEMS: Final[Mapping[Wire, str]] = {
+    "chat": "messages",
+    "messages": "messages",
+    "responses": "input",
+    "completions": "prompt",
+}
 #: where the schema of an answer stands
 _FORM_FIELDS: Final[Mapping[Wire, tuple[str, ...]]] = {
     "chat": ("response_format",),
@@ -155,7 +160,7 @@ def _given(body: Mapping[str, Piece], field: str) -> Piece:
 
 def _others(wire: Wire, body: Mapping[str, Piece], *, has_schema: bool) -> tuple[Piece, ...]:
     """The fields that are weighed nowhere else; none where they are short."""
-    known = {_item_field(wire), _SYSTEM_FIELDS.get(wire, ""), *(_FORM_FIELDS[wire] if has_schema else ())}
+    known = {ITEMS[wire], _SYSTEM_FIELDS.get(wire, ""), *(_FORM_FIELDS[wire] if has_schema else ())}
     found = [piece for name, piece in body.items() if name not in known and name not in _STEERING]
     return tuple(found) if sum(map(_size, found)) > _FEW_BYTES else ()
 
@@ -170,17 +175,13 @@ def _size(piece: Piece) -> int:
         return len(compact(piece))
 
 
-def _item_field(wire: Wire) -> str:
-    return _ITEM_FIELDS.get(wire, "messages")
-
-
 def _is_claude(body: Mapping[str, Any]) -> bool:
     model = body.get("model")
     return isinstance(model, str) and model.startswith("claude")
 
 
 def _messages(wire: Wire, body: Mapping[str, Piece]) -> Sequence[Piece]:
-    field = _item_field(wire)
+    field = ITEMS[wire]
     if field not in body:
         return ()
     value = decoded(body[field])

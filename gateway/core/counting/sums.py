@@ -9,9 +9,9 @@ from typing import Final
 from gateway.core.counting.context import ContextCounts, Seen, context_counts
 from gateway.core.counting.measure import Counts, Measure
 from gateway.core.counting.media import Media
+from gateway.core.message import SYSTEM_ROLES
 from gateway.core.values import dataclass
 
-_SYSTEM_ROLES: Final = frozenset({"system", "developer"})
 _NO_COUNTS: Final = Counts()
 _NO_PARTS: Final = ContextCounts()
 _NOTHING: Final = Seen()
@@ -50,7 +50,7 @@ class Sums:
             counts,
             _thoughts(self.turn, measures) if counts.thinking or counts.sealed or counts.seals else _NO_COUNTS,
             (*self.media, *[part for item in measures for part in item.media]),
-            self.system or not _SYSTEM_ROLES.isdisjoint([item.role for item in measures]),
+            self.system or not SYSTEM_ROLES.isdisjoint([item.role for item in measures]),
             context,
             seen,
         )

@@ -19,7 +19,7 @@ def test_a_content_is_computed_once() -> None:
         return 7
 
     assert [cache.get("kind", b"content", compute) for _ in range(3)] == [7, 7, 7]
-    assert (len(asked), cache.hits, cache.misses) == (1, 2, 1)
+    assert len(asked) == 1
 
 
 def test_the_same_content_of_another_kind_is_another_question() -> None:
