@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any, Final
 
 from gateway.core.counting.measure import Wire
@@ -19,21 +19,22 @@ def new_faults(wire: Wire, before: Sequence[bytes], after: Sequence[bytes]) -> l
     check = _CHECKS.get(wire)
     if check is None:
         return []
-    now = [read(raw)[0] for raw in after]
-    found = Counter(check(now))
-    may_lack = wire == "messages" and any(b"thinking" in raw for raw in before) and not _begins_with_thinking(now)
-    if not found and not may_lack:
-        return []
-    was = [read(raw)[0] for raw in before]
-    # Whether thinking is on, and must be there, is not said in the messages.
-    lacks = ["the last turn does not begin with thinking"] if may_lack and _begins_with_thinking(was) else []
-    return [*(found - Counter(check(was))), *lacks]
+    may_think = wire == "messages" and any(b"thinking" in raw for raw in before)
+
+    def all_of(raws: Sequence[bytes]) -> Counter[str]:
+        elements = [read(raw)[0] for raw in raws]
+        # Whether thinking is on, and must be there, is not said in the messages.
+        return Counter([*check(elements), *(_thinking(elements) if may_think else ())])
+
+    found = all_of(after)
+    return [*(found - all_of(before))] if found else []
 
 
 def _messages(elements: Sequence[Any]) -> Iterator[str]:
     """Messages: it begins with the user, and all that must stand beside something else does."""
     yield from _misplaced(elements)
     yield from _in_turns(elements)
+    yield from _served([block for _, blocks in _turns(elements) for block in blocks])
 
 
 def _misplaced(elements: Sequence[Any]) -> Iterator[str]:
@@ -44,15 +45,25 @@ def _misplaced(elements: Sequence[Any]) -> Iterator[str]:
             yield "a system message in another place"
 
 
-def _begins_with_thinking(elements: Sequence[Any]) -> bool:
-    """Whether the assistant's last turn, all it said since the user's last words, does, or there is none."""
+def _thinking(elements: Sequence[Any]) -> Iterator[str]:
+    """The assistant's last turn, all it said since the user's last words, begins with thinking, if there is one.
+
+    So does each part of it that has a message with thinking at its beginning: neighbours of one role are read as one.
+    """
     messages = [element for element in elements if isinstance(element, dict)]
     words = max((place for place, message in enumerate(messages) if _has_words(message)), default=-1)
-    said = (message.get("content") for message in messages[words + 1 :] if message.get("role") == "assistant")
-    content = next(said, None)
-    return content is None or (
-        isinstance(content, list) and _type_of(next(iter(content), None)) in ("thinking", "redacted_thinking")
-    )
+    last = messages[words + 1 :]
+    said = [_begins_with_thinking(message) if message.get("role") == "assistant" else None for message in last]
+    if next((one for one in said if one is not None), True) is False:
+        yield "the last turn does not begin with thinking"
+    elif (False, True) in pairwise(said):
+        yield "words before the thinking of a turn"
+
+
+def _begins_with_thinking(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    first = next(iter(content), None) if isinstance(content, list) else None
+    return _type_of(first) in ("thinking", "redacted_thinking")
 
 
 def _has_words(message: Mapping[str, Any]) -> bool:
@@ -82,6 +93,24 @@ def _in_turns(elements: Sequence[Any]) -> Iterator[str]:
     yield from (f"call {one} without its result" for one in waiting)
 
 
+def _served(blocks: Sequence[Any]) -> Iterator[str]:
+    """What a server is asked stands before what it answers, and before what it calls for; and it is answered."""
+    asked: Counter[str] = Counter()
+    answered: Counter[str] = Counter()
+    for block in blocks:
+        kind = str(_type_of(block))
+        if kind in ("server_tool_use", "mcp_tool_use"):
+            asked[str(block.get("id"))] += 1
+        elif kind.endswith("_tool_result"):
+            answered[str(block.get("tool_use_id"))] += 1
+            if answered[str(block.get("tool_use_id"))] > asked[str(block.get("tool_use_id"))]:
+                yield f"result of {block.get('tool_use_id')} without its call"
+        caller = block.get("caller") if isinstance(block, dict) else None
+        if isinstance(caller, dict) and "tool_id" in caller and str(caller["tool_id"]) not in asked:
+            yield f"{kind} without {caller['tool_id']}, which called for it"
+    yield from (f"call {one} without its result" for one in (asked - answered).elements())
+
+
 def _turns(elements: Sequence[Any]) -> Iterator[tuple[object, list[Any]]]:
     """Neighbours of one role are read as one."""
     role: object = None
@@ -109,10 +138,12 @@ def _responses(elements: Sequence[Any]) -> Iterator[str]:
     """Responses: a call and its result need each other, and reasoning what came of it."""
     nothing: Mapping[str, Any] = {}
     items = [element if isinstance(element, dict) else nothing for element in elements]
+    calls = [item for item in items if item.get("type") == "local_shell_call"]
+    names = {str(call.get("id")): call.get("call_id") for call in calls}
     called: Counter[str] = Counter()
     answered: Counter[str] = Counter()
     for item in items:
-        kind, call_id = str(item.get("type", "message")), item.get("call_id")
+        kind, call_id = str(item.get("type", "message")), _call_id(item, names)
         if isinstance(call_id, str):
             (answered if kind.endswith("_output") else called)[call_id] += 1
     yield from (f"call {one} without its result" for one in (called - answered).elements())
@@ -120,6 +151,13 @@ def _responses(elements: Sequence[Any]) -> Iterator[str]:
     for item, following in zip_longest(items, items[1:], fillvalue=nothing):
         if _is_reasoning(item) and not _is_made(following):
             yield f"reasoning {item.get('id')} without what came of it"
+
+
+def _call_id(item: Mapping[str, Any], names: Mapping[str, Any]) -> Any:
+    """A local shell's output may be named by an `id` alone: that of its call, or its `call_id`."""
+    if item.get("type") == "local_shell_call_output" and item.get("call_id") is None:
+        return names.get(str(item.get("id")), item.get("id"))
+    return item.get("call_id")
 
 
 def _is_reasoning(item: Mapping[str, Any]) -> bool:

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from gateway.core.counting.measure import is_compaction
 from gateway.core.message import decode, encode, read
-from gateway.core.views.view import Book, Changes, View, entries, opaque, said
+from gateway.core.views.raw import fields_of, items_of, list_of, object_of
+from gateway.core.views.view import Book, Changes, View, as_came, entries, opaque, said
 
 #: no set: what stands there may be no name at all
 _ROLES = ("user", "assistant")
@@ -24,6 +25,8 @@ _USERS = ("words", "results")
 _SPOKEN = ("said", "thought")
 _SYSTEM = ("system", "changes", "sealed")
 _THINKING = ("thinking", "redacted_thinking")
+#: calls that run where the model does; their results are the assistant's words
+_SERVED = ("server_tool_use", "mcp_tool_use")
 
 
 class _Piece(NamedTuple):
@@ -31,8 +34,9 @@ class _Piece(NamedTuple):
 
     message: bytes
     blocks: frozenset[int] | None = None
-    #: an instruction of the operator's is in it
+    #: an instruction of the operator's is in it, or it belongs to what nobody here can read
     is_held: bool = False
+    is_result: bool = False
 
 
 class _Read(NamedTuple):
@@ -44,6 +48,10 @@ class _Read(NamedTuple):
     calls: bool = False
     #: it stands for all before it
     is_compact: bool = False
+    is_opaque: bool = False
+    #: ids of the calls in it that run where the model does, and of those that it needs before it
+    served: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
 
 
 class MessagesView(View):
@@ -84,27 +92,47 @@ class MessagesView(View):
             is_after_user = kind in _USERS
         return (*found, _merged(waiting)) if waiting else tuple(found)
 
-    def _changed(self, element: int, forms: Changes) -> bytes:
-        if any(len(self.places[index]) > 1 for index in forms):
-            return self.elements[element]
-        message = decode(self.elements[element])
-        left = list(self._left(element, message["content"], forms))
-        return encode({**message, "content": left}) if left else self.elements[element]
+    def _sent(self, changes: Changes, new: Collection[int]) -> Iterator[tuple[int | None, bytes]]:
+        pairs = list(super()._sent(changes, new))
+        for number, (place, raw) in enumerate(pairs):
+            # Words before the thinking of one turn are refused, so that they must be the user's; and what begins behind
+            # them begins with thinking.
+            is_before = place is None and self._is_thought(pairs[number + 1 :])
+            yield place, encode({**decode(raw), "role": "user"}) if is_before else raw
 
-    def _left(self, element: int, content: Any, forms: Changes) -> Iterable[Any]:
-        if isinstance(content, str):
-            yield from _texts(decode(next(filter(None, forms.values()))).get("content"))
-            return
-        whose = {block: index for index in self.owned[element] for block in self._of(index, len(content))}
+    def _is_thought(self, pairs: Sequence[tuple[int | None, bytes]]) -> bool:
+        """Whether the next message, but for the operator's, begins with thinking."""
+        kinds = (self._kinds[place] for place, _ in pairs if place is not None)
+        return next((kind for kind in kinds if kind not in _SYSTEM), "") == "thought"
+
+    def _changed(self, element: int, forms: Changes) -> bytes:
+        came = self.elements[element]
+        forms = {index: form for index, form in forms.items() if form is None or self._is_other(index, form)}
+        if not forms or any(len(self.places[index]) > 1 for index in forms):
+            return came
+        fields = fields_of(came)
+        left = list(self._left(element, fields["content"], forms))
+        return object_of({**fields, "content": list_of(left)}) if left else came
+
+    def _is_other(self, index: int, form: bytes) -> bool:
+        """Whether it says something else; calls are never changed."""
+        return bool(decode(form).get("content") != decode(self.messages[index]).get("content"))
+
+    def _left(self, element: int, content: bytes, forms: Changes) -> Iterator[bytes]:
+        blocks = items_of(content)
+        if not blocks:
+            yield from map(encode, _texts(decode(next(filter(None, forms.values()))).get("content")))
+        whose = {block: index for index in self.owned[element] for block in self._of(index, len(blocks))}
         done: set[int] = set()
-        for number, block in enumerate(content):
+        for number, raw in enumerate(blocks):
             index = whose[number]
             form = forms.get(index, b"")
-            if form == b"" or (form and _stays(block)):
-                yield block
+            if form == b"" or (form and _stays(decode(raw))):
+                yield raw
             elif form is not None and index not in done:
                 done.add(index)
-                yield from _formed(block, decode(form).get("content"))
+                came = [blocks[mine] for mine in self._of(index, len(blocks))]
+                yield from _formed(came, decode(form))
 
     def _of(self, index: int, count: int) -> Iterable[int]:
         blocks = self._blocks[index]
@@ -159,9 +187,13 @@ def _merged(texts: Sequence[bytes]) -> bytes:
     """System messages that have come to stand side by side, which a provider may not take."""
     if len(texts) == 1:
         return texts[0]
-    messages = [decode(raw) for raw in texts]
-    blocks = [block for message in messages for block in _listed(message["content"])]
-    return encode({**messages[-1], "content": blocks})
+    messages = [fields_of(raw) for raw in texts]
+    blocks = [block for message in messages for block in _blocks(message["content"])]
+    return object_of({**messages[-1], "content": list_of(blocks)})
+
+
+def _blocks(content: bytes) -> Iterable[bytes]:
+    return items_of(content) or map(encode, _listed(decode(content)))
 
 
 def _listed(content: Any) -> Iterable[Any]:
@@ -170,23 +202,55 @@ def _listed(content: Any) -> Iterable[Any]:
 
 def _pieces(elements: Sequence[bytes], reads: Sequence[_Read]) -> Iterator[tuple[_Piece, Sequence[int]]]:
     """The messages, each with the elements it is made of."""
-    place = 0
-    while place < len(reads):
-        stop = place + 1
-        # An assistant's calls are answered together, also where they stand in several messages.
-        while stop < len(reads) and reads[place].calls and reads[stop].calls:
-            stop += 1
-        if stop - place > 1:
-            yield _together(elements[place:stop]), range(place, stop)
+    for span in _spans(reads):
+        if len(span) == 1:
+            yield from ((piece, span) for piece in reads[span.start].pieces)
         else:
-            yield from ((piece, (place,)) for piece in reads[place].pieces)
-        place = stop
+            yield from _tied(elements, reads, span)
 
 
-def _together(elements: Sequence[bytes]) -> _Piece:
+def _tied(elements: Sequence[bytes], reads: Sequence[_Read], span: range) -> Iterator[tuple[_Piece, Sequence[int]]]:
+    """All that the assistant said as one message; directly behind it the results of its calls; then the rest."""
+    spoken = [place for place in span if reads[place].kind in _SPOKEN and not reads[place].is_opaque]
+    # What ends the conversation stays, and so does what belongs to something that nobody here can read.
+    is_last = span.stop == len(reads) and reads[-1].kind != "words"
+    is_held = is_last or any(reads[place].is_opaque for place in span)
+    if spoken:
+        yield _together([elements[place] for place in spoken], is_held=is_held), spoken
+    rest = [(piece, (place,)) for place in span if place not in spoken for piece in reads[place].pieces]
+    yield from sorted(rest, key=lambda found: not found[0].is_result)
+
+
+def _spans(reads: Sequence[_Read]) -> Iterator[range]:
+    """Elements whose calls stay or go together.
+
+    An assistant's calls are answered together, also where they stand in several messages. What a server was asked in
+    one message may be answered in a later one, and call for something of the client's between the two.
+    """
+    reach = list(range(len(reads)))
+    served: dict[str, int] = {}
+    for place, one in enumerate(reads):
+        tied = [served[name] for name in one.needs if name in served]
+        if place and one.calls and reads[place - 1].calls:
+            tied.append(place - 1)
+        for first in tied:
+            reach[first] = place
+        served |= dict.fromkeys(one.served, place)
+    start = 0
+    while start < len(reads):
+        stop, place = start, start
+        while place <= stop:
+            stop, place = max(stop, reach[place]), place + 1
+        if place - start > 1 and place < len(reads) and any(piece.is_result for piece in reads[place].pieces):
+            place += 1  # the last results, which also come before other words that stand between
+        yield range(start, place)
+        start = place
+
+
+def _together(elements: Sequence[bytes], *, is_held: bool) -> _Piece:
     """Calls of several messages. None of these is changed: they stand together or not at all."""
-    blocks = [block for raw in elements for block in decode(raw)["content"]]
-    return _Piece(encode(_spoken({}, blocks) | {"thinking_blocks": True}))
+    blocks = [block for raw in elements for block in _listed(decode(raw)["content"])]
+    return _Piece(encode(_spoken({}, blocks) | {"thinking_blocks": True}), is_held=is_held)
 
 
 def _size(found: _Read) -> int:
@@ -198,18 +262,37 @@ def _read(raw: bytes) -> _Read:
     if isinstance(message, dict) and message.get("role") in _ROLES and isinstance(message.get("content"), str):
         # As in a chat request; what cannot be written anew is sealed wherever it is read.
         return _Read((_Piece(raw),), _kind(message))
+    kind = _kind(message)
+    content = message["content"] if _is_listed(message) else []
+    served, needs = _served(content) if kind in _SPOKEN else ((), ())
     if is_odd or not _is_listed(message):
-        kind = _kind(message)
-        return _Read((_Piece(opaque(raw)),), "sealed" if is_odd and kind in _SYSTEM else kind)
-    content = message["content"]
+        kind = "sealed" if is_odd and kind in _SYSTEM else kind
+        return _Read((_Piece(opaque(raw)),), kind, is_opaque=True, served=served, needs=needs)
     if message["role"] == "user":
-        return _Read(tuple(_of_user(message, content)), _kind(message))
+        return _Read(tuple(_of_user(message, content)), kind)
     return _Read(
         (_Piece(encode(_spoken(message, content))),),
-        _kind(message),
+        kind,
         calls=any(map(_stays, content)),
         is_compact=any(map(is_compaction, content)),
+        served=served,
+        needs=needs,
     )
+
+
+def _served(content: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Ids of calls that run where the model does, and those that stand in an earlier message."""
+    served: list[str] = []
+    needs: list[str] = []
+    for block in content:
+        kind, caller = block.get("type"), block.get("caller")
+        names = [caller.get("tool_id")] if isinstance(caller, dict) else []
+        if isinstance(kind, str) and kind.endswith("_tool_result"):
+            names.append(block.get("tool_use_id"))
+        needs.extend(name for name in names if isinstance(name, str) and name not in served)
+        if kind in _SERVED and isinstance(block.get("id"), str):
+            served.append(block["id"])
+    return tuple(served), tuple(needs)
 
 
 def _kind(message: Any) -> str:
@@ -263,7 +346,7 @@ def _of_user(message: Mapping[str, Any], content: Sequence[Any]) -> Iterator[_Pi
     results = [number for number, block in enumerate(content) if block.get("type") == "tool_result"]
     words = frozenset(range(len(content))).difference(results)
     for number in results:
-        yield _Piece(encode(_result(content[number])), frozenset({number}))
+        yield _Piece(encode(_result(content[number])), frozenset({number}), is_result=True)
     if words or not content:
         parts = said([content[number] for number in sorted(words)])
         is_held = any(content[number].get("type") == "mid_conv_system" for number in words)
@@ -285,12 +368,17 @@ def _other(message: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in message.items() if name not in ("role", "content")}
 
 
-def _formed(block: Mapping[str, Any], content: Any) -> Iterable[Any]:
-    """What stands in the place of a block: a result with another content, or other texts."""
-    if block.get("type") == "tool_result":
-        yield {**block, "content": content}
+def _formed(came: Sequence[bytes], form: Mapping[str, Any]) -> Iterable[bytes]:
+    """What stands in the place of a message's blocks: a result with another content, or other texts."""
+    content = form.get("content")
+    fields = fields_of(came[0])
+    if decode(fields.get("type", b"null")) != "tool_result":
+        return as_came(_texts(content), came)
+    if isinstance(content, list):
+        written = list_of(as_came(content, items_of(fields.get("content", b""))))
     else:
-        yield from _texts(content)
+        written = encode(content)
+    return [object_of({**fields, "content": written})]
 
 
 def _texts(content: Any) -> Iterable[Any]:

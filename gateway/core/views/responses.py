@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from gateway.core.message import decode, encode, read, text_parts
-from gateway.core.views.view import Book, Changes, View, entries, opaque, said
+from gateway.core.views.raw import fields_of, items_of, list_of, object_of
+from gateway.core.views.view import Book, Changes, View, as_came, entries, opaque, said
 
 #: no set: what stands there may be no name at all
 _SPEAKERS = ("user", "system", "developer")
@@ -52,6 +53,8 @@ class _Read(NamedTuple):
     part: dict[str, Any] | None = None
     call_id: str = ""
     role: str = ""
+    #: of the item itself, where it is a call; the provider knows by it what it came of
+    id: str = ""
 
 
 @dataclass(slots=True)
@@ -91,16 +94,23 @@ class ResponsesView(View):
         )
 
     def _changed(self, element: int, forms: Changes) -> bytes:
-        item, form = decode(self.elements[element]), next(filter(None, forms.values()))
+        came = self.elements[element]
+        index, form = next((index, form) for index, form in forms.items() if form is not None)
+        item, content = decode(came), decode(form).get("content")
         name = _CHANGED.get(_kind(item))
         if name is None or any(len(self.places[index]) > 1 for index in forms):
-            return self.elements[element]  # calls and reasoning stand as they came or not at all
-        content = decode(form).get("content")
-        if not isinstance(content, str):
-            content = _parts(content, "output_text" if item.get("role") == "assistant" else "input_text")
-        return encode({**item, name: content})
+            return came  # calls and reasoning stand as they came or not at all
+        if content == decode(self.messages[index]).get("content"):
+            return came
+        fields = fields_of(came)
+        if isinstance(content, str):
+            return object_of({**fields, name: encode(content)})
+        text = "output_text" if item.get("role") == "assistant" else "input_text"
+        parts = as_came(content or (), items_of(fields[name]), lambda part: encode(_named(part, text)))
+        return object_of({**fields, name: list_of(parts)})
 
-    def _added(self, message: Mapping[str, Any], element: int) -> bytes:  # noqa: ARG002 - it may stand anywhere
+    def _added(self, message: Mapping[str, Any], element: int) -> bytes:
+        del element  # it may stand anywhere
         return encode({"role": "assistant", "content": message["content"]})
 
 
@@ -113,7 +123,8 @@ class _Grouping:
         self.last: list[_Group] = []
         self.alone: list[_Group] = []
         self._open: _Group | None = None
-        self._callers: dict[str, _Group] = {}
+        #: by a name of the call: what it stands in, and its `call_id`
+        self._callers: dict[str, tuple[_Group, str]] = {}
         #: the last that stands for all before it
         self._compact: _Group | None = None
         self._is_after_name = False
@@ -181,12 +192,12 @@ class _Grouping:
 
     def _did(self, place: int, item: _Read) -> _Group:
         group = self._open
-        # Reasoning behind calls is that of the next answer.
-        if group is None or group.is_answered or (item.kind == "deed" and _calls_of(group)):
+        if group is None or not _goes_on(group, item):
             group = _Group([], {"role": "assistant", "content": [], "tool_calls": []})
             self._opened(group, is_open=True)
         if item.kind == "call":
-            self._callers[item.call_id] = group
+            # OpenAI's own types name a local shell's output by an id alone, and leave open which.
+            self._callers.update({name: (group, item.call_id) for name in (item.id, item.call_id) if name})
             group.is_made = True
             self._join(group, place, [], [item.part])
         else:
@@ -201,7 +212,11 @@ class _Grouping:
             group.message["tool_calls"].extend(calls)
 
     def _result(self, place: int, item: _Read) -> None:
-        result, caller = _Group([place], item.message), self._callers.get(item.call_id)
+        caller, call_id = self._callers.get(item.call_id, (None, ""))
+        message = item.message
+        if caller is not None and call_id != item.call_id:
+            message = encode({**decode(message), "tool_call_id": call_id})
+        result = _Group([place], message)
         if caller is None:
             self._alone(result)
             return
@@ -224,9 +239,9 @@ def _read(raw: bytes) -> _Read:
         return _Read(kind, message, role=item["role"])
     if kind == "deed":
         return _Read(kind, part=_deed(item))
-    call_id = item["call_id"]
+    call_id = _call_id(item)
     if kind == "call":
-        return _Read(kind, part=_call(item), call_id=call_id)
+        return _Read(kind, part=_call(item), call_id=call_id, id=str(item.get("id") or ""))
     return _Read(kind, encode({"role": "tool", "tool_call_id": call_id, "content": _output(item)}), call_id=call_id)
 
 
@@ -244,7 +259,7 @@ def _kind(item: Any) -> str:
     if kind == "message":
         known = item.get("role") in _SPEAKERS or item.get("role") == "assistant"
         return "said" if known and isinstance(item.get("content"), str | list) else ""
-    if isinstance(kind, str) and isinstance(item.get("call_id"), str) and kind in _CALLS | _RESULTS:
+    if isinstance(kind, str) and isinstance(_call_id(item), str) and kind in _CALLS | _RESULTS:
         return "call" if kind in _CALLS else "result"
     if not isinstance(kind, str):
         return ""
@@ -257,6 +272,23 @@ def _is_name(item: Any) -> bool:
         return False
     kind = item.get("type")
     return kind == "item_reference" or (kind is None and "role" not in item)
+
+
+def _call_id(item: Mapping[str, Any]) -> Any:
+    call_id = item.get("call_id")
+    return item.get("id") if call_id is None and item.get("type") == _JSON_OUTPUT else call_id
+
+
+def _goes_on(group: _Group, item: _Read) -> bool:
+    """Whether what the model did belongs to what it did before.
+
+    Clients may put each result directly behind its call. A call behind results may then have come of the reasoning
+    before them, and a provider that knows the call refuses it without that.
+    """
+    if item.kind == "call":
+        return not group.is_answered or (group.binds and item.id != "")
+    # Reasoning behind calls is that of the next answer.
+    return not group.is_answered and not _calls_of(group)
 
 
 def _calls_of(group: _Group) -> bool:
@@ -297,11 +329,6 @@ def _encoded(group: _Group) -> bytes:
     if isinstance(message, bytes):
         return message
     return encode({name: value for name, value in message.items() if value or name == "role"})
-
-
-def _parts(content: Any, name: str) -> list[Any]:
-    """Parts of a chat message as this API writes them."""
-    return [_named(part, name) for part in content or ()]
 
 
 def _named(part: Any, name: str) -> Any:

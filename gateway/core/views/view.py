@@ -169,6 +169,13 @@ def said(parts: Sequence[Any]) -> list[Any]:
     return [_part(part) for part in parts]
 
 
+def as_came(parts: Iterable[Any], came: Sequence[bytes], write: Callable[[Any], bytes] = encode) -> Iterator[bytes]:
+    """Parts of a changed message: each that nothing was changed in as the bytes that `said` made it of."""
+    known = dict(zip(map(encode, said([decode(raw) for raw in came])), came, strict=True))
+    for part in parts:
+        yield known.get(encode(part)) or write(part)
+
+
 #: what other APIs call a text; no set, as what stands there may be no name at all
 _TEXTS = ("text", "input_text", "output_text")
 

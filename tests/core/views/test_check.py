@@ -12,16 +12,27 @@ from gateway.core.views import new_faults
 
 Json = dict[str, Any]
 
-USER = {"role": "user", "content": "Go."}
+USER: Json = {"role": "user", "content": "Go."}
 SAID = {"role": "assistant", "content": "Done."}
-USES = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}
+USES: Json = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]}
 TELLS = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x"}]}
-THINKS = {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "c2ln"}]}
+THINKS: Json = {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": "c2ln"}]}
 NOTE = {"role": "system", "content": "Be quick."}
 REFERENCE = {"type": "item_reference", "id": "rs_1"}
 CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "a", "output": "x"}
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": []}
+
+
+ASKS: Json = {"role": "assistant", "content": [{"type": "server_tool_use", "id": "s", "name": "f", "input": {}}]}
+SERVES: Json = {"role": "assistant", "content": [{"type": "web_search_tool_result", "tool_use_id": "s", "content": []}]}
+CALLER = {"type": "code_execution_20250825", "tool_id": "s"}
+CALLED = {"role": "assistant", "content": [{**USES["content"][0], "caller": CALLER}]}
+SHELL = {"type": "local_shell_call", "id": "lsh_1", "call_id": "a", "action": {"type": "exec"}}
+
+
+def shown(name: str) -> Json:
+    return {"type": "local_shell_call_output", "id": name, "output": "{}"}
 
 
 def faults(wire: Wire, *after: Json, before: tuple[Json, ...] = (USER,)) -> list[str]:
@@ -43,6 +54,11 @@ def faults(wire: Wire, *after: Json, before: tuple[Json, ...] = (USER,)) -> list
         ([USER, SAID, NOTE, USER], "a system message in another place"),
         ([USER, NOTE, USER], "a system message in another place"),
         ([USER, NOTE, NOTE], "a system message in another place"),
+        ([USER, SERVES], "result of s without its call"),
+        ([USER, SERVES, ASKS], "result of s without its call"),
+        ([USER, ASKS, SERVES, SERVES], "result of s without its call"),
+        ([USER, ASKS, USER], "call s without its result"),
+        ([USER, CALLED, TELLS], "tool_use without s, which called for it"),
     ],
 )
 def test_what_anthropic_refuses_is_found(after: list[Json], fault: str) -> None:
@@ -57,6 +73,9 @@ def test_what_anthropic_refuses_is_found(after: list[Json], fault: str) -> None:
         ([USER, THOUGHT], "reasoning rs_1 without what came of it"),
         ([USER, THOUGHT, USER], "reasoning rs_1 without what came of it"),
         ([USER, THOUGHT, OUTPUT, CALL], "reasoning rs_1 without what came of it"),
+        ([USER, SHELL], "call a without its result"),
+        ([USER, shown("a")], "result of a without its call"),
+        ([USER, SHELL, shown("lsh_2")], "result of lsh_2 without its call"),
         ([USER, REFERENCE, USER], "reasoning rs_1 without what came of it"),
         ([USER, {"id": "rs_1"}], "reasoning rs_1 without what came of it"),
     ],
@@ -72,6 +91,10 @@ def test_what_openai_refuses_is_found(after: list[Json], fault: str) -> None:
         ("messages", [USER, THINKS, USES, TELLS, SAID]),
         ("messages", [USER, SAID, USER, USES, TELLS, USER, THINKS, USES, TELLS]),
         ("messages", [USER, NOTE, SAID, USER, NOTE]),
+        ("messages", [USER, ASKS, CALLED, TELLS, SERVES, USER]),
+        ("messages", [USER, {"role": "assistant", "content": [*ASKS["content"], *SERVES["content"]]}]),
+        ("responses", [USER, SHELL, shown("a")]),
+        ("responses", [USER, SHELL, shown("lsh_1")]),
         ("responses", [USER, REFERENCE, CALL, OUTPUT]),
         ("responses", [USER, THOUGHT, {"type": "item_reference", "id": "msg_1"}, USER]),
         ("messages", [USER, USER, USES, TELLS]),
@@ -93,6 +116,16 @@ def test_thinking_that_is_lost_is_missed() -> None:
     assert faults("messages", USER, THINKS, USES, TELLS, before=came) == []
     assert faults("messages", USER, THINKS, USER, SAID, before=(USER, THINKS, USER, SAID, SAID)) == []
     assert faults("messages", USER, USES, TELLS, before=(USER, SAID, USES, TELLS)) == [], "nobody thinks"
+
+
+def test_words_before_the_thinking_of_a_turn_are_found() -> None:
+    thinks = {"role": "assistant", "content": [*THINKS["content"], *USES["content"]]}
+    came = (USER, thinks, TELLS, thinks, TELLS)
+    assert faults("messages", USER, thinks, TELLS, SAID, thinks, TELLS, before=came) == [
+        "words before the thinking of a turn"
+    ]
+    assert faults("messages", USER, thinks, TELLS, USER, thinks, TELLS, before=came) == []
+    assert faults("messages", USER, SAID, thinks, TELLS, USER, thinks, TELLS, before=came) == [], "an earlier turn"
 
 
 def test_what_was_wrong_before_is_not_held_against_it() -> None:

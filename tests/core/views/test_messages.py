@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.core.conversation import Conversation
 from gateway.core.message import encode, plain, sketch
 from gateway.core.views import new_faults, view_of
 from gateway.core.views.view import View
@@ -105,6 +106,83 @@ def test_calls_of_two_messages_that_are_answered_together_go_together() -> None:
     assert restored(found, {1: {"role": "assistant", "content": "x"}})[1:3] == [first, second]
 
 
+def asks(name: str, *behind: Json) -> Json:
+    server = {"type": "server_tool_use", "id": name, "name": "code_execution", "input": {}}
+    return {"role": "assistant", "content": [{"type": "text", "text": "I ask."}, server, *behind]}
+
+
+def serves(name: str, *behind: Json, kind: str = "code_execution") -> Json:
+    result = {"type": f"{kind}_tool_result", "tool_use_id": name, "content": []}
+    return {"role": "assistant", "content": [result, *behind]}
+
+
+def called(number: int, by: str) -> Json:
+    """A call that a server makes while it runs."""
+    return {**use(number), "caller": {"type": "code_execution_20250825", "tool_id": by}}
+
+
+def stands_or_goes(*elements: Json) -> None:
+    """Of these the first and the last are the user's, and all between are one."""
+    found = view(*elements)
+    conversation = Conversation.of(found.messages, pinned=found.held)
+    unit = next(unit for unit in conversation.units if found.places[unit.start][0] == 1)
+    assert not unit.pinned
+    assert restored(found, dict.fromkeys(unit.indices)) == [elements[0], elements[-1]]
+
+
+def test_what_a_server_is_asked_and_its_later_result_are_one() -> None:
+    stands_or_goes(TASK, asks("s", called(0, "s")), told(0), serves("s"), TASK)
+    stands_or_goes(TASK, asks("s", use(0)), told(0), serves("s", kind="advisor"), TASK)
+    stands_or_goes(TASK, asks("s"), serves("s", kind="web_search"), TASK)
+    loop = [
+        asks("s", called(0, "s")),
+        told(0),
+        {"role": "assistant", "content": [called(1, "s")]},
+        told(1),
+        serves("s"),
+    ]
+    stands_or_goes(TASK, *loop, TASK)
+    mcp = {"type": "mcp_tool_use", "id": "m", "name": "f", "server_name": "x", "input": {}}
+    stands_or_goes(TASK, {"role": "assistant", "content": [mcp]}, SAID, serves("m", kind="mcp"), TASK)
+    shared = [asks("s", use(0)), told(0), serves("s", *asks("t")["content"]), serves("t")]
+    stands_or_goes(TASK, *shared, TASK)
+
+
+def test_results_between_what_a_server_was_asked_and_answered_can_be_changed() -> None:
+    elements = [TASK, asks("s", called(0, "s")), told(0, {"type": "text", "text": "And?"}), serves("s"), TASK]
+    found = view(*elements)
+    assert [one["role"] for one in seen(found)] == ["user", "assistant", "tool", "user", "user"]
+    assert found.places == ((0,), (1, 3), (2,), (2,), (4,))
+    sent = restored(found, {2: {"role": "tool", "content": "short"}})
+    assert sent[2]["content"] == [{**told(0)["content"][0], "content": "short"}, {"type": "text", "text": "And?"}]
+    assert [sent[place] for place in (0, 1, 3, 4)] == [elements[place] for place in (0, 1, 3, 4)]
+    assert restored(found, {1: None, 2: None}) == [TASK, {"role": "user", "content": elements[2]["content"][1:]}, TASK]
+
+
+def test_the_same_id_in_another_turn_ties_nothing() -> None:
+    both = asks("s", *serves("s")["content"])
+    assert view(TASK, both, TASK, both, TASK).places == ((0,), (1,), (2,), (3,), (4,))
+    again = view(TASK, asks("s"), serves("s"), TASK, asks("s"), serves("s"), TASK)
+    assert again.places == ((0,), (1, 2), (3,), (4, 5), (6,))
+
+
+def test_what_a_server_still_works_on_is_held() -> None:
+    loop = [asks("s", called(0, "s")), told(0, {"type": "text", "text": "And?"})]
+    more = [{"role": "assistant", "content": [called(1, "s")]}, told(1)]
+    assert held(TASK, SAID, TASK, *loop, *more) == {3, 5}
+    conversation = Conversation.of(view(TASK, SAID, TASK, *loop, *more).messages, pinned={3})
+    assert [unit.indices for unit in conversation.units][3:] == [range(3, 6), range(6, 7)], "with all their results"
+    assert held(TASK, *loop, SAID, TASK) == set()
+
+
+def test_what_a_server_answers_in_an_unreadable_message_is_held() -> None:
+    odd = encode(serves("s")).replace(b'"content":[]', b'"content":[],"content":[]')
+    found = view_of("messages", [encode(TASK), encode(asks("s")), odd, encode(TASK)])
+    assert found.held == {1}
+    found = view_of("messages", [encode(TASK), odd.replace(b"code_execution_tool_result", b"x"), encode(TASK)])
+    assert found.held == frozenset()
+
+
 @pytest.mark.parametrize(
     "raw",
     [
@@ -185,6 +263,66 @@ def test_a_summary_goes_on_with_a_turn_that_began_with_thinking() -> None:
     assert json.loads(before.restored({1: short, 2: None}, {1})[1])["role"] == "user"
     another = view(TASK, thinking(0), told(0), TASK, using(1), told(1), using(2), told(2))
     assert json.loads(another.restored({4: short, 5: None}, {4})[4])["role"] == "user"
+
+
+def test_a_summary_before_thinking_is_told_by_the_user() -> None:
+    elements = [TASK, thinking(0), told(0), using(1), told(1), thinking(2), told(2)]
+    short = encode({"role": "assistant", "content": "[summary]"})
+    for before, gone in ((elements, (3, 4)), ([*elements[:5], NOTE, *elements[5:]], (3, 4))):
+        found = view(*before)
+        sent = found.restored(dict.fromkeys(gone) | {gone[0]: short}, {gone[0]})
+        assert [json.loads(raw)["role"] for raw in sent[2:4]] == ["user", "user"]
+        assert json.loads(sent[3])["content"] == "[summary]"
+        assert json.loads(sent[-2]) == thinking(2)
+        assert new_faults("messages", found.elements, sent) == []
+
+
+NUMBERS = b'{"n":[1E5,1.10,-0.0,3.14159265358979323846264338327950288],"t":"\\u30a8\\/"}'
+
+
+def test_what_is_beside_a_change_keeps_its_bytes() -> None:
+    text, more = b'{"type":"text","text":"\\u30a8 long"}', b'{"type":"text","citations":null,"text":"\\u30a8"}'
+    call = b'{"type":"tool_use","id":"t0","name":"f","input":' + NUMBERS + b"}"
+    said = b'{"role": "assistant", "x": ' + NUMBERS + b', "content": [' + b", ".join([text, call, more]) + b"]}"
+    found = view_of("messages", [encode(TASK), said, encode(told(0)), encode(TASK)])
+    parts = [{"type": "text", "text": "short"}, {"type": "text", "text": "エ"}]
+    sent = found.restored({1: encode({**seen(found)[1], "content": parts})})
+    content = b",".join([b'{"type":"text","text":"short"}', more, call])
+    assert sent[1] == b'{"role":"assistant","x":' + NUMBERS + b',"content":[' + content + b"]}"
+
+
+def test_a_changed_result_keeps_the_bytes_of_its_other_parts() -> None:
+    image = b'{"type":"image","source":' + NUMBERS + b"}"
+    start = b'{"type":"tool_result","x":' + NUMBERS + b',"tool_use_id":"t0","content":'
+    parts = b'[{"type":"text","text":"long"},' + image + b',{"type":"text","text":"\\u30a8"}]'
+    told_so = b'{"role":"user","content":[' + start + parts + b"}]}"
+    found = view_of("messages", [encode(TASK), encode(using(0)), told_so, encode(TASK)])
+    form = seen(found)[2]
+    form["content"][0]["text"] = "short"
+    assert found.restored({2: encode(form)})[2] == told_so.replace(b'"long"', b'"short"')
+    whole = found.restored({2: encode({**form, "content": "x"})})[2]
+    assert whole == b'{"role":"user","content":[' + start + b'"x"}]}'
+
+
+def test_a_call_that_would_be_changed_goes_out_as_it_came() -> None:
+    call = b'{"type":"tool_use","id":"t0","name":"f","input":' + NUMBERS + b"}"
+    said = (
+        b'{"role": "assistant", "content": [{"type": "text", "text": "a"}, '
+        + call
+        + b', {"type": "text", "text": "b"}]}'
+    )
+    found = view_of("messages", [encode(TASK), said, encode(told(0)), encode(TASK)])
+    form = seen(found)[1]
+    form["tool_calls"][0]["function"]["arguments"] = "{}"
+    assert found.restored({1: encode(form)}) == found.elements
+    assert found.restored({1: encode(form), 2: encode({"role": "tool", "content": "y"})})[1] == said
+
+
+def test_system_texts_that_are_joined_keep_their_bytes() -> None:
+    odd = b'{"role":"system","x":1E5,"content":[{"type":"text","text":"\\u30a8"}]}'
+    found = view_of("messages", [encode(one) for one in (TASK, NOTE, SAID, TASK)] + [odd, encode(SAID), encode(TASK)])
+    both = b'{"role":"system","x":1E5,"content":[{"type":"text","text":"Be quick."},{"type":"text","text":"\\u30a8"}]}'
+    assert found.restored({2: None})[2] == both
 
 
 NOTE: Json = {"role": "system", "content": "Be quick."}

@@ -209,3 +209,51 @@ def test_what_must_stay_json_is_not_changed() -> None:
     called = {"type": "local_shell_call", "call_id": "a", "action": {"type": "exec", "command": ["ls"]}}
     found = view(TASK, called, {"type": "local_shell_call_output", "call_id": "a", "output": '{"stdout":"x"}'}, NEXT)
     assert sketch(found.messages[2]).sealed
+
+
+def test_the_output_of_a_local_shell_may_be_named_by_an_id_alone() -> None:
+    called = {"type": "local_shell_call", "id": "lsh_1", "call_id": "a", "action": {"type": "exec", "command": ["ls"]}}
+    for name in ("a", "lsh_1"):
+        output = {"type": "local_shell_call_output", "id": name, "output": "{}"}
+        found = view(TASK, called, output, NEXT)
+        assert found.held == frozenset()
+        assert sketch(found.messages[1]).calls == ("a",)
+        assert sketch(found.messages[2]).answers == "a"
+        assert restored(found, {1: None, 2: None}) == [TASK, NEXT]
+    other = {"type": "local_shell_call_output", "id": "b", "output": "{}"}
+    assert held(TASK, called, other, NEXT) == {2}
+    both = {"type": "local_shell_call_output", "id": "b", "call_id": "a", "output": "{}"}
+    assert held(TASK, called, both, NEXT) == set()
+
+
+def test_calls_that_came_of_one_reasoning_stand_together_between_their_results() -> None:
+    loop = [thought("1"), call("a"), output("a"), call("b"), output("b")]
+    found = view(TASK, *loop, thought("2"), call("c"), output("c"), NEXT)
+    assert found.places == ((0,), (1, 2, 4), (3,), (5,), (6, 7), (8,), (9,))
+    assert restored(found, dict.fromkeys((1, 2, 3))) == [TASK, thought("2"), call("c"), output("c"), NEXT]
+    said = {"role": "assistant", "content": "Done."}
+    assert view(TASK, *loop[:3], said, *loop[3:], NEXT).places[3:6] == ((4,), (5,), (6,)), "another answer"
+
+
+def test_calls_that_the_provider_knows_nothing_of_stand_alone() -> None:
+    unnamed = {name: value for name, value in call("b").items() if name != "id"}
+    found = view(TASK, thought("1"), call("a"), output("a"), unnamed, output("b"), NEXT)
+    assert found.places == ((0,), (1, 2), (3,), (4,), (5,), (6,))
+
+
+def test_what_is_beside_a_change_keeps_its_bytes() -> None:
+    numbers = b'{"n":[1E5,1.10,-0.0],"t":"\\u30a8\\/"}'
+    kept = b'{"type":"output_text","text":"\\u30a8","annotations":[],"logprobs":[]}'
+    said = (
+        b'{"type":"message","role":"assistant","id":"msg_1","x":' + numbers + b',"content":'
+        b'[{"type":"output_text","text":"long","annotations":[]},' + kept + b"]}"
+    )
+    found = view_of("responses", [encode(TASK), said, encode(NEXT)])
+    form = seen(found)[1]
+    assert found.restored({1: encode(form)})[1] == said
+    form["content"][0]["text"] = "short"
+    assert found.restored({1: encode(form)})[1] == said.replace(b'"long"', b'"short"')
+    told = b'{"type":"function_call_output","call_id":"a","x":' + numbers + b',"output":"long"}'
+    found = view_of("responses", [encode(TASK), encode(call("a")), told, encode(NEXT)])
+    sent = found.restored({2: encode({"role": "tool", "content": "short"})})
+    assert sent[2] == told.replace(b'"long"', b'"short"')

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -25,6 +25,7 @@ from gateway.core.views import View, new_faults, view_of
 law = settings(max_examples=60, deadline=None)
 
 Json = dict[str, Any]
+T = TypeVar("T")
 #: what happens in a conversation: words of the user's, or calls with their results
 Step = tuple[str, list[str]]
 WORDS = [
@@ -53,6 +54,26 @@ POLICIES = [
     FitPolicy(strategies=[Condense()]),
 ]
 
+
+class CountingBook(CountCache):
+    """Counts the elements that it lets be read."""
+
+    read = 0
+
+    def get_keyed(
+        self,
+        kind: str,
+        keys: Sequence[Hashable],
+        compute: Callable[[Sequence[int]], Iterable[T]],
+        size: Callable[[T], int] | None = None,
+    ) -> list[T]:
+        def counted(missing: Sequence[int]) -> Iterable[T]:
+            self.read += len(missing)
+            return compute(missing)
+
+        return super().get_keyed(kind, keys, counted, size)
+
+
 texts = st.builds(
     lambda seed, lines: "\n".join(" ".join(random.Random(seed + n).choices(WORDS, k=12)) for n in range(lines)),
     st.integers(0, 40),
@@ -73,7 +94,7 @@ def steps(draw: st.DrawFn) -> list[Step]:
 
 def as_messages(made: Sequence[Step], chance: random.Random) -> list[Json]:
     """Anthropic's: results in one user message, sometimes with words behind them; thinking; cache marks."""
-    return instructed(thoughtful(spoken(made, chance), chance), chance)
+    return instructed(thoughtful(served(spoken(made, chance), chance), chance), chance)
 
 
 def spoken(made: Sequence[Step], chance: random.Random) -> list[Json]:
@@ -108,6 +129,34 @@ def spoken(made: Sequence[Step], chance: random.Random) -> list[Json]:
         ]
         chance.shuffle(results)
         found.append({"role": "user", "content": results})
+    return found
+
+
+def served(elements: Sequence[Json], chance: random.Random) -> list[Json]:
+    """With calls here and there that run where the model does; their results come in later messages, or behind them."""
+    found: list[Json] = []
+    share, waiting = chance.choice([0.0, 0.0, 0.3]), ""
+    last = len(elements) - 1
+    for number, element in enumerate(elements):
+        is_said = element["role"] == "assistant"
+        if waiting and (is_said or number == last or chance.random() < 0.3):
+            result = {"type": "code_execution_tool_result", "tool_use_id": waiting, "content": {"stdout": "x"}}
+            if is_said:
+                element["content"].insert(0, result)
+            elif found[-1]["role"] == "user":
+                found.append({"role": "assistant", "content": [result]})
+            else:
+                asked = next(place for place, one in enumerate(found[-1]["content"]) if one.get("id") == waiting)
+                found[-1]["content"].insert(asked + 1, result)
+            waiting = ""
+        if is_said and number < last and chance.random() < share:
+            waiting = f"srvtoolu_{number}"
+            blocks, asks = element["content"], {"type": "server_tool_use", "id": waiting, "name": "run", "input": {}}
+            calls = [block for block in blocks if block["type"] == "tool_use"]
+            for call in calls:
+                call.update(chance.choice([{}, {"caller": {"type": "code_execution_20250825", "tool_id": waiting}}]))
+            blocks.insert(len(blocks) - len(calls), asks)
+        found.append(element)
     return found
 
 
@@ -218,12 +267,13 @@ def test_what_nobody_changes_is_the_bytes_that_came(wire: Wire, render: Render, 
 def test_what_was_read_before_is_the_same_when_it_is_read_again(
     wire: Wire, render: Render, made: list[Step], seed: int, more: int
 ) -> None:
-    elements, book = elements_of(wire, render, made, seed), CountCache()
+    elements, book = elements_of(wire, render, made, seed), CountingBook()
     view_of(wire, elements[: len(elements) - more], book)
+    book.read = 0
     again, fresh = view_of(wire, elements, book), view_of(wire, elements)
     assert (again.messages, again.places, again.held) == (fresh.messages, fresh.places, fresh.held)
     assert again.stale == fresh.stale
-    assert book.hits >= len(elements) - more
+    assert book.read <= more
 
 
 @formats
