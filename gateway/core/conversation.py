@@ -156,6 +156,12 @@ class Conversation:
         marked = frozenset(index for index in self.marked if index < size)
         return Conversation(self.messages[:size], self.keys[:size], marked, book=self.book)
 
+    @property
+    def last_words(self) -> range:
+        """What the assistant said last, with the results of its calls."""
+        sketches = self.sketches
+        return next((range(*span) for span in reversed(self.spans) if sketches[span[0]].role == "assistant"), range(0))
+
     @cached_property
     def outline(self) -> Outline:
         """What the messages are together."""

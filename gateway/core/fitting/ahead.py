@@ -12,7 +12,8 @@ from itertools import accumulate
 from typing import Final
 
 from gateway.core.conversation import Conversation
-from gateway.core.fitting.overlap import may_share, parts_of
+from gateway.core.fitting.dedupe import may_share
+from gateway.core.fitting.overlap import parts_of
 from gateway.core.fitting.reader import Order, Reader
 from gateway.core.fitting.watch import Expired, Watch, never
 

@@ -11,7 +11,7 @@ from typing import Final
 from gateway.core.conversation import Item
 from gateway.core.fitting.draft import KEEP, Decision, Draft, Same
 
-#: a shorter result is not longer than the words that would stand for it
+#: a result, or a part of one, that is shorter is not longer than the words that would stand for it
 SHORTEST: Final = 200
 
 
@@ -21,7 +21,7 @@ def dedupe(draft: Draft) -> Draft:
     changes: dict[int, Decision] = {}
     free = {index for unit in draft.open_units() if not unit.sealed for index in unit.indices}
     for item in draft.conversation.items:
-        if not _counts(item) or draft.decisions[item.index] != KEEP:
+        if not may_share(item) or draft.decisions[item.index] != KEEP:
             continue
         first = seen.setdefault(item.text_key, item.index)
         if first != item.index and item.index in free:
@@ -29,5 +29,6 @@ def dedupe(draft: Draft) -> Draft:
     return draft.having(changes) if changes else draft
 
 
-def _counts(item: Item) -> bool:
+def may_share(item: Item) -> bool:
+    """Whether it is a result long enough to be compared with others."""
     return item.role == "tool" and not item.sealed and item.length >= SHORTEST

@@ -15,26 +15,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field, replace
+from functools import partial
 from typing import Final
 
 from gateway.core.conversation import Conversation, Item
 from gateway.core.fitting.draft import KEEP, Draft, Same, Summary
 from gateway.core.fitting.epoch import Epoch, Plan
+from gateway.core.fitting.offers import GAP_TOKENS
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.recall import Recall, recall
 from gateway.core.fitting.receipt import Fitted, Sent
-from gateway.core.fitting.strategies import DEFAULT, Drop, Strategy, Summarize, first_to_go
+from gateway.core.fitting.strategies import DEFAULT, Drop, Strategy, Summarize, first_to_go, leading
 from gateway.core.fitting.summary import Use
 from gateway.core.fitting.validate import problems
 from gateway.core.fitting.watch import Expired, Watch, never
-from gateway.core.fitting.worth import Worth, known_of
+from gateway.core.fitting.worth import Worth
 from gateway.core.message import SYSTEM_ROLES, digest
 from gateway.core.values import dataclass
 
 #: low-water marks with recall and without
 _DEEP: Final = 0.55
 _SHALLOW: Final = 0.7
+#: most that last words may take to be kept whole
+_WORDS: Final = 0.125
+#: Most that the beginning of a task is given that would have been left out: a share, or the tokens of some sentences.
+#: More of a long one takes the room of old lines that are asked for.
+_TASK: Final = 0.05
+_TASK_TOKENS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +126,48 @@ def fit(
     summaries = summaries or {}
     policy = (policy or FitPolicy()).given(use, summaries, limit)
     came = reader.weights(conversation)
+    if sum(came) <= limit:
+        return Fitted.untouched(conversation, came, sum(came))
+    attempt = partial(
+        _fitted, limit, reader, came, epoch=epoch, policy=policy, salt=salt, expired=expired, summaries=summaries
+    )
+    newest = _with_newest(conversation, came, limit)
+    try:
+        return attempt(newest)
+    except ContextOverflow:
+        if newest is conversation:
+            raise
+        return attempt(conversation)
+
+
+def _with_newest(conversation: Conversation, came: Sequence[int], limit: int) -> Conversation:
+    """The conversation with what the newest words answer kept as it came, which is wanted as long as it fits.
+
+    Results that came with words behind them were not read by the model yet, and it would ask for them again. Words of
+    its own are what the user's refer to; long ones can be told in part.
+    """
+    last = conversation.last_words
+    if not last or last.start in conversation.pinned:
+        return conversation
+    is_short = sum(came[index] for index in last) <= _WORDS * limit
+    if not (is_short or conversation.sketches[last.start].calls):
+        return conversation
+    return replace(conversation, wanted=conversation.wanted | {*range(last.start, len(came))})
+
+
+def _fitted(
+    limit: int,
+    reader: Reader,
+    came: Sequence[int],
+    conversation: Conversation,
+    *,
+    epoch: Epoch | None,
+    policy: FitPolicy,
+    salt: str,
+    expired: Callable[[], bool],
+    summaries: Mapping[str, str],
+) -> Fitted:
     before = sum(came)
-    if before <= limit:
-        return Fitted.untouched(conversation, came, before)
     draft = start = Draft.untouched(conversation, reader, came=came, watch=Watch(expired))
     sent: Sent | None = None
     try:
@@ -131,6 +178,7 @@ def fit(
                 return Fitted.having(conversation, came, before, sent=sent, epoch=now)
             start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, sent.made)
         done, applied = _cut(start, limit, policy, was_sent=sent is not None)
+        done = _with_task(done, limit)
         # It may have been enough to take back what was repeated.
         applied = applied or ("recall",)
     except Expired:
@@ -308,6 +356,20 @@ def _apply(draft: Draft, target: int, limit: int, strategies: Sequence[Strategy]
     return draft, tuple(applied)
 
 
+def _with_task(draft: Draft, limit: int) -> Draft:
+    """The task by its beginning where a cut left no more than a mark of it, and there is room: all else is about it."""
+    task = draft.conversation.task
+    if task is None or task < draft.first or draft.decisions[task] != ():
+        return draft
+    most = max(_TASK_TOKENS, int(_TASK * (limit - _system_tokens(draft))))
+    room = min(limit - draft.total(), most)
+    if draft.came[task] - draft.weight(task) <= room:
+        return draft.having({task: KEEP})
+    known = draft.known(task)
+    told = draft.having({task: known.sliced.closed({*leading(known, room - GAP_TOKENS)})})
+    return told if told.total() <= limit else draft
+
+
 def _given_up(start: Draft, limit: int, policy: FitPolicy) -> Draft:
     """Whole units left out of what was sent before, down to the low-water mark, with nothing read any more."""
     draft = replace(start, watch=Watch(), first=0, recalls={})
@@ -375,7 +437,7 @@ def _difference(sent: Draft, fresh: Draft, index: int) -> float:
     if old != new and isinstance(new, Summary):
         return math.inf  # made for all that comes behind it: one without the other makes no sense
     if isinstance(old, tuple) and isinstance(new, tuple):
-        tokens = known_of(sent, index).tokens
+        tokens = sent.known(index).tokens
         return sum(tokens[number] for number in {*old} ^ {*new})
     return 0 if old == new else abs(sent.weight(index) - fresh.weight(index))
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.core.conversation import Item
+from gateway.core.fitting.dedupe import SHORTEST, may_share
 from gateway.core.fitting.draft import KEEP, Decision, Draft, Same
 from gateway.core.fitting.parts import apart
 from gateway.core.fitting.reader import Reader
@@ -18,8 +19,6 @@ from gateway.core.fitting.watch import Watch
 from gateway.core.message import decode, digest
 from gateway.core.values import dataclass
 
-#: shared parts that are not longer than this together are not worth the words that would stand for them
-SHORTEST: Final = 200
 #: a part is itself, and not a word that stands everywhere
 _PART: Final = 40
 #: of a part's hash and length
@@ -71,8 +70,3 @@ def parts_of(item: Item, raw: bytes, reader: Reader, watch: Watch) -> Sequence[_
         return tuple(_Part(digest(part), len(part)) for part in written)
 
     return reader.kept("parts", item.key, compute, lambda parts: _PART_BYTES * len(parts))
-
-
-def may_share(item: Item) -> bool:
-    """Whether it is a result long enough to be looked at."""
-    return item.role == "tool" and not item.sealed and item.length >= SHORTEST

@@ -18,7 +18,7 @@ from typing import Final, Literal, NamedTuple
 from gateway.core.fitting.draft import KEEP, Draft, Lines, Same
 from gateway.core.fitting.offers import GAP_TOKENS
 from gateway.core.fitting.reader import Known
-from gateway.core.fitting.worth import ASKED, Worth, answered, known_of, last_words, rarity, terms_kept
+from gateway.core.fitting.worth import ASKED, Worth, answered, last_words, rarity, terms_kept
 from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES
 from gateway.core.values import dataclass
 
@@ -141,7 +141,7 @@ def _read_past(draft: Draft, size: int, speakers: frozenset[str]) -> _Past:
     present: dict[int, frozenset[int]] = {}
     blocks = 0
     for index in _changed(draft, size, speakers):
-        known = known_of(draft, index)
+        known = draft.known(index)
         decision = draft.decisions[index]
         present[index] = frozenset((len(known.sliced.blocks), *decision) if isinstance(decision, tuple) else ())
         terms_of = (*known.terms, known.fixed) if known.sliced.fixed else known.terms
@@ -203,7 +203,7 @@ def _seen_before(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, 
     for index, message in enumerate(draft.conversation.sketches[:size]):
         if message.role in SYSTEM_ROLES:
             continue
-        known = known_of(draft, index)
+        known = draft.known(index)
         found = terms & known.all_terms.keys()
         last.update(dict.fromkeys(found, index))
         named |= found & known.named
@@ -273,7 +273,7 @@ def _left(draft: Draft, past: _Past, unsaid: Mapping[str, _Seen], worth: Worth) 
     odds = {one: worth.odds(end - one.last, one.said, is_named=one.is_named) for one in {*wanted.values()}}
     left = {term: odds[one] for term, one in wanted.items()}
     if is_question:
-        asked = known_of(draft, end - 1)
+        asked = draft.known(end - 1)
         for term in left.keys() & asked.all_terms.keys():
             one = past.seen[term]
             left[term] = ASKED * worth.odds(1, one.said, is_named=one.is_named or term in asked.named)
@@ -327,4 +327,4 @@ def _choose(
             room -= cost
             chosen.setdefault(line.source, set()).add(line.number)
             left.update(dict.fromkeys(line.terms, 0.0))
-    return tuple((index, known_of(draft, index).sliced.closed(chosen[index])) for index in sorted(chosen))
+    return tuple((index, draft.known(index).sliced.closed(chosen[index])) for index in sorted(chosen))

@@ -87,11 +87,11 @@ class Sent:
 
 
 def rule_of(decision: Decision, rule: str) -> str:
-    """The rule that changed a message; `rule` is the strategy where it chose blocks."""
+    """The rule that changed a message; `rule` is the strategy where it chose blocks: none did for a last resort."""
     if isinstance(decision, Same):
         return "dedupe"
     if isinstance(decision, tuple):
-        return rule
+        return rule or "drop"
     if is_summed(decision):
         return "summarize"
     return "drop" if decision == DROP else "recall"
@@ -111,10 +111,6 @@ class Fitted:
     applied: tuple[str, ...]
     #: messages by the rule that changed them, in this turn or before
     actions: Mapping[str, int]
-    #: messages left out, messages cut (a summary is neither), old messages repeated in part
-    dropped: int
-    cut: int
-    recalled: int
     conversation: Conversation = field(repr=False)
     came: Sequence[int] = field(repr=False)
     sent: Sent | None = field(repr=False)
@@ -124,7 +120,7 @@ class Fitted:
         """Everything as it came."""
         return cls(
             tokens, tokens, changed=False, epoch=None, applied=(), actions={},
-            dropped=0, cut=0, recalled=0, conversation=conversation, came=came, sent=None,
+            conversation=conversation, came=came, sent=None,
         )  # fmt: skip
 
     @classmethod
@@ -139,7 +135,6 @@ class Fitted:
         applied: tuple[str, ...] = (),
     ) -> Fitted:
         """The first messages as they were decided, the others as they came; `tokens` of all as they came."""
-        whole = ("drop", "recall", "summarize")
         return cls(
             tokens_before=tokens,
             tokens=tokens - sent.saved,
@@ -147,9 +142,6 @@ class Fitted:
             epoch=epoch,
             applied=applied,
             actions=sent.actions,
-            dropped=sent.actions.get("drop", 0),
-            cut=sum(count for rule, count in sent.actions.items() if rule not in whole),
-            recalled=len({source for lines in sent.recalls.values() for source, _ in lines}),
             conversation=conversation,
             came=came,
             sent=sent,

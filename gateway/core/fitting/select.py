@@ -14,7 +14,7 @@ from typing import Final
 from gateway.core.conversation import Unit
 from gateway.core.fitting.draft import DROP, KEEP, Decision, Draft, Step
 from gateway.core.fitting.offers import OPENING, Offer, Opening, cost_of
-from gateway.core.fitting.worth import Scores, Worth, known_of
+from gateway.core.fitting.worth import Scores, Worth
 
 #: Blocks are chosen by estimated tokens; so often the result is weighed and the rest of the room filled.
 _ROUNDS: Final = 3
@@ -51,7 +51,7 @@ class _Choice:
         self._room = 0.0
 
     def _opening(self, unit: Unit, frames: Sequence[int]) -> Opening:
-        known = {index: known_of(self._draft, index) for index in unit.indices}
+        known = {index: self._draft.known(index) for index in unit.indices}
         return Opening(unit, sum(frames[index] for index in unit.indices), known, {i: set() for i in unit.indices})
 
     def made(self, worth: Worth) -> Draft:

@@ -17,7 +17,7 @@ from gateway.core.fitting.overlap import overlap
 from gateway.core.fitting.reader import Known
 from gateway.core.fitting.select import condense
 from gateway.core.fitting.summary import AROUND, Passage, SummaryNeeded, Use, ids_of
-from gateway.core.fitting.worth import Worth, known_of
+from gateway.core.fitting.worth import Worth
 from gateway.core.values import dataclass
 
 
@@ -121,7 +121,7 @@ class Shorten:
                     return draft.having(changes)
                 before = draft.weight(index)
                 if draft.decisions[index] == KEEP and before > 2 * self.tokens:
-                    known = known_of(draft, index)
+                    known = draft.known(index)
                     changes[index] = known.sliced.closed(_ends(known, self.tokens / 2))
                     total += draft.weight_as(index, changes[index]) - before
         return draft.having(changes)
@@ -129,8 +129,12 @@ class Shorten:
 
 def _ends(known: Known, each: float) -> set[int]:
     """The first and the last blocks, up to about `each` tokens on either side."""
-    numbers = range(len(known.tokens))
-    return {*_while(numbers, known, each), *_while(numbers[::-1], known, each)}
+    return {*leading(known, each), *_while(range(len(known.tokens))[::-1], known, each)}
+
+
+def leading(known: Known, room: float) -> Iterator[int]:
+    """The first blocks, up to about so many tokens."""
+    return _while(range(len(known.tokens)), known, room)
 
 
 def _while(numbers: Sequence[int], known: Known, room: float) -> Iterator[int]:
@@ -289,7 +293,7 @@ def _stub(draft: Draft, limit: int, *, reads: bool) -> Draft:
     unit = next((unit for unit in draft.open_units() if unit.start == draft.conversation.task), None)
     if unit is None or unit.sealed:
         return draft
-    for picked in ((0,), ()) if reads and known_of(draft, unit.start).terms else ((),):
+    for picked in ((0,), ()) if reads and draft.known(unit.start).terms else ((),):
         shorter = draft.having({unit.start: picked})
         if shorter.total() <= limit:
             return shorter
@@ -299,13 +303,11 @@ def _stub(draft: Draft, limit: int, *, reads: bool) -> Draft:
 DEFAULT: Final[tuple[Strategy, ...]] = (Dedupe(), Condense(), Shorten(), Drop())
 
 
-def strategies_of(
-    names: Sequence[str], *, shorten_tokens: int, summary_tokens: int = 800, worth: Worth | None = None
-) -> tuple[Strategy, ...]:
+def strategies_of(names: Sequence[str], *, shorten_tokens: int, summary_tokens: int = 800) -> tuple[Strategy, ...]:
     """The strategies of a configuration, in its order; ValueError for a name that is none."""
     strategies: Sequence[Strategy] = (
         Dedupe(),
-        Condense(worth or Worth()),
+        Condense(),
         Shorten(shorten_tokens),
         Summarize(summary_tokens),
         Drop(),

@@ -101,23 +101,18 @@ class Scores:
         return self._priorities.get(index, 1.0)
 
 
-def known_of(draft: Draft, index: int) -> Known:
-    """What is known of a message."""
-    return draft.known(index)
-
-
 def terms_kept(draft: Draft, indices: Iterable[int]) -> Iterator[Collection[str]]:
     """The terms of what is sent in the place of some messages, repeated lines included, in parts."""
     for index in indices:
         decision = draft.decisions[index]
         if decision == KEEP:
-            yield known_of(draft, index).all_terms
+            yield draft.known(index).all_terms
         elif isinstance(decision, tuple):
-            known = known_of(draft, index)
+            known = draft.known(index)
             yield known.fixed
             yield from map(known.terms.__getitem__, decision)
         for source, blocks in draft.recalls.get(index, ()):
-            known = known_of(draft, source)
+            known = draft.known(source)
             yield from (known.terms[number] if number < len(known.terms) else known.fixed for number in blocks)
 
 
@@ -132,7 +127,7 @@ def last_words(draft: Draft) -> dict[str, float]:
         spoken.add(said)
     asks: dict[str, float] = {}
     for index in sorted(spoken):
-        for term, kind in known_of(draft, index).all_terms.items():
+        for term, kind in draft.known(index).all_terms.items():
             asks[term] = max(asks.get(term, 0.0), _ASKS[kind])
     return asks
 
@@ -168,7 +163,7 @@ def uses_of(draft: Draft) -> Uses:
     for item in items:
         if item.role in SYSTEM_ROLES:
             continue
-        known = known_of(draft, item.index)
+        known = draft.known(item.index)
         draft.watch.tick(1 + len(known.all_terms) // _TERMS_A_PIECE)
         uses.last.update(dict.fromkeys(known.all_terms, item.index))
         uses.named.update(known.named)

@@ -137,7 +137,7 @@ def test_recall_brings_back_what_is_asked_for_and_stays_on_later_turns() -> None
     limit = 500
     first = run([*session(9), ask], limit, recall="all", strategies=(Drop(),))
     assert b"A003 of page 0 is worth 210" in first.messages[-1]
-    assert first.recalled > 0
+    assert first.actions["recall"] > 0
     answer = {"role": "assistant", "content": "210."}
     second = run([*session(9), ask, answer, {"role": "user", "content": "Thanks."}], limit, first.epoch, recall="off")
     assert second.messages[: len(first.messages)] == first.messages
@@ -182,8 +182,8 @@ def test_pinned_by_the_client_stays() -> None:
 def test_the_counts_of_a_trim_are_told() -> None:
     done = run(session(8), 500)
     assert done.tokens_before == tokens(session(8))
-    assert done.dropped == len(session(8)) - len(done.messages)
-    assert done.cut > 0
+    assert done.actions["drop"] == len(session(8)) - len(done.messages)
+    assert sum(done.actions.values()) > done.actions["drop"]
     assert done.changed
 
 
@@ -192,16 +192,72 @@ def test_without_a_strategy_that_leaves_out_what_does_not_fit_is_refused() -> No
         with pytest.raises(ContextOverflow) as caught:
             run(session(8), 100, strategies=strategies)
         assert caught.value.needed > 100
-    assert run(session(8), tokens(session(8)) - 500, strategies=(Shorten(tokens=20),)).dropped == 0
+    assert "drop" not in run(session(8), tokens(session(8)) - 500, strategies=(Shorten(tokens=20),)).actions
 
 
 def test_what_was_sent_whole_turns_ago_is_kept_as_it_came_where_that_is_asked_for() -> None:
-    ask = [{"role": "user", "content": "And now?"}, *step(20), {"role": "user", "content": "Go on."}]
+    ask = [{"role": "user", "content": "And now?"}, *step(20), *step(21), {"role": "user", "content": "Go on."}]
     messages = [*session(8), *ask]
-    kept = fit(Conversation.of_messages(messages, keep_last_turns=2), 600, Reader(COUNT))
-    assert kept.messages[-4:] == raws(ask)
-    assert [fate.rule for fate in kept.fates[-4:]] == ["pinned"] * 4
-    assert fit(Conversation.of_messages(messages), 300, Reader(COUNT)).messages[-4:] != raws(ask)
+    kept = fit(Conversation.of_messages(messages, keep_last_turns=2), 800, Reader(COUNT))
+    assert kept.messages[-6:] == raws(ask)
+    assert [fate.rule for fate in kept.fates[-6:]] == ["pinned"] * 6
+    assert fit(Conversation.of_messages(messages), 400, Reader(COUNT)).messages[-6:] != raws(ask)
+
+
+def test_results_that_were_not_read_yet_go_out_whole_while_there_is_room() -> None:
+    reminder = {"role": "user", "content": "<system-reminder>Keep the list of tasks up to date.</system-reminder>"}
+    messages = [*session(8), *step(20), reminder]
+    newest = raws(messages)[-3:]
+    room = tokens(messages[-3:]) + tokens(START)
+    whole = fit(Conversation.of_messages(messages), room, Reader(COUNT), policy=FitPolicy(low_water=0.5))
+    assert whole.messages[-3:] == newest
+    assert [fate.rule for fate in whole.fates[-3:]] == ["pinned"] * 3
+    # Less room is no reason to refuse the call.
+    cut = fit(Conversation.of_messages(messages), room - 60, Reader(COUNT))
+    assert cut.tokens <= room - 60
+    assert cut.messages[-1] == newest[-1]
+    assert cut.messages[-3:] != newest
+    again = fit(Conversation.of_messages(messages), room - 60, Reader(COUNT), epoch=cut.epoch)
+    assert (again.messages, again.applied) == (cut.messages, ())
+
+
+def test_words_that_the_user_answers_stay_unless_they_are_long() -> None:
+    asked = "Shall it be the first or the second? "
+    for times, stays in ((1, True), (30, False)):
+        said = {"role": "assistant", "content": asked * times}
+        messages = [*session(8), said, {"role": "user", "content": "The second."}]
+        done = fit(Conversation.of_messages(messages), 300, Reader(COUNT))
+        assert (done.messages[-2] == raws([said])[0]) is stays
+
+
+def test_what_the_model_has_answered_may_be_cut() -> None:
+    messages = [
+        *session(8),
+        *step(20),
+        {"role": "assistant", "content": "Read."},
+        {"role": "user", "content": "Go on."},
+    ]
+    done = fit(Conversation.of_messages(messages), 120, Reader(COUNT))
+    assert raws(messages)[-3] not in done.messages
+    assert done.messages[-2:] == raws(messages)[-2:]
+
+
+def test_a_task_is_no_bare_mark_while_there_is_room_to_tell_it() -> None:
+    said = {"role": "assistant", "content": "These were all."}
+    last = {"role": "user", "content": "And now the next one: " + "entry of a page that has not been read yet, " * 40}
+    # So much of it is the last message that the low-water mark leaves nothing for others.
+    done = fit(Conversation.of_messages([*session(12), said, last]), tokens([*START, said, last]) + 2, Reader(COUNT))
+    assert done.messages == raws([*START, said, last])
+
+
+def test_of_a_long_task_the_beginning_is_told_where_there_is_room() -> None:
+    task = {"role": "user", "content": "".join(f"Point {n}: look at page {n} again. " for n in range(400))}
+    last = {"role": "user", "content": "And now the next one: " + "entry of a page that has not been read yet, " * 40}
+    messages = [START[0], task, *session(12)[2:], {"role": "assistant", "content": "Done."}, last]
+    done = fit(Conversation.of_messages(messages), tokens([last]) + 150, Reader(COUNT))
+    told = json.loads(done.messages[1])["content"]
+    assert told.startswith("Point 0: look at page 0 again.")
+    assert done.tokens <= tokens([last]) + 150
 
 
 def test_what_a_client_pins_later_comes_back() -> None:
@@ -287,7 +343,7 @@ def test_of_what_is_worth_nothing_no_more_goes_than_must_and_not_the_task() -> N
 
 def test_priority_nothing_is_no_leave_to_drop_where_nothing_may_be_dropped() -> None:
     done = prioritised(tokens(session(8)) - 20, {7: 0.0}, strategies=(Shorten(tokens=20),))
-    assert done.dropped == 0
+    assert "drop" not in done.actions
 
 
 def test_a_high_priority_is_kept_longer() -> None:
@@ -310,9 +366,10 @@ def test_whole_units_go_by_priority_and_then_by_age() -> None:
 
 def test_every_message_has_its_fate_and_a_resumed_turn_tells_the_same() -> None:
     twice = [*session(6), *step(9), {**step(1)[0], "tool_calls": [{**step(1)[0]["tool_calls"][0], "id": "x"}]}]
-    twice += [{**step(1)[1], "tool_call_id": "x"}, {"role": "user", "content": "What is entry A003 worth?"}]
+    twice += [{**step(1)[1], "tool_call_id": "x"}, {"role": "assistant", "content": "That was all."}]
+    twice += [{"role": "user", "content": "What is entry A003 worth?"}]
     strategies = (Dedupe(), Shorten(tokens=30), Drop())
-    first = run(twice, 200, strategies=strategies, recall="all", low_water=0.9)
+    first = run(twice, 215, strategies=strategies, recall="all", low_water=0.9)
     assert {"dedupe", "shorten", "drop"} <= first.actions.keys()
     assert {fate.rule for fate in first.fates} >= {"pinned", "dedupe", "shorten", "drop"}
     assert [fate.role for fate in first.fates] == [message["role"] for message in twice]
@@ -327,7 +384,7 @@ def test_every_message_has_its_fate_and_a_resumed_turn_tells_the_same() -> None:
     kept = Epoch.from_json(json.loads(json.dumps(first.epoch.to_json())))
     again = run([*twice, {"role": "assistant", "content": "210."}], 1000, kept, strategies=strategies)
     assert again.actions == first.actions
-    assert [fate.rule for fate in again.fates[:-2]] == [fate.rule for fate in first.fates[:-1]]
+    assert [fate.rule for fate in again.fates[:-3]] == [fate.rule for fate in first.fates[:-2]]
     assert again.applied == ()
 
 
@@ -432,4 +489,4 @@ def test_an_epoch_that_takes_too_long_to_read_is_not_needed() -> None:
     first = run(session(30), 3000)
     done, late = timed(0, first.epoch, limit=3000)
     assert late
-    assert done.actions == {"drop": done.dropped}
+    assert list(done.actions) == ["drop"]

@@ -116,16 +116,17 @@ def raws_of(messages: Messages) -> list[bytes]:
 
 
 def fitted(
-    messages: Messages,
+    messages: Messages | Conversation,
     limit: int,
     epoch: Epoch | None = None,
     policy: FitPolicy | None = None,
     summaries: Mapping[str, str] | None = None,
+    *,
+    reader: Reader | None = None,
 ) -> Fitted | None:
+    conversation = messages if isinstance(messages, Conversation) else Conversation.of_messages(messages)
     try:
-        return fit(
-            Conversation.of_messages(messages), limit, Reader(WEIGH), epoch=epoch, policy=policy, summaries=summaries
-        )
+        return fit(conversation, limit, reader or Reader(WEIGH), epoch=epoch, policy=policy, summaries=summaries)
     except ContextOverflow:
         return None
 
@@ -134,10 +135,10 @@ def total(raws: Sequence[bytes]) -> int:
     return sum(WEIGH(raws))
 
 
-def wrong_with(messages: Messages, done: Fitted, limit: int) -> list[str]:
+def wrong_with(messages: Messages | Conversation, done: Fitted, limit: int) -> list[str]:
     told = [(place, raw) for place, raw in enumerate(done.messages) if b"[summary of " in raw]
-    before, after = Conversation.of_messages(messages), Conversation.of(done.messages)
-    return problems(before, after, total(done.messages), limit, *told)
+    before = messages if isinstance(messages, Conversation) else Conversation.of_messages(messages)
+    return problems(before, Conversation.of(done.messages), total(done.messages), limit, *told)
 
 
 POLICIES = [
@@ -263,7 +264,7 @@ def test_a_session_turn_by_turn_is_sound_and_repeats_what_it_sent_until_it_cuts(
             done = fit(conversation, limit, reader, epoch=epoch, policy=policy)
         except ContextOverflow:
             continue
-        assert wrong_with(messages[:stop], done, limit) == []
+        assert wrong_with(conversation, done, limit) == []
         assert done.tokens == total(done.messages)
         assert sum(fate.tokens_after for fate in done.fates) == done.tokens
         sent = list(done.messages)
@@ -280,7 +281,8 @@ def test_a_session_turn_by_turn_is_sound_and_repeats_what_it_sent_until_it_cuts(
 )
 @settings(law, max_examples=15)
 def test_an_epoch_from_anywhere_does_no_harm(messages: Messages, limit: int, noise: Any, plan: str) -> None:
-    conversation = Conversation.of_messages(messages)
+    reader = Reader(WEIGH)  # what it remembers of messages is no epoch's
+    conversation = Conversation.of_messages(messages, reader)
     plans = [
         "k1 c0-9000 =7 d1",
         "k1 c0-9 =2 d1",
@@ -298,9 +300,9 @@ def test_an_epoch_from_anywhere_does_no_harm(messages: Messages, limit: int, noi
     ]
     written = [{"v": 2, "prefix": conversation.prefix(4), "size": 4, "plan": plan} for plan in plans]
     for value in (noise, *written, *({**one, "summary": "s"} for one in written)):
-        done = fitted(messages, limit, Epoch.from_json(value), summaries={"s": "what was"})
+        done = fitted(conversation, limit, Epoch.from_json(value), summaries={"s": "what was"}, reader=reader)
         if done is not None:
-            assert wrong_with(messages, done, limit) == []
+            assert wrong_with(conversation, done, limit) == []
 
 
 ODD = [
@@ -399,7 +401,7 @@ def test_a_session_with_summaries_is_sound_turn_by_turn_and_asks_only_when_it_cu
             continue
         if passage is not None and epoch is not None and epoch.summary is not None:
             assert passage.earlier == texts[epoch.summary]
-        assert wrong_with(messages[:stop], done, limit) == []
+        assert wrong_with(conversation, done, limit) == []
         assert done.tokens == total(done.messages) <= limit
         assert sum(fate.tokens_after for fate in done.fates) == done.tokens
         summed = [index for index, fate in enumerate(done.fates) if fate.rule == "summarize"]

@@ -26,7 +26,7 @@ def messages(*contents: Any) -> list[dict[str, Any]]:
         call = {"id": f"c{number}", "type": "function", "function": {"name": "f", "arguments": "{}"}}
         found.append({"role": "assistant", "content": None, "tool_calls": [call]})
         found.append({"role": "tool", "tool_call_id": f"c{number}", "content": content})
-    return [*found, {"role": "user", "content": "on"}]
+    return [*found, {"role": "assistant", "content": "read"}, {"role": "user", "content": "on"}]
 
 
 def session(*contents: Any) -> Draft:
@@ -91,8 +91,8 @@ def test_it_is_told_as_dedupe_and_an_epoch_holds_it() -> None:
     first = fit(conversation, limit, reader, policy=policy)
     assert first.actions == {"dedupe": 2}
     assert first.epoch is not None
-    assert first.epoch.plan == "k4 =2/1-2 k1 =2 k1"
+    assert first.epoch.plan == "k4 =2/1-2 k1 =2 k2"
     again = fit(conversation, limit, Reader(weigher(len)), epoch=first.epoch, policy=policy)
     assert (again.messages, again.epoch) == (first.messages, first.epoch)
-    wrong = Epoch(first.epoch.prefix, first.epoch.size, "k4 =2/1-9 k1 =2 k1")
+    wrong = Epoch(first.epoch.prefix, first.epoch.size, "k4 =2/1-9 k1 =2 k2")
     assert fit(conversation, limit, Reader(weigher(len)), epoch=wrong, policy=policy).messages == first.messages

@@ -20,6 +20,10 @@ def test_the_rule_tells_what_was_done(decision: Decision, rule: str) -> None:
     assert rule_of(decision, "condense") == rule
 
 
+def test_what_no_strategy_chose_was_a_last_resort_and_has_a_name_too() -> None:
+    assert rule_of((), "") == rule_of((0,), "") == "drop"
+
+
 def draft() -> Draft:
     messages = [{"role": role, "content": TEXT * 9} for role in ("user", "assistant", "assistant", "user")]
     return Draft.untouched(Conversation.of_messages(messages), Reader(weigher(len)))
@@ -46,7 +50,7 @@ def test_the_receipt_tells_each_fate_and_its_sums() -> None:
     assert [fate.rule for fate in fitted.fates] == ["shorten", "drop", "kept", "recall"]
     assert fitted.fates[2] == Fate("assistant", before.came[2], before.came[2], "kept")
     assert sum(fate.tokens_after for fate in fitted.fates) == fitted.tokens == sum(weigher(len)(fitted.messages))
-    assert (fitted.dropped, fitted.cut, fitted.recalled) == (1, 1, 1)
+    assert fitted.actions == {"shorten": 1, "drop": 1, "recall": 1}
     assert len(fitted.keys) == len(fitted.messages) == 3
     assert fitted.keys == Conversation.of(fitted.messages).keys
 

@@ -10,7 +10,6 @@ from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Draft, Same, Summary
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.strategies import DEFAULT, Condense, Dedupe, Drop, Shorten, Strategy, Summarize, strategies_of
 from gateway.core.fitting.summary import Passage, SummaryNeeded
-from gateway.core.fitting.worth import Worth
 
 LINES = "".join(f"line number {n} with A{n}B{n}C{n} {'x' * 20}\n" for n in range(60))
 USER = {"role": "user", "content": "task: " + LINES}
@@ -75,9 +74,8 @@ def test_condense_drops_unread_what_is_too_much_to_read() -> None:
 
 
 def test_strategies_come_by_name_in_the_order_of_the_configuration() -> None:
-    worth = Worth(word=0.5)
-    found = strategies_of(["shorten", "condense", "drop"], shorten_tokens=50, worth=worth)
-    assert found == (Shorten(50), Condense(worth), Drop())
+    found = strategies_of(["shorten", "condense", "drop"], shorten_tokens=50)
+    assert found == (Shorten(50), Condense(), Drop())
     assert strategies_of([], shorten_tokens=50) == ()
 
 

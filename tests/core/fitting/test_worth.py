@@ -5,7 +5,7 @@ from typing import Any
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import DROP, Draft
 from gateway.core.fitting.reader import Reader, weigher
-from gateway.core.fitting.worth import Scores, Worth, known_of, terms_kept
+from gateway.core.fitting.worth import Scores, Worth, terms_kept
 
 
 def draft_of(*pairs: tuple[str, Any]) -> Draft:
@@ -14,9 +14,9 @@ def draft_of(*pairs: tuple[str, Any]) -> Draft:
 
 
 def gain(draft: Draft, index: int, worth: Worth | None = None, kept: tuple[str, ...] = ()) -> float:
-    scores = Scores(draft, worth or Worth(), {i: known_of(draft, i) for i in range(len(draft.decisions))})
+    scores = Scores(draft, worth or Worth(), {i: draft.known(i) for i in range(len(draft.decisions))})
     scores.keep(kept)
-    return sum(scores.left[term] for term in known_of(draft, index).terms[0]) * scores.factors(index)[0]
+    return sum(scores.left[term] for term in draft.known(index).terms[0]) * scores.factors(index)[0]
 
 
 def kept(draft: Draft, index: int) -> set[str]:
