@@ -14,8 +14,16 @@ from math import ceil
 from typing import Final
 
 from gateway.budgeting import Budgets, Taken
-from gateway.core.errors import BudgetFault, GatewayError, GatewayFault, NotMetered, PriceUnknown, StoreUnavailable
-from gateway.core.ledger import MOST
+from gateway.core.errors import (
+    BudgetFault,
+    GatewayError,
+    GatewayFault,
+    NotMetered,
+    PriceUnknown,
+    StoreDamaged,
+    StoreUnavailable,
+)
+from gateway.core.ledger import MOST, NOTHING, Amount
 from gateway.core.ports import CallRecord, Observer, SessionKey, Store
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Allowance, Charged, Need, allowance, dearest, is_limited, rate_of
@@ -26,6 +34,7 @@ from gateway.progress import Progress
 from gateway.records import Records, input_estimate
 from gateway.stepping import Going, Steps
 from gateway.stores.settler import Settler
+from gateway.telling import tell
 
 logger = logging.getLogger("gateway")
 
@@ -71,21 +80,38 @@ class Accounts:
 
         Raises:
             InvalidRequest: the session cannot have the parent that the call names.
+            StoreDamaged: one of the accounts cannot be read.
             StoreUnavailable: no calls are taken while the store is away.
         """
         caller, directives = progress.incoming.caller, progress.incoming.directives
         progress.charged = Charged(caller.namespace, caller.budget, progress.session, declared=directives.budget)
         if not self._settler.is_away:
             try:
-                await self._read(progress)
+                await self._read(progress, directives.parent)
+            except StoreDamaged as error:
+                # Nobody knows what it may spend until that is mended, be it for good: no case for `on_failure: open`.
+                self._settler.away(error)
+                raise
             except StoreUnavailable as error:
                 self._settler.away(error)
             else:
                 return
         self._open_blind(progress)
 
-    async def _read(self, progress: Progress) -> None:
-        session, named, call = progress.session, progress.incoming.directives.parent, progress.call
+    async def look(self, progress: Progress) -> None:
+        """Read the accounts of a call that was refused before, for what its client is told; where that cannot be, not.
+
+        Nothing is taken over that the call asks for, neither a parent nor a budget.
+        """
+        caller = progress.incoming.caller
+        if progress.charged.namespace or self._settler.is_away:
+            return
+        progress.charged = Charged(caller.namespace, caller.budget, progress.session)
+        with contextlib.suppress(StoreUnavailable):
+            await self._read(progress, None)
+
+    async def _read(self, progress: Progress, named: str | None) -> None:
+        session, call = progress.session, progress.call
         if session is None:
             progress.book = await self._budgets.book(progress.charged)
             return
@@ -118,6 +144,7 @@ class Accounts:
         Raises:
             BudgetFault: too little is left.
             NotMetered: nobody will see what it costs.
+            StoreDamaged: one of the accounts cannot be read.
             StoreUnavailable: no calls are taken while the store is away.
         """
         if not progress.book.claims:
@@ -127,6 +154,10 @@ class Accounts:
         progress.is_holding = True
         try:
             progress.taken = await self._first_of(progress, call)
+        except StoreDamaged as error:
+            progress.is_holding = False
+            self._settler.away(error)
+            raise
         except StoreUnavailable as error:
             # It may have been granted all the same; even where the call is refused now, its record gives it back.
             self._settler.away(error)
@@ -232,33 +263,52 @@ class Accounts:
         going = None
         if progress.record is None:
             # Once: where that is interrupted, nobody knows whether the session has gone on.
-            progress.record = self._records.of(progress)
-            going = self._steps.going(progress, progress.record)
+            progress.record = self._record(progress)
+            going = self._going(progress, progress.record)
         record = progress.record
         # A gateway that cannot serve has no time to write that down, but what was held must be given back.
         if progress.is_holding or (record.session is not None and not isinstance(progress.fault, GatewayFault)):
             progress.totals = await self._written(progress, record, going)
-            self._give_back(progress, record)
+            self._give_back(progress, record.spent)
             await self._read_again(progress)
         self.end(progress)
         return progress.totals
 
+    def _record(self, progress: Progress) -> CallRecord:
+        """Of a call there is one, be it that what it used cannot be told."""
+        try:
+            return self._records.of(progress)
+        except Exception:
+            logger.exception("what call %s used cannot be told", progress.incoming.call_id)
+            return self._records.unread(progress)
+
+    def _going(self, progress: Progress, record: CallRecord) -> Going | None:
+        try:
+            return self._steps.going(progress, record)
+        except Exception:
+            # Where a session is in its steps is guidance, and no reason to lose a charge.
+            logger.exception("what call %s makes of its session's step cannot be told", record.call_id)
+            return None
+
     def end(self, progress: Progress) -> None:
         """Keep nothing of the call here any more, and tell the observers; once.
 
-        Also of a call whose settlement was interrupted: its record is written by the settler, as soon as that can.
+        Also of a call whose settlement was interrupted: its record is written by the settler, as soon as that can. Of
+        one without a record the hold ends with its lease, and is settled as that of a worker that is gone.
         """
+        if progress.is_settled:
+            return
         record = progress.record
-        if progress.is_settled or record is None:
+        self._give_back(progress, record.spent if record is not None else NOTHING)
+        if record is None:
             return
         progress.is_settled = True
-        self._give_back(progress, record)
-        self._tell(record, progress.totals, self.allowance(progress))
+        tell([one.record for one in self._observers], record, progress.totals, self.allowance(progress))
 
-    def _give_back(self, progress: Progress, record: CallRecord) -> None:
+    def _give_back(self, progress: Progress, spent: Amount) -> None:
         taken, progress.taken = progress.taken, None
         if taken is not None:
-            self._budgets.close(taken, record.spent)
+            self._budgets.close(taken, spent)
 
     async def _written(self, progress: Progress, record: CallRecord, going: Going | None) -> Totals | None:
         """Write the record, and in the same step where its session is in its steps now."""
@@ -277,13 +327,6 @@ class Accounts:
         if is_limited(progress.book.standings):
             with contextlib.suppress(StoreUnavailable):
                 progress.book = await self._budgets.again(progress.book)
-
-    def _tell(self, record: CallRecord, totals: Totals | None, left: Allowance | None) -> None:
-        for observer in self._observers:
-            try:
-                observer.record(record, totals, left)
-            except Exception:
-                logger.exception("an observer failed")
 
     # --- at any time -------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from gateway.accounting import Accounts
 from gateway.calls import Reply, Stepped
-from gateway.core.errors import GatewayError, UpstreamProtocolError
+from gateway.core.errors import GatewayError, RequestFault, UpstreamProtocolError
 from gateway.core.forwarding import header, response_headers
 from gateway.core.ports import Headers, UpstreamReply
 from gateway.core.spending import Allowance
@@ -48,24 +48,24 @@ class Answers:
         self._clock = clock
         self._totals_comment = totals_comment
 
-    async def success(self, progress: Progress, call: Call, answer: UpstreamReply, before: Totals | None) -> Reply:
-        """An answer of the model, or a file. `before`: the session's totals where they were read already."""
+    async def success(self, progress: Progress, call: Call, answer: UpstreamReply) -> Reply:
+        """An answer of the model, or a file."""
         metered = progress.incoming.endpoint.metered
         content_type = header(answer.headers, b"content-type").partition(b";")[0].strip().lower()
         pieces = _pieces(answer)
         if metered and content_type == b"text/event-stream":
-            return await self._event_stream(progress, call, answer, before, pieces)
+            return await self._event_stream(progress, call, answer, pieces)
         is_json = content_type.endswith((b"/json", b"+json")) or not content_type
         is_models = progress.incoming.endpoint.wire is not None or _is_embeddings(progress)
         if not metered or not (is_json or is_models):
-            return await self._unread(progress, answer, before, pieces)
+            return await self._unread(progress, answer, pieces)
         # Not all who answer as a model does say truly in which form.
         begun = await self._begun_with(progress, pieces)
         if _EVENTS.match(begun) and progress.incoming.endpoint.wire:
-            return await self._event_stream(progress, call, answer, before, chain([begun], pieces))
+            return await self._event_stream(progress, call, answer, chain([begun], pieces))
         if is_json or _JSON.match(begun):
             return await self._whole(progress, answer, begun, pieces)
-        return await self._unread(progress, answer, before, chain([begun], pieces))
+        return await self._unread(progress, answer, chain([begun], pieces))
 
     @staticmethod
     async def _begun_with(progress: Progress, pieces: AsyncIterator[bytes]) -> bytes:
@@ -105,6 +105,8 @@ class Answers:
         body = progress.dialect.error(fault, progress.incoming.request_id, fault.details or None)
         reply = self._reply(progress, fault.status, headers, body)
         reply.fault = fault
+        if progress.incoming.endpoint.metered and isinstance(fault, RequestFault):
+            await self._accounts.look(progress)
         reply.allowance = self._accounts.allowance(progress)
         reply.totals = totals if totals is not None else await self._accounts.totals_now(progress)
         reply.final = True
@@ -117,8 +119,10 @@ class Answers:
     ) -> Reply:
         was_packed, has_texts = is_packed(answer), not _is_embeddings(progress)
         read, size = [begun], len(begun)
-        # Should it not come to its end: what had arrived by then.
-        progress.reader = lambda: glimpsed(progress.dialect, b"".join(read), has_texts=has_texts)
+        # Should it not come to its end: what had arrived by then. Asked of nothing that leads back to `progress`: what
+        # holds itself waits for the garbage collector, with everything of its call.
+        dialect = progress.dialect
+        progress.reader = lambda: glimpsed(dialect, b"".join(read), has_texts=has_texts)
         try:
             async for piece in pieces:
                 read.append(piece)
@@ -126,7 +130,7 @@ class Answers:
                 if size > MAX_WHOLE_ANSWER:
                     glimpse = Glimpse(progress.dialect, has_texts=has_texts)
                     progress.reader = glimpse.answer
-                    return await self._as_it_comes(progress, answer, chain(read, pieces), None, glimpse)
+                    return await self._as_it_comes(progress, answer, chain(read, pieces), glimpse)
         except GatewayError:
             progress.outcome = "upstream_broken"
             raise
@@ -145,12 +149,7 @@ class Answers:
     # --- metered as it comes -----------------------------------------------------------------------------------
 
     async def _event_stream(
-        self,
-        progress: Progress,
-        call: Call,
-        answer: UpstreamReply,
-        before: Totals | None,
-        pieces: AsyncIterator[bytes],
+        self, progress: Progress, call: Call, answer: UpstreamReply, pieces: AsyncIterator[bytes]
     ) -> Reply:
         # A client that did not ask for usage must not see the chunk that carries it, whoever asked for it.
         sent = progress.plan.context.tokens if progress.plan is not None else None
@@ -158,8 +157,8 @@ class Answers:
         progress.reader, progress.is_event_stream = meter.answer, True
         if progress.taken is not None:
             progress.taken.lease.delivered = lambda: meter.answer().output_estimate
-        reply = await self._begun(progress, answer, before)
-        reply.next_number = meter.next_number
+        reply = await self._begun(progress, answer)
+        reply.is_events, reply.next_number = True, meter.next_number
         reply.body = self._metered(progress, pieces, meter, reply)
         return reply
 
@@ -214,11 +213,9 @@ class Answers:
 
     # --- passed on unread --------------------------------------------------------------------------------------
 
-    async def _unread(
-        self, progress: Progress, answer: UpstreamReply, before: Totals | None, pieces: AsyncIterator[bytes]
-    ) -> Reply:
+    async def _unread(self, progress: Progress, answer: UpstreamReply, pieces: AsyncIterator[bytes]) -> Reply:
         """Files, audio, images."""
-        reply = await self._as_it_comes(progress, answer, pieces, before)
+        reply = await self._as_it_comes(progress, answer, pieces)
         length = header(answer.headers, b"content-length")
         if length and not is_packed(answer):
             reply.headers.append((b"content-length", length))
@@ -229,11 +226,10 @@ class Answers:
         progress: Progress,
         answer: UpstreamReply,
         pieces: AsyncIterator[bytes],
-        before: Totals | None,
         glimpse: Glimpse | None = None,
     ) -> Reply:
         """`glimpse`: takes what is passed on."""
-        reply = await self._begun(progress, answer, before)
+        reply = await self._begun(progress, answer)
         reply.body = self._passed_on(progress, pieces, reply, glimpse)
         return reply
 
@@ -256,10 +252,11 @@ class Answers:
 
     # --- what they share ---------------------------------------------------------------------------------------
 
-    async def _begun(self, progress: Progress, answer: UpstreamReply, before: Totals | None) -> Reply:
+    async def _begun(self, progress: Progress, answer: UpstreamReply) -> Reply:
         """The reply of an answer whose body is still to come."""
         headers = response_headers(answer.headers, unpacked=is_packed(answer))
         reply = self._reply(progress, answer.status, headers, b"")
+        before = progress.before
         reply.totals = before if before is not None else await self._accounts.totals_now(progress)
         return reply
 

@@ -136,7 +136,8 @@ class Reply:
 
     `unseen`: what of the request stands for content that the provider keeps; `is_unmetered`: it is billed after its
     answer. `totals` are the session's, after this call where `final`, else before it. `broken` turns true while a body
-    is being passed on: it must not be ended as if it were complete. `next_number`: of the next event of a stream.
+    is being passed on: it must not be ended as if it were complete. `is_events`: the body is a stream of events, which
+    its headers may not say; `next_number`: of the next of them.
     """
 
     status: int
@@ -156,4 +157,5 @@ class Reply:
     is_unmetered: bool = False
     overhead_s: float = 0.0
     broken: bool = False
+    is_events: bool = False
     next_number: Callable[[], int] = int

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, get_args
 
 from gateway.core.counting.context import ToolWeights
 from gateway.core.counting.measure import Wire
-from gateway.core.counting.request import wire_of
+from gateway.core.counting.request import ITEMS, wire_of
 from gateway.core.errors import InvalidRequest
 from gateway.core.fitting.receipt import Fate
 from gateway.core.plan import Plan, Wishes, budget_of
@@ -18,13 +20,15 @@ from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.session import Remembered
 from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
-from gateway.dialects.contents import ITEMS, contents_of
+from gateway.dialects.contents import contents_of
 from gateway.dialects.fields import decode, join, read_fields, write_fields
 from gateway.dialects.limits import output_limit
 from gateway.planning import Asked, Planner
 
 #: what is shown of a request where it is asked for
 SHOWN: Final = ("items", "tools")
+#: bytes that are read in the loop; more of them would keep all calls waiting
+_INLINE_BYTES: Final = 64 * 1024
 WIRES: Final[Mapping[str, Wire]] = {wire: wire for wire in get_args(Wire)}
 
 
@@ -60,6 +64,13 @@ class Inspector:
         wanted = replace(wishes or Wishes(), output=output_limit(contents.fields, contents.wire))
         return call, Asked(contents, route, self._facts(route), wanted, len(body))
 
+    async def read_apart(
+        self, body: bytes, *, wire: str | None = None, wishes: Wishes | None = None
+    ) -> tuple[Call, Asked]:
+        """The same as `read`, where others wait for the loop: a large body is read in a thread."""
+        work = partial(self.read, body, wire=wire, wishes=wishes)
+        return await asyncio.to_thread(work) if len(body) > _INLINE_BYTES else work()
+
     async def count(self, asked: Asked, remembered: Remembered, show: Collection[str] = ()) -> dict[str, Any]:
         """What a request weighs, as `gateway count` and /api/count show it.
 
@@ -90,7 +101,10 @@ class Inspector:
 
     async def _items(self, asked: Asked) -> list[dict[str, Any]]:
         tokens = await self._planner.message_tokens(asked)
-        roles = [_role(message) for message in asked.contents.messages or ()] or ["input"] * len(tokens)
+        messages = asked.contents.messages or ()
+        is_long = sum(map(len, messages)) > _INLINE_BYTES
+        found = await asyncio.to_thread(_roles, messages) if is_long else _roles(messages)
+        roles = found or ["input"] * len(tokens)
         return [
             {"index": index, "role": role, "tokens": number}
             for index, (role, number) in enumerate(zip(roles, tokens, strict=True))
@@ -120,7 +134,9 @@ class Inspector:
         """
         if asked.contents.wire not in VIEWED:
             raise InvalidRequest(
-                f"A {asked.contents.wire} request has no messages to choose among: it is sent as it is."
+                f"A {asked.contents.wire} request has no messages to choose among. It is sent as it is where it fits; "
+                "over its budget it is refused (400 context_length_exceeded), but with context.on_overflow: least or "
+                "forward sent all the same."
             )
         plan = await self._planner.plan(asked, remembered, use="ask")
         if plan.needs is not None:
@@ -184,6 +200,10 @@ def _wire(fields: Any) -> Wire:
     """The format; only what tells formats apart is decoded."""
     told = {name: decode(fields[name]) if name in ("model", "tools") else None for name in fields}
     return wire_of(told)
+
+
+def _roles(messages: Sequence[bytes]) -> list[str]:
+    return [_role(message) for message in messages]
 
 
 def _role(message: bytes) -> str:

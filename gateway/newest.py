@@ -6,18 +6,25 @@ is not taken apart again: what is remembered of it is whose words are the newest
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
+from threading import Lock
 from typing import Any, Final
 
 from gateway.core.counting.beginnings import is_worth_keeping
+from gateway.core.counting.request import ITEMS
 from gateway.core.message import keys_of, text_parts
-from gateway.dialects.contents import ITEMS, Contents
+from gateway.dialects.contents import Contents
 from gateway.dialects.fields import decode
 
 _USER: Final = b'"user"'
 #: beginnings of which it stays known, and characters of a message, from its end
 _MOST: Final = 256
 _CHARACTERS: Final = 16 * 1024
+#: of messages that are read where they are asked for: more of them would keep other calls waiting
+_INLINE_BYTES: Final = 64 * 1024
 
 
 class NewestMessages:
@@ -25,6 +32,21 @@ class NewestMessages:
 
     def __init__(self) -> None:
         self._known: dict[bytes, str | None] = {}
+        self._lock = Lock()
+
+    async def ahead_of(self, contents: Contents) -> str | Callable[[], str | None] | None:
+        """What finds it once somebody asks; where that takes long it is found now, in a thread."""
+        if self._size(contents) > _INLINE_BYTES:
+            return await asyncio.to_thread(self.of, contents)
+        return partial(self.of, contents)
+
+    def _size(self, contents: Contents) -> int:
+        """Bytes that `of` may have to read."""
+        if contents.array is None:
+            return len(bytes(contents.fields[ITEMS[contents.wire]]))
+        begun = contents.start.keys if contents.start is not None else ()
+        is_known = not begun or _name(begun) in self._known
+        return sum(map(len, contents.fresh if is_known else contents.messages or ()))
 
     def of(self, contents: Contents) -> str | None:
         """Its text, the end of it where it is long; None where there is no such message."""
@@ -43,15 +65,18 @@ class NewestMessages:
         return text
 
     def _at_the_beginning(self, contents: Contents, begun: tuple[bytes, ...]) -> str | None:
-        name = _name(begun)
-        return self._known[name] if name in self._known else _newest(contents.messages or ())
+        try:
+            return self._known[_name(begun)]
+        except KeyError:
+            return _newest(contents.messages or ())
 
     def _keep(self, begun: tuple[bytes, ...], text: str | None) -> None:
         name = _name(begun)
-        self._known.pop(name, None)
-        self._known[name] = text
-        if len(self._known) > _MOST:
-            del self._known[next(iter(self._known))]
+        with self._lock:
+            self._known.pop(name, None)
+            self._known[name] = text
+            if len(self._known) > _MOST:
+                del self._known[next(iter(self._known))]
 
 
 def _name(begun: tuple[bytes, ...]) -> bytes:

@@ -233,7 +233,7 @@ class Exchange:
         if not 200 <= answer.status < 300:  # noqa: PLR2004
             return await gateway.answers.failure(progress, answer)
         progress.billed = metered
-        return await gateway.answers.success(progress, call, answer, progress.before)
+        return await gateway.answers.success(progress, call, answer)
 
     def _find_routes(self, call: Call) -> None:
         """Where the call may go. The caller's own credential is for the first provider and for no other.
@@ -280,18 +280,17 @@ class Exchange:
         progress, earlier, position = self._p, _Earlier(), 0
         while True:
             route = progress.route = progress.routes[position]
+            position += 1
             try:
-                answer = await self._tried(call, route)
+                answer = await self._tried(call)
             except (UpstreamFault, ContextOverflow, BudgetTooSmall, TextTooLong) as fault:
-                position += 1
                 if position >= len(progress.routes):
                     return earlier.instead_of(fault)
                 reason = fault.code
                 earlier.heard(fault)
             else:
-                position += 1
                 is_last = position >= len(progress.routes)
-                if not (answer.status in FAILED or progress.is_too_long) or (is_last and not progress.is_too_long):
+                if not progress.is_too_long and (is_last or answer.status not in FAILED):
                     return answer
                 if is_last:
                     return earlier.answer or answer
@@ -302,17 +301,20 @@ class Exchange:
                         earlier.heard(AlreadyRead(answer.status, without_packing(answer.headers), body))
             await progress.hang_up()
             self._work(is_so=False)
+            # A client that has left has its call cancelled: here, not while another provider is being asked.
+            await asyncio.sleep(0)
             before = progress.notes.get("fallback", "")
             progress.notes["fallback"] = f"{before}{route.provider}/{route.model}: {reason}; "
 
-    async def _tried(self, call: Call, route: Route) -> UpstreamReply:
+    async def _tried(self, call: Call) -> UpstreamReply:
+        """The answer of the provider whose turn it is."""
         progress, gateway = self._p, self._gateway
         progress.is_too_long = False
         gateway.steps.narrow(progress)
         await self._make_ready(call)
         if call.stream and progress.before is None:
             progress.before = await gateway.accounts.totals_now(progress)
-        return await self._send(call, route, gateway.providers[route.provider])
+        return await self._send(call)
 
     async def _make_ready(self, call: Call) -> None:
         """Decide what is sent, and hold what it may cost. Tool results shrink before a call is refused.
@@ -340,21 +342,22 @@ class Exchange:
             # Another call took the room, or the store went away. What was held for a bit less is settled exactly.
             await composer.compose(progress, call, "table")
 
-    async def _send(self, call: Call, route: Route, provider: Provider) -> UpstreamReply:
+    async def _send(self, call: Call) -> UpstreamReply:
         """Send it; once more for each of the three things that a provider's refusal may tell us to change."""
-        progress, gateway = self._p, self._gateway
+        progress, gateway, route = self._p, self._gateway, self._p.route
         asks = ask = call.stream and not call.usage_asked and route not in gateway.no_stream_usage
         is_fitted = False
         while True:
             progress.is_too_long = False
-            answer = await self._attempt(call, route, provider, ask_usage=ask)
-            if answer.status not in TELLING:
-                # Only now is it sure that our field was the reason, and not a client's words that the error repeats.
-                if asks and not ask and 200 <= answer.status < 300:  # noqa: PLR2004
+            answer = await self._attempt(call, ask_usage=ask)
+            if 200 <= answer.status < 300:  # noqa: PLR2004
+                if asks and not ask:
+                    # Only now is it sure that our field was the reason, not a client's words that the error repeats.
                     gateway.no_stream_usage.add(route)
                     progress.notes["stream_usage"] = "refused by the provider"
-                if 200 <= answer.status < 300:  # noqa: PLR2004
-                    gateway.steps.taken(progress)
+                gateway.steps.taken(progress)
+                return answer
+            if answer.status not in TELLING:
                 return answer
             body = await read_error(answer)
             found = length_error(answer.status, body)
@@ -374,8 +377,9 @@ class Exchange:
         self._p.is_at_work = is_so
         self._p.at_work(is_so=is_so)
 
-    async def _attempt(self, call: Call, route: Route, provider: Provider, *, ask_usage: bool) -> UpstreamReply:
+    async def _attempt(self, call: Call, *, ask_usage: bool) -> UpstreamReply:
         incoming, progress, gateway = self._in, self._p, self._gateway
+        provider = gateway.providers[progress.route.provider]
         outgoing = Outgoing(
             incoming.method,
             provider.url(incoming.path, incoming.query),
@@ -390,7 +394,7 @@ class Exchange:
             progress.sent_at = gateway.clock()
         progress.head_at, progress.status = None, CLIENT_CLOSED
         self._work(is_so=True)
-        sending = gateway.upstreams[route.provider].send(outgoing)
+        sending = gateway.upstreams[progress.route.provider].send(outgoing)
         answer = await sending.__aenter__()
         progress.sending = sending
         progress.head_at = gateway.clock()

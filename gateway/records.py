@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Container
 from dataclasses import replace
 from decimal import Decimal
+from math import ceil
 from typing import Final
 
-from gateway.core.ledger import Amount
+from gateway.core.ledger import NOTHING, Amount
 from gateway.core.ports import LOST, CallRecord
 from gateway.core.pricing import cost, standard_cost
 from gateway.core.routing import ModelFacts, Route
@@ -45,10 +46,25 @@ class Records:
 
     def of(self, progress: Progress) -> CallRecord:
         """The record of a call that ends now."""
-        incoming, call, now = progress.incoming, progress.call, self._clock()
         answer = progress.answer or (progress.reader() if progress.reader else Answer())
         charge = self._charge(progress, answer)
-        spent = self._spent(progress, charge, answer.service_tier)
+        return self._record(progress, answer, charge, self._spent(progress, charge, answer.service_tier))
+
+    def unread(self, progress: Progress) -> CallRecord:
+        """The same where `of` fails: charged for what was held for its input, and noted of its answer."""
+        progress.notes["usage"] = "not known: the gateway failed to read it"
+        taken, charge, spent = progress.taken, None, NOTHING
+        if progress.billed or progress.is_at_work:
+            lease, hold = (taken.lease, taken.hold) if taken is not None else (None, None)
+            tokens = progress.plan.context.tokens if progress.plan is not None else 0
+            charge = Charge(Usage.of(tokens, lease.noted if lease is not None else 0), "estimated", None)
+            spent = spent_by(charge, self._cached_weight)
+            if hold is not None and lease is not None:
+                spent = hold.amount(ceil(lease.noted / lease.answers))
+        return self._record(progress, Answer(), charge, spent)
+
+    def _record(self, progress: Progress, answer: Answer, charge: Charge | None, spent: Amount) -> CallRecord:
+        incoming, call, now = progress.incoming, progress.call, self._clock()
         return CallRecord(
             call_id=incoming.call_id,
             request_id=incoming.request_id,

@@ -7,17 +7,16 @@ what the store holds at that moment: calls side by side, on any worker, each see
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Final
 
 from gateway.calls import Stepped
-from gateway.core.errors import InvalidRequest, StoreConflict, StoreUnavailable, ToolNotAllowed
+from gateway.core.errors import InvalidRequest, StoreConflict, StoreDamaged, StoreUnavailable, ToolNotAllowed
 from gateway.core.forwarding import Provider
 from gateway.core.plan import NO_WISHES
-from gateway.core.ports import CallRecord, Observer, SessionKey, StepChange, Store
+from gateway.core.ports import CallRecord, Observer, RecordRefused, SessionKey, StepChange, Store
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import SessionState
 from gateway.core.spending import remaining_fraction
@@ -31,12 +30,14 @@ from gateway.newest import NewestMessages
 from gateway.planning import Asked, Planner
 from gateway.progress import Progress
 from gateway.refusals import Refusals
-
-logger = logging.getLogger("gateway")
+from gateway.telling import tell
 
 _AT_START: Final = StepState()
 _AWAY: Final = "not kept: the store is away"
 _CHANGED: Final = "not kept: others changed the session each time"
+_REFUSED: Final = "not kept: the store cannot take the call's record"
+_DAMAGED: Final = "not kept: the store cannot read what it holds of the session"
+_REASONS: Final = ((StoreConflict, _CHANGED), (RecordRefused, _REFUSED), (StoreDamaged, _DAMAGED))
 #: what a refusal of a choice among some tools names
 _ABOUT_CHOICE: Final = (b"allowed_tools", b"tool_choice")
 #: how an answer ends that was cut: a call of a tool in it may be cut as well, and nobody runs that
@@ -160,7 +161,7 @@ class Steps:
             asked = Asked(contents, progress.route, self._facts(progress.route), NO_WISHES, len(call.body))
             came, _ = await self._planner.weigh(asked, progress.remembered)
             tokens = came.expected.tokens
-        return Facts(partial(self._newest.of, contents) if agent.reads_message else None, tokens, left)
+        return Facts(await self._newest.ahead_of(contents) if agent.reads_message else None, tokens, left)
 
     def narrow(self, progress: Progress) -> None:
         """Decide how the provider whose turn it is gets told which tools may be called."""
@@ -218,7 +219,7 @@ class Steps:
         return going.record
 
     def unkept(self, progress: Progress, going: Going, error: StoreUnavailable | None = None) -> None:
-        """It was not, as the store is away if nothing else is said.
+        """It was not, as the store is away if `error` does not say another reason.
 
         Where a session is in its steps is guidance, and no reason to refuse a call that may be made.
         """
@@ -234,11 +235,7 @@ class Steps:
         change = StepChange(
             session, agent.name, before.active, after.active, agent.place(after), tuple(tools), self._wall()
         )
-        for observer in self._observers:
-            try:
-                observer.stepped(change)
-            except Exception:
-                logger.exception("an observer failed")
+        tell([one.stepped for one in self._observers], change)
 
 
 class Going:
@@ -264,7 +261,7 @@ class Going:
 
 
 def _why(error: StoreUnavailable | None) -> str:
-    return _CHANGED if isinstance(error, StoreConflict) else _AWAY
+    return next((why for kind, why in _REASONS if isinstance(error, kind)), _AWAY)
 
 
 def _stray_note(stray: Sequence[str]) -> dict[str, str]:

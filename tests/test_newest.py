@@ -94,3 +94,34 @@ def test_what_is_remembered_is_bounded() -> None:
         elements = [{"role": "user", "content": f"{number} " + "x" * 5000}, {"role": "assistant", "content": "a"}]
         assert finder.of(contents("chat", elements)) == elements[0]["content"]
     assert len(finder._known) == 256
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_what_takes_long_to_read_is_read_in_a_thread_and_the_rest_when_somebody_asks(wire: Wire) -> None:
+    known, long = NewestMessages(), "word " * 40_000
+    small = await known.ahead_of(contents(wire, [{"role": "user", "content": "short"}]))
+    assert callable(small)
+    assert small() == "short"
+    found = await known.ahead_of(contents(wire, [{"role": "user", "content": long}]))
+    assert found == long[-16 * 1024 :]
+
+
+async def test_a_long_text_alone_is_read_in_a_thread_too() -> None:
+    assert await NewestMessages().ahead_of(contents("responses", "word " * 40_000)) == ("word " * 40_000)[-16 * 1024 :]
+
+
+async def test_a_long_beginning_that_is_known_takes_no_thread() -> None:
+    finder, known = NewestMessages(), Beginnings(2**24, Lock())
+    said = [
+        {"role": "user", "content": "do it"},
+        *({"role": "assistant", "content": "word " * 2_000} for _ in range(20)),
+    ]
+    first = contents("chat", said, known)
+    assert await finder.ahead_of(first) == "do it"
+    begun = Beginning(first.settled, first.bounds, keys_of(first.fresh[:-1]), "kind", Sums())
+    known.keep("chat", begun, instead_of=None)
+    next_one = contents("chat", [*said, {"role": "assistant", "content": "more"}], known)
+    found = await finder.ahead_of(next_one)
+    assert callable(found)
+    assert found() == "do it"
+    assert await NewestMessages().ahead_of(next_one) == "do it", "who does not know it reads all of it"

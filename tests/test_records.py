@@ -219,3 +219,16 @@ def test_a_tier_that_is_no_dearer_costs_the_standard_price(world: World) -> None
     assert record.charge is not None
     assert record.charge.cost_usd == Decimal("0.000060")
     assert "price" not in record.notes
+
+
+async def test_a_report_of_no_input_teaches_nothing_and_is_charged_as_it_is(world: World) -> None:
+    usage = {"prompt_tokens": 0, "completion_tokens": 5, "total_tokens": 5}
+    world.upstream.answer = lambda _: FakeReply(pieces=[completion(usage=usage)])
+    first, _ = await world.call()
+    assert first.context is not None
+    assert world.record.charge is not None
+    assert world.record.charge.usage.input_tokens == 0
+    assert (await world.store.remembered(KEY)).last_turn is None
+    again, _ = await world.call()
+    assert again.context is not None
+    assert again.context.tokens == first.context.tokens, "what weighs nothing to one who does not count weighs the same"

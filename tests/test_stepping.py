@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from gateway.calls import Caller, Directives, Purpose, Reply
-from gateway.core.errors import StoreConflict, StoreUnavailable, UpstreamProtocolError
+from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable, UpstreamProtocolError
 from gateway.core.forwarding import Provider
 from gateway.core.ledger import Limits
-from gateway.core.ports import CallRecord, Ending, Observer, Outgoing, SessionKey, StepChange
+from gateway.core.ports import CallRecord, Ending, Observer, Outgoing, RecordRefused, SessionKey, StepChange
 from gateway.core.routing import ModelRule, Routes
 from gateway.core.session import Change, SessionState
 from gateway.core.spending import BudgetPolicy
@@ -605,7 +605,15 @@ class Flaky(AwayStore):
         return await super().settle(record, ending)
 
 
-@pytest.mark.parametrize("error", [StoreUnavailable("away"), StoreConflict("busy")])
+WHY = {
+    StoreUnavailable: "the store is away",
+    StoreConflict: "others changed the session each time",
+    RecordRefused: "the store cannot take the call's record",
+    StoreDamaged: "the store cannot read what it holds of the session",
+}
+
+
+@pytest.mark.parametrize("error", [kind("no") for kind in WHY], ids=lambda error: type(error).__name__)
 async def test_a_change_that_cannot_be_kept_fails_no_call_and_is_noted(error: StoreUnavailable) -> None:
     world = world_of(CRITIQUE)
     flaky = Flaky()
@@ -616,11 +624,10 @@ async def test_a_change_that_cannot_be_kept_fails_no_call_and_is_noted(error: St
     assert reply.status == 200
     assert reply.stepped is not None
     assert (reply.stepped.state.index, reply.stepped.stray) == (1, ("publish",))
-    why = "others changed the session each time" if isinstance(error, StoreConflict) else "the store is away"
-    assert world.record.notes["step"] == f"not kept: {why}"
+    assert world.record.notes["step"] == f"not kept: {WHY[type(error)]}"
     assert world.record.notes["stray_tools"] == "publish"
     assert watching.changes == []
-    assert world.settler.is_away is not isinstance(error, StoreConflict)
+    assert world.settler.is_away is (type(error) is StoreUnavailable)
     await eventually(lambda: not world.settler.is_away, "the settler recovers")
     assert (await flaky.totals(KEY)).calls == 1, "it is charged all the same"
     assert (await flaky.remembered(KEY)).state.steps == {}

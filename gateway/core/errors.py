@@ -190,6 +190,7 @@ class UpstreamOpenCircuit(UpstreamFault):
 
     status = 503
     code = "upstream_open_circuit"
+    openai_type = "overloaded_error"
     anthropic_type = "overloaded_error"
     retry_after = 1
 
@@ -225,7 +226,7 @@ class GatewayFault(GatewayError):
 
     status = 503
     retry = True
-    retry_after = 1
+    retry_after: int | None = 1
 
 
 class StoreUnavailable(GatewayFault):
@@ -238,6 +239,14 @@ class StoreConflict(StoreUnavailable):
     """Others changed the same thing in the store each time we tried."""
 
     code = "store_conflict"
+
+
+class StoreDamaged(StoreUnavailable):
+    """The store is well, but what it holds of an account cannot be read. Until that is mended, no retry helps."""
+
+    code = "store_damaged"
+    retry = False
+    retry_after = None
 
 
 class Overloaded(GatewayFault):

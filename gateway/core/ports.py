@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.counting.context import ToolWeights
 from gateway.core.counting.estimate import Source
+from gateway.core.errors import StoreUnavailable
 from gateway.core.fitting.receipt import Fate
 from gateway.core.ledger import (
     NO_LIMITS,
@@ -168,8 +169,13 @@ class CallRecord:
 
     @property
     def last_turn(self) -> LastTurn | None:
-        """By how much the estimate of this call was off; None where the provider did not report its input."""
+        """By how much the estimate of this call was off; None where the provider did not report its input.
+
+        No request weighs nothing: who reports that does not count, and the session's next one would seem light.
+        """
         if self.context is None or self.charge is None or self.charge.source != "provider":
+            return None
+        if self.charge.usage.input_tokens == 0:
             return None
         return LastTurn(self.context.key, self.charge.usage.input_tokens - self.context.estimate)
 
@@ -288,6 +294,10 @@ Lesson = Callable[[bytes | None], bytes]
 Ending = Callable[[SessionState], tuple[SessionState, CallRecord]]
 
 
+class RecordRefused(StoreUnavailable):
+    """The store is there and cannot take this one record. Offered again, it would be refused again."""
+
+
 @runtime_checkable
 class Store(Protocol):
     """Sessions, their totals and their call records."""
@@ -306,6 +316,8 @@ class Store(Protocol):
 
         Raises:
             StoreConflict: nothing was written, as others changed the state each time; only with an `ending`.
+            RecordRefused: nothing is settled, nor would it be if it was tried again: the store is well, and cannot take
+                this record, or not read what it has in the record's place or on its accounts.
             StoreUnavailable: nothing was written, or it is not known whether.
         """
         ...
@@ -316,6 +328,7 @@ class Store(Protocol):
         `settle` of the record with the hold's id gives it back, whatever that record says.
 
         Raises:
+            StoreDamaged: nothing is held, as one of the accounts cannot be read.
             StoreUnavailable: nothing is held, or it is not known whether; then the lease ends it.
         """
         ...
@@ -341,7 +354,12 @@ class Store(Protocol):
         ...
 
     async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
-        """How each account stands, in the order of the claims."""
+        """How each account stands, in the order of the claims.
+
+        Raises:
+            StoreDamaged: one of them cannot be read. It is never taken for an empty one.
+            StoreUnavailable: nobody knows.
+        """
         ...
 
     async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:

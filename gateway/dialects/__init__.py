@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Final
 
 from gateway.core.counting.measure import Wire
+from gateway.core.errors import InvalidRequest
 from gateway.core.values import dataclass
 from gateway.dialects.anthropic_messages import AnthropicMessages
 from gateway.dialects.base import Dialect
 from gateway.dialects.completions import Completions
+from gateway.dialects.fields import read_fields
 from gateway.dialects.openai_chat import OpenAIChat
 from gateway.dialects.openai_responses import OpenAIResponses
 from gateway.dialects.passthrough import PassThrough
@@ -32,6 +34,12 @@ _KEPT: Final = re.compile(
 _DEFERRED: Final = re.compile(rf"(?:messages/)?batches$|fine_tuning/|videos(?:/|$)|evals/|realtime/|{_RUNS}")
 #: Counting is free at every provider that offers it, and answers with `input_tokens` of no call.
 _COUNTING: Final = re.compile(r"(?:^|/)(?:count_tokens|input_tokens)$")
+#: Below the path of a model no other path counts, and what asks for an answer there is a call, stored or not: a server
+#: that routes by the beginning of a path takes it for one.
+_BELOW_MODEL: Final = re.compile(r"(?:chat/completions|completions|responses|messages|embeddings)/")
+_COUNTING_MODELS: Final = frozenset({"messages/count_tokens", "responses/input_tokens"})
+#: what a request about an earlier answer may say without asking for one
+_ABOUT_STORED: Final = frozenset({"metadata"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,7 @@ class Endpoint:
 
 
 #: methods of requests that ask for no answer of a model, as long as they have no body
-_WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
+WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 #: what is known well enough to be estimated where the provider reports nothing; by POST
 _KNOWN: Final[Mapping[str, Endpoint]] = {
     "chat/completions": Endpoint(CHAT, "chat", metered=True, estimated=True, wire="chat"),
@@ -64,19 +72,25 @@ _KNOWN: Final[Mapping[str, Endpoint]] = {
 }
 
 
-def endpoint(method: str, path: str, *, anthropic: bool = False) -> Endpoint:
-    """The endpoint of a path relative to `/v1/`, such as `chat/completions`; `anthropic`: its headers say so."""
+def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b"") -> Endpoint:
+    """The endpoint of a path relative to `/v1/`, such as `chat/completions`; `anthropic`: its headers say so.
+
+    `body`: what came to it, which tells a call from a request about an earlier answer.
+    """
     # Some servers route without regard to case: what reaches them so is what it is.
     path = path.rstrip("/").lower()
-    known = _KNOWN.get(path)
-    if known is not None and method not in _WITHOUT_BODY:
+    known, is_below = _KNOWN.get(path), _BELOW_MODEL.match(path) is not None
+    if method not in WITHOUT_BODY:
         # A server may not look at the method: what asks for an answer is a call of the model.
-        return known
+        if known is not None:
+            return known
+        method = "POST" if is_below else method
     operation = known.operation if known is not None else path.partition("/")[0] or "other"
     anthropic = anthropic or path == "messages" or path.startswith("messages/")
-    metered = method == "POST" and _is_billed(path)
+    metered = method == "POST" and _is_billed(path, body)
+    is_empty = method in WITHOUT_BODY and (known is not None or is_below)
     return Endpoint(
-        PassThrough(operation, anthropic=anthropic, is_empty=known is not None),
+        PassThrough(operation, anthropic=anthropic, is_empty=is_empty),
         operation,
         metered=metered,
         estimated=metered and not _KEPT.match(path),
@@ -85,7 +99,20 @@ def endpoint(method: str, path: str, *, anthropic: bool = False) -> Endpoint:
     )
 
 
-def _is_billed(path: str) -> bool:
-    if _BILLED_BELOW_STORED.match(path):
+def _is_billed(path: str, body: bytes) -> bool:
+    if _BELOW_MODEL.match(path):
+        if path in _COUNTING_MODELS:
+            return False
+        return _BILLED_BELOW_STORED.match(path) is not None or not _STORED.match(path) or _asks(body)
+    return _BILLED_BELOW_STORED.match(path) is not None or not (_STORED.match(path) or _COUNTING.search(path))
+
+
+def _asks(body: bytes) -> bool:
+    """Whether a body may ask for an answer."""
+    if not body.strip():
+        return False
+    try:
+        return not read_fields(body).keys() <= _ABOUT_STORED
+    except InvalidRequest:
+        # What it is may be known to its provider.
         return True
-    return not _STORED.match(path) and not _COUNTING.search(path)

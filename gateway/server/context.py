@@ -85,7 +85,7 @@ class ContextApi:
         except Disconnected:
             raise errors.InvalidRequest("The request ended before its body did.") from None
         directives = ours.directives(headers)
-        call, asked = rules.inspector.read(body, wire=wire, wishes=directives.context)
+        call, asked = await rules.inspector.read_apart(body, wire=wire, wishes=directives.context)
         key = self._session(request, access)
         if key is None:
             return call, asked, Remembered()

@@ -21,7 +21,7 @@ from gateway.core.forwarding import header
 from gateway.core.identity import is_valid
 from gateway.core.ports import Headers
 from gateway.core.values import dataclass
-from gateway.dialects import Endpoint, endpoint
+from gateway.dialects import WITHOUT_BODY, Endpoint, endpoint
 from gateway.listing import Listing, is_listing
 from gateway.pipeline import Gateway
 from gateway.server import headers as ours
@@ -41,6 +41,8 @@ _BARE: Final = re.compile(r"(?:chat/completions|completions|embeddings|responses
 _UNSAFE: Final = re.compile(rb"[\x00-\x20\x7f\\;]")
 #: unreserved characters (RFC 3986, section 2.3), encoded
 _NEEDLESS: Final = re.compile(r"%(?:[46][1-9a-f]|[57][0-9a]|3[0-9]|2[de]|5f|7e)", re.IGNORECASE)
+#: a slash, a percent sign, and where a query or a fragment begins, encoded
+_HIDDEN: Final = re.compile(r"%(?:2f|25|3f|23)", re.IGNORECASE)
 #: largest bodies that may be held at the same time; smaller ones are only bounded by max_concurrency
 _BODIES_AT_ONCE: Final = 16
 #: methods with which browsers send no `Origin` to the page's own origin
@@ -147,6 +149,7 @@ class Forwarder:
             limits = self._limits
             body, unpacked = await read_body(receive, headers, limits.max_body, limits.body_timeout_s, lease)
             directives = ours.directives(headers)
+            target = endpoint(scope["method"], path, anthropic=_speaks_anthropic(headers, path), body=body)
         except Disconnected:
             lease.release()
             return
@@ -236,7 +239,7 @@ class Forwarder:
             return
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         connection.started, connection.next_number = True, reply.next_number
-        connection.is_events = _is_events(reply.headers)
+        connection.is_events = reply.is_events or _is_events(reply.headers)
         # A client that takes nothing holds a place that others wait for.
         task = asyncio.current_task()
         stall = Silence(self._limits.write_timeout_s, lambda: task and task.cancel("client_stalled"))
@@ -322,13 +325,13 @@ def split_path(raw_path: bytes, method: str = "POST") -> tuple[str | None, str]:
     segments = plain.split(b"/")
     if any(segment in (b".", b"..") for segment in segments):
         raise InvalidRequest("The path must not contain . or .. segments.")
-    # Names of models may hold a slash (GET models/org%2Fname); what is billed may not.
-    hidden = method == "POST" and "%2f" in path.lower()
+    # Names of models may hold a slash (GET models/org%2Fname); what is billed may not, nor any other mark of a path.
+    hidden = method not in WITHOUT_BODY and _HIDDEN.search(path)
     # A path that two programs may read differently would be forwarded as one thing and metered as another.
     if _UNSAFE.search(plain) or b"" in segments[:-1] or _NEEDLESS.search(path) or hidden:
         raise InvalidRequest(
             "The path must not contain spaces, backslashes, semicolons, control characters, empty segments, "
-            "or letters and digits that are percent-encoded."
+            "or letters, digits and marks of a path that are percent-encoded."
         )
     return session, path
 

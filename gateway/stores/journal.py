@@ -88,10 +88,13 @@ class Journal:
         with self._lock:
             file, path = self._file, self._path
             self._file = self._path = None
-            if path is not None:
-                path.unlink(missing_ok=True)
-            if file is not None:
-                os.close(file)
+            try:
+                if path is not None:
+                    path.unlink(missing_ok=True)
+            finally:
+                # One that could not be deleted is found like that of a worker that is gone, and counts once.
+                if file is not None:
+                    os.close(file)
 
     def close(self) -> None:
         """Leave what is in the file to whoever finds it."""
@@ -121,6 +124,8 @@ class Journal:
                     yield Left(path)
             except BlockingIOError:
                 continue
+            except OSError as error:
+                logger.error("journal %s cannot be locked and is left alone: %s", path, error.strerror)  # noqa: TRY400
             finally:
                 os.close(file)
 

@@ -7,6 +7,7 @@ from what was noted last.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -14,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.core.errors import StoreUnavailable
+from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ledger import Refused
 from gateway.core.ports import CallRecord, OpenHold, Store
 
@@ -130,11 +131,19 @@ class Leases:
         try:
             await self._renew()
             for lease in self._growing():
-                await self._keep_up(lease, lease.delivered())
+                await self._kept_up(lease)
         except StoreUnavailable:
             for lease in self._growing():
                 lease.end_at(lease.delivered())
             raise
+
+    async def _kept_up(self, lease: Lease) -> None:
+        delivered = lease.delivered()
+        try:
+            await self._keep_up(lease, delivered)
+        except StoreDamaged:
+            # Of its accounts alone: the holds of others go on.
+            lease.end_at(delivered)
 
     def _growing(self) -> list[Lease]:
         return [lease for lease in self._open.values() if lease.step]
@@ -143,7 +152,8 @@ class Leases:
         now = time.monotonic()
         for lease in [one for one in self._open.values() if one.pending and now - one.renewed_at >= self._tick_s]:
             if lease.id in self._open:
-                await self.take(lease)
+                with contextlib.suppress(StoreDamaged):
+                    await self.take(lease)
         noted = {lease.id: tokens for lease in self._open.values() if (tokens := self._news(lease, now)) is not None}
         if noted:
             await self._store.renew(noted)

@@ -6,22 +6,26 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
-from gateway.core.errors import StoreConflict, StoreUnavailable
-from gateway.core.ports import CallRecord, Ending, Store
+from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable
+from gateway.core.ports import CallRecord, Ending, RecordRefused, Store
 from gateway.core.usage import Totals
 from gateway.stores.journal import REMEDY, Journal, Left
-from gateway.stores.unread import RecordRefused
+
+T = TypeVar("T")
 
 logger = logging.getLogger("gateway")
 
-#: records kept at hand for the store; more are read from the journal again, and without one are lost
+#: see `Settler`
 _MAX_WAITING: Final = 10_000
 _RETRY_S: Final = 0.5
 #: between two looks for what other workers left
 _LOOK_S: Final = 10.0
+#: damages of which it stays known that the log has them
+_MOST_DAMAGES: Final = 1_000
 
 
 class Settler:
@@ -33,10 +37,19 @@ class Settler:
         store: where records belong.
         journal: where they wait; None: in memory only, and they are gone with the process.
         is_open: whether calls are taken while the store is away.
+        most_waiting: records kept at hand; more are read from the journal again, and without one are lost.
     """
 
-    def __init__(self, store: Store, journal: Journal | None = None, *, is_open: bool = False) -> None:
+    def __init__(
+        self,
+        store: Store,
+        journal: Journal | None = None,
+        *,
+        is_open: bool = False,
+        most_waiting: int = _MAX_WAITING,
+    ) -> None:
         self.is_open = is_open
+        self._most_waiting = most_waiting
         #: called when the store is back
         self.on_return: Callable[[], None] = lambda: None
         self._store = store
@@ -48,6 +61,11 @@ class Settler:
         self._writing = 0
         self._retry: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
+        #: that go on whoever is cancelled
+        self._unfinished: set[asyncio.Task[Any]] = set()
+        #: what the log names once
+        self._damages: set[str] = set()
+        self._unreadable: set[Path] = set()
 
     def start(self) -> None:
         """Look for what workers left that are gone, now and again."""
@@ -76,10 +94,26 @@ class Settler:
             )
 
     def away(self, error: StoreUnavailable) -> None:
-        """The store could not be used: until it can again, no call waits for it."""
+        """The store could not be used: until it can again, no call waits for it.
+
+        One that is damaged in one place is there all the same, for all other calls.
+        """
+        if isinstance(error, StoreDamaged):
+            self._name_damage(error)
+            return
         if not self._is_away:
             logger.error("store away, %s: %s", self._consequence, error.message)
             self._is_away = True
+        self._begin_offering()
+
+    def _name_damage(self, error: StoreDamaged) -> None:
+        if error.message not in self._damages:
+            if len(self._damages) == _MOST_DAMAGES:
+                self._damages.clear()
+            self._damages.add(error.message)
+            logger.error("store damaged, calls are refused: %s", error.message)
+
+    def _begin_offering(self) -> None:
         if self._retry is None or self._retry.done():
             self._retry = asyncio.get_running_loop().create_task(self._offer_again())
 
@@ -95,14 +129,15 @@ class Settler:
         try:
             return await self._store.settle(record)
         except asyncio.CancelledError:
-            await self._keep_cancelled(record)
+            # Whether it was written is not known; offered again, it counts once.
+            await self._keep(record)
             raise
         except RecordRefused as error:
-            await self._set_aside(record, error)
+            await self._surely(self._set_aside(record, error))
             return None
         except StoreUnavailable as error:
-            await self._keep(record)
             self.away(error)
+            await self._keep(record)
             return None
 
     async def settle_with(self, record: CallRecord, ending: Ending) -> Totals:
@@ -116,7 +151,7 @@ class Settler:
         try:
             return await self._store.settle(record, ending)
         except asyncio.CancelledError:
-            await self._keep_cancelled(record)
+            await self._keep(record)
             raise
         except (StoreConflict, RecordRefused):
             raise
@@ -124,33 +159,41 @@ class Settler:
             self.away(error)
             raise
 
-    async def _keep_cancelled(self, record: CallRecord) -> None:
-        """Whether it was written is not known; offered again, it counts once."""
-        await asyncio.shield(asyncio.ensure_future(self._keep(record)))
+    async def _surely(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do it to its end, also where whoever waits for it is cancelled."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._unfinished.add(task)
+        task.add_done_callback(self._unfinished.discard)
+        return await asyncio.shield(task)
 
     async def _keep(self, record: CallRecord) -> None:
-        """Have the record on the disk before anybody relies on it, and at hand for the store."""
-        is_at_hand = len(self._waiting) < _MAX_WAITING
+        """Have the record on the disk before anybody relies on it, and at hand for the store. No cancel ends that."""
+        is_at_hand = len(self._waiting) < self._most_waiting
         if is_at_hand:
             self._waiting.append(record)
         self._writing += 1
+        self._begin_offering()
+        await self._surely(self._kept(record, is_at_hand=is_at_hand))
+
+    async def _kept(self, record: CallRecord, *, is_at_hand: bool) -> None:
         try:
             is_written = await self._journalled(record)
+            # Before it is no longer being written: what is in the file alone must not be deleted with the file.
+            if not is_at_hand and is_written:
+                self._overflowed = True
+            elif not is_at_hand:
+                logger.error(
+                    "settlement of call %s is lost: %d are waiting already", record.call_id, self._most_waiting
+                )
         finally:
             self._writing -= 1
-        if not is_at_hand and is_written:
-            self._overflowed = True
-        elif not is_at_hand:
-            logger.error("settlement of call %s is lost: %d are waiting already", record.call_id, _MAX_WAITING)
-        if self._retry is None or self._retry.done():
-            self._retry = asyncio.get_running_loop().create_task(self._offer_again())
 
     async def _journalled(self, record: CallRecord) -> bool:
         if self._journal is None:
             return False
         try:
             await asyncio.to_thread(self._journal.append, record)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  # a disk's, or a value's that cannot be written
             logger.error("call %s cannot be journalled and waits in memory: %s", record.call_id, error)  # noqa: TRY400
             return False
         return True
@@ -162,7 +205,7 @@ class Settler:
             return False
         try:
             path = await asyncio.to_thread(self._journal.set_aside, record)
-        except (OSError, ValueError) as error:
+        except Exception as error:  # a disk's, or a value's that cannot be written
             logger.error("call %s cannot be settled, nor set aside: %s", record.call_id, error, exc_info=refused)  # noqa: TRY400
             return False
         logger.error("call %s is not settled but set aside in %s; %s", record.call_id, path, REMEDY, exc_info=refused)
@@ -171,7 +214,11 @@ class Settler:
     async def _offer_again(self) -> None:
         while self._waiting or self._is_away or self._writing:
             await asyncio.sleep(_RETRY_S)
-            await self._drain()
+            try:
+                await self._drain()
+            except Exception:
+                # Whatever it was, nobody else would find out that the store is back.
+                logger.exception("settlements were not offered again this time")
 
     async def _drain(self) -> None:
         with contextlib.suppress(StoreUnavailable):
@@ -197,33 +244,56 @@ class Settler:
                 # The rest is in the file alone, which is found like that of a worker that is gone.
                 self._journal.close()
             else:
-                self._journal.clear()
+                self._clear(self._journal)
             self._overflowed = False
         if self._is_away:
             self._is_away = False
             logger.warning("store back, all settlements written")
             self.on_return()
 
+    @staticmethod
+    def _clear(journal: Journal) -> None:
+        try:
+            journal.clear()
+        except OSError as error:
+            # It is read again, and what is in it counts once: no reason to refuse calls.
+            logger.error("the journal of what is settled cannot be deleted: %s", error)  # noqa: TRY400
+
     async def _look(self) -> None:
         while True:
             if not self._is_away:
-                with contextlib.suppress(StoreUnavailable, OSError):
+                try:
                     await self.recover()
+                except StoreUnavailable:
+                    pass
+                except Exception:
+                    logger.exception("journals of workers that are gone were not read this time")
             await asyncio.sleep(_LOOK_S)
 
     async def recover(self) -> int:
         """Settle what workers left in their journals that are gone; how many records it was.
 
+        A file that cannot be read, or not be deleted, keeps no other from being settled.
+
         Raises:
             StoreUnavailable: the store is away; what was not settled stays.
-            OSError: a journal cannot be read.
         """
         if self._journal is None:
             return 0
         found = 0
         for left in self._journal.left_behind():
-            found += await self._recovered(left)
+            try:
+                found += await self._recovered(left)
+            except OSError as error:
+                self._name_unreadable(left.path, error)
+            else:
+                self._unreadable.discard(left.path)
         return found
+
+    def _name_unreadable(self, path: Path, error: OSError) -> None:
+        if path not in self._unreadable:
+            self._unreadable.add(path)
+            logger.error("journal %s cannot be settled to its end and is tried again: %s", path, error)
 
     async def _recovered(self, left: Left) -> int:
         records = await asyncio.to_thread(left.records)
@@ -234,21 +304,24 @@ class Settler:
                 settled += 1
             except RecordRefused as error:
                 is_safe = await self._set_aside(record, error) and is_safe
-        if is_safe:
-            left.delete()
         if settled:
             logger.warning("%d calls settled from the journal %s of a worker that is gone", settled, left.path.name)
+        if is_safe:
+            left.delete()
         return settled
 
     async def aclose(self) -> None:
         """Offer what is waiting one last time; what the store does not take stays in the journal."""
-        for task in (self._retry, self._looking):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-        await self._drain()
-        if self._journal is not None:
-            self._journal.close()
-        for record in self._waiting if self._journal is None else ():
-            logger.error("settlement of call %s is lost: the store is away at the end", record.call_id)
+        ended = [task for task in (self._retry, self._looking) if task is not None]
+        for task in ended:
+            task.cancel()
+        # What is on its way to the disk gets there before the file is left to others.
+        if under_way := {*ended, *self._unfinished}:
+            await asyncio.wait(under_way)
+        try:
+            await self._drain()
+        finally:
+            if self._journal is not None:
+                self._journal.close()
+            for record in self._waiting if self._journal is None else ():
+                logger.error("settlement of call %s is lost: the store is away at the end", record.call_id)

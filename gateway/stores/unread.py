@@ -9,7 +9,8 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.errors import StoreUnavailable
+from gateway.core.errors import StoreDamaged, StoreUnavailable
+from gateway.core.ports import RecordRefused
 
 logger = logging.getLogger("gateway")
 
@@ -17,13 +18,18 @@ logger = logging.getLogger("gateway")
 _UNREADABLE: Final = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
 
 
-class RecordRefused(StoreUnavailable):
-    """The store is there and cannot take this one record. Offered again, it would be refused again."""
+#: what a caller is told of damage
+MENDING: Final = "Trying again does not help: an operator has to mend it, or to delete the session"
+
+
+def unreadable(account: str, store: str) -> str:
+    """What is said of an account that no call can be charged to. To take it for an empty one would lift its budget."""
+    return f"The account {account} in the store {store} cannot be read, so no call can be charged to it. {MENDING}."
 
 
 @contextlib.contextmanager
-def refusing(call_id: str, *faults: type[StoreUnavailable]) -> Iterator[None]:
-    """Settle a call: what goes wrong is the record's fault, unless the store is away. `faults`: of it, not the store.
+def refusing(call_id: str) -> Iterator[None]:
+    """Settle a call: what goes wrong is the fault of the record, or of what is in its place, unless the store is away.
 
     Raises:
         RecordRefused: it is not settled.
@@ -31,7 +37,7 @@ def refusing(call_id: str, *faults: type[StoreUnavailable]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, StoreUnavailable) and not isinstance(error, faults):
+        if isinstance(error, StoreUnavailable) and not isinstance(error, StoreDamaged):
             raise
         raise RecordRefused(f"The store cannot take call {call_id}: {type(error).__name__}: {error}") from error
 

@@ -30,7 +30,7 @@ TABLE: dict[type[GatewayError], tuple[int, str, str, str, bool, int | None]] = {
     errors.NotMetered: (400, "not_metered", "invalid_request_error", "invalid_request_error", False, None),
     errors.PriceUnknown: (400, "price_unknown", "invalid_request_error", "invalid_request_error", False, None),
     errors.UpstreamRefused: (502, "upstream_unreachable", "api_error", "api_error", True, None),
-    errors.UpstreamOpenCircuit: (503, "upstream_open_circuit", "api_error", "overloaded_error", True, 1),
+    errors.UpstreamOpenCircuit: (503, "upstream_open_circuit", "overloaded_error", "overloaded_error", True, 1),
     errors.UpstreamUnreachable: (502, "upstream_unreachable", "api_error", "api_error", True, None),
     errors.UpstreamProtocolError: (502, "upstream_protocol_error", "api_error", "api_error", True, None),
     errors.UpstreamUntranslated: (502, "upstream_protocol_error", "api_error", "api_error", True, None),
@@ -38,6 +38,7 @@ TABLE: dict[type[GatewayError], tuple[int, str, str, str, bool, int | None]] = {
     errors.UpstreamTimeout: (504, "upstream_timeout", "api_error", "timeout_error", True, None),
     errors.StoreUnavailable: (503, "store_unavailable", "api_error", "api_error", True, 1),
     errors.StoreConflict: (503, "store_conflict", "api_error", "api_error", True, 1),
+    errors.StoreDamaged: (503, "store_damaged", "api_error", "api_error", False, None),
     errors.Overloaded: (503, "overloaded", "overloaded_error", "overloaded_error", True, 1),
     errors.ShuttingDown: (503, "shutting_down", "overloaded_error", "overloaded_error", True, 1),
 }  # fmt: skip
@@ -70,7 +71,8 @@ def test_no_two_errors_share_a_code() -> None:
 @pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.__name__)
 def test_an_error_that_no_retry_heals_has_no_status_that_sdks_repeat(kind: type[GatewayError]) -> None:
     repeated_by_sdks = kind.status in (408, 409, 429) or kind.status >= 500
-    assert kind.retry or not repeated_by_sdks or kind is errors.InternalError
+    # What nobody but an operator can mend has a status that operators are told of.
+    assert kind.retry or not repeated_by_sdks or kind in (errors.InternalError, errors.StoreDamaged)
 
 
 @pytest.mark.parametrize("kind", TABLE, ids=lambda kind: kind.__name__)

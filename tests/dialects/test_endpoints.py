@@ -122,3 +122,46 @@ def test_what_asks_for_an_answer_is_a_call_by_whatever_method(path: str) -> None
         with pytest.raises(InvalidRequest, match="POST"):
             dialect.read(b'{"model": "m"}')
     assert endpoint("DELETE", "files/f").dialect.read(b'{"model": "m"}').model == "m"
+
+
+MODEL_PATHS = ("chat/completions", "completions", "responses", "messages", "embeddings")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "QUERY"])
+@pytest.mark.parametrize("suffix", ["x", "x/y", "count_tokens", "x/input_tokens", "chat/completions"])
+@pytest.mark.parametrize("path", MODEL_PATHS)
+def test_what_asks_for_an_answer_below_the_path_of_a_model_is_metered(path: str, suffix: str, method: str) -> None:
+    if f"{path}/{suffix}" == "messages/count_tokens":
+        return
+    for body in (
+        b'{"model":"m","input":"hi"}',
+        b'{"metadata":{},"n":1}',
+        b'{"metadata":{},"metadata":{}}',
+        b"\xff",
+        b"[]",
+    ):
+        for written in (f"{path}/{suffix}", f"{path.upper()}/{suffix}/"):
+            found = endpoint(method, written, body=body)
+            assert (found.metered, found.estimated) == (True, True), body
+
+
+@pytest.mark.parametrize("path", ["chat/completions/chatcmpl-1", "responses/resp_1/cancel"])
+@pytest.mark.parametrize("body", [b"", b" \r\n", b"{}", b'{"metadata":{"input":"x"}}'])
+def test_what_says_something_of_an_earlier_answer_is_not(path: str, body: bytes) -> None:
+    assert not endpoint("POST", path, body=body).metered
+
+
+@pytest.mark.parametrize("path", ["messages/count_tokens", "responses/input_tokens"])
+def test_what_only_counts_is_free(path: str) -> None:
+    assert not endpoint("POST", path, body=b'{"model":"m","messages":[]}').metered
+    assert not endpoint("POST", f"elsewhere/{path}", body=b'{"model":"m","messages":[]}').metered
+
+
+@pytest.mark.parametrize("path", MODEL_PATHS)
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "DELETE"])
+def test_a_request_that_has_no_body_has_none_below_the_path_of_a_model_either(method: str, path: str) -> None:
+    found = endpoint(method, f"{path}/x")
+    assert not found.metered
+    found.dialect.read(b"")
+    with pytest.raises(InvalidRequest):
+        found.dialect.read(b'{"model":"m"}')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +11,13 @@ import pytest
 
 from gateway.mock import MockServer, Provider
 from gateway.mock.turns import Behaviour
-from tests.conftest import StartGateway, closed_port
+from tests.conftest import StartGateway, StartUpstream, closed_port
+from tests.support import stopping
 from tests.support.conversations import agent
 from tests.support.gateways import GatewayThread, until
-from tests.support.web import HI, Reply
+from tests.support.scripted import Connection
+from tests.support.timing import LIMIT_S
+from tests.support.web import HI, Reply, chat_bytes, connect
 
 #: what the second provider is, beside the "upstream" of every test
 SECOND = {"auth": "none", "retries": 0, "breaker": {"failures": 1000}}
@@ -27,8 +30,9 @@ MODELS = [
 
 @pytest.fixture
 def second() -> Iterator[MockServer]:
-    with MockServer(Provider()) as server:
-        yield server
+    server = MockServer(Provider()).start()
+    yield server
+    stopping.soon(server.stop)
 
 
 @pytest.fixture
@@ -256,19 +260,34 @@ def test_a_fallback_that_a_budget_has_no_room_for_is_left_out_and_refuses_nothin
     assert second.provider.calls == []
 
 
+@pytest.mark.parametrize("is_connected", [False, True], ids=["not connected to it", "connected to it"])
 def test_for_a_client_that_has_left_no_other_provider_is_asked(
-    both: GatewayThread, mock: Provider, second: MockServer
+    gateway_server: StartGateway, byte_server: StartUpstream, second: MockServer, is_connected: bool
 ) -> None:
-    mock.behaviour = Behaviour(status=503, delay=1.5)
+    has_left = threading.Event()
+
+    def refuse(connection: Connection) -> None:
+        has_left.wait(LIMIT_S)
+        connection.whole(b'{"error":{"message":"busy"}}', status=b"503 Service Unavailable")
+
+    first = byte_server(refuse)
+    providers = {"providers.second": {"base_url": second.url, **SECOND}}
+    gateway = gateway_server(first.url, models=MODELS, **providers)
+    if is_connected:
+        # What it takes to ask the other one is all there: nothing has to be waited for.
+        gateway.web.post("/v1/chat/completions", {"model": "spare", "messages": HI})
+    before = len(second.provider.calls)
     body = json.dumps({"model": "main", "messages": HI}).encode()
-    connection = both.web.connect()
-    connection.request("POST", "/v1/chat/completions", body, {"x-session-id": "s", "content-type": "application/json"})
-    until(lambda: mock.number)
-    connection.close()
-    until(lambda: both.web.get("/api/sessions/s/calls").json.get("calls"))
-    time.sleep(0.3)
-    assert second.provider.calls == []
-    [call] = both.web.get("/api/sessions/s/calls").json["calls"]
+    with connect(gateway.url) as sock:
+        sock.sendall(chat_bytes(body, b"x-session-id: s").replace(b"connection: close\r\n", b""))
+        until(lambda: first.requests, what="the provider is at work on the call")
+    for _ in range(2):
+        # What comes in later than the end of a connection is answered later than that is seen.
+        gateway.web.get("/api/sessions")
+    has_left.set()
+    [call] = until(lambda: gateway.web.get("/api/sessions/s/calls").json.get("calls"))
+    gateway.web.post("/v1/chat/completions", {"model": "spare", "messages": HI})
+    assert len(second.provider.calls) == before + 1, "only that last one"
     assert (call["outcome"], call["usage"]) == ("client_left", None)
 
 

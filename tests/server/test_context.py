@@ -179,6 +179,15 @@ def test_what_cannot_be_fitted_is_said(fresh: Web) -> None:
     assert (reply.status, reply.error["code"]) == (400, "context_length_exceeded")
 
 
+def test_a_prompt_without_messages_is_said_to_be_refused_over_its_budget(fresh: Web) -> None:
+    body, headers = {"model": "gpt-4o", "prompt": "word " * 3000}, {"x-context-budget": "1000"}
+    trim = fresh.post("/api/trim", body, headers)
+    assert (trim.status, trim.error["code"]) == (400, "invalid_request")
+    call = fresh.post("/v1/completions", body, headers)
+    assert (call.status, call.error["code"]) == (400, "context_length_exceeded")
+    assert "over its budget it is refused (400 context_length_exceeded)" in trim.error["message"]
+
+
 @pytest.mark.parametrize("path", ["/api/count", "/api/context", "/api/trim"])
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"null", b"{}", b'{"model":"m"}', b'{"model":3,"messages":[]}', b'{"messages":[]}']

@@ -91,3 +91,21 @@ def test_a_path_that_may_leave_its_folder_at_the_provider(path: str) -> None:
     except (InvalidRequest, NotFound):
         return
     assert ".." not in rest.replace("%2e", ".").replace("%2f", "/").split("/")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "QUERY"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/chat%2Fcompletions",
+        "/v1/chat%252Fcompletions",
+        "/v1/completions%3Fx",
+        "/v1/messages%23x",
+        "/v1/responses%2f",
+    ],
+)
+def test_what_may_ask_for_an_answer_hides_no_mark_of_a_path(method: str, path: str) -> None:
+    with pytest.raises(InvalidRequest):
+        split_path(path.encode(), method)
+    for reading in ("GET", "DELETE"):
+        assert split_path(b"/v1/models/org%2Fname%3Av1%2525", reading) == (None, "models/org%2Fname%3Av1%2525")

@@ -108,7 +108,7 @@ def open_redis(redis_server: RedisServer) -> OpenStore:
     """`await open_redis(clock, moments)`: a store on one server, empty."""
 
     async def opened(clock: Clock, moments: Time) -> Store:
-        redis_server.cli("flushall")
+        redis_server.flush()
         return RedisStore(redis_server.url, timeout_s=PATIENT_S, now=clock, ahead_s=lambda: moments.passed)
 
     return opened

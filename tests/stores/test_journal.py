@@ -192,3 +192,16 @@ def test_what_is_set_aside_is_the_owners_alone_and_read_once_its_name_is_changed
     assert read(tmp_path) == records
     assert journal.set_aside(records[0]) != aside
     journal.close()
+
+
+def test_a_file_that_could_not_be_deleted_is_found_by_others(tmp_path: Path, record: MakeRecord) -> None:
+    journal, one = Journal(tmp_path / "journals"), record()
+    journal.append(one)
+    (file,) = files(tmp_path / "journals")
+    moved = file.rename(tmp_path / "moved")
+    file.mkdir()
+    with pytest.raises(OSError, match=r"."):
+        journal.clear()
+    file.rmdir()
+    moved.rename(file)
+    assert read(tmp_path / "journals") == [one], "nobody holds it any more"

@@ -134,7 +134,7 @@ async def test_of_very_many_the_last_are_known_and_those_before_are_counted(
 async def test_a_redis_keeps_the_last_only_and_for_as_long_as_sessions(
     redis_server: RedisServer, record: MakeRecord
 ) -> None:
-    redis_server.cli("flushall")
+    redis_server.flush()
     store = RedisStore(redis_server.url, timeout_s=PATIENT_S, ttl_s=1_000)
     try:
         for _ in range(3):

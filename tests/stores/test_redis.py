@@ -70,7 +70,7 @@ async def opened(url: str, **options: Any) -> AsyncIterator[RedisStore]:
 
 @pytest.fixture
 async def store(redis_server: RedisServer) -> AsyncIterator[RedisStore]:
-    redis_server.cli("flushall")
+    redis_server.flush()
     async with opened(redis_server.url) as made:
         yield made
 
@@ -217,7 +217,7 @@ async def test_whoever_waits_for_room_behind_a_frozen_server_waits_no_longer_tha
 async def test_waiting_for_our_own_queue_is_not_the_silence_of_the_server(
     redis_server: RedisServer, record: MakeRecord
 ) -> None:
-    redis_server.cli("flushall")
+    redis_server.flush()
     async with Proxy(redis_server.port, 0.2) as proxy, opened(proxy.url, timeout_s=1.5, connections=1) as store:
         with in_time(at_least=1.6):
             await asyncio.gather(*(store.settle(spent(record())) for _ in range(1_100)))
@@ -344,7 +344,7 @@ async def test_the_master_that_sentinels_name_is_used_also_after_a_failover(
 
 @pytest.fixture
 async def proxied(redis_server: RedisServer) -> AsyncIterator[tuple[Proxy, RedisStore]]:
-    redis_server.cli("flushall")
+    redis_server.flush()
     async with Proxy(redis_server.port) as proxy, opened(proxy.url) as store:
         await store.ping()
         yield proxy, store
@@ -436,7 +436,7 @@ async def test_a_password_is_used_and_never_said(start: StartServer, user: str) 
 
 
 async def test_a_database_of_its_number_is_used(redis_server: RedisServer) -> None:
-    redis_server.cli("flushall")
+    redis_server.flush()
     async with opened(f"{redis_server.url}/3") as store:
         await store.ping()
     assert "db3:keys=1" in redis_server.cli("info", "keyspace")
@@ -604,7 +604,7 @@ async def test_a_text_that_cannot_be_found_any_more_is_found_again_without_being
 async def test_nothing_but_accounts_and_names_of_client_keys_stays_for_ever(
     redis_server: RedisServer, record: MakeRecord
 ) -> None:
-    redis_server.cli("flushall")
+    redis_server.flush()
     async with opened(redis_server.url, ttl_s=100) as store:
         call = record(request_id="r")
         rate = Claim(AccountKey("rate", "alice"), Limits(calls=9, window_s=60))
@@ -627,7 +627,7 @@ async def test_nothing_but_accounts_and_names_of_client_keys_stays_for_ever(
 async def test_all_that_a_session_has_ends_together_and_is_prolonged_together(
     redis_server: RedisServer, record: MakeRecord
 ) -> None:
-    redis_server.cli("flushall")
+    redis_server.flush()
     day, hour = 86_400, 3_600
 
     def ends_in() -> dict[str, float]:
@@ -657,7 +657,7 @@ async def test_all_that_a_session_has_ends_together_and_is_prolonged_together(
 
 
 async def test_records_are_bounded_and_totals_are_not(redis_server: RedisServer, record: MakeRecord) -> None:
-    redis_server.cli("flushall")
+    redis_server.flush()
     calls = [spent(record(at=1_000.0 + number)) for number in range(CALLS_PER_SESSION + 5)]
     async with opened(redis_server.url, now=lambda: 2_000.0) as store:
         # The last ones are offered late: what began first is what goes.
@@ -674,7 +674,7 @@ async def test_records_are_bounded_and_totals_are_not(redis_server: RedisServer,
 async def test_a_call_that_is_offered_again_counts_once_though_its_record_is_gone(
     redis_server: RedisServer, record: MakeRecord
 ) -> None:
-    redis_server.cli("flushall")
+    redis_server.flush()
     now = time.time()
     async with opened(redis_server.url) as store:
         calls = [spent(record(at=now + number)) for number in range(CALLS_PER_SESSION + 5)]
@@ -811,7 +811,7 @@ async def test_a_state_of_an_older_version_that_counts_from_one_again_is_no_gues
 async def test_a_change_that_its_server_lost_is_no_guess_either_where_its_clock_was_ahead(
     redis_server: RedisServer, record: MakeRecord
 ) -> None:
-    redis_server.cli("flushall")
+    redis_server.flush()
     ahead, one = [3600.0], record()
     name = f"gateway:{{{tag_of('alice', 's')}}}:t"
     async with (
@@ -831,7 +831,7 @@ async def test_a_change_that_its_server_lost_is_no_guess_either_where_its_clock_
 async def test_all_that_a_session_has_stays_where_sessions_are_kept_for_less_long_than_before(
     redis_server: RedisServer, record: MakeRecord
 ) -> None:
-    redis_server.cli("flushall")
+    redis_server.flush()
     async with opened(redis_server.url, ttl_s=30 * 86_400) as before:
         await before.settle(record())
         await before.settle(record("quiet"))
@@ -943,7 +943,7 @@ async def test_what_a_call_begins_with_is_asked_for_in_one_round_trip(store: Red
 
 
 async def test_the_store_of_the_configuration_is_opened_with_its_deadline(redis_server: RedisServer) -> None:
-    redis_server.cli("flushall")
+    redis_server.flush()
     settings = Settings.model_validate({"store": {"url": redis_server.url, "timeout_ms": 4_000}})
     made = open_store(settings)
     assert isinstance(made, RedisStore)

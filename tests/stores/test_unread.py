@@ -12,7 +12,7 @@ import pytest
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import Amount, Claim, Granted, Hold
-from gateway.core.ports import LOST, CallRecord, OpenHold, SessionKey, Store
+from gateway.core.ports import LOST, CallRecord, OpenHold, RecordRefused, SessionKey, Store
 from gateway.core.session import SessionState
 from gateway.core.usage import Charge, Usage
 from gateway.stores.journal import Journal
@@ -21,7 +21,6 @@ from gateway.stores.redis import RedisStore
 from gateway.stores.redis.keys import Keys, tag_of
 from gateway.stores.settler import Settler
 from gateway.stores.sqlite import SqliteStore
-from gateway.stores.unread import RecordRefused
 from tests.stores.files import PATIENT_S, Time, query, write
 from tests.stores.redis_servers import RedisServer, cli
 from tests.support.timing import eventually

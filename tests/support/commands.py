@@ -16,7 +16,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from tests.support.gateways import ROOT, STARTS_S, until
+from tests.support.gateways import COMPILED, ROOT, STARTS_S, until
 from tests.support.timing import LIMIT_S
 from tests.support.web import Web
 
@@ -154,5 +154,5 @@ def command(args: tuple[Any, ...]) -> list[str]:
 
 def environment(folder: Path, more: Mapping[str, str] | None) -> dict[str, str]:
     """No setting and no key of whoever runs the tests; no home folder of theirs either."""
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
+    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", COMPILED) if name in os.environ}
     return {**kept, "HOME": str(folder), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **(more or {})}

@@ -197,8 +197,10 @@ class World:
         summary_s: float = SUMMARY_S,
         result_model: SummaryModel | None = None,
         agents: Mapping[str, Agent] | None = None,
+        store: AwayStore | None = None,
+        upstream: FakeUpstream | None = None,
     ) -> None:
-        self.upstream, self.store, self.recorder = FakeUpstream(), AwayStore(), Recorder()
+        self.upstream, self.store, self.recorder = upstream or FakeUpstream(), store or AwayStore(), Recorder()
         self.settler = Settler(self.store)
         self.providers = {"p": Provider("p", "http://p/v1", "none"), "q": Provider("q", "http://q/v1", key="held")}
         ids = count(1)

@@ -16,12 +16,15 @@ from typing import Any
 
 from gateway import config, wiring
 from gateway.server import serving
+from tests.support import stopping
 from tests.support.timing import LIMIT_S
 from tests.support.web import Web
 
 ROOT = Path(__file__).parent.parent.parent
 #: a process of its own has all modules to load
 STARTS_S = 60.0
+#: the variable that says where compiled modules are; a process that did not know would compile all of them again
+COMPILED = "PYTHONPYCACHEPREFIX"
 _BANNER = re.compile(r"^gateway \S+ · (http://\S+)$", re.MULTILINE)
 
 
@@ -75,8 +78,9 @@ class GatewayThread:
         server = load().settings.server
         log = logging.getLogger("gateway")
         self._log = log.handlers[:], log.propagate, log.level
+        self._app = wiring.build_app(load)
         options = serving.make_config(
-            wiring.build_app(load),
+            self._app,
             max_head_bytes=int(server.max_header_kb * 1024),
             head_timeout_s=server.header_timeout_s,
             grace_s=server.shutdown_grace_s,
@@ -93,9 +97,21 @@ class GatewayThread:
         if self._running:
             self._running = False
             self._thread.__exit__()
-            log = logging.getLogger("gateway")
-            log.handlers[:], log.propagate, level = self._log
-            log.setLevel(level)
+            self._give_log_back()
+
+    def stop_soon(self) -> None:
+        """As `stop`, for a test that has ended: nobody waits for it, unless a call is left that others might notice."""
+        if self._app.running:
+            self.stop()
+        elif self._running:
+            self._running = False
+            self._give_log_back()
+            stopping.soon(self._thread.__exit__)
+
+    def _give_log_back(self) -> None:
+        log = logging.getLogger("gateway")
+        log.handlers[:], log.propagate, level = self._log
+        log.setLevel(level)
 
 
 class GatewayProcess:
@@ -107,6 +123,8 @@ class GatewayProcess:
         self.file = write_config(folder, upstream, flags)
         self.errors = folder / "stderr.txt"
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "HOME": str(folder)}
+        if COMPILED in os.environ:
+            environment[COMPILED] = os.environ[COMPILED]
         command = [sys.executable, "-m", "gateway", "serve", "-c", str(self.file), "--port", "0"]
         with self.errors.open("wb") as stderr:
             self.process = subprocess.Popen(command, cwd=folder, env=environment, stderr=stderr)

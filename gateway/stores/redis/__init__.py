@@ -42,7 +42,7 @@ from gateway.stores.redis.apart import BooksApart
 from gateway.stores.redis.cluster import ClusterLink
 from gateway.stores.redis.folding import Folding
 from gateway.stores.redis.keys import Keys, session_of, tag_of
-from gateway.stores.redis.link import Link, ScriptFailed, SingleLink
+from gateway.stores.redis.link import Link, SingleLink
 from gateway.stores.redis.lists import Lists
 from gateway.stores.redis.moves import TRIES, Moves, pause
 from gateway.stores.redis.scripts import Command, Scripts
@@ -106,7 +106,7 @@ class RedisStore:
 
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         """See `Store.settle`."""
-        with refusing(record.call_id, ScriptFailed):
+        with refusing(record.call_id):
             return await self._moves.settle(record, ending)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from gateway.core.errors import StoreUnavailable
+from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ledger import AccountKey, Claim, Granted, Refused, Standing
 from gateway.core.ports import LOST, MOST_LATEST, CallRecord, OpenHold
 from gateway.stores.redis import values
@@ -57,7 +57,11 @@ class BooksApart:
         arguments["deadline"] = await self._announce(hold.id, home, arguments["lease"])
         parts: list[_Part] = []
         for tag, claims in _by_tag(home, hold.claims):
-            part = await self._take(tag, claims, opened, arguments | {"home": tag == home})
+            try:
+                part = await self._take(tag, claims, opened, arguments | {"home": tag == home})
+            except StoreDamaged:
+                await self._undo(parts, hold.id)
+                raise
             if isinstance(part, Refused):
                 await self._undo(parts, hold.id)
                 return part

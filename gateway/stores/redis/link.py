@@ -21,10 +21,11 @@ from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.exceptions import MasterDownError, NoScriptError, ReadOnlyError, RedisError, ResponseError
 
-from gateway.core.errors import StoreUnavailable
+from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.redis_url import Address
 from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.servers import pool_of
+from gateway.stores.unread import MENDING, unreadable
 
 #: requests of one batch: their answers must come within the deadline of one
 _BATCH: Final = 128
@@ -35,9 +36,11 @@ _SILENCE: Final = (TimeoutError, exceptions.TimeoutError)
 _FAULTS: Final = (RedisError, OSError, EOFError)
 #: the place of an error in Lua; behind an @ is that of a command which the server refused, maybe for its own reasons
 _SCRIPT_FAILED: Final = re.compile(r"(?<!@)user_script:\d+: |WRONGTYPE")
+#: what such a script says of an account that is none
+_NO_ACCOUNT: Final = re.compile(r"account (\S+) cannot be read")
 
 
-class ScriptFailed(StoreUnavailable):
+class ScriptFailed(StoreDamaged):
     """A script of ours failed at what it found or was given; the server is well."""
 
 
@@ -70,8 +73,12 @@ def unavailable(shown: str, error: BaseException) -> StoreUnavailable:
     code = getattr(error, "status_code", None)
     reason = f"{code or ''} {error}".strip() or type(error).__name__
     reason = "no answer in time" if isinstance(error, _SILENCE) else reason
-    kind = ScriptFailed if _SCRIPT_FAILED.search(reason) else StoreUnavailable
-    return kind(f"The store {shown} cannot be used: {reason.rstrip('.')}. Try again shortly.")
+    account = _NO_ACCOUNT.search(reason)
+    if account is not None:
+        return ScriptFailed(unreadable(account[1], shown))
+    if _SCRIPT_FAILED.search(reason):
+        return ScriptFailed(f"What the store {shown} holds cannot be used: {reason.rstrip('.')}. {MENDING}.")
+    return StoreUnavailable(f"The store {shown} cannot be used: {reason.rstrip('.')}. Try again shortly.")
 
 
 def checked(shown: str, replies: list[Any]) -> list[Any]:

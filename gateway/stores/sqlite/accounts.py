@@ -5,11 +5,13 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from gateway.core import ledger
+from gateway.core.errors import StoreDamaged
 from gateway.core.ledger import (
     EMPTY,
     MOST,
@@ -25,7 +27,7 @@ from gateway.core.ledger import (
     Standing,
 )
 from gateway.core.ports import CallRecord, OpenHold
-from gateway.stores.unread import UnreadHolds
+from gateway.stores.unread import UnreadHolds, unreadable
 
 _USED: Final = ("used_tokens", "used_nano_usd", "used_calls")
 _HELD: Final = ("held_tokens", "held_nano_usd", "held_calls")
@@ -42,7 +44,10 @@ _SETTLE: Final = (
     "VALUES (?, ?, ?, ?, ?, ?, 0, 0, 0, ?) ON CONFLICT DO UPDATE SET "
     + "".join(f"{name} = min({name} + excluded.{name}, {MOST}), " for name in _USED)
     + "".join(f"{name} = max({name} - ?, 0), " for name in _HELD)
-    + "changed_at = excluded.changed_at"
+    + "changed_at = excluded.changed_at "
+    # Of what is no number it would make zero.
+    + "WHERE "
+    + " AND ".join(f"typeof({name}) = 'integer'" for name in (*_USED, *_HELD))
 )
 _HOLD: Final = "SELECT units, noted, value FROM holds WHERE id = ?"
 #: the units of an open hold, and whether its call is settled already
@@ -65,12 +70,18 @@ _NONE: Final[ledger.Accounts] = {}
 _HOLDS: Final = msgspec.json.Decoder(OpenHold)
 #: limits that an operator set, as JSON
 _DECIDED: Final = msgspec.json.Decoder(dict[Dimension, int | None])
+#: the time in `COLUMNS`
+_Opened = tuple[float, float, str]
+#: what comes of reading columns that hold no account
+_UNREADABLE: Final = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
 #: `ledger.anew` and `ledger.forgotten`
 _CLEAR: Final = (
     "UPDATE accounts SET used_tokens = 0, used_nano_usd = 0, used_calls = 0, epoch = epoch + 1{} "
     "WHERE kind = ? AND namespace = ? AND id = ?"
 )
-_FORGET: Final = ", opened_wall = NULL, opened_mono = NULL, opened_boot = NULL, decided = NULL"
+_FORGET: Final = ", opened_wall = NULL, opened_mono = NULL, opened_boot = NULL, decided = NULL" + "".join(
+    f", {name} = iif(typeof({name}) = 'integer', {name}, 0)" for name in _HELD
+)
 
 
 def reserve(db: sqlite3.Connection, opened: OpenHold, lease_s: float, now: Moment) -> Granted | Refused:
@@ -147,7 +158,8 @@ def settle(db: sqlite3.Connection, record: CallRecord, *, is_held: bool) -> None
     for key in dict.fromkeys((*held, *record.accounts)):
         if key.kind != "rate":
             charged = spent if key in record.accounts else NOTHING
-            db.execute(_SETTLE, (*key, *charged, ended, *(back if key in held else NOTHING)))
+            if not db.execute(_SETTLE, (*key, *charged, ended, *(back if key in held else NOTHING))).rowcount:
+                raise damaged(db, key)
 
 
 def correct(db: sqlite3.Connection, record: CallRecord, lost: CallRecord, charged: ledger.Epochs) -> None:
@@ -187,15 +199,34 @@ def _accounts(db: sqlite3.Connection, keys: Iterable[AccountKey]) -> dict[Accoun
     for key in keys:
         row = db.execute(_ACCOUNT, key).fetchone()
         if row is not None:
-            found[key] = account(row)
+            found[key] = account(db, key, row)
     return found
 
 
-def account(row: Sequence[Any]) -> Account:
-    """An account as `COLUMNS` reads it."""
-    wall, mono, boot, decided, epoch = row[6:]
-    opened = Moment(wall, mono, boot) if wall is not None else None
+def account(db: sqlite3.Connection, key: AccountKey, row: Sequence[Any]) -> Account:
+    """An account as `COLUMNS` reads it.
+
+    Raises:
+        StoreDamaged: what stands there is none.
+    """
+    try:
+        return _account(row)
+    except _UNREADABLE as error:
+        raise damaged(db, key) from error
+
+
+def _account(row: Sequence[Any]) -> Account:
+    wall, decided, epoch = row[6], *row[9:]
+    if {*map(type, row[:6]), type(epoch)} != {int}:
+        raise TypeError(row)
+    opened = Moment(*msgspec.convert(row[6:9], _Opened)) if wall is not None else None
     return Account(Amount(*row[:3]), Amount(*row[3:6]), opened, _DECIDED.decode(decided) if decided else {}, epoch)
+
+
+def damaged(db: sqlite3.Connection, key: AccountKey) -> StoreDamaged:
+    """What is said of an account that cannot be read."""
+    file = db.execute("PRAGMA database_list").fetchone()[2]
+    return StoreDamaged(unreadable("/".join(part for part in key if part), Path(file).name))
 
 
 def _keep(db: sqlite3.Connection, changes: Mapping[AccountKey, Account], now: float) -> None:

@@ -198,7 +198,7 @@ def opening(
     query = _OPENING_WITH_TOTALS if with_totals else _OPENING_ALONE
     row = connection.execute(query, (key.namespace, key.id)).fetchone()
     # A row that is missing has nothing in any column, and one that is there has a number in these.
-    account = accounts.account(row[3:_SUMS_AT]) if row[3] is not None else EMPTY
+    account = accounts.account(connection, key.account, row[3:_SUMS_AT]) if row[3] is not None else EMPTY
     stands = accounts.standings(connection, claims, now, {key.account: account})
     if not with_totals:
         return Opening(_remembered(row[:3]), stands, None)

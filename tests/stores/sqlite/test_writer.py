@@ -9,10 +9,10 @@ import pytest
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import Amount, Claim
+from gateway.core.ports import RecordRefused
 from gateway.core.session import SessionState
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.stores.sqlite import SqliteStore
-from gateway.stores.unread import RecordRefused
 from tests.stores.files import CHARGE, KEY, TIMEOUT_S, MakeRecord, locked, opened, query
 from tests.support.timing import LIMIT_S, in_time
 

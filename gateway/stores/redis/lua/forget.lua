@@ -1,6 +1,6 @@
 -- Forget a session and all that is its. KEYS: ids and records of its calls, its lost ones, session, state, results,
 -- account, tools (two). A.before, where given: only if its last call, and its state and account, lie before. What calls under
--- way hold on the account stays. Gives whether there was a session.
+-- way hold on the account stays; one that cannot be read goes. Gives whether there was a session.
 local session, state = KEYS[4], KEYS[5]
 local last = redis.call('HGET', session, 'last')
 if A.before and last and tonumber(last) >= tonumber(A.before) then
@@ -12,6 +12,8 @@ if not changed or tonumber(changed) < tonumber(A.before) then
 end
 if A.before then
     drop_account(KEYS[7], A.before)
+elseif not readable(KEYS[7]) then
+    redis.call('DEL', KEYS[7])
 elseif clear(KEYS[7]) then
     redis.call('HDEL', KEYS[7], 'o', 'd1', 'd2', 'd3')
 end

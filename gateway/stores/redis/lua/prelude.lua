@@ -19,9 +19,22 @@ local function less(one, two)
 end
 
 -- An account: used, held (tokens, billionths of a USD, calls), when its window began, decided limits (false: none), and
--- its epoch: how often what is used began anew.
-local function load(name)
-    local v = redis.call('HMGET', name, 'u1', 'u2', 'u3', 'h1', 'h2', 'h3', 'o', 'd1', 'd2', 'd3', 'e')
+-- its epoch: how often what is used began anew. Nothing where what stands there is none.
+local FIELDS = { 'u1', 'u2', 'u3', 'h1', 'h2', 'h3', 'o', 'd1', 'd2', 'd3', 'e' }
+local function readable(name)
+    local v = redis.pcall('HMGET', name, unpack(FIELDS))
+    if v.err then
+        if not string.find(v.err, 'WRONGTYPE', 1, true) then
+            redis.call('HMGET', name, unpack(FIELDS)) -- which fails in its own words
+        end
+        return nil
+    end
+    for i, kept in ipairs(v) do
+        local number = kept and tonumber(kept)
+        if kept and (not number or number ~= number) then
+            return nil
+        end
+    end
     for i = 1, 7 do
         v[i] = tonumber(v[i] or (i == 7 and NONE or 0))
     end
@@ -32,6 +45,22 @@ local function load(name)
         d = { v[8], v[9], v[10] },
         e = tonumber(v[11] or 0),
     }
+end
+
+-- Accounts that were read before anything was written, by name.
+local ready = {}
+
+local function load(name)
+    local a = ready[name] or readable(name)
+    ready[name] = nil
+    if not a then
+        error('account ' .. name .. ' cannot be read')
+    end
+    return a
+end
+
+local function make_ready(name)
+    ready[name] = load(name)
 end
 
 local function view(a)
@@ -142,10 +171,13 @@ local function views(accounts)
 end
 
 -- Forget a hold. Gives what it held on each account, and the accounts with their kinds: but for requests that were
--- counted.
-local function end_hold(hold)
+-- counted. Where one of them, or of those that are charged, cannot be read, this fails before anything is written.
+local function end_hold(hold, charged)
     local kept = redis.call('HMGET', hold, 'u', 'f')
     local held = { amount = { 0, 0, 0 }, accounts = {} }
+    for _, account in ipairs(charged) do
+        make_ready(account[1])
+    end
     if kept[2] then
         local fixed, unit, claims = unpack(cmsgpack.unpack(kept[2]))
         for i = 1, 3 do
@@ -154,6 +186,7 @@ local function end_hold(hold)
         for _, claim in ipairs(claims) do
             if claim[2] ~= 'rate' then
                 held.accounts[claim[1]] = claim[2]
+                make_ready(claim[1])
             end
         end
         redis.call('DEL', hold)
@@ -211,9 +244,9 @@ end
 -- Forget an account that was changed last before this time, unless a call under way holds something on it: that would
 -- be given back of what others hold by then.
 local function drop_account(name, before)
-    local changed = redis.call('HGET', name, 'at')
-    local h = load(name).h
-    if changed and tonumber(changed) < tonumber(before) and h[1] + h[2] + h[3] == 0 then
+    local a = readable(name)
+    local changed = a and redis.call('HGET', name, 'at')
+    if changed and tonumber(changed) < tonumber(before) and a.h[1] + a.h[2] + a.h[3] == 0 then
         redis.call('DEL', name)
     end
 end

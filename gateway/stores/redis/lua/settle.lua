@@ -71,7 +71,7 @@ if A.version and not is_old then
         return { 2, kept[1], kept[2] }
     end
 end
-local held = end_hold(hold)
+local held = end_hold(hold, A.accounts)
 local kept = look()
 if is_old then
     release(held)

@@ -9,7 +9,7 @@ if known and known ~= '' then
         was = { was, {} } -- as an older version kept it
     end
 end
-local held = end_hold(hold)
+local held = end_hold(hold, A.accounts)
 if known and (A.lost or known == '') then
     release(held)
     return 0

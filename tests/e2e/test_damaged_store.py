@@ -1,0 +1,72 @@
+"""An account that cannot be read refuses its own session in the caller's format, and keeps no other session waiting."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gateway.core.ledger import AccountKey
+from gateway.mock import MockServer, Provider
+from gateway.stores.redis.keys import Keys
+from tests.conftest import StartGateway
+from tests.stores.redis_servers import RedisServer
+from tests.support.gateways import GatewayThread
+from tests.support.web import CHAT, HI
+
+BODIES = {
+    CHAT: {"model": "mock-small", "messages": HI},
+    "/v1/responses": {"model": "mock-small", "input": "hi"},
+    "/v1/messages": {"model": "mock-small", "messages": HI, "max_tokens": 10},
+}
+
+
+def damage_file(store: Path) -> None:
+    database = sqlite3.connect(store)
+    with database:
+        changed = database.execute("UPDATE accounts SET decided = ? WHERE kind = 'session' AND id = 's'", (b"junk",))
+        assert changed.rowcount == 1
+    database.close()
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def damaged(
+    request: pytest.FixtureRequest, mock_server: MockServer, gateway_server: StartGateway, tmp_path: Path
+) -> Iterator[tuple[GatewayThread, Callable[[], object]]]:
+    """A gateway with a session "s", and what damages its account."""
+    flags: dict[str, object] = {"budget.tokens": 100_000}
+    if request.param == "sqlite":
+        gateway = gateway_server(mock_server.url, **flags)
+        yield gateway, lambda: damage_file(gateway.store)
+        return
+    server = RedisServer(tmp_path)
+    name = Keys("gateway:").account(AccountKey("session", "default", "s"))
+    gateway = gateway_server(mock_server.url, **flags, **{"store.url": server.url})
+    yield gateway, lambda: server.cli("hset", name, "u1", "junk")
+    server.kill()
+
+
+def test_its_calls_are_refused_with_what_to_do_until_it_is_deleted_and_all_others_go_on(
+    damaged: tuple[GatewayThread, Callable[[], object]], mock: Provider
+) -> None:
+    (gateway, damage), web = damaged, damaged[0].web
+    assert web.chat("s").status == 200
+    damage()
+    sent = len(mock.calls)
+    for path, body in BODIES.items():
+        answer = web.post(path, body, {"x-session-id": "s"})
+        assert (answer.status, answer.error["code"]) == (503, "store_damaged")
+        assert (answer.header("x-should-retry"), answer.header("retry-after")) == ("false", None)
+        assert "an operator has to mend it, or to delete the session" in answer.error["message"]
+        assert ("type" in answer.json) is (path == "/v1/messages")
+        assert web.chat("other").status == 200, "nobody takes the store for away"
+    assert len(mock.calls) == sent + len(BODIES)
+    assert web.get("/readyz").status == 200
+    assert web.get("/api/sessions/s").status == 503
+    assert web.send("DELETE", "/api/sessions/s").status in (200, 204)
+    answer = web.chat("s")
+    assert answer.status == 200
+    assert answer.totals[2] < 100_000
+    gateway.stop()

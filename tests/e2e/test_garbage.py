@@ -1,0 +1,60 @@
+"""A call that is over is gone at once: what held itself would wait for the garbage collector, which stops all others."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from gateway.calls import Incoming, Reply
+from gateway.core.ports import CallRecord
+from gateway.mock import MockServer
+from gateway.progress import Progress
+from tests.conftest import StartGateway
+from tests.support.conversations import agent
+from tests.support.formats import Format
+from tests.support.gateways import GatewayThread, until
+
+CALLS = 12
+#: what holds everything else of a call, at one time or another
+OF_A_CALL = (CallRecord, Incoming, Progress, Reply)
+
+
+@contextmanager
+def garbage() -> Iterator[Counter[str]]:
+    """What of calls only the garbage collector found, by type; there once it is left."""
+    found = Counter[str]()
+    gc.collect()
+    gc.disable()
+    try:
+        yield found
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        found.update(type(one).__name__ for one in gc.garbage if isinstance(one, OF_A_CALL))
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def make_calls(gateway: GatewayThread, form: Format, *, stream: bool) -> None:
+    for number in range(CALLS):
+        body = form.body([*agent(2), {"role": "user", "content": f"Go on with part {number}."}], stream=stream)
+        assert gateway.web.post(form.path, body, {"x-session-id": f"s{number % 3}"}).status == 200
+    # The last of them is put away after its answer was read.
+    until(lambda: gateway.web.get("/healthz").status == 200)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("wire", ["chat", "responses", "messages"])
+def test_a_call_leaves_nothing_for_the_garbage_collector(
+    mock_server: MockServer, gateway_server: StartGateway, wire: str, stream: bool
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.tokens": 10_000_000})
+    make_calls(gateway, Format(wire), stream=stream)
+    with garbage() as found:
+        make_calls(gateway, Format(wire), stream=stream)
+    assert not found

@@ -1,0 +1,130 @@
+"""What workers left in their journals is settled file by file: one that cannot be keeps no other waiting."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from gateway.core.errors import StoreUnavailable
+from gateway.core.ports import CallRecord, Ending, SessionKey
+from gateway.core.usage import Totals
+from gateway.stores.journal import Journal
+from gateway.stores.memory import MemoryStore
+from gateway.stores.settler import Settler
+from tests.support.timing import eventually
+
+MakeRecord = Callable[..., CallRecord]
+
+KEY = SessionKey("alice", "s")
+
+
+@pytest.fixture
+def journals(tmp_path: Path) -> Path:
+    return tmp_path / "journals"
+
+
+@pytest.fixture
+async def settler(journals: Path) -> AsyncIterator[Settler]:
+    made = Settler(MemoryStore(), Journal(journals))
+    yield made
+    await made.aclose()
+
+
+def left(folder: Path, *records: CallRecord) -> Path:
+    """The file of a worker that is gone."""
+    before, journal = set(folder.glob("*.journal")), Journal(folder)
+    for record in records:
+        journal.append(record)
+    journal.close()
+    (file,) = set(folder.glob("*.journal")) - before
+    return file
+
+
+def unreadable(folder: Path) -> Path:
+    """A file that can be opened and locked but not read, as on a disk that fails: the memory of this process."""
+    file = folder / "0-0-0.journal"
+    file.symlink_to("/proc/self/mem")
+    return file
+
+
+def said(caplog: pytest.LogCaptureFixture, *words: str) -> list[str]:
+    texts = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.ERROR]
+    return [text for text in texts if all(word in text for word in words)]
+
+
+async def test_a_file_that_cannot_be_read_is_named_once_and_the_others_are_settled(
+    journals: Path, record: MakeRecord, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryStore()
+    settler = Settler(store, Journal(journals))
+    other = left(journals, record(), record())
+    broken = unreadable(journals)
+    assert await settler.recover() == 2
+    assert (await store.totals(KEY)).calls == 2
+    assert not other.exists()
+    left(journals, record())
+    assert await settler.recover() == 1
+    assert broken.is_symlink(), "what was not settled stays"
+    assert len(said(caplog, str(broken))) == 1
+    await settler.aclose()
+
+
+async def test_a_file_that_breaks_again_is_named_again(
+    settler: Settler, journals: Path, record: MakeRecord, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = left(journals, record())
+    value = file.read_bytes()
+    for number in range(1, 3):
+        file.unlink()
+        broken = unreadable(journals)
+        assert await settler.recover() == 0
+        assert len(said(caplog, str(broken))) == number
+        broken.unlink()
+        (journals / broken.name).write_bytes(value)
+        assert await settler.recover() == 1
+        file.write_bytes(value)
+
+
+async def test_when_the_store_goes_away_the_rest_is_left_for_later(journals: Path, record: MakeRecord) -> None:
+    class Going(MemoryStore):
+        tries = 0
+
+        async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+            self.tries += 1
+            if self.tries == 2:
+                raise StoreUnavailable("The store is away.")
+            return await super().settle(record, ending)
+
+    store = Going()
+    settler = Settler(store, Journal(journals))
+    files = [left(journals, record()) for _ in range(3)]
+    with pytest.raises(StoreUnavailable):
+        await settler.recover()
+    assert [file.exists() for file in files].count(True) == 2
+    assert store.tries == 2
+    assert await settler.recover() == 2
+    assert (await store.totals(KEY)).calls == 3
+    await settler.aclose()
+
+
+async def test_a_journal_that_cannot_be_deleted_does_not_keep_the_store_away(
+    tmp_path: Path, record: MakeRecord, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Stuck(Journal):
+        def clear(self) -> None:
+            super().clear()
+            raise OSError("the disk is read-only")
+
+    store, came_back = MemoryStore(), list[bool]()
+    settler = Settler(store, Stuck(tmp_path / "journals"))
+    settler.on_return = lambda: came_back.append(True)
+    settler.away(StoreUnavailable("The store is away."))
+    await settler.settle(record())
+    await eventually(lambda: came_back)
+    assert said(caplog, "cannot be deleted", "the disk is read-only")
+    settler.check()
+    assert (await store.totals(KEY)).calls == 1
+    await settler.aclose()

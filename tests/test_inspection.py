@@ -1,0 +1,62 @@
+"""What is looked at without being sent keeps no call waiting, however large it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any
+
+import pytest
+
+from gateway import config
+from gateway.core.errors import InvalidRequest
+from gateway.core.session import Remembered
+from gateway.inspection import Inspector
+from gateway.opening import inspector_of
+
+SMALL = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}]}
+LARGE = {**SMALL, "messages": [{"role": role, "content": "word " * 40_000} for role in ("user", "assistant")]}
+
+
+@pytest.fixture
+async def inspector() -> AsyncIterator[Inspector]:
+    with inspector_of(config.load(None, environment={}).settings) as made:
+        yield made
+
+
+async def turns_beside(work: Awaitable[object]) -> int:
+    """How often something else had its turn until the work was done."""
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    beside = asyncio.create_task(count())
+    await work
+    beside.cancel()
+    await asyncio.gather(beside, return_exceptions=True)
+    return turns
+
+
+@pytest.mark.parametrize(("body", "is_apart"), [(SMALL, False), (LARGE, True)], ids=["small", "large"])
+async def test_a_large_body_is_read_beside_the_loop(body: Any, is_apart: bool, inspector: Inspector) -> None:
+    assert (await turns_beside(inspector.read_apart(json.dumps(body).encode())) > 0) is is_apart
+
+
+async def test_a_body_is_read_alike_whoever_reads_it(inspector: Inspector) -> None:
+    for body in (SMALL, LARGE):
+        raw = json.dumps(body).encode()
+        assert await inspector.read_apart(raw, wire="chat") == inspector.read(raw, wire="chat")
+        with pytest.raises(InvalidRequest):
+            await inspector.read_apart(raw[:-1])
+
+
+async def test_the_roles_of_large_messages_are_told_as_those_of_small_ones(inspector: Inspector) -> None:
+    for body in (SMALL, LARGE):
+        _, asked = inspector.read(json.dumps(body).encode())
+        found = await inspector.count(asked, Remembered(), ["items"])
+        assert [item["role"] for item in found["items"]] == [one["role"] for one in body["messages"]]  # type: ignore[index]
