@@ -24,8 +24,8 @@ _SHELL: Final = "a shell"
 class Client:
     """What to set. `$$v1` and `$$root` stand for the base URL with and without `/v1`, both with the session's path.
 
-    `where`: None for variables of a shell, else where the text belongs. `names_sessions`: by itself, so that the path
-    names none.
+    `where`: None for variables of a shell, else where the text belongs, or is entered. `names_sessions`: by itself, so
+    that the path names none.
     """
 
     text: str
@@ -68,6 +68,31 @@ CLIENTS: Final[dict[str, Client]] = {
         'createOpenAICompatible({ name: "gateway", baseURL: "$v1", headers: { "x-session-id": "..." } })',
         where="your program",
     ),
+    "jupyter": Client(
+        "from uuid import uuid4\n\nfrom openai import OpenAI\n\n"
+        'client = OpenAI(base_url="$v1", default_headers={"x-session-id": f"nb-{uuid4().hex}"})',
+        where="the notebook's first cell",
+        note="a session for each start of its kernel",
+    ),
+    "cursor": Client(
+        "Override OpenAI Base URL: $v1\nOpenAI API Key: a client key of the gateway",
+        where="Cursor Settings, Models",
+        note="Cursor's servers make the calls, so --url must name an address on the internet, with auth.keys set; it "
+        "sends no header, so the path names a session: --session",
+    ),
+    "open-webui": Client(
+        "URL: $v1\nKey: a client key of the gateway, or the provider's key",
+        where="Admin Panel, Settings, Connections, OpenAI API",
+        note="with ENABLE_FORWARD_USER_INFO_HEADERS=true in its environment each chat is a session; from a container, "
+        "--url http://HOST:PORT as it sees the gateway",
+    ),
+    "librechat": Client(
+        'endpoints:\n  custom:\n    - name: "gateway"\n      apiKey: "user_provided"\n      baseURL: "$v1"\n'
+        '      headers:\n        x-session-id: "{{LIBRECHAT_BODY_CONVERSATIONID}}"\n'
+        '      models:\n        default: ["gpt-5.1"]',
+        where="librechat.yaml",
+        note="name your models under models; each conversation is a session",
+    ),
     "continue": Client("apiBase: $v1\nrequestOptions:\n  headers:\n    x-session-id: ...", where="config.yaml"),
     "curl": Client("curl $v1/chat/completions -H 'content-type: application/json' -d @request.json", where=_SHELL),
 }
@@ -94,7 +119,8 @@ def env(
     written = shlex.quote if known.where in (None, _SHELL) else str
     text = Template(known.text).substitute(root=written(root), v1=written(f"{root}/v1"))
     if as_json:
-        print_json({"client": client, "base_url": f"{root}/v1", "where": known.where, "text": text, "note": known.note})
+        base_url = root if "$root" in known.text else f"{root}/v1"
+        print_json({"client": client, "base_url": base_url, "where": known.where, "text": text, "note": known.note})
         return
     typer.echo(text)
     told = "; ".join(part for part in (f"in {known.where}" if known.where else "", known.note) if part)

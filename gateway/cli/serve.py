@@ -8,7 +8,7 @@ import errno
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,9 +20,9 @@ from gateway.cli.common import ConfigFile, Exit, config_problems, load, quoted, 
 if TYPE_CHECKING:
     from gateway.config import Loaded, Settings
 
+#: the built-in provider takes any model name, at the price of a small model where none is configured
+_MOCK_FACTS = {"price": {"input": 0.15, "output": 0.60, "cache_read": 0.075}}
 #: shown although not configured: what most people look for
-#: the built-in provider takes any model name, at the price of a small model
-_MOCK_MODEL = {"match": "*", "provider": "mock", "price": {"input": 0.15, "output": 0.60, "cache_read": 0.075}}
 _ALWAYS_SHOWN = ("openai", "anthropic")
 
 
@@ -31,9 +31,17 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
     host: Annotated[str | None, typer.Option(help="Address to listen on (server.host).")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on (server.port); 0: a free one.")] = None,
     upstream: Annotated[
-        str | None, typer.Option(metavar="URL", help="One OpenAI-compatible provider, for every model.")
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="One OpenAI-compatible provider, for every model, in place of all that are configured; what models: "
+            "says else of a model stays.",
+        ),
     ] = None,
-    mock: Annotated[bool, typer.Option("--mock", help="The built-in provider, for every model. Needs no key.")] = False,
+    mock: Annotated[
+        bool,
+        typer.Option("--mock", help="The built-in provider in the same way: to try a configuration without a key."),
+    ] = False,
     store: Annotated[str | None, typer.Option(metavar="URL", help="Where sessions are kept (store.url).")] = None,
     context: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Input tokens of a call (context.budget).")
@@ -61,17 +69,17 @@ def serve(  # noqa: PLR0917  # typer makes an option of each
             from gateway.mock import MODEL_WINDOWS, MockServer, Provider
 
             server = stack.enter_context(MockServer(Provider(windows=MODEL_WINDOWS)))
-            flags |= only_provider("mock", server.url, auth="none") | {"models": [_MOCK_MODEL]}
+            flags |= only_provider("mock", server.url, _MOCK_FACTS, auth="none")
         elif upstream is not None:
             flags |= only_provider("upstream", upstream)
         _run(load(config, flags), config, flags)
 
 
-def only_provider(name: str, url: str, **settings: object) -> dict[str, object]:
-    """Flags that send every model to one provider."""
-    provider = {"base_url": url, **settings}
-    routing = {"default_provider": name, "built_in_providers": False, "models": []}
-    return {**{f"providers.{name}.{key}": value for key, value in provider.items()}, **routing}
+def only_provider(
+    name: str, url: str, facts: Mapping[str, object] | None = None, **settings: object
+) -> dict[str, object]:
+    """Flags that send every model to one provider. `facts`: of models of which the configuration does not say them."""
+    return {"only_provider": {"name": name, "block": {"base_url": url, **settings}, "facts": facts or {}}}
 
 
 def _run(loaded: Loaded, file: Path | None, flags: dict[str, object]) -> None:

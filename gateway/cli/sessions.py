@@ -158,10 +158,12 @@ def budget(  # noqa: PLR0917  # typer calls it by name
 @app.command()
 def reset(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Set a session's totals to zero; its call records stay."""
+    from gateway.server.sessions import reset_session
+
     key, settings = _key(session), load(config).settings
 
     async def change(opened: Store) -> dict[str, Any] | None:
-        return await _changed(opened, key, settings) if await opened.reset(key) else None
+        return await _changed(opened, key, settings) if await reset_session(opened, key) else None
 
     now = with_store(config, store, change)
     if now is None:
@@ -173,10 +175,10 @@ def reset(session: SessionId, config: ConfigFile = None, store: StoreUrl = None,
 def delete(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """Forget a session and its call records."""
     from gateway.server.auth import Access
-    from gateway.server.sessions import deleted_json
+    from gateway.server.sessions import delete_session, deleted_json
 
     key = _key(session)
-    if not with_store(config, store, lambda opened: opened.delete(key)):
+    if not with_store(config, store, lambda opened: delete_session(opened, key)):
         stop(f'There is no session "{session}".', Exit.FAILED)
     _tell(deleted_json(key, Access(None, admin=True)), f"deleted {session}", as_json=as_json)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -63,6 +63,15 @@ def _steps_of(settings: Settings) -> list[str]:
     ]
 
 
+#: how editors are told of a schema, and where it may be, seen from the file
+_SCHEMA_LINE: Final = "# yaml-language-server: $schema=./"
+_SCHEMAS: Final = ("gateway.schema.json", "config/gateway.schema.json")
+_NO_SCHEMA: Final = (
+    "# For an editor that completes and checks this file: gateway schema > gateway.schema.json\n"
+    f"# beside it, and in the place of these two lines: {_SCHEMA_LINE}{_SCHEMAS[0]}"
+)
+
+
 def init(
     file: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("gateway.yaml"), as_json: AsJson = False
 ) -> None:
@@ -70,7 +79,7 @@ def init(
     from gateway.config import template
 
     try:
-        text = template()
+        text = _with_schema(template(), file.parent)
         with file.open("x", encoding="utf-8") as target:
             target.write(text)
     except FileExistsError:
@@ -81,6 +90,13 @@ def init(
         print_json({"file": str(file), "written": True})
     else:
         typer.echo(f"wrote {file}; check it with: gateway check -c {file}", err=True)
+
+
+def _with_schema(text: str, folder: Path) -> str:
+    """The text, its first line naming a schema that is there: editors complain of one that is not."""
+    found = next((name for name in _SCHEMAS if (folder / name).is_file()), None)
+    _, _, rest = text.partition("\n")
+    return f"{_NO_SCHEMA if found is None else _SCHEMA_LINE + found}\n{rest}"
 
 
 def schema() -> None:

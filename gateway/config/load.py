@@ -19,6 +19,7 @@ import yaml
 from pydantic import ValidationError
 
 from gateway.config.complaints import described, served_by_nobody, unknown_agents, unknown_providers, unshared_store
+from gateway.config.only import with_only
 from gateway.config.schema import Facts, KeyBudget, Settings
 from gateway.config.variables import FILE_VARIABLE, REFERENCE, References, overrides, unknown_variables
 from gateway.core.counting.families import Families, families_from
@@ -29,6 +30,8 @@ from gateway.core.values import dataclass
 DEFAULT_FILE: Final = "gateway.yaml"
 _FLAGS_VARIABLE: Final = "_GATEWAY_FLAGS"
 _METRICS_VARIABLE: Final = "_GATEWAY_METRICS"
+#: among the flags: the one provider that takes the place of all, by its name, and what is known of its models
+ONLY_PROVIDER: Final = "only_provider"
 #: what `built_in_providers` may read where it comes from the environment
 _FALSE: Final = frozenset({"false", "no", "off", "0"})
 
@@ -58,7 +61,7 @@ def load(
     Args:
         file: as `-c` names it; None looks at $GATEWAY_CONFIG, then ./gateway.yaml, then uses the defaults.
         environment: variables; None takes the process's.
-        flags: dotted key path -> value; these beat everything else.
+        flags: dotted key path -> value; these beat everything else. `only_provider`: see `gateway.cli.serve`.
         search: whether to look for a file where none is named.
 
     Raises:
@@ -69,8 +72,12 @@ def load(
     raw = _string_keys(_read_yaml(path)) if path is not None else {}
     built_in = _read_yaml(data_folder() / "providers.yaml")
     providers = _provider_names(raw, built_in)
-    for dotted, value in {**overrides(env, providers), **(flags or {})}.items():
+    given = dict(flags or {})
+    only = given.pop(ONLY_PROVIDER, None)
+    for dotted, value in {**overrides(env, providers), **given}.items():
         _set(raw, dotted.split("."), value)
+    if isinstance(only, dict):
+        raw = with_only(raw, **only)
     references = References(env)
     problems = references.problems
     own = references.into(raw, "")

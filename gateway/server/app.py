@@ -114,6 +114,11 @@ class GatewayApp:
         self._router: Starlette | None = None
         self._serve: ASGIApp = self._dispatch
 
+    @property
+    def running(self) -> int:
+        """Calls under way."""
+        return self._runtime.forwarder.running if self._runtime is not None else 0
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or the lifespan."""
         if scope["type"] == "lifespan":

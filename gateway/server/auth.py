@@ -42,6 +42,19 @@ class Access:
     admin: bool
 
 
+def require_admin(access: Access) -> None:
+    """Refuse whoever may not see and change everything.
+
+    Raises:
+        Forbidden: they may not.
+    """
+    if not access.admin:
+        raise Forbidden(
+            "This needs the admin key (auth.admin_key) or, where none is set, a call from this machine without a "
+            "client key."
+        )
+
+
 def digest(key: str) -> bytes:
     """How a key is kept and compared."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -31,7 +31,9 @@ EXPOSED: Final[Mapping[str, str]] = {
     "x-session-cumulative-cached-tokens": "its input tokens that the provider served from its cache",
     "x-session-cumulative-cost-usd": "what it cost, with six decimals; absent once a call's price is unknown",
     "x-session-cumulative-calls": "its calls that were counted",
-    "x-session-usage-final": "`true`: the totals include this call; `false`: they do not yet (a stream)",
+    "x-session-usage-final": (
+        "`true`: the totals include this call; `false`: they do not yet (a stream); only where there are totals"
+    ),
     "x-session-usage-source": "on whose word the totals are: `provider`, `estimated` or `mixed`",
     "x-session-budget-limit-tokens": (
         "with a budget in tokens: of the one that has least left, the session's, a parent's or the key's"
@@ -216,7 +218,7 @@ def of_reply(reply: Reply, request: str) -> Headers:
         headers.append((b"x-session-id", reply.session.id.encode()))
         if reply.totals is not None:
             headers += _of_totals(reply.totals)
-        headers.append((b"x-session-usage-final", b"true" if reply.final else b"false"))
+            headers.append((b"x-session-usage-final", b"true" if reply.final else b"false"))
     if reply.final and reply.charge is not None:
         headers.append((b"x-token-usage", usage_json(reply.charge.usage)))
     if reply.context is not None:
@@ -255,8 +257,12 @@ def _of_totals(totals: Totals) -> Headers:
         (b"x-session-usage-source", totals.source.encode()),
     ]
     if not totals.unpriced_calls:
-        headers.append((b"x-session-cumulative-cost-usd", f"{totals.cost_usd:.6f}".encode()))
+        headers.append((b"x-session-cumulative-cost-usd", _cost(totals)))
     return headers
+
+
+def _cost(totals: Totals) -> bytes:
+    return f"{totals.cost_usd:.6f}".encode()
 
 
 def _of_context(context: ContextRecord) -> Headers:
@@ -315,8 +321,14 @@ def of_fault(fault: GatewayError) -> Headers:
 def totals_comment(
     totals: Totals, charge: Charge | None, allowance: Allowance | None, stepped: Stepped | None = None
 ) -> bytes:
-    """The last comment of a stream: the headers a finished answer would carry, as SSE comment lines."""
-    lines = [b": x-session-usage-source: " + totals.source.encode()]
+    """The last comment of a stream, as SSE comment lines: what a finished answer says, each number once."""
+    lines = [
+        b": x-session-usage-source: " + totals.source.encode(),
+        b": x-session-cumulative-cached-tokens: %d" % totals.cache_read_tokens,
+        b": x-session-cumulative-calls: %d" % totals.calls,
+    ]
+    if not totals.unpriced_calls:
+        lines.append(b": x-session-cumulative-cost-usd: " + _cost(totals))
     if charge is not None:
         lines.append(b": x-token-usage: " + usage_json(charge.usage))
     if allowance is not None:

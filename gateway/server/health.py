@@ -12,7 +12,7 @@ from starlette.routing import Route as Path
 from gateway.core import errors
 from gateway.core.ports import Store
 from gateway.core.values import dataclass
-from gateway.server.auth import Access
+from gateway.server.auth import Access, require_admin
 from gateway.server.handling import Rules, wrapped
 from gateway.server.shown import time_text
 
@@ -78,8 +78,7 @@ class HealthApi:
     async def health(self, request: Request, access: Access) -> Any:
         """GET /api/health."""
         del request
-        if not access.admin:
-            raise errors.Forbidden("This needs the admin key (auth.admin_key), or a call from this machine.")
+        require_admin(access)
         problem: str | None = None
         try:
             await self._store.ping()

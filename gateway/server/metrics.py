@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route as Path
 
 from gateway.core import errors
-from gateway.server.auth import Access
+from gateway.server.auth import Access, require_admin
 from gateway.server.handling import Rules, wrapped
 from gateway.telemetry.metrics import CONTENT_TYPE, Metrics, State
 
@@ -33,8 +33,7 @@ class MetricsApi:
         del request
         if self._metrics is None:
             raise errors.NotFound("There are no metrics here (telemetry.metrics).")
-        if not access.admin:
-            raise errors.Forbidden("This needs the admin key (auth.admin_key), or a call from this machine.")
+        require_admin(access)
         self._metrics.look(self._look())
         # Hundreds of models make a long text: milliseconds that the loop should not wait for.
         text = await asyncio.to_thread(self._metrics.text)

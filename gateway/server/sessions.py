@@ -15,12 +15,12 @@ from starlette.routing import Route as Path
 
 from gateway.core import errors
 from gateway.core.identity import is_valid
-from gateway.core.ledger import MOST, Claim, Dimension, Standing, nano
+from gateway.core.ledger import MOST, NOTHING, Claim, Dimension, Standing, nano
 from gateway.core.ports import OPEN_NAMESPACE, SessionKey, Store
 from gateway.core.spending import BudgetPolicy
 from gateway.core.steps import DEFAULT_AGENT, Agent
 from gateway.inspection import context_json
-from gateway.server.auth import Access
+from gateway.server.auth import Access, require_admin
 from gateway.server.finding import Wanted, find_sessions, newest_calls, sort_of
 from gateway.server.handling import Handler, Rules, wrapped
 from gateway.server.shown import budget_json, call_json, models_json, session_json, session_tools_json, shown_id
@@ -80,8 +80,8 @@ class SessionsApi:
         if request.method == "PATCH":
             return await self._change(key, await self._body(request), access)
         if request.method == "DELETE":
-            _require_admin(access)
-            if not await self._store.delete(key):
+            require_admin(access)
+            if not await delete_session(self._store, key):
                 raise _no_session(key)
             return deleted_json(key, access)
         view = await self._store.session(key)
@@ -106,7 +106,7 @@ class SessionsApi:
 
     async def _change(self, key: SessionKey, asked: Any, access: Access) -> Any:
         """Raise, lower or lift the session's budget, or set its step; its next call goes by that."""
-        _require_admin(access)
+        require_admin(access)
         if not isinstance(asked, dict) or not {"budget", "active_step"} & set(asked) or set(asked) - _CHANGES:
             raise errors.InvalidRequest(
                 'What can be changed is "budget" and "active_step", as {"budget": {"tokens": 200000}} or '
@@ -143,9 +143,9 @@ class SessionsApi:
 
     async def reset(self, request: Request, access: Access) -> Any:
         """POST /api/sessions/{id}/reset."""
-        _require_admin(access)
+        require_admin(access)
         key = _key(request, access)
-        if not await self._store.reset(key):
+        if not await reset_session(self._store, key):
             raise _no_session(key)
         return await self._changed(key, access)
 
@@ -182,7 +182,7 @@ class SessionsApi:
     async def reload(self, request: Request, access: Access) -> Any:
         """POST /api/reload."""
         del request
-        _require_admin(access)
+        require_admin(access)
         try:
             self._reload()
         except errors.ConfigError as error:
@@ -198,6 +198,28 @@ async def changed_json(
     view, placed = await store.session(key), await placed_json(store, key, agents)
     shown = session_json(view, access, stands) if view else {"id": shown_id(key, access), **budget_json(stands)}
     return {**shown, **placed}
+
+
+async def reset_session(store: Store, key: SessionKey) -> bool:
+    """Let totals, and what is used of the budget, begin anew; False where nothing is kept under this name."""
+    had_budget = await _has_budget(store, key)
+    return await store.reset(key) or had_budget
+
+
+async def delete_session(store: Store, key: SessionKey) -> bool:
+    """Forget a session and its budget; False where nothing is kept under this name."""
+    had_budget = await _has_budget(store, key)
+    return await store.delete(key) or had_budget
+
+
+async def _has_budget(store: Store, key: SessionKey) -> bool:
+    """Whether something was spent or set in this name: also of a session that has only been the parent of others."""
+    try:
+        (stands,) = await store.standings([Claim(key.account)])
+    except errors.StoreDamaged:
+        # There is something, and to delete it is how it is mended.
+        return True
+    return stands.used != NOTHING or not stands.limits.is_none
 
 
 def deleted_json(key: SessionKey, access: Access) -> dict[str, Any]:
@@ -268,13 +290,6 @@ def _key(request: Request, access: Access) -> SessionKey:
 
 def _no_session(key: SessionKey) -> errors.NotFound:
     return errors.NotFound(f'There is no session "{key.id}". It may never have called, or has expired (sessions.ttl).')
-
-
-def _require_admin(access: Access) -> None:
-    if not access.admin:
-        raise errors.Forbidden(
-            "This needs the admin key (auth.admin_key), or a call from this machine where none is set."
-        )
 
 
 def _limit(request: Request) -> int:

@@ -149,10 +149,9 @@ class CallLog(Observer):
 
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
         """See `Observer.record`."""
-        del left
         if self._failures_only and call.status < _FAILED_FROM and call.outcome == "ok":
             return
-        line = json_line(call, totals) if self._as_json else text_line(call, totals)
+        line = json_line(call, totals) if self._as_json else text_line(call, totals, left)
         self._writer.put(line)
 
     def close(self) -> None:
@@ -160,10 +159,11 @@ class CallLog(Observer):
         self._writer.flush(_FLUSH_S)
 
 
-def text_line(call: CallRecord, totals: Totals | None) -> str:
+def text_line(call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> str:
     """One line.
 
-    `chat m · session 7f3c · 41 items 18,204→7,960 tok (condense 12) · used 7,951+212 · session 63,410 tok · 1.9 s`
+    `chat m · session 7f3c · 41 items 18,204→7,960 tok (condense 12) · used 7,951+212 · session 63,410 tok ·
+    36,590 of 100,000 left · 1.9 s`
     """
     parts = [f"{call.operation} {call.model or '-'}"]
     if call.session is not None:
@@ -179,6 +179,9 @@ def text_line(call: CallRecord, totals: Totals | None) -> str:
     if totals is not None and call.session is not None:
         price = "" if totals.unpriced_calls else f", ${totals.cost_usd:.6f}"
         parts.append(f"session {totals.total_tokens:,} tok{price}")
+    # Of the narrowest budget, which may be a parent's or the key's: so not as a part of the session's total.
+    if left is not None and left.limit_tokens is not None:
+        parts.append(f"{left.left_tokens or 0:,} of {left.limit_tokens:,} left")
     parts.append(f"{call.duration_s:.1f} s")
     return " · ".join(parts)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
+import sys
 
 import pytest
+import yaml
 
 from gateway.cli.env import CLIENTS
 from gateway.core.identity import is_valid
@@ -45,6 +48,45 @@ def test_a_shell_takes_the_command_for_curl_as_it_is(gateway_command: Commands) 
 def test_the_address_is_the_one_that_was_named(url: str, gateway_command: Commands) -> None:
     told = json.loads(gateway_command("env", "openai", "--url", url, "--json").out)
     assert told["base_url"] == url.removesuffix("/v1/") + "/v1"
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_the_base_url_for_programs_is_the_one_in_the_text(client: str, gateway_command: Commands) -> None:
+    told = json.loads(gateway_command("env", client, "--json").out)
+    _, found, after = told["text"].partition(told["base_url"])
+    assert found, told
+    assert not after.startswith("/v1")
+
+
+@pytest.mark.parametrize(
+    ("client", "where", "entered"),
+    [
+        ("cursor", "Cursor Settings, Models", "Override OpenAI Base URL: https://gw.example/v1\n"),
+        ("open-webui", "Connections", "URL: https://gw.example/v1\n"),
+        ("librechat", "librechat.yaml", '      baseURL: "https://gw.example/v1"\n'),
+        ("jupyter", "first cell", 'base_url="https://gw.example/v1"'),
+    ],
+)
+def test_what_is_entered_elsewhere_is_said_with_the_place(
+    client: str, where: str, entered: str, gateway_command: Commands
+) -> None:
+    done = gateway_command("env", client, "--url", "https://gw.example")
+    assert (done.code, done.err.count("\n")) == (0, 1)
+    assert entered in done.out
+    assert where in done.err
+
+
+def test_the_block_for_librechat_is_yaml_and_the_cell_for_jupyter_python(gateway_command: Commands) -> None:
+    (endpoint,) = yaml.safe_load(gateway_command("env", "librechat").out)["endpoints"]["custom"]
+    assert endpoint["baseURL"] == "http://127.0.0.1:8484/v1"
+    assert endpoint["headers"] == {"x-session-id": "{{LIBRECHAT_BODY_CONVERSATIONID}}"}
+    cell = gateway_command("env", "jupyter").out + "print(client.base_url, client.default_headers['x-session-id'])"
+    done = subprocess.run(
+        [sys.executable, "-c", cell], capture_output=True, text=True, check=True, env={"OPENAI_API_KEY": "any"}
+    )
+    url, session = done.stdout.split()
+    assert url == "http://127.0.0.1:8484/v1/"
+    assert re.fullmatch(r"nb-[0-9a-f]{32}", session)
 
 
 @pytest.mark.parametrize(

@@ -148,9 +148,17 @@ def kept(commands: Commands) -> list[str]:
     return [row["name"] for row in json.loads(commands("keys", "list", "--json", *STORE).out)]
 
 
-@pytest.mark.parametrize("more", [[], ["--json"]])
-@pytest.mark.parametrize("unbuffered", ["1", ""])
-@pytest.mark.parametrize("closed", [">&-", ">/dev/full", ">&- 2>&-", ">/dev/full 2>/dev/full"])
+#: each form, written at once and at the end; where nothing can be said either, one of each
+UNSHOWN = [
+    (closed, unbuffered, more)
+    for closed in (">&-", ">/dev/full")
+    for unbuffered in ("1", "")
+    for more in ([], ["--json"])
+]
+UNSAID = [(">&- 2>&-", "1", []), (">&- 2>&-", "", ["--json"]), (">/dev/full 2>/dev/full", "", [])]
+
+
+@pytest.mark.parametrize(("closed", "unbuffered", "more"), [*UNSHOWN, *UNSAID])
 def test_a_key_that_cannot_be_shown_is_revoked_again(
     closed: str, unbuffered: str, more: list[str], gateway_command: Commands
 ) -> None:

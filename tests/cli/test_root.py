@@ -128,7 +128,7 @@ def test_a_closed_stdout_is_one_line_and_no_success(args: list[str], gateway_com
     gateway_command.file(json.dumps(body), "body.json")
     store = {"GATEWAY_STORE_URL": f"sqlite:///{gateway_command.folder / 's.db'}"}
     if args[0] in {"sessions", "top", "keys"}:
-        gateway_command.process("keys", "add", "alice", env=store)  # makes the store
+        assert gateway_command("keys", "add", "alice", env=store).code == 0  # makes the store
     done = shut(">&-", gateway_command, args, store)
     assert (done.returncode, done.stderr.splitlines()[-1:]) == (1, [CLOSED])
     assert "Traceback" not in done.stderr

@@ -106,6 +106,52 @@ def test_upstream_is_one_provider_for_every_model_and_gets_the_callers_key(
     )
 
 
+MODELS = [
+    {"match": "short", "provider": "own", "name": "gpt-5.1", "window": 600, "price": {"input": 100, "output": 200}},
+    {"match": "far-*", "provider": {"own": 2, "other": 1}, "window": 5_000},
+]
+
+
+@pytest.mark.parametrize("way", ["--mock", "--upstream"])
+def test_one_provider_for_all_leaves_what_the_file_says_of_its_models(
+    way: str, serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: Provider
+) -> None:
+    providers = {name: {"base_url": "http://127.0.0.1:1", "key": "${NOT_SET}"} for name in ("own", "other")}
+    file = gateway_command.file(settings("", gateway_command.folder, providers=providers, models=MODELS))
+    flags = ("--mock",) if way == "--mock" else ("--upstream", mock_server.url)
+    web = serving("-c", file, *flags).web
+    answer = web.chat("s", "tokens=10/5" if way == "--upstream" else "", model="short")
+    assert answer.status == 200
+    if way == "--upstream":
+        assert [call.model for call in mock.calls] == ["gpt-5.1"], "the alias"
+        assert answer.header("x-session-cumulative-cost-usd") == "0.002000", "the price"
+    assert int(answer.header("x-context-budget-tokens") or 0) < 600, "the window"
+    assert float(answer.header("x-session-cumulative-cost-usd") or 0) > 0.0005
+    assert web.chat("s", model="short", messages=[{"role": "user", "content": "word " * 700}]).status == 400
+    assert int(web.chat("t", model="far-away").header("x-context-budget-tokens") or 0) in range(4_000, 5_000)
+    assert web.chat("u", model="own/anything").status == 200, "no other provider is left, whatever a call names"
+
+
+def test_the_built_in_provider_has_a_price_for_each_model_without_one(
+    serving: Serve, gateway_command: Commands
+) -> None:
+    file = gateway_command.file(settings("http://127.0.0.1:1", gateway_command.folder, models=MODELS))
+    web = serving("-c", file, "--mock").web
+    costs = [web.chat(model, model=model).header("x-session-cumulative-cost-usd") for model in ("far-away", "any")]
+    assert costs[0] == costs[1]
+    assert float(costs[0] or 0) > 0
+
+
+def test_a_reload_keeps_the_one_provider(serving: Serve, gateway_command: Commands) -> None:
+    file = gateway_command.file(settings("http://127.0.0.1:1", gateway_command.folder, models=MODELS))
+    gateway = serving("-c", file, "--mock")
+    file.write_text(settings("http://127.0.0.1:1", gateway_command.folder, models=[{**MODELS[0], "window": 900}]))
+    assert gateway.web.post("/api/reload", {}).status == 200
+    answer = gateway.web.chat("s", model="short")
+    assert answer.status == 200
+    assert 600 < int(answer.header("x-context-budget-tokens") or 0) < 900
+
+
 def test_flags_beat_the_environment_which_beats_the_file(serving: Serve, gateway_command: Commands) -> None:
     folder = gateway_command.folder
     file = gateway_command.file(settings("http://127.0.0.1:1", folder, sessions={"on_missing": "require"}))
@@ -161,8 +207,9 @@ def test_a_host_that_is_no_address_is_said_to_be_none(host: str, gateway_command
     assert "(while" not in done.err
 
 
-@pytest.mark.parametrize("host", ["::1", "[::1]"])
-@pytest.mark.parametrize("place", ["flag", "file", "variable"])
+@pytest.mark.parametrize(
+    ("place", "host"), [("flag", "::1"), ("flag", "[::1]"), ("file", "[::1]"), ("variable", "[::1]")]
+)
 def test_a_host_may_be_written_as_in_a_url(place: str, host: str, serving: Serve, gateway_command: Commands) -> None:
     file = gateway_command.file(f'server: {{host: "{host}"}}' if place == "file" else "{}")
     flags = ("--host", host) if place == "flag" else ()

@@ -10,6 +10,7 @@ from gateway.mock import MockServer, Provider
 from tests.conftest import StartGateway
 from tests.support.commands import Commands
 from tests.support.gateways import GatewayThread
+from tests.support.web import CHAT, HI
 
 ALICE = "alice-key-0123456789"
 
@@ -110,6 +111,17 @@ def test_delete_forgets_a_session_and_its_calls(filled: GatewayThread, store: st
     assert gateway_command("sessions", "show", "small", "--store", store).code == 1
     rows = json.loads(gateway_command("sessions", "list", "--json", "--store", store).out)
     assert [row["id"] for row in rows] == ["large"]
+
+
+@pytest.mark.parametrize("what", ["reset", "delete"])
+def test_a_budget_under_a_name_that_never_called_is_reset_and_deleted(
+    what: str, filled: GatewayThread, store: str, gateway_command: Commands
+) -> None:
+    headers = {"x-session-id": "child", "x-parent-session-id": "parent"}
+    assert filled.web.post(CHAT, {"model": "mock-small", "messages": HI}, headers).status == 200
+    assert gateway_command("sessions", what, "parent", "--store", store).code == 0
+    now = json.loads(gateway_command("sessions", "budget", "parent", "9", "--json", "--store", store).out)
+    assert now["budget"]["used"]["tokens"] == 0
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)])

@@ -331,12 +331,37 @@ def test_init_writes_a_file_that_passes_check_and_changes_nothing(gateway_comman
     assert "gateway.yaml" in done.err
     assert gateway_command("check").code == 0
     file = gateway_command.folder / "gateway.yaml"
-    assert file.read_text() == (ROOT / "gateway.yaml").read_text()
+    assert file.read_text().partition("#\n")[2] == (ROOT / "gateway.yaml").read_text().partition("#\n")[2] != ""
 
     from gateway import config
 
     assert config.load(file, environment={}).settings == config.Settings(
         providers=config.load(environment={}).settings.providers
+    )
+
+
+@pytest.mark.parametrize("schema", [None, "gateway.schema.json", "config/gateway.schema.json"])
+def test_init_names_a_schema_only_where_there_is_one(schema: str | None, gateway_command: Commands) -> None:
+    if schema is not None:
+        (gateway_command.folder / schema).parent.mkdir(exist_ok=True)
+        (gateway_command.folder / schema).write_text("{}")
+    assert gateway_command("init").code == 0
+    lines = (gateway_command.folder / "gateway.yaml").read_text().splitlines()
+    named = [line for line in lines if re.match(r"#\s*yaml-language-server\s*:", line)]
+    if schema is None:
+        assert named == []
+        assert "gateway schema > gateway.schema.json" in lines[0]
+    else:
+        assert named == lines[:1] == [f"# yaml-language-server: $schema=./{schema}"]
+
+
+def test_init_names_a_schema_from_where_the_file_is(gateway_command: Commands) -> None:
+    (gateway_command.folder / "gateway.schema.json").write_text("{}")
+    (gateway_command.folder / "below").mkdir()
+    assert gateway_command("init", "below/gateway.yaml").code == 0
+    assert (
+        "yaml-language-server: $schema"
+        not in (gateway_command.folder / "below/gateway.yaml").read_text().partition("\n")[0]
     )
 
 

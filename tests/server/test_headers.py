@@ -66,9 +66,9 @@ def test_without_a_session_there_is_nothing_of_one() -> None:
 
 
 def test_while_the_store_is_away_no_totals_are_claimed() -> None:
-    found = shown(Reply(200, [], b"", session=SessionKey("a", "s")))
-    assert found["x-session-id"] == "s"
-    assert not any("cumulative" in name for name in found)
+    for is_final in (True, False):
+        found = shown(Reply(503, [], b"", session=SessionKey("a", "s"), final=is_final))
+        assert [name for name in found if name.startswith("x-session-")] == ["x-session-id"]
 
 
 def test_a_cost_of_which_a_part_is_unknown_is_left_out() -> None:
@@ -112,4 +112,11 @@ def test_the_last_comment_of_a_stream_holds_comment_lines_only() -> None:
     assert json.loads(values["x-session-cumulative-token-usage"])["totalTokens"] == 16326
     assert json.loads(values["x-token-usage"])["totalTokens"] == 8163
     assert values["x-session-usage-source"] == "provider"
+    whole = shown(Reply(200, [], b"", session=SessionKey("", "s"), totals=TOTALS))
+    for name in ("cached-tokens", "calls", "cost-usd"):
+        assert values[f"x-session-cumulative-{name}"] == whole[f"x-session-cumulative-{name}"]
     assert b"x-token-usage" not in headers.totals_comment(TOTALS, None, None)
+
+
+def test_the_last_comment_of_a_stream_has_no_cost_where_a_price_is_unknown() -> None:
+    assert b"cost-usd" not in headers.totals_comment(replace(TOTALS, unpriced_calls=1), CHARGE, None)

@@ -59,6 +59,17 @@ def test_a_provider_that_fails_is_said_to_and_then_to_be_left_alone(
     assert state() == ("left_alone", 2, True)
 
 
+@pytest.mark.parametrize("path", ["/api/health", "/metrics", "/api/reload"])
+def test_a_client_key_on_this_machine_is_told_that_the_key_is_in_the_way(
+    path: str, mock_server: MockServer, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"auth.keys": [{"name": "alice", "key": ALICE}]})
+    web = Web(gateway.url, {"authorization": f"Bearer {ALICE}"})
+    refused = web.post(path, {}) if path == "/api/reload" else web.get(path)
+    assert refused.status == 403
+    assert refused.error["message"].endswith("where none is set, a call from this machine without a client key.")
+
+
 def test_a_client_key_does_not_see_it(mock_server: MockServer, gateway_server: StartGateway) -> None:
     keys = {"auth.admin_key": ADMIN, "auth.keys": [{"name": "alice", "key": ALICE}]}
     gateway = gateway_server(mock_server.url, **keys)

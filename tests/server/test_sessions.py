@@ -132,6 +132,25 @@ def test_delete_forgets_the_session(web: Web, session: str) -> None:
     assert web.chat(session, "tokens=3/4").totals == (3, 4, 7)
 
 
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_a_session_that_was_only_the_parent_of_others_is_reset_and_deleted(web: Web, session: str, method: str) -> None:
+    path = f"/api/sessions/{session}" + ("/reset" if method == "POST" else "")
+    call = {"model": "mock-small", "messages": HI}
+    headers = {"x-session-id": f"{session}-child", "x-parent-session-id": session}
+    assert web.post(CHAT, call, headers).status == 200
+    answer = web.send(method, path)
+    assert (answer.status, answer.json["id"]) == (200, session)
+    set_anew = web.send("PATCH", f"/api/sessions/{session}", {"budget": {"tokens": 9}}).json
+    assert set_anew["budget"]["used"]["tokens"] == 0
+
+
+def test_a_budget_that_was_set_before_the_first_call_is_deleted(web: Web, session: str) -> None:
+    assert web.send("PATCH", f"/api/sessions/{session}", {"budget": {"tokens": 9}}).status == 200
+    assert web.send("DELETE", f"/api/sessions/{session}").status == 200
+    assert web.send("DELETE", f"/api/sessions/{session}").status == 404
+    assert web.chat(session).status == 200
+
+
 # --- reload -------------------------------------------------------------------------------------------------------
 
 

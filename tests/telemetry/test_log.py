@@ -20,6 +20,7 @@ import pytest
 import gateway
 from gateway.core.fitting.receipt import Fate
 from gateway.core.ports import CallRecord, ContextRecord, SessionKey
+from gateway.core.spending import Allowance
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.telemetry import log
 from tests.support.timing import ends, in_time
@@ -73,6 +74,13 @@ def test_a_line_for_people_says_what_went_wrong_and_what_is_not_known() -> None:
     guessed = replace(CALL, charge=replace(CHARGE, source="estimated", cost_usd=None), session=None, model="")
     assert log.text_line(guessed, replace(TOTALS, unpriced_calls=1)) == "chat - · used 7,951+212 (estimated) · 1.9 s"
     assert "$" not in log.text_line(CALL, replace(TOTALS, unpriced_calls=1))
+
+
+def test_a_line_for_people_says_what_is_left_of_a_budget_in_tokens() -> None:
+    assert log.text_line(CALL, TOTALS, Allowance(100_000, 36_590)).endswith(
+        "· session 63,410 tok, $0.103200 · 36,590 of 100,000 left · 1.9 s"
+    )
+    assert "left" not in log.text_line(CALL, TOTALS, Allowance(limit_usd="1.000000", left_usd="0.500000"))
 
 
 def test_a_line_for_machines() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -215,11 +216,11 @@ def test_a_provider_that_is_configured_no_more_is_shown_no_more(tmp_path: Path, 
 
 
 KILLED = """
-import os, signal, sys
+import os, pickle, signal, sys
 from dataclasses import replace
 from pathlib import Path
 from gateway.telemetry.metrics import Metrics
-from tests.telemetry.test_metrics import CALL
+CALL = pickle.load(sys.stdin.buffer)
 metrics = Metrics(Path(sys.argv[1]))
 for number in range(250):
     name = f"{sys.argv[2]}-{number}"
@@ -229,12 +230,18 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_workers_that_are_killed_again_and_again_use_up_no_slots(tmp_path: Path) -> None:
+def one_that_is_killed(folder: Path, life: str) -> None:
+    """A worker that counts 251 calls, of as many models and tools, and is gone."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", KILLED, str(folder), life]
+    ended = subprocess.run(command, env=environment, input=pickle.dumps(CALL), check=False)
+    assert ended.returncode == -signal.SIGKILL
+
+
+def test_workers_that_are_killed_again_and_again_use_up_no_slots(tmp_path: Path) -> None:
     sizes = []
     for life in range(3):
-        ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(life)], env=environment, check=False)
-        assert ended.returncode == -signal.SIGKILL
+        one_that_is_killed(tmp_path, str(life))
         sizes.append(len((tmp_path / "1.names").read_text("utf-8").splitlines()))
     assert sizes == [sizes[0]] * 3
     found = read(Metrics(tmp_path).text())
@@ -245,8 +252,7 @@ def test_workers_that_are_killed_again_and_again_use_up_no_slots(tmp_path: Path)
 
 
 def test_a_worker_goes_on_telling_apart_what_the_one_before_it_did(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), "old"], env=environment, check=False)
+    one_that_is_killed(tmp_path, "old")
     metrics = Metrics(tmp_path)
     metrics.record(replace(CALL, model="old-7", tools=("old-7",)), None)
     metrics.record(replace(CALL, model="new", tools=("new",)), None)
