@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from gateway.core.errors import InvalidRequest, PriceUnknown
-from gateway.core.ledger import Amount, Claim, Hold, Refused, Standing
+from gateway.core.ledger import Amount, Claim, Granted, Hold, Refused, Standing
 from gateway.core.ports import CallRecord, OpenHold, Opening, SessionKey, Store
 from gateway.core.spending import (
     STREAM_STEP,
@@ -24,7 +25,7 @@ from gateway.stores.blind import Blind
 from gateway.stores.leases import Lease, Leases
 
 #: of agents that call agents
-_MOST_PARENTS = 8
+_MOST_PARENTS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,29 +171,38 @@ class Budgets:
             StoreUnavailable: nothing is held.
         """
         if not (is_stream and book.is_blind) and all(stands.limits.is_none for stands in book.standings):
-            lease = Lease(call_id, 0, pending=lambda: self._opened(book, call_id, need_of(), lost))
-            return Taken(None, 0, lease if book.is_blind else self._leases.open(lease), None, book)
+            return self._unlimited(book, call_id, need_of, lost)
         need = need_of()
         if book.is_blind:
             # There is nobody to ask for more while the answer comes.
             need = replace(need, can_grow=False)
         self._check_price(book, need)
         opened = self._opened(book, call_id, need, lost)
-        hold = opened.hold
         if book.is_blind:
-            outcome = self._blind.reserve(hold)
+            outcome = self._blind.reserve(opened.hold)
         else:
             outcome = await self._store.reserve(opened, self._leases.lease_s)
         if isinstance(outcome, Refused):
             claim = next(claim for claim in book.claims if claim.key == outcome.standing.key)
             raise refusal(outcome, claim, self.policy, self._wall())
-        grows = need.can_grow and need.output is None and not book.is_blind and is_limited(outcome.standings)
-        lease = Lease(hold.id, outcome.units * need.answers, STREAM_STEP if grows else 0, need.answers)
+        return self._granted(book, opened.hold, outcome, need)
+
+    def _unlimited(
+        self, book: Book, call_id: str, need_of: Callable[[], Need], lost: Callable[[Need], CallRecord]
+    ) -> Taken:
+        """Nothing is held yet, see `reserve`."""
+        lease = Lease(call_id, 0, pending=lambda: self._opened(book, call_id, need_of(), lost))
+        return Taken(None, 0, lease if book.is_blind else self._leases.open(lease), None, book)
+
+    def _granted(self, book: Book, hold: Hold, granted: Granted, need: Need) -> Taken:
+        """What a hold that was granted gives the call, and is kept alive from now on."""
+        grows = need.can_grow and need.output is None and not book.is_blind and is_limited(granted.standings)
+        lease = Lease(hold.id, granted.units * need.answers, STREAM_STEP if grows else 0, need.answers)
         if not book.is_blind:
             self._leases.open(lease)
-            self._blind.saw_used(outcome.standings)
-        limit = limit_to_set(hold, outcome, need)
-        return Taken(hold, outcome.units, lease, limit, replace(book, standings=outcome.standings))
+            self._blind.saw_used(granted.standings)
+        limit = limit_to_set(hold, granted, need)
+        return Taken(hold, granted.units, lease, limit, replace(book, standings=granted.standings))
 
     def _check_price(self, book: Book, need: Need) -> None:
         if not need.is_priced and is_limited(book.standings, "nano_usd"):

@@ -26,7 +26,8 @@ from gateway.core.usage import Totals
 from gateway.dialects.base import Answer, Call, Dialect
 from gateway.dialects.contents import Contents
 from gateway.dialects.elsewhere import is_in_background, kept_elsewhere
-from gateway.dialects.limits import Fields, least_output, output_limit
+from gateway.dialects.fields import AnyFields
+from gateway.dialects.limits import least_output, output_limit
 from gateway.dialects.tools import NOT_NARROWED, Narrowing
 from gateway.planning import Asked
 from gateway.results import Showing
@@ -49,9 +50,8 @@ class Progress:
     """One call: what came in, and what became of it so far.
 
     `started_at` is wall time, `sent_at` and `head_at` are monotonic. `routes`: where it may go, `route`: the one whose
-    turn it is, `is_too_long`: for that one, `is_at_work`: it may be working on it, which
-    `at_work` is told. `affordable`: input tokens
-    that its budgets allow. `is_holding`: something may be held.
+    turn it is, `is_too_long`: for that one, `is_at_work`: it may be working on it, which `at_work` is told.
+    `affordable`: input tokens that its budgets allow. `is_holding`: something may be held.
     `contents`: of the call, where a step had to look at them; `step`: the one that it was begun in; `narrowed`: how
     the provider is told which tools may be called.
     `before`: the session's totals as they were read before it was sent, where they go out before its answer.
@@ -125,12 +125,12 @@ class Progress:
         """What of the request stands for content that the provider keeps."""
         return kept_elsewhere(self.call.fields, self.incoming.endpoint.wire) if self.call is not None else ()
 
-    def output_limit(self, fields: Fields, wire: Wire) -> int | None:
+    def output_limit(self, fields: AnyFields, wire: Wire) -> int | None:
         """The most tokens that an answer may have, as the call says or its step."""
         asked, step = output_limit(fields, wire), self.limit_to_set(fields, wire)
         return asked if step is None else step
 
-    def limit_to_set(self, fields: Fields, wire: Wire) -> int | None:
+    def limit_to_set(self, fields: AnyFields, wire: Wire) -> int | None:
         """The limit of an answer that the step sets; None: as the call says, or below what can be set."""
         most = self.step.max_output_tokens if self.step is not None else None
         if most is None:

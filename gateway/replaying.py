@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.core import identity
+from gateway.core.counting.request import ITEMS
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow
 from gateway.core.message import plain
 from gateway.core.plan import Wishes
@@ -28,7 +29,6 @@ from gateway.core.session import Remembered
 from gateway.core.usage import Usage
 from gateway.core.values import dataclass
 from gateway.core.views import VIEWED
-from gateway.dialects.contents import ITEMS
 from gateway.dialects.opening import opening_items
 from gateway.inspection import Inspector
 from gateway.planning import Asked

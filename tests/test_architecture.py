@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -38,13 +39,14 @@ ALLOWED = {
     "records": {"core", "dialects", "progress"},
     "refusals": {"core"},
     "newest": {"core", "dialects"},
-    "stepping": {"core", "dialects", "calls", "newest", "planning", "progress", "refusals"},
+    "telling": set(),
+    "stepping": {"core", "dialects", "calls", "newest", "planning", "progress", "refusals", "telling"},
     "summaries": {"core", "dialects", "addressing", "calls", "progress"},
     "result_summaries": {"core", "decisions", "results", "progress", "summaries"},
     "composing": {
         *("core", "dialects", "stores", "planning", "results", "progress", "summaries", "result_summaries"),
     },
-    "accounting": {"core", "dialects", "stores", "budgeting", "progress", "records", "stepping"},
+    "accounting": {"core", "dialects", "stores", "budgeting", "progress", "records", "stepping", "telling"},
     "answers": {"core", "dialects", "upstream", "calls", "progress", "accounting"},
     "pipeline": {
         *("core", "dialects", "stores", "upstream", "planning", "budgeting", "results", "calls", "progress"),
@@ -284,6 +286,25 @@ def test_every_module_has_a_test_that_mirrors_it_or_a_reason_why_not() -> None:
         if not is_empty and not any(map(holds_tests, places)):
             missing.append(module)
     assert missing == []
+
+
+def named_in(document: str, known: set[str]) -> Iterator[str]:
+    """The files of the package that a document names: by their path, or bare behind their folder or a file of it."""
+    for line in document.splitlines():
+        folder = ""
+        for name in re.findall(r"`([a-z_/]+/|[a-z_/]+\.py)`", line):
+            beside = folder + name
+            path = beside if beside in known else name
+            folder = f"{path.rpartition('/')[0]}/" if "/" in path else folder
+            if path.endswith(".py"):
+                yield path
+
+
+def test_every_module_has_its_place_in_the_document_and_no_other_is_named_there() -> None:
+    known = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
+    named = set(named_in((ROOT / "docs/architecture.md").read_text("utf-8"), known))
+    assert [path for path in sorted(known - named) if not path.endswith("__init__.py")] == []
+    assert [path for path in sorted(named - known) if not (ROOT / path).is_file()] == []
 
 
 def test_no_reason_outlives_its_module_or_its_test() -> None:

@@ -28,8 +28,8 @@ class SessionState:
     """The fitted beginnings of a session's conversations, as `Epoch.to_json` gives them, by prefix; the newest last.
 
     `summaries`: the texts they refer to by id, and those that were made last. `parent`: the session that called for
-    this one, whose budgets it spends too. `steps`: where each agent is in its steps, the last
-    one that called at the end.
+    this one, whose budgets it spends too. `steps`: where each agent is in its steps, the last one that called at the
+    end.
     """
 
     epochs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -102,8 +102,3 @@ def _field_value(line: bytes) -> bytes | None:
     if name != b"data":
         return None
     return value.removeprefix(b" ")
-
-
-def comment(text: str) -> bytes:
-    """A block that clients skip."""
-    return b": " + text.encode() + b"\n\n"

@@ -1,17 +1,20 @@
-"""Answers that consist of choices (chat, completions), and asking for the usage of a stream of them."""
+"""What chat and completions have in common: answers of choices, and asking for the usage of a stream of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from gateway.core.errors import GatewayError
 from gateway.core.message import encode
 from gateway.core.values import dataclass
-from gateway.dialects.base import MAX_TOOLS, Answer, Call, Verdict
+from gateway.dialects import openai_errors
+from gateway.dialects.base import MAX_TOOLS, Answer, Call, EventReader, Verdict
 from gateway.dialects.fields import UNREADABLE, Fields, decode
 from gateway.dialects.gathered import Gathered
+from gateway.dialects.texts import texts_of_fields
 
 #: what every chunk with a choice holds, written compact or as Python's json does
 _MARK: Final = b'"choices":[{'
@@ -78,11 +81,37 @@ def usage_wish(call: Call) -> dict[str, object]:
     return {"stream_options": {**(options if isinstance(options, dict) else {}), "include_usage": True}}
 
 
-def read_whole(body: bytes, form: Form) -> Answer:
-    """A whole answer, read as if it were a chunk."""
-    reader = ChoicesReader(form, drop_usage=False)
-    reader.read(body)
-    return reader.answer()
+class ChoicesDialect:
+    """What a `Dialect` of chat and one of completions do alike."""
+
+    _form: Form
+    #: the fields of a request that hold texts
+    _text_fields: Sequence[str]
+
+    def input_text(self, call: Call) -> Iterator[str]:
+        """See `Dialect.input_text`."""
+        return texts_of_fields(call.fields, self._text_fields)
+
+    def answer(self, body: bytes) -> Answer:
+        """See `Dialect.answer`. A whole answer is read as if it were a chunk."""
+        reader = ChoicesReader(self._form, drop_usage=False)
+        reader.read(body)
+        return reader.answer()
+
+    def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
+        """See `Dialect.reader`."""
+        del call, input_tokens
+        return ChoicesReader(self._form, drop_usage=drop_usage)
+
+    def error(self, fault: GatewayError, request_id: str, details: Mapping[str, object] | None = None) -> bytes:
+        """See `Dialect.error`."""
+        del request_id
+        return openai_errors.body(fault, details)
+
+    def error_event(self, fault: GatewayError, request_id: str, number: int = 0) -> bytes:
+        """See `Dialect.error_event`."""
+        del request_id, number
+        return openai_errors.event(fault)
 
 
 class ChoicesReader:

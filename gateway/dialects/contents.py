@@ -16,19 +16,13 @@ import msgspec
 
 from gateway.core.counting.beginnings import Beginning, Beginnings
 from gateway.core.counting.measure import Wire
+from gateway.core.counting.request import ITEMS
 from gateway.core.errors import InvalidRequest
 from gateway.core.message import plain
 from gateway.core.values import dataclass
 from gateway.dialects.base import Call
 from gateway.dialects.fields import check_length, decode, join
 
-#: the field that holds what was said, and where an array of it has elements that are messages
-ITEMS: Final[Mapping[Wire, str]] = {
-    "chat": "messages",
-    "messages": "messages",
-    "responses": "input",
-    "completions": "prompt",
-}
 _WITHOUT_MESSAGES: Final = frozenset({"completions"})
 #: No provider takes so many; a body with more is not worth the time it would take to weigh each of them.
 MOST_MESSAGES: Final = 20_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -13,6 +14,8 @@ import msgspec
 from gateway.core.errors import InvalidRequest
 
 Fields = Mapping[str, msgspec.Raw]
+#: the same, some of them set anew
+AnyFields = Mapping[str, bytes | msgspec.Raw]
 _ANY_DECODER: Final = msgspec.json.Decoder()
 #: of a number that anybody means
 _MOST_DIGITS: Final = 400
@@ -41,6 +44,12 @@ _MOST_BYTES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("tool_choice", "function_call"), 2**20),
     **dict.fromkeys(("response_format", "output_config", "output_format", "text"), 2**20),
 }
+#: an escape that is half of a surrogate pair without its other half; the backslashes before it are escaped themselves
+_HALF: Final = re.compile(
+    rb"(?<!\\)(?:\\\\)*+"
+    rb"(\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+)
 
 
 class _Name:
@@ -90,7 +99,7 @@ def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
     except msgspec.ValidationError:
         raise InvalidRequest('The request body is JSON, but not an object. Send an object like {"model": …}.') from None
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"The request body is not valid JSON: {error}.") from None
+        raise InvalidRequest(_told(body, error)) from None
     except RecursionError:
         raise InvalidRequest("The request body is nested too deep to be read.") from None
     fields = {name.text: raw for name, raw in named.items()}
@@ -102,6 +111,18 @@ def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
         if (meant := name.casefold()) in _MEANT and name != meant:
             raise InvalidRequest(f'The field "{name}" is written "{meant}".', param=name)
     return fields
+
+
+def _told(body: bytes, error: msgspec.DecodeError) -> str:
+    """What is wrong with a body that cannot be read."""
+    half = _HALF.search(body)
+    if half is None:
+        return f"The request body is not valid JSON: {error}."
+    return (
+        f"The JSON of the request body holds half a character: {half[1].decode()} at byte {half.start(1)} is a lone "
+        "surrogate, which no UTF-8 text can hold. Cut texts between whole characters, or replace such halves "
+        "(JavaScript: text.toWellFormed())."
+    )
 
 
 def check_length(name: str, raw: bytes | msgspec.Raw, most: int) -> None:

@@ -6,13 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
-
 from gateway.core.counting.measure import Wire
-from gateway.dialects.fields import decode
+from gateway.dialects.fields import AnyFields, decode
 from gateway.dialects.texts import prompts
-
-Fields = Mapping[str, bytes | msgspec.Raw]
 
 #: by format: the fields that bound an answer; several may stand in one request
 _FIELDS: Final[Mapping[Wire, tuple[str, ...]]] = {
@@ -31,7 +27,7 @@ _MOST_ANSWERS: Final = 1_024
 _LEAST_THINKING: Final = 1_024
 
 
-def output_limit(fields: Fields, wire: Wire | None) -> int | None:
+def output_limit(fields: AnyFields, wire: Wire | None) -> int | None:
     """The most tokens that an answer may have, as the provider may read it; None where nothing bounds it.
 
     One of several fields that differ may be the one that counts, so the largest is taken; a field of another API alone
@@ -45,7 +41,7 @@ def output_limit(fields: Fields, wire: Wire | None) -> int | None:
     return max(own + others)
 
 
-def answers_asked(fields: Fields, wire: Wire | None) -> int:
+def answers_asked(fields: AnyFields, wire: Wire | None) -> int:
     """Answers that one call asks for, 1 where it does not say, or says what is no number of answers.
 
     Of several prompts each is answered. The other formats have one conversation.
@@ -55,7 +51,7 @@ def answers_asked(fields: Fields, wire: Wire | None) -> int:
     return min(max([1, *known]), _MOST_ANSWERS) * (prompts(fields["prompt"]) if has_prompts else 1)
 
 
-def _number(fields: Fields, name: str) -> int | None:
+def _number(fields: AnyFields, name: str) -> int | None:
     """A field as a number above 0; None where it is none. Some servers take `5.0` and `"5"` for 5, so we do too."""
     value = decode(fields[name]) if name in fields else None
     if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -67,7 +63,7 @@ def _number(fields: Fields, name: str) -> int | None:
     return number if number > 0 else None
 
 
-def service_tier(fields: Fields) -> str | None:
+def service_tier(fields: AnyFields) -> str | None:
     """The service tier a call asks for, as `core.pricing` names it."""
     own = anthropic_tier({name: decode(fields[name]) for name in ("speed", "inference_geo") if name in fields})
     value = decode(fields["service_tier"]) if "service_tier" in fields else None
@@ -80,7 +76,7 @@ def anthropic_tier(values: Mapping[str, object]) -> str | None:
     return {(True, True): "fast-us", (True, False): "fast", (False, True): "us"}.get((is_fast, is_us))
 
 
-def with_limit(fields: Fields, wire: Wire, limit: int, usual: str) -> dict[str, object]:
+def with_limit(fields: AnyFields, wire: Wire, limit: int, usual: str) -> dict[str, object]:
     """The fields to set so that an answer has at most `limit` tokens.
 
     The fields that the call has itself are lowered, and set where they bound nothing; where it has none, `usual` is set
@@ -98,12 +94,12 @@ def with_limit(fields: Fields, wire: Wire, limit: int, usual: str) -> dict[str, 
     return changes
 
 
-def least_output(fields: Fields, wire: Wire) -> int:
+def least_output(fields: AnyFields, wire: Wire) -> int:
     """Tokens below which the limit of an answer cannot be lowered, as the provider would refuse the call."""
     return 0 if _thinking(fields, wire) is None else _LEAST_THINKING + 1
 
 
-def _thinking(fields: Fields, wire: Wire) -> dict[str, Any] | None:
+def _thinking(fields: AnyFields, wire: Wire) -> dict[str, Any] | None:
     """The thinking a call asks for, where it has a budget that is bound by the limit of the answer.
 
     One that is not below that limit already is of thinking between calls of tools, which may go beyond it; or it is

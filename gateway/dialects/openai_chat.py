@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
 
-from gateway.core.errors import GatewayError
 from gateway.core.message import encode, text_parts
-from gateway.dialects import openai_errors
-from gateway.dialects.base import Answer, Call, EventReader
-from gateway.dialects.choices import CHAT_FORM, ChoicesReader, asks_for_usage, read_whole, usage_wish
+from gateway.dialects.base import Call
+from gateway.dialects.choices import CHAT_FORM, ChoicesDialect, asks_for_usage, usage_wish
 from gateway.dialects.fields import decode, flag_field, join, messages_field, model_field, read_fields
 from gateway.dialects.opening import opening_items
-from gateway.dialects.texts import texts_of_fields
-
-_TEXT_FIELDS: Final = (
-    *("messages", "tools", "functions", "response_format"),
-    *("prediction", "documents", "chat_template"),
-)
 
 
-class OpenAIChat:
+class OpenAIChat(ChoicesDialect):
     """The chat dialect."""
 
     name = "chat"
+    _form = CHAT_FORM
+    _text_fields = (
+        *("messages", "tools", "functions", "response_format"),
+        *("prediction", "documents", "chat_template"),
+    )
 
     def read(self, body: bytes) -> Call:
         """See `Dialect.read`."""
@@ -57,29 +53,6 @@ class OpenAIChat:
     def opening(self, call: Call) -> list[str] | None:
         """See `Dialect.opening`."""
         return opening_items(call.fields["messages"])
-
-    def input_text(self, call: Call) -> Iterator[str]:
-        """See `Dialect.input_text`."""
-        return texts_of_fields(call.fields, _TEXT_FIELDS)
-
-    def answer(self, body: bytes) -> Answer:
-        """See `Dialect.answer`."""
-        return read_whole(body, CHAT_FORM)
-
-    def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
-        """See `Dialect.reader`."""
-        del call, input_tokens
-        return ChoicesReader(CHAT_FORM, drop_usage=drop_usage)
-
-    def error(self, fault: GatewayError, request_id: str, details: Mapping[str, object] | None = None) -> bytes:
-        """See `Dialect.error`."""
-        del request_id
-        return openai_errors.body(fault, details)
-
-    def error_event(self, fault: GatewayError, request_id: str, number: int = 0) -> bytes:
-        """See `Dialect.error_event`."""
-        del request_id, number
-        return openai_errors.event(fault)
 
 
 def completion_request(model: str, messages: Sequence[Mapping[str, object]], limit: tuple[str, int]) -> bytes:

@@ -22,10 +22,9 @@ from gateway.core.counting.measure import Wire
 from gateway.core.errors import InvalidRequest
 from gateway.core.repeated import Repeated
 from gateway.core.values import dataclass
-from gateway.dialects.fields import decode, join
+from gateway.dialects.fields import AnyFields, decode, join
 
-Fields = Mapping[str, bytes | msgspec.Raw]
-#: what a request says of calling tools: none, as the model likes, one at the least, or `named`
+#: what a request says of calling tools: none, as the model likes, one at the least
 Mode = Literal["none", "auto", "required"]
 
 #: by format: the fields that list tools
@@ -135,7 +134,7 @@ class Offer:
         return sets.pop() if name not in names and len(sets) == 1 else name
 
 
-def offer_of(fields: Fields, wire: Wire) -> Offer | None:
+def offer_of(fields: AnyFields, wire: Wire) -> Offer | None:
     """What a request offers; None where it offers no tools.
 
     Raises:

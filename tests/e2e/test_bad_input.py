@@ -100,6 +100,16 @@ def test_a_refusal_names_the_field(body: bytes, param: str, web: Web) -> None:
     assert web.post(CHAT, body).error["param"] == param
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/messages"])
+def test_half_a_character_is_refused_by_its_name(path: str, web: Web) -> None:
+    hello = b'[{"role":"user","content":"Hello \\ud83d"}]'
+    body = b'{"model":"mock-small","max_tokens":9,"messages":' + hello + b',"input":' + hello + b"}"
+    answer = web.post(path, body)
+    assert answer.status == 400
+    assert "\\ud83d at byte" in answer.error["message"]
+    assert "lone surrogate" in answer.error["message"]
+
+
 ODD_BODIES = {
     "lone surrogate": b'{"model":"mock-small","messages":[{"role":"user","content":"\\ud800"}]}',
     "lone surrogate in a key": b'{"model":"mock-small","messages":[],"\\udfff":1}',

@@ -463,6 +463,41 @@ def test_a_budget_may_be_set_before_the_first_call_changed_in_parts_and_taken_ba
     assert call(small.web, "new").header("x-session-budget-limit-tokens") is None
 
 
+@pytest.mark.parametrize(
+    ("body", "headers", "code"),
+    [
+        ({"messages": HI}, {"x-context-budget": "many"}, "invalid_request"),
+        (b"{", {"x-session-budget-tokens": "5", "x-parent-session-id": "above"}, "invalid_request"),
+        ({"model": "nobody/has-it", "messages": HI}, {}, "model_not_found"),
+    ],
+    ids=["directive", "body", "model"],
+)
+def test_a_call_refused_before_its_accounts_are_read_still_says_its_budget(
+    body: Any, headers: dict[str, str], code: str, mock_server: MockServer, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, budget={"tokens": 1_000}, default_provider=None)
+    assert call(gateway.web, "s", model="upstream/mock-small").status == 200
+    before = budget(gateway.web, "s")
+    refused = gateway.web.post(CHAT, body, {"x-session-id": "s", **headers})
+    assert refused.error["code"] == code
+    assert refused.header("x-session-budget-limit-tokens") == "1000"
+    assert refused.header("x-session-budget-remaining-tokens") == str(before["remaining"])
+    assert budget(gateway.web, "s") == before, "nothing is taken over that it asked for"
+    assert gateway.web.get("/api/sessions/above").status == 404
+
+
+def test_a_call_refused_without_a_session_says_the_budget_of_its_key(
+    mock_server: MockServer, gateway_server: StartGateway
+) -> None:
+    keys = [{"name": "alice", "key": "alice-0123456789abcdef", "budget": {"tokens": 700}}]
+    gateway = gateway_server(mock_server.url, **{"auth.keys": keys})
+    headers = {"authorization": "Bearer alice-0123456789abcdef", "x-context-budget": "many", "x-request-id": "mine"}
+    refused = gateway.web.post(CHAT, {"model": "mock-small", "messages": HI}, headers)
+    assert refused.error["param"] == "x-context-budget"
+    assert refused.header("x-session-budget-remaining-tokens") == "700"
+    assert (refused.header("x-request-id"), refused.header("x-session-id")) == ("mine", None)
+
+
 def test_only_the_operator_changes_a_budget(
     mock_server: MockServer, mock: Provider, gateway_server: StartGateway
 ) -> None:

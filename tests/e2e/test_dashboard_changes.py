@@ -185,8 +185,8 @@ def test_a_next_page_that_fails_is_not_asked_for_again_and_again(
     page.wait_for_timeout(500)
     assert len(asked) <= 2
     page.unroute("**/api/sessions?**cursor=**")
+    # Still so near to the end that more is loaded, and once: with that the end is far.
     region.evaluate("element => element.scrollBy(0, -50)")
-    region.evaluate("element => element.scrollTo(0, element.scrollHeight)")
     expect(region.locator("table")).to_have_attribute("aria-rowcount", "401")
 
 

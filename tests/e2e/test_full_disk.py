@@ -119,6 +119,8 @@ def test_calls_are_refused_in_time_and_nothing_under_way_is_lost_until_there_is_
     with in_time():
         refused = gateway.web.chat("s")
     assert (refused.status, refused.error["code"]) == (503, "store_unavailable")
+    about_totals = ("x-session-cumulative", "x-session-usage")
+    assert [name for name, _ in refused.headers if name.startswith(about_totals)] == [], "nobody knows them"
     assert refused.header("retry-after")
     with in_time():
         refused = ask_anthropic(gateway)

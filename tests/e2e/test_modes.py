@@ -12,6 +12,7 @@ import pytest
 
 from gateway.mock import Behaviour, MockServer, Provider, Turn
 from tests.conftest import StartGateway
+from tests.support import stopping
 from tests.support.formats import Format
 from tests.support.gateways import GatewayThread, write_config
 from tests.support.web import CHAT, Reply, Web
@@ -191,8 +192,9 @@ Start = Callable[..., GatewayThread]
 
 @pytest.fixture
 def writer_server() -> Iterator[MockServer]:
-    with MockServer() as server:
-        yield server
+    server = MockServer().start()
+    yield server
+    stopping.soon(server.stop)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.mock import Behaviour, MockServer, Provider, ToolCall, Turn
 from tests.conftest import StartGateway, StartUpstream
+from tests.support import stopping
 from tests.support.conversations import SYSTEM, TASK, TOOLS, agent, step
 from tests.support.gateways import GatewayThread, until
 from tests.support.scripted import completion
@@ -31,8 +32,9 @@ Start = Callable[..., GatewayThread]
 
 @pytest.fixture
 def writer_server() -> Iterator[MockServer]:
-    with MockServer() as server:
-        yield server
+    server = MockServer().start()
+    yield server
+    stopping.soon(server.stop)
 
 
 @pytest.fixture

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.core.errors import InvalidRequest
+from gateway.dialects.fields import read_fields
+
+
+def body(text: str) -> bytes:
+    """One whose message says this JSON text."""
+    return b'{"model":"m","messages":[{"role":"user","content":"' + text.encode() + b'"}]}'
+
+
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [
+        (r"cut \ud83d", r"\ud83d"),
+        (r"cut \ud83d here", r"\ud83d"),
+        (r"\ude00 cut", r"\ude00"),
+        (r"\ud83d\ud83d\ude00", r"\ud83d"),
+        (r"\ud83d\ude00\uDE00", r"\uDE00"),
+        (r"\\\\\ud83d", r"\ud83d"),
+        (r"\ud83d\n", r"\ud83d"),
+    ],
+)
+def test_half_a_character_is_named_with_what_to_do(text: str, half: str) -> None:
+    raw = body(text)
+    json.loads(raw)  # the standard library takes it
+    with pytest.raises(InvalidRequest) as refused:
+        read_fields(raw)
+    message = refused.value.message
+    place = message.split(" at byte ")[1].split(" ")[0]
+    assert raw[int(place) :].startswith(half.encode())
+    assert f"{half} at byte" in message
+    assert "lone surrogate" in message
+    assert "toWellFormed" in message
+
+
+@pytest.mark.parametrize(
+    "text", [r"\ud83d\ude00", r"\\ud83d", r"\\\\ud83d", r"\\\ud83d\ude00", "\U0001f600", r"\ue000"]
+)
+def test_whole_characters_are_read(text: str) -> None:
+    assert list(read_fields(body(text))) == ["model", "messages"]
+
+
+@pytest.mark.parametrize("raw", [b'{"a":', b'{"a":"\\\\ud83d"', b'{"a":"\\ud83d\\ude00"', b"no json"])
+def test_what_is_broken_otherwise_is_told_otherwise(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="is not valid JSON"):
+        read_fields(raw)
