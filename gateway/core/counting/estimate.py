@@ -112,6 +112,7 @@ class Estimator:
         schema = self._schema(request, counter)
         others = self._others(request, counter)
         said = counts_tokens(counts, family) + sum(media_tokens(item, family) for item in media)
+        apart = sum(_measure_tokens(item, family) for item in self._system(request, counter))
         tokens = (
             said
             + family.start
@@ -134,7 +135,7 @@ class Estimator:
             family=family.name,
             counter=counter.name,
             context=total.parts(tools.typescript if family.rendering == "typescript" else tools.json),
-            beside=math.ceil(tokens - said),
+            beside=math.ceil(tokens - said + apart),
         )
 
     def family(self, request: Request) -> Family:

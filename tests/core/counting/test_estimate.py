@@ -200,6 +200,15 @@ def test_messages_are_weighed_one_by_one_for_who_has_to_choose(estimator: Estima
     assert estimator.message_tokens(read_request("chat", body)) == [6, 7]
 
 
+@pytest.mark.parametrize(("wire", "field"), [("responses", "instructions"), ("messages", "system")])
+def test_what_is_no_message_and_the_messages_are_the_whole(estimator: Estimator, wire: Wire, field: str) -> None:
+    array = "input" if wire == "responses" else "messages"
+    request = read_request(wire, {array: [user("one two"), user("three")], field: "word " * 200})
+    found = estimator.estimate(request)
+    assert found.beside >= 200
+    assert abs(found.beside + sum(estimator.message_tokens(request)) - found.tokens) <= 2
+
+
 def test_the_parts_of_the_context_come_with_the_estimate(estimator: Estimator) -> None:
     body = {"messages": [user("one two"), {"role": "tool", "tool_call_id": "1", "content": "a b c"}]}
     found = estimator.estimate(read_request("chat", body)).context
