@@ -176,7 +176,7 @@ def _row(row: dict[str, Any]) -> list[str]:
     usage = json.loads(headers["x-token-usage"])
     total = json.loads(headers["x-session-cumulative-token-usage"])
     calls = [call["function"]["name"] for call in row["answer"].get("tool_calls") or []]
-    number = int(headers["x-session-cumulative-calls"]) + (1 if row["stream"] else 0)
+    number = int(headers["x-session-cumulative-calls"])
     return [
         str(number),
         "stream" if row["stream"] else "",

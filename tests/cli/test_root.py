@@ -217,6 +217,9 @@ def test_the_demo_plays_a_session_and_its_total_is_the_providers_count(gateway_c
     assert "condense=" in done.out, "the conversation outgrows its budget"
     assert all(f"  {mode}  " in done.out for mode in ("raw", "table", "summary")), "and the session its own"
     assert 'was refused: Session "demo" has used' in done.out
+    numbers = [int(line.split()[0]) for line in done.out.splitlines() if line.endswith(" ms")]
+    assert numbers == [*range(1, 1 + len(numbers))]
+    assert len(numbers) > 3
     last = [line for line in done.lines if "tokens" in line][-2:]
     counts = {line.rsplit(": ", 1)[1] for line in last}
     assert len(last) == 2
