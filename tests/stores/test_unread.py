@@ -36,6 +36,11 @@ JUNK = '{"call_id":1}'
 _KEYS = Keys("gateway:")
 
 
+def rewrite(path: Path, call_id: str, record: object) -> None:
+    """Put something else in the place of a call's record."""
+    write(path, "UPDATE calls SET record = ? WHERE call_id = ?", record, call_id)
+
+
 @dataclass(frozen=True)
 class Spoilt:
     """A store, and ways to put into it what another version might have: in the place of a lost call, and of a hold."""
@@ -54,7 +59,7 @@ async def spoilt(request: pytest.FixtureRequest, path: Path, moments: Time) -> A
         made = Spoilt(
             in_file,
             moments,
-            lambda call_id: write(path, "UPDATE calls SET record = ? WHERE call_id = ?", JUNK.encode(), call_id),
+            lambda call_id: rewrite(path, call_id, JUNK.encode()),
             lambda hold_id: write(path, "UPDATE holds SET value = ? WHERE id = ?", JUNK.encode(), hold_id),
         )
     else:
@@ -130,7 +135,7 @@ async def test_when_the_store_is_back_what_it_refuses_keeps_nothing_waiting(
 ) -> None:
     store, one = SqliteStore(path, timeout_s=PATIENT_S), record()
     await store.settle(replace(one, outcome=LOST))
-    write(path, "UPDATE calls SET record = ? WHERE call_id = ?", JUNK.encode(), one.call_id)
+    rewrite(path, one.call_id, JUNK.encode())
     settler = Settler(store, Journal(journals))
     settler.away(StoreUnavailable("The store is away."))
     for item in (one, record("other")):
@@ -150,7 +155,7 @@ async def test_a_refused_record_in_a_journal_hides_neither_the_rest_of_it_nor_la
     lost = replace(one, outcome=LOST)
     await store.settle(lost)
     ((good,),) = query(path, "SELECT record FROM calls")
-    write(path, "UPDATE calls SET record = ? WHERE call_id = ?", JUNK.encode(), one.call_id)
+    rewrite(path, one.call_id, JUNK.encode())
     gone = Journal(journals)
     for items in ([one, record("other")], [record("other")]):
         for item in items:
@@ -162,7 +167,7 @@ async def test_a_refused_record_in_a_journal_hides_neither_the_rest_of_it_nor_la
     assert await settler.recover() == 0
     await settler.aclose()
     # As an operator does, when a version runs that can read it.
-    write(path, "UPDATE calls SET record = ? WHERE call_id = ?", good, one.call_id)
+    rewrite(path, one.call_id, good)
     (aside,) = journals.iterdir()
     aside.rename(aside.with_suffix(".journal"))
     assert await settler.recover() == 1
@@ -181,7 +186,7 @@ async def test_a_refused_record_that_cannot_be_set_aside_is_named_and_stays_in_i
 
     store, one = SqliteStore(path, timeout_s=PATIENT_S), record()
     await store.settle(replace(one, outcome=LOST))
-    write(path, "UPDATE calls SET record = ? WHERE call_id = ?", JUNK.encode(), one.call_id)
+    rewrite(path, one.call_id, JUNK.encode())
     settler = Settler(store, Full(journals))
     settler.away(StoreUnavailable("The store is away."))
     for item in (one, record("other")):
