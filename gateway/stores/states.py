@@ -2,33 +2,78 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Final
+from collections.abc import Mapping
+from threading import Lock
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
 from gateway.core.session import SessionState
+from gateway.core.steps import StepState
 
-_STATES: Final = msgspec.json.Decoder(SessionState)
-#: states that stay decoded; one that was trimmed a few hundred times takes 0.1 ms to read
-_DECODED: Final = 256
+T = TypeVar("T")
+
+#: where each agent is, by its name
+Steps = Mapping[str, StepState]
+
 _EMPTY: Final = SessionState()
+#: states that stay decoded; one that was trimmed a few hundred times takes 0.1 ms to read
+_MOST: Final = 256
+
+
+class _Known(Generic[T]):
+    """Values by the very bytes that a store holds, so that none is older than the store; those that came last."""
+
+    def __init__(self, kind: type[T], none: T) -> None:
+        self._decoder = msgspec.json.Decoder(kind)
+        self._none = none
+        self._values: dict[bytes, T] = {}
+        self._lock = Lock()
+
+    def written(self, value: T) -> bytes:
+        encoded = msgspec.json.encode(value)
+        self._put(encoded, value)
+        return encoded
+
+    def read(self, encoded: object) -> T:
+        if not isinstance(encoded, bytes):
+            return self._none
+        known = self._values.get(encoded)
+        if known is not None:
+            return known
+        try:
+            value = self._decoder.decode(encoded)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return self._none
+        self._put(encoded, value)
+        return value
+
+    def _put(self, encoded: bytes, value: T) -> None:
+        with self._lock:
+            self._values[encoded] = value
+            if len(self._values) > _MOST:
+                del self._values[next(iter(self._values))]
+
+
+_STATES: Final = _Known(SessionState, _EMPTY)
+_STEPS: Final = _Known[Steps](dict[str, StepState], _EMPTY.steps)
 
 
 def written(state: SessionState) -> bytes:
-    """What `read` reads."""
-    return msgspec.json.encode(state)
+    """What `read` reads: the session's next call, if it comes here, needs not even that."""
+    return _STATES.written(state)
 
 
 def read(value: object) -> SessionState:
     """What is no state of ours is none: the session's next request is looked at as if it were its first."""
-    try:
-        return _decoded(value) if isinstance(value, bytes) else _EMPTY
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return _EMPTY
+    return _STATES.read(value)
 
 
-@lru_cache(_DECODED)
-def _decoded(value: bytes) -> SessionState:
-    """The value has just been read, so nothing here is older than the store."""
-    return _STATES.decode(value)
+def written_steps(steps: Steps) -> bytes:
+    """The steps of a state, for a store that keeps them apart from its rest."""
+    return _STEPS.written(steps)
+
+
+def read_steps(value: object) -> Steps:
+    """What is none of ours is none: each agent begins anew."""
+    return _STEPS.read(value)

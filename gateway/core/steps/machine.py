@@ -109,6 +109,8 @@ class Agent:
         self.steps = tuple(steps)
         self._by_name = {step.name: step for step in steps}
         self._default = next((step for step in steps if step.is_default), None)
+        #: The default step is looked at last, also while its sequence runs.
+        self._others = tuple(step for step in steps if not step.is_default)
         conditions = [condition for step in steps for condition in step.conditions]
         self.reads_message = any(isinstance(condition, MessageMatches) for condition in conditions)
         self.reads_tokens = any(isinstance(condition, TokensAbove) for condition in conditions)
@@ -130,11 +132,12 @@ class Agent:
     def entered(self, state: StepState, facts: Facts) -> StepState:
         """The state with the step active whose turn it is."""
         current = self.step(state)
-        if state.is_set and current is not None and (not current.sequence or self.due(state) is not None):
+        is_running = current is not None and current.due(state.index) is not None
+        if state.is_set and current is not None and (is_running or not current.sequence):
             return state
         found = self._default
-        for step in self.steps:
-            if self._holds(step, state, facts):
+        for step in self._others:
+            if (is_running and step is current) or _holds(step, state, facts):
                 found = step
                 break
         if found is not None and found is current:
@@ -143,14 +146,6 @@ class Agent:
         if name is None and state.active is None:
             return state
         return StepState(name, recent=state.recent)
-
-    def _holds(self, step: Step, state: StepState, facts: Facts) -> bool:
-        if step.is_default:
-            # It is looked at last, also while its sequence runs.
-            return False
-        if step.name == state.active and self.due(state) is not None:
-            return True
-        return all(condition.holds(state.recent, facts) for condition in step.conditions)
 
     def used(self, state: StepState, tools: Sequence[str], facts: Facts) -> Used:
         """The state after these tools were used, one after the other; each may finish an entry, and change the step.
@@ -182,3 +177,11 @@ class Agent:
         if name is None:
             return StepState(recent=state.recent)
         return StepState(self._by_name[name].name, recent=state.recent, is_set=True)
+
+
+def _holds(step: Step, state: StepState, facts: Facts) -> bool:
+    # No generator: this runs for each step at each call, and after each tool.
+    for condition in step.conditions:  # noqa: SIM110
+        if not condition.holds(state.recent, facts):
+            return False
+    return True

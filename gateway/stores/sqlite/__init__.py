@@ -39,7 +39,7 @@ from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.usage import Totals
 from gateway.stores import clock
 from gateway.stores.cursor import Cursor
-from gateway.stores.sqlite import accounts, deletion, latest, rows
+from gateway.stores.sqlite import accounts, deletion, kept, latest, rows
 from gateway.stores.sqlite.schema import connect, migrate, stamp
 from gateway.stores.sqlite.writer import RETRY_S, Writer
 from gateway.stores.unread import UnreadHolds, refusing
@@ -61,6 +61,7 @@ _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _OLD_ROWS: Final = (
     deletion.delete_old_calls,
     deletion.delete_old_states,
+    deletion.delete_old_tools,
     deletion.delete_old_accounts,
     deletion.delete_old_results,
     deletion.delete_old_lessons,
@@ -108,14 +109,16 @@ class SqliteStore:
             before, key, ended = db.total_changes, record.session, record
             known = state = None
             if ending is not None and key is not None:
-                known = rows.read_state(db, key)
-                state, ended = ending(known)
+                known = kept.read(db, key)
+                state, ended = ending(known.state)
             totals = rows.add(db, ended, encoded or msgspec.json.encode(ended))
             # A call that was written before changes nothing.
             if db.total_changes > before:
                 latest.note(db, ended, totals)
-                if key is not None and state is not None and state is not known:
-                    rows.keep_state(db, key, state, self._now())
+                if key is not None and known is not None and state is not None:
+                    kept.keep(db, key, known, state, self._now(), called=ended.counted_tools)
+                elif key is not None and ended.counted_tools:
+                    kept.add_tools(db, key, ended.counted_tools, self._now())
             return totals
 
         return await self._writer.write(write)
@@ -150,7 +153,7 @@ class SqliteStore:
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
         """See `Store.update`."""
-        return await self._writer.write(lambda db: rows.change_state(db, session, change, self._now()))
+        return await self._writer.write(lambda db: kept.change(db, session, change, self._now()))
 
     async def learn(self, lessons: Mapping[str, Lesson]) -> Mapping[str, bytes]:
         """See `Store.learn`."""

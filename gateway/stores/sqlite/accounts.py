@@ -35,8 +35,10 @@ _HELD: Final = ("held_tokens", "held_nano_usd", "held_calls")
 COLUMNS: Final = (*_USED, *_HELD, "opened_wall", "opened_mono", "opened_boot", "decided", "epoch")
 _ACCOUNT: Final = f"SELECT {', '.join(COLUMNS)} FROM accounts WHERE kind = ? AND namespace = ? AND id = ?"  # noqa: S608  # constants
 _KEEP_ACCOUNT: Final = (
-    f"INSERT OR REPLACE INTO accounts (kind, namespace, id, {', '.join(COLUMNS)}, changed_at) "  # noqa: S608  # constants
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    f"INSERT INTO accounts (kind, namespace, id, {', '.join(COLUMNS)}, changed_at) "  # noqa: S608  # constants
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+    + "".join(f"{name} = excluded.{name}, " for name in COLUMNS)
+    + "changed_at = excluded.changed_at"
 )
 #: `ledger.settle` in one statement, as every call needs it: adds what was spent, gives back what was held
 _SETTLE: Final = (

@@ -10,7 +10,7 @@ from typing import Final
 
 from gateway.core.ids import first_id_at
 from gateway.core.ledger import AccountKey
-from gateway.stores.sqlite import accounts
+from gateway.stores.sqlite import accounts, kept
 
 #: namespace and id of a session
 Key = tuple[str, str]
@@ -25,10 +25,8 @@ _IS_OLD: Final = "SELECT 1 FROM sessions WHERE namespace = ? AND id = ? AND last
 _DELETE_CALLS: Final = (
     "DELETE FROM calls WHERE call_id IN (SELECT call_id FROM calls WHERE namespace = ? AND session_id = ? LIMIT ?)"
 )
-_DELETE_STATE: Final = "DELETE FROM states WHERE namespace = ? AND id = ? AND changed_at < ?"
 _DELETE_SESSION: Final = "DELETE FROM sessions WHERE namespace = ? AND id = ?"
 _DELETE_RESULTS: Final = "DELETE FROM results WHERE namespace = ? AND id = ?"
-_DELETE_TOOLS: Final = "DELETE FROM tools WHERE namespace = ? AND id = ?"
 _DELETE_ACCOUNT: Final = f"DELETE FROM accounts WHERE {_IS_FREE} AND namespace = ? AND id = ? AND changed_at < ?"  # noqa: S608  # constants
 _DELETE_OLD_CALLS: Final = "DELETE FROM calls WHERE call_id IN (SELECT call_id FROM calls WHERE call_id < ? LIMIT ?)"
 _DELETE_OLD_LESSONS: Final = "DELETE FROM lessons WHERE key IN (SELECT key FROM lessons WHERE changed_at < ? LIMIT ?)"
@@ -69,13 +67,12 @@ def _delete_within(
         room -= connection.execute(_DELETE_CALLS, (*key, room)).rowcount
         if room == 0:
             return gone, keys[index:]
-        connection.execute(_DELETE_STATE, (*key, changed_before))
+        kept.delete(connection, *key, changed_before)
         if before is None:
             accounts.forget(connection, AccountKey("session", *key))
         else:
             connection.execute(_DELETE_ACCOUNT, (*key, before))
         connection.execute(_DELETE_RESULTS, key)
-        connection.execute(_DELETE_TOOLS, key)
         gone += connection.execute(_DELETE_SESSION, key).rowcount
     return gone, ()
 
@@ -88,6 +85,11 @@ def delete_old_calls(connection: sqlite3.Connection, before: float) -> int:
 def delete_old_states(connection: sqlite3.Connection, before: float) -> int:
     """Delete some of the states without a session that were changed last before this time; how many were found."""
     return _delete_alone(connection, "states", _ALONE.format("states"), before)
+
+
+def delete_old_tools(connection: sqlite3.Connection, before: float) -> int:
+    """The same for tools, which stand beside an agent's steps."""
+    return _delete_alone(connection, "tools", _ALONE.format("tools"), before)
 
 
 def delete_old_accounts(connection: sqlite3.Connection, before: float) -> int:

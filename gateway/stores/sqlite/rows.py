@@ -12,12 +12,10 @@ import msgspec
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.ledger import EMPTY, Claim, Epochs, Moment
 from gateway.core.ports import LOST, CallRecord, Lesson, Opening, SessionKey, SessionView, StoredKey
-from gateway.core.session import Change, Remembered, SessionState
-from gateway.core.tools import ToolUse
+from gateway.core.session import Remembered
 from gateway.core.usage import MAX_TOKENS, Totals
 from gateway.core.values import dataclass
-from gateway.stores import states
-from gateway.stores.sqlite import accounts
+from gateway.stores.sqlite import accounts, kept
 from gateway.stores.sums import MAX_SUM, SUMS, sums_of, totals_of
 
 _SUM_LIST: Final = ", ".join(SUMS)
@@ -51,24 +49,20 @@ VIEW: Final = (
     f"SELECT namespace, id, derived, created_at, last_call_at, value, {_SUM_LIST} "  # noqa: S608  # constants
     "FROM (SELECT * FROM sessions WHERE {}) LEFT JOIN tools USING (namespace, id)"
 )
-#: either row may be missing: a state may come before its session, and most sessions have none
 _REMEMBERED: Final = (
-    "SELECT value, last_key, last_residual FROM (SELECT ? AS namespace, ? AS id) "
-    "LEFT JOIN states USING (namespace, id) LEFT JOIN sessions USING (namespace, id)"
+    f"SELECT {kept.STATE}, last_key, last_residual FROM (SELECT ? AS namespace, ? AS id) "  # noqa: S608  # constants
+    f"{kept.JOINED} LEFT JOIN sessions USING (namespace, id)"
 )
 #: the same and more for a call that begins, in one look: its session's account may be missing, too
 _OPENING: Final = (
-    f"SELECT states.value, last_key, last_residual, {', '.join(accounts.COLUMNS)}{{}} "  # noqa: S608  # constants
-    "FROM (SELECT ? AS namespace, ? AS id) AS asked "
-    "LEFT JOIN states USING (namespace, id) LEFT JOIN sessions USING (namespace, id) "
+    f"SELECT {kept.STATE}, last_key, last_residual, {', '.join(accounts.COLUMNS)}{{}} "  # noqa: S608  # constants
+    f"FROM (SELECT ? AS namespace, ? AS id) AS asked {kept.JOINED} LEFT JOIN sessions USING (namespace, id) "
     "LEFT JOIN accounts ON kind = 'session' AND accounts.namespace = asked.namespace AND accounts.id = asked.id"
 )
 _OPENING_ALONE: Final = _OPENING.format("")
 _OPENING_WITH_TOTALS: Final = _OPENING.format(f", {_SUM_LIST}")
 #: where the totals begin in it
-_SUMS_AT: Final = 3 + len(accounts.COLUMNS)
-_STATE: Final = "SELECT value FROM states WHERE namespace = ? AND id = ?"
-_KEEP_STATE: Final = "INSERT OR REPLACE INTO states (namespace, id, changed_at, value) VALUES (?, ?, ?, ?)"
+_SUMS_AT: Final = 4 + len(accounts.COLUMNS)
 _LESSON: Final = "SELECT value FROM lessons WHERE key = ?"
 _KEEP_LESSON: Final = "INSERT OR REPLACE INTO lessons (key, changed_at, value) VALUES (?, ?, ?)"
 _HAS_RESULT: Final = "SELECT 1 FROM results WHERE namespace = ? AND id = ? AND handle = ?"
@@ -79,17 +73,11 @@ _KEEP_RESULT: Final = (
 )
 _RESULT_OF: Final = "SELECT text FROM results WHERE namespace = ? AND id = ? AND handle = ?"
 _RESULT: Final = "SELECT text FROM results WHERE handle = ? AND (? IS NULL OR namespace = ?) LIMIT 1"
-_TOOLS: Final = "SELECT value FROM tools WHERE namespace = ? AND id = ?"
-_KEEP_TOOLS: Final = (
-    "INSERT INTO tools (namespace, id, value) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
-)
-_DROP_TOOLS: Final = "DELETE FROM tools WHERE namespace = ? AND id = ?"
 _RESET: Final = (
     f"UPDATE sessions SET {', '.join(f'{name} = 0' for name in SUMS)}, resets = resets + 1 "  # noqa: S608  # constants
     "WHERE namespace = ? AND id = ?"
 )
 _RECORDS: Final = msgspec.json.Decoder(CallRecord)
-_TOOL_USES: Final = msgspec.json.Decoder(ToolUse)
 _KEYS: Final = msgspec.json.Decoder(StoredKey)
 _EPOCHS: Final = msgspec.json.Decoder(tuple[int, ...])
 
@@ -126,24 +114,12 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> T
         max(-MAX_TOKENS, min(last.residual, MAX_TOKENS)) if last else None,
         *sums_of(charge, record.saved_tokens),
     )
-    if record.counted_tools:
-        _add_tools(connection, key, record.counted_tools)
     return totals_of(connection.execute(_ADD, added).fetchone())
-
-
-def _add_tools(connection: sqlite3.Connection, key: SessionKey, names: Sequence[str]) -> None:
-    row = connection.execute(_TOOLS, (key.namespace, key.id)).fetchone()
-    value = msgspec.json.encode(_tool_use(row[0] if row else None).with_calls(names))
-    connection.execute(_KEEP_TOOLS, (key.namespace, key.id, value))
-
-
-def _tool_use(value: bytes | None) -> ToolUse:
-    return _TOOL_USES.decode(value) if value is not None else ToolUse()
 
 
 def reset(connection: sqlite3.Connection, key: SessionKey) -> bool:
     """Let the totals and the tools of a session begin anew; False where there is no such session."""
-    connection.execute(_DROP_TOOLS, (key.namespace, key.id))
+    kept.clear_tools(connection, key)
     return connection.execute(_RESET, (key.namespace, key.id)).rowcount > 0
 
 
@@ -198,36 +174,18 @@ def opening(
     query = _OPENING_WITH_TOTALS if with_totals else _OPENING_ALONE
     row = connection.execute(query, (key.namespace, key.id)).fetchone()
     # A row that is missing has nothing in any column, and one that is there has a number in these.
-    account = accounts.account(connection, key.account, row[3:_SUMS_AT]) if row[3] is not None else EMPTY
+    account = accounts.account(connection, key.account, row[4:_SUMS_AT]) if row[4] is not None else EMPTY
     stands = accounts.standings(connection, claims, now, {key.account: account})
     if not with_totals:
-        return Opening(_remembered(row[:3]), stands, None)
+        return Opening(_remembered(row[:4]), stands, None)
     sums = row[_SUMS_AT:]
-    return Opening(_remembered(row[:3]), stands, totals_of(sums) if sums[0] is not None else Totals())
+    return Opening(_remembered(row[:4]), stands, totals_of(sums) if sums[0] is not None else Totals())
 
 
 def _remembered(row: Sequence[Any]) -> Remembered:
-    value, last_key, residual = row
+    value, steps, last_key, residual = row
     last = LastTurn(last_key, residual) if isinstance(last_key, str) and isinstance(residual, int) else None
-    return Remembered(states.read(value), last)
-
-
-def change_state(connection: sqlite3.Connection, key: SessionKey, change: Change, now: float) -> SessionState:
-    """Apply `change` to a session's state; the state after it."""
-    state = change(read_state(connection, key))
-    keep_state(connection, key, state, now)
-    return state
-
-
-def read_state(connection: sqlite3.Connection, key: SessionKey) -> SessionState:
-    """A session's state; an empty one where it has none."""
-    row = connection.execute(_STATE, (key.namespace, key.id)).fetchone()
-    return states.read(row[0] if row else None)
-
-
-def keep_state(connection: sqlite3.Connection, key: SessionKey, state: SessionState, now: float) -> None:
-    """Keep this as a session's state."""
-    connection.execute(_KEEP_STATE, (key.namespace, key.id, now, states.written(state)))
+    return Remembered(kept.state_of(value, steps), last)
 
 
 def lesson(connection: sqlite3.Connection, key: str) -> bytes | None:
@@ -320,7 +278,7 @@ def view(row: Sequence[Any]) -> SessionView:
     """A session as `VIEW` reads it."""
     namespace, session_id, derived, created_at, last_call_at, tools = row[:6]
     key = SessionKey(namespace, session_id)
-    return SessionView(key, created_at, last_call_at, totals_of(row[6:]), bool(derived), _tool_use(tools))
+    return SessionView(key, created_at, last_call_at, totals_of(row[6:]), bool(derived), kept.tool_use(tools))
 
 
 def record_of(row: tuple[bytes]) -> CallRecord:

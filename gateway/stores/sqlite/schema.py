@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 import zlib
 from collections.abc import Iterator
@@ -104,6 +105,14 @@ MIGRATIONS: Final = (
     CREATE INDEX calls_of_session ON calls (namespace, session_id, call_id);
     CREATE INDEX calls_by_request ON calls (request_id) WHERE request_id IS NOT NULL;
     """,
+    # Where agents are in their steps, out of the state: a call that asks for tools writes their row anyway.
+    """
+    ALTER TABLE tools ADD COLUMN steps BLOB;
+    ALTER TABLE tools ADD COLUMN changed_at REAL NOT NULL DEFAULT 0;
+    INSERT INTO tools (namespace, id, value, steps, changed_at)
+        SELECT namespace, id, x'7b7d', steps_of(value), changed_at FROM states WHERE steps_of(value) IS NOT NULL
+        ON CONFLICT DO UPDATE SET steps = excluded.steps, changed_at = excluded.changed_at;
+    """,
 )
 
 _PATIENCE_MS: Final = 60_000
@@ -164,6 +173,7 @@ def _migrate_within(connection: sqlite3.Connection, path: Path) -> None:
             "It was written by a newer version: install that one, or name another file in store.url."
         )
     connection.create_function("unpacked_size", 1, _unpacked_size)
+    connection.create_function("steps_of", 1, _steps_of)
     for script in MIGRATIONS[version:]:
         for statement in _statements(script):
             connection.execute(statement)
@@ -177,6 +187,15 @@ def _unpacked_size(packed: object) -> int:
         return len(zlib.decompress(packed)) if isinstance(packed, bytes) else 0
     except zlib.error:
         return 0
+
+
+def _steps_of(state: object) -> bytes | None:
+    """The steps that stand in a state; None where there are none, or nobody can read it."""
+    try:
+        steps = json.loads(state)["steps"] if isinstance(state, bytes) else None
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return json.dumps(steps).encode() if steps else None
 
 
 def stamp(connection: sqlite3.Connection) -> None:

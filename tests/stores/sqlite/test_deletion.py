@@ -130,7 +130,7 @@ async def test_old_states_and_lessons_go_in_parts_between_which_everybody_can_wr
 ) -> None:
     async with opened(path) as store, opened(path) as other:
         fill_changes(path, 1_200)
-        await store.update(KEY, lambda state: state)
+        await store.update(KEY, lambda state: state.with_parent("p"))
         left = set[tuple[object, ...]]()
         task = asyncio.create_task(store.expire(2_000.0))
         while not task.done():
