@@ -15,7 +15,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
-from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES, Message, Sketch, digest, encode, keys_of, marked_of, sketch
+from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES, Message, Sketch, digest, encode, plains_of, sketch
 from gateway.core.values import dataclass
 
 
@@ -128,8 +128,9 @@ class Conversation:
         """
         if priorities and not all(priority >= 0 for priority in priorities.values()):
             raise ValueError("a priority is 0 or more")
-        known = keys if keys is not None else keys_of(messages)
-        marked = frozenset(index + unmarked for index in marked_of(messages[unmarked:]))
+        plains = [*messages[:unmarked], *plains_of(messages[unmarked:])]
+        known = keys if keys is not None else tuple(map(digest, plains))
+        marked = frozenset([index for index, raw in enumerate(messages) if plains[index] is not raw])
         return cls(tuple(messages), known, marked, frozenset(pinned), priorities or {}, keep_last_turns, reader)
 
     @classmethod

@@ -34,6 +34,7 @@ _SPACES: Final = re.compile(rb"\s*+")
 _SPACE: Final = b" \t\n\r\f\v"
 #: an escape that may be half of a pair
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+_write: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 #: JSON nested deeper than this is not written anew: encoders give up somewhere behind it
 DEEPEST: Final = 100
 
@@ -109,13 +110,12 @@ def _cut(raw: bytes, start: int, stop: int, done: int, *, opens: bool) -> tuple[
 
 def keys_of(messages: Iterable[bytes]) -> tuple[bytes, ...]:
     """A hash of each message without its cache marks."""
-    plains = [plain(raw) if _MARK in raw else raw for raw in messages]
-    return tuple([blake2b(raw, digest_size=_KEY_BYTES).digest() for raw in plains])
+    return tuple(map(digest, plains_of(messages)))
 
 
-def marked_of(messages: Iterable[bytes]) -> frozenset[int]:
-    """Which messages have cache marks."""
-    return frozenset([index for index, raw in enumerate(messages) if _MARK in raw and plain(raw) is not raw])
+def plains_of(messages: Iterable[bytes]) -> list[bytes]:
+    """Each message without its cache marks, itself where it has none."""
+    return [plain(raw) if _MARK in raw else raw for raw in messages]
 
 
 def digest(raw: bytes) -> bytes:
@@ -125,8 +125,7 @@ def digest(raw: bytes) -> bytes:
 
 def encode(value: object) -> bytes:
     """Compact JSON. What UTF-8 has no bytes for (half a surrogate pair, out of a JSON text in the text) reads `?`."""
-    written = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return written.encode("utf-8", "replace")
+    return _write(value).encode("utf-8", "replace")
 
 
 def decode(raw: bytes) -> Any:

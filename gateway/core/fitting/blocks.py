@@ -31,6 +31,7 @@ TABLE_ROWS: Final = 3
 #: JSON nested deeper than this is written as it is: no key line can tell where it belongs
 _DEEPEST: Final = 12
 
+_write: Final = json.JSONEncoder(ensure_ascii=False, separators=(", ", ": ")).encode
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?;])\s+|(?<=[\u3002\uff01\uff1f\uff1b])")
 
 
@@ -363,4 +364,4 @@ def _add_list(lines: list[tuple[str, int]], path: str, values: Sequence[Any]) ->
 
 def _compact(value: Any) -> str:
     """JSON without quotes, which are a quarter of its tokens; it is to be read, not parsed."""
-    return json.dumps(value, ensure_ascii=False, separators=(", ", ": ")).replace('"', "")
+    return _write(value).replace('"', "")
