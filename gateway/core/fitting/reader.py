@@ -6,8 +6,9 @@ every conversation that holds the message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
@@ -15,7 +16,7 @@ from gateway.core.conversation import Conversation, Item, Outline
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.runs import Runs
 from gateway.core.fitting.blocks import Sliced, emptied, render, slice_message
-from gateway.core.fitting.terms import WORD, Lexicon
+from gateway.core.fitting.terms import WORD, Lexicon, highest
 from gateway.core.fitting.watch import Watch
 from gateway.core.message import Message, Sketch, decode, digest, encode, read, sketch, text_of
 from gateway.core.values import dataclass
@@ -264,32 +265,24 @@ class Reader:
         calls = decode(raw).get("tool_calls") if one.calls else None
         length = one.length + sum(len(str(call)) for call in calls or ()) + 8
         density = self._weights((key,), (raw,))[0] / length
-        of_blocks = tuple(self._lexicon.terms(block.text) for block in watch.over(sliced.blocks))
-        fixed = self._lexicon.terms(sliced.fixed)
-        tokens = tuple(len(block.text) * density for block in sliced.blocks)
-        all_terms = _merged((fixed, *of_blocks))
+        of_blocks = [self._lexicon.found(block.text) for block in watch.over(sliced.blocks)]
+        fixed = self._lexicon.found(sliced.fixed)
+        tokens = tuple([len(block.text) * density for block in sliced.blocks])
         costs = tuple(
-            size + tokens[block.needs] if block.needs >= 0 else size
-            for size, block in zip(tokens, sliced.blocks, strict=True)
+            [
+                size + tokens[block.needs] if block.needs >= 0 else size
+                for size, block in zip(tokens, sliced.blocks, strict=True)
+            ]
         )
-        terms = tuple(map(tuple, of_blocks))
+        terms = tuple([tuple(dict(found)) for found in of_blocks])
         lookups = tuple(map(lookup_of, terms))
         size = sum(map(len, terms))
-        return Known(sliced, terms, lookups, size, tuple(fixed), all_terms, _named(all_terms), tokens, costs)
+        all_terms = highest([*fixed, *chain.from_iterable(of_blocks)])
+        return Known(sliced, terms, lookups, size, tuple(dict(fixed)), all_terms, _named(all_terms), tokens, costs)
 
 
 #: of what must not be cut
 _UNCUT: Final = Sliced((), (), "", is_verbatim=True)
-
-
-def _merged(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Every term with the highest kind it has anywhere."""
-    found: dict[str, int] = {}
-    for terms in parts:
-        for term, kind in terms.items():
-            if found.get(term, -1) < kind:
-                found[term] = kind
-    return found
 
 
 def lookup_of(terms: Sequence[str]) -> Lookup:

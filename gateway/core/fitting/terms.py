@@ -7,14 +7,15 @@ most; a plain word weighs little.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Final
 
 WORD: Final = 0
 NAME: Final = 1
 IDENTIFIER: Final = 2
 
-_TERM: Final = re.compile(r"[^\W_][\w./@:#-]*\w|\w[\w./@:#-]*\w|\w")
+_TERM: Final = re.compile(r"\w++(?:[./@:#-]++\w++)*+")
 _DENSE: Final = re.compile("[\u2e80-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff]+")
 _INNER: Final = re.compile(r"[0-9_/@]|[a-z]\.[a-z]|[a-z][A-Z]")
 _SHORTEST: Final = 3
@@ -49,39 +50,48 @@ def kind_of(term: str) -> int:
     return NAME if term[0].isupper() else WORD
 
 
-class Lexicon:
-    """Terms of texts. It remembers the kind of every term it has met, up to `limit_bytes`; it has no other state."""
+#: in lower case, and its kind
+Term = tuple[str, int]
+
+
+class Lexicon(dict[str, Term | None]):
+    """Terms of texts. It remembers every word it has met as a term and its kind, None for what means nothing.
+
+    Up to `limit_bytes`; it has no other state.
+    """
 
     def __init__(self, limit_bytes: int = 8 * 1024 * 1024) -> None:
-        self._known: dict[str, tuple[str, int]] = {}
+        super().__init__()
         self._limit = limit_bytes
         self.size_bytes = 0
 
     def terms(self, text: str) -> dict[str, int]:
-        """Term in lower case -> its kind (the highest met in this text)."""
-        found: dict[str, int] = {}
-        known = self._known
-        for token in dict.fromkeys(_TERM.findall(text)):  # in their order, or sums would differ from process to process
-            entry = known.get(token)
-            if entry is None:
-                entry = self._learn(token)
-            term, kind = entry
-            if kind >= 0 and found.get(term, -1) < kind:
-                found[term] = kind
-        if not text.isascii():
-            found.update((pair, WORD) for pair in _pairs(text))
-        return found
+        """Term -> its kind, the highest met in this text."""
+        return highest(self.found(text))
 
-    def _learn(self, token: str) -> tuple[str, int]:
-        entry = token.lower(), -1 if _DENSE.search(token) else kind_of(token)
+    def found(self, text: str) -> list[Term]:
+        """The terms as they are met; one may be met again as another kind."""
+        # in their order, or sums would differ from process to process
+        found = list(filter(None, map(self.__getitem__, dict.fromkeys(_TERM.findall(text)))))
+        return found if text.isascii() else [*found, *((pair, WORD) for pair in _pairs(text))]
+
+    def __missing__(self, token: str) -> Term | None:
+        kind = -1 if not token.isascii() and _DENSE.search(token) else kind_of(token)
+        entry = (token.lower(), kind) if kind >= 0 else None
         size = _ENTRY_BYTES + 2 * len(token)
         if self.size_bytes + size > self._limit:
-            self._known.clear()
+            self.clear()
             self.size_bytes = 0
         if size <= self._limit:
-            self._known[token] = entry
+            self[token] = entry
             self.size_bytes += size
         return entry
+
+
+def highest(terms: Sequence[Term]) -> dict[str, int]:
+    """Every term with the highest kind that it was met as."""
+    named = sorted([term for term in terms if term[1] != WORD], key=itemgetter(1))
+    return {**dict(terms), **dict(named)}
 
 
 def _pairs(text: str) -> Iterable[str]:
