@@ -4,7 +4,7 @@
 
 SCORER.py (the trim benchmark) stitches the session together from recorded conversations. A turn is what a gateway does:
 digest the messages, estimate the request, fit it. Kinds of turns: the first sight of a long conversation, with and
-without a cut; turns that fit; turns that resume an earlier cut; turns that cut.
+without a cut; turns that fit; turns that resume an earlier cut; turns that cut. Garbage is looked for as a worker does.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from gateway.core.fitting.epoch import Epoch
 from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.receipt import Fitted
+from gateway.wiring import collect_rarely
 
 FAMILIES = Path(__file__).resolve().parent.parent / "config" / "families.yaml"
 
@@ -93,6 +94,7 @@ def main() -> None:
     raws = session_of(importlib.import_module(arguments.scorer.stem), arguments.data, arguments.tokens)
     tokens = Tiktoken()
     tokens.count("warm")
+    collect_rarely()
     ends = [e for e in range(2, len(raws) + 1) if e == len(raws) or b'"role": "assistant"' in raws[e][:30]]
     print(f"{len(raws)} messages, {sum(map(len, raws)):,} bytes")
     found: dict[str, Any] = {}
