@@ -8,20 +8,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from itertools import chain, compress, repeat
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import chain, repeat
 from typing import Final, NamedTuple
 
 from gateway.core.conversation import Unit
 from gateway.core.fitting.draft import Pick
-from gateway.core.fitting.reader import Known, Lookup, lookup_of
+from gateway.core.fitting.reader import Known
 from gateway.core.fitting.worth import Scores
 
 #: tokens a block costs beside its text: a gap mark, as often as not
 GAP_TOKENS: Final = 1.5
 #: the place of the opening among what a unit offers
 OPENING: Final = -1
-#: A unit is looked at once or twice before it is clear that the words all units share are kept.
-_LOOKS: Final = 2
 
 #: what can be taken: its ratio less than 0, its unit, its place in that, and the least that it may cost
 Entry = tuple[float, int, int, float]
@@ -43,12 +42,11 @@ def cost_of(known: Known, number: int, picked: Collection[int]) -> float:
 
 @dataclass(slots=True)
 class _Blocks:
-    """Those of a unit that may be worth something, in their order; a row in each list."""
+    """Those of a unit, in their order; a row in each list."""
 
     #: which message each is of, and which block of that
     indices: list[int]
     numbers: list[int]
-    lookups: list[Lookup]
     terms: list[tuple[str, ...]]
     factors: list[float]
     #: what each costs with all that it needs
@@ -59,30 +57,23 @@ class _Blocks:
         return cls(
             list(chain.from_iterable([repeat(index, len(one.terms)) for index, one in known.items()])),
             list(chain.from_iterable([range(len(one.terms)) for one in known.values()])),
-            list(chain.from_iterable([one.lookups for one in known.values()])),
             list(chain.from_iterable([one.terms for one in known.values()])),
             list(chain.from_iterable(map(scores.factors, known))),
             [cost + GAP_TOKENS for one in known.values() for cost in one.costs],
         )
 
+    def gain(self, place: int, left: Mapping[str, float]) -> float:
+        """What one adds alone."""
+        return sum(map(left.__getitem__, self.terms[place])) * self.factors[place]
+
     def gains(self, left: Mapping[str, float]) -> list[float]:
         """What each adds alone."""
-        return [sum(lookup(left)) * by for lookup, by in zip(self.lookups, self.factors, strict=True)]
-
-    def living(self, gains: Sequence[float]) -> _Blocks:
-        """These without the blocks that add nothing."""
-        return _Blocks(
-            list(compress(self.indices, gains)),
-            list(compress(self.numbers, gains)),
-            list(compress(self.lookups, gains)),
-            list(compress(self.terms, gains)),
-            list(compress(self.factors, gains)),
-            list(compress(self.prices, gains)),
-        )
+        worth = left.__getitem__
+        return [sum(map(worth, terms)) * by for terms, by in zip(self.terms, self.factors, strict=True)]
 
 
 #: of a unit that was not looked at
-_UNREAD: Final = _Blocks([], [], [], [], [], [])
+_UNREAD: Final = _Blocks([], [], [], [], [])
 
 
 @dataclass(slots=True)
@@ -97,12 +88,13 @@ class Opening:
     _offer: Offer | None = None
     #: how often something was kept when that was worked out
     _as_of: int = -1
-    _looks: int = 0
     _blocks: _Blocks = field(default_factory=lambda: _UNREAD)
-    #: what each of these adds alone, when it was looked at last
+    #: what each of these added alone, when it was opened
     _gains: list[float] = field(default_factory=list)
-    #: terms that come with the frame, and by what they count
-    _fixed: Sequence[tuple[Lookup, float]] = ()
+    #: a heap of those that add something, by what they added for their price when they were looked at last
+    _ranks: list[tuple[float, int]] = field(default_factory=list)
+    #: terms that come with the frame and may be worth something, and by what they count
+    _fixed: Sequence[tuple[Sequence[str], float]] = ()
 
     def entries(self, scores: Scores, room: float) -> Iterator[Entry]:
         """What can be taken: the opening, or blocks once it is open.
@@ -130,8 +122,7 @@ class Opening:
         blocks = self._blocks
         pick = index, number = blocks.indices[place], blocks.numbers[place]
         cost = cost_of(self.known[index], number, self.picked[index])
-        gain = sum(blocks.lookups[place](scores.left)) * blocks.factors[place]
-        return Offer(gain / cost, cost, [pick])
+        return Offer(blocks.gain(place, scores.left) / cost, cost, [pick])
 
     def bundle(self, scores: Scores) -> Offer:
         """Opening the unit with as many of its best blocks as raise the worth per token of the whole."""
@@ -140,44 +131,59 @@ class Opening:
         return self._offer
 
     def _look(self, scores: Scores) -> None:
-        self._looks += 1
-        if self._looks == 1:
+        if self._blocks is _UNREAD:
             self._blocks = _Blocks.of(self.known, scores)
-            fixed = [(scores.priority(index), one.fixed) for index, one in self.known.items() if one.fixed]
-            self._fixed = [(lookup_of(terms), by) for by, terms in fixed]
+            self._fixed = [(one.fixed, scores.priority(index)) for index, one in self.known.items()]
         self._gains = self._blocks.gains(scores.left)
-        if self._looks == _LOOKS:
-            self._blocks = self._blocks.living(self._gains)
-            self._gains = list(filter(None, self._gains))
 
     def _bundled(self, scores: Scores) -> Offer:
-        self._look(scores)
-        blocks, gains = self._blocks, self._gains
-        gain = sum([sum(lookup(scores.left)) * by for lookup, by in self._fixed])
+        if self._blocks is _UNREAD:
+            self._look(scores)
+            ranked = enumerate(zip(self._gains, self._blocks.prices, strict=True))
+            self._ranks = [(gain / -price, place) for place, (gain, price) in ranked if gain]
+            heapify(self._ranks)
+        blocks, ranks, worth = self._blocks, self._ranks, scores.left.__getitem__
+        self._fixed = [(list(filter(worth, terms)), by) for terms, by in self._fixed]
+        gain = sum([sum(map(worth, terms)) * by for terms, by in self._fixed])
         cost = float(self.frame)
         ratio = gain / cost
-        ranks = [gain / -price for gain, price in zip(gains, blocks.prices, strict=True)]
-        taken: list[int] = []
+        taken: list[tuple[float, int]] = []
         said: set[str] = set()
-        for place in sorted(range(len(ranks)), key=ranks.__getitem__):
-            more, price = gain + gains[place], cost + blocks.prices[place]
-            if taken and more / price > ratio:
+        while ranks:
+            place, alone = self._best(scores)
+            more, price = gain + alone, cost + blocks.prices[place]
+            if taken and more / price > ratio and not said.isdisjoint(blocks.terms[place]):
                 more = gain + self._gain_beside(scores, place, said)
             if more / price <= ratio:  # nor would it with those after it, which add less
                 break
             gain, cost, ratio = more, price, more / price
             said.update(blocks.terms[place])
-            taken.append(place)
-        return Offer(ratio, cost, [(blocks.indices[place], blocks.numbers[place]) for place in taken])
+            taken.append(heappop(ranks))
+        for one in taken:
+            heappush(ranks, one)
+        return Offer(ratio, cost, [(blocks.indices[place], blocks.numbers[place]) for _, place in taken])
+
+    def _best(self, scores: Scores) -> tuple[int, float]:
+        """The block that adds most for its price, and what it adds alone.
+
+        No block adds more than it did before, so that only those are looked at again that were the best.
+        """
+        blocks, ranks = self._blocks, self._ranks
+        while True:
+            before, place = ranks[0]
+            gain = blocks.gain(place, scores.left)
+            rank = gain / -blocks.prices[place]
+            if rank <= before:
+                return place, gain
+            heapreplace(ranks, (rank, place))
 
     def _gain_beside(self, scores: Scores, place: int, said: AbstractSet[str]) -> float:
         """What a block adds where some terms are said already."""
         terms = self._blocks.terms[place]
-        if said.isdisjoint(terms):
-            return self._gains[place]
         return sum([scores.left[term] for term in terms if term not in said]) * self._blocks.factors[place]
 
     def opens(self, scores: Scores) -> None:
         """What stands in its frame is kept."""
         self.is_open = True
+        self._look(scores)
         scores.keep(chain.from_iterable(known.fixed for known in self.known.values()))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
-from operator import itemgetter
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from gateway.core.conversation import Conversation, Item, Outline
@@ -27,13 +26,8 @@ T = TypeVar("T")
 Count = Callable[[str], int]
 #: tokens of each of some messages, framing included
 Weigh = Callable[[Sequence[bytes]], Sequence[int]]
-#: what some terms are worth
-Lookup = Callable[[Mapping[str, float]], tuple[float, ...]]
 #: what is to be made of a message: these blocks of it, or the same with another content
 What = tuple[int, ...] | str
-
-#: a term that no text has, and that is worth nothing
-NO_TERM: Final = ""
 
 #: tokens of the frame around a message: role and separators
 FRAME: Final = 4
@@ -96,8 +90,6 @@ class Known:
 
     sliced: Sliced
     terms: tuple[tuple[str, ...], ...]
-    #: what each block's terms are in a table, see `lookup_of`
-    lookups: tuple[Lookup, ...]
     #: how many terms the blocks have together
     length: int
     #: terms of what cannot be cut: names and arguments of calls; of everything where nothing can be cut
@@ -261,7 +253,7 @@ class Reader:
         sliced = self._sliced(key, raw, watch, sealed=one.sealed)
         if one.sealed:
             found = self._lexicon.terms(text_of(raw))
-            return Known(sliced, (), (), 0, tuple(found), found, _named(found), (), ())
+            return Known(sliced, (), 0, tuple(found), found, _named(found), (), ())
         calls = decode(raw).get("tool_calls") if one.calls else None
         length = one.length + sum(len(str(call)) for call in calls or ()) + 8
         density = self._weights((key,), (raw,))[0] / length
@@ -275,22 +267,13 @@ class Reader:
             ]
         )
         terms = tuple([tuple(dict(found)) for found in of_blocks])
-        lookups = tuple(map(lookup_of, terms))
         size = sum(map(len, terms))
         all_terms = highest([*fixed, *chain.from_iterable(of_blocks)])
-        return Known(sliced, terms, lookups, size, tuple(dict(fixed)), all_terms, _named(all_terms), tokens, costs)
+        return Known(sliced, terms, size, tuple(dict(fixed)), all_terms, _named(all_terms), tokens, costs)
 
 
 #: of what must not be cut
 _UNCUT: Final = Sliced((), (), "", is_verbatim=True)
-
-
-def lookup_of(terms: Sequence[str]) -> Lookup:
-    """Tells what some terms are in a table, all at once: thousands of times in a choice.
-
-    The table must have `NO_TERM`, which stands behind fewer than two.
-    """
-    return itemgetter(*terms) if len(terms) > 1 else itemgetter(*terms, NO_TERM, NO_TERM)
 
 
 def _named(terms: Mapping[str, int]) -> frozenset[str]:

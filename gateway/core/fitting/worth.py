@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Final
 
 from gateway.core.fitting.draft import KEEP, Draft, Uses
-from gateway.core.fitting.reader import NO_TERM, Known
+from gateway.core.fitting.reader import Known
 from gateway.core.message import SYSTEM_ROLES
 from gateway.core.values import dataclass
 
@@ -64,11 +64,11 @@ class Scores:
 
     def __init__(self, draft: Draft, worth: Worth, candidates: Mapping[int, Known]) -> None:
         #: what each term is worth now
-        self.left = {**_weights(draft, worth), NO_TERM: 0.0}
+        self.left = {**_weights(draft, worth)}
         #: how often something was kept
         self.kept = 0
         self._priorities = draft.conversation.priorities
-        matches = _matches(draft, candidates, self.left, worth.neighbour)
+        matches = _matches(draft, candidates, worth.neighbour)
         self._factor = {
             i: [(1 + worth.answer * match) * self._priorities.get(i, 1.0) for match in found]
             for i, found in matches.items()
@@ -172,24 +172,21 @@ def uses_of(draft: Draft) -> Uses:
     return uses
 
 
-def _matches(
-    draft: Draft, candidates: Mapping[int, Known], terms: Iterable[str], spill: float
-) -> dict[int, list[float]]:
-    """How well each block answers, 0 to about 1: BM25 in relation to the best of them. `terms`: all there are."""
+def _matches(draft: Draft, candidates: Mapping[int, Known], spill: float) -> dict[int, list[float]]:
+    """How well each block answers, 0 to about 1: BM25 in relation to the best of them."""
     asks = last_words(draft)
-    holders: Counter[str] = Counter()
-    for known in candidates.values():
+    answers: dict[int, list[list[str]]] = {}
+    for index, known in candidates.items():
         draft.watch.tick(1 + known.length // _TERMS_A_PIECE)
-        holders.update(filter(asks.__contains__, chain.from_iterable(known.terms)))
+        answers[index] = [list(filter(asks.__contains__, terms)) for terms in known.terms]
+    holders = Counter(chain.from_iterable(chain.from_iterable(answers.values())))
     blocks = sum([len(known.terms) for known in candidates.values()])
     length = sum([known.length for known in candidates.values()])
-    # A table of all terms, so that each block is a single lookup.
-    rarities = dict.fromkeys(terms, 0.0)
-    rarities.update({term: rarity(asks[term], blocks, count) for term, count in holders.items()})
+    rarities = {term: rarity(asks[term], blocks, count) for term, count in holders.items()}
     scores = {}
     for index, known in candidates.items():
         draft.watch.tick(1 + len(known.terms) // _BLOCKS_A_PIECE)
-        sums = [math.fsum(lookup(rarities)) for lookup in known.lookups]
+        sums = [math.fsum(map(rarities.__getitem__, terms)) for terms in answers[index]]
         sizes = map(len, known.terms)
         scores[index] = [one and answered(one, size * blocks / length) for one, size in zip(sums, sizes, strict=True)]
     best = max(chain.from_iterable(scores.values()), default=0.0) or 1.0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.core.conversation import Conversation
-from gateway.core.fitting.reader import FRAME, NO_TERM, Known, Made, Order, Reader, What, lookup_of, weigher
+from gateway.core.fitting.reader import FRAME, Known, Made, Order, Reader, What, weigher
 from gateway.core.fitting.watch import Watch
 from gateway.core.message import encode
 
@@ -147,19 +147,6 @@ def test_a_sealed_message_has_terms_but_no_blocks() -> None:
     found = known(Reader(weigher(len)), encode({"role": "user", "content": parts}))
     assert found.all_terms.keys() == {"boston"}
     assert found.terms == ()
-
-
-def test_however_many_terms_there_are_what_they_are_worth_adds_up_in_one_look() -> None:
-    table = {"a": 1.0, "b": 2.0, "c": 4.0, NO_TERM: 0.0}
-    assert [sum(lookup_of(terms)(table)) for terms in ((), ("b",), ("a", "b"), ("a", "b", "c"))] == [0, 2, 3, 7]
-
-
-def test_the_terms_of_the_blocks_can_be_looked_up_at_once() -> None:
-    [raw] = texts("number1 of the many\n" * 9)
-    found = known(Reader(weigher(len)), raw)
-    table = {**dict.fromkeys(found.all_terms, 1.0), NO_TERM: 0.0}
-    assert [sum(lookup(table)) for lookup in found.lookups] == [len(terms) for terms in found.terms]
-    assert found.length == sum(map(len, found.terms)) > 0
 
 
 def test_threads_may_share_a_reader_that_has_a_lock() -> None:
