@@ -18,6 +18,10 @@ class Folding(Generic[K, W]):
         self._waiting: dict[K, list[tuple[W, asyncio.Future[Any]]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
+    def __contains__(self, key: K) -> bool:
+        """Whether changes of this thing are under way."""
+        return key in self._waiting
+
     async def add(self, key: K, work: W) -> Any:
         """The result of this change. It is made even if its caller is cancelled meanwhile."""
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from gateway.core.errors import StoreConflict
 from gateway.core.ports import CallRecord, Ending, SessionKey
@@ -34,6 +34,12 @@ _SEEN: Final = 256
 _FIRST_VERSION: Final = 10**15
 
 
+class _Ending(NamedTuple):
+    """A call that ends, among changes."""
+
+    ending: Ending
+
+
 class Moves:
     """Changes of states, and calls that end in one."""
 
@@ -43,8 +49,8 @@ class Moves:
         self._verb = scripts.call
         self._clerk = clerk
         self._books = books
-        self._changes = Folding[SessionKey, Change](self._change)
-        self._endings = Folding[SessionKey, Ending](self._end_in_turn)
+        #: One queue for both: two of one worker would be somebody else to each other, and the longer one always faster.
+        self._turns = Folding[SessionKey, Change | _Ending](self._take_turns)
         self._kept = _Seen()
 
     def saw(self, session: SessionKey, kept: Kept) -> None:
@@ -56,20 +62,21 @@ class Moves:
         session = record.session
         if ending is None or session is None:
             return await self._settle(record)
-        kept = self._kept.get(session) or await self._look_up(session)
-        totals = await self._end(session, ending, kept)
-        # Others were faster. Those of this worker take turns from here on.
-        return totals or await self._endings.add(session, ending)
+        totals = None
+        if session not in self._turns:
+            kept = self._kept.get(session) or await self._look_up(session)
+            totals = await self._end(session, ending, kept)
+        # Others are faster. Those of this worker take turns from here on.
+        return totals or await self._turns.add(session, _Ending(ending))
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
         """See `Store.update`."""
-        state: SessionState = await self._changes.add(session, change)
+        state: SessionState = await self._turns.add(session, change)
         return state
 
     async def drain(self) -> None:
         """Until nothing waits to be written."""
-        await self._changes.drain()
-        await self._endings.drain()
+        await self._turns.drain()
 
     async def _settle(self, record: CallRecord) -> Totals:
         done = await self._books.settle(record, None)
@@ -88,23 +95,29 @@ class Moves:
             self._kept.put(session, Kept(done.version, value))
         return done.totals
 
-    async def _end_in_turn(self, session: SessionKey, endings: Sequence[Ending]) -> Sequence[Totals | Exception]:
-        results: list[Totals | Exception] = []
-        for ending in endings:
-            try:
-                results.append(await self._ended(session, ending))
-            except Exception as error:  # noqa: BLE001  # given to the one who waits for it
-                results.append(error)
-        return results
+    async def _take_turns(self, session: SessionKey, works: Sequence[Change | _Ending]) -> Sequence[Any]:
+        """What each of them gave, or why it was not made: all changes in one step, and calls one after the other."""
+        changes = [work for work in works if not isinstance(work, _Ending)]
+        made = iter(await self._changed(session, changes) if changes else ())
+        return [await self._ended(session, work.ending) if isinstance(work, _Ending) else next(made) for work in works]
 
-    async def _ended(self, session: SessionKey, ending: Ending) -> Totals:
-        for number in range(TRIES):
-            kept = self._kept.get(session) or await self._look_up(session)
-            totals = await self._end(session, ending, kept)
-            if totals is not None:
-                return totals
-            await pause(number)
-        raise _conflict(session)
+    async def _changed(self, session: SessionKey, changes: Sequence[Change]) -> Sequence[SessionState | Exception]:
+        try:
+            return await self._change(session, changes)
+        except Exception as error:  # noqa: BLE001  # given to those who wait for it
+            return [error] * len(changes)
+
+    async def _ended(self, session: SessionKey, ending: Ending) -> Totals | Exception:
+        try:
+            for number in range(TRIES):
+                kept = self._kept.get(session) or await self._look_up(session)
+                totals = await self._end(session, ending, kept)
+                if totals is not None:
+                    return totals
+                await pause(number)
+        except Exception as error:  # noqa: BLE001  # given to the one who waits for it
+            return error
+        return _conflict(session)
 
     async def _look_up(self, session: SessionKey) -> Kept:
         [found] = await self._link.call(("HMGET", self._name(session), "v", "s"))
