@@ -383,15 +383,18 @@ def _least(case: _Case, room: Room, epoch: Epoch | None, overflow: ContextOverfl
     beside = case.came.estimate.beside
     fitted = _fit(case, room, epoch, overflow.needed)
     sent = _weighed_anew(case, room, fitted)
-    if sent.estimate.tokens <= room.budget or room.policy.overflow == "least":
-        return _plan(case, sent, room, fitted, epoch)
-    raise ContextOverflow(
-        needed=sent.estimate.tokens - beside,
-        limit=room.budget - beside,
-        index=overflow.index,
-        role=overflow.role,
-        tokens=overflow.tokens,
-    )
+    is_over = sent.estimate.tokens > room.budget
+    if is_over and room.policy.overflow != "least":
+        raise ContextOverflow(
+            needed=sent.estimate.tokens - beside,
+            limit=room.budget - beside,
+            index=overflow.index,
+            role=overflow.role,
+            tokens=overflow.tokens,
+        )
+    plan = _plan(case, sent, room, fitted, epoch)
+    # One turn that is too long is no reason to go without what was left out for it on the turns behind it.
+    return replace(plan, epoch=None) if is_over else plan
 
 
 def _salt(room: Room) -> str:

@@ -317,6 +317,23 @@ def test_the_least_of_any_format_is_sent_over_its_budget(wire: Wire, keep_last_t
         assert context.estimate <= max(budget, least)
 
 
+def test_a_turn_that_is_too_long_leaves_the_next_what_there_was() -> None:
+    raws = messages(12)
+    first = planned(raws, room(2_000, policy=LEAST))
+    assert first.epoch is not None
+    assert first.messages is not None
+    state = SessionState().with_epoch(first.epoch)
+    answer = json.dumps({"role": "assistant", "content": "It is at depot 7."}).encode()
+    long = [*raws, answer, json.dumps({"role": "user", "content": "Parcel, parcel. " * 700}).encode()]
+    least = planned(long, room(2_000, policy=LEAST, state=state))
+    assert least.messages is not None
+    assert len(least.messages) < len(first.messages)
+    state = state.with_epoch(least.epoch, instead_of=least.resumed) if least.epoch else state
+    later = planned([*long, answer, raws[1]], room(2_000, policy=LEAST, state=state))
+    assert later.messages is not None
+    assert len({*first.messages} & {*later.messages}) > len(first.messages) // 2
+
+
 @pytest.mark.parametrize("keep_last_turns", [1, 3])
 @pytest.mark.parametrize("wire", OTHERS)
 def test_a_form_alone_refuses_nothing(wire: Wire, keep_last_turns: int) -> None:

@@ -154,6 +154,22 @@ def test_of_what_cannot_be_fitted_the_least_may_be_sent(
     assert int(reply.header("x-context-tokens") or 0) > 4000
 
 
+def test_a_turn_that_is_too_long_leaves_the_next_what_there_was(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"context.on_overflow": "least"})
+    assert ask(gateway.web, "s", agent(20), BUDGET).status == 200
+    before = sent(mock)
+    long = [*agent(20), {"role": "user", "content": "word " * 4000}]
+    assert ask(gateway.web, "s", long, BUDGET).status == 200
+    assert len(sent(mock)) < len(before)
+    later = [*long, {"role": "assistant", "content": "Go on."}, {"role": "user", "content": "Find parcel 4."}]
+    reply = ask(gateway.web, "s", later, BUDGET)
+    assert reply.status == 200
+    assert len([message for message in sent(mock) if message in before]) > len(before) // 2
+    assert int(reply.header("x-context-tokens") or 0) <= 2500
+
+
 @pytest.mark.parametrize(
     "headers", [{"x-context-budget": "many"}, {"x-context-budget": "0"}, {"x-context-budget": "-5"},
                 {"x-context-trim": "maybe"}],
