@@ -145,15 +145,18 @@ def offer_of(fields: AnyFields, wire: Wire) -> Offer | None:
     for name in fields:
         if name not in _MEANT and (meant := name.casefold()) in _MEANT:
             raise InvalidRequest(f'The field "{name}" is written "{meant}".', param=name)
-    given = tuple([(field, Repeated(bytes(fields[field]))) for field in _FIELDS[wire] if field in fields])
-    size = sum([len(data.raw) for _, data in given])
+    given, size = [], 0
+    for field in _FIELDS[wire]:
+        if field in fields:
+            given.append((field, data := Repeated(bytes(fields[field]))))
+            size += len(data.raw)
     if size > _MOST_BYTES:
         raise InvalidRequest(
             f"The tools of a request have at most {_MOST_BYTES:,} bytes where steps hold.", param="tools"
         )
     if size <= _KNOWN_BYTES:
-        return _known_offer(given, wire)
-    return _read_offer(given, wire, is_known=False)
+        return _known_offer(tuple(given), wire)
+    return _read_offer(tuple(given), wire, is_known=False)
 
 
 def _read_offer(given: tuple[tuple[str, Repeated], ...], wire: Wire, *, is_known: bool = True) -> Offer | None:

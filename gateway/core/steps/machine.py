@@ -164,7 +164,7 @@ class Agent:
             elif due is not None:
                 index += 1
             if not is_stray or step is None or step.enforce == "observe":
-                recent = (*recent, name)[-MOST_RECENT:]
+                recent = (*recent[1 - MOST_RECENT :], name)
             state = self.entered(StepState(state.active, index, recent, state.is_set), facts)
         return Used(state, tuple(stray))
 
