@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Final
 
 from gateway.calls import Caller, Incoming, SessionPolicy
 from gateway.core import identity
 from gateway.core.errors import InvalidRequest, SessionRequired, UnknownModel
-from gateway.core.forwarding import header
+from gateway.core.forwarding import Provider, header
 from gateway.core.ports import SessionKey
 from gateway.core.routing import Route, Routes
 from gateway.dialects.base import Call
@@ -78,6 +78,24 @@ def routes_of(incoming: Incoming, call: Call, routes: Routes, session: SessionKe
     if model is not None:
         return routes.chain(model, seed_of(session, incoming.call_id))
     return (Route(incoming.provider or routes.without_model(incoming.endpoint.anthropic), ""),)
+
+
+def speaking(found: Sequence[Route], spoken: str | None, providers: Mapping[str, Provider]) -> tuple[Route, ...]:
+    """Those of the routes whose provider takes the format of the call. None: it is a call that has no name for its.
+
+    Raises:
+        InvalidRequest: none does.
+    """
+    said = {route.provider: providers[route.provider].dialects for route in found}
+    kept = tuple([route for route in found if spoken is None or (said[route.provider] or (spoken,)).count(spoken)])
+    if kept:
+        return kept
+    takes = "; ".join(f"{name} takes {', '.join(dialects or ())}" for name, dialects in said.items())
+    raise InvalidRequest(
+        f"No provider of this model takes calls in the format {spoken}: {takes} (providers.NAME.dialects). Call it in "
+        "one of these formats, call a model of another provider, or use adapter: litellm, which translates.",
+        param="model",
+    )
 
 
 def seed_of(session: SessionKey | None, call_id: str) -> str:

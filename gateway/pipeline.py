@@ -22,7 +22,7 @@ from dataclasses import replace
 from types import TracebackType
 
 from gateway.accounting import Accounts
-from gateway.addressing import named_session, routes_of, session_of
+from gateway.addressing import named_session, routes_of, session_of, speaking
 from gateway.answers import Answers, TotalsComment, read_error
 from gateway.budgeting import Budgets
 from gateway.calls import TELLING, Incoming, Reply, SessionPolicy
@@ -240,10 +240,12 @@ class Exchange:
 
         Raises:
             UnknownModel: nobody has its model, or it is not for this client key.
+            InvalidRequest: nobody who has it takes the call's format.
             Unauthenticated: the caller's credential is plainly another provider's.
         """
         progress, incoming, providers = self._p, self._in, self._gateway.providers
         found = routes_of(incoming, call, self._gateway.routes, progress.session)
+        found = speaking(found, incoming.endpoint.format, providers)
         first = progress.route = found[0]
         progress.routes = tuple(
             route for route in found if route.provider == first.provider or holds_credential(providers[route.provider])
@@ -389,6 +391,7 @@ class Exchange:
             gateway.composer.body(progress, call, provider, ask_usage=ask_usage),
             progress.notes.__setitem__,
             self._work,
+            incoming.call_id,
         )
         if progress.sent_at is None:
             progress.sent_at = gateway.clock()

@@ -120,6 +120,7 @@ def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> Pr
         tuple((header.encode(), value.encode()) for header, value in row.headers.items()),
         row.key_prefixes,
         row.limit_field,
+        dialects=row.dialects,
         allowed_tools=row.allowed_tools,
         reports_cost=row.reports_cost,
         guarded=guarded,

@@ -69,6 +69,7 @@ from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
 from gateway.stores.settler import Settler
 from gateway.telemetry import callbacks, log
+from gateway.telemetry.bodies import LoggedUpstream
 from gateway.telemetry.callbacks import Callbacks, Shapes
 from gateway.telemetry.metrics import Metrics, State
 from gateway.telemetry.otel import Otel
@@ -375,6 +376,7 @@ class _Parts:
             write_timeout_s=server.write_timeout_s,
         )
         self._upstreams = upstreams_of(settings.providers, tls)
+        upstreams = _logged(self._upstreams, settings)
         planner = worker.planner(settings)
         inspector = Inspector(planner, routes, worker.catalog.facts)
         self.rules = Rules(
@@ -389,7 +391,7 @@ class _Parts:
             agents=agents_of(settings),
         )
         self.forwarder = Forwarder(
-            worker.gateway(settings, routes, self._upstreams, planner), authenticator, worker.keys, limits
+            worker.gateway(settings, routes, upstreams, planner), authenticator, worker.keys, limits
         )
 
     def providers(self) -> list[ProviderHealth]:
@@ -417,6 +419,15 @@ async def _retire(parts: _Parts) -> None:
             await asyncio.sleep(_OLD_PARTS_CHECK_S)
     finally:
         await parts.aclose()
+
+
+def _logged(upstreams: Mapping[str, Upstream], settings: config.Settings) -> Mapping[str, Upstream]:
+    """The ways to providers, with all that goes by in the log where it was asked for."""
+    if not settings.telemetry.log.bodies:
+        return upstreams
+    as_json = logs_json(settings)
+    put = log.put(sys.stderr, as_json=as_json)
+    return {name: LoggedUpstream(one, name, put, as_json=as_json) for name, one in upstreams.items()}
 
 
 def _call_log(settings: config.Settings, *, as_json: bool) -> list[Observer]:

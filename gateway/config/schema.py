@@ -177,6 +177,7 @@ class Tls(_Section):
 
 
 AuthStyle = Literal["bearer", "x-api-key", "api-key", "none"]
+Format = Literal["chat", "responses", "messages", "completions", "embeddings"]
 
 
 #: arguments of litellm's functions that are a call's, or that the gateway sets
@@ -219,6 +220,12 @@ class Provider(_Section):
     key: SecretStr = Field(SecretStr(""), description="Its credential; empty: the caller's own is forwarded.")
     auth: AuthStyle = Field("bearer", description="How the credential is sent.")
     headers: dict[str, str] = Field({}, repr=False, description="Fixed headers, sent unless the caller sends them.")
+    dialects: tuple[Format, ...] | None = Field(
+        None,
+        min_length=1,
+        description="The formats that it takes. A call in another is not sent to it, but to the next provider of its "
+        "model that takes that, or refused. null: nobody says, and every call is sent.",
+    )
     timeout_s: Timeouts = Field(Timeouts(), description="Time limits in seconds.")
     retries: int = Field(
         2,
@@ -578,6 +585,10 @@ class Log(_Section):
     format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else JSON lines.")
     level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="info: every call; warning: failures only."
+    )
+    bodies: bool = Field(
+        default=False,
+        description="Also what is sent to providers and what they answer, the first 64 KiB of each; no header.",
     )
 
 

@@ -53,6 +53,7 @@ class Provider:
     """What is needed to address one provider.
 
     `key` empty: the caller's own credential is forwarded.
+    `dialects`: the formats that it takes; None: nobody says.
     `limit_field`: what a chat call names its answer's limit there, where it named none itself.
     `allowed_tools`: a request may name some of its tools as those that may be called.
     `reports_cost`: its usage says what a call costs in USD, which is charged in place of list prices.
@@ -69,6 +70,7 @@ class Provider:
     allowed_tools: bool = False
     reports_cost: bool = False
     guarded: bool = False
+    dialects: tuple[str, ...] | None = None
 
     def url(self, path: str, query: str) -> str:
         """The absolute address of a path relative to `/v1/`, both already encoded."""

@@ -510,7 +510,7 @@ def told_nobody(*, is_so: bool) -> None:
 class Outgoing:
     """One request to a provider. `url` is absolute and already encoded.
 
-    `note` keeps a remark in the call's record; `at_work`: see there.
+    `note` keeps a remark in the call's record; `at_work`: see there; `call_id`: of the call that it is for.
     """
 
     method: str
@@ -519,6 +519,7 @@ class Outgoing:
     body: bytes
     note: Callable[[str, str], None] = lambda _name, _text: None
     at_work: AtWork = told_nobody
+    call_id: str = ""
 
 
 class UpstreamReply(Protocol):

@@ -59,6 +59,11 @@ class Endpoint:
     wire: Wire | None = None
     deferred: bool = False
 
+    @property
+    def format(self) -> str | None:
+        """What `providers.NAME.dialects` calls it; None where it has no name there."""
+        return self.wire or ("embeddings" if self.operation == "embeddings" and self.metered else None)
+
 
 #: methods of requests that ask for no answer of a model, as long as they have no body
 WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})

@@ -1,4 +1,4 @@
-"""One line per call on stderr: text for people, JSON for machines. No prompt, no answer, no credential.
+"""One line per call on stderr: text for people, JSON for machines. No credential; prompts and answers in `bodies.py`.
 
 Nobody ever waits for whoever reads stderr: all lines go through a bounded queue to a thread. When the queue is full,
 lines are dropped and counted.
@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final, TextIO
 
@@ -24,8 +25,9 @@ from gateway.core.spending import Allowance
 from gateway.core.usage import Totals
 
 _FAILED_FROM: Final = 400
-#: lines that may wait to be written
+#: lines that may wait to be written, and characters of them
 _MAX_LINES: Final = 10_000
+_MAX_CHARACTERS: Final = 32 * 1024 * 1024
 #: lines that are written at once
 _BATCH: Final = 500
 #: how long the thread rests after each batch: under load it wakes up for many lines, not for each
@@ -41,6 +43,7 @@ class _Writer:
         self._stream = stream
         self._queue = SimpleQueue[str | threading.Event]()
         self._dropped = 0
+        self._waiting = 0
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -50,13 +53,11 @@ class _Writer:
 
     def put(self, line: str) -> None:
         """Have a line written, or drop it where too many wait."""
-        if self._queue.qsize() >= _MAX_LINES:
+        if self._queue.qsize() >= _MAX_LINES or self._waiting >= _MAX_CHARACTERS:
             with self._lock:
                 self._dropped += 1
             return
-        if self._dropped:
-            self._queue.put(self._dropped_line())
-        self._queue.put(line + "\n")
+        self._add((self._dropped_line() if self._dropped else "") + line + "\n")
         if self._thread is None:
             self._start()
 
@@ -64,9 +65,14 @@ class _Writer:
         """Wait until what was put before is written, at most so long."""
         if self._thread is not None:
             written = threading.Event()
-            self._queue.put(self._dropped_line())
+            self._add(self._dropped_line())
             self._queue.put(written)
             written.wait(timeout_s)
+
+    def _add(self, text: str) -> None:
+        with self._lock:
+            self._waiting += len(text)
+        self._queue.put(text)
 
     def _start(self) -> None:
         with self._lock:
@@ -81,6 +87,8 @@ class _Writer:
                 while len(items) < _BATCH:
                     items.append(self._queue.get_nowait())
             text = "".join(item for item in items if isinstance(item, str))
+            with self._lock:
+                self._waiting -= len(text)
             if self._queue.empty():
                 text += self._dropped_line()
             # A stream that is closed or whose reader has gone stops nothing.
@@ -137,6 +145,11 @@ def flush(timeout_s: float = _FLUSH_S) -> None:
 
 
 atexit.register(flush)
+
+
+def put(stream: TextIO, *, as_json: bool) -> Callable[[str], None]:
+    """What takes lines for a stream, among those of calls."""
+    return _writer_for(stream, as_json=as_json).put
 
 
 class CallLog(Observer):

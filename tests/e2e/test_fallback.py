@@ -326,3 +326,49 @@ def test_a_call_whose_results_shrink_until_it_can_be_held_keeps_its_fallbacks(
     reply = ask(gateway, messages=messages)
     assert (reply.status, reply.header("x-response-mode")) == (200, "handle_only")
     assert len(second.provider.calls) == 1
+
+
+# --- formats that a provider takes -------------------------------------------------------------------------------------------
+
+
+def takes(*formats: str) -> dict[str, Any]:
+    return {"providers.upstream.dialects": list(formats)}
+
+
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", {"messages": HI}),
+    "responses": ("/v1/responses", {"input": "hi"}),
+    "messages": ("/v1/messages", {"messages": HI, "max_tokens": 50}),
+    "completions": ("/v1/completions", {"prompt": "hi"}),
+    "embeddings": ("/v1/embeddings", {"input": "hi"}),
+}
+
+
+@pytest.mark.parametrize("format_", REQUESTS)
+def test_a_call_in_a_format_that_its_provider_does_not_take_goes_to_the_next(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer, format_: str
+) -> None:
+    others = takes(*(name for name in REQUESTS if name != format_))
+    gateway = gateway_server(
+        mock_server.url, models=MODELS, **{"providers.second": {"base_url": second.url, **SECOND}}, **others
+    )
+    for name, (path, body) in REQUESTS.items():
+        assert gateway.web.post(path, {"model": "main", **body}, {"x-session-id": "s"}).status == 200, name
+    assert [call.path for call in second.provider.calls] == [REQUESTS[format_][0]]
+    assert len(mock.calls) == len(REQUESTS) - 1
+
+
+@pytest.mark.parametrize("format_", REQUESTS)
+def test_a_call_in_a_format_that_nobody_takes_is_refused_and_costs_nothing(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, format_: str
+) -> None:
+    other = "responses" if format_ == "chat" else "chat"
+    gateway = gateway_server(mock_server.url, **takes(other))
+    path, body = REQUESTS[format_]
+    reply = gateway.web.post(path, {"model": "mock-small", **body}, {"x-session-id": "s"})
+    assert reply.status == 400
+    error = reply.json["error"]
+    assert f"the format {format_}: upstream takes {other}" in error["message"]
+    assert reply.json.get("type") == ("error" if format_ == "messages" else None)
+    assert mock.calls == []
+    assert gateway.web.get("/v1/models").status == 200, "what has no format is sent"
