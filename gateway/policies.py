@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from gateway import catalog, config
 from gateway.core import ledger
-from gateway.core.fitting.epochs import FitPolicy
+from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.strategies import strategies_of
 from gateway.core.forwarding import Provider
 from gateway.core.modes.summary import LONGEST_ANSWER

@@ -100,6 +100,8 @@ IMPURE = {"asyncio", "time", "random", "os", "socket", "sqlite3", "threading"}
 TESTED_ELSEWHERE = {
     "core.views": "core/views/test_view.py",  # the table of formats
     "core.steps": "core/steps/test_machine.py",  # the names of both its modules
+    "core.fitting.cut": "core/fitting/test_epochs.py",  # what it leaves shows from turn to turn
+    "core.fitting.policy": "core/fitting/test_epochs.py",
     "core.ports": "stores/test_contract.py",  # Protocols and plain values; the contract is their test
     "stores.sums": "stores/test_contract.py",  # totals of stores that add by themselves
     # What these parts of one store are worth shows in what it keeps, on a real server.

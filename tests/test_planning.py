@@ -16,7 +16,7 @@ from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimate, Estimator
 from gateway.core.counting.measure import TokenCounter, Wire
 from gateway.core.counting.request import read_request
-from gateway.core.fitting.epochs import FitPolicy
+from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.recall import Recall
 from gateway.core.plan import ContextPolicy, Plan, Wishes
 from gateway.core.routing import ModelFacts, Route

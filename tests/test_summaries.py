@@ -11,7 +11,7 @@ from decimal import Decimal
 import pytest
 
 from gateway.calls import Caller
-from gateway.core.fitting.epochs import FitPolicy
+from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.strategies import strategies_of
 from gateway.core.plan import ContextPolicy, SummaryModel
 from gateway.core.ports import CallRecord, Outgoing

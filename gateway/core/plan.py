@@ -18,8 +18,9 @@ from gateway.core.counting.calibration import Corrected, LastTurn, Residual, cal
 from gateway.core.counting.estimate import Estimate, Estimator
 from gateway.core.counting.request import Request
 from gateway.core.fitting.epoch import Epoch
-from gateway.core.fitting.epochs import FitPolicy, find, fit
+from gateway.core.fitting.epochs import find, fit
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
+from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.receipt import Fitted
 from gateway.core.fitting.summary import NeedsSummary, Passage, SummaryNeeded, Use, asking

@@ -15,8 +15,8 @@ from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.heuristic import CharacterCounter
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import Request
-from gateway.core.fitting.epochs import FitPolicy
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow
+from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.recall import Recall
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Summarize

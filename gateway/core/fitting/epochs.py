@@ -12,84 +12,27 @@ came, so that it can break nothing that the client has not broken.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from gateway.core.conversation import Conversation, Item
-from gateway.core.fitting.draft import KEEP, Draft, Same, Summary
+from gateway.core.fitting.cut import cut, dropped, given_up, system_tokens, with_task
+from gateway.core.fitting.draft import KEEP, Draft, Same
 from gateway.core.fitting.epoch import Epoch, Plan
-from gateway.core.fitting.offers import GAP_TOKENS
 from gateway.core.fitting.overflow import ContextOverflow
+from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader
-from gateway.core.fitting.recall import Recall, recall
+from gateway.core.fitting.recall import recall
 from gateway.core.fitting.receipt import Fitted, Sent
-from gateway.core.fitting.strategies import DEFAULT, Drop, Strategy, Summarize, first_to_go, leading
 from gateway.core.fitting.summary import Use
 from gateway.core.fitting.validate import problems
 from gateway.core.fitting.watch import Expired, Watch, never
-from gateway.core.fitting.worth import Worth
-from gateway.core.message import SYSTEM_ROLES, digest
-from gateway.core.values import dataclass
+from gateway.core.message import digest
 
-#: low-water marks with recall and without
-_DEEP: Final = 0.55
-_SHALLOW: Final = 0.7
 #: most that last words may take to be kept whole
 _WORDS: Final = 0.125
-#: Most that the beginning of a task is given that would have been left out: a share, or the tokens of some sentences.
-#: More of a long one takes the room of old lines that are asked for.
-_TASK: Final = 0.05
-_TASK_TOKENS: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class FitPolicy:
-    """How conversations are fitted. Shares are of the limit without the system messages."""
-
-    strategies: Sequence[Strategy] = DEFAULT
-    #: A cut goes down to here: lower loses more, higher cuts and pays more often. None is 0.7, and 0.55 with recall,
-    #: which brings back what is asked for and costs less than what it saves to send little on every turn.
-    low_water: float | None = None
-    #: With recall, what a cut left is settled up to this share: the next one takes from what came behind it. More
-    #: starves the new, and without recall what was lost once would be lost for good.
-    settled: float = 0.5
-    #: What was sent stays through a cut as long as no more than this share of it is other than a fresh choice.
-    stale: float = 0.2
-    recall: Recall = "off"
-    #: at most this share for recalled lines, each turn
-    recall_share: float = 0.25
-    #: and at most this many times what the trimming saves this turn: what is recalled is paid in full once, and what
-    #: is saved is saved on every later turn again
-    recall_saving: float = 2.0
-    #: what a token costs that the provider has cached, in relation to one it has not
-    cached_price: float = 0.1
-    #: for recall; `Condense` has its own
-    worth: Worth = field(default_factory=Worth)
-
-    @property
-    def depth(self) -> float:
-        """The low-water mark in use."""
-        if self.low_water is not None:
-            return self.low_water
-        return _DEEP if self.recall != "off" else _SHALLOW
-
-    @property
-    def may_drop(self) -> bool:
-        """Whether whole units may be left out, as the last resort too."""
-        return any(strategy.may_drop for strategy in self.strategies)
-
-    @property
-    def summarizes(self) -> bool:
-        """Whether a summary may come of it: then what was appended last is not all that a cut may take."""
-        return any(isinstance(strategy, Summarize) and strategy.use != "off" for strategy in self.strategies)
-
-    def given(self, use: Use, summaries: Mapping[str, str], most: int) -> FitPolicy:
-        """This with summaries to use, see `Summarize.given`."""
-        given = [one.given(use, summaries, most) if isinstance(one, Summarize) else one for one in self.strategies]
-        return replace(self, strategies=given)
 
 
 def fit(
@@ -177,17 +120,17 @@ def _fitted(
                 sent, now = _continued(draft, sent, epoch, limit, policy=policy, salt=salt)
                 return Fitted.having(conversation, came, before, sent=sent, epoch=now)
             start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, sent.made)
-        done, applied = _cut(start, limit, policy, was_sent=sent is not None)
-        done = _with_task(done, limit)
+        done, applied = cut(start, limit, policy, was_sent=sent is not None)
+        done = with_task(done, limit)
         # It may have been enough to take back what was repeated.
         applied = applied or ("recall",)
     except Expired:
-        done, applied = _given_up(start, limit, policy), ("drop",)
+        done, applied = given_up(start, limit, policy), ("drop",)
     else:
         done = _recalled(done, before, done.total(), limit, policy)
     if problems(conversation, done.sent(), done.total(), limit, done.inserted()):
         # Our own mistake; whole units can be left out without making any.
-        done, applied = _dropped(draft, limit, policy), ("drop",)
+        done, applied = dropped(draft, limit, policy), ("drop",)
     sent, now = _remembered(done, salt, lambda: Sent.of(done))
     return Fitted.having(conversation, came, before, sent=sent, epoch=now, applied=applied)
 
@@ -285,170 +228,13 @@ def _may_point(item: Item) -> bool:
     return item.role == "tool" and not item.sealed
 
 
-# --- a cut ------------------------------------------------------------------------------------------------------------
-
-
-def _cut(draft: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> tuple[Draft, tuple[str, ...]]:
-    """Down to the low-water mark; what the client had cached stays while it can, and so does what was sent."""
-    fixed = _system_tokens(draft)
-    low = _low(draft, limit, policy)
-    first = _protected(draft, limit)
-    settles = was_sent and policy.recall != "off" and not policy.summarizes
-    if settles and (short := _cut_tail(draft, low, limit, policy)):
-        return short
-    for start, target in ((first, low), (first, limit), (0, low), (0, limit)):
-        fresh, applied = _apply(draft.reopened(start), target, limit, policy.strategies)
-        if fresh.total() <= limit:
-            break
-    else:
-        return _dropped(fresh, limit, policy), (*applied, "drop")
-    same = _unchanged(draft, fresh, policy.stale * (limit - fixed)) if was_sent else 0
-    if same > start:
-        # The same choice with less room behind what stays, not another one.
-        kept, kept_applied = _apply(draft.reopened(same, fresh.steps), target, limit, policy.strategies)
-        if kept.total() <= max(target, fresh.total()):
-            return kept, kept_applied
-    return fresh, applied
-
-
-def _cut_tail(draft: Draft, low: int, limit: int, policy: FitPolicy) -> tuple[Draft, tuple[str, ...]] | None:
-    """Only what was appended since the last cut, if that is enough and what the cut left is small.
-
-    All that was sent behind the place of a cut is paid in full again, and the newest stretch is the end of it.
-    """
-    tail = max(_appended(draft), _protected(draft, limit))
-    fixed = _system_tokens(draft)
-    if sum(draft.weights()[:tail]) - fixed > policy.settled * (limit - fixed):
-        return None
-    # A long newest result may hold the half of it, and can be cut on the next turn: then less is enough.
-    for target in (low, (low + limit) // 2):
-        fresh, applied = _apply(draft.reopened(tail), target, target, policy.strategies)
-        if fresh.total() <= target:
-            return fresh, applied
-    return None
-
-
-def _appended(draft: Draft) -> int:
-    """Where the newest stretch begins that stands as it came."""
-    changed = (i for i in reversed(range(len(draft.decisions))) if draft.decisions[i] != KEEP)
-    last = next(changed, -1)
-    return next((unit.start for unit in draft.conversation.units if unit.start > last), len(draft.decisions))
-
-
-def _apply(draft: Draft, target: int, limit: int, strategies: Sequence[Strategy]) -> tuple[Draft, tuple[str, ...]]:
-    """Down to the target; once a strategy has done all that should be done, the limit is enough."""
-    applied: list[str] = []
-    enough = target
-    if any(strategy.may_drop for strategy in strategies):
-        lighter = first_to_go(draft, target)
-        if lighter is not draft:
-            applied.append("drop")
-            draft = lighter
-    for strategy in strategies:
-        if draft.total() <= enough:
-            break
-        lighter = strategy.apply(draft, target)
-        if strategy.is_last_word and lighter is not draft:
-            enough = limit
-        if lighter.decisions != draft.decisions:
-            applied.append(strategy.name)
-            draft = lighter.ruled(draft, strategy.name)
-    return draft, tuple(applied)
-
-
-def _with_task(draft: Draft, limit: int) -> Draft:
-    """The task by its beginning where a cut left no more than a mark of it, and there is room: all else is about it."""
-    task = draft.conversation.task
-    if task is None or task < draft.first or draft.decisions[task] != ():
-        return draft
-    most = max(_TASK_TOKENS, int(_TASK * (limit - _system_tokens(draft))))
-    room = min(limit - draft.total(), most)
-    if draft.came[task] - draft.weight(task) <= room:
-        return draft.having({task: KEEP})
-    known = draft.known(task)
-    told = draft.having({task: known.sliced.closed({*leading(known, room - GAP_TOKENS)})})
-    return told if told.total() <= limit else draft
-
-
-def _given_up(start: Draft, limit: int, policy: FitPolicy) -> Draft:
-    """Whole units left out of what was sent before, down to the low-water mark, with nothing read any more."""
-    draft = replace(start, watch=Watch(), first=0, recalls={})
-    if policy.may_drop:
-        dropped = Drop(reads=False).apply(draft, _low(draft, limit, policy))
-        if dropped.total() <= limit:
-            return dropped
-    return _dropped(draft, limit, policy, reads=False)
-
-
-def _dropped(draft: Draft, limit: int, policy: FitPolicy, *, reads: bool = True) -> Draft:
-    """Whole units left out of the conversation as it came, if that is allowed."""
-    if policy.may_drop:
-        untouched = Draft.untouched(draft.conversation, draft.reader, came=draft.came)
-        draft = Drop(reads=reads).apply(untouched, limit)
-    weights = draft.weights()
-    if sum(weights) <= limit:
-        return draft
-    largest = max(range(len(weights)), key=weights.__getitem__)
-    raise ContextOverflow(
-        needed=sum(weights),
-        limit=limit,
-        index=largest,
-        role=draft.conversation.items[largest].role,
-        tokens=weights[largest],
-    )
-
-
-def _low(draft: Draft, limit: int, policy: FitPolicy) -> int:
-    fixed = _system_tokens(draft)
-    return fixed + int((limit - fixed) * policy.depth)
-
-
-def _system_tokens(draft: Draft) -> int:
-    outline = draft.conversation.outline
-    return sum(draft.weight(index) for index in outline.fixed if outline.sketches[index].role in SYSTEM_ROLES)
-
-
-def _protected(draft: Draft, limit: int) -> int:
-    """Where changes may begin: behind the last cache mark up to which everything fits beside what must stay."""
-    weights = draft.weights()
-    needed = sum(weights)
-    for unit in reversed(draft.conversation.units):
-        if needed <= limit and not draft.conversation.marked.isdisjoint(unit.indices):
-            return unit.stop
-        if not unit.pinned:
-            needed -= sum(weights[index] for index in unit.indices)
-    return 0
-
-
-def _unchanged(sent: Draft, fresh: Draft, waste: float) -> int:
-    """Up to where a fresh choice differs from what was sent by no more than `waste` tokens."""
-    stop = 0
-    for unit in sent.conversation.units:
-        for index in unit.indices:
-            waste -= _difference(sent, fresh, index)
-        if waste < 0:
-            break
-        stop = unit.stop
-    return stop
-
-
-def _difference(sent: Draft, fresh: Draft, index: int) -> float:
-    old, new = sent.decisions[index], fresh.decisions[index]
-    if old != new and isinstance(new, Summary):
-        return math.inf  # made for all that comes behind it: one without the other makes no sense
-    if isinstance(old, tuple) and isinstance(new, tuple):
-        tokens = sent.known(index).tokens
-        return sum(tokens[number] for number in {*old} ^ {*new})
-    return 0 if old == new else abs(sent.weight(index) - fresh.weight(index))
-
-
 def _recalled(draft: Draft, before: int, total: int, limit: int, policy: FitPolicy) -> Draft:
     """Old lines at the end, within the room and the money there is for them; `total`: the tokens of the draft."""
     if policy.recall == "off" or len(draft.decisions) - 1 in draft.recalls:
         return draft
     room = min(
         limit - total,
-        policy.recall_share * (limit - _system_tokens(draft)),
+        policy.recall_share * (limit - system_tokens(draft)),
         policy.recall_saving * policy.cached_price * (before - total),
     )
     try:

@@ -9,8 +9,9 @@ import pytest
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.ahead import MOST_BYTES, MOST_MESSAGES, START, read_ahead
 from gateway.core.fitting.dedupe import may_share
-from gateway.core.fitting.epochs import FitPolicy, fit
+from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.overlap import parts_of
+from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Order, Reader, weigher
 from gateway.core.fitting.watch import Watch
 

@@ -8,8 +8,9 @@ import pytest
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import DROP, Draft
 from gateway.core.fitting.epoch import Epoch
-from gateway.core.fitting.epochs import FitPolicy, find, fit
+from gateway.core.fitting.epochs import find, fit
 from gateway.core.fitting.overflow import ContextOverflow
+from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.receipt import Fitted
 from gateway.core.fitting.strategies import Dedupe, Drop, Shorten

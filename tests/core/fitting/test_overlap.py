@@ -6,8 +6,9 @@ from typing import Any
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import DROP, KEEP, Draft, Same
 from gateway.core.fitting.epoch import Epoch
-from gateway.core.fitting.epochs import FitPolicy, fit
+from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.overlap import overlap
+from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.strategies import Dedupe, Drop
 

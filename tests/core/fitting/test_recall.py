@@ -9,7 +9,8 @@ import pytest
 
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import DROP, EARLIER, Draft
-from gateway.core.fitting.epochs import FitPolicy, fit
+from gateway.core.fitting.epochs import fit
+from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.recall import _read_past, recall
 from gateway.core.fitting.worth import Scores, Worth

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from gateway.core.conversation import Conversation
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.measure import Wire
-from gateway.core.fitting.epochs import FitPolicy, fit
+from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.overflow import ContextOverflow
+from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.receipt import Fitted
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten

@@ -1,0 +1,180 @@
+"""A cut: what is left of a draft that is over its limit, from the place on from which it may be other than it was sent.
+
+It goes down to the low-water mark, so that the next turns only append. What the client had cached and what was sent
+stays as far as that can be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from gateway.core.fitting.draft import KEEP, Draft, Summary
+from gateway.core.fitting.offers import GAP_TOKENS
+from gateway.core.fitting.overflow import ContextOverflow
+from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.strategies import Drop, Strategy, first_to_go, leading
+from gateway.core.fitting.watch import Watch
+from gateway.core.message import SYSTEM_ROLES
+
+#: Most that the beginning of a task is given that would have been left out: a share, or the tokens of some sentences.
+#: More of a long one takes the room of old lines that are asked for.
+_TASK: Final = 0.05
+_TASK_TOKENS: Final = 64
+
+
+def cut(draft: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> tuple[Draft, tuple[str, ...]]:
+    """Down to the low-water mark; what the client had cached stays while it can, and so does what was sent."""
+    fixed = system_tokens(draft)
+    low = _low(draft, limit, policy)
+    first = _protected(draft, limit)
+    settles = was_sent and policy.recall != "off" and not policy.summarizes
+    if settles and (short := _cut_tail(draft, low, limit, policy)):
+        return short
+    for start, target in ((first, low), (first, limit), (0, low), (0, limit)):
+        fresh, applied = _apply(draft.reopened(start), target, limit, policy.strategies)
+        if fresh.total() <= limit:
+            break
+    else:
+        return dropped(fresh, limit, policy), (*applied, "drop")
+    same = _unchanged(draft, fresh, policy.stale * (limit - fixed)) if was_sent else 0
+    if same > start:
+        # The same choice with less room behind what stays, not another one.
+        kept, kept_applied = _apply(draft.reopened(same, fresh.steps), target, limit, policy.strategies)
+        if kept.total() <= max(target, fresh.total()):
+            return kept, kept_applied
+    return fresh, applied
+
+
+def _cut_tail(draft: Draft, low: int, limit: int, policy: FitPolicy) -> tuple[Draft, tuple[str, ...]] | None:
+    """Only what was appended since the last cut, if that is enough and what the cut left is small.
+
+    All that was sent behind the place of a cut is paid in full again, and the newest stretch is the end of it.
+    """
+    tail = max(_appended(draft), _protected(draft, limit))
+    fixed = system_tokens(draft)
+    if sum(draft.weights()[:tail]) - fixed > policy.settled * (limit - fixed):
+        return None
+    # A long newest result may hold the half of it, and can be cut on the next turn: then less is enough.
+    for target in (low, (low + limit) // 2):
+        fresh, applied = _apply(draft.reopened(tail), target, target, policy.strategies)
+        if fresh.total() <= target:
+            return fresh, applied
+    return None
+
+
+def _appended(draft: Draft) -> int:
+    """Where the newest stretch begins that stands as it came."""
+    changed = (i for i in reversed(range(len(draft.decisions))) if draft.decisions[i] != KEEP)
+    last = next(changed, -1)
+    return next((unit.start for unit in draft.conversation.units if unit.start > last), len(draft.decisions))
+
+
+def _apply(draft: Draft, target: int, limit: int, strategies: Sequence[Strategy]) -> tuple[Draft, tuple[str, ...]]:
+    """Down to the target; once a strategy has done all that should be done, the limit is enough."""
+    applied: list[str] = []
+    enough = target
+    if any(strategy.may_drop for strategy in strategies):
+        lighter = first_to_go(draft, target)
+        if lighter is not draft:
+            applied.append("drop")
+            draft = lighter
+    for strategy in strategies:
+        if draft.total() <= enough:
+            break
+        lighter = strategy.apply(draft, target)
+        if strategy.is_last_word and lighter is not draft:
+            enough = limit
+        if lighter.decisions != draft.decisions:
+            applied.append(strategy.name)
+            draft = lighter.ruled(draft, strategy.name)
+    return draft, tuple(applied)
+
+
+def with_task(draft: Draft, limit: int) -> Draft:
+    """The task by its beginning where a cut left no more than a mark of it, and there is room: all else is about it."""
+    task = draft.conversation.task
+    if task is None or task < draft.first or draft.decisions[task] != ():
+        return draft
+    most = max(_TASK_TOKENS, int(_TASK * (limit - system_tokens(draft))))
+    room = min(limit - draft.total(), most)
+    if draft.came[task] - draft.weight(task) <= room:
+        return draft.having({task: KEEP})
+    known = draft.known(task)
+    told = draft.having({task: known.sliced.closed({*leading(known, room - GAP_TOKENS)})})
+    return told if told.total() <= limit else draft
+
+
+def given_up(start: Draft, limit: int, policy: FitPolicy) -> Draft:
+    """Whole units left out of what was sent before, down to the low-water mark, with nothing read any more."""
+    draft = replace(start, watch=Watch(), first=0, recalls={})
+    if policy.may_drop:
+        lighter = Drop(reads=False).apply(draft, _low(draft, limit, policy))
+        if lighter.total() <= limit:
+            return lighter
+    return dropped(draft, limit, policy, reads=False)
+
+
+def dropped(draft: Draft, limit: int, policy: FitPolicy, *, reads: bool = True) -> Draft:
+    """Whole units left out of the conversation as it came, if that is allowed."""
+    if policy.may_drop:
+        untouched = Draft.untouched(draft.conversation, draft.reader, came=draft.came)
+        draft = Drop(reads=reads).apply(untouched, limit)
+    weights = draft.weights()
+    if sum(weights) <= limit:
+        return draft
+    largest = max(range(len(weights)), key=weights.__getitem__)
+    raise ContextOverflow(
+        needed=sum(weights),
+        limit=limit,
+        index=largest,
+        role=draft.conversation.items[largest].role,
+        tokens=weights[largest],
+    )
+
+
+def _low(draft: Draft, limit: int, policy: FitPolicy) -> int:
+    fixed = system_tokens(draft)
+    return fixed + int((limit - fixed) * policy.depth)
+
+
+def system_tokens(draft: Draft) -> int:
+    """Tokens of what no cut can take: shares of a limit are of the rest."""
+    outline = draft.conversation.outline
+    return sum(draft.weight(index) for index in outline.fixed if outline.sketches[index].role in SYSTEM_ROLES)
+
+
+def _protected(draft: Draft, limit: int) -> int:
+    """Where changes may begin: behind the last cache mark up to which everything fits beside what must stay."""
+    weights = draft.weights()
+    needed = sum(weights)
+    for unit in reversed(draft.conversation.units):
+        if needed <= limit and not draft.conversation.marked.isdisjoint(unit.indices):
+            return unit.stop
+        if not unit.pinned:
+            needed -= sum(weights[index] for index in unit.indices)
+    return 0
+
+
+def _unchanged(sent: Draft, fresh: Draft, waste: float) -> int:
+    """Up to where a fresh choice differs from what was sent by no more than `waste` tokens."""
+    stop = 0
+    for unit in sent.conversation.units:
+        for index in unit.indices:
+            waste -= _difference(sent, fresh, index)
+        if waste < 0:
+            break
+        stop = unit.stop
+    return stop
+
+
+def _difference(sent: Draft, fresh: Draft, index: int) -> float:
+    old, new = sent.decisions[index], fresh.decisions[index]
+    if old != new and isinstance(new, Summary):
+        return math.inf  # made for all that comes behind it: one without the other makes no sense
+    if isinstance(old, tuple) and isinstance(new, tuple):
+        tokens = sent.known(index).tokens
+        return sum(tokens[number] for number in {*old} ^ {*new})
+    return 0 if old == new else abs(sent.weight(index) - fresh.weight(index))

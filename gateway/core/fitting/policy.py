@@ -1,0 +1,64 @@
+"""How conversations are fitted: what a configuration says of it, and what stands where it says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
+from typing import Final
+
+from gateway.core.fitting.recall import Recall
+from gateway.core.fitting.strategies import DEFAULT, Strategy, Summarize
+from gateway.core.fitting.summary import Use
+from gateway.core.fitting.worth import Worth
+from gateway.core.values import dataclass
+
+#: low-water marks with recall and without
+_DEEP: Final = 0.55
+_SHALLOW: Final = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class FitPolicy:
+    """How conversations are fitted. Shares are of the limit without the system messages."""
+
+    strategies: Sequence[Strategy] = DEFAULT
+    #: A cut goes down to here: lower loses more, higher cuts and pays more often. None is 0.7, and 0.55 with recall,
+    #: which brings back what is asked for and costs less than what it saves to send little on every turn.
+    low_water: float | None = None
+    #: With recall, what a cut left is settled up to this share: the next one takes from what came behind it. More
+    #: starves the new, and without recall what was lost once would be lost for good.
+    settled: float = 0.5
+    #: What was sent stays through a cut as long as no more than this share of it is other than a fresh choice.
+    stale: float = 0.2
+    recall: Recall = "off"
+    #: at most this share for recalled lines, each turn
+    recall_share: float = 0.25
+    #: and at most this many times what the trimming saves this turn: what is recalled is paid in full once, and what
+    #: is saved is saved on every later turn again
+    recall_saving: float = 2.0
+    #: what a token costs that the provider has cached, in relation to one it has not
+    cached_price: float = 0.1
+    #: for recall; `Condense` has its own
+    worth: Worth = field(default_factory=Worth)
+
+    @property
+    def depth(self) -> float:
+        """The low-water mark in use."""
+        if self.low_water is not None:
+            return self.low_water
+        return _DEEP if self.recall != "off" else _SHALLOW
+
+    @property
+    def may_drop(self) -> bool:
+        """Whether whole units may be left out, as the last resort too."""
+        return any(strategy.may_drop for strategy in self.strategies)
+
+    @property
+    def summarizes(self) -> bool:
+        """Whether a summary may come of it: then what was appended last is not all that a cut may take."""
+        return any(isinstance(strategy, Summarize) and strategy.use != "off" for strategy in self.strategies)
+
+    def given(self, use: Use, summaries: Mapping[str, str], most: int) -> FitPolicy:
+        """This with summaries to use, see `Summarize.given`."""
+        given = [one.given(use, summaries, most) if isinstance(one, Summarize) else one for one in self.strategies]
+        return replace(self, strategies=given)
