@@ -850,6 +850,21 @@ def test_tool_results_are_summed_up_by_nobody_or_by_a_model_that_is_served(loade
     assert served.budget.summary_model == "small"
 
 
+def test_summaries_are_asked_of_a_provider_that_takes_chat(loaded: Load) -> None:
+    text = "models: [{match: small, provider: openai}]\nproviders: {openai: {dialects: [FORMAT]}}\n"
+    summed = text + "budget: {summary_model: small}\ncontext: {summary: {model: openai/any}}"
+    assert problems_of(loaded, summed.replace("FORMAT", "responses, messages")) == [
+        f"{path}: summaries are asked for in the format chat, which providers.openai.dialects does not name"
+        for path in ("budget.summary_model", "context.summary.model")
+    ]
+    assert loaded(summed.replace("FORMAT", "responses, chat")).settings.budget.summary_model == "small"
+    assert loaded(text.replace("FORMAT", "responses")).settings.providers["openai"].dialects == ("responses",)
+    [problem] = problems_of(loaded, text.replace("FORMAT", "chats"))
+    assert problem.startswith("providers.openai.dialects[0]: input should be 'chat', ")
+    [problem] = problems_of(loaded, text.replace("FORMAT", ""))
+    assert problem == "providers.openai.dialects: names no format; leave it out, and every call is sent"
+
+
 def test_models_that_share_calls_or_stand_in_are_served_by_somebody(loaded: Load) -> None:
     text = "default_provider: null\nmodels: [{match: a, provider: {openai: 3, groq: 1}, fallback: [groq/x, a-typo]}]"
     [problem] = problems_of(loaded, text)

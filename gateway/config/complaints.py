@@ -20,6 +20,9 @@ from gateway.core.routing import ModelRule, Routes
 #: how pydantic names the alternatives of a union
 _KIND: Final = re.compile(r"literal\[.*\]|constrained-(?:int|float|str)")
 
+#: keys that name a model which the gateway calls by itself
+_CALLED_BY_US: Final = ("budget.summary_model", "context.summary.model")
+
 
 def unknown_providers(merged: Mapping[str, Any]) -> list[str]:
     """References to providers that do not exist."""
@@ -71,10 +74,19 @@ def served_by_nobody(settings: Settings) -> list[str]:
     routes, problems = Routes(rules, list(settings.providers), settings.default_provider), []
     for path, name in named:
         try:
-            routes.resolve(name)
+            provider = routes.resolve(name).provider
         except UnknownModel as fault:
             problems.append(f"{path}: {fault.message}")
+        else:
+            problems += _untaken(path, provider, settings.providers[provider].dialects)
     return problems
+
+
+def _untaken(path: str, provider: str, dialects: Sequence[str] | None) -> list[str]:
+    """What the gateway itself calls, it calls in the format chat."""
+    if path not in _CALLED_BY_US or dialects is None or "chat" in dialects:
+        return []
+    return [f"{path}: summaries are asked for in the format chat, which providers.{provider}.dialects does not name"]
 
 
 def unknown_agents(settings: Settings) -> list[str]:

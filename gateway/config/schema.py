@@ -222,7 +222,6 @@ class Provider(_Section):
     headers: dict[str, str] = Field({}, repr=False, description="Fixed headers, sent unless the caller sends them.")
     dialects: tuple[Format, ...] | None = Field(
         None,
-        min_length=1,
         description="The formats that it takes. A call in another is not sent to it, but to the next provider of its "
         "model that takes that, or refused. null: nobody says, and every call is sent.",
     )
@@ -252,6 +251,13 @@ class Provider(_Section):
         description="Its usage says what a call costs, in USD, as OpenRouter writes it (usage.cost): that is charged "
         "instead of list prices. Not read with adapter litellm.",
     )
+
+    @field_validator("dialects")
+    @classmethod
+    def _dialects(cls, value: tuple[Format, ...] | None) -> tuple[Format, ...] | None:
+        if value == ():
+            raise ValueError("names no format; leave it out, and every call is sent")
+        return value
 
     @field_validator("litellm")
     @classmethod
