@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from hashlib import blake2b
+from math import inf
 from typing import NamedTuple, Protocol
 
 from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES, Message, Sketch, digest, encode, plains_of, sketch
@@ -126,8 +127,8 @@ class Conversation:
         Raises:
             ValueError: a priority is negative or no number.
         """
-        if priorities and not all(priority >= 0 for priority in priorities.values()):
-            raise ValueError("a priority is 0 or more")
+        if priorities and not all(0 <= priority < inf for priority in priorities.values()):
+            raise ValueError("a priority is a number of 0 or more")
         plains = [*messages[:unmarked], *plains_of(messages[unmarked:])]
         known = keys if keys is not None else tuple(map(digest, plains))
         marked = frozenset([index for index, raw in enumerate(messages) if plains[index] is not raw])

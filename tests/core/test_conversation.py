@@ -129,8 +129,8 @@ def test_the_priority_of_a_unit_is_the_highest_that_was_said_of_its_messages() -
     assert [conversation.priority(unit) for unit in conversation.units] == [0.5, 2, 1]
 
 
-@pytest.mark.parametrize("odd", [-1.0, float("nan")])
-def test_a_priority_below_nothing_is_refused(odd: float) -> None:
+@pytest.mark.parametrize("odd", [-1.0, float("nan"), float("inf")])
+def test_a_priority_that_is_no_number_from_nothing_on_is_refused(odd: float) -> None:
     with pytest.raises(ValueError, match="priority"):
         Conversation.of([], priorities={0: odd})
 

@@ -880,6 +880,65 @@ async def test_a_state_that_others_change_each_time_is_a_conflict(store: RedisSt
     assert await store.settle(one) == await store.totals(KEY)
 
 
+async def test_calls_that_wait_behind_a_change_wait_for_a_frozen_server_together(
+    start: StartServer, record: MakeRecord
+) -> None:
+    server = start()
+    async with opened(server.url, timeout_s=TIMEOUT_S) as store:
+        await until_it_works(store.ping)
+        await store.update(KEY, _counts)
+        server.send_signal(signal.SIGSTOP)
+        change = asyncio.create_task(store.update(KEY, _counts))
+        await asyncio.sleep(0)
+        calls = [spent(record()) for _ in range(40)]
+        began = time.monotonic()
+        ends = asyncio.gather(*(store.settle(one, _ending(one)) for one in calls), return_exceptions=True)
+        results = [*await ends, *await asyncio.gather(change, return_exceptions=True)]
+        took = time.monotonic() - began
+        server.send_signal(signal.SIGCONT)
+        assert {type(one) for one in results} == {StoreUnavailable}
+        assert took < len(calls) * TIMEOUT_S / 4
+        await until_it_works(store.ping)
+        for one in calls:
+            await store.settle(one, _ending(one))
+        assert (await store.totals(KEY)).calls == len(calls)
+
+
+async def test_a_change_is_made_of_what_others_made_while_it_paused(store: RedisStore, record: MakeRecord) -> None:
+    class Overtaken:
+        """Somebody else goes on just after each try, and not while the next is made."""
+
+        def __init__(self) -> None:
+            self.link = store._link
+            self.tries = 0
+
+        async def call(self, *commands: Command) -> list[Any]:
+            if commands[0][0] != "EVALSHA":
+                return await self.link.call(*commands)
+            self.tries += 1
+            if self.tries == 1:
+                await self.link.call(("HINCRBY", "gateway:{alice/s}:t", "v", 1))
+            answer = await self.link.call(*commands)
+            await self.link.call(("HINCRBY", "gateway:{alice/s}:t", "v", 1))
+            return answer
+
+        async def everywhere(self, *commands: Command) -> list[list[Any]]:
+            return await self.link.everywhere(*commands)
+
+        async def aclose(self) -> None:
+            await self.link.aclose()
+
+    await store.update(KEY, _counts)
+    made: Any = store
+    made._link = made._books._link = made._moves._link = overtaken = Overtaken()
+    await store.update(KEY, _counts)
+    assert overtaken.tries == 2
+    overtaken.tries, one = 0, spent(record())
+    await store.settle(one, _ending(one))
+    assert overtaken.tries <= 4
+    assert (await store.remembered(KEY)).state == _counts(_counts(_counts(SessionState())))
+
+
 async def test_changes_that_wait_for_one_another_are_written_together() -> None:
     batches: list[list[int]] = []
 

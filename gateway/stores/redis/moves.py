@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from gateway.core.errors import StoreConflict
+from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable
 from gateway.core.ports import CallRecord, Ending, SessionKey
 from gateway.core.session import Change, SessionState
 from gateway.core.usage import Totals
@@ -28,6 +28,8 @@ from gateway.stores.redis.values import Kept, Move
 #: times that somebody else was faster until a change is given up, and how long is waited at most before each
 TRIES: Final = 12
 _PAUSE_S: Final = 0.004
+#: tries of a call that ends, until it is waited before the next
+_WITHOUT_PAUSE: Final = 2
 #: states that stay known
 _SEEN: Final = 256
 #: versions are times of day in microseconds, or a little more
@@ -98,8 +100,17 @@ class Moves:
     async def _take_turns(self, session: SessionKey, works: Sequence[Change | _Ending]) -> Sequence[Any]:
         """What each of them gave, or why it was not made: all changes in one step, and calls one after the other."""
         changes = [work for work in works if not isinstance(work, _Ending)]
-        made = iter(await self._changed(session, changes) if changes else ())
-        return [await self._ended(session, work.ending) if isinstance(work, _Ending) else next(made) for work in works]
+        changed = await self._changed(session, changes) if changes else ()
+        made, results = iter(changed), list[Any]()
+        # Where the store is away, each of them would wait for it anew.
+        away = next(filter(_is_away, changed), None)
+        for work in works:
+            if isinstance(work, _Ending):
+                results.append(away or await self._ended(session, work.ending))
+                away = results[-1] if _is_away(results[-1]) else None
+            else:
+                results.append(next(made))
+        return results
 
     async def _changed(self, session: SessionKey, changes: Sequence[Change]) -> Sequence[SessionState | Exception]:
         try:
@@ -110,7 +121,8 @@ class Moves:
     async def _ended(self, session: SessionKey, ending: Ending) -> Totals | Exception:
         try:
             for number in range(TRIES):
-                kept = self._kept.get(session) or await self._look_up(session)
+                # After a pause others have been faster again.
+                kept = (self._kept.get(session) if number < _WITHOUT_PAUSE else None) or await self._look_up(session)
                 totals = await self._end(session, ending, kept)
                 if totals is not None:
                     return totals
@@ -140,6 +152,7 @@ class Moves:
                     await self._link.call(command)
                 return results
             await pause(number + 1)
+            kept = await self._look_up(session)
         raise _conflict(session)
 
 
@@ -167,6 +180,10 @@ class _Seen:
 async def pause(number: int) -> None:
     """Wait a little longer each time that somebody else was faster."""
     await asyncio.sleep(random.random() * _PAUSE_S * number)  # noqa: S311  # only spreads them
+
+
+def _is_away(result: object) -> bool:
+    return isinstance(result, StoreUnavailable) and not isinstance(result, StoreConflict | StoreDamaged)
 
 
 def _conflict(session: SessionKey) -> StoreConflict:

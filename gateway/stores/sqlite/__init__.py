@@ -106,19 +106,17 @@ class SqliteStore:
         encoded = msgspec.json.encode(record) if ending is None else None
 
         def write(db: sqlite3.Connection) -> Totals:
-            before, key, ended = db.total_changes, record.session, record
-            known = state = None
+            before, key, ended, move = db.total_changes, record.session, record, None
             if ending is not None and key is not None:
                 known = kept.read(db, key)
                 state, ended = ending(known.state)
+                move = kept.Move(known, state)
             totals = rows.add(db, ended, encoded or msgspec.json.encode(ended))
             # A call that was written before changes nothing.
             if db.total_changes > before:
                 latest.note(db, ended, totals)
-                if key is not None and known is not None and state is not None:
-                    kept.keep(db, key, known, state, self._now(), called=ended.counted_tools)
-                elif key is not None and ended.counted_tools:
-                    kept.add_tools(db, key, ended.counted_tools, self._now())
+                if key is not None:
+                    kept.add(db, key, move, ended.counted_tools, self._now())
             return totals
 
         return await self._writer.write(write)

@@ -31,8 +31,14 @@ _DELETE_ACCOUNT: Final = f"DELETE FROM accounts WHERE {_IS_FREE} AND namespace =
 _DELETE_OLD_CALLS: Final = "DELETE FROM calls WHERE call_id IN (SELECT call_id FROM calls WHERE call_id < ? LIMIT ?)"
 _DELETE_OLD_LESSONS: Final = "DELETE FROM lessons WHERE key IN (SELECT key FROM lessons WHERE changed_at < ? LIMIT ?)"
 _ALONE: Final = (
-    "changed_at < ? AND NOT EXISTS "
+    "changed_at < :before AND NOT EXISTS "
     "(SELECT 1 FROM sessions WHERE sessions.namespace = {0}.namespace AND sessions.id = {0}.id)"
+)
+#: the two rows of a state go together
+_BOTH_ALONE: Final = (
+    _ALONE  # noqa: S608  # constants
+    + " AND NOT EXISTS (SELECT 1 FROM {1} AS other WHERE other.namespace = {0}.namespace AND "
+    "other.id = {0}.id AND other.changed_at >= :before)"
 )
 
 
@@ -84,12 +90,12 @@ def delete_old_calls(connection: sqlite3.Connection, before: float) -> int:
 
 def delete_old_states(connection: sqlite3.Connection, before: float) -> int:
     """Delete some of the states without a session that were changed last before this time; how many were found."""
-    return _delete_alone(connection, "states", _ALONE.format("states"), before)
+    return _delete_alone(connection, "states", _BOTH_ALONE.format("states", "tools"), before)
 
 
 def delete_old_tools(connection: sqlite3.Connection, before: float) -> int:
     """The same for tools, which stand beside an agent's steps."""
-    return _delete_alone(connection, "tools", _ALONE.format("tools"), before)
+    return _delete_alone(connection, "tools", _BOTH_ALONE.format("tools", "states"), before)
 
 
 def delete_old_accounts(connection: sqlite3.Connection, before: float) -> int:
@@ -104,14 +110,15 @@ def delete_old_results(connection: sqlite3.Connection, before: float) -> int:
 
 def _delete_alone(connection: sqlite3.Connection, table: str, condition: str, before: float) -> int:
     """They are looked for before the file is locked: nothing but a look at all of them finds them."""
-    find = f"SELECT namespace, id FROM {table} WHERE {condition} LIMIT ?"  # noqa: S608  # constants
-    keys = connection.execute(find, (before, _CHUNK)).fetchall()
+    find = f"SELECT namespace, id FROM {table} WHERE {condition} LIMIT :most"  # noqa: S608  # constants
+    keys = connection.execute(find, {"before": before, "most": _CHUNK}).fetchall()
     if not keys:
         return 0
     connection.execute("BEGIN IMMEDIATE")
     try:
-        delete = f"DELETE FROM {table} WHERE namespace = ? AND id = ? AND {condition}"  # noqa: S608  # constants
-        connection.executemany(delete, [(*key, before) for key in keys])
+        delete = f"DELETE FROM {table} WHERE namespace = :namespace AND id = :id AND {condition}"  # noqa: S608  # constants
+        rows = [{"namespace": namespace, "id": session_id, "before": before} for namespace, session_id in keys]
+        connection.executemany(delete, rows)
         connection.execute("COMMIT")
     except BaseException:
         with contextlib.suppress(sqlite3.Error):

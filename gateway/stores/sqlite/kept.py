@@ -33,8 +33,12 @@ _KEEP_TOOLS: Final = (
 )
 #: nothing called, as `_USES` reads it
 _CLEAR_TOOLS: Final = "UPDATE tools SET value = x'7b7d' WHERE namespace = ? AND id = ?"
-_DELETE_STATE: Final = "DELETE FROM states WHERE namespace = ? AND id = ? AND changed_at < ?"
-_DELETE_TOOLS: Final = "DELETE FROM tools WHERE namespace = ? AND id = ? AND changed_at < ?"
+_CHANGED_AT: Final = (
+    "SELECT max(coalesce((SELECT changed_at FROM states WHERE namespace = ?1 AND id = ?2), 0), "
+    "coalesce((SELECT changed_at FROM tools WHERE namespace = ?1 AND id = ?2), 0))"
+)
+_DELETE_STATE: Final = "DELETE FROM states WHERE namespace = ? AND id = ?"
+_DELETE_TOOLS: Final = "DELETE FROM tools WHERE namespace = ? AND id = ?"
 _USES: Final = msgspec.json.Decoder(ToolUse)
 
 
@@ -43,6 +47,13 @@ class Kept(NamedTuple):
 
     state: SessionState
     tools: bytes | None
+
+
+class Move(NamedTuple):
+    """What a call makes of that."""
+
+    kept: Kept
+    state: SessionState
 
 
 def state_of(value: object, steps: object) -> SessionState:
@@ -68,14 +79,21 @@ def change(db: sqlite3.Connection, key: SessionKey, make: Change, now: float) ->
     """Apply a change to a session's state; the state after it."""
     kept = read(db, key)
     state = make(kept.state)
-    keep(db, key, kept, state, now)
+    _keep(db, key, Move(kept, state), (), now)
     return state
 
 
-def keep(
-    db: sqlite3.Connection, key: SessionKey, kept: Kept, state: SessionState, now: float, *, called: Sequence[str] = ()
-) -> None:
-    """Keep a session's new state, and that an answer `called` these tools. `kept`: what there is."""
+def add(db: sqlite3.Connection, key: SessionKey, move: Move | None, called: Sequence[str], now: float) -> None:
+    """Keep what a call that ended makes of its session, and that its answer `called` these tools."""
+    if move is None:
+        if called:
+            _add_tools(db, key, called, now)
+    elif called or move.state is not move.kept.state:
+        _keep(db, key, move, called, now)
+
+
+def _keep(db: sqlite3.Connection, key: SessionKey, move: Move, called: Sequence[str], now: float) -> None:
+    kept, state = move
     before = kept.state
     is_moved = state.steps is not before.steps
     if is_moved or called:
@@ -83,13 +101,14 @@ def keep(
         if called:
             tools = msgspec.json.encode(tool_use(kept.tools).with_calls(called))
         db.execute(_KEEP_TOOLS, (*_at(key), tools, states.written_steps(state.steps) if is_moved else None, now))
-    if state.epochs is before.epochs and state.summaries is before.summaries and state.parent == before.parent:
+    is_same = state.epochs is before.epochs and state.summaries is before.summaries and state.parent == before.parent
+    if is_same and (is_moved or called):
         return
+    # What stays as it is was looked at now, all the same: it must not go as old.
     db.execute(_KEEP_STATE, (*_at(key), now, states.written(SessionState(state.epochs, state.summaries, state.parent))))
 
 
-def add_tools(db: sqlite3.Connection, key: SessionKey, called: Sequence[str], now: float) -> None:
-    """Count the tools that an answer called."""
+def _add_tools(db: sqlite3.Connection, key: SessionKey, called: Sequence[str], now: float) -> None:
     row = db.execute(_TOOLS, _at(key)).fetchone()
     tools = tool_use(row[0] if row else None).with_calls(called)
     db.execute(_KEEP_TOOLS, (*_at(key), msgspec.json.encode(tools), None, now))
@@ -101,11 +120,13 @@ def clear_tools(db: sqlite3.Connection, key: SessionKey) -> None:
 
 
 def delete(db: sqlite3.Connection, namespace: str, session_id: str, before: float) -> None:
-    """Delete what is kept of a session, and was changed last before this time; tools are no longer counted."""
+    """Delete what is kept of a session if it was changed last before this time; else only what was called is gone."""
     key = (namespace, session_id)
-    db.execute(_DELETE_STATE, (*key, before))
-    db.execute(_DELETE_TOOLS, (*key, before))
-    db.execute(_CLEAR_TOOLS, key)
+    if db.execute(_CHANGED_AT, key).fetchone()[0] < before:
+        db.execute(_DELETE_STATE, key)
+        db.execute(_DELETE_TOOLS, key)
+    else:
+        db.execute(_CLEAR_TOOLS, key)
 
 
 def _at(key: SessionKey) -> tuple[str, str]:

@@ -128,13 +128,41 @@ async def test_steps_that_change_while_old_ones_are_looked_for_stay(path: Path, 
 
 async def test_steps_that_a_call_under_way_entered_outlive_its_expired_session(path: Path, record: MakeRecord) -> None:
     async with opened(path) as store:
+        await store.update(KEY, lambda state: state.with_epoch(EPOCH).with_parent("boss"))
         await store.settle(record(at=1_000.0, tools=("read",), charge=CHARGE))
         await store.update(KEY, one_further)
+        write(path, "UPDATE states SET changed_at = 1000.0")
         write(path, "UPDATE tools SET changed_at = 3000.0")
         assert await store.expire(2_000.0) == 1
-        assert (await state_of(store)).steps["default"].index == 1
+        steps = {"default": StepState("work", 1, ("read",))}
+        assert await state_of(store) == SessionState({"p1": EPOCH}, parent="boss", steps=steps), "all of it or nothing"
         await store.settle(record(at=4_000.0, tools=("write",), charge=CHARGE))
         assert await tools_of(store) == ToolUse(("write",), {"write": 1}), "what was called before is gone"
+
+
+@pytest.mark.parametrize("newer", ["states", "tools"])
+async def test_a_state_without_a_session_goes_whole_or_not_at_all(path: Path, newer: str) -> None:
+    older = "tools" if newer == "states" else "states"
+    async with opened(path) as store:
+        await store.update(KEY, lambda state: one_further(state).with_parent("boss"))
+        write(path, f"UPDATE {newer} SET changed_at = 3000.0")  # noqa: S608  # constants
+        write(path, f"UPDATE {older} SET changed_at = 1000.0")  # noqa: S608  # constants
+        whole = await state_of(store)
+        await store.expire(2_000.0)
+        assert await state_of(store) == whole
+        write(path, f"UPDATE {newer} SET changed_at = 1000.0")  # noqa: S608  # constants
+        await store.expire(2_000.0)
+        assert await state_of(store) == SessionState()
+
+
+async def test_a_change_that_changes_nothing_keeps_a_state_from_going_as_old(path: Path) -> None:
+    async with opened(path) as store:
+        await store.update(KEY, lambda state: one_further(state).with_parent("boss"))
+        for table in ("states", "tools"):
+            write(path, f"UPDATE {table} SET changed_at = 1000.0")  # noqa: S608  # constants
+        whole = await store.update(KEY, lambda state: state.with_parent("boss"))
+        await store.expire(2_000.0)
+        assert await state_of(store) == whole
 
 
 # --- an older file --------------------------------------------------------------------------------------------------------
