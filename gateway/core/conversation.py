@@ -125,7 +125,7 @@ class Conversation:
             unmarked: so many at the beginning are known to have no cache marks.
 
         Raises:
-            ValueError: a priority is negative or no number.
+            ValueError: a priority is negative, endless or no number.
         """
         if priorities and not all(0 <= priority < inf for priority in priorities.values()):
             raise ValueError("a priority is a number of 0 or more")
