@@ -425,6 +425,7 @@ def _logged(upstreams: Mapping[str, Upstream], settings: config.Settings) -> Map
     """The ways to providers, with all that goes by in the log where it was asked for."""
     if not settings.telemetry.log.bodies:
         return upstreams
+    logger.warning("prompts and answers are written to this log: telemetry.log.bodies is on")
     as_json = logs_json(settings)
     put = log.put(sys.stderr, as_json=as_json)
     return {name: LoggedUpstream(one, name, put, as_json=as_json) for name, one in upstreams.items()}

@@ -10,7 +10,8 @@ import asyncio
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeGuard
+from weakref import WeakValueDictionary
 
 from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable
 from gateway.core.ports import CallRecord, Ending, SessionKey
@@ -36,12 +37,6 @@ _SEEN: Final = 256
 _FIRST_VERSION: Final = 10**15
 
 
-class _Ending(NamedTuple):
-    """A call that ends, among changes."""
-
-    ending: Ending
-
-
 class Moves:
     """Changes of states, and calls that end in one."""
 
@@ -51,8 +46,10 @@ class Moves:
         self._verb = scripts.call
         self._clerk = clerk
         self._books = books
-        #: One queue for both: two of one worker would be somebody else to each other, and the longer one always faster.
-        self._turns = Folding[SessionKey, Change | _Ending](self._take_turns)
+        self._changes = Folding[SessionKey, Change](self._change_in_turn)
+        self._endings = Folding[SessionKey, Ending](self._end_in_turn)
+        #: Both queues of a session take turns, or many calls would always be faster than a change.
+        self._turns = WeakValueDictionary[SessionKey, asyncio.Lock]()
         self._kept = _Seen()
 
     def saw(self, session: SessionKey, kept: Kept) -> None:
@@ -65,20 +62,21 @@ class Moves:
         if ending is None or session is None:
             return await self._settle(record)
         totals = None
-        if session not in self._turns:
+        if session not in self._changes and session not in self._endings:
             kept = self._kept.get(session) or await self._look_up(session)
             totals = await self._end(session, ending, kept)
         # Others are faster. Those of this worker take turns from here on.
-        return totals or await self._turns.add(session, _Ending(ending))
+        return totals or await self._endings.add(session, ending)
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
         """See `Store.update`."""
-        state: SessionState = await self._turns.add(session, change)
+        state: SessionState = await self._changes.add(session, change)
         return state
 
     async def drain(self) -> None:
         """Until nothing waits to be written."""
-        await self._turns.drain()
+        await self._changes.drain()
+        await self._endings.drain()
 
     async def _settle(self, record: CallRecord) -> Totals:
         done = await self._books.settle(record, None)
@@ -97,26 +95,27 @@ class Moves:
             self._kept.put(session, Kept(done.version, value))
         return done.totals
 
-    async def _take_turns(self, session: SessionKey, works: Sequence[Change | _Ending]) -> Sequence[Any]:
-        """What each of them gave, or why it was not made: all changes in one step, and calls one after the other."""
-        changes = [work for work in works if not isinstance(work, _Ending)]
-        changed = await self._changed(session, changes) if changes else ()
-        made, results = iter(changed), list[Any]()
-        # Where the store is away, each of them would wait for it anew.
-        away = next(filter(_is_away, changed), None)
-        for work in works:
-            if isinstance(work, _Ending):
-                results.append(away or await self._ended(session, work.ending))
-                away = results[-1] if _is_away(results[-1]) else None
-            else:
-                results.append(next(made))
-        return results
+    def _turn(self, session: SessionKey) -> asyncio.Lock:
+        lock = self._turns.get(session)
+        if lock is None:
+            lock = self._turns[session] = asyncio.Lock()
+        return lock
 
-    async def _changed(self, session: SessionKey, changes: Sequence[Change]) -> Sequence[SessionState | Exception]:
-        try:
+    async def _change_in_turn(self, session: SessionKey, changes: Sequence[Change]) -> Sequence[Any]:
+        async with self._turn(session):
             return await self._change(session, changes)
-        except Exception as error:  # noqa: BLE001  # given to those who wait for it
-            return [error] * len(changes)
+
+    async def _end_in_turn(self, session: SessionKey, endings: Sequence[Ending]) -> Sequence[Totals | Exception]:
+        results = list[Totals | Exception]()
+        away: Exception | None = None
+        for ending in endings:
+            if away is None:
+                async with self._turn(session):
+                    result = await self._ended(session, ending)
+                # The others would each wait for it anew.
+                away = result if _is_away(result) else None
+            results.append(away or result)
+        return results
 
     async def _ended(self, session: SessionKey, ending: Ending) -> Totals | Exception:
         try:
@@ -182,7 +181,7 @@ async def pause(number: int) -> None:
     await asyncio.sleep(random.random() * _PAUSE_S * number)  # noqa: S311  # only spreads them
 
 
-def _is_away(result: object) -> bool:
+def _is_away(result: object) -> TypeGuard[StoreUnavailable]:
     return isinstance(result, StoreUnavailable) and not isinstance(result, StoreConflict | StoreDamaged)
 
 
