@@ -86,16 +86,20 @@ def speaking(found: Sequence[Route], spoken: str | None, providers: Mapping[str,
     Raises:
         InvalidRequest: none does.
     """
-    said = {route.provider: providers[route.provider].dialects for route in found}
-    kept = tuple([route for route in found if spoken is None or (said[route.provider] or (spoken,)).count(spoken)])
+    kept = tuple([route for route in found if _takes(providers[route.provider], spoken)])
     if kept:
         return kept
-    takes = "; ".join(f"{name} takes {', '.join(dialects or ())}" for name, dialects in said.items())
+    said = {route.provider: ", ".join(providers[route.provider].dialects or ()) for route in found}
+    takes = "; ".join(f"{name} takes {dialects}" for name, dialects in said.items())
     raise InvalidRequest(
         f"No provider of this model takes calls in the format {spoken}: {takes} (providers.NAME.dialects). Call it in "
         "one of these formats, call a model of another provider, or use adapter: litellm, which translates.",
         param="model",
     )
+
+
+def _takes(provider: Provider, spoken: str | None) -> bool:
+    return spoken is None or provider.dialects is None or spoken in provider.dialects
 
 
 def seed_of(session: SessionKey | None, call_id: str) -> str:

@@ -245,12 +245,11 @@ class Exchange:
         """
         progress, incoming, providers = self._p, self._in, self._gateway.providers
         found = routes_of(incoming, call, self._gateway.routes, progress.session)
-        found = speaking(found, incoming.endpoint.format, providers)
-        first = progress.route = found[0]
-        progress.routes = tuple(
-            route for route in found if route.provider == first.provider or holds_credential(providers[route.provider])
-        )
-        check_credential(incoming.headers, providers[first.provider], providers.values())
+        first = found[0].provider
+        found = tuple(one for one in found if one.provider == first or holds_credential(providers[one.provider]))
+        progress.routes = speaking(found, incoming.endpoint.format, providers)
+        progress.route = progress.routes[0]
+        check_credential(incoming.headers, providers[progress.route.provider], providers.values())
 
     def _go_by(self, step: Step, call: Call) -> None:
         """Find where the call may go with the step's model instead of its own.

@@ -358,6 +358,17 @@ def test_a_call_in_a_format_that_its_provider_does_not_take_goes_to_the_next(
     assert len(mock.calls) == len(REQUESTS) - 1
 
 
+def test_the_callers_credential_does_not_go_to_the_next_provider_for_the_sake_of_a_format(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+) -> None:
+    unheld = {"providers.second": {"base_url": second.url, **SECOND, "auth": "bearer"}}
+    own = {"authorization": "Bearer of-the-first", "x-session-id": "s"}
+    gateway = gateway_server(mock_server.url, models=MODELS, **unheld, **takes("responses"))
+    reply = gateway.web.post("/v1/chat/completions", {"model": "main", "messages": HI}, own)
+    assert (reply.status, reply.json["error"]["code"]) == (400, "invalid_request")
+    assert (mock.calls, second.provider.calls) == ([], [])
+
+
 @pytest.mark.parametrize("format_", REQUESTS)
 def test_a_call_in_a_format_that_nobody_takes_is_refused_and_costs_nothing(
     gateway_server: StartGateway, mock_server: MockServer, mock: Provider, format_: str
