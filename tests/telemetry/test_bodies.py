@@ -13,9 +13,9 @@ import pytest
 
 from gateway.core.errors import UpstreamUnreachable
 from gateway.core.ports import Outgoing, UpstreamReply
-from gateway.mock import MockServer
+from gateway.mock import MockServer, Provider
 from gateway.telemetry.bodies import MOST, LoggedUpstream
-from tests.conftest import StartProcess
+from tests.conftest import StartProcess, closed_port
 from tests.support.gateways import GatewayProcess, until
 from tests.support.web import HI
 
@@ -159,6 +159,21 @@ async def test_it_closes_what_it_wraps() -> None:
 def bodies_of(gateway: GatewayProcess) -> list[Any]:
     lines = [json.loads(line) for line in gateway.errors.read_text().splitlines() if line.startswith('{"event"')]
     return [line for line in lines if line["event"] == "bodies"]
+
+
+def test_a_fallback_has_a_line_of_its_own_and_a_retry_has_none(
+    gateway_process: StartProcess, mock_server: MockServer, mock: Provider
+) -> None:
+    nobody = {"base_url": f"http://127.0.0.1:{closed_port()}", "auth": "none", "retries": 1}
+    models = [{"match": "main", "provider": "nobody", "fallback": ["upstream/spare"]}]
+    flags = {"telemetry.log.format": "json", "telemetry.log.level": "info", "telemetry.log.bodies": True}
+    gateway = gateway_process(mock_server.url, models=models, **flags, **{"providers.nobody": nobody})
+    assert gateway.web.post(CHAT, {"model": "main", "messages": HI}).status == 200
+    until(lambda: calls_of(gateway))
+    lines = bodies_of(gateway)
+    assert [(one["provider"], one["status"]) for one in lines] == [("nobody", None), ("upstream", 200)]
+    assert len({one["call_id"] for one in lines}) == len(mock.calls) == 1
+    assert json.loads(lines[1]["request"])["model"] == "spare"
 
 
 def calls_of(gateway: GatewayProcess) -> list[Any]:
