@@ -850,27 +850,35 @@ async def test_all_that_a_session_has_stays_where_sessions_are_kept_for_less_lon
         assert listed == {"s", "quiet"}
 
 
-async def test_a_state_that_others_change_each_time_is_a_conflict(store: RedisStore, record: MakeRecord) -> None:
-    class Contended:
-        """Somebody else is always a moment faster."""
+class _Beside:
+    """A store's way to its server, beside which somebody else changes the session's state."""
 
-        def __init__(self) -> None:
-            self.link = store._link
+    def __init__(self, store: RedisStore) -> None:
+        self.link = store._link
+        made: Any = store
+        made._link = made._books._link = made._moves._link = self
+
+    async def overtake(self) -> None:
+        await self.link.call(("HINCRBY", "gateway:{alice/s}:t", "v", 1))
+
+    async def everywhere(self, *commands: Command) -> list[list[Any]]:
+        return await self.link.everywhere(*commands)
+
+    async def aclose(self) -> None:
+        await self.link.aclose()
+
+
+async def test_a_state_that_others_change_each_time_is_a_conflict(store: RedisStore, record: MakeRecord) -> None:
+    class Contended(_Beside):
+        """Somebody else is always a moment faster."""
 
         async def call(self, *commands: Command) -> list[Any]:
             if commands[0][0] == "EVALSHA":
-                await self.link.call(("HINCRBY", "gateway:{alice/s}:t", "v", 1))
+                await self.overtake()
             return await self.link.call(*commands)
 
-        async def everywhere(self, *commands: Command) -> list[list[Any]]:
-            return await self.link.everywhere(*commands)
-
-        async def aclose(self) -> None:
-            await self.link.aclose()
-
     await store.update(KEY, _counts)
-    made: Any = store
-    made._link = made._books._link = made._moves._link = Contended()
+    Contended(store)
     with pytest.raises(StoreConflict, match='session "s"'):
         await store.update(KEY, _counts)
     one = spent(record())
@@ -905,32 +913,23 @@ async def test_calls_that_wait_behind_a_change_wait_for_a_frozen_server_together
 
 
 async def test_a_change_is_made_of_what_others_made_while_it_paused(store: RedisStore, record: MakeRecord) -> None:
-    class Overtaken:
+    class Overtaken(_Beside):
         """Somebody else goes on just after each try, and not while the next is made."""
 
-        def __init__(self) -> None:
-            self.link = store._link
-            self.tries = 0
+        tries = 0
 
         async def call(self, *commands: Command) -> list[Any]:
             if commands[0][0] != "EVALSHA":
                 return await self.link.call(*commands)
             self.tries += 1
             if self.tries == 1:
-                await self.link.call(("HINCRBY", "gateway:{alice/s}:t", "v", 1))
+                await self.overtake()
             answer = await self.link.call(*commands)
-            await self.link.call(("HINCRBY", "gateway:{alice/s}:t", "v", 1))
+            await self.overtake()
             return answer
 
-        async def everywhere(self, *commands: Command) -> list[list[Any]]:
-            return await self.link.everywhere(*commands)
-
-        async def aclose(self) -> None:
-            await self.link.aclose()
-
     await store.update(KEY, _counts)
-    made: Any = store
-    made._link = made._books._link = made._moves._link = overtaken = Overtaken()
+    overtaken = Overtaken(store)
     await store.update(KEY, _counts)
     assert overtaken.tries == 2
     overtaken.tries, one = 0, spent(record())
