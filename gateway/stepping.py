@@ -18,7 +18,7 @@ from gateway.core.forwarding import Provider
 from gateway.core.plan import NO_WISHES
 from gateway.core.ports import CallRecord, Observer, RecordRefused, SessionKey, StepChange, Store
 from gateway.core.routing import ModelFacts, Route
-from gateway.core.session import SessionState
+from gateway.core.session import Places, SessionState, moved
 from gateway.core.spending import remaining_fraction
 from gateway.core.steps import DEFAULT_AGENT, Agent, Facts, Patterns, Step, StepState, Used
 from gateway.core.views import VIEWED
@@ -102,7 +102,7 @@ class Steps:
         facts = await self._look(agent, progress, call)
         at = progress.remembered.state.steps.get(agent.name, _AT_START)
         state = agent.entered(at, facts)
-        if state != at:
+        if state is not at:
             state = await self._enter(progress, session, agent, facts, state)
         stepped = progress.stepped = Stepped(agent, facts, state)
         step = progress.step = agent.step(state)
@@ -251,13 +251,13 @@ class Going:
         self.used = Used(_AT_START)
         self.record = self._plain = record
 
-    def __call__(self, state: SessionState) -> tuple[SessionState, CallRecord]:
+    def __call__(self, places: Places) -> tuple[Places, CallRecord]:
         """See `Ending`."""
         agent, plain = self.stepped.agent, self._plain
-        at = self.at = state.steps.get(agent.name, _AT_START)
+        at = self.at = places.get(agent.name, _AT_START)
         used = self.used = agent.used(at, self.tools, self.stepped.facts)
         self.record = replace(plain, notes={**plain.notes, **_stray_note(used.stray)}) if used.stray else plain
-        return state if used.state == at else state.with_step(agent.name, used.state), self.record
+        return places if used.state == at else moved(places, agent.name, used.state), self.record
 
 
 def _why(error: StoreUnavailable | None) -> str:

@@ -31,7 +31,7 @@ from gateway.core.ledger import (
     Standing,
     nano,
 )
-from gateway.core.session import Change, Remembered, SessionState
+from gateway.core.session import Change, Places, Remembered, SessionState
 from gateway.core.tools import ToolUse
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.core.values import dataclass
@@ -289,9 +289,9 @@ class Latest:
 
 #: what was learned under a key until now -> what is known with one lesson more; pure, may be applied more than once
 Lesson = Callable[[bytes | None], bytes]
-#: a session's state -> what a call that ends makes of it, and its record that says so; pure, may be applied more than
-#: once. All records are of the same call and differ in their notes alone
-Ending = Callable[[SessionState], tuple[SessionState, CallRecord]]
+#: where a session's agents are in their steps -> where they are once a call has ended, and its record that says so;
+#: pure, may be applied more than once. All records are of the same call and differ in their notes alone
+Ending = Callable[[Places], tuple[Places, CallRecord]]
 
 
 class RecordRefused(StoreUnavailable):
@@ -305,7 +305,7 @@ class Store(Protocol):
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         """Write `record` and add its charge to its session, in one step, once per `call_id`; the totals after it.
 
-        With an `ending`, what it makes of the session's state is kept in that same step, and the record that it gives
+        With an `ending`, what it makes of the session's steps is kept in that same step, and the record that it gives
         is written in the place of `record`; what it gave last is what was kept. Where the call was settled before,
         neither is. A call without a session has no ending.
 

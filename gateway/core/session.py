@@ -22,28 +22,30 @@ MAX_SUMMARIES: Final = 64 * 1024
 #: agents of which a session remembers where they are in their steps
 MAX_AGENTS: Final = 8
 
+#: where each agent is in its steps, by its name; the one that called last at the end
+Places = Mapping[str, StepState]
+
 
 @dataclass(frozen=True, slots=True)
 class SessionState:
     """The fitted beginnings of a session's conversations, as `Epoch.to_json` gives them, by prefix; the newest last.
 
     `summaries`: the texts they refer to by id, and those that were made last. `parent`: the session that called for
-    this one, whose budgets it spends too. `steps`: where each agent is in its steps, the last one that called at the
-    end.
+    this one, whose budgets it spends too. `steps`: where its agents are in theirs.
     """
 
     epochs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     summaries: Mapping[str, str] = field(default_factory=dict)
     parent: str | None = None
-    steps: Mapping[str, StepState] = field(default_factory=dict)
+    steps: Places = field(default_factory=dict)
+
+    def with_steps(self, steps: Places) -> SessionState:
+        """This state with its agents at these places."""
+        return SessionState(self.epochs, self.summaries, self.parent, steps)
 
     def with_step(self, agent: str, step: StepState) -> SessionState:
         """This state with an agent somewhere else in its steps."""
-        steps = {name: old for name, old in self.steps.items() if name != agent}
-        while len(steps) >= MAX_AGENTS:
-            del steps[next(iter(steps))]
-        steps[agent] = step
-        return SessionState(self.epochs, self.summaries, self.parent, steps)
+        return self.with_steps(moved(self.steps, agent, step))
 
     def with_parent(self, parent: str) -> SessionState:
         """This state with a parent; the first that was named stays."""
@@ -71,6 +73,15 @@ class SessionState:
         """This state with one more summary; the first that was made of the same messages is the one."""
         texts = {name: text, **self.summaries}
         return replace(self, summaries=_newest(texts, [*self.summaries, name]))
+
+
+def moved(places: Places, agent: str, step: StepState) -> Places:
+    """Places with an agent somewhere else in its steps; those that were not seen longest give way."""
+    after = {name: old for name, old in places.items() if name != agent}
+    while len(after) >= MAX_AGENTS:
+        del after[next(iter(after))]
+    after[agent] = step
+    return after
 
 
 def _newest(texts: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:

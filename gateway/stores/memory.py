@@ -134,8 +134,9 @@ class MemoryStore:
         is_new = known is None or known.outcome == LOST != record.outcome
         if is_new:
             if ending is not None and (key := record.session) is not None:
-                state, record = ending(self._states.get(key) or SessionState())
-                self._states.put(key, state, self._now())
+                state = self._states.get(key) or SessionState()
+                steps, record = ending(state.steps)
+                self._states.put(key, state.with_steps(steps), self._now())
             self._remember(record)
             self._charge(record, known)
         totals = await self.totals(record.session) if record.session is not None else None

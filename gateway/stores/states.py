@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from threading import Lock
 from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from gateway.core.session import SessionState
+from gateway.core.session import Places, SessionState
 from gateway.core.steps import StepState
 
 T = TypeVar("T")
-
-#: where each agent is, by its name
-Steps = Mapping[str, StepState]
 
 _EMPTY: Final = SessionState()
 #: states that stay decoded; one that was trimmed a few hundred times takes 0.1 ms to read
@@ -56,7 +52,7 @@ class _Known(Generic[T]):
 
 
 _STATES: Final = _Known(SessionState, _EMPTY)
-_STEPS: Final = _Known[Steps](dict[str, StepState], _EMPTY.steps)
+_PLACES: Final = _Known[Places](dict[str, StepState], _EMPTY.steps)
 
 
 def written(state: SessionState) -> bytes:
@@ -69,11 +65,11 @@ def read(value: object) -> SessionState:
     return _STATES.read(value)
 
 
-def written_steps(steps: Steps) -> bytes:
+def written_steps(steps: Places) -> bytes:
     """The steps of a state, for a store that keeps them apart from its rest."""
-    return _STEPS.written(steps)
+    return _PLACES.written(steps)
 
 
-def read_steps(value: object) -> Steps:
+def read_steps(value: object) -> Places:
     """What is none of ours is none: each agent begins anew."""
-    return _STEPS.read(value)
+    return _PLACES.read(value)

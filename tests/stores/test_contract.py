@@ -16,11 +16,12 @@ from gateway.core.counting.calibration import LastTurn
 from gateway.core.counting.context import ToolWeight
 from gateway.core.errors import InvalidRequest
 from gateway.core.ledger import Limits
-from gateway.core.ports import LOST, CallRecord, ContextRecord, Ending, SessionKey, SessionView, Store, StoredKey
-from gateway.core.session import Remembered, SessionState
+from gateway.core.ports import LOST, CallRecord, ContextRecord, SessionKey, SessionView, Store, StoredKey
+from gateway.core.session import Places, Remembered, SessionState
 from gateway.core.steps import StepState
 from gateway.core.tools import MAX_NAMES, MAX_RECENT, OTHERS, ToolUse
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage, UsageSource
+from tests.stores.counting import counts, counts_apart, ending, number_apart, number_in
 from tests.stores.files import Clock
 from tests.support.timing import LIMIT_S
 
@@ -41,12 +42,6 @@ def weighed(
 ) -> ContextRecord:
     """What a call of these weights says of itself."""
     return ContextRecord(sent, came, "calibrated", 1_000, sent, 0, key, estimate, **fields)
-
-
-def counts(state: SessionState) -> SessionState:
-    """Counts how often it was applied."""
-    number = state.epochs["n"]["number"] if "n" in state.epochs else 0
-    return SessionState({"n": {"prefix": "n", "number": number + 1}})
 
 
 def one_more(known: bytes | None) -> bytes:
@@ -344,7 +339,7 @@ async def test_a_state_may_come_before_its_session_and_makes_none(store: Store, 
     assert not await store.reset(KEY)
     assert await store.settle(record(charge=CHARGE, context=weighed("a"))) == ONCE
     assert await store.remembered(KEY) == Remembered(STATE, LastTurn("a", 2))
-    assert (await store.update(KEY, counts)) == SessionState({"n": {"prefix": "n", "number": 1}})
+    assert (await store.update(KEY, counts)) == counts(STATE)
     assert await store.totals(KEY) == ONCE
 
 
@@ -361,8 +356,10 @@ async def test_changes_at_once_all_count_among_settlements_and_lessons(store: St
     work: list[Awaitable[object]] = []
     for _ in range(40):
         work += [store.update(KEY, counts), store.settle(record(charge=CHARGE)), store.learn({"k": one_more})]
+        work += [store.update(KEY, counts_apart)]
     await soon(asyncio.gather(*work))
-    assert (await store.remembered(KEY)).state.epochs["n"]["number"] == 40
+    state = (await store.remembered(KEY)).state
+    assert (number_in(state.steps), number_apart(state)) == (40, 40)
     assert (await store.totals(KEY)).calls == 40
     assert await store.learned("k") == b"x" * 40
 
@@ -381,7 +378,7 @@ async def test_a_change_that_fails_changes_nothing_and_takes_nobody_with_it(stor
         )
     )
     assert [isinstance(result, RuntimeError) for result in results] == [False, True, False, True, False]
-    assert (await store.remembered(KEY)).state.epochs["n"]["number"] == 2
+    assert await counted(store) == 2
     assert (await store.learned("new"), await store.learned("k")) == (None, b"xx")
     assert await store.totals(KEY) == ONCE
 
@@ -391,34 +388,22 @@ async def test_a_change_whose_caller_is_cancelled_leaves_the_store_sound(store: 
     await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert (await soon(store.update(KEY, counts))).epochs["n"]["number"] == 2
+    assert number_in((await soon(store.update(KEY, counts))).steps) == 2
 
 
-# --- a state that is changed by the end of a call -------------------------------------------------------------------------
-
-
-def ending(record: CallRecord) -> Ending:
-    """Counts in the session's state, and says in the record how far."""
-
-    def end(state: SessionState) -> tuple[SessionState, CallRecord]:
-        after = counts(state)
-        return after, replace(record, notes={"number": str(after.epochs["n"]["number"])})
-
-    return end
+# --- steps that the end of a call changes -------------------------------------------------------------------------
 
 
 async def counted(store: Store) -> int:
-    state = (await store.remembered(KEY)).state
-    number: int = state.epochs["n"]["number"] if state.epochs else 0
-    return number
+    return number_in((await store.remembered(KEY)).state.steps)
 
 
-async def test_what_the_end_of_a_call_makes_of_a_state_is_kept_with_its_record_once(
+async def test_what_the_end_of_a_call_makes_of_the_steps_is_kept_with_its_record_once(
     store: Store, record: MakeRecord
 ) -> None:
     first, second = record(charge=CHARGE), record(charge=CHARGE)
-    for number in range(1, 4):
-        assert await store.settle(first, ending(first)) == ONCE, number
+    for time in range(1, 4):
+        assert await store.settle(first, ending(first)) == ONCE, time
         assert await counted(store) == 1
     await store.update(KEY, counts)
     assert await store.settle(second, ending(second)) == ONCE.add(CHARGE)
@@ -445,13 +430,14 @@ async def test_a_call_that_was_taken_for_lost_goes_on_when_its_own_record_comes_
         assert await counted(store) == 1
 
 
-async def test_the_end_of_a_call_may_leave_the_state_as_it_is(store: Store, record: MakeRecord) -> None:
-    await store.update(KEY, lambda _: STATE)
-    for known in (STATE, None):
+async def test_the_end_of_a_call_may_leave_the_steps_as_they_are(store: Store, record: MakeRecord) -> None:
+    state = counts(STATE)
+    await store.update(KEY, lambda _: state)
+    for known in (state, None):
         one = record(charge=CHARGE)
 
-        def end(state: SessionState, one: CallRecord = one) -> tuple[SessionState, CallRecord]:
-            return state, replace(one, notes={"seen": str(state == STATE)})
+        def end(places: Places, one: CallRecord = one) -> tuple[Places, CallRecord]:
+            return places, replace(one, notes={"seen": str(places == state.steps)})
 
         await store.settle(one, end)
         found = await store.call("alice", one.call_id)
@@ -474,7 +460,14 @@ async def test_a_call_that_ends_after_its_session_was_deleted_goes_on_from_what_
     late = record(charge=CHARGE)
     assert await store.settle(late, ending(late)) == ONCE
     assert await counted(store) == 1 + ("count" in between)
-    assert list((await store.remembered(KEY)).state.epochs) == ["n"]
+    assert (await store.remembered(KEY)).state.epochs == {}
+
+
+async def test_the_end_of_a_call_changes_nothing_but_the_steps(store: Store, record: MakeRecord) -> None:
+    await store.update(KEY, lambda _: STATE)
+    one = record(charge=CHARGE)
+    await store.settle(one, ending(one))
+    assert (await store.remembered(KEY)).state == counts(STATE)
 
 
 async def test_calls_that_end_at_once_each_go_on_from_the_one_before(store: Store, record: MakeRecord) -> None:
@@ -482,8 +475,10 @@ async def test_calls_that_end_at_once_each_go_on_from_the_one_before(store: Stor
     work: list[Awaitable[object]] = []
     for one in calls:
         work += [store.settle(one, ending(one)), store.update(KEY, counts), store.settle(one, ending(one))]
+        work += [store.update(KEY, counts_apart)]
     await soon(asyncio.gather(*work))
     assert (await counted(store), (await store.totals(KEY)).calls) == (80, 40)
+    assert number_apart((await store.remembered(KEY)).state) == 40
     numbers = [int(one.notes["number"]) for one in await store.calls(KEY, 50)]
     assert len(set(numbers)) == 40, "none is skipped, none seen twice"
 

@@ -30,7 +30,7 @@ from gateway.core.ledger import (
     Standing,
 )
 from gateway.core.ports import LOST, CallRecord, Ending, OpenHold, SessionKey, Store
-from gateway.core.session import SessionState
+from gateway.core.session import Places, SessionState
 from gateway.core.steps import StepState
 from gateway.core.tools import ToolUse
 from gateway.core.usage import Charge, Totals, Usage
@@ -403,7 +403,11 @@ def _stepped(state: SessionState) -> SessionState:
 
 
 def _ending(record: CallRecord) -> Ending:
-    return lambda state: (_stepped(state), replace(record, notes={"steps": str(_steps(state))}))
+    def end(places: Places) -> tuple[Places, CallRecord]:
+        before = SessionState(steps=places)
+        return _stepped(before).steps, replace(record, notes={"steps": str(_steps(before))})
+
+    return end
 
 
 def _covers(amount: Amount, part: Amount) -> bool:

@@ -19,7 +19,7 @@ import pytest
 from gateway.config.schema import Settings
 from gateway.core.errors import StoreConflict, StoreUnavailable
 from gateway.core.ledger import NOTHING, AccountKey, Amount, Claim, Granted, Hold, Limits
-from gateway.core.ports import LOST, CallRecord, Ending, OpenHold, SessionKey
+from gateway.core.ports import LOST, CallRecord, OpenHold, SessionKey
 from gateway.core.session import SessionState
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.opening import open_store
@@ -28,6 +28,7 @@ from gateway.stores.redis.folding import Folding
 from gateway.stores.redis.keys import Keys, tag_of
 from gateway.stores.redis.scripts import Command
 from gateway.stores.redis.together import CALLS_PER_SESSION
+from tests.stores.counting import counts, ending, number_in
 from tests.stores.files import PATIENT_S
 from tests.stores.redis_servers import RedisCluster, RedisServer, cli, free_port
 from tests.support.timing import eventually, in_time
@@ -366,7 +367,7 @@ async def test_a_hold_whose_answer_was_lost_is_one_hold_when_it_is_asked_for_aga
     assert await stands(store) == [(NOTHING, Amount(15))] * 2
 
 
-async def test_a_settlement_whose_answer_was_lost_counts_once_when_it_is_offered_again(
+async def test_a_settlement_whose_answer_was_lostcounts_once_when_it_is_offered_again(
     proxied: tuple[Proxy, RedisStore], record: MakeRecord
 ) -> None:
     proxy, store = proxied
@@ -638,7 +639,7 @@ async def test_all_that_a_session_has_ends_together_and_is_prolonged_together(
         await store.settle(spent(record(tools=())))
         # What a later call makes, while the rest has its end.
         call = spent(record(tools=("a",)))
-        await store.settle(call, _ending(call))
+        await store.settle(call, ending(call))
         assert all(left > 0 for name, left in ends_in().items() if name != "gateway:{alice}:key:")
         lost = replace(spent(record()), outcome=LOST)
         await store.settle(lost)
@@ -671,7 +672,7 @@ async def test_records_are_bounded_and_totals_are_not(redis_server: RedisServer,
         assert (await store.totals(KEY)).calls == len(calls)
 
 
-async def test_a_call_that_is_offered_again_counts_once_though_its_record_is_gone(
+async def test_a_call_that_is_offered_againcounts_once_though_its_record_is_gone(
     redis_server: RedisServer, record: MakeRecord
 ) -> None:
     redis_server.flush()
@@ -746,15 +747,10 @@ async def test_workers_share_holds_settlements_and_changes(
         await asyncio.gather(*(one.settle(spent(call)) for call in calls for one in stores))
         assert await stands(store) == [(Amount(280), NOTHING)] * 2
         assert (await store.totals(KEY)).calls == 40
-        await asyncio.gather(*(stores[n % 2].update(KEY, _counts) for n in range(60)))
+        await asyncio.gather(*(stores[n % 2].update(KEY, counts) for n in range(60)))
         await asyncio.gather(*(stores[n % 2].learn({"k": lambda known: (known or b"") + b"x"}) for n in range(60)))
-    assert (await store.remembered(KEY)).state.epochs["n"]["number"] == 60
+    assert number_in((await store.remembered(KEY)).state.steps) == 60
     assert await store.learned("k") == b"x" * 60
-
-
-def _counts(state: SessionState) -> SessionState:
-    number = state.epochs["n"]["number"] if "n" in state.epochs else 0
-    return SessionState({"n": {"prefix": "n", "number": number + 1}})
 
 
 async def test_calls_that_end_on_two_workers_each_go_on_from_the_one_before(
@@ -762,12 +758,12 @@ async def test_calls_that_end_on_two_workers_each_go_on_from_the_one_before(
 ) -> None:
     async with opened(redis_server.url) as other:
         stores, calls = [store, other], [spent(record()) for _ in range(60)]
-        await asyncio.gather(*(stores[n % 2].settle(call, _ending(call)) for n, call in enumerate(calls)))
+        await asyncio.gather(*(stores[n % 2].settle(call, ending(call)) for n, call in enumerate(calls)))
         # Each settled by both workers, as if one had not heard.
-        await asyncio.gather(*(one.settle(call, _ending(call)) for call in calls for one in stores))
+        await asyncio.gather(*(one.settle(call, ending(call)) for call in calls for one in stores))
         numbers = [int(call.notes["number"]) for call in await store.calls(KEY, 100)]
     assert sorted(numbers) == list(range(1, 61)), "none twice, none skipped"
-    assert (await store.remembered(KEY)).state.epochs["n"]["number"] == 60
+    assert number_in((await store.remembered(KEY)).state.steps) == 60
     assert (await store.totals(KEY)).calls == 60
 
 
@@ -777,23 +773,10 @@ async def test_a_state_that_was_deleted_comes_back_by_no_worker_that_still_knows
     async with opened(redis_server.url) as other:
         await store.update(KEY, lambda state: state.with_summary("a", "text"))
         await other.delete(KEY)
-        await other.update(KEY, _counts)
+        await other.update(KEY, counts)
         call = spent(record())
-        await store.settle(call, _ending(call))
-        assert (await other.remembered(KEY)).state == SessionState({"n": {"prefix": "n", "number": 2}})
-
-
-def _ending(record: CallRecord) -> Ending:
-    def end(state: SessionState) -> tuple[SessionState, CallRecord]:
-        after = _counts(state)
-        return after, replace(record, notes={"number": str(after.epochs["n"]["number"])})
-
-    return end
-
-
-def named(name: str, record: CallRecord) -> Ending:
-    """It adds a summary of this name."""
-    return lambda state: (state.with_summary(name, f"text of {name}"), record)
+        await store.settle(call, ending(call))
+        assert (await other.remembered(KEY)).state == counts(counts(SessionState()))
 
 
 async def test_a_state_of_an_older_version_that_counts_from_one_again_is_no_guess(
@@ -804,8 +787,9 @@ async def test_a_state_of_an_older_version_that_counts_from_one_again_is_no_gues
     assert list((await store.opening(KEY, [], with_totals=False)).remembered.state.summaries) == ["deleted"]
     await store.delete(KEY)
     redis_server.cli("hset", name, "v", "1", "s", '{"summaries": {"new": "y"}}', "at", "1")
-    await store.settle(one, named("end", one))
-    assert list((await store.remembered(KEY)).state.summaries) == ["new", "end"]
+    await store.settle(one, ending(one))
+    state = (await store.remembered(KEY)).state
+    assert (list(state.summaries), number_in(state.steps)) == (["new"], 1)
 
 
 async def test_a_change_that_its_server_lost_is_no_guess_either_where_its_clock_was_ahead(
@@ -824,8 +808,9 @@ async def test_a_change_that_its_server_lost_is_no_guess_either_where_its_clock_
         await mine.update(KEY, lambda state: state.with_summary("lost", "b"))
         redis_server.cli("hset", name, "v", version, "s", value.strip())
         await other.update(KEY, lambda state: state.with_summary("kept", "c"))
-        await mine.settle(one, named("end", one))
-        assert list((await other.remembered(KEY)).state.summaries) == ["old", "kept", "end"]
+        await mine.settle(one, ending(one))
+        state = (await other.remembered(KEY)).state
+        assert (list(state.summaries), number_in(state.steps)) == (["old", "kept"], 1)
 
 
 async def test_all_that_a_session_has_stays_where_sessions_are_kept_for_less_long_than_before(
@@ -877,13 +862,13 @@ async def test_a_state_that_others_change_each_time_is_a_conflict(store: RedisSt
                 await self.overtake()
             return await self.link.call(*commands)
 
-    await store.update(KEY, _counts)
+    await store.update(KEY, counts)
     Contended(store)
     with pytest.raises(StoreConflict, match='session "s"'):
-        await store.update(KEY, _counts)
+        await store.update(KEY, counts)
     one = spent(record())
     with pytest.raises(StoreConflict, match='session "s"'):
-        await store.settle(one, _ending(one))
+        await store.settle(one, ending(one))
     assert await store.calls(KEY, 10) == [], "nothing was written"
     assert await store.settle(one) == await store.totals(KEY)
 
@@ -894,13 +879,13 @@ async def test_calls_that_wait_behind_a_change_wait_for_a_frozen_server_together
     server = start()
     async with opened(server.url, timeout_s=TIMEOUT_S) as store:
         await until_it_works(store.ping)
-        await store.update(KEY, _counts)
+        await store.update(KEY, counts)
         server.send_signal(signal.SIGSTOP)
-        change = asyncio.create_task(store.update(KEY, _counts))
+        change = asyncio.create_task(store.update(KEY, counts))
         await asyncio.sleep(0)
         calls = [spent(record()) for _ in range(40)]
         began = time.monotonic()
-        ends = asyncio.gather(*(store.settle(one, _ending(one)) for one in calls), return_exceptions=True)
+        ends = asyncio.gather(*(store.settle(one, ending(one)) for one in calls), return_exceptions=True)
         results = [*await ends, *await asyncio.gather(change, return_exceptions=True)]
         took = time.monotonic() - began
         server.send_signal(signal.SIGCONT)
@@ -908,7 +893,7 @@ async def test_calls_that_wait_behind_a_change_wait_for_a_frozen_server_together
         assert took < len(calls) * TIMEOUT_S / 4
         await until_it_works(store.ping)
         for one in calls:
-            await store.settle(one, _ending(one))
+            await store.settle(one, ending(one))
         assert (await store.totals(KEY)).calls == len(calls)
 
 
@@ -928,14 +913,14 @@ async def test_a_change_is_made_of_what_others_made_while_it_paused(store: Redis
             await self.overtake()
             return answer
 
-    await store.update(KEY, _counts)
+    await store.update(KEY, counts)
     overtaken = Overtaken(store)
-    await store.update(KEY, _counts)
+    await store.update(KEY, counts)
     assert overtaken.tries == 2
     overtaken.tries, one = 0, spent(record())
-    await store.settle(one, _ending(one))
+    await store.settle(one, ending(one))
     assert overtaken.tries <= 4
-    assert (await store.remembered(KEY)).state == _counts(_counts(_counts(SessionState())))
+    assert (await store.remembered(KEY)).state == counts(counts(counts(SessionState())))
 
 
 async def test_changes_that_wait_for_one_another_are_written_together() -> None:
@@ -965,12 +950,12 @@ async def test_what_is_under_way_when_the_store_closes_is_written(
 ) -> None:
     other = RedisStore(redis_server.url, timeout_s=PATIENT_S)
     tasks = [asyncio.create_task(other.settle(spent(record()))) for _ in range(300)]
-    changes = [asyncio.create_task(other.update(KEY, _counts)) for _ in range(5)]
+    changes = [asyncio.create_task(other.update(KEY, counts)) for _ in range(5)]
     await asyncio.sleep(0)
     await other.aclose()
     await asyncio.gather(*tasks, *changes)
     assert (await store.totals(KEY)).calls == 300
-    assert (await store.remembered(KEY)).state.epochs["n"]["number"] == 5
+    assert number_in((await store.remembered(KEY)).state.steps) == 5
 
 
 async def test_what_a_call_begins_with_is_asked_for_in_one_round_trip(store: RedisStore) -> None:

@@ -12,7 +12,7 @@ import pytest
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import Amount, Claim
 from gateway.core.ports import CallRecord, Ending, RecordRefused, SessionKey
-from gateway.core.session import SessionState
+from gateway.core.steps import StepState
 from gateway.core.usage import Totals
 from gateway.stores.journal import Journal
 from gateway.stores.settler import Settler
@@ -24,7 +24,7 @@ from tests.support.timing import eventually
 MakeRecord = Callable[..., CallRecord]
 
 KEY = SessionKey("alice", "s")
-STATE = SessionState({"n": {"number": 1}})
+PLACES = {"a": StepState("s", 1)}
 #: more waits than a settlement has
 MANY = 30
 
@@ -83,7 +83,7 @@ async def test_a_record_is_settled_once_by_itself_when_the_store_is_well(
     async def settle(one: CallRecord) -> None:
         if with_ending:
             try:
-                await settler.settle_with(one, lambda _: (STATE, one))
+                await settler.settle_with(one, lambda _: (PLACES, one))
             except StoreUnavailable:
                 pass
             else:

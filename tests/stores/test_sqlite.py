@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -17,9 +16,10 @@ import pytest
 import gateway
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ports import CallRecord, ContextRecord, Ending
-from gateway.core.session import Remembered, SessionState
+from gateway.core.ports import CallRecord, ContextRecord
+from gateway.core.session import Remembered
 from gateway.stores.sqlite import SqliteStore
+from tests.stores.counting import counts, counts_apart, ending, number_apart, number_in
 from tests.stores.files import CHARGE, KEY, MakeRecord, locked, opened, query
 from tests.support.timing import LIMIT_S
 
@@ -110,11 +110,6 @@ async def test_two_stores_on_one_file_write_at_once_and_nothing_is_lost_or_doubl
     assert query(path, "PRAGMA integrity_check") == [("ok",)]
 
 
-def counts(state: SessionState) -> SessionState:
-    number = state.epochs["n"]["number"] if state.epochs else 0
-    return SessionState({"n": {"prefix": "n", "number": number + 1}})
-
-
 async def test_changes_of_two_stores_on_one_file_are_all_made_each_on_the_one_before(path: Path) -> None:
     each = 150
 
@@ -123,12 +118,14 @@ async def test_changes_of_two_stores_on_one_file_are_all_made_each_on_the_one_be
             for _ in range(each):
                 await asyncio.gather(
                     store.update(KEY, counts),
+                    store.update(KEY, counts_apart),
                     store.learn({"a": lambda known: (known or b"") + b"a", "b": lambda known: (known or b"") + b"b"}),
                 )
 
     async with opened(path) as store:
         await asyncio.gather(*(asyncio.to_thread(asyncio.run, change()) for _ in range(2)))
-        assert (await store.remembered(KEY)).state.epochs["n"]["number"] == 2 * each
+        state = (await store.remembered(KEY)).state
+        assert (number_in(state.steps), number_apart(state)) == (2 * each, 2 * each)
         assert (await store.learned("a"), await store.learned("b")) == (b"a" * 2 * each, b"b" * 2 * each)
     assert query(path, "PRAGMA integrity_check") == [("ok",)]
 
@@ -137,13 +134,6 @@ async def test_calls_that_end_in_two_stores_on_one_file_each_go_on_from_the_one_
     path: Path, record: MakeRecord
 ) -> None:
     shared = [record(charge=CHARGE) for _ in range(60)]
-
-    def ending(one: CallRecord) -> Ending:
-        def end(state: SessionState) -> tuple[SessionState, CallRecord]:
-            after = counts(state)
-            return after, replace(one, notes={"number": str(after.epochs["n"]["number"])})
-
-        return end
 
     async def settle() -> None:
         async with opened(path) as store:
@@ -154,7 +144,7 @@ async def test_calls_that_end_in_two_stores_on_one_file_each_go_on_from_the_one_
         await asyncio.gather(*(asyncio.to_thread(asyncio.run, settle()) for _ in range(2)))
         numbers = [int(one.notes["number"]) for one in await store.calls(KEY, 100)]
         assert sorted(numbers) == list(range(1, 61)), "none twice, none skipped"
-        assert (await store.remembered(KEY)).state.epochs["n"]["number"] == 60
+        assert number_in((await store.remembered(KEY)).state.steps) == 60
 
 
 async def test_two_stores_on_one_file_keep_no_more_results_than_there_is_room(path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import Amount, Claim, Granted, Hold
 from gateway.core.ports import LOST, CallRecord, OpenHold, RecordRefused, SessionKey, Store
-from gateway.core.session import SessionState
+from gateway.core.session import Places, SessionState
+from gateway.core.steps import StepState
 from gateway.core.usage import Charge, Usage
 from gateway.stores.journal import Journal
 from gateway.stores.leases import Leases
@@ -124,7 +125,7 @@ async def test_what_is_refused_is_refused_each_time_and_writes_nothing(spoilt: S
     before = await store.standings([Claim(KEY.account)])
     for _ in range(2):
         with pytest.raises(RecordRefused, match=one.call_id):
-            await store.settle(one, lambda _: (SessionState({"n": {"number": 1}}), one))
+            await store.settle(one, lambda _: ({"a": StepState("s", 1)}, one))
     assert await store.standings([Claim(KEY.account)]) == before
     assert (await store.remembered(KEY)).state == SessionState()
     assert await calls_of(store, KEY) == 0
@@ -219,7 +220,7 @@ async def test_a_call_that_ends_with_its_session_is_refused_without_the_store_be
     await spoilt.store.settle(replace(one, outcome=LOST))
     spoilt.lost(one.call_id)
     with pytest.raises(RecordRefused):
-        await settler.settle_with(one, lambda state: (state, one))
+        await settler.settle_with(one, lambda places: (places, one))
     settler.check()
     await settler.aclose()
 
@@ -229,7 +230,7 @@ async def test_an_ending_that_fails_is_no_fault_of_any_store_and_writes_nothing(
 ) -> None:
     one = record()
 
-    def fail(_: SessionState) -> tuple[SessionState, CallRecord]:
+    def fail(_: Places) -> tuple[Places, CallRecord]:
         raise KeyError("a bug")
 
     with pytest.raises(RecordRefused, match="KeyError: 'a bug'"):

@@ -85,8 +85,8 @@ class Moves:
     async def _end(self, session: SessionKey, ending: Ending, kept: Kept) -> Totals | None:
         """Settle a call that ends in this state; None where its session is in another one by now."""
         state = states.read(kept.value)
-        moved, record = ending(state)
-        value = None if moved is state else states.written(moved)
+        steps, record = ending(state.steps)
+        value = None if steps is state.steps else states.written(state.with_steps(steps))
         done = await self._books.settle(record, Move(kept.version, value))
         if isinstance(done, Kept):
             self._kept.put(session, done)

@@ -108,9 +108,9 @@ class SqliteStore:
         def write(db: sqlite3.Connection) -> Totals:
             before, key, ended, move = db.total_changes, record.session, record, None
             if ending is not None and key is not None:
-                known = kept.read(db, key)
-                state, ended = ending(known.state)
-                move = kept.Move(known, state)
+                row = kept.read(db, key)
+                steps, ended = ending(row.steps)
+                move = kept.Move(row, steps)
             totals = rows.add(db, ended, encoded or msgspec.json.encode(ended))
             # A call that was written before changes nothing.
             if db.total_changes > before:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gateway.core.ports import SessionKey
-from gateway.core.session import Change, SessionState
+from gateway.core.session import Change, Places, SessionState
 from gateway.core.tools import ToolUse
 from gateway.stores import states
 
@@ -26,12 +26,13 @@ _KEEP_STATE: Final = (
     "INSERT INTO states (namespace, id, changed_at, value) VALUES (?, ?, ?, ?) "
     "ON CONFLICT DO UPDATE SET changed_at = excluded.changed_at, value = excluded.value"
 )
-_TOOLS: Final = "SELECT value FROM tools WHERE namespace = ? AND id = ?"
-_KEEP_TOOLS: Final = (
+_ROW: Final = "SELECT value, steps FROM tools WHERE namespace = ? AND id = ?"
+_KEEP_ROW: Final = (
     "INSERT INTO tools (namespace, id, value, steps, changed_at) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
     "value = excluded.value, steps = coalesce(excluded.steps, steps), changed_at = excluded.changed_at"
 )
-#: nothing called, as `_USES` reads it
+#: as `_USES` reads it
+_NONE_CALLED: Final = b"{}"
 _CLEAR_TOOLS: Final = "UPDATE tools SET value = x'7b7d' WHERE namespace = ? AND id = ?"
 _CHANGED_AT: Final = (
     "SELECT max(coalesce((SELECT changed_at FROM states WHERE namespace = ?1 AND id = ?2), 0), "
@@ -42,26 +43,24 @@ _DELETE_TOOLS: Final = "DELETE FROM tools WHERE namespace = ? AND id = ?"
 _USES: Final = msgspec.json.Decoder(ToolUse)
 
 
-class Kept(NamedTuple):
-    """What there is: the state, and the tools as their column has them."""
+class Row(NamedTuple):
+    """The row of a session's tools. `called`: as its column has them; None where there is no row."""
 
-    state: SessionState
-    tools: bytes | None
+    called: bytes | None
+    steps: Places
 
 
 class Move(NamedTuple):
     """What a call makes of that."""
 
-    kept: Kept
-    state: SessionState
+    row: Row
+    steps: Places
 
 
 def state_of(value: object, steps: object) -> SessionState:
     """A session's state as `STATE` reads it; an empty one where it has none."""
     state = states.read(value)
-    if steps is None:
-        return state
-    return SessionState(state.epochs, state.summaries, state.parent, states.read_steps(steps))
+    return state if steps is None else state.with_steps(states.read_steps(steps))
 
 
 def tool_use(value: bytes | None) -> ToolUse:
@@ -69,49 +68,41 @@ def tool_use(value: bytes | None) -> ToolUse:
     return _USES.decode(value) if value is not None else ToolUse()
 
 
-def read(db: sqlite3.Connection, key: SessionKey) -> Kept:
-    """What is kept of a session."""
-    value, steps, tools = db.execute(_KEPT, _at(key)).fetchone()
-    return Kept(state_of(value, steps), tools)
+def read(db: sqlite3.Connection, key: SessionKey) -> Row:
+    """The row of a session's tools."""
+    called, steps = db.execute(_ROW, _at(key)).fetchone() or (None, None)
+    return Row(called, states.read_steps(steps))
+
+
+def add(db: sqlite3.Connection, key: SessionKey, move: Move | None, called: Sequence[str], now: float) -> None:
+    """Keep what a call that ended makes of its session's steps, and that its answer `called` these tools."""
+    is_moved = move is not None and move.steps is not move.row.steps
+    if called or is_moved:
+        row = move.row if move is not None else read(db, key)
+        tools = msgspec.json.encode(tool_use(row.called).with_calls(called)) if called else row.called
+        _keep_row(db, key, tools, move.steps if move is not None and is_moved else None, now)
 
 
 def change(db: sqlite3.Connection, key: SessionKey, make: Change, now: float) -> SessionState:
     """Apply a change to a session's state; the state after it."""
-    kept = read(db, key)
-    state = make(kept.state)
-    _keep(db, key, Move(kept, state), (), now)
+    value, steps, called = db.execute(_KEPT, _at(key)).fetchone()
+    before = state_of(value, steps)
+    state = make(before)
+    is_moved = state.steps is not before.steps
+    if is_moved:
+        _keep_row(db, key, called, state.steps, now)
+    is_same = state.epochs is before.epochs and state.summaries is before.summaries and state.parent == before.parent
+    if not (is_same and is_moved):
+        # What stays as it is was looked at now, all the same: it must not go as old.
+        rest = SessionState(state.epochs, state.summaries, state.parent)
+        db.execute(_KEEP_STATE, (*_at(key), now, states.written(rest)))
     return state
 
 
-def add(db: sqlite3.Connection, key: SessionKey, move: Move | None, called: Sequence[str], now: float) -> None:
-    """Keep what a call that ended makes of its session, and that its answer `called` these tools."""
-    if move is None:
-        if called:
-            _add_tools(db, key, called, now)
-    elif called or move.state is not move.kept.state:
-        _keep(db, key, move, called, now)
-
-
-def _keep(db: sqlite3.Connection, key: SessionKey, move: Move, called: Sequence[str], now: float) -> None:
-    kept, state = move
-    before = kept.state
-    is_moved = state.steps is not before.steps
-    if is_moved or called:
-        tools = kept.tools or b"{}"
-        if called:
-            tools = msgspec.json.encode(tool_use(kept.tools).with_calls(called))
-        db.execute(_KEEP_TOOLS, (*_at(key), tools, states.written_steps(state.steps) if is_moved else None, now))
-    is_same = state.epochs is before.epochs and state.summaries is before.summaries and state.parent == before.parent
-    if is_same and (is_moved or called):
-        return
-    # What stays as it is was looked at now, all the same: it must not go as old.
-    db.execute(_KEEP_STATE, (*_at(key), now, states.written(SessionState(state.epochs, state.summaries, state.parent))))
-
-
-def _add_tools(db: sqlite3.Connection, key: SessionKey, called: Sequence[str], now: float) -> None:
-    row = db.execute(_TOOLS, _at(key)).fetchone()
-    tools = tool_use(row[0] if row else None).with_calls(called)
-    db.execute(_KEEP_TOOLS, (*_at(key), msgspec.json.encode(tools), None, now))
+def _keep_row(db: sqlite3.Connection, key: SessionKey, called: bytes | None, steps: Places | None, now: float) -> None:
+    """Keep the row; without `steps` those that it has."""
+    written = states.written_steps(steps) if steps is not None else None
+    db.execute(_KEEP_ROW, (*_at(key), called or _NONE_CALLED, written, now))
 
 
 def clear_tools(db: sqlite3.Connection, key: SessionKey) -> None:

@@ -27,7 +27,7 @@ def one_further(state: SessionState) -> SessionState:
 
 
 async def settle(store: SqliteStore, record: CallRecord) -> None:
-    await store.settle(record, lambda state: (one_further(state), record))
+    await store.settle(record, lambda places: (one_further(SessionState(steps=places)).steps, record))
 
 
 async def state_of(store: SqliteStore, key: SessionKey = KEY) -> SessionState:
