@@ -107,7 +107,6 @@ class Kind:
     used: Sequence[str | None] = (None,)
     allowed: bool = True
     store: str = "sqlite"
-    bar: float | None = BAR_US
 
     @property
     def body(self) -> bytes:
@@ -124,7 +123,7 @@ KINDS = (
     Kind("20 tools offered, one used", STEPS, 20, USED),
     Kind("one used in a sequence", SEQUENCE, 20, USED),
     Kind("one used, store in memory", STEPS, 20, USED, store="memory"),
-    Kind("a condition on tokens", WEIGHED, 20, bar=None),
+    Kind("a condition on tokens", WEIGHED, 20),
 )
 
 
@@ -217,11 +216,11 @@ class Figure:
     without_us: float
     added_us: float
     spread_us: float
-    bar_us: float | None
+    bar_us: float
 
     @property
     def is_met(self) -> bool:
-        return self.bar_us is None or self.added_us <= self.bar_us
+        return self.added_us <= self.bar_us
 
 
 async def measured(kind: Kind, pairs: int) -> Figure:
@@ -250,7 +249,7 @@ async def measured(kind: Kind, pairs: int) -> Figure:
         statistics.median(one for one, _ in kept),
         statistics.median(added),
         quarters[2] - quarters[0],
-        kind.bar,
+        BAR_US,
     )
 
 
@@ -375,10 +374,9 @@ def shown(figures: Sequence[Figure]) -> str:
     lines = [f"{'call':32} {'without, µs':>12} {'steps add':>10} {'ratio':>6} {'quartiles':>10}  bar"]
     for one in figures:
         ratio = f"{1 + one.added_us / one.without_us:.2f}" if one.without_us else ""
-        bar = f"{one.bar_us:g}" if one.bar_us is not None else ""
         lines.append(
             f"{one.kind:32} {one.without_us:>12.0f} {one.added_us:>10.1f} {ratio:>6} {one.spread_us:>10.1f}  "
-            f"{bar}{'' if one.is_met else ' MISSED'}"
+            f"{one.bar_us:g}{'' if one.is_met else ' MISSED'}"
         )
     return "\n".join(lines)
 

@@ -21,7 +21,7 @@ from gateway.dialects.base import Call
 from gateway.dialects.contents import MOST_MESSAGES, Contents, contents_of, with_messages
 from gateway.dialects.length_error import LengthError
 from gateway.dialects.limits import with_limit
-from gateway.planning import Asked, Planner
+from gateway.planning import Asked, Planner, Weighing
 from gateway.progress import Progress
 from gateway.result_summaries import ResultSummaries
 from gateway.results import Results
@@ -92,13 +92,23 @@ class Composer:
         budget = min((one for one in (asked.budget, affordable, step) if one is not None), default=None)
         # What was decided for another model is no beginning of what this one is sent, and must not replace it.
         salt = "" if route is progress.routes[0] else f"{route.provider}/{route.model}"
-        progress.asked = Asked(contents, route, facts, Wishes(asked.trim, budget, output), len(call.body), salt)
+        wishes, weighing = Wishes(asked.trim, budget, output), self._weighing(progress, contents)
+        progress.asked = Asked(contents, route, facts, wishes, len(call.body), salt, weighing)
         progress.plan = await self._plan(progress, progress.asked)
         # Where it is the session's budget that is too small, the ledger says so, with its arithmetic.
         is_ledgers = progress.taken is None and progress.plan.context.budget == affordable
         if progress.plan.overflow is not None and not is_ledgers:
             raise progress.plan.overflow
         await self._remember(progress, progress.plan)
+
+    @staticmethod
+    def _weighing(progress: Progress, contents: Contents) -> Weighing | None:
+        """What the contents weigh, should a step have looked at that. It serves once: later, more may be known."""
+        weighing, progress.weighing = progress.weighing, None
+        if weighing is None or contents is not progress.contents:
+            return None
+        request, route = weighing.came.request, progress.route
+        return weighing if (request.provider, request.model) == (route.provider, route.model) else None
 
     @staticmethod
     def _affordable(progress: Progress) -> int | None:

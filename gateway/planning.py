@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Lock
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from gateway.core.conversation import Conversation
 from gateway.core.counting.beginnings import Beginning, Beginnings, is_worth_keeping
@@ -65,9 +65,23 @@ _READ_BYTES: Final = 32 * 2**20
 _KNOWN_BYTES: Final = 64 * 2**20
 
 
+class Weighing(NamedTuple):
+    """What a request weighs, what is known from earlier calls, and what `keys_of` says of its messages.
+
+    `keys`: None where they are no array.
+    """
+
+    came: Weighed
+    learned: Learned
+    keys: tuple[bytes, ...] | None
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One call to be planned. `size`: bytes of its body; `salt`: tells decisions apart that are not for one model."""
+    """One call to be planned. `size`: bytes of its body; `salt`: tells decisions apart that are not for one model.
+
+    `weighing`: of these contents for this route, where it was weighed just now.
+    """
 
     contents: Contents
     route: Route
@@ -75,6 +89,7 @@ class Asked:
     wishes: Wishes
     size: int
     salt: str = ""
+    weighing: Weighing | None = None
 
 
 class Threads:
@@ -176,15 +191,13 @@ class Planner:
 
         self._threads.fitting.submit(work)
 
-    async def weigh(self, asked: Asked, remembered: Remembered) -> tuple[Weighed, Learned]:
-        """What a request weighs, and what is known from earlier calls."""
-        came, learned, _ = await self._weigh(asked, remembered, None)
-        return came, learned
+    async def weigh(self, asked: Asked, remembered: Remembered) -> Weighing:
+        """What a request weighs."""
+        return await self._weigh(asked, remembered, None)
 
-    async def _weigh(
-        self, asked: Asked, remembered: Remembered, window: int | None
-    ) -> tuple[Weighed, Learned, tuple[bytes, ...] | None]:
-        """The third: what `keys_of` says of the messages; None where they are no array."""
+    async def _weigh(self, asked: Asked, remembered: Remembered, window: int | None) -> Weighing:
+        if asked.weighing is not None and window is None:
+            return asked.weighing
         request = request_of(asked)
         estimate, keys = await self._estimated(request, asked)
         rule = asked.route.rule
@@ -192,7 +205,7 @@ class Planner:
             # A window that the configuration names is not overruled by what a provider once said.
             window = await self._learner.window(request.provider, request.model)
         learned = await self._learned(request, estimate, remembered, window)
-        return weigh(request, estimate, learned), learned, keys
+        return Weighing(weigh(request, estimate, learned), learned, keys)
 
     async def _estimated(self, request: Request, asked: Asked) -> tuple[Estimate, tuple[bytes, ...] | None]:
         """What it weighs, and the keys of its messages. In the loop where little is new."""

@@ -29,7 +29,7 @@ from gateway.dialects.elsewhere import is_in_background, kept_elsewhere
 from gateway.dialects.fields import AnyFields
 from gateway.dialects.limits import least_output, output_limit
 from gateway.dialects.tools import NOT_NARROWED, Narrowing
-from gateway.planning import Asked
+from gateway.planning import Asked, Weighing
 from gateway.results import Showing
 
 #: the status of a call whose client did not wait for an answer
@@ -52,8 +52,8 @@ class Progress:
     `started_at` is wall time, `sent_at` and `head_at` are monotonic. `routes`: where it may go, `route`: the one whose
     turn it is, `is_too_long`: for that one, `is_at_work`: it may be working on it, which `at_work` is told.
     `affordable`: input tokens that its budgets allow. `is_holding`: something may be held.
-    `contents`: of the call, where a step had to look at them; `step`: the one that it was begun in; `narrowed`: how
-    the provider is told which tools may be called.
+    `contents`: of the call, and their `weighing`, where a step had to look at them; `step`: the one that it was begun
+    in; `narrowed`: how the provider is told which tools may be called.
     `before`: the session's totals as they were read before it was sent, where they go out before its answer.
     `reader` tells what was read of an answer that has not come to its end; `billed`: the provider charges for it.
     `record` and `totals` are there once it was settled, or was about to be.
@@ -74,6 +74,7 @@ class Progress:
     remembered: Remembered = _NOTHING_REMEMBERED
     stepped: Stepped | None = None
     contents: Contents | None = None
+    weighing: Weighing | None = None
     step: Step | None = None
     narrowed: Narrowing = NOT_NARROWED
     mode: ResponseMode | None = None

@@ -159,8 +159,8 @@ class Steps:
         tokens = None
         if agent.reads_tokens:
             asked = Asked(contents, progress.route, self._facts(progress.route), NO_WISHES, len(call.body))
-            came, _ = await self._planner.weigh(asked, progress.remembered)
-            tokens = came.expected.tokens
+            progress.weighing = await self._planner.weigh(asked, progress.remembered)
+            tokens = progress.weighing.came.expected.tokens
         return Facts(await self._newest.ahead_of(contents) if agent.reads_message else None, tokens, left)
 
     def narrow(self, progress: Progress) -> None:

@@ -48,7 +48,7 @@ async def test_near_its_budget_a_conversation_is_read_ahead_beside_the_loop(
     share: float, trim: Any, *, reads: bool
 ) -> None:
     planner = planner_of()
-    weighed, _ = await planner.weigh(asked(planner), Remembered())
+    weighed, _, _ = await planner.weigh(asked(planner), Remembered())
     before = fitting_threads()
     plan = await planner.plan(asked(planner, budget=int(weighed.expected.tokens * share), trim=trim), Remembered())
     assert plan.messages is None

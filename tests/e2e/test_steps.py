@@ -6,7 +6,7 @@ import importlib.util
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -411,6 +411,32 @@ def test_a_step_may_call_another_model_as_far_as_the_client_key_may(
     reply = bob.post(Format(wire).path, ask(wire, "hi"), in_session("s"))
     assert (reply.status, len(mock.calls)) == (404, 1)
     assert 'The step "s" calls it.' in reply.error["message"]
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        {},
+        {"available_tools": {"allowed": ["search"]}},
+        {"model": "mock-large"},
+        {"model": "mock-large", "available_tools": {"allowed": ["search"]}},
+    ],
+    ids=["nothing", "fewer tools", "another model", "both"],
+)
+def test_what_a_condition_weighed_is_not_taken_for_what_is_sent(
+    sets: Mapping[str, Any], gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    models = [{"match": "mock-large", "provider": "upstream", "tokenizer": "chars/4"}]
+
+    def counted(**conditions: int) -> str | None:
+        steps = [{"name": "s", "conditions": [{name: value} for name, value in conditions.items()], **sets}]
+        gateway = gateway_server(mock_server.url, steps=steps, models=models)
+        reply = gateway.web.post(CHAT, ask("chat", "ни́же — 数える", *OFFERED), in_session("s"))
+        assert reply.header("x-session-step") == "s"
+        return reply.header("x-context-tokens")
+
+    assert counted(tokens_above=1) == counted()
+    assert mock.calls[0].body == mock.calls[1].body
 
 
 # --- whose steps ----------------------------------------------------------------------------------------------------
