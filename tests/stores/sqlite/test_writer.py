@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import Amount, Claim
-from gateway.core.ports import RecordRefused
+from gateway.core.ports import Lesson, RecordRefused
 from gateway.core.session import SessionState
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.stores.sqlite import SqliteStore
@@ -140,16 +142,96 @@ async def test_a_change_that_waited_is_made_on_what_another_process_wrote_meanwh
         assert (await store.remembered(KEY)).state.epochs["n"]["number"] == 72
 
 
-async def test_what_is_asked_for_in_one_turn_of_the_loop_is_one_transaction(path: Path, record: MakeRecord) -> None:
+@contextlib.contextmanager
+def traced(store: SqliteStore) -> Iterator[list[str]]:
+    """The statements that the store runs meanwhile."""
+    statements = list[str]()
+    store._hot.set_trace_callback(statements.append)
+    yield statements
+    store._hot.set_trace_callback(None)
+
+
+def adding(letter: bytes) -> Mapping[str, Lesson]:
+    return {"k": lambda known: (known or b"") + letter}
+
+
+async def test_the_first_write_of_a_turn_is_made_in_it_and_the_others_share_one_transaction(
+    path: Path, record: MakeRecord
+) -> None:
     async with opened(path) as store:
-        statements = list[str]()
-        store._hot.set_trace_callback(statements.append)
-        await asyncio.gather(
-            store.update(KEY, counts), store.settle(record(charge=CHARGE)), store.learn({"k": one_more, "l": one_more})
-        )
-        store._hot.set_trace_callback(None)
-    assert [text for text in statements if text in ("BEGIN IMMEDIATE", "COMMIT")] == ["BEGIN IMMEDIATE", "COMMIT"]
+        with traced(store) as statements:
+            first = asyncio.create_task(store.update(KEY, counts))
+            rest = asyncio.gather(
+                store.settle(record(charge=CHARGE)), store.learn({"k": one_more}), store.learn({"l": one_more})
+            )
+            await asyncio.sleep(0)
+            assert first.done()
+            assert statements.count("COMMIT") == 1
+            await rest
+    assert statements.count("BEGIN IMMEDIATE") == statements.count("COMMIT") == 2
     assert [text.split()[0] for text in statements[-2:]] == ["INSERT", "COMMIT"]
+
+
+async def test_those_who_waited_for_one_transaction_share_the_next(path: Path, record: MakeRecord) -> None:
+    async def twice(store: SqliteStore) -> None:
+        await store.learn({"k": one_more})
+        await store.settle(record(charge=CHARGE))
+
+    async with opened(path) as store:
+        with traced(store) as statements:
+            await asyncio.gather(*(twice(store) for _ in range(64)))
+    assert statements.count("COMMIT") == 3, "of the first alone, of the others, and of what these do next"
+
+
+async def test_who_writes_again_and_again_lets_the_loop_go_on(path: Path) -> None:
+    turns = 0
+
+    async def go_on() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with opened(path) as store:
+        other = asyncio.create_task(go_on())
+        for _ in range(20):
+            await store.learn({"k": one_more})
+        other.cancel()
+    assert turns >= 10
+
+
+async def test_nothing_overtakes_what_waits_for_a_lock(path: Path) -> None:
+    async with opened(path) as store:
+        with locked(path):
+            waiting = [asyncio.create_task(store.learn(adding(letter))) for letter in (b"a", b"b")]
+            await asyncio.sleep(0.01)
+        assert await asyncio.wait_for(store.learn(adding(b"c")), LIMIT_S) == {"k": b"abc"}
+        assert [task.result() for task in waiting] == [{"k": b"a"}, {"k": b"ab"}]
+
+
+async def test_nothing_is_written_while_a_checkpoint_keeps_all_waiting_and_all_of_it_in_order_after_it(
+    path: Path,
+) -> None:
+    async with opened(path) as store:
+        tasks = [asyncio.create_task(store.learn(adding(letter))) for letter in (b"a", b"b")]
+        await asyncio.sleep(0)
+        with store._writer.paused(), traced(store) as statements:
+            tasks.append(asyncio.create_task(store.learn(adding(b"c"))))
+            await asyncio.sleep(0.01)
+            assert [task.done() for task in tasks] == [True, False, False]
+            assert statements == []
+        assert await asyncio.wait_for(store.learn(adding(b"d")), LIMIT_S) == {"k": b"abcd"}
+
+
+async def test_what_a_write_raises_comes_from_the_first_of_a_turn_too_and_nothing_of_it_is_written(path: Path) -> None:
+    def fails(state: SessionState) -> SessionState:
+        raise LookupError(state)
+
+    async with opened(path) as store:
+        with pytest.raises(LookupError):
+            await store.update(KEY, fails)
+        assert await store.learn(adding(b"a")) == {"k": b"a"}
+    assert query(path, "SELECT count(*) FROM states") == [(0,)]
 
 
 @pytest.mark.parametrize("verb", ["update", "learn"])
