@@ -118,6 +118,20 @@ async def test_the_calls_of_a_deleted_session_are_passed_over(store: Store, reco
     assert (list((await store.latest(found.cursor, 10)).settled), found.missed) == ([], 0)
 
 
+async def test_a_place_is_not_given_again_when_the_newest_call_is_deleted(store: Store, record: MakeRecord) -> None:
+    for session in ("here", "gone", "gone"):
+        await store.settle(record(session))
+    seen = (await store.latest(None, 10)).cursor
+    for _ in range(2):
+        await store.delete(SessionKey("alice", "gone"))
+        assert (await store.latest(None, 10)).cursor == seen
+        newer = record("gone")
+        await store.settle(newer)
+        found = await store.latest(seen, 10)
+        assert (ids(found.settled), found.missed) == ([newer.call_id], 0)
+        seen = found.cursor
+
+
 async def test_of_very_many_the_last_are_known_and_those_before_are_counted(
     embedded: Store, record: MakeRecord
 ) -> None:

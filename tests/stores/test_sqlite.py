@@ -51,10 +51,12 @@ async def test_states_last_turns_and_lessons_survive_a_restart(path: Path, recor
 async def test_a_damaged_file_is_not_to_be_waited_for(path: Path, record: MakeRecord) -> None:
     async with opened(path) as store:
         await store.settle(record(charge=CHARGE))
-    page = 4096
+    roots = query(path, "SELECT rootpage FROM sqlite_master WHERE rootpage > 0")
     with path.open("r+b") as file:
-        file.seek(page)
-        file.write(b"\xff" * (path.stat().st_size - page))
+        for (root,) in roots:
+            assert isinstance(root, int)
+            file.seek((root - 1) * 4096)
+            file.write(b"\xff" * 4096)
     async with opened(path) as store:
         for ask in (store.totals(KEY), store.calls(KEY, 1), store.settle(record(charge=CHARGE))):
             with pytest.raises(StoreUnavailable, match=r"malformed\. Restore a copy of the file, or move it away\.$"):
@@ -250,7 +252,7 @@ async def test_a_kill_right_after_settling_loses_nothing(path: Path, after: int)
     async with opened(path) as store:
         totals = await store.totals(KEY)
         assert totals.calls >= acknowledged >= 3 * after
-        assert totals.calls % 3 == 0
+        assert totals.calls % 3 in (0, 1), "the first of a turn is written before the others"
         assert (totals.trimmed_calls, totals.saved_tokens) == (totals.calls, 2 * totals.calls)
         remembered = await store.remembered(KEY)
         assert remembered.state.epochs["n"]["number"] == totals.calls // 3

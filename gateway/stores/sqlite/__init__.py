@@ -106,17 +106,15 @@ class SqliteStore:
         encoded = msgspec.json.encode(record) if ending is None else None
 
         def write(db: sqlite3.Connection) -> Totals:
-            before, key, ended, move = db.total_changes, record.session, record, None
+            key, ended, move = record.session, record, None
             if ending is not None and key is not None:
                 row = kept.read(db, key)
                 steps, ended = ending(row.steps)
                 move = kept.Move(row, steps)
-            totals = rows.add(db, ended, encoded or msgspec.json.encode(ended))
+            totals, is_written = rows.add(db, ended, encoded or msgspec.json.encode(ended))
             # A call that was written before changes nothing.
-            if db.total_changes > before:
-                latest.note(db, ended, totals)
-                if key is not None:
-                    kept.add(db, key, move, ended.counted_tools, self._now())
+            if is_written and key is not None:
+                kept.add(db, key, move, ended.counted_tools, self._now())
             return totals
 
         return await self._writer.write(write)

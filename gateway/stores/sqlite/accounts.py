@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -27,6 +27,7 @@ from gateway.core.ledger import (
     Standing,
 )
 from gateway.core.ports import CallRecord, OpenHold
+from gateway.stores.sqlite.schema import hold_key
 from gateway.stores.unread import UnreadHolds, unreadable
 
 _USED: Final = ("used_tokens", "used_nano_usd", "used_calls")
@@ -51,24 +52,30 @@ _SETTLE: Final = (
     + "WHERE "
     + " AND ".join(f"typeof({name}) = 'integer'" for name in (*_USED, *_HELD))
 )
-_HOLD: Final = "SELECT units, noted, value FROM holds WHERE id = ?"
+_HOLD: Final = "SELECT units, noted, value FROM holds WHERE key = ? AND id = ?"
 #: the units of an open hold, and whether its call is settled already
-_KNOWN: Final = "SELECT (SELECT units FROM holds WHERE id = ?1), EXISTS (SELECT 1 FROM calls WHERE call_id = ?1)"
+_KNOWN: Final = (
+    "SELECT (SELECT units FROM holds WHERE key = ?1 AND id = ?2), EXISTS (SELECT 1 FROM calls WHERE call_id = ?2)"
+)
 _KEEP_HOLD: Final = (
-    "INSERT INTO holds (id, units, noted, accounts, held_tokens, held_nano_usd, held_calls, boot, mono, wall, lease_s, "
-    "value) VALUES (?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO holds (key, id, units, noted, accounts, held_tokens, held_nano_usd, held_calls, boot, mono, wall, "
+    "lease_s, value) VALUES (?, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_DROP_HOLD: Final = "DELETE FROM holds WHERE id = ? RETURNING accounts, held_tokens, held_nano_usd, held_calls"
+_DROP_HOLD: Final = (
+    "DELETE FROM holds WHERE key = ?1 AND id = ?2 AND NOT EXISTS (SELECT 1 FROM calls WHERE call_id = ?2) "
+    "RETURNING accounts, held_tokens, held_nano_usd, held_calls"
+)
 _ADD_UNITS: Final = (
-    "UPDATE holds SET units = units + ?, held_tokens = ?, held_nano_usd = ?, held_calls = ? WHERE id = ?"
+    "UPDATE holds SET units = units + ?, held_tokens = ?, held_nano_usd = ?, held_calls = ? WHERE key = ? AND id = ?"
 )
-_RENEW: Final = "UPDATE holds SET boot = ?, mono = ?, wall = ?, noted = max(noted, ?) WHERE id = ?"
+_RENEW: Final = "UPDATE holds SET boot = ?, mono = ?, wall = ?, noted = max(noted, ?) WHERE key = ? AND id = ?"
 #: `ledger.is_over`; the boot that a hold of this machine run has is nearly always this one
 _OVERDUE: Final = (
     "SELECT id, units, noted, value FROM holds "
     "WHERE boot != :boot OR mono > :mono OR :mono - mono > lease_s LIMIT :limit"
 )
 _NONE: Final[ledger.Accounts] = {}
+_NOT_HELD: Final[tuple[Sequence[AccountKey], Amount]] = ((), NOTHING)
 _HOLDS: Final = msgspec.json.Decoder(OpenHold)
 #: limits that an operator set, as JSON
 _DECIDED: Final = msgspec.json.Decoder(dict[Dimension, int | None])
@@ -89,7 +96,8 @@ _FORGET: Final = ", opened_wall = NULL, opened_mono = NULL, opened_boot = NULL, 
 def reserve(db: sqlite3.Connection, opened: OpenHold, lease_s: float, now: Moment) -> Granted | Refused:
     """See `Store.reserve`."""
     hold = opened.hold
-    units, is_settled = db.execute(_KNOWN, (hold.id,)).fetchone()
+    at = _at(hold.id)
+    units, is_settled = db.execute(_KNOWN, at).fetchone()
     if units is not None:
         return Granted(units, standings(db, hold.claims, now))
     if is_settled:
@@ -103,26 +111,27 @@ def reserve(db: sqlite3.Connection, opened: OpenHold, lease_s: float, now: Momen
     keys = _written(claim.key for claim in hold.claims)
     held = hold.amount(granted.units)
     value = msgspec.json.encode(opened)
-    db.execute(_KEEP_HOLD, (hold.id, granted.units, keys, *held, now.boot, now.mono, now.wall, lease_s, value))
+    db.execute(_KEEP_HOLD, (*at, granted.units, keys, *held, now.boot, now.mono, now.wall, lease_s, value))
     return granted
 
 
 def extend(db: sqlite3.Connection, hold_id: str, units: int, now: Moment) -> Granted | None:
     """See `Store.extend`."""
-    row = db.execute(_HOLD, (hold_id,)).fetchone()
+    at = _at(hold_id)
+    row = db.execute(_HOLD, at).fetchone()
     if row is None:
         return None
     opened = _opened(row)
     hold = opened.hold
     granted, changes = ledger.extend(_accounts(db, (claim.key for claim in hold.claims)), hold, units, now)
     _keep(db, changes, now.wall)
-    db.execute(_ADD_UNITS, (granted.units, *hold.amount(opened.units + granted.units), hold_id))
+    db.execute(_ADD_UNITS, (granted.units, *hold.amount(opened.units + granted.units), *at))
     return granted
 
 
 def renew(db: sqlite3.Connection, noted: Mapping[str, int], now: Moment) -> None:
     """See `Store.renew`."""
-    db.executemany(_RENEW, ((now.boot, now.mono, now.wall, tokens, hold_id) for hold_id, tokens in noted.items()))
+    db.executemany(_RENEW, ((now.boot, now.mono, now.wall, tokens, *_at(hold_id)) for hold_id, tokens in noted.items()))
 
 
 def overdue(db: sqlite3.Connection, limit: int, now: Moment, unread: UnreadHolds) -> list[OpenHold]:
@@ -149,12 +158,22 @@ def decide(db: sqlite3.Connection, key: AccountKey, limits: Mapping[Dimension, i
     _keep(db, {key: replace(account, decided=decided)}, now.wall)
 
 
-def settle(db: sqlite3.Connection, record: CallRecord, *, is_held: bool) -> None:
-    """Charge the call's accounts, and give its hold back where there is one."""
-    held, back = list[AccountKey](), NOTHING
-    if is_held:
-        keys, *amount = db.execute(_DROP_HOLD, (record.call_id,)).fetchone()
-        held, back = _read(keys), Amount(*amount)
+class Held(NamedTuple):
+    """What was held for a call, and on which accounts."""
+
+    accounts: Sequence[AccountKey]
+    amount: Amount
+
+
+def drop_hold(db: sqlite3.Connection, call_id: str) -> Held | None:
+    """Forget the hold of a call that is not settled yet; None where there is none, or the call is settled."""
+    row = db.execute(_DROP_HOLD, _at(call_id)).fetchone()
+    return Held(_read(row[0]), Amount(*row[1:])) if row is not None else None
+
+
+def settle(db: sqlite3.Connection, record: CallRecord, dropped: Held | None) -> None:
+    """Charge the call's accounts, and give back what was held for it."""
+    held, back = dropped or _NOT_HELD
     spent, ended = NOTHING.plus(record.spent), record.started_at + record.duration_s
     # Two lists: a hold may be for parents that the record does not name.
     for key in dict.fromkeys((*held, *record.accounts)):
@@ -185,6 +204,10 @@ def epochs(db: sqlite3.Connection, keys: Sequence[AccountKey]) -> Sequence[int]:
     """In which epoch each account is now."""
     accounts = _accounts(db, keys)
     return [accounts.get(key, EMPTY).epoch for key in keys]
+
+
+def _at(hold_id: str) -> tuple[int, str]:
+    return hold_key(hold_id), hold_id
 
 
 def _written(keys: Iterable[AccountKey]) -> str:

@@ -23,12 +23,12 @@ _CHUNK: Final = 500
 _OLD_SESSIONS: Final = "SELECT namespace, id FROM sessions WHERE last_call_at < ? LIMIT ?"
 _IS_OLD: Final = "SELECT 1 FROM sessions WHERE namespace = ? AND id = ? AND last_call_at < ?"
 _DELETE_CALLS: Final = (
-    "DELETE FROM calls WHERE call_id IN (SELECT call_id FROM calls WHERE namespace = ? AND session_id = ? LIMIT ?)"
+    "DELETE FROM calls WHERE number IN (SELECT number FROM calls WHERE namespace = ? AND session_id = ? LIMIT ?)"
 )
 _DELETE_SESSION: Final = "DELETE FROM sessions WHERE namespace = ? AND id = ?"
 _DELETE_RESULTS: Final = "DELETE FROM results WHERE namespace = ? AND id = ?"
 _DELETE_ACCOUNT: Final = f"DELETE FROM accounts WHERE {_IS_FREE} AND namespace = ? AND id = ? AND changed_at < ?"  # noqa: S608  # constants
-_DELETE_OLD_CALLS: Final = "DELETE FROM calls WHERE call_id IN (SELECT call_id FROM calls WHERE call_id < ? LIMIT ?)"
+_DELETE_OLD_CALLS: Final = "DELETE FROM calls WHERE number IN (SELECT number FROM calls WHERE call_id < ? LIMIT ?)"
 _DELETE_OLD_LESSONS: Final = "DELETE FROM lessons WHERE key IN (SELECT key FROM lessons WHERE changed_at < ? LIMIT ?)"
 _ALONE: Final = (
     "changed_at < :before AND NOT EXISTS "

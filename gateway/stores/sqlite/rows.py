@@ -19,14 +19,19 @@ from gateway.stores.sqlite import accounts, kept
 from gateway.stores.sums import MAX_SUM, SUMS, sums_of, totals_of
 
 _SUM_LIST: Final = ", ".join(SUMS)
-#: no row: it was written before; else whether something is held for it, which most calls need no second look for
+#: of the call that was settled last, also where it is deleted
+LAST_NUMBER: Final = (
+    "max((SELECT coalesce(max(number), 0) FROM calls), (SELECT coalesce(max(number), 0) FROM forgotten))"
+)
 _INSERT_CALL: Final = (
-    "INSERT OR IGNORE INTO calls (call_id, request_id, namespace, session_id, record) VALUES (?, ?, ?, ?, ?) "
-    "RETURNING EXISTS (SELECT 1 FROM holds WHERE holds.id = ?1)"
+    "INSERT INTO calls (number, call_id, request_id, namespace, session_id, totals, epochs, record) "  # noqa: S608  # constants
+    f"VALUES ({LAST_NUMBER} + 1, ?, ?, ?, ?, ?, ?, ?)"
 )
 _RECORD: Final = "SELECT record, epochs FROM calls WHERE call_id = ?"
-_CORRECT_CALL: Final = "UPDATE calls SET record = ?, epochs = NULL WHERE call_id = ?"
-_KEEP_EPOCHS: Final = "UPDATE calls SET epochs = ? WHERE call_id = ?"
+#: it comes again for whoever watches
+_CORRECT_CALL: Final = (
+    f"UPDATE calls SET number = {LAST_NUMBER} + 1, totals = ?, epochs = NULL, record = ? WHERE call_id = ?"  # noqa: S608  # constants
+)
 _RESETS: Final = "SELECT resets FROM sessions WHERE namespace = ? AND id = ?"
 _ADD: Final = (
     "INSERT INTO sessions "  # noqa: S608  # constants
@@ -63,6 +68,7 @@ _OPENING_ALONE: Final = _OPENING.format("")
 _OPENING_WITH_TOTALS: Final = _OPENING.format(f", {_SUM_LIST}")
 #: where the totals begin in it
 _SUMS_AT: Final = 4 + len(accounts.COLUMNS)
+_NO_SUMS: Final = (0,) * len(SUMS)
 _LESSON: Final = "SELECT value FROM lessons WHERE key = ?"
 _KEEP_LESSON: Final = "INSERT OR REPLACE INTO lessons (key, changed_at, value) VALUES (?, ?, ?)"
 _HAS_RESULT: Final = "SELECT 1 FROM results WHERE namespace = ? AND id = ? AND handle = ?"
@@ -82,28 +88,40 @@ _KEYS: Final = msgspec.json.Decoder(StoredKey)
 _EPOCHS: Final = msgspec.json.Decoder(tuple[int, ...])
 
 
-def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> Totals:
-    """Write a record and add its charge to its session, unless it was written before; the totals after it."""
-    key, charge = record.session, record.charge
-    namespace, session_id = (key.namespace, key.id) if key else (None, None)
-    request_id = record.request_id if record.request_id != record.call_id else None
-    values = (record.call_id, request_id, namespace, session_id, encoded)
-    inserted = connection.execute(_INSERT_CALL, values).fetchone()
-    lost = _lost(connection, record, encoded) if inserted is None else None
-    is_new = inserted is not None or lost is not None
-    if inserted is not None:
-        accounts.settle(connection, record, is_held=bool(inserted[0]))
-        _note_epochs(connection, record)
-    elif lost is not None:
+def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> tuple[Totals, bool]:
+    """Write a record and add its charge to its session, unless it was written before; the totals after it, and if so.
+
+    One that is written in the place of a call that was taken for lost is, too.
+    """
+    key, held = record.session, accounts.drop_hold(connection, record.call_id)
+    # Nothing is held for a call that is settled.
+    known = connection.execute(_RECORD, (record.call_id,)).fetchone() if held is None else None
+    lost = _lost(known, record) if known is not None else None
+    if known is not None and lost is None:
+        return read_totals(connection, key) if key is not None else Totals(), False
+    if lost is None:
+        accounts.settle(connection, record, held)
+    else:
         accounts.correct(connection, record, lost.record, lost.epochs)
-    if key is None:
-        return Totals()
-    if lost is not None and lost.record.charge is not None:
-        wrong = sums_of(lost.record.charge, lost.record.saved_tokens)
-        connection.execute(_TAKE_BACK, (*wrong, key.namespace, key.id, lost.resets))
-    if charge is None or not is_new:
-        return read_totals(connection, key)
-    last = record.last_turn
+        _take_back(connection, lost, key)
+    sums = _charge(connection, record, key) if key is not None else None
+    after = msgspec.json.encode(sums) if sums is not None else None
+    if lost is None:
+        namespace, session_id = (key.namespace, key.id) if key is not None else (None, None)
+        request_id = record.request_id if record.request_id != record.call_id else None
+        epochs = _epochs(connection, record) if record.outcome == LOST else None
+        values = (record.call_id, request_id, namespace, session_id, after, epochs, encoded)
+        connection.execute(_INSERT_CALL, values)
+    else:
+        connection.execute(_CORRECT_CALL, (after, encoded, record.call_id))
+    return totals_of(sums) if sums is not None else Totals(), True
+
+
+def _charge(connection: sqlite3.Connection, record: CallRecord, key: SessionKey) -> Sequence[int]:
+    """Add what a call cost to its session; the totals after it, as columns."""
+    charge, last = record.charge, record.last_turn
+    if charge is None:
+        return _sums(connection, key)
     added = (
         key.namespace,
         key.id,
@@ -114,7 +132,8 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> T
         max(-MAX_TOKENS, min(last.residual, MAX_TOKENS)) if last else None,
         *sums_of(charge, record.saved_tokens),
     )
-    return totals_of(connection.execute(_ADD, added).fetchone())
+    sums: Sequence[int] = connection.execute(_ADD, added).fetchone()
+    return sums
 
 
 def reset(connection: sqlite3.Connection, key: SessionKey) -> bool:
@@ -132,34 +151,40 @@ class _Lost:
     epochs: Epochs
 
 
-def _lost(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> _Lost | None:
-    """What a call was written as when it was taken for lost, if it was: its own record then stands in that place."""
+def _lost(known: tuple[bytes, bytes | None], record: CallRecord) -> _Lost | None:
+    """What a call was written as when it was taken for lost, if it was: its own record goes into that place."""
     if record.outcome == LOST:
         return None
-    value, epochs = connection.execute(_RECORD, (record.call_id,)).fetchone()
-    known = record_of((value,))
-    if known.outcome != LOST:
+    value, epochs = known
+    lost = record_of((value,))
+    if lost.outcome != LOST:
         return None
-    connection.execute(_CORRECT_CALL, (encoded, record.call_id))
     # An older version kept none, and had none.
-    resets, *of_accounts = _EPOCHS.decode(epochs) if epochs else [0] * (1 + len(known.accounts))
-    return _Lost(known, resets, dict(zip(known.accounts, of_accounts, strict=True)))
+    resets, *of_accounts = _EPOCHS.decode(epochs) if epochs else [0] * (1 + len(lost.accounts))
+    return _Lost(lost, resets, dict(zip(lost.accounts, of_accounts, strict=True)))
 
 
-def _note_epochs(connection: sqlite3.Connection, record: CallRecord) -> None:
+def _take_back(connection: sqlite3.Connection, lost: _Lost, key: SessionKey | None) -> None:
+    if key is not None and lost.record.charge is not None:
+        wrong = sums_of(lost.record.charge, lost.record.saved_tokens)
+        connection.execute(_TAKE_BACK, (*wrong, key.namespace, key.id, lost.resets))
+
+
+def _epochs(connection: sqlite3.Connection, record: CallRecord) -> bytes:
     """When a call that is taken for lost was charged; see `_Lost`."""
-    if record.outcome != LOST:
-        return
     key = record.session
     row = connection.execute(_RESETS, (key.namespace, key.id)).fetchone() if key else None
-    epochs = (row[0] if row else 0, *accounts.epochs(connection, record.accounts))
-    connection.execute(_KEEP_EPOCHS, (msgspec.json.encode(epochs), record.call_id))
+    return msgspec.json.encode((row[0] if row else 0, *accounts.epochs(connection, record.accounts)))
 
 
 def read_totals(connection: sqlite3.Connection, key: SessionKey) -> Totals:
     """A session's totals; zero for an unknown one."""
-    row = connection.execute(_TOTALS, (key.namespace, key.id)).fetchone()
-    return totals_of(row) if row else Totals()
+    return totals_of(_sums(connection, key))
+
+
+def _sums(connection: sqlite3.Connection, key: SessionKey) -> Sequence[int]:
+    row: Sequence[int] | None = connection.execute(_TOTALS, (key.namespace, key.id)).fetchone()
+    return row if row is not None else _NO_SUMS
 
 
 def remembered(connection: sqlite3.Connection, key: SessionKey) -> Remembered:

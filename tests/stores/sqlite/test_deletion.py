@@ -28,7 +28,8 @@ def fill(path: Path, sessions: dict[str, int], at: float = 1_000.0) -> None:
             row,
         )
         ids = ((f"{first_id_at(at)[:10]}{name}{number:012}", "alice", name) for number in range(calls))
-        connection.executemany("INSERT INTO calls VALUES (?, NULL, ?, ?, zeroblob(700), NULL)", ids)
+        insert = "INSERT INTO calls (call_id, namespace, session_id, record) VALUES (?, ?, ?, zeroblob(700))"
+        connection.executemany(insert, ids)
     connection.commit()
     connection.close()
 

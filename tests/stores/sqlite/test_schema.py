@@ -182,16 +182,29 @@ async def test_tool_results_of_an_older_file_count_with_the_bytes_they_have_unpa
         assert await store.result("alice", "b") == "x"
 
 
+def write_format(version: int, path: Path, newest: Path) -> None:
+    """A file as an older version made it, with what stands in the newest format in another file."""
+    made = sqlite3.connect(path)
+    made.create_function("unpacked_size", 1, len)
+    made.create_function("steps_of", 1, lambda _: None)
+    for script in MIGRATIONS[:version]:
+        made.executescript(script)
+    made.execute("ATTACH ? AS newest", (str(newest),))
+    for (table,) in made.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'").fetchall():
+        names = ", ".join(name for (name,) in made.execute(f"SELECT name FROM main.pragma_table_info('{table}')"))  # noqa: S608
+        source = f"newest.{table}" if table != "latest" else "newest.calls WHERE number > 0 ORDER BY number"
+        made.execute(f"INSERT INTO main.{table} ({names}) SELECT {names} FROM {source}")  # noqa: S608  # no text
+    made.commit()
+    made.executescript(f"PRAGMA application_id=1195463749; PRAGMA user_version={version};")
+    made.close()
+
+
 async def test_a_call_that_an_older_version_took_for_lost_is_corrected(path: Path, record: MakeRecord) -> None:
-    key = SessionKey("alice", "s")
+    key, newest = SessionKey("alice", "s"), path.with_name("newest.db")
     real = record("s", charge=CHARGE, accounts=(key.account,), spent=Amount(7))
-    async with opened(path) as store:
+    async with opened(newest) as store:
         await store.settle(replace(real, outcome=LOST, spent=Amount(50)))
-    for column in ("accounts DROP COLUMN epoch", "sessions DROP COLUMN resets", "calls DROP COLUMN epochs"):
-        write(path, f"ALTER TABLE {column}")
-    for table in ("tools", "latest"):
-        write(path, f"DROP TABLE {table}")
-    write(path, "PRAGMA user_version=4")
+    write_format(4, path, newest)
     async with opened(path) as store:
         assert (await store.settle(real)).calls == 1
         (stands,) = await store.standings([Claim(key.account)])
@@ -218,7 +231,8 @@ async def test_a_session_of_format_5_counts_its_tools_from_then_on(path: Path, r
     assert query(path, "PRAGMA integrity_check") == [("ok",)]
 
 
-async def test_calls_and_open_holds_of_format_7_are_kept(path: Path, record: MakeRecord) -> None:
+@pytest.mark.parametrize("version", [7, 8, 9])
+async def test_calls_and_open_holds_of_an_older_format_are_kept(path: Path, record: MakeRecord, version: int) -> None:
     key, newest = SessionKey("alice", "s"), path.with_name("newest.db")
     claims = (Claim(key.account, Limits(tokens=100)),)
     done, real = (record("s", request_id=name, charge=CHARGE, accounts=(key.account,)) for name in ("r1", "r2"))
@@ -228,17 +242,7 @@ async def test_calls_and_open_holds_of_format_7_are_kept(path: Path, record: Mak
         for one in (done, lost):
             await store.settle(one)
         await store.reserve(held, 180.0)
-    made = sqlite3.connect(path)
-    made.create_function("unpacked_size", 1, len)
-    for script in MIGRATIONS[:7]:
-        made.executescript(script)
-    made.execute("ATTACH ? AS newest", (str(newest),))
-    for (table,) in made.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'").fetchall():
-        names = ", ".join(name for (name,) in made.execute(f"SELECT name FROM main.pragma_table_info('{table}')"))  # noqa: S608
-        made.execute(f"INSERT INTO main.{table} SELECT {names} FROM newest.{table}")  # noqa: S608  # no text
-    made.commit()
-    made.executescript("PRAGMA application_id=1195463749; PRAGMA user_version=7;")
-    made.close()
+    write_format(version, path, newest)
     async with opened(path) as store:
         assert list(await store.calls(key, 9)) == [lost, done]
         assert [await store.call("alice", name) for name in ("r1", "r2")] == [done, lost]
@@ -251,6 +255,40 @@ async def test_calls_and_open_holds_of_format_7_are_kept(path: Path, record: Mak
         assert (stands.used, stands.held) == (Amount(1), Amount())
     shape = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
     assert query(path, shape) == query(newest, shape)
+    assert query(path, "PRAGMA integrity_check") == [("ok",)]
+
+
+async def test_the_calls_settled_last_of_format_9_stay_in_their_order_and_their_numbers_are_not_given_again(
+    path: Path, record: MakeRecord
+) -> None:
+    newest = path.with_name("newest.db")
+    old, late, early, gone = (record(name, at=at, charge=CHARGE) for name, at in [
+        ("s", 9_000.0), ("s", 3_000.0), (None, 2_000.0), ("gone", 4_000.0),
+    ])  # fmt: skip
+    lost = record("s", at=5_000.0, outcome=LOST, charge=CHARGE)
+    async with opened(newest) as store:
+        for one in (old, lost, late, early, gone):
+            await store.settle(one)
+    write_format(9, path, newest)
+    for statement in (
+        "DELETE FROM latest WHERE number = 1",
+        "UPDATE latest SET number = number + 70",
+        "DELETE FROM calls WHERE session_id = 'gone'",
+    ):
+        write(path, statement)
+    async with opened(path) as store:
+        assert (await store.latest(None, 9)).cursor == 75
+        found = await store.latest(71, 9)
+        assert [one.call for one in found.settled] == [lost, late, early]
+        assert [one.totals and one.totals.calls for one in found.settled] == [2, 3, None]
+        assert found.missed == 0
+        assert (await store.latest(0, 1)).settled == found.settled[:1], "nobody noted when the oldest was settled"
+        assert await store.calls(SessionKey("alice", "s"), 9) == [old, lost, late]
+        right, newer = replace(lost, outcome="ok"), record("s", at=1.0)
+        for one in (right, newer):
+            await store.settle(one)
+        again = await store.latest(75, 9)
+        assert ([one.call for one in again.settled], again.cursor) == ([right, newer], 77)
     assert query(path, "PRAGMA integrity_check") == [("ok",)]
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ledger import Amount, Claim
-from gateway.core.ports import Lesson, RecordRefused
+from gateway.core.ledger import Amount, Claim, Hold
+from gateway.core.ports import Lesson, OpenHold, RecordRefused
 from gateway.core.session import SessionState
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.stores.sqlite import SqliteStore
@@ -258,24 +258,26 @@ async def test_a_state_that_json_cannot_hold_is_refused_and_the_old_one_stays(pa
         assert (await store.remembered(KEY)).state == counts(SessionState())
 
 
-async def test_a_call_that_begins_is_one_look_and_one_that_held_nothing_looks_for_no_hold(
+async def test_a_call_that_begins_is_one_look_and_a_settlement_writes_each_table_once(
     path: Path, record: MakeRecord
 ) -> None:
+    held = record(charge=CHARGE, tools=(), accounts=(KEY.account,), spent=Amount(15))
+    hold = Hold(held.call_id, (Claim(KEY.account),), Amount(20))
     async with opened(path) as store:
-        statements = list[str]()
-        store._hot.set_trace_callback(statements.append)
-        for with_totals in (False, True):
-            await store.opening(KEY, [Claim(KEY.account)], with_totals=with_totals)
+        with traced(store) as statements:
+            for with_totals in (False, True):
+                await store.opening(KEY, [Claim(KEY.account)], with_totals=with_totals)
         assert [text.split()[0] for text in statements] == ["SELECT", "SELECT"]
-        statements.clear()
-        await store.settle(record(charge=CHARGE, tools=(), accounts=(KEY.account,), spent=Amount(15)))
-        store._hot.set_trace_callback(None)
-    verbs = [" ".join(text.split("(")[0].split()[:5]) for text in statements if not text.startswith("--")]
+        await store.reserve(OpenHold(hold, held), 180.0)
+        await asyncio.sleep(0)
+        with traced(store) as statements:
+            await store.settle(held)
+    verbs = [" ".join(text.split("(")[0].split()[:3]) for text in statements if not text.startswith("--")]
     assert verbs == [
         "BEGIN IMMEDIATE",
-        "INSERT OR IGNORE INTO calls",
+        "DELETE FROM holds",
         "INSERT INTO accounts",
         "INSERT INTO sessions",
-        "INSERT INTO latest",
+        "INSERT INTO calls",
         "COMMIT",
     ]
