@@ -46,8 +46,8 @@ from gateway.stores.unread import UnreadHolds, refusing
 
 T = TypeVar("T")
 
-#: commits between two checkpoints; a hold touches three pages, its settlement about ten
-_CHECKPOINT_EVERY: Final = 150
+#: commits between two checkpoints; a hold touches two pages, its settlement about eight
+_CHECKPOINT_EVERY: Final = 200
 _CHECKPOINT: Final = "PRAGMA wal_checkpoint({})"
 #: pages (of 4 KiB) of the log from which on commits wait for it to be moved
 _LOG_PAGES: Final = 2048
