@@ -361,17 +361,19 @@ def _hold(account: Account, amount: Amount) -> Account:
 
 
 def _units(stands: Standing, hold: Hold, least: Amount) -> int | Refused:
-    stand = zip(DIMENSIONS, stands.limits[:3], stands.used, stands.held, least, strict=True)
-    for name, limit, used, held, needed in stand:
-        if limit is not None and needed and used + held + needed > limit:
-            return Refused(stands, name, needed, is_busy=used + needed <= limit)
+    for at, name in enumerate(DIMENSIONS):
+        limit = stands.limits.of(name)
+        if limit is not None and least[at] and stands.used[at] + stands.held[at] + least[at] > limit:
+            is_busy = stands.used[at] + least[at] <= limit
+            return Refused(stands, name, least[at], is_busy)
     return units_left(stands, hold.fixed, hold.unit, hold.most)
 
 
 def units_left(stands: Standing, fixed: Amount, unit: Amount, most: int) -> int:
     """Units, up to `most`, that an account has left beside `fixed`."""
     units = most
-    for limit, used, held, other, each in zip(stands.limits[:3], stands.used, stands.held, fixed, unit, strict=True):
-        if limit is not None and each:
-            units = min(units, max(0, limit - used - held - other) // each)
+    for at, name in enumerate(DIMENSIONS):
+        left = stands.left(name)
+        if left is not None and unit[at]:
+            units = min(units, max(0, left - fixed[at]) // unit[at])
     return units
