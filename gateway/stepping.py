@@ -16,7 +16,7 @@ from gateway.calls import Stepped
 from gateway.core.errors import InvalidRequest, StoreConflict, StoreDamaged, StoreUnavailable, ToolNotAllowed
 from gateway.core.forwarding import Provider
 from gateway.core.plan import NO_WISHES
-from gateway.core.ports import CallRecord, Observer, RecordRefused, SessionKey, StepChange, Store
+from gateway.core.ports import CallRecord, Observer, RecordRefused, SessionKey, Store
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Places, SessionState, moved
 from gateway.core.spending import remaining_fraction
@@ -30,7 +30,7 @@ from gateway.newest import NewestMessages
 from gateway.planning import Asked, Planner
 from gateway.progress import Progress
 from gateway.refusals import Refusals
-from gateway.telling import tell
+from gateway.telling import tell_step
 
 _AT_START: Final = StepState()
 _AWAY: Final = "not kept: the store is away"
@@ -230,12 +230,7 @@ class Steps:
     def _tell(
         self, session: SessionKey, agent: Agent, before: StepState, after: StepState, tools: Sequence[str]
     ) -> None:
-        if (before.active, before.index) == (after.active, after.index):
-            return
-        change = StepChange(
-            session, agent.name, before.active, after.active, agent.place(after), tuple(tools), self._wall()
-        )
-        tell([one.stepped for one in self._observers], change)
+        tell_step(self._observers, session, agent, (before, after), at=self._wall(), tools=tools)
 
 
 class Going:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec
+
+from gateway.core.ports import Observer, SessionKey, StepChange
+from gateway.core.steps import Agent, StepState
 
 logger = logging.getLogger("gateway")
 P = ParamSpec("P")
@@ -17,3 +20,20 @@ def tell(listeners: Iterable[Callable[P, None]], *args: P.args, **kwargs: P.kwar
             listener(*args, **kwargs)
         except Exception:
             logger.exception("an observer failed")
+
+
+def tell_step(
+    observers: Iterable[Observer],
+    session: SessionKey,
+    agent: Agent,
+    places: tuple[StepState, StepState],
+    *,
+    at: float,
+    tools: Sequence[str] = (),
+) -> None:
+    """Tell of an agent that went from one place to another; nothing where they are the same."""
+    before, after = places
+    if (before.active, before.index) == (after.active, after.index):
+        return
+    change = StepChange(session, agent.name, before.active, after.active, agent.place(after), tuple(tools), at)
+    tell([one.stepped for one in observers], change)

@@ -170,7 +170,7 @@ class Worker:
         self._parts = _Parts(settings, self, tls)
         self._workers = settings.server.workers
         self._store_url = settings.store.shown_url
-        self.api = SessionsApi(store, lambda: self._parts.rules, self.reload_all)
+        self.api = SessionsApi(store, lambda: self._parts.rules, self.reload_all, self._observers)
         self.context_api = ContextApi(store, lambda: self._parts.rules)
         self.events_api = EventsApi(store, lambda: self._parts.rules)
         self.metrics_api = MetricsApi(lambda: self._parts.rules, self._metrics, self._state)

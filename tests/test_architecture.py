@@ -39,7 +39,7 @@ ALLOWED = {
     "records": {"core", "dialects", "progress"},
     "refusals": {"core"},
     "newest": {"core", "dialects"},
-    "telling": set(),
+    "telling": {"core"},
     "stepping": {"core", "dialects", "calls", "newest", "planning", "progress", "refusals", "telling"},
     "summaries": {"core", "dialects", "addressing", "calls", "progress"},
     "result_summaries": {"core", "decisions", "results", "progress", "summaries"},
@@ -61,7 +61,7 @@ ALLOWED = {
     },
     "server": {
         *("core", "dialects", "stores", "counters", "upstream", "telemetry", "config", "catalog"),
-        *("planning", "budgeting", "results", "inspection", "calls", "pipeline", "listing"),
+        *("planning", "budgeting", "results", "inspection", "calls", "pipeline", "listing", "telling"),
     },
     "mock": set(),
     "benching": {"core", "stores", "mock"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from itertools import islice
@@ -16,15 +17,15 @@ from starlette.routing import Route as Path
 from gateway.core import errors
 from gateway.core.identity import is_valid
 from gateway.core.ledger import MOST, NOTHING, Claim, Dimension, Standing, nano
-from gateway.core.ports import OPEN_NAMESPACE, SessionKey, Store
+from gateway.core.ports import OPEN_NAMESPACE, Observer, SessionKey, Store
 from gateway.core.spending import BudgetPolicy
-from gateway.core.steps import DEFAULT_AGENT, Agent
+from gateway.core.steps import Agent
 from gateway.inspection import context_json
 from gateway.server.auth import Access, require_admin
 from gateway.server.finding import Wanted, find_sessions, newest_calls, sort_of
 from gateway.server.handling import Handler, Rules, wrapped
 from gateway.server.shown import budget_json, call_json, models_json, session_json, session_tools_json, shown_id
-from gateway.server.steps import set_step, steps_json
+from gateway.server.steps import set_step, setting_of, steps_json
 
 _MAX_LIMIT: Final = 1000
 _MAX_CHANGE: Final = 64 * 1024
@@ -33,17 +34,23 @@ _MOST_LIMITS: Final[Mapping[Dimension, int]] = {"tokens": MOST, "nano_usd": 9_00
 _DIMENSIONS: Final[Mapping[str, Dimension]] = {"tokens": "tokens", "usd": "nano_usd", "calls": "calls"}
 _MAX_LIMIT_DIGITS: Final = 20
 #: what a PATCH of a session may hold
-_CHANGES: Final = frozenset({"budget", "active_step", "agent"})
+_CHANGES: Final = frozenset({"budget", "active_step", "sequence_index", "agent"})
 #: calls among which the last one that was weighed is looked for
 _LAST_CALLS: Final = 20
 _CALL_ID: Final = re.compile(r"[0-9a-f]{12,64}")
 
 
 class SessionsApi:
-    """The handlers. `rules` gives those in force; `reload` re-reads the configuration or raises ConfigError."""
+    """The handlers. `rules` gives those in force; `reload` re-reads the configuration or raises ConfigError.
 
-    def __init__(self, store: Store, rules: Callable[[], Rules], reload: Callable[[], None]) -> None:
+    `observers` are told of steps that are set.
+    """
+
+    def __init__(
+        self, store: Store, rules: Callable[[], Rules], reload: Callable[[], None], observers: Sequence[Observer]
+    ) -> None:
         self._store = store
+        self._observers = observers
         self._rules = rules
         self._reload = reload
 
@@ -110,12 +117,13 @@ class SessionsApi:
         if not isinstance(asked, dict) or not {"budget", "active_step"} & set(asked) or set(asked) - _CHANGES:
             raise errors.InvalidRequest(
                 'What can be changed is "budget" and "active_step", as {"budget": {"tokens": 200000}} or '
-                '{"active_step": "review", "agent": "writer"}; without "agent" it is the default one.'
+                '{"active_step": "review", "sequence_index": 1, "agent": "writer"}; without "agent" it is the default '
+                'one, without "sequence_index" the beginning of the step.'
             )
         limits = decided_limits(asked["budget"]) if "budget" in asked else None
         if "active_step" in asked:
-            agents, agent = self._rules().agents, asked.get("agent", DEFAULT_AGENT)
-            await set_step(self._store, key, agents, agent, asked["active_step"])
+            setting = setting_of(asked, self._rules().agents)
+            await set_step(self._store, key, setting, self._observers, time.time())
         if "budget" in asked:
             await self._store.decide(key.account, limits)
         return await self._changed(key, access)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.core import errors
-from gateway.core.ports import SessionKey, Store
+from gateway.core.ports import Observer, SessionKey, Store
 from gateway.core.session import SessionState
-from gateway.core.steps import Agent, StepState
+from gateway.core.steps import DEFAULT_AGENT, Agent, StepState
+from gateway.core.values import dataclass
+from gateway.telling import tell_step
 
 _AT_START = StepState()
 
@@ -38,26 +40,55 @@ def _place(place: StepState, agent: Agent | None) -> dict[str, Any]:
     }
 
 
-async def set_step(
-    store: Store, key: SessionKey, agents: Mapping[str, Agent], agent_name: object, step: object
-) -> SessionState:
-    """Put a session into a step, at the beginning of its sequence; None: into the one that the conditions say.
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Into which step an agent of a session is put by hand. `step`: None for the one that the conditions say."""
+
+    agent: Agent
+    step: str | None
+    index: int
+
+
+def setting_of(asked: Mapping[str, Any], agents: Mapping[str, Agent]) -> Setting:
+    """What a change of a session says of its step.
 
     Raises:
-        InvalidRequest: there is no such agent, or no such step.
+        InvalidRequest: there is no such agent, no such step, or no such place in its sequence.
     """
-    agent = agents.get(agent_name) if isinstance(agent_name, str) else None
+    name = asked.get("agent", DEFAULT_AGENT)
+    agent = agents.get(name) if isinstance(name, str) else None
     if agent is None:
         known = ", ".join(sorted(agents)) or "none"
         raise errors.InvalidRequest(f'"agent" names an agent with steps; configured: {known}.', param="agent")
-    if step is not None and not (isinstance(step, str) and any(one.name == step for one in agent.steps)):
+    wanted = asked["active_step"]
+    step = next((one for one in agent.steps if one.name == wanted), None)
+    if step is None and wanted is not None:
         known = ", ".join(one.name for one in agent.steps)
         raise errors.InvalidRequest(
             f'"active_step" is null, or a step of the agent "{agent.name}": {known}.', param="active_step"
         )
-    name = step if isinstance(step, str) else None
+    index = asked.get("sequence_index", 0)
+    if "sequence_index" in asked and (step is None or type(index) is not int or not 0 <= index < len(step.sequence)):
+        entries = len(step.sequence) if step is not None else 0
+        most = f"it has {entries} entries" if entries else "here is none"
+        raise errors.InvalidRequest(
+            f'"sequence_index" is the number of entries of the step\'s sequence that are done: {most}.',
+            param="sequence_index",
+        )
+    return Setting(agent, step.name if step is not None else None, index)
+
+
+async def set_step(
+    store: Store, key: SessionKey, setting: Setting, observers: Sequence[Observer], at: float
+) -> SessionState:
+    """Put a session into a step, and tell of it. `at`: seconds since the epoch."""
+    agent, before = setting.agent, _AT_START
 
     def change(state: SessionState) -> SessionState:
-        return state.with_step(agent.name, agent.set(state.steps.get(agent.name, _AT_START), name))
+        nonlocal before
+        before = state.steps.get(agent.name, _AT_START)
+        return state.with_step(agent.name, agent.set(before, setting.step, setting.index))
 
-    return await store.update(key, change)
+    kept = await store.update(key, change)
+    tell_step(observers, key, agent, (before, kept.steps[agent.name]), at=at)
+    return kept

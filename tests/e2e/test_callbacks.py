@@ -118,3 +118,19 @@ def test_a_step_is_told_when_a_session_is_in_it(
     first, second = sorted((one["data"] for one in events(receiver)), key=lambda data: data["at"])
     assert (first["step_before"], first["step"]) == (None, "work")
     assert (second["step_before"], second["step"], second["session"]) == ("work", "review", "s")
+
+
+def test_a_step_that_is_set_by_hand_is_told_too(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, receiver: Receiver
+) -> None:
+    steps = [{"name": "review", "conditions": [{"message_matches": "review"}]}, {"name": "work", "is_default": True}]
+    hook = {"url": receiver.url, "events": ["on_step"], "secret": SECRET}
+    gateway = gateway_server(mock_server.url, **{"steps": steps, "callbacks.webhooks": [hook]})
+    for _ in range(2):
+        # The second time nothing changes.
+        assert gateway.web.send("PATCH", "/api/sessions/s", {"active_step": "review"}).status == 200
+    assert gateway.web.send("PATCH", "/api/sessions/s", {"active_step": None}).status == 200
+    until(lambda: len(receiver.requests) == 2)
+    first, second = sorted((one["data"] for one in events(receiver)), key=lambda data: data["at"])
+    assert (first["session"], first["step_before"], first["step"], first["tools"]) == ("s", None, "review", [])
+    assert (second["step_before"], second["step"]) == ("review", None)

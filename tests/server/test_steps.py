@@ -72,6 +72,20 @@ def test_a_step_is_set_and_its_sequence_begins(own: GatewayThread, session: str)
     assert (called.header("x-session-step"), called.header("x-session-sequence-index")) == ("review", "1")
 
 
+def test_a_place_in_the_sequence_of_a_step_is_set(own: GatewayThread, session: str) -> None:
+    reply = patch(own.web, session, active_step="review", sequence_index=1, agent="writer")
+    assert reply.status == 200
+    writer = reply.json["steps"]["writer"]
+    assert (writer["sequence_index"], writer["due"], writer["is_set"]) == (1, ["comment"], True)
+    called = own.web.post(
+        "/v1/chat/completions",
+        {"model": "mock-small", "messages": [{"role": "user", "content": "hi"}], "tools": tools("read", "comment")},
+        {"x-session-id": session, "x-session-agent": "writer"},
+    )
+    # With its last entry the step is done, and its conditions do not hold.
+    assert called.header("x-session-step") == "work"
+
+
 def test_null_is_the_step_that_the_conditions_say(own: GatewayThread, session: str) -> None:
     patch(own.web, session, active_step="review", agent="writer")
     reply = patch(own.web, session, active_step=None, agent="writer")
@@ -96,7 +110,13 @@ def test_null_is_the_step_that_the_conditions_say(own: GatewayThread, session: s
         ({"active_step": "start", "agent": None}, "agent", "configured: default, writer."),
         ({"active_step": "start", "agent": {}}, "agent", "configured: default, writer."),
         ({"agent": "writer"}, None, "active_step"),
-        ({"active_step": "start", "sequence_index": 3}, None, "active_step"),
+        ({"sequence_index": 1}, None, "active_step"),
+        ({"active_step": "start", "sequence_index": 2}, "sequence_index", "2 entries"),
+        ({"active_step": "start", "sequence_index": -1}, "sequence_index", "2 entries"),
+        ({"active_step": "start", "sequence_index": True}, "sequence_index", "2 entries"),
+        ({"active_step": "start", "sequence_index": "1"}, "sequence_index", "2 entries"),
+        ({"active_step": None, "sequence_index": 0}, "sequence_index", "none"),
+        ({"active_step": "work", "sequence_index": 0, "agent": "writer"}, "sequence_index", "none"),
     ],
 )
 def test_what_cannot_be_set_is_a_clear_error(

@@ -168,15 +168,15 @@ class Agent:
             state = self.entered(StepState(state.active, index, recent, state.is_set), facts)
         return Used(state, tuple(stray))
 
-    def set(self, state: StepState, name: str | None) -> StepState:
-        """The state with a step set by hand, from the beginning of its sequence; None: as the conditions say.
+    def set(self, state: StepState, name: str | None, index: int = 0) -> StepState:
+        """The state with a step set by hand, so many entries of its sequence done; None: as the conditions say.
 
         Raises:
             KeyError: there is no such step.
         """
         if name is None:
             return StepState(recent=state.recent)
-        return StepState(self._by_name[name].name, recent=state.recent, is_set=True)
+        return StepState(self._by_name[name].name, index, state.recent, is_set=True)
 
 
 def _holds(step: Step, state: StepState, facts: Facts) -> bool:

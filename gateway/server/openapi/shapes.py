@@ -388,6 +388,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
                 ],
             },
             "active_step": text("null: the one that the conditions say", null=True),
+            "sequence_index": whole("entries of the step's sequence that are done; without it none"),
             "agent": text("whose step; without it the default agent's"),
         },
     },

@@ -372,10 +372,11 @@ class StepsMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def somebody_sets_a_step(self, data: st.DataObject) -> None:
-        name = data.draw(st.none() | st.sampled_from([step.name for step in self.plain.steps]))
-        self.state = self.agent.set(self.state, name)
-        self.plain.active = next((step for step in self.plain.steps if step.name == name), None)
-        self.plain.done, self.plain.by_hand = [], name is not None
+        step = data.draw(st.none() | st.sampled_from(self.plain.steps))
+        done = data.draw(st.integers(0, max(0, len(step.sequence) - 1))) if step is not None else 0
+        self.state = self.agent.set(self.state, step.name if step is not None else None, done)
+        self.plain.active, self.plain.by_hand = step, step is not None
+        self.plain.done = [entry[0] for entry in step.sequence[:done]] if step is not None else []
 
     @invariant()
     def both_are_in_the_same_place(self) -> None:
