@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.core.counting.context import ToolWeight
 from gateway.core.ports import CallRecord, ContextRecord, SessionKey
 from gateway.core.usage import Charge, Usage
 from gateway.telemetry.metrics import FAMILIES, MOST_MODELS, MOST_TOOLS, Metrics, State
@@ -127,6 +128,24 @@ def test_tools_are_counted_by_name_retries_and_fallbacks_by_provider() -> None:
     assert found.value("gateway_tool_calls_total", tool="read") == 2
     assert found.value("gateway_retries_total", provider="openai") == 2
     assert found.value("gateway_fallbacks_total", **WHERE) == 1
+
+
+def test_the_tokens_of_a_tools_results_are_counted_in_each_call_that_is_charged_for_them() -> None:
+    weighed = replace(CONTEXT, tool_weights={"search": ToolWeight(2, 25), "read": ToolWeight(1, 5)})
+    refused = replace(REFUSED, context=weighed)
+    estimated = replace(CALL, context=weighed, charge=Charge(Usage.of(90, 1), "estimated"))
+    found = counted(replace(CALL, context=weighed), estimated, refused)
+    assert found.value("gateway_tool_result_tokens_total", tool="search") == 50
+    assert found.value("gateway_tool_result_tokens_total", tool="read") == 10
+
+
+def test_the_results_of_many_tools_are_counted_together_beyond_a_bound() -> None:
+    weights = {f"t{number}": ToolWeight(1, 3) for number in range(MOST_TOOLS + 50)}
+    tools = counted(replace(CALL, context=replace(CONTEXT, tool_weights=weights))).family(
+        "gateway_tool_result_tokens_total"
+    )
+    assert len(tools) == MOST_TOOLS + 1
+    assert tools[("tool", "other"),] == 150
 
 
 def test_many_models_are_counted_together_beyond_a_bound() -> None:
@@ -286,7 +305,8 @@ def test_what_becomes_of_events_for_webhooks_is_counted() -> None:
 
 def everything() -> Samples:
     metrics = Metrics()
-    for call in (CALL, REFUSED, replace(CALL, notes={"retries": "1", "fallback": "x"})):
+    weighed = replace(CALL, context=replace(CONTEXT, tool_weights={"search": ToolWeight(1, 30)}))
+    for call in (weighed, REFUSED, replace(CALL, notes={"retries": "1", "fallback": "x"})):
         metrics.record(call, None)
     metrics.look(WELL)
     metrics.sent("sent")

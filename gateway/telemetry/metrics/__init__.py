@@ -38,6 +38,7 @@ _REFUSED: Final = "refused"
 #: every model and every tool has one number of these
 _BY_MODEL: Final = "gateway_cost_usd_total"
 _BY_TOOL: Final = "gateway_tool_calls_total"
+_RESULTS: Final = "gateway_tool_result_tokens_total"
 _PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 
 
@@ -164,6 +165,27 @@ class _ToldApart:
         return True
 
 
+class _ByTool:
+    """A counter of each tool."""
+
+    def __init__(self, slots: Slots, family: str) -> None:
+        self._slots = slots
+        self._family = family
+        self._told_apart = _ToldApart(slots, family, MOST_TOOLS)
+        self._places: dict[str, int] = {}
+
+    def add(self, tool: str, number: float = 1) -> None:
+        name = tool[:_LONGEST_LABEL]
+        slot = self._places.get(name)
+        if slot is None:
+            series = labelled(self._family, {"tool": name})
+            if self._told_apart.has(series) or self._told_apart.takes(series):
+                slot = self._places[name] = self._slots.slot(self._family, series)
+            else:
+                slot = self._slots.slot(self._family, labelled(self._family, {"tool": _OTHER}))
+        self._slots.values[slot] += number
+
+
 class Metrics(Observer):
     """Counts calls. `folder`: where the workers of this machine keep their numbers for each other; None: one worker."""
 
@@ -171,8 +193,8 @@ class Metrics(Observer):
         self._slots = Slots(folder, TRANSIENT)
         self._places: dict[tuple[str, str], _Place] = {}
         self._models = _ToldApart(self._slots, _BY_MODEL, MOST_MODELS)
-        self._tools = _ToldApart(self._slots, _BY_TOOL, MOST_TOOLS)
-        self._known_tools: set[str] = set()
+        self._tools = _ByTool(self._slots, _BY_TOOL)
+        self._results = _ByTool(self._slots, _RESULTS)
         self._counters: dict[tuple[str, str], int] = {}
         self._providers: set[str] = set()
         self._errors: dict[tuple[str, str], _Histogram] = {}
@@ -187,7 +209,7 @@ class Metrics(Observer):
         else:
             self._overhead.observe(call.overhead_s)
         for tool in call.tools:
-            self._add(_BY_TOOL, "tool", self._tool(tool[:_LONGEST_LABEL]))
+            self._tools.add(tool)
         if call.context is not None:
             self._weigh(call, call.context)
         if "retries" in call.notes:
@@ -212,21 +234,16 @@ class Metrics(Observer):
         is_real = call.charge is not None and call.status < _FAILED_FROM
         return model if self._models.has(series) or (is_real and self._models.takes(series)) else _OTHER
 
-    def _tool(self, name: str) -> str:
-        """The name that a tool is counted under."""
-        if name not in self._known_tools:
-            series = labelled(_BY_TOOL, {"tool": name})
-            if not self._tools.has(series) and not self._tools.takes(series):
-                return _OTHER
-            self._known_tools.add(name)
-        return name
-
     def _weigh(self, call: CallRecord, context: ContextRecord) -> None:
-        """How good the estimate was, and what was left out."""
+        """How good the estimate was, what was left out, and what tool results weighed."""
         if not context.shadow:
             for rule, number in context.trimmed.items():
                 self._add("gateway_trimmed_messages_total", "rule", rule, number)
-        if call.charge is None or call.charge.source != "provider":
+        if call.charge is None:
+            return
+        for tool, weight in context.tool_weights.items():
+            self._results.add(tool, weight.tokens)
+        if call.charge.source != "provider":
             return
         reported = call.charge.usage.input_tokens
         expected = context.original_tokens if context.shadow else context.tokens

@@ -58,6 +58,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "gateway_refusals_total": Family("counter", "Calls that the gateway refused.", ("code",)),
     "gateway_tool_calls_total": Family("counter", "Tool calls in answers.", ("tool",)),
+    "gateway_tool_result_tokens_total": Family(
+        "counter", "Tokens of tool results in what was sent, in each call that held them.", ("tool",)
+    ),
     "gateway_retries_total": Family("counter", "Requests that were sent again to a provider.", ("provider",)),
     "gateway_fallbacks_total": Family(
         "counter", "Calls that another provider or model was asked for, by who took them in the end.", _WHERE
