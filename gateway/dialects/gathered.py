@@ -75,12 +75,23 @@ class Gathered:
         elif call_id and key in self._tools and self._ids.setdefault(key, str(call_id)) != str(call_id):
             key = (key, str(call_id))
         if key in self._tools:
+            self._go_on(key, name)
             return
         self._output += estimate_tokens(name)
         if len(self._tools) < MAX_TOOLS:
             self._tools[key] = choice, name[:_NAME_CHARACTERS]
             if call_id:
                 self._ids[key] = str(call_id)
+
+    def _go_on(self, key: object, name: str) -> None:
+        """Take a name once more under a key: some hosts repeat all of it in every piece, others send it in pieces.
+
+        Without an id a second name may as well be that of a second call, and the first one stays.
+        """
+        choice, begun = self._tools[key]
+        if name != begun and key in self._ids:
+            self._output += estimate_tokens(name)
+            self._tools[key] = choice, (begun + name)[:_NAME_CHARACTERS]
 
     @property
     def model(self) -> str | None:

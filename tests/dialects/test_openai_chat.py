@@ -293,6 +293,23 @@ def test_a_tool_call_in_pieces_is_one_call() -> None:
     assert answer_to(*pieces).tools == ("find",)
 
 
+def test_a_name_that_comes_in_pieces_is_put_together() -> None:
+    pieces = [
+        tool("edit_ex", index=0, id="1"),
+        tool("isting_", index=0),
+        tool("other", index=1, id="2"),
+        tool("file", index=0, id="1"),
+        tool("other", index=1, id="2"),
+    ]
+    answer = answer_to(*pieces)
+    assert answer.tools == ("edit_existing_file", "other")
+    assert len(answer_to(tool("a", index=0, id="1"), tool("b" * 999, index=0)).tools[0]) == 256
+
+
+def test_a_second_name_in_one_place_is_no_piece_of_the_first_where_no_id_says_so() -> None:
+    assert answer_to(tool("find", index=0), tool("look", index=0)).tools == ("find",)
+
+
 def test_tool_calls_are_told_apart_by_index_and_by_id() -> None:
     assert answer_to(tool("a", index=0, id="1"), tool("b", index=1, id="2")).tools == ("a", "b")
     assert answer_to(tool("a", index=0, id="1"), tool("b", index=0, id="2")).tools == ("a", "b")
