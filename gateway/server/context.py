@@ -15,6 +15,8 @@ from gateway.core.counting.measure import Wire
 from gateway.core.ports import SessionKey, Store
 from gateway.core.session import Remembered
 from gateway.core.spending import Charged, affordable_input, claims_of, rate_of
+from gateway.core.steps import Step
+from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
 from gateway.inspection import SHOWN, plan_json
 from gateway.planning import Asked
@@ -23,6 +25,7 @@ from gateway.server.auth import Access
 from gateway.server.body import Disconnected, Lease, MemoryPool, read_body
 from gateway.server.handling import Rules, wrapped
 from gateway.server.sessions import session_key
+from gateway.server.steps import step_of
 
 #: bodies of such requests that are looked at at once
 _BODIES_AT_ONCE: Final = 4
@@ -92,18 +95,23 @@ class ContextApi:
         remembered = await self._store.remembered(key)
         above = remembered.state.parent
         parents = (SessionKey(key.namespace, above),) if above is not None else ()
-        return call, await self._affordable(asked, Charged("", session=key, parents=parents)), remembered
+        step = None
+        if asked.contents.wire in VIEWED:
+            step = step_of(remembered.state, rules.agents, asked.route, directives.agent)
+        charged = Charged("", session=key, parents=parents)
+        return call, await self._affordable(asked, charged, step), remembered
 
     def _session(self, request: Request, access: Access) -> SessionKey | None:
         """The session the request is asked for, so that the answer is what would be sent."""
         name = request.query_params.get("session") or request.headers.get("x-session-id")
         return session_key(name, access.namespace) if name else None
 
-    async def _affordable(self, asked: Asked, charged: Charged) -> Asked:
-        """With the budget that the session's own, and that of the session it works for, leave."""
+    async def _affordable(self, asked: Asked, charged: Charged, step: Step | None) -> Asked:
+        """With the budget that the session's own, that of the session it works for, and its step leave."""
         standings = await self._store.standings(claims_of(self._rules().budget, charged))
         left = affordable_input(standings, asked.wishes.output, rate_of(asked.facts.price, 0, None))
-        budget = min((one for one in (asked.wishes.budget, left) if one is not None), default=None)
+        most = step.context_budget if step is not None else None
+        budget = min((one for one in (asked.wishes.budget, left, most) if one is not None), default=None)
         return replace(asked, wishes=replace(asked.wishes, budget=budget))
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from gateway.core import errors
 from gateway.core.ports import Observer, SessionKey, Store
+from gateway.core.routing import Route
 from gateway.core.session import SessionState
-from gateway.core.steps import DEFAULT_AGENT, Agent, StepState
+from gateway.core.steps import DEFAULT_AGENT, Agent, Step, StepState
 from gateway.core.values import dataclass
 from gateway.telling import tell_step
 
@@ -38,6 +39,13 @@ def _place(place: StepState, agent: Agent | None) -> dict[str, Any]:
         "is_set": place.is_set,
         "recent_tools": list(place.recent),
     }
+
+
+def step_of(state: SessionState, agents: Mapping[str, Agent], route: Route, asked: str | None) -> Step | None:
+    """The step that a session's calls are in. `asked`: the agent that a request names, where its route has none."""
+    named = route.rule.agent if route.rule is not None else None
+    agent = agents.get(named or asked or DEFAULT_AGENT)
+    return agent.step(state.steps.get(agent.name, _AT_START)) if agent is not None else None
 
 
 @dataclass(frozen=True, slots=True)

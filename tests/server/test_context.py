@@ -146,6 +146,25 @@ def test_what_a_sessions_own_budget_leaves_is_a_budget_too(
     assert web.post("/api/trim?session=s", body).json["context"]["tokens"] <= held["budget"]
 
 
+def test_the_budget_of_the_step_that_a_session_is_in_is_one_too(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    narrow, wide = {"name": "n", "context_budget": 2_000}, {"name": "w", "context_budget": 4_000}
+    routes = [{"match": "routed", "provider": "upstream", "agent": "routed"}]
+    agents = {"writer": {"steps": [wide]}, "routed": {"steps": [{**wide, "context_budget": 3_000}]}}
+    web = gateway_server(mock_server.url, steps=[narrow], agents=agents, models=routes).web
+    named, writer = {"x-session-id": "s"}, {"x-session-id": "s", "x-session-agent": "writer"}
+    assert web.post("/api/context", BODY, named).json["budget"] != 2_000, "it has not been in its step"
+    for headers in (named, writer):
+        called = web.post(CHAT, BODY, headers)
+        found = web.post("/api/context", BODY, headers).json
+        assert str(found["budget"]) == called.header("x-context-budget-tokens")
+    routed = {**BODY, "model": "routed"}
+    web.post(CHAT, routed, writer)
+    assert web.post("/api/context", routed, writer).json["budget"] == 3_000
+    assert web.post("/api/context", {**BODY, "messages": None, "prompt": "x"}, named).json["budget"] != 2_000
+
+
 def test_trim_changes_nothing_that_fits(fresh: Web) -> None:
     found = fresh.post("/api/trim", BODY).json
     assert found["body"] == BODY
