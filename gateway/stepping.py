@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import zip_longest
 from typing import Final
 
 from gateway.calls import Stepped
@@ -269,8 +270,11 @@ def _known_as(progress: Progress, stepped: Stepped, tools: Sequence[str]) -> Seq
     if offer is None and call is not None and wire is not None:
         with contextlib.suppress(InvalidRequest):
             offer = offer_of(call.fields, wire)
+    if offer is None:
+        return tools
+    sets = progress.answer.sets if progress.answer is not None else ()
     # A set of tools has the name that the client gives it.
-    return [as_name(offer.known_as(tool)) for tool in tools] if offer is not None else tools
+    return [as_name(offer.known_as(tool, one_of)) for tool, one_of in zip_longest(tools, sets[: len(tools)])]
 
 
 def _hold_to(stepped: Stepped, step: Step, offer: Offer, session: SessionKey) -> None:

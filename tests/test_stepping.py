@@ -425,6 +425,56 @@ async def test_hosted_tools_count_under_the_names_by_which_they_are_offered() ->
     assert "stray_tools" not in world.record.notes
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_call_of_one_of_several_servers_counts_as_that_which_its_answer_names(is_stream: bool) -> None:
+    world = world_of(Step("s", sequence=(("crm",), ("github",), ("docs",), ("search",))))
+    tools = [
+        *({"type": "mcp", "server_label": name, "server_url": "https://x"} for name in ("github", "docs")),
+        {"type": "namespace", "name": "crm", "tools": []},
+        {"type": "function", "name": "search"},
+    ]
+    called = {"arguments": "{}", "name": "search"}
+    output = [
+        {"type": "function_call", "id": "n", "call_id": "n", "namespace": "crm", **called},
+        {"type": "mcp_call", "id": "g", "server_label": "github", **called},
+        {"type": "mcp_call", "id": "d", "server_label": "docs", **called},
+        {"type": "function_call", "id": "f", "call_id": "f", **called},
+    ]
+    ended = {"id": "r", "status": "completed", "output": output}
+    answer = FakeReply(pieces=[json.dumps(ended).encode()])
+    if is_stream:
+        items = [
+            {"type": "response.output_item.added", "output_index": index, "item": item}
+            for index, item in enumerate(output)
+        ]
+        pieces = [
+            b"data: %b\n\n" % json.dumps(one).encode()
+            for one in (*items, {"type": "response.completed", "response": ended})
+        ]
+        answer = FakeReply(pieces=pieces, headers=[(b"content-type", b"text/event-stream")])
+    world.upstream.answer = lambda _: answer
+    sending = json.dumps({"model": "m", "input": "hi", "tools": tools, "stream": is_stream}).encode()
+    await world.call(world.incoming(sending, "responses"))
+    assert await state(world) == StepState("s", 4, ("crm", "github", "docs", "search"))
+    assert "stray_tools" not in world.record.notes
+
+
+async def test_a_server_that_an_answer_names_and_the_request_does_not_is_none() -> None:
+    world = world_of(Step("s", sequence=(("query",),)))
+    servers = [{"type": "url", "url": "https://x", "name": name} for name in ("a", "b")]
+    blocks = [{"type": "mcp_tool_use", "id": "1", "server_name": "c", "name": "query", "input": {}}]
+    message = {"type": "message", "content": blocks, "stop_reason": "tool_use"}
+    world.upstream.answer = lambda _: FakeReply(pieces=[json.dumps(message).encode()])
+    tools = [{"name": "query", "input_schema": {}}]
+    sending = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}], "tools": tools}
+    await world.call(world.incoming(json.dumps({**sending, "mcp_servers": servers}).encode(), "messages"))
+    assert (await state(world)).recent == ("query",)
+    blocks[0]["server_name"] = "b"
+    world.upstream.answer = lambda _: FakeReply(pieces=[json.dumps(message).encode()])
+    await world.call(world.incoming(json.dumps({**sending, "mcp_servers": servers}).encode(), "messages"))
+    assert (await state(world)).recent == ("query", "b")
+
+
 # --- what conditions look at ----------------------------------------------------------------------------------------
 
 

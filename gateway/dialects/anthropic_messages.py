@@ -176,7 +176,8 @@ class MessagesReader:
         if not isinstance(block, dict):
             return
         if block.get("type") in _TOOL_BLOCKS:
-            self._gathered.tool(block.get("name"), str(index) if index is not None else None)
+            key = str(index) if index is not None else None
+            self._gathered.tool(block.get("name"), key, one_of=block.get("server_name"))
         for name in _BLOCK_TEXTS:
             self._gathered.weigh(block.get(name))
         content = block.get("content")

@@ -49,13 +49,17 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a dialect reads from an answer, streamed or not. `output_estimate`: tokens of the delivered text."""
+    """What a dialect reads from an answer, streamed or not. `output_estimate`: tokens of the delivered text.
+
+    `sets`: of each of the tools the MCP server or namespace that it is one of, where the answer says so.
+    """
 
     usage: Reported | None = None
     model: str | None = None
     finish_reason: str | None = None
     service_tier: str | None = None
     tools: tuple[str, ...] = ()
+    sets: tuple[str | None, ...] = ()
     output_estimate: int = 0
     error: bool = False
 

@@ -27,8 +27,8 @@ class Gathered:
         self.error = False
         self._model: str | None = None
         self._service_tier: str | None = None
-        #: calls: the choice that makes them, and the tool
-        self._tools: dict[object, tuple[int, str]] = {}
+        #: calls: the choice that makes them, the tool, and the set that it is one of
+        self._tools: dict[object, tuple[int, str, str | None]] = {}
         #: the first id that each of them was named with
         self._ids: dict[object, str] = {}
         self._output = 0.0
@@ -58,7 +58,9 @@ class Gathered:
         if isinstance(value, str):
             self._output += max(0.0, len(value) * _OPAQUE_TOKENS - already)
 
-    def tool(self, name: object, key: object = None, call_id: object = None, choice: int = 0) -> None:
+    def tool(
+        self, name: object, key: object = None, call_id: object = None, choice: int = 0, one_of: object = None
+    ) -> None:
         """Take the name of a tool that is called.
 
         Args:
@@ -67,6 +69,7 @@ class Gathered:
             call_id: where it differs from the first one under a key, it is another call; without it the same key is
                 the same call.
             choice: the one that calls it, where an answer has several.
+            one_of: the set that it is one of; what is no text is none.
         """
         if not isinstance(name, str) or not name:
             return
@@ -79,7 +82,8 @@ class Gathered:
             return
         self._output += estimate_tokens(name)
         if len(self._tools) < MAX_TOOLS:
-            self._tools[key] = choice, name[:_NAME_CHARACTERS]
+            among = one_of[:_NAME_CHARACTERS] if isinstance(one_of, str) else None
+            self._tools[key] = choice, name[:_NAME_CHARACTERS], among
             if call_id:
                 self._ids[key] = str(call_id)
 
@@ -88,10 +92,10 @@ class Gathered:
 
         Without an id a second name may as well be that of a second call, and the first one stays.
         """
-        choice, begun = self._tools[key]
+        choice, begun, among = self._tools[key]
         if name != begun and key in self._ids:
             self._output += estimate_tokens(name)
-            self._tools[key] = choice, (begun + name)[:_NAME_CHARACTERS]
+            self._tools[key] = choice, (begun + name)[:_NAME_CHARACTERS], among
 
     @property
     def model(self) -> str | None:
@@ -110,12 +114,14 @@ class Gathered:
 
     def answer(self, choice: int = 0) -> Answer:
         """All that was read so far; of the tools, what this choice calls."""
+        called = [(name, among) for by, name, among in self._tools.values() if by == choice]
         return Answer(
             usage=self.usage.reported(),
             model=self._model,
             finish_reason=self.finish_reason,
             service_tier=self._service_tier,
-            tools=tuple([name for by, name in self._tools.values() if by == choice]),
+            tools=tuple([name for name, _ in called]),
+            sets=tuple([among for _, among in called]),
             output_estimate=self.output_estimate,
             error=self.error,
         )

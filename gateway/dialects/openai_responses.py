@@ -232,10 +232,11 @@ class ResponsesReader:
 
     def _tool(self, item: dict[str, Any], key: object) -> None:
         kind, name = item.get("type"), item.get("name")
+        one_of = item.get("server_label") or item.get("namespace")
         if kind in _NAMED_CALLS:
-            self._gathered.tool(name, key)
+            self._gathered.tool(name, key, one_of=one_of)
         elif isinstance(kind, str) and kind.endswith("_call"):
-            self._gathered.tool(name or kind, key)
+            self._gathered.tool(name or kind, key, one_of=one_of)
 
     def answer(self) -> Answer:
         """See `EventReader.answer`."""

@@ -124,8 +124,13 @@ class Offer:
         """Whether the provider takes it that a tool must be called."""
         return not (self.wire == "messages" and self.thinks)
 
-    def known_as(self, name: str) -> str:
-        """The name under which the request offers a tool that an answer calls; its own where it does not."""
+    def known_as(self, name: str, one_of: str | None = None) -> str:
+        """The name under which the request offers a tool that an answer calls; its own where it does not.
+
+        `one_of`: the set that it is one of, where the answer says so.
+        """
+        if one_of is not None and any(tool.is_set and tool.name == one_of for tool in self.tools):
+            return one_of
         if name in self.names:
             return name
         names = {tool.name for tool in self.tools}
