@@ -181,6 +181,10 @@ class Exchange:
         self._p = Progress.of(incoming, gateway.wall())
         self._p.at_work = at_work
 
+    def client_left(self) -> None:
+        """Nobody waits for the answer any more; it may be read to its end all the same."""
+        self._p.client_left()
+
     async def __aenter__(self) -> Reply:
         try:
             try:

@@ -55,7 +55,8 @@ class Progress:
     `contents`: of the call, and their `weighing`, where a step had to look at them; `step`: the one that it was begun
     in; `narrowed`: how the provider is told which tools may be called.
     `before`: the session's totals as they were read before it was sent, where they go out before its answer.
-    `reader` tells what was read of an answer that has not come to its end; `billed`: the provider charges for it.
+    `reader` tells what was read of an answer that has not come to its end; `billed`: the provider charges for it;
+    `is_unheard`: its client had left before it came to that.
     `record` and `totals` are there once it was settled, or was about to be.
     """
 
@@ -95,6 +96,7 @@ class Progress:
     answer: Answer | None = None
     reader: Callable[[], Answer] | None = None
     billed: bool = False
+    is_unheard: bool = False
     is_event_stream: bool = False
     response_bytes: int = 0
     notes: dict[str, str] = field(default_factory=dict)
@@ -138,6 +140,11 @@ class Progress:
             return None
         asked, most = output_limit(fields, wire), max(most, least_output(fields, wire))
         return most if asked is None or most < asked else None
+
+    def client_left(self) -> None:
+        """Nobody waits for the answer. Of a stream that has said why it ends the client knows all that matters."""
+        has_ended = self.is_event_stream and self.reader is not None and self.reader().finish_reason is not None
+        self.is_unheard = self.record is None and not has_ended
 
     async def hang_up(self) -> None:
         """Give the connection to the provider back, where one is in use."""

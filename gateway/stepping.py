@@ -37,6 +37,7 @@ _AT_START: Final = StepState()
 _AWAY: Final = "not kept: the store is away"
 _CHANGED: Final = "not kept: others changed the session each time"
 _REFUSED: Final = "not kept: the store cannot take the call's record"
+_UNHEARD: Final = "not kept: its client had left before it ended"
 _DAMAGED: Final = "not kept: the store cannot read what it holds of the session"
 _REASONS: Final = ((StoreConflict, _CHANGED), (RecordRefused, _REFUSED), (StoreDamaged, _DAMAGED))
 #: what a refusal of a choice among some tools names
@@ -204,6 +205,9 @@ class Steps:
         if stepped is None or not record.tools:
             return None
         if record.finish_reason in _CUT or (record.outcome != "ok" and record.finish_reason is None):
+            return None
+        if progress.is_unheard:
+            progress.notes["step"] = _UNHEARD
             return None
         going = Going(stepped, _known_as(progress, stepped, record.tools), record)
         if self._is_away():

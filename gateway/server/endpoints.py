@@ -84,6 +84,7 @@ class _Connection:
     busy: bool = False
     is_events: bool = False
     next_number: Callable[[], int] = int
+    left: Callable[[], None] | None = None
 
     def at_work(self, *, is_so: bool) -> None:
         """Whether a provider may be at work on the call. For a client that has left, no other one is begun."""
@@ -200,6 +201,8 @@ class Forwarder:
 
     def _client_left(self, task: asyncio.Task[None], connection: _Connection) -> None:
         connection.gone = True
+        if connection.left is not None:
+            connection.left()
         if self._limits.on_disconnect == "cancel" or not connection.busy:
             task.cancel()
         else:
@@ -212,6 +215,7 @@ class Forwarder:
                 exchange = self._listing.handle(incoming)
             else:
                 exchange = self._gateway.handle(incoming, connection.at_work)
+                connection.left = exchange.client_left
             async with exchange as reply:
                 await self._answer(reply, incoming, connection)
         except asyncio.CancelledError:
@@ -224,6 +228,8 @@ class Forwarder:
             await self._tell_bug(incoming, connection, fault)
         finally:
             connection.finished = True
+            # The call leads back to its connection: what holds itself waits for the garbage collector.
+            connection.left = None
 
     async def _answer(self, reply: Reply, incoming: Incoming, connection: _Connection) -> None:
         headers = reply.headers + ours.of_reply(reply, incoming.request_id)

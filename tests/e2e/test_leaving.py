@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import pytest
 
 from gateway.mock import MockServer, Provider
-from tests.conftest import Scripted
+from tests.conftest import Scripted, StartGateway
 from tests.support.gateways import GatewayThread, until
-from tests.support.scripted import SSE_HEAD, Connection, chunk, completion
+from tests.support.scripted import SSE_HEAD, ByteServer, Connection, chunk, completion, usage_chunk
 from tests.support.timing import in_time
 from tests.support.web import CHAT, HI, Web, chat_bytes, connect
 
@@ -43,10 +44,18 @@ def impatient(impatient_server: GatewayThread, mock: Provider) -> Web:
 
 
 def leave(
-    web: Web, session: str, mock: str, *, provider: Provider, after: bytes = b"", stream: bool = False, path: str = CHAT
+    web: Web,
+    session: str,
+    mock: str,
+    *,
+    provider: Provider,
+    after: bytes = b"",
+    stream: bool = False,
+    path: str = CHAT,
+    **fields: Any,
 ) -> None:
     """Send a call and go: once `after` was read, or once the provider has the call."""
-    body = json.dumps({"model": "mock-small", "messages": HI, "stream": stream, "max_tokens": 999}).encode()
+    body = json.dumps({"model": "mock-small", "messages": HI, "stream": stream, "max_tokens": 999, **fields}).encode()
     headers = [f"x-session-id: {session}".encode(), f"x-mock: {mock}".encode()]
     before = len(provider.calls)
     with connect(web.url) as sock:
@@ -222,3 +231,62 @@ def test_a_client_that_closes_only_its_sending_side_is_charged_for_what_was_begu
     else:
         usage = web.get(f"/api/sessions/{session}").json.get("cumulative_token_usage", {"total_tokens": 0})
         assert usage["total_tokens"] == 0
+
+
+# --- what a session's step makes of it ------------------------------------------------------------------------------
+
+STEPS = [{"name": "s", "sequence": ["read", "write"]}]
+
+
+def place(web: Web, session: str) -> Any:
+    return web.get(f"/api/sessions/{session}").json["steps"]["default"]["sequence_index"]
+
+
+def tools(*names: str) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": name}} for name in names]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_that_nobody_waited_for_moves_no_step(
+    stream: bool, mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    web = gateway_server(mock_server.url, steps=STEPS).web
+    offered: dict[str, Any] = {"tools": tools("read", "write"), "stream": stream}
+    leave(web, "s", "delay=0.2", provider=mock, **offered)
+    found = record(web, "s")
+    assert (found["outcome"], found["tools"]) == ("ok", ["read"])
+    assert found["notes"]["step"] == "not kept: its client had left before it ended"
+    assert place(web, "s") == 0
+    # The client asks once more, and what is due is what it never heard of.
+    assert web.chat("s", **offered).status == 200
+    assert place(web, "s") == 1
+
+
+def test_a_stream_that_has_said_why_it_ends_moves_a_step_though_its_client_left_before_the_end_mark(
+    gateway_server: StartGateway,
+) -> None:
+    called = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "read", "arguments": "{}"}}]}
+    pieces = [
+        {"index": 0, "delta": called, "finish_reason": None},
+        {"index": 0, "delta": {}, "finish_reason": "tool_calls"},
+    ]
+    has_left = threading.Event()
+
+    def script(connection: Connection) -> None:
+        connection.send(SSE_HEAD + b"".join(chunk(choices=[piece]) for piece in pieces))
+        has_left.wait(5)
+        connection.send(usage_chunk() + b"data: [DONE]\n\n")
+
+    with ByteServer(script) as upstream:
+        web = gateway_server(upstream.url, steps=STEPS).web
+        body = json.dumps({"model": "m", "messages": HI, "stream": True, "tools": tools("read", "write")}).encode()
+        with connect(web.url) as sock:
+            sock.sendall(chat_bytes(body, b"x-session-id: s"))
+            got = b""
+            while b'"finish_reason": "tool_calls"' not in got:
+                got += sock.recv(65536)
+        # The gateway takes notice of it.
+        time.sleep(0.2)
+        has_left.set()
+        assert record(web, "s")["tools"] == ["read"]
+        assert place(web, "s") == 1
