@@ -293,9 +293,10 @@ def _hold_to(stepped: Stepped, step: Step, offer: Offer, session: SessionKey) ->
     has_outside = len(keep) < len(offer.names)
     is_none = step.allowed == () or _EVERYTHING in step.denied
     if (not keep and not is_none) or (has_outside and (offer.named is not None or step.enforce == "reject")):
+        if offer.named is not None:
+            raise ToolNotAllowed(_reason(stepped, step, f"forces {_list([offer.named])}", session), param="tool_choice")
         outside = [name for name in offer.names if name not in keep]
-        param = "tools" if offer.named is None else "tool_choice"
-        raise ToolNotAllowed(_reason(stepped, step, outside, session), param=param)
+        raise ToolNotAllowed(_reason(stepped, step, f"offers {_list(outside)}", session), param="tools")
     if step.enforce != "reject":
         stepped.offer, stepped.keep = offer, keep
         stepped.must = step.enforce == "require" and agent.due(state) is not None
@@ -308,7 +309,7 @@ def _kept(step: Step, due: Patterns | None, offer: Offer) -> tuple[str, ...]:
 _known_kept = lru_cache(_KNOWN)(_kept)
 
 
-def _reason(stepped: Stepped, step: Step, outside: Sequence[str], session: SessionKey) -> str:
+def _reason(stepped: Stepped, step: Step, does: str, session: SessionKey) -> str:
     agent, state = stepped.agent, stepped.state
     due = agent.due(state)
     if due is not None:
@@ -318,7 +319,7 @@ def _reason(stepped: Stepped, step: Step, outside: Sequence[str], session: Sessi
         wanted += f" but {_list(step.denied)}" if step.denied else ""
     whose = f', "agent": "{agent.name}"' if agent.name != DEFAULT_AGENT else ""
     return (
-        f'Session "{session.id}" is in the step "{step.name}": {wanted}. The request offers {_list(outside)}. '
+        f'Session "{session.id}" is in the step "{step.name}": {wanted}. The request {does}. '
         f'Offer what the step wants, or set another step: PATCH /api/sessions/{session.id} {{"active_step": …{whose}}}.'
     )
 

@@ -266,6 +266,7 @@ async def test_a_forced_choice_outside_the_step_is_refused_and_one_inside_goes_t
     choice = {"type": "function", "function": {"name": "publish"}}
     reply, answered = await call(world, body(tool_choice=choice))
     assert (reply.status, answered["error"]["param"]) == (400, "tool_choice")
+    assert "The request forces publish." in answered["error"]["message"]
     sending = body(tool_choice={"type": "function", "function": {"name": "search"}})
     await call(world, sending)
     assert world.upstream.sent[-1].body == sending
