@@ -128,6 +128,8 @@ class Listening:
     """One who listens to an application: `events` are all that came so far. `stalled`: it takes no more until then."""
 
     text: str = ""
+    rest: str = ""
+    events: list[tuple[str, Any]] = field(default_factory=list)
     status: int = 0
     stalled: asyncio.Event | None = None
     ended: bool = False
@@ -143,12 +145,12 @@ class Listening:
             await self.stalled.wait()
         self.status = message.get("status", self.status)
         self.text += message.get("body", b"").decode()
+        *blocks, self.rest = (self.rest + message.get("body", b"").decode()).split("\n\n")
+        for block in blocks:
+            one = dict(line.split(": ", 1) for line in block.split("\n") if line)
+            if "event" in one:
+                self.events.append((one["event"], json.loads(one["data"])))
         self.ended = message["type"] == "http.response.body" and not message.get("more_body", False)
-
-    @property
-    def events(self) -> list[tuple[str, Any]]:
-        blocks = [dict(line.split(": ", 1) for line in block.split("\n")) for block in self.text.split("\n\n") if block]
-        return [(one["event"], json.loads(one["data"])) for one in blocks if "event" in one]
 
     @property
     def calls(self) -> list[str]:
