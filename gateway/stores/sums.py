@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Decimal
-from operator import attrgetter
 from typing import Final
 
 from gateway.core.usage import Charge, Totals
@@ -18,7 +17,6 @@ SUMS: Final = (
 #: a sum stops here, and an addend one step before: their sum still fits 64 bits and never turns negative
 MAX_SUM: Final = 2**62
 _PICO: Final = Decimal(10) ** 12
-_FIELDS: Final = attrgetter(*SUMS[:-1], "cost_usd")
 
 
 def sums_of(charge: Charge, saved_tokens: int) -> tuple[int, ...]:
@@ -40,12 +38,6 @@ def sums_of(charge: Charge, saved_tokens: int) -> tuple[int, ...]:
         int(cost * _PICO) if cost else 0,
     )
     return sums if max(sums) <= MAX_SUM else tuple(min(value, MAX_SUM) for value in sums)
-
-
-def columns_of(totals: Totals) -> tuple[int, ...]:
-    """The columns that `totals_of` reads."""
-    *counts, cost_usd = _FIELDS(totals)
-    return (*counts, int(cost_usd * _PICO))
 
 
 def totals_of(row: Sequence[int]) -> Totals:

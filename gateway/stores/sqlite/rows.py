@@ -93,34 +93,39 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> t
 
     One that is written in the place of a call that was taken for lost is, too.
     """
-    key, held = record.session, accounts.drop_hold(connection, record.call_id)
+    held = accounts.drop_hold(connection, record.call_id)
     # Nothing is held for a call that is settled.
     known = connection.execute(_RECORD, (record.call_id,)).fetchone() if held is None else None
-    lost = _lost(known, record) if known is not None else None
-    if known is not None and lost is None:
-        return read_totals(connection, key) if key is not None else Totals(), False
-    if lost is None:
-        accounts.settle(connection, record, held)
-    else:
-        accounts.correct(connection, record, lost.record, lost.epochs)
-        _take_back(connection, lost, key)
-    sums = _charge(connection, record, key) if key is not None else None
-    after = msgspec.json.encode(sums) if sums is not None else None
-    if lost is None:
-        namespace, session_id = (key.namespace, key.id) if key is not None else (None, None)
-        request_id = record.request_id if record.request_id != record.call_id else None
-        epochs = _epochs(connection, record) if record.outcome == LOST else None
-        values = (record.call_id, request_id, namespace, session_id, after, epochs, encoded)
-        connection.execute(_INSERT_CALL, values)
-    else:
-        connection.execute(_CORRECT_CALL, (after, encoded, record.call_id))
-    return totals_of(sums) if sums is not None else Totals(), True
+    if known is not None:
+        return _correct(connection, record, encoded, known)
+    accounts.settle(connection, record, held)
+    sums = _charge(connection, record)
+    namespace, session_id = (record.session.namespace, record.session.id) if record.session else (None, None)
+    request_id = record.request_id if record.request_id != record.call_id else None
+    epochs = _epochs(connection, record) if record.outcome == LOST else None
+    values = (record.call_id, request_id, namespace, session_id, _encoded(sums), epochs, encoded)
+    connection.execute(_INSERT_CALL, values)
+    return _totals(sums), True
 
 
-def _charge(connection: sqlite3.Connection, record: CallRecord, key: SessionKey) -> Sequence[int]:
-    """Add what a call cost to its session; the totals after it, as columns."""
-    charge, last = record.charge, record.last_turn
-    if charge is None:
+def _correct(
+    connection: sqlite3.Connection, record: CallRecord, encoded: bytes, known: tuple[bytes, bytes | None]
+) -> tuple[Totals, bool]:
+    """See `add`, for a call that was written before."""
+    lost = _lost(known, record)
+    if lost is None:
+        return _totals(_sums(connection, record.session)), False
+    accounts.correct(connection, record, lost.record, lost.epochs)
+    _take_back(connection, lost, record.session)
+    sums = _charge(connection, record)
+    connection.execute(_CORRECT_CALL, (_encoded(sums), encoded, record.call_id))
+    return _totals(sums), True
+
+
+def _charge(connection: sqlite3.Connection, record: CallRecord) -> Sequence[int] | None:
+    """Add what a call cost to its session; the totals after it, as columns. None for a call without one."""
+    key, charge, last = record.session, record.charge, record.last_turn
+    if key is None or charge is None:
         return _sums(connection, key)
     added = (
         key.namespace,
@@ -179,12 +184,22 @@ def _epochs(connection: sqlite3.Connection, record: CallRecord) -> bytes:
 
 def read_totals(connection: sqlite3.Connection, key: SessionKey) -> Totals:
     """A session's totals; zero for an unknown one."""
-    return totals_of(_sums(connection, key))
+    return _totals(_sums(connection, key))
 
 
-def _sums(connection: sqlite3.Connection, key: SessionKey) -> Sequence[int]:
+def _sums(connection: sqlite3.Connection, key: SessionKey | None) -> Sequence[int] | None:
+    if key is None:
+        return None
     row: Sequence[int] | None = connection.execute(_TOTALS, (key.namespace, key.id)).fetchone()
     return row if row is not None else _NO_SUMS
+
+
+def _totals(sums: Sequence[int] | None) -> Totals:
+    return totals_of(sums) if sums is not None else Totals()
+
+
+def _encoded(sums: Sequence[int] | None) -> bytes | None:
+    return msgspec.json.encode(sums) if sums is not None else None
 
 
 def remembered(connection: sqlite3.Connection, key: SessionKey) -> Remembered:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gateway.core.counting.calibration import LastTurn
-from gateway.core.ports import ContextRecord
+from gateway.core.ledger import Amount, Claim, Hold
+from gateway.core.ports import ContextRecord, OpenHold
 from gateway.core.session import Remembered, SessionState
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage
 from gateway.stores.sums import SUMS
@@ -83,3 +84,16 @@ async def test_a_state_that_another_worker_changed_or_deleted_is_not_answered_fr
         assert await mine.remembered(KEY) == Remembered()
         await other.learn({"k": lambda _: b"1"})
         assert await mine.learned("k") == b"1"
+
+
+async def test_a_hold_is_found_by_its_whole_id(path: Path, record: MakeRecord) -> None:
+    mine = record(charge=CHARGE, accounts=(KEY.account,), spent=Amount(1))
+    claims = (Claim(KEY.account),)
+    async with opened(path) as store:
+        await store.reserve(OpenHold(Hold(mine.call_id, claims, Amount(7), Amount(1), 0, 0), mine), 180.0)
+        write(path, "UPDATE holds SET id = 'of a call with the same key'")
+        assert await store.extend(mine.call_id, 1) is None
+        await store.settle(mine)
+        (stands,) = await store.standings(claims)
+        assert (stands.used, stands.held) == (Amount(1), Amount(7))
+    assert query(path, "SELECT id FROM holds") == [("of a call with the same key",)]
