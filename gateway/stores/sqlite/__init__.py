@@ -40,7 +40,7 @@ from gateway.core.usage import Totals
 from gateway.stores import clock
 from gateway.stores.cursor import Cursor
 from gateway.stores.sqlite import accounts, deletion, kept, latest, rows
-from gateway.stores.sqlite.schema import connect, migrate, stamp
+from gateway.stores.sqlite.schema import connect, migrate, rewrite_format
 from gateway.stores.sqlite.writer import RETRY_S, Writer
 from gateway.stores.unread import UnreadHolds, refusing
 
@@ -348,7 +348,7 @@ class SqliteStore:
             # On a full disk a transaction begins and ends like any other, as long as nothing is written in it.
             connection.execute("BEGIN IMMEDIATE")
             try:
-                stamp(connection)
+                rewrite_format(connection)
                 connection.execute("COMMIT")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):

@@ -178,7 +178,7 @@ def connect(path: Path, *, busy_timeout_s: float) -> sqlite3.Connection:
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Bring the file to the newest format, in one transaction."""
     try:
-        if connection.execute("PRAGMA user_version").fetchone()[0] < len(MIGRATIONS):
+        if _format_of(connection) < len(MIGRATIONS):
             # Another worker may be at it: a gigabyte takes ten seconds.
             connection.execute(f"PRAGMA busy_timeout={_PATIENCE_MS}")
         connection.execute("BEGIN IMMEDIATE")
@@ -196,7 +196,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _migrate_within(connection: sqlite3.Connection, path: Path) -> None:
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    version = _format_of(connection)
     owner = connection.execute("PRAGMA application_id").fetchone()[0]
     tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if tables and owner != _APPLICATION_ID:
@@ -213,7 +213,7 @@ def _migrate_within(connection: sqlite3.Connection, path: Path) -> None:
         for statement in _statements(script):
             connection.execute(statement)
     connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
-    stamp(connection)
+    connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
 
 
 def _unpacked_size(packed: object) -> int:
@@ -233,9 +233,14 @@ def _steps_of(state: object) -> bytes | None:
     return json.dumps(steps).encode() if steps else None
 
 
-def stamp(connection: sqlite3.Connection) -> None:
-    """Write down that the file has the newest format."""
-    connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
+def rewrite_format(connection: sqlite3.Connection) -> None:
+    """Write what stands there already: a page of the file, and no change. Another version may have changed the file."""
+    connection.execute(f"PRAGMA user_version={_format_of(connection)}")
+
+
+def _format_of(connection: sqlite3.Connection) -> int:
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version
 
 
 def hold_key(hold_id: str) -> int:

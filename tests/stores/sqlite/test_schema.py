@@ -58,6 +58,13 @@ async def test_a_file_of_a_newer_version_is_refused_with_the_remedy_and_left_alo
     assert query(path, "PRAGMA user_version") == [(99,)]
 
 
+async def test_a_store_that_stays_open_beside_a_newer_version_leaves_the_format_as_that_has_made_it(path: Path) -> None:
+    async with opened(path) as store:
+        write(path, f"PRAGMA user_version={len(MIGRATIONS) + 1}")
+        await store.ping()
+    assert query(path, "PRAGMA user_version") == [(len(MIGRATIONS) + 1,)]
+
+
 async def test_a_file_that_is_no_database_is_refused_and_left_alone(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"this is somebody's letter\n" * 100)
