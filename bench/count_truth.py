@@ -70,6 +70,7 @@ def model_of(request: Mapping[str, Any], meta: Mapping[str, Any]) -> str:
 def replay(records: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Estimate, Any]]:
     residuals: dict[str, tuple[Residual, ...]] = {}
     surprises: dict[str, tuple[Residual, ...]] = {}
+    frames: dict[str, tuple[Residual, ...]] = {}
     sessions: dict[str, LastTurn] = {}
     for record in records:
         estimate = estimate_of_call(record["request"], record)
@@ -77,15 +78,20 @@ def replay(records: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Esti
             record["provider"] or "", model_of(record["request"], record), WIRES[record["wire"]], estimate.shape
         )
         session = record.get("session") or ""
-        found = corrected(estimate, key, residuals.get(key, ()), sessions.get(session), surprises.get(key, ()))
+        known = residuals.get(key, ()), sessions.get(session), surprises.get(key, ())
+        found = corrected(estimate, key, *known, frames=frames.get(key, ()))
         yield record, estimate, found
-        if found.follows:
+        if found.last is not None:
             surprise = record["reported_prompt_tokens"] - found.tokens
             surprises[key] = (*surprises.get(key, ()), Residual(surprise, estimate.tokens))[-KEPT:]
         residual = record["reported_prompt_tokens"] - estimate.tokens
         residuals[key] = (*residuals.get(key, ()), Residual(residual, estimate.tokens))[-KEPT:]
         if session:
-            sessions[session] = LastTurn(key, residual)
+            before = found.last
+            last = before.then(residual, estimate.frames) if before else LastTurn(key, residual, estimate.frames)
+            sessions[session] = last
+            if last.over:
+                frames[key] = (*frames.get(key, ()), Residual(last.added, last.over))[-KEPT:]
 
 
 def show(name: str, errors: list[float]) -> None:

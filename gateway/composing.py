@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from gateway.core.counting.calibration import LastTurn, Residual
+from gateway.core.counting.calibration import Residual
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable
@@ -239,9 +239,9 @@ class Composer:
         """The window to fit it into now. What the provider said of it, and of its count, is learned for all calls."""
         context = plan.context
         if found.asked is not None:
-            residual = found.asked - context.estimate
-            self._learner.report(context.key, Residual(residual, context.estimate))
-            progress.remembered = replace(progress.remembered, last_turn=LastTurn(context.key, residual))
+            last = context.reported(found.asked)
+            self._learner.report(context.key, Residual(last.residual, context.estimate))
+            progress.remembered = replace(progress.remembered, last_turn=last)
         most = max(found.asked or 0, context.tokens) + (found.output or asked.wishes.output or 0)
         if found.limit is not None and _LEAST_WINDOW <= found.limit < most:
             self._learner.report_window(asked.route.provider, asked.route.model, found.limit)

@@ -24,7 +24,7 @@ from gateway.core.counting.request import ITEMS, Request, read_request
 from gateway.core.counting.sums import Sums
 from gateway.core.fitting.ahead import START, read_ahead
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
-from gateway.core.fitting.reader import Reader
+from gateway.core.fitting.reader import Framing, Reader
 from gateway.core.fitting.summary import Use
 from gateway.core.message import keys_of
 from gateway.core.plan import (
@@ -147,7 +147,7 @@ class Planner:
             self._read_ahead(came, asked.contents, keys, budget)
             return unchanged
         room = Room(budget, self.policy, trim == "shadow", remembered.state, learned, self._deadline(), use, asked.salt)
-        scales = Scales(self._estimator, self._reader(came.request))
+        scales = Scales(self._estimator, self._reader(came))
         try:
             plan = await _run_in(self._threads.fitting, lambda: self._roomy(came, asked.contents, keys, room, scales))
         except Unsound:
@@ -180,7 +180,7 @@ class Planner:
         filled = came.expected.tokens / budget
         if filled <= START or not self._reading_ahead.acquire(blocking=False):
             return
-        reader, expired = self._reader(came.request), self._deadline()
+        reader, expired = self._reader(came), self._deadline()
 
         def work() -> None:
             try:
@@ -267,19 +267,23 @@ class Planner:
         self, request: Request, estimate: Estimate, remembered: Remembered, window: int | None
     ) -> Learned:
         key = key_of(request, estimate)
-        offsets, surprises = await self._learner.offsets(key), await self._learner.surprises(key)
-        return Learned(offsets, surprises, remembered.last_turn, window)
+        learner = self._learner
+        offsets, surprises, frames = await learner.offsets(key), await learner.surprises(key), await learner.frames(key)
+        return Learned(offsets, surprises, frames, remembered.last_turn, window)
 
     def _deadline(self) -> Callable[[], bool]:
         end = self._clock() + self._deadline_s
         return lambda: self._clock() > end
 
-    def _reader(self, request: Request) -> Reader:
-        """What is known of chat messages, with the weights of the request's family."""
+    def _reader(self, came: Weighed) -> Reader:
+        """What is known of chat messages, with the weights of the request's family, and what was learned of frames."""
+        request, frame = came.request, round(came.expected.frame)
+        framing = Framing(call=frame) if came.estimate.has_tools else Framing(message=frame)
         bare = Request(wire=request.wire, model=request.model, provider=request.provider, tokenizer=request.tokenizer)
         return self._book.weighing(
             lambda messages: self._estimator.message_tokens(replace(bare, messages=messages), read_as="chat"),
             f"{self._estimator.family(request).name}\0{request.tokenizer}",
+            framing,
         )
 
     def close(self) -> None:

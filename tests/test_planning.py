@@ -19,6 +19,7 @@ from gateway.core.counting.request import read_request
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.recall import Recall
 from gateway.core.plan import ContextPolicy, Plan, Wishes
+from gateway.core.ports import ContextRecord
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Remembered, SessionState
 from gateway.dialects.base import Call
@@ -321,3 +322,58 @@ async def test_a_gateway_that_followed_the_session_sends_what_a_fresh_one_does(r
     assert cuts
     assert resumed > cuts // 2
     assert (recalled > 0) == (recall != "off")
+
+
+# --- what a provider bills beyond the estimate ---------------------------------------------------------------------------
+
+
+class Billed(World):
+    """One session, whose provider bills `always` tokens more than are estimated, and `each` more for a call."""
+
+    def __init__(self, always: int, each: int) -> None:
+        super().__init__()
+        self.always, self.each = always, each
+        self.remembered = Remembered()
+
+    async def turn(self, messages: list[Any], budget: int) -> tuple[ContextRecord, int]:
+        """What was expected of what was sent, and what was billed."""
+        body = body_of(messages, tools=[{"type": "function", "function": {"name": "look", "parameters": {}}}])
+        wishes = Wishes(budget=budget)
+        asked = Asked(self.contents(body), Route("p", "gpt-4o"), ModelFacts(), wishes, len(body))
+        plan = await self.planner.plan(asked, self.remembered)
+        sent = [json.loads(raw) for raw in plan.messages] if plan.messages is not None else messages
+        calls = sum(len(message.get("tool_calls", ())) for message in sent)
+        billed = plan.context.estimate + self.always + self.each * calls
+        state = self.remembered.state
+        self.remembered = Remembered(
+            state.with_epoch(plan.epoch, instead_of=plan.resumed) if plan.epoch is not None else state,
+            plan.context.reported(billed),
+        )
+        return plan.context, billed
+
+
+def _called(number: int) -> list[Any]:
+    call = {"id": f"c{number}", "type": "function", "function": {"name": "look", "arguments": f'{{"n": {number}}}'}}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": f"c{number}", "content": "\n".join(f"row {number}.{i} holds {i * number}" for i in range(60))},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("always", "each"), [(0, 0), (0, 30), (1_000, 30), (300, -20), (300, 60)])
+async def test_a_cut_is_expected_to_weigh_what_it_is_billed_and_uses_its_room(always: int, each: int) -> None:
+    world, budget = Billed(always, each), 3_500
+    messages: list[Any] = [{"role": "system", "content": "Look."}, {"role": "user", "content": "What holds most?"}]
+    cuts = 0
+    for number in range(60):
+        before = world.remembered.last_turn
+        context, billed = await world.turn(messages, budget)
+        messages += _called(number)
+        if number > 8:
+            assert abs(context.tokens - billed) <= 0.01 * billed
+            assert billed <= budget
+        if before is not None and (context.frames or 0) < (before.frames or 0):
+            cuts += 1
+            assert billed > 0.6 * budget, "a cut goes no deeper than it should"
+    assert cuts > 0
+    world.planner.close()

@@ -120,6 +120,16 @@ class Weighed:
         expected = self.expected
         return expected.margin if safety is None else ceil(expected.tokens * safety) - expected.tokens
 
+    @property
+    def framed(self) -> int:
+        """The estimate with what its frames add: all else that was learned is the same whatever is left out."""
+        return self.estimate.tokens + round(self.expected.frame * self.estimate.frames)
+
+    @property
+    def beyond(self) -> int:
+        """What else was learned."""
+        return self.expected.tokens - self.framed
+
     def fits(self, budget: int | None, safety: float | None) -> bool:
         """Whether it is surely within the budget."""
         return budget is None or self.expected.tokens + self.margin(safety) <= budget
@@ -129,12 +139,13 @@ class Weighed:
 class Learned:
     """What is known from earlier calls.
 
-    `offsets` and `surprises` of this kind of request (see `corrected`), this session's last turn, the model's window as
-    its provider said it.
+    `offsets`, `surprises` and `frames` of this kind of request (see `corrected`), this session's last turn, the model's
+    window as its provider said it.
     """
 
     offsets: Sequence[Residual] = ()
     surprises: Sequence[Residual] = ()
+    frames: Sequence[Residual] = ()
     last_turn: LastTurn | None = None
     window: int | None = None
 
@@ -192,7 +203,7 @@ def key_of(request: Request, estimate: Estimate) -> str:
 def weigh(request: Request, estimate: Estimate, learned: Learned) -> Weighed:
     """The request with its estimate corrected by what was learned."""
     key = key_of(request, estimate)
-    expected = corrected(estimate, key, learned.offsets, learned.last_turn, learned.surprises)
+    expected = corrected(estimate, key, learned.offsets, learned.last_turn, learned.surprises, frames=learned.frames)
     return Weighed(request, estimate, expected, key)
 
 
@@ -211,7 +222,8 @@ def _record(came: Weighed, sent: Weighed, budget: int | None, safety: float | No
         tool_tokens=sent.estimate.context.tool_tokens,
         key=sent.key,
         estimate=sent.estimate.tokens,
-        follows=sent.expected.follows,
+        frames=sent.estimate.frames,
+        before=sent.expected.last,
         tool_weights=sent.estimate.context.tools,
         margin=sent.margin(safety),
     )
@@ -319,7 +331,7 @@ def _roomy(case: _Case, room: Room) -> Plan:
     what it says is learned.
     """
     came, epoch = case.came, _epoch(case, room)
-    bare = room.budget - (came.expected.offset if came.expected.follows else 0)
+    bare = room.budget - (came.beyond if came.expected.last is not None else 0)
     again = _again(case, room, epoch, bare)
     if again is not None:
         return again
@@ -332,11 +344,14 @@ def _roomy(case: _Case, room: Room) -> Plan:
 
 
 def _safely(came: Weighed, room: Room) -> int:
-    """The largest uncorrected estimate that is surely within the budget."""
+    """The largest estimate, with its frames, that is surely within the budget."""
     if room.policy.safety is not None:
-        return int(room.budget / room.policy.safety) - came.expected.offset
+        return int(room.budget / room.policy.safety) - came.beyond
     known = room.learned
-    return ceiling(came.estimate, came.key, known.offsets, known.last_turn, known.surprises, budget=room.budget)
+    return ceiling(
+        came.estimate, came.key, known.offsets, known.last_turn, known.surprises,
+        frames=known.frames, budget=room.budget,
+    )  # fmt: skip
 
 
 def _again(case: _Case, room: Room, epoch: Epoch | None, most: int) -> Plan | None:
@@ -357,7 +372,7 @@ def _again(case: _Case, room: Room, epoch: Epoch | None, most: int) -> Plan | No
     if fitted.epoch is not epoch:
         return None
     sent = _weighed_anew(case, room, fitted)
-    return _plan(case, sent, room, fitted, epoch) if sent.estimate.tokens <= most else None
+    return _plan(case, sent, room, fitted, epoch) if sent.framed <= most else None
 
 
 def _fitted(case: _Case, room: Room, epoch: Epoch | None, most: int) -> Plan:
@@ -371,10 +386,10 @@ def _fitted(case: _Case, room: Room, epoch: Epoch | None, most: int) -> Plan:
     for _ in range(_TRIES):
         fitted = _fit(case, room, epoch, limit)
         sent = _weighed_anew(case, room, fitted)
-        if sent.estimate.tokens <= most:
+        if sent.framed <= most:
             return _plan(case, sent, room, fitted, epoch)
         # As much less as this choice takes more in its own form than as chat messages.
-        limit = min(limit - 1, most - sent.estimate.tokens + fitted.tokens)
+        limit = min(limit - 1, most - sent.framed + fitted.tokens)
     fitted = _fit(case, room, epoch, _NOTHING)
     return _plan(case, _weighed_anew(case, room, fitted), room, fitted, epoch)
 

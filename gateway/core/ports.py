@@ -97,7 +97,8 @@ class ContextRecord:
         shadow: it was only decided; what was sent is what came.
         key: under which the difference to the reported usage is learned.
         estimate: `tokens` before anything learned was added.
-        follows: what was added is what this session's last turn taught.
+        frames: of what was sent, see `Estimate`; None in what was written before they were counted.
+        before: this session's last turn, where what was added is what that taught.
         fates: of each message that came, in order; empty where nothing was changed.
         tool_weights: how many results of each tool make `tool_tokens`, and their tokens.
         margin: tokens that are kept free beside `tokens`, as these are an estimate.
@@ -111,7 +112,8 @@ class ContextRecord:
     tool_tokens: int
     key: str
     estimate: int
-    follows: bool = False
+    frames: int | None = None
+    before: LastTurn | None = None
     trimmed: Mapping[str, int] = field(default_factory=dict)
     shadow: bool = False
     fates: tuple[Fate, ...] = ()
@@ -122,6 +124,13 @@ class ContextRecord:
     def remaining(self) -> int | None:
         """Input tokens that what was sent leaves of the budget; None where there is no budget."""
         return None if self.budget is None else max(0, self.budget - self.tokens - self.margin)
+
+    def reported(self, tokens: int) -> LastTurn:
+        """What the session remembers when the provider has reported so many input tokens."""
+        residual = tokens - self.estimate
+        if self.before is None:
+            return LastTurn(self.key, residual, self.frames)
+        return self.before.then(residual, self.frames)
 
     @property
     def saved_tokens(self) -> int:
@@ -177,7 +186,7 @@ class CallRecord:
             return None
         if self.charge.usage.input_tokens == 0:
             return None
-        return LastTurn(self.context.key, self.charge.usage.input_tokens - self.context.estimate)
+        return self.context.reported(self.charge.usage.input_tokens)
 
     @property
     def saved_tokens(self) -> int:
@@ -192,7 +201,7 @@ class CallRecord:
     @property
     def surprise(self) -> int | None:
         """By how much more was reported than expected where the session's last turn had been learned from."""
-        if self.last_turn is None or self.context is None or self.charge is None or not self.context.follows:
+        if self.last_turn is None or self.context is None or self.charge is None or self.context.before is None:
             return None
         return self.charge.usage.input_tokens - self.context.tokens
 

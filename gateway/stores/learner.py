@@ -28,6 +28,7 @@ _SLICE: Final = 500
 _WRITE_AFTER_S: Final = 1.0
 _OFFSETS: Final = "offsets\n"
 _SURPRISES: Final = "surprises\n"
+_FRAMES: Final = "frames\n"
 _WINDOW: Final = "window\n"
 #: How long a window is gone by. As long as it is, nothing longer is sent that could show it to be wrong.
 _WINDOW_S: Final = 3600.0
@@ -66,6 +67,10 @@ class Learner(Observer):
     async def surprises(self, key: str) -> tuple[Residual, ...]:
         """The last surprises (reported less expected tokens) under a calibration key, the newest last."""
         return await self._numbers(_SURPRISES + key)
+
+    async def frames(self, key: str) -> tuple[Residual, ...]:
+        """What frames added in the last sessions under a calibration key, and over how many, the newest last."""
+        return await self._numbers(_FRAMES + key)
 
     async def _numbers(self, key: str) -> tuple[Residual, ...]:
         known = await self._look_up(key)
@@ -106,6 +111,8 @@ class Learner(Observer):
         if last is None or call.context is None:
             return
         self.report(last.key, Residual(last.residual, call.context.estimate))
+        if last.over:
+            self._add(_FRAMES + last.key, Residual(last.added, last.over))
         if surprise is not None:
             self._add(_SURPRISES + last.key, Residual(surprise, call.context.estimate))
 

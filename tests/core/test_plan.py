@@ -12,12 +12,13 @@ from gateway.core.conversation import Conversation
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.calibration import LastTurn, Residual
 from gateway.core.counting.estimate import Estimator
+from gateway.core.counting.families import Families
 from gateway.core.counting.heuristic import CharacterCounter
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import Request
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow
 from gateway.core.fitting.policy import FitPolicy
-from gateway.core.fitting.reader import Reader
+from gateway.core.fitting.reader import Framing, Reader
 from gateway.core.fitting.recall import Recall
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Summarize
 from gateway.core.plan import (
@@ -41,6 +42,7 @@ from gateway.core.views import view_of
 ESTIMATOR = Estimator(families(), lambda _: CharacterCounter(), CountCache())
 READER = Reader(lambda messages: ESTIMATOR.message_tokens(Request(wire="chat", model="gpt-4o", messages=messages)))
 SCALES = Scales(ESTIMATOR, READER)
+TOOL = {"type": "function", "function": {"name": "find", "description": "Finds."}}
 
 
 @pytest.mark.parametrize(
@@ -162,12 +164,36 @@ def test_a_factor_is_kept_free() -> None:
 def test_what_a_session_taught_is_left_room_for() -> None:
     key = weighed(messages(1)).key
     plain = planned(messages(12), room(2_000))
-    taught = planned(messages(12), room(2_000, learned=Learned((), (), LastTurn(key, 600))))
+    taught = planned(messages(12), room(2_000, learned=Learned(last_turn=LastTurn(key, 600))))
     assert plain.messages is not None
     assert taught.messages is not None
     assert taught.context.estimate + 600 <= 2_000
     assert taught.context.tokens == taught.context.estimate + 600
-    assert taught.context.follows
+    assert taught.context.before == LastTurn(key, 600)
+
+
+def test_what_calls_were_learned_to_add_cuts_like_numbers_of_the_family() -> None:
+    raws, each = messages(30), 40
+    family = ESTIMATOR.family(Request(wire="chat", model="gpt-4o"))
+    dear = Families([replace(family, per_call=family.per_call + each)])
+    known = Estimator(dear, lambda _: CharacterCounter(), CountCache())
+    reader = Reader(lambda some: known.message_tokens(Request(wire="chat", model="gpt-4o", messages=some)))
+    request = Request(wire="chat", model="gpt-4o", provider="openai", messages=raws, tools=([TOOL],))
+    key = weigh(request, ESTIMATOR.estimate(request), Learned()).key
+    by_family = make_room(
+        weigh(request, known.estimate(request), Learned((), (), (), LastTurn(key, 0, 30))),
+        view_of("chat", raws), Conversation.of(raws, reader), room(2_000), Scales(known, reader),
+    )  # fmt: skip
+    learned = Learned((), (), (Residual(each * 33, 32),), LastTurn(key, each * 30, 30, each * 32, 32))
+    came = weigh(request, ESTIMATOR.estimate(request), learned)
+    framed = READER.weighing(READER._weigh, "", Framing(call=round(came.expected.frame)))
+    by_learning = make_room(
+        came, view_of("chat", raws), Conversation.of(raws, framed),
+        room(2_000, learned=learned), Scales(ESTIMATOR, framed),
+    )  # fmt: skip
+    assert by_learning.messages == by_family.messages is not None
+    assert abs(by_learning.context.tokens - by_family.context.tokens) <= 1
+    assert by_learning.context.frames == sum(b"tool_calls" in raw for raw in by_learning.messages or ()) < 30
 
 
 def test_the_next_turn_goes_on_from_what_was_decided() -> None:

@@ -198,6 +198,19 @@ async def test_a_session_remembers_how_far_off_the_last_reported_call_was(store:
     assert await store.remembered(KEY) == Remembered(last_turn=LastTurn("", 0))
 
 
+async def test_a_session_remembers_what_its_frames_add(store: Store, record: MakeRecord) -> None:
+    await store.settle(record(charge=CHARGE, context=weighed("a", estimate=8, frames=3)))
+    first = (await store.remembered(KEY)).last_turn
+    assert first == LastTurn("a", 2, 3)
+    await store.settle(record(charge=CHARGE, context=None))
+    assert (await store.remembered(KEY)).last_turn == first
+    await store.settle(record(charge=CHARGE, context=weighed("a", estimate=16, frames=1, before=first)))
+    second = (await store.opening(KEY, (), with_totals=False)).remembered.last_turn
+    assert second == LastTurn("a", -6, 1, 8, 2)
+    await store.settle(record(charge=CHARGE, context=weighed("a", estimate=10, before=second)))
+    assert (await store.remembered(KEY)).last_turn in (LastTurn("a", 0), LastTurn("a", 0, None, 8, 2))
+
+
 async def test_a_call_that_reported_nothing_does_not_change_the_last_turn(store: Store, record: MakeRecord) -> None:
     first = record(charge=CHARGE, context=weighed("a"))
     await store.settle(first)

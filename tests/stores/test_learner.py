@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gateway.core.counting.calibration import KEPT, Residual
+from gateway.core.counting.calibration import KEPT, LastTurn, Residual
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ports import CallRecord, Lesson
+from gateway.core.ports import CallRecord, ContextRecord, Lesson
 from gateway.core.usage import Charge, Usage
 from gateway.stores.learner import Learner
 from gateway.stores.memory import MemoryStore
@@ -182,6 +183,23 @@ def answered(tokens: int) -> CallRecord:
         error_code=None, finish_reason=None, tools=(), charge=Charge(Usage.of(tokens, 1), "provider"),
         overhead_s=0.0, first_byte_s=None, duration_s=0.0, request_bytes=0, response_bytes=0,
     )  # fmt: skip
+
+
+async def test_what_frames_added_in_a_session_is_known_to_others() -> None:
+    store = MemoryStore()
+    learner = Learner(store)
+    first = weighed(100, 1, None)
+    learner.record(replace(answered(150), context=first), None)
+    assert await learner.frames("k") == ()
+    learner.record(replace(answered(280), context=weighed(200, 2, first.reported(150))), None)
+    assert await learner.frames("k") == (Residual(30, 1),)
+    assert await learner.offsets("k") == (Residual(50, 100), Residual(80, 200))
+    await settled(learner)
+    assert await Learner(store).frames("k") == (Residual(30, 1),)
+
+
+def weighed(tokens: int, frames: int, before: LastTurn | None) -> ContextRecord:
+    return ContextRecord(tokens, tokens, "calibrated", None, tokens, 0, "k", tokens, frames=frames, before=before)
 
 
 async def test_a_damaged_lesson_is_none() -> None:

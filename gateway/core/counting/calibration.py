@@ -1,9 +1,15 @@
 """What reported usage teaches: the offset between what a provider reports and what we estimate.
 
-The errors that remain after `estimate.py` are constants that a provider adds, so offsets are learned, not ratios: per
-provider, model, wire format and shape of the request the median of the last residuals, and per session the last turn's
-residual, which wins. What a larger request was off by beyond what all are off by is taken to grow with a request, so
-that it does not make a small one large. Pure values: a state goes in, a state comes out, and both are plain JSON.
+The errors that remain after `estimate.py` are constants that a provider adds, to a request or to each of its frames, so
+offsets are learned, not ratios: per provider, model, wire format and shape of the request the median of the last
+residuals, and per session the last turn's residual, which wins. What a larger request was off by beyond what all are
+off by is taken to grow with a request, so that it does not make a small one large.
+
+A session's residual changes as frames come and go, by what each of them has of it. That is learned beside it, else a
+cut that leaves out half of a session's calls would keep the offset of them all. It is the session's own: which ids and
+which results a client sends differs more between sessions of a key than within one.
+
+Pure values: a state goes in, a state comes out, and both are plain JSON.
 """
 
 from __future__ import annotations
@@ -29,6 +35,10 @@ _LEAST_TOKENS: Final = 8
 #: after so many estimates that followed their session's last turn, what they were off by says more than any rule
 _WELL_KNOWN: Final = 8
 _LEAST_KNOWN: Final = 0.005
+#: What a frame adds is a mean over so many; older ones fade. No frame adds more tokens: an id of 20 stands in a call
+#: and in its result, beside the marks that templates set round both; a turn that is off by more has other reasons.
+_FRAMES_KEPT: Final = 32
+_MOST_FRAME: Final = 64
 #: one strange report must not shut a window: most that spread may ask for, as a share of the tokens, or in tokens
 _MOST_SEEN: Final = 0.25
 _SOME_SEEN: Final = 1_024
@@ -43,10 +53,32 @@ class Residual(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LastTurn:
-    """A session's last reported turn: the key it was reported under, and reported less estimated tokens."""
+    """A session's last reported turn.
+
+    Attributes:
+        key: under which it was reported.
+        residual: reported less estimated tokens.
+        frames: how many it had, see `Estimate`; None where that was not kept.
+        added: tokens by which the residual grew as frames came, and fell as frames went, from turn to turn until now.
+        over: how many frames those were.
+    """
 
     key: str
     residual: int
+    frames: int | None = None
+    added: int = 0
+    over: int = 0
+
+    def then(self, residual: int, frames: int | None) -> LastTurn:
+        """The next reported turn, of the same key."""
+        more = frames - self.frames if frames is not None and self.frames is not None else 0
+        grown = residual - self.residual
+        if abs(grown) > _MOST_FRAME * abs(more):
+            return LastTurn(self.key, residual, frames, self.added, self.over)
+        added, over = self.added + (grown if more > 0 else -grown), self.over + abs(more)
+        if over > _FRAMES_KEPT:
+            added, over = round(added * _FRAMES_KEPT / over), _FRAMES_KEPT
+        return LastTurn(self.key, residual, frames, added, over)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +90,16 @@ class Corrected:
         margin: tokens to keep free above that: trim and hold against `tokens + margin`.
         offset: what was learned, in tokens; part of `tokens`.
         source: `exact`, `calibrated`, or `learned` where something was.
-        follows: it was corrected by the session's own last turn.
+        last: the session's own last turn, if it was corrected by that.
+        frame: what each of its frames has of the offset, where that was learned.
     """
 
     tokens: int
     margin: int
     offset: int
     source: Source
-    follows: bool = False
+    last: LastTurn | None = None
+    frame: float = 0.0
 
     @property
     def safe_tokens(self) -> int:
@@ -84,23 +118,49 @@ def corrected(
     residuals: Sequence[Residual] = (),
     last: LastTurn | None = None,
     surprises: Sequence[Residual] = (),
+    *,
+    frames: Sequence[Residual] = (),
 ) -> Corrected:
     """An estimate corrected by a key's residuals and by the session's last turn, if that had the same key.
 
     Sessions of one key differ in what their providers add and stay alike in themselves. So the margin of an estimate
     that follows its session's last turn comes from `surprises`: by how much such estimates were off, reported less
-    expected; that of any other from the spread of the residuals.
+    expected; that of any other from the spread of the residuals. `frames`: what frames added in sessions of the key,
+    and over how many.
     """
-    same = last is not None and last.key == key
-    if not residuals and not same:
+    if last is not None and last.key == key:
+        return _following(estimate, last, surprises, frames)
+    if not residuals:
         return Corrected(estimate.tokens, _margin(estimate, estimate.tokens, ()), 0, estimate.source)
-    seen = _scaled(surprises if same else residuals, estimate.tokens)
-    wanted = last.residual if last is not None and same else round(median(seen))
+    seen = _scaled(residuals, estimate.tokens)
+    wanted = round(median(seen))
     offset = _clamped(wanted, estimate.tokens)
     tokens = estimate.tokens + offset
-    above = seen if same else [residual - wanted for residual in seen]
-    least = _LEAST_KNOWN if same and len(surprises) >= _WELL_KNOWN else _LEAST_MARGIN
-    return Corrected(tokens, _margin(estimate, tokens, above or (0,), least), offset, "learned", follows=same)
+    above = [residual - wanted for residual in seen]
+    return Corrected(tokens, _margin(estimate, tokens, above), offset, "learned")
+
+
+def _following(
+    estimate: Estimate, last: LastTurn, surprises: Sequence[Residual], frames: Sequence[Residual]
+) -> Corrected:
+    frame = _frame(last, frames)
+    more = estimate.frames - last.frames if last.frames is not None else 0
+    offset = _clamped(last.residual + round(frame * more), estimate.tokens)
+    tokens = estimate.tokens + offset
+    above = _scaled(surprises, estimate.tokens) or (0,)
+    least = _LEAST_KNOWN if len(surprises) >= _WELL_KNOWN else _LEAST_MARGIN
+    return Corrected(tokens, _margin(estimate, tokens, above, least), offset, "learned", last, frame)
+
+
+def _frame(last: LastTurn, frames: Sequence[Residual]) -> float:
+    """What a frame adds: as the session has seen it, and before that as others have."""
+    others = median([_mean(added, over) for added, over in frames] or (0.0,))
+    return _mean(last.added, last.over, others)
+
+
+def _mean(added: int, over: int, first: float = 0.0) -> float:
+    """Of so many frames, and a first one beside them: what one alone seems to add may be a chance."""
+    return max(-_MOST_FRAME, min(_MOST_FRAME, (first + added) / (1 + max(0, over))))
 
 
 def ceiling(
@@ -110,11 +170,15 @@ def ceiling(
     last: LastTurn | None,
     surprises: Sequence[Residual],
     *,
+    frames: Sequence[Residual] = (),
     budget: int,
 ) -> int:
-    """The largest estimate, uncorrected, for a request of this kind that is within `budget` with its margin."""
-    found = corrected(replace(estimate, tokens=budget), key, residuals, last, surprises)
-    return budget - found.margin - found.offset
+    """The largest estimate, corrected by what its frames add alone, that is within `budget` with its margin."""
+    found = corrected(replace(estimate, tokens=budget), key, residuals, last, surprises, frames=frames)
+    # The margin is that of the budget, not of the budget and the offset.
+    largest = replace(estimate, tokens=max(0, budget - found.offset))
+    found = corrected(largest, key, residuals, last, surprises, frames=frames)
+    return budget - found.margin - found.offset + round(found.frame * estimate.frames)
 
 
 def _scaled(residuals: Sequence[Residual], tokens: int) -> list[float]:

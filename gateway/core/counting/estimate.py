@@ -68,6 +68,8 @@ class Estimate:
         context: the parts of the context.
         beside: the part of `tokens` that is no message's: what frames the request, tools, schema, a system text that
             is no message. The rest is what `message_tokens` adds up to, but for thinking that is not counted twice.
+        frames: the calls of tools in it, or its messages where no tools are offered: what a provider adds that is not
+            in its family's numbers comes with each of them, or once.
     """
 
     tokens: int
@@ -79,6 +81,12 @@ class Estimate:
     counter: str
     context: ContextCounts
     beside: int = 0
+    frames: int = 0
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether tools are offered."""
+        return "tools" in self.shape.split("+")
 
 
 class Estimator:
@@ -136,6 +144,7 @@ class Estimator:
             counter=counter.name,
             context=total.parts(tools.typescript if family.rendering == "typescript" else tools.json),
             beside=math.ceil(tokens - said + apart),
+            frames=counts.calls if tools.count else counts.messages,
         )
 
     def family(self, request: Request) -> Family:

@@ -165,7 +165,8 @@ def _remembered(done: Draft, salt: str, compute: Callable[[], Sent]) -> tuple[Se
 
 def _kept(reader: Reader, epoch: Epoch, summary: str, compute: Callable[[], Sent]) -> Sent:
     # Sessions that begin alike share a reader, and need not have the same summary.
-    key = (epoch.prefix, epoch.plan, digest(summary.encode("utf-8", "replace")) if summary else b"")
+    told = digest(summary.encode("utf-8", "replace")) if summary else b""
+    key = (epoch.prefix, epoch.plan, told, reader.framing)
     return reader.kept("sent", key, compute, lambda sent: sent.size_bytes)
 
 

@@ -120,6 +120,21 @@ class Order(NamedTuple):
     what: What
 
 
+class Framing(NamedTuple):
+    """Tokens to add to what messages are weighed: for each of them, and for each of their calls."""
+
+    message: int = 0
+    call: int = 0
+
+    def added(self, tokens: int, calls: Sequence[str]) -> int:
+        """What a message weighs with these calls. It may be less, and is never nothing: what it is worth is by that."""
+        more = self.message + self.call * len(calls)
+        return max(1, tokens + more) if more else tokens
+
+
+_UNFRAMED: Final = Framing()
+
+
 class Reader:
     """Reads messages and remembers.
 
@@ -138,13 +153,16 @@ class Reader:
     ) -> None:
         self._weigh = weigh
         self._name = ""
+        #: added to weights as they are asked for: it changes as it is learned, and what is remembered is without it
+        self.framing = _UNFRAMED
         self._lexicon = Lexicon(limit_bytes // _LEXICON_SHARE)
         self._cache = CountCache(limit_bytes - limit_bytes // _LEXICON_SHARE, lock)
         self._runs = Runs(self._cache)
 
-    def weighing(self, weigh: Weigh, name: str) -> Reader:
-        """A reader with the same memory and other weights; readers of one name must weigh alike."""
+    def weighing(self, weigh: Weigh, name: str, framing: Framing = _UNFRAMED) -> Reader:
+        """A reader with the same memory and other weights; of readers of one name `weigh` must say the same."""
         other = Reader(weigh, limit_bytes=0)
+        other.framing = framing
         other._name, other._lexicon, other._cache, other._runs = name, self._lexicon, self._cache, self._runs
         return other
 
@@ -175,7 +193,10 @@ class Reader:
             return (*(known or ()), *self._weights(keys[start:], messages[start:]))
 
         found: tuple[int, ...] = self._runs.extended(f"weights\0{self._name}", keys, extend, _numbers_bytes)
-        return list(found)
+        if self.framing == _UNFRAMED:
+            return list(found)
+        added = self.framing.added
+        return [added(tokens, one.calls) for tokens, one in zip(found, conversation.sketches, strict=True)]
 
     def _weights(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> list[int]:
         return self._cache.get_keyed(
@@ -207,16 +228,25 @@ class Reader:
         """Messages made out of others, weighed."""
         # Cache marks are not part of the key, so a marked message is made anew for the marks it has now.
         keys = [(digest(raw) if item.breakpoint else item.key, what) for item, raw, what in orders]
-        return self._cache.get_keyed(
+        found: list[Made] = self._cache.get_keyed(
             f"made\0{self._name}",
             keys,
             lambda missing: self._weighed([self._render(orders[index], watch) for index in missing], watch),
             _made_bytes,
         )
+        return self._framed(found, [item.calls for item, _, _ in orders])
 
     def made(self, message: Message) -> Made:
         """A message that is made for one place only, weighed."""
-        return self._weighed([encode(message)], Watch())[0]
+        raw = encode(message)
+        made = self._weighed([raw], Watch())
+        return made[0] if self.framing == _UNFRAMED else self._framed(made, [sketch(raw).calls])[0]
+
+    def _framed(self, made: list[Made], calls: Sequence[Sequence[str]]) -> list[Made]:
+        if self.framing == _UNFRAMED:
+            return made
+        added = self.framing.added
+        return [Made(raw, added(tokens, of), key) for (raw, tokens, key), of in zip(made, calls, strict=True)]
 
     def kept(self, kind: str, key: Hashable, compute: Callable[[], T], size: Callable[[T], int]) -> T:
         """What others keep here under a key of their own, about what this reader has weighed."""

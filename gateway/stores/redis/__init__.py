@@ -55,7 +55,7 @@ from gateway.stores.unread import refusing
 _GRACE_S: Final = 10_800.0
 _KEYS: Final = msgspec.json.Decoder(StoredKey)
 #: of a session's fields
-_LAST_TURN: Final = ("last_key", "residual")
+_LAST_TURN: Final = ("last_key", "residual", "frames")
 
 
 class RedisStore:
@@ -135,7 +135,7 @@ class RedisStore:
     async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
         """See `Store.opening`."""
         tag = _tag(session)
-        (version, state), (key, residual, *sums), *replies = await self._link.call(
+        (version, state), (key, residual, frames, *sums), *replies = await self._link.call(
             ("HMGET", self._keys.state(tag), "v", "s"),
             ("HMGET", self._keys.session(tag), *_LAST_TURN, *(values.TOTALS if with_totals else ())),
             *self._books.ask_standings(claims),
@@ -143,7 +143,7 @@ class RedisStore:
         if state is not None:
             self._moves.saw(session, Kept.of(version, state))
         stands = self._books.standings(claims, replies)
-        return Opening(_remembered(state, key, residual), stands, values.totals(sums) if with_totals else None)
+        return Opening(_remembered(state, key, residual, frames), stands, values.totals(sums) if with_totals else None)
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""
@@ -175,10 +175,10 @@ class RedisStore:
     async def remembered(self, session: SessionKey) -> Remembered:
         """See `Store.remembered`."""
         tag = _tag(session)
-        state, (key, residual) = await self._link.call(
+        state, last = await self._link.call(
             ("HGET", self._keys.state(tag), "s"), ("HMGET", self._keys.session(tag), *_LAST_TURN)
         )
-        return _remembered(state, key, residual)
+        return _remembered(state, *last)
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
         """See `Store.update`."""
@@ -347,9 +347,11 @@ class RedisStore:
         await self._link.aclose()
 
 
-def _remembered(state: bytes | None, key: bytes | None, residual: bytes | None) -> Remembered:
-    last = LastTurn(key.decode(), int(residual)) if key is not None and residual is not None else None
-    return Remembered(states.read(state), last)
+def _remembered(state: bytes | None, key: bytes | None, residual: bytes | None, frames: bytes | None) -> Remembered:
+    if key is None or residual is None:
+        return Remembered(states.read(state))
+    # An older version kept none.
+    return Remembered(states.read(state), LastTurn(key.decode(), int(residual), *map(int, (frames or b"").split())))
 
 
 def _unpacked(text: bytes) -> str:

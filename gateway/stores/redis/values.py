@@ -119,7 +119,9 @@ def last_turn(record: CallRecord) -> dict[str, str]:
     last = record.last_turn
     if last is None:
         return {}
-    return {"last_key": last.key, "residual": str(max(-MAX_TOKENS, min(last.residual, MAX_TOKENS)))}
+    frames = f"{last.frames} {last.added} {last.over}" if last.frames is not None else ""
+    residual = str(max(-MAX_TOKENS, min(last.residual, MAX_TOKENS)))
+    return {"last_key": last.key, "residual": residual, "frames": frames}
 
 
 def account(row: Sequence[int]) -> Account:

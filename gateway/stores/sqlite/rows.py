@@ -33,13 +33,15 @@ _CORRECT_CALL: Final = (
     f"UPDATE calls SET number = {LAST_NUMBER} + 1, totals = ?, epochs = NULL, record = ? WHERE call_id = ?"  # noqa: S608  # constants
 )
 _RESETS: Final = "SELECT resets FROM sessions WHERE namespace = ? AND id = ?"
+#: what is kept of the last turn, in the order of its fields
+_LAST: Final = ("last_key", "last_residual", "last_frames", "last_added", "last_over")
+_LAST_LIST: Final = ", ".join(_LAST)
 _ADD: Final = (
     "INSERT INTO sessions "  # noqa: S608  # constants
-    f"(namespace, id, derived, created_at, last_call_at, last_key, last_residual, {_SUM_LIST}) "
-    f"VALUES ({', '.join('?' * (7 + len(SUMS)))}) ON CONFLICT DO UPDATE SET "
+    f"(namespace, id, derived, created_at, last_call_at, {_LAST_LIST}, {_SUM_LIST}) "
+    f"VALUES ({', '.join('?' * (5 + len(_LAST) + len(SUMS)))}) ON CONFLICT DO UPDATE SET "
     "last_call_at = max(last_call_at, excluded.last_call_at), "
-    "last_key = coalesce(excluded.last_key, last_key), "
-    "last_residual = coalesce(excluded.last_residual, last_residual), "
+    + "".join(f"{name} = iif(excluded.last_key IS NULL, {name}, excluded.{name}), " for name in _LAST)
     + ", ".join(f"{name} = min({name} + excluded.{name}, {MAX_SUM})" for name in SUMS)
     + f" RETURNING {_SUM_LIST}"
 )
@@ -55,19 +57,20 @@ VIEW: Final = (
     "FROM (SELECT * FROM sessions WHERE {}) LEFT JOIN tools USING (namespace, id)"
 )
 _REMEMBERED: Final = (
-    f"SELECT {kept.STATE}, last_key, last_residual FROM (SELECT ? AS namespace, ? AS id) "  # noqa: S608  # constants
+    f"SELECT {kept.STATE}, {_LAST_LIST} FROM (SELECT ? AS namespace, ? AS id) "  # noqa: S608  # constants
     f"{kept.JOINED} LEFT JOIN sessions USING (namespace, id)"
 )
 #: the same and more for a call that begins, in one look: its session's account may be missing, too
 _OPENING: Final = (
-    f"SELECT {kept.STATE}, last_key, last_residual, {', '.join(accounts.COLUMNS)}{{}} "  # noqa: S608  # constants
+    f"SELECT {kept.STATE}, {_LAST_LIST}, {', '.join(accounts.COLUMNS)}{{}} "  # noqa: S608  # constants
     f"FROM (SELECT ? AS namespace, ? AS id) AS asked {kept.JOINED} LEFT JOIN sessions USING (namespace, id) "
     "LEFT JOIN accounts ON kind = 'session' AND accounts.namespace = asked.namespace AND accounts.id = asked.id"
 )
 _OPENING_ALONE: Final = _OPENING.format("")
 _OPENING_WITH_TOTALS: Final = _OPENING.format(f", {_SUM_LIST}")
-#: where the totals begin in it
-_SUMS_AT: Final = 4 + len(accounts.COLUMNS)
+#: where the account begins in it, and the totals
+_ACCOUNT_AT: Final = 2 + len(_LAST)
+_SUMS_AT: Final = _ACCOUNT_AT + len(accounts.COLUMNS)
 _NO_SUMS: Final = (0,) * len(SUMS)
 _LESSON: Final = "SELECT value FROM lessons WHERE key = ?"
 _KEEP_LESSON: Final = "INSERT OR REPLACE INTO lessons (key, changed_at, value) VALUES (?, ?, ?)"
@@ -124,7 +127,7 @@ def _correct(
 
 def _charge(connection: sqlite3.Connection, record: CallRecord) -> Sequence[int] | None:
     """Add what a call cost to its session; the totals after it, as columns. None for a call without one."""
-    key, charge, last = record.session, record.charge, record.last_turn
+    key, charge = record.session, record.charge
     if key is None or charge is None:
         return _sums(connection, key)
     added = (
@@ -133,12 +136,19 @@ def _charge(connection: sqlite3.Connection, record: CallRecord) -> Sequence[int]
         record.derived_session,
         record.started_at,
         record.started_at + record.duration_s,
-        last.key if last else None,
-        max(-MAX_TOKENS, min(last.residual, MAX_TOKENS)) if last else None,
+        *_last(record),
         *sums_of(charge, record.saved_tokens),
     )
     sums: Sequence[int] = connection.execute(_ADD, added).fetchone()
     return sums
+
+
+def _last(record: CallRecord) -> tuple[str | int | None, ...]:
+    """The columns of the last turn."""
+    last = record.last_turn
+    if last is None:
+        return (None,) * len(_LAST)
+    return last.key, max(-MAX_TOKENS, min(last.residual, MAX_TOKENS)), last.frames, last.added, last.over
 
 
 def reset(connection: sqlite3.Connection, key: SessionKey) -> bool:
@@ -214,18 +224,22 @@ def opening(
     query = _OPENING_WITH_TOTALS if with_totals else _OPENING_ALONE
     row = connection.execute(query, (key.namespace, key.id)).fetchone()
     # A row that is missing has nothing in any column, and one that is there has a number in these.
-    account = accounts.account(connection, key.account, row[4:_SUMS_AT]) if row[4] is not None else EMPTY
+    columns = row[_ACCOUNT_AT:_SUMS_AT]
+    account = accounts.account(connection, key.account, columns) if columns[0] is not None else EMPTY
     stands = accounts.standings(connection, claims, now, {key.account: account})
     if not with_totals:
-        return Opening(_remembered(row[:4]), stands, None)
+        return Opening(_remembered(row[:_ACCOUNT_AT]), stands, None)
     sums = row[_SUMS_AT:]
-    return Opening(_remembered(row[:4]), stands, totals_of(sums) if sums[0] is not None else Totals())
+    return Opening(_remembered(row[:_ACCOUNT_AT]), stands, totals_of(sums) if sums[0] is not None else Totals())
 
 
 def _remembered(row: Sequence[Any]) -> Remembered:
-    value, steps, last_key, residual = row
-    last = LastTurn(last_key, residual) if isinstance(last_key, str) and isinstance(residual, int) else None
-    return Remembered(kept.state_of(value, steps), last)
+    value, steps, last_key, residual, *frames = row
+    if not isinstance(last_key, str) or not isinstance(residual, int):
+        return Remembered(kept.state_of(value, steps))
+    # An older version kept none.
+    known = frames if all(isinstance(number, int) for number in frames) else ()
+    return Remembered(kept.state_of(value, steps), LastTurn(last_key, residual, *known))
 
 
 def lesson(connection: sqlite3.Connection, key: str) -> bytes | None:

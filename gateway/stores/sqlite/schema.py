@@ -147,6 +147,12 @@ MIGRATIONS: Final = (
     INSERT INTO holds SELECT hold_key(id), * FROM old_holds;
     DROP TABLE old_holds;
     """,
+    # What the frames of the last turn add to what it was off by.
+    """
+    ALTER TABLE sessions ADD COLUMN last_frames INTEGER;
+    ALTER TABLE sessions ADD COLUMN last_added INTEGER;
+    ALTER TABLE sessions ADD COLUMN last_over INTEGER;
+    """,
 )
 
 _PATIENCE_MS: Final = 60_000

@@ -7,6 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.counting.calibration import (
+    _MOST_FRAME,
+    KEPT,
+    Corrected,
     LastTurn,
     Residual,
     calibration_key,
@@ -20,8 +23,8 @@ from gateway.core.counting.estimate import Estimate
 KEY = calibration_key("openai", "gpt-4o", "chat", "tools")
 
 
-def estimate(tokens: int = 1000, *, spread: float = 0.1, doubt: int = 0) -> Estimate:
-    return Estimate(tokens, "calibrated", spread, doubt, "tools", "gpt-4o", "words", ContextCounts())
+def estimate(tokens: int = 1000, *, spread: float = 0.1, doubt: int = 0, frames: int = 0) -> Estimate:
+    return Estimate(tokens, "calibrated", spread, doubt, "tools", "gpt-4o", "words", ContextCounts(), frames=frames)
 
 
 def seen(*residuals: int, of: int = 1_000) -> tuple[Residual, ...]:
@@ -145,14 +148,14 @@ def test_an_estimate_that_follows_its_session_is_as_sure_as_such_estimates_were(
     turn = LastTurn(KEY, 300)
     known = seen(300, 9_000)
     unsure = corrected(plain, KEY, known, turn)
-    assert (unsure.margin, unsure.follows) == (206, True)
+    assert (unsure.margin, unsure.last) == (206, turn)
     assert corrected(plain, KEY, known, turn, seen(1, -2, 3, 0, 1, 2, -1, 0)).margin == 52
     assert corrected(plain, KEY, known, turn, seen(1, 700, 3, 0, 1, 2, -1, 700)).margin == 700
 
 
 def test_other_sessions_surprises_say_nothing_of_a_first_call() -> None:
     found = corrected(estimate(10_000, spread=0.0), KEY, seen(*(300,) * 12), None, seen(*(0,) * 12))
-    assert (found.margin, found.follows) == (206, False)
+    assert (found.margin, found.last) == (206, None)
 
 
 def test_the_ceiling_is_the_largest_estimate_that_is_within_the_budget() -> None:
@@ -160,3 +163,109 @@ def test_the_ceiling_is_the_largest_estimate_that_is_within_the_budget() -> None
     most = ceiling(estimate(spread=0.0), KEY, (), turn, (), budget=10_000)
     assert corrected(estimate(most, spread=0.0), KEY, (), turn).safe_tokens <= 10_000
     assert corrected(estimate(most + 20, spread=0.0), KEY, (), turn).safe_tokens > 10_000
+
+
+# --- frames: what a provider adds to each call ---------------------------------------------------------------------------
+
+
+class Session:
+    """A session whose provider adds `always` to a request and `each` to a call of it; 300 tokens of text for a call."""
+
+    def __init__(self, always: int, each: int) -> None:
+        self.always, self.each = always, each
+        self.last: LastTurn | None = None
+        self.frames: tuple[Residual, ...] = ()
+
+    def reported(self, calls: int) -> int:
+        return 500 + 300 * calls + self.always + self.each * calls
+
+    def expected(self, calls: int) -> Corrected:
+        return corrected(estimate(500 + 300 * calls, frames=calls), KEY, (), self.last, frames=self.frames)
+
+    def turn(self, calls: int) -> None:
+        residual = self.always + self.each * calls
+        self.last = self.last.then(residual, calls) if self.last is not None else LastTurn(KEY, residual, calls)
+        if self.last.over:
+            self.frames = (*self.frames, Residual(self.last.added, self.last.over))[-KEPT:]
+
+
+@given(
+    st.integers(0, 5_000),
+    st.integers(-20, 40),
+    st.lists(st.integers(1, 3), min_size=8, max_size=30),
+    st.floats(0, 1),
+)
+def test_after_a_cut_what_its_calls_added_is_not_expected_any_more(
+    always: int, each: int, steps: list[int], left: float
+) -> None:
+    session, calls = Session(always, each), 0
+    for step in (0, *steps):
+        calls += step
+        session.turn(calls)
+    kept = max(1, int(calls * left))
+    reported = session.reported(kept)
+    assert abs(session.expected(kept).tokens - reported) <= 0.01 * reported
+    session.turn(kept)
+    assert abs(session.expected(kept + 2).tokens - session.reported(kept + 2)) <= 0.01 * reported
+
+
+@given(st.integers(0, 5_000), st.lists(st.integers(0, 60), min_size=1, max_size=30), st.integers(0, 60))
+def test_where_calls_add_nothing_all_is_as_the_last_turn_was(always: int, turns: list[int], calls: int) -> None:
+    session = Session(always, 0)
+    for each in turns:
+        session.turn(each)
+    found = session.expected(calls)
+    assert (found.offset, found.frame) == (always, 0)
+    plain = corrected(estimate(500 + 300 * calls), KEY, (), LastTurn(KEY, always))
+    assert (found.tokens, found.margin) == (plain.tokens, plain.margin)
+
+
+def test_a_session_that_has_seen_no_call_yet_expects_of_one_what_it_added_in_others() -> None:
+    turn, others = LastTurn(KEY, 100, 0), (Residual(30 * 31, 30), Residual(0, 1), Residual(31 * 30, 30))
+    assert corrected(estimate(frames=1), KEY, (), turn, frames=others).offset == 130
+    assert corrected(estimate(frames=1), KEY, (), turn).offset == 100
+
+
+def test_one_call_alone_may_be_a_chance() -> None:
+    turn = LastTurn(KEY, 100, 0).then(140, 1)
+    assert corrected(estimate(frames=2), KEY, (), turn).offset == 160
+
+
+def test_what_no_call_adds_is_the_turns_own() -> None:
+    turn = LastTurn(KEY, 100, 0).then(5_100, 1)
+    assert turn == LastTurn(KEY, 5_100, 1)
+    assert LastTurn(KEY, 100, 5).then(200, 5) == LastTurn(KEY, 200, 5)
+
+
+def test_what_calls_added_long_ago_fades() -> None:
+    turn = LastTurn(KEY, 0, 0)
+    for calls in range(1, 200):
+        turn = turn.then(40 * calls, calls)
+    before = turn.frames or 0
+    assert (turn.added, turn.over) == (40 * turn.over, 32)
+    for calls in range(1, 200):
+        turn = turn.then(turn.residual + 10, before + calls)
+    assert turn.added <= 11 * turn.over
+
+
+def test_a_last_turn_without_its_calls_teaches_from_the_next_on() -> None:
+    old = LastTurn(KEY, 300)
+    assert corrected(estimate(frames=9), KEY, (), old, frames=(Residual(400, 20),)).offset == 300
+    assert old.then(310, 9) == LastTurn(KEY, 310, 9)
+    assert LastTurn(KEY, 310, 9, 40, 2).then(320, None) == LastTurn(KEY, 320, None, 40, 2)
+
+
+@given(*[st.integers(-(10**18), 10**18)] * 4, st.lists(st.builds(Residual, st.integers(), st.integers()), max_size=3))
+def test_numbers_that_cannot_be_are_bounded(frames: int, added: int, over: int, calls: int, of: list[Residual]) -> None:
+    turn = LastTurn(KEY, 0, frames, added, over)
+    assert abs(corrected(estimate(frames=calls), KEY, (), turn, frames=of).frame) <= _MOST_FRAME
+    assert turn.then(5, calls).residual == 5
+
+
+def test_the_ceiling_has_what_calls_add_in_it() -> None:
+    turn = LastTurn(KEY, 500 + 40 * 10, 10, 40 * 32, 32)
+    others = (Residual(40 * 32, 32),)
+    most = ceiling(estimate(spread=0.0, frames=10), KEY, (), turn, (), frames=others, budget=10_000)
+    for calls in (0, 4, 10):
+        text = estimate(most - 40 * calls, spread=0.0, frames=calls)
+        assert 9_990 <= corrected(text, KEY, (), turn, frames=others).safe_tokens <= 10_000

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.core.conversation import Conversation
-from gateway.core.fitting.reader import FRAME, Known, Made, Order, Reader, What, weigher
+from gateway.core.fitting.reader import FRAME, Framing, Known, Made, Order, Reader, What, weigher
 from gateway.core.fitting.watch import Watch
 from gateway.core.message import encode
 
@@ -194,3 +194,26 @@ def test_what_grows_is_renewed_from_what_was_kept() -> None:
     assert [reader.renewed("count", "key", renew, lambda _: 8) for _ in range(4)] == [1, 2, 3, 3]
     assert told == [None, 1, 2, 3]
     assert reader.renewed("count", "other", renew, lambda _: 8) == 1
+
+
+def test_what_is_added_to_messages_and_their_calls_is_in_every_weight_and_weighs_nothing_anew() -> None:
+    weigh = Counted()
+    plain = Reader(weigh)
+    call = encode({"role": "assistant", "content": LINES, "tool_calls": [CALL, {**CALL, "id": "c2"}]})
+    raws = [*texts(LINES), call, encode({"role": "tool", "tool_call_id": "c1", "content": "found"})]
+    conversation = Conversation.of(raws, plain)
+    bare, cut = plain.weights(conversation), made(plain, call, (0,))
+    asked = len(weigh.weighed)
+    for framing, added in ((Framing(call=30), [0, 60, 0]), (Framing(message=5), [5, 5, 5])):
+        framed = plain.weighing(weigh, "", framing)
+        assert framed.weights(conversation) == [sum(pair) for pair in zip(bare, added, strict=True)]
+        assert made(framed, call, (0,)) == cut._replace(tokens=cut.tokens + added[1])
+    assert len(weigh.weighed) == asked
+    assert plain.weighing(weigh, "", Framing(call=30)).made(json.loads(call)).tokens == bare[1] + 60
+
+
+def test_no_message_weighs_nothing_for_what_was_taken_off() -> None:
+    raws = [*texts("x"), encode({"role": "assistant", "content": LINES, "tool_calls": [CALL]})]
+    framed = Reader(Counted()).weighing(Counted(), "", Framing(message=-10_000))
+    assert framed.weights(Conversation.of(raws, framed)) == [1, 1]
+    assert made(framed, raws[1], ()).tokens == 1

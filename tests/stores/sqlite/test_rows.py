@@ -58,6 +58,14 @@ async def test_a_damaged_last_turn_is_none(path: Path, record: MakeRecord, damag
         assert await store.remembered(KEY) == Remembered()
 
 
+async def test_a_last_turn_that_an_older_version_wrote_has_no_frames(path: Path, record: MakeRecord) -> None:
+    async with opened(path) as store:
+        await store.settle(record(charge=CHARGE, context=ContextRecord(9, 9, "exact", None, 9, 0, "k", 9, frames=4)))
+        assert await store.remembered(KEY) == Remembered(last_turn=LastTurn("k", 1, 4))
+        write(path, "UPDATE sessions SET last_frames = NULL, last_added = NULL, last_over = NULL")
+        assert await store.remembered(KEY) == Remembered(last_turn=LastTurn("k", 1))
+
+
 async def test_a_state_of_a_newer_version_is_read_as_far_as_it_is_known(path: Path) -> None:
     async with opened(path) as store:
         await store.update(KEY, lambda _: STATE)
