@@ -1,8 +1,8 @@
 """The way to the servers: few round trips, a bounded number of connections, and an end to all waiting.
 
 Connections are redis-py's; what goes over them is put together here. What is asked for in one turn of the event loop
-goes out together, and its answers are read one after the other: a command by itself costs several times as much of
-this process. Time runs from the moment a request is sent: waiting for a connection is our own queue and not the
+goes out together, and its answers are read as they come: a command by itself costs several times as much of this
+process. Time runs from the moment a request is sent: waiting for a connection is our own queue and not the
 server's silence. Nothing is sent again by itself, but for a script that the server says it does not know.
 """
 
@@ -12,28 +12,26 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from hiredis import pack_command
 from redis import exceptions
 from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.sentinel import SentinelConnectionPool
-from redis.exceptions import MasterDownError, NoScriptError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import NoScriptError, RedisError
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.redis_url import Address
 from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.servers import pool_of
+from gateway.stores.redis.wire import Request, Wire
 from gateway.stores.unread import MENDING, unreadable
 
 #: requests of one batch: their answers must come within the deadline of one
 _BATCH: Final = 128
-#: another server may be the one to ask next time
-_ELSEWHERE: Final = (ReadOnlyError, MasterDownError)
 _SILENCE: Final = (TimeoutError, exceptions.TimeoutError)
 #: what can go wrong on the way to a server
 _FAULTS: Final = (RedisError, OSError, EOFError)
+_MOVED_ON: Final = ConnectionError("another server is to be asked")
 #: the place of an error in Lua; behind an @ is that of a command which the server refused, maybe for its own reasons
 _SCRIPT_FAILED: Final = re.compile(r"(?<!@)user_script:\d+: |WRONGTYPE")
 #: what such a script says of an account that is none
@@ -93,16 +91,6 @@ def checked(shown: str, replies: list[Any]) -> list[Any]:
     return replies
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
-    commands: Sequence[Command]
-    done: asyncio.Future[list[Any]]
-
-    def fail(self, error: StoreUnavailable) -> None:
-        if not self.done.done():
-            self.done.set_exception(error)
-
-
 class SingleLink:
     """To one server, or to the one that the sentinels name. Connects when it is first used."""
 
@@ -112,10 +100,13 @@ class SingleLink:
         self._timeout_s = timeout_s
         self._pool = pool_of(address, timeout_s, connections)
         self._free = connections
-        #: taken from the pool once and for all: to give one back and take it again costs more than a command
-        self._idle: list[AbstractConnection] = []
+        self._idle: list[Wire] = []
+        #: taken from the pool once and for all, and not connected now
+        self._spare: list[AbstractConnection] = []
+        #: connected; what is not among them when it has rested was sent elsewhere meanwhile
+        self._good: set[Wire] = set()
         self._loop = asyncio.get_running_loop()
-        self._waiting: deque[_Request] = deque()
+        self._waiting: deque[Request] = deque()
         self._is_starting = False
         self._running: set[asyncio.Future[list[Any]]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -146,59 +137,81 @@ class SingleLink:
         done: asyncio.Future[list[Any]] = self._loop.create_future()
         self._running.add(done)
         done.add_done_callback(self._running.discard)
-        self._waiting.append(_Request(commands, done))
+        self._waiting.append(Request(commands, done))
         self._start()
         return done
 
     def _start(self) -> None:
         if self._waiting and self._free and not self._is_starting:
+            # In the next turn of the loop: what comes meanwhile goes out together.
             self._is_starting = True
-            self._free -= 1
-            task = self._loop.create_task(self._work())
+            self._loop.call_soon(self._begin)
+
+    def _begin(self) -> None:
+        self._is_starting = False
+        if not (self._waiting and self._free):
+            return
+        self._free -= 1
+        if self._idle:
+            self._idle.pop().ask(self._taken(), self._loop.time() + self._timeout_s)
+        else:
+            task = self._loop.create_task(self._connect(self._taken()))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _work(self) -> None:
-        """Until nothing is waiting. It began in the next turn of the loop: what came meanwhile goes out together."""
-        self._is_starting = False
-        connection = self._idle.pop() if self._idle else self._pool.get_available_connection()  # type: ignore[no-untyped-call]
+    def _taken(self) -> list[Request]:
+        batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
+        self._start()
+        return batch
+
+    async def _connect(self, batch: Sequence[Request]) -> None:
+        deadline = self._loop.time() + self._timeout_s
+        connection = self._spare.pop() if self._spare else self._pool.get_available_connection()  # type: ignore[no-untyped-call]
         try:
-            while self._waiting and not connection.should_reconnect():
-                batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
-                self._start()
-                await self._exchange(connection, batch)
-        finally:
-            if connection.should_reconnect():
-                await connection.disconnect()
-            self._idle.append(connection)
+            async with asyncio.timeout_at(deadline):
+                await connection.disconnect(nowait=True)
+                await self._pool.ensure_connection(connection)
+        except BaseException as error:
+            self._spare.append(connection)
             self._free += 1
-            self._start()
-
-    async def _exchange(self, connection: AbstractConnection, batch: Sequence[_Request]) -> None:
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                if not connection.is_connected or await connection.can_read():
-                    await self._pool.ensure_connection(connection)
-                packed = [pack_command(command) for request in batch for command in request.commands]  # type: ignore[arg-type]  # its stub says: one word
-                await connection.send_packed_command(b"".join(packed), check_health=False)
-                for request in batch:
-                    await self._answer(connection, request)
-        except _FAULTS as error:
-            await connection.disconnect(nowait=True)
+            if not isinstance(error, _FAULTS):
+                self._fail(batch, ConnectionError("the gateway is stopping"))
+                raise
             self._fail(batch, error)
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            self._fail(batch, ConnectionError("the gateway is stopping"))
-            raise
+            self._start()
+        else:
+            wire = Wire(connection, self)
+            self._good.add(wire)
+            wire.ask(batch, deadline)
 
-    async def _answer(self, connection: AbstractConnection, request: _Request) -> None:
-        replies = [await _read(connection) for _ in request.commands]
-        if any(isinstance(reply, _ELSEWHERE) for reply in replies):
-            await self._pool.update_active_connections_for_reconnect()  # type: ignore[no-untyped-call]
-        if not request.done.done():
-            request.done.set_result(replies)
+    def rested(self, wire: Wire) -> None:
+        """See `Owner`."""
+        if wire not in self._good:
+            wire.close(_MOVED_ON)
+        elif self._waiting:
+            wire.ask(self._taken(), self._loop.time() + self._timeout_s)
+        else:
+            self._idle.append(wire)
+            self._free += 1
 
-    def _fail(self, batch: Sequence[_Request], error: BaseException) -> None:
+    def lost(self, wire: Wire, unanswered: Sequence[Request], error: Exception) -> None:
+        """See `Owner`."""
+        self._good.discard(wire)
+        if wire in self._idle:
+            self._idle.remove(wire)
+        else:
+            self._free += 1
+        self._spare.append(wire.connection)
+        self._fail(unanswered, error)
+        self._start()
+
+    def sent_elsewhere(self) -> None:
+        """See `Owner`."""
+        self._good.clear()
+        for wire in [*self._idle]:
+            wire.close(_MOVED_ON)
+
+    def _fail(self, batch: Sequence[Request], error: BaseException) -> None:
         if isinstance(error, _SILENCE):
             # Those behind have waited for the same silence: each of them would wait as long once more.
             batch = [*batch, *self._waiting]
@@ -215,13 +228,6 @@ class SingleLink:
         await self._pool.aclose()
         if isinstance(self._pool, SentinelConnectionPool):
             await self._pool.sentinel_manager.aclose()
-
-
-async def _read(connection: AbstractConnection) -> Any:
-    try:
-        return await connection.read_response(disable_decoding=True)
-    except ResponseError as error:
-        return error
 
 
 OpenNode = Callable[[Address], SingleLink]

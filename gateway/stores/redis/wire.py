@@ -1,0 +1,131 @@
+"""One connection to a server, with what was asked on it: a batch of requests, whose replies come in their order.
+
+redis-py makes the connection: TLS, password, database. From then on bytes go straight to its transport and replies come
+straight from it, without a task, a stream or a lock of their own for each exchange, which cost more than the commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from hiredis import Reader, pack_command
+from redis import exceptions
+from redis.asyncio.connection import AbstractConnection, DefaultParser
+from redis.exceptions import InvalidResponse, MasterDownError, ReadOnlyError
+
+from gateway.stores.redis.scripts import Command
+
+#: another server may be the one to ask next time
+_ELSEWHERE: Final = (ReadOnlyError, MasterDownError)
+#: no whole reply yet
+_MORE: Final = object()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Commands, and who waits for the replies to all of them."""
+
+    commands: Sequence[Command]
+    done: asyncio.Future[list[Any]]
+
+    def answer(self, replies: list[Any]) -> None:
+        """Give the replies to whoever still waits."""
+        if not self.done.done():
+            self.done.set_result(replies)
+
+    def fail(self, error: Exception) -> None:
+        """Say that there are none."""
+        if not self.done.done():
+            self.done.set_exception(error)
+
+
+class Owner(Protocol):
+    """Who asks, and hears of what becomes of it."""
+
+    def rested(self, wire: Wire) -> None:
+        """All was answered. There may be more to ask."""
+
+    def lost(self, wire: Wire, unanswered: Sequence[Request], error: Exception) -> None:
+        """The connection is gone, and these have no reply."""
+
+    def sent_elsewhere(self) -> None:
+        """The server says that another one is to be asked."""
+
+
+class Wire(asyncio.Protocol):
+    """See the module. `connection` is connected, and nobody else reads from it."""
+
+    def __init__(self, connection: AbstractConnection, owner: Owner) -> None:
+        self.connection = connection
+        self._owner = owner
+        self._loop = asyncio.get_running_loop()
+        self._reader = Reader(InvalidResponse, DefaultParser.parse_error, notEnoughData=_MORE)
+        self._asked: Sequence[Request] = ()
+        #: requests that are answered, and the replies so far to the one behind them
+        self._answered = 0
+        self._replies: list[Any] = []
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_over = False
+        # redis-py says only there what it is connected by. Its own reader has to hear of the end: it waits for that.
+        self._transport: asyncio.Transport = connection._writer.transport  # type: ignore[union-attr, assignment]  # noqa: SLF001
+        self._end_of_stream: Callable[[Exception | None], None] = self._transport.get_protocol().connection_lost
+        self._transport.set_protocol(self)
+
+    def ask(self, batch: Sequence[Request], deadline: float) -> None:
+        """Send these; nothing else is under way. All must be answered by this time of the loop."""
+        self._asked, self._answered = batch, 0
+        self._deadline = self._loop.call_at(deadline, self.close, TimeoutError())
+        packed = [pack_command(command) for request in batch for command in request.commands]  # type: ignore[arg-type]  # its stub says: one word
+        self._transport.write(b"".join(packed))
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        try:
+            self._reader.feed(data)
+            while (reply := self._reader.gets(False)) is not _MORE:  # noqa: FBT003  # by place alone: do not decode
+                self._take(reply)
+        except exceptions.RedisError as error:
+            self.close(error)
+
+    def _take(self, reply: Any) -> None:
+        if isinstance(reply, exceptions.ConnectionError):
+            raise reply  # it does not serve us at all
+        if self._answered == len(self._asked):
+            raise InvalidResponse("an answer to nothing")
+        if isinstance(reply, _ELSEWHERE):
+            self._owner.sent_elsewhere()
+        request = self._asked[self._answered]
+        self._replies.append(reply)
+        if len(self._replies) == len(request.commands):
+            request.answer(self._replies)
+            self._replies = []
+            self._answered += 1
+            if self._answered == len(self._asked):
+                self._rest()
+
+    def _rest(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._owner.rested(self)
+
+    def eof_received(self) -> None:
+        """See `asyncio.Protocol`."""
+        self.close(exceptions.ConnectionError("Connection closed by server"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._end_of_stream(exc)
+        self.close(exc or exceptions.ConnectionError("Connection closed by server"))
+
+    def close(self, error: Exception) -> None:
+        """Have it gone, once, for this reason."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._transport.abort()
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._owner.lost(self, self._asked[self._answered :], error)
