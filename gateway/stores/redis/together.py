@@ -70,7 +70,7 @@ class Clerk:
 
     def basic(self) -> dict[str, Any]:
         """How long keys live, and what time it is for whoever asks what is old."""
-        return {"ttl": self.ttl_ms, "at": self.now()}
+        return {"ttl": self.ttl_ms, "at": repr(self.now())}
 
     def taking(self, opened: OpenHold, lease_s: float) -> dict[str, Any]:
         """The arguments of a reservation."""
@@ -111,7 +111,7 @@ class Clerk:
 
     def noticed(self, accounts: Sequence[AccountKey]) -> list[Command]:
         """That sessions have accounts, so that those of sessions which never call can be found and forgotten."""
-        now = self.now()
+        now = repr(self.now())
         tags = [tag_of_account(key) for key in accounts if key.kind == "session"]
         if not tags:
             return []

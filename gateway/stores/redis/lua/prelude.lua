@@ -19,8 +19,9 @@ local function less(one, two)
 end
 
 -- An account: used, held (tokens, billionths of a USD, calls), when its window began, decided limits (false: none), and
--- its epoch: how often what is used began anew. Nothing where what stands there is none.
+-- its epoch: how often what is used began anew. `was`: all of it as it was read. Nothing where what stands there is none.
 local FIELDS = { 'u1', 'u2', 'u3', 'h1', 'h2', 'h3', 'o', 'd1', 'd2', 'd3', 'e' }
+local ABSENT = { 0, 0, 0, 0, 0, 0, NONE, false, false, false, 0 }
 local function readable(name)
     local v = redis.pcall('HMGET', name, unpack(FIELDS))
     if v.err then
@@ -34,16 +35,15 @@ local function readable(name)
         if kept and (not number or number ~= number) then
             return nil
         end
-    end
-    for i = 1, 7 do
-        v[i] = tonumber(v[i] or (i == 7 and NONE or 0))
+        v[i] = number or ABSENT[i]
     end
     return {
         u = { v[1], v[2], v[3] },
         h = { v[4], v[5], v[6] },
         o = v[7],
         d = { v[8], v[9], v[10] },
-        e = tonumber(v[11] or 0),
+        e = v[11],
+        was = v,
     }
 end
 
@@ -64,11 +64,7 @@ local function make_ready(name)
 end
 
 local function view(a)
-    local d = {}
-    for i = 1, 3 do
-        d[i] = tonumber(a.d[i] or -2)
-    end
-    return { a.u[1], a.u[2], a.u[3], a.h[1], a.h[2], a.h[3], a.o, d[1], d[2], d[3] }
+    return { a.u[1], a.u[2], a.u[3], a.h[1], a.h[2], a.h[3], a.o, a.d[1] or -2, a.d[2] or -2, a.d[3] or -2 }
 end
 
 -- Let a key live for A.ttl from now on, or for up to an hour less: a look costs less than a write, which also goes to
@@ -96,9 +92,17 @@ local function expire(name, kind, window)
     end
 end
 
+-- Write what of an account is not as it was: each field costs, here, on the disk and on replicas.
 local function save(name, a, kind, window)
-    redis.call('HSET', name, 'u1', a.u[1], 'u2', a.u[2], 'u3', a.u[3], 'h1', a.h[1], 'h2', a.h[2], 'h3', a.h[3],
-        'o', a.o, 'e', a.e, 'at', A.at)
+    local is = { a.u[1], a.u[2], a.u[3], a.h[1], a.h[2], a.h[3], a.o, a.d[1], a.d[2], a.d[3], a.e }
+    local news = { 'at', A.at }
+    for i, value in ipairs(is) do
+        if value ~= a.was[i] then
+            news[#news + 1] = FIELDS[i]
+            news[#news + 1] = value
+        end
+    end
+    redis.call('HSET', name, unpack(news))
     expire(name, kind, window)
 end
 
@@ -106,7 +110,7 @@ end
 local function limit(a, claim, i)
     local granted, declared = claim[3 + i], claim[6 + i]
     if a.d[i] then
-        granted = tonumber(a.d[i])
+        granted = a.d[i]
     end
     if granted == NONE or declared == NONE then
         return math.max(granted, declared)

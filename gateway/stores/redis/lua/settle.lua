@@ -19,12 +19,15 @@ end
 -- The sums with these added, as text, where Lua counts that exactly; else nothing.
 local function summed(sums, added)
     local found = {}
-    for i = 1, SUMS do
-        local sum = tonumber(sums[i] or 0) + tonumber(added[i])
-        if sum >= MOST then
-            return nil
+    for i, text in ipairs(added) do
+        found[i] = sums[i]
+        if text ~= '0' then
+            local sum = tonumber(sums[i] or 0) + tonumber(text)
+            if sum >= MOST then
+                return nil
+            end
+            found[i] = string.format('%.0f', sum)
         end
-        found[i] = sum == 0 and sums[i] or string.format('%.0f', sum)
     end
     return found
 end
