@@ -105,9 +105,10 @@ async def until_it_works(work: Callable[[], Awaitable[object]], seconds: float =
 class Proxy:
     """Lets requests through, and replies after a while, or breaks off in their place."""
 
-    def __init__(self, port: int, delay_s: float = 0.0) -> None:
+    def __init__(self, port: int, delay_s: float = 0.0, *, bytewise: bool = False) -> None:
         self._port = port
         self._delay_s = delay_s
+        self._bytewise = bytewise
         self.loses_replies = False
         self._server: asyncio.Server | None = None
         self._tasks = set[asyncio.Task[None]]()
@@ -130,6 +131,11 @@ class Proxy:
             asyncio.create_task(self._answer(upstream_reader, writer)),
         }
 
+    def say(self, data: bytes) -> None:
+        """What nobody has asked for, to all who are connected."""
+        for writer in self._writers[::2]:
+            writer.write(data)
+
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(65_536):
@@ -140,7 +146,12 @@ class Proxy:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while (data := await reader.read(65_536)) and not self.loses_replies:
-                asyncio.get_running_loop().call_later(self._delay_s, writer.write, data)
+                if self._bytewise:
+                    for place in range(len(data)):
+                        writer.write(data[place : place + 1])
+                        await asyncio.sleep(0)
+                else:
+                    asyncio.get_running_loop().call_later(self._delay_s, writer.write, data)
         if self.loses_replies:
             writer.close()
 
@@ -271,6 +282,17 @@ async def test_a_server_that_was_killed_and_started_again_is_used_again(start: S
         assert (await store.settle(spent(record()))).calls == 1
 
 
+async def test_a_connection_that_the_server_has_closed_is_made_anew_and_nobody_hears_of_it(
+    redis_server: RedisServer, record: MakeRecord
+) -> None:
+    redis_server.flush()
+    async with opened(redis_server.url) as store:
+        await asyncio.gather(*(store.settle(spent(record())) for _ in range(300)))
+        redis_server.cli("client", "kill", "type", "normal")
+        await asyncio.sleep(0.05)
+        assert (await store.settle(spent(record()))).calls == 301
+
+
 async def test_a_server_that_is_not_there_at_the_start_is_used_once_it_is(start: StartServer) -> None:
     server = start()
     server.kill()
@@ -390,6 +412,29 @@ async def test_a_change_whose_answer_was_lost_is_said_to_be_unknown(proxied: tup
     proxy.loses_replies = False
     state = await store.update(KEY, lambda state: state.with_summary("b", "text"))
     assert "b" in state.summaries
+
+
+async def test_an_answer_that_nobody_asked_for_is_nobodys(
+    proxied: tuple[Proxy, RedisStore], record: MakeRecord
+) -> None:
+    proxy, store = proxied
+    call = record()
+    assert (await store.settle(spent(call))).calls == 1
+    for stray in (b"*-1\r\n", b"no reply at all\r\n"):
+        proxy.say(stray)
+        await asyncio.sleep(0.05)
+        assert (await store.totals(KEY)).calls == 1
+        assert [one.call_id for one in await store.calls(KEY, 10)] == [call.call_id]
+
+
+async def test_a_reply_may_come_byte_by_byte(redis_server: RedisServer, record: MakeRecord) -> None:
+    redis_server.flush()
+    async with Proxy(redis_server.port, bytewise=True) as proxy, opened(proxy.url) as store:
+        calls = [record() for _ in range(3)]
+        await asyncio.gather(*(store.settle(spent(call)) for call in calls))
+        found, totals = await asyncio.gather(store.calls(KEY, 10), store.totals(KEY))
+        assert {one.call_id for one in found} == {one.call_id for one in calls}
+        assert totals.calls == 3
 
 
 # --- scripts, passwords, TLS ----------------------------------------------------------------------------------------------
@@ -701,6 +746,20 @@ async def test_what_an_older_version_noted_of_a_lost_call_is_taken_back(
     assert redis_server.cli("eval", as_it_was, str(len(names)), *names, opened.hold.id) == "1\n"
     await store.settle(replace(spent(opened.lost), outcome="ok"))
     assert await stands(store) == [(Amount(7), NOTHING)] * 2
+
+
+async def test_of_an_account_nothing_is_written_but_what_has_changed(
+    store: RedisStore, redis_server: RedisServer, record: MakeRecord
+) -> None:
+    call, name = record(), Keys("gateway:").account(KEY.account)
+    await store.reserve(held(call), LEASE_S)
+    assert set(redis_server.cli("hkeys", name).split()) == {"at", "h1"}
+    await store.settle(spent(call))
+    redis_server.cli("hset", name, "u2", "1.0")
+    await store.reserve(held(record()), LEASE_S)
+    assert set(redis_server.cli("hkeys", name).split()) == {"at", "h1", "u1", "u2"}
+    assert redis_server.cli("hget", name, "u2").strip() == "1.0"
+    assert await stands(store) == [(Amount(7, 1), Amount(15)), (Amount(7), Amount(15))]
 
 
 async def test_gateways_with_different_prefixes_share_a_server_and_nothing_else(
