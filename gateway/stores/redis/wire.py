@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from hiredis import Reader, pack_command
-from redis import exceptions
 from redis.asyncio.connection import AbstractConnection, DefaultParser
 from redis.exceptions import InvalidResponse, MasterDownError, ReadOnlyError
 
@@ -20,6 +19,8 @@ from gateway.stores.redis.scripts import Command
 
 #: another server may be the one to ask next time
 _ELSEWHERE: Final = (ReadOnlyError, MasterDownError)
+_ENDED: Final = "Connection closed by server"
+_UNASKED: Final = "an answer that nobody asked for"
 #: no whole reply yet
 _MORE: Final = object()
 
@@ -83,18 +84,17 @@ class Wire(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        if self._answered == len(self._asked):
+            self.close(InvalidResponse(_UNASKED))
+            return
         try:
             self._reader.feed(data)
             while (reply := self._reader.gets(False)) is not _MORE:  # noqa: FBT003  # by place alone: do not decode
                 self._take(reply)
-        except exceptions.RedisError as error:
+        except InvalidResponse as error:
             self.close(error)
 
     def _take(self, reply: Any) -> None:
-        if isinstance(reply, exceptions.ConnectionError):
-            raise reply  # it does not serve us at all
-        if self._answered == len(self._asked):
-            raise InvalidResponse("an answer to nothing")
         if isinstance(reply, _ELSEWHERE):
             self._owner.sent_elsewhere()
         request = self._asked[self._answered]
@@ -107,18 +107,20 @@ class Wire(asyncio.Protocol):
                 self._rest()
 
     def _rest(self) -> None:
+        if self._reader.has_data():
+            raise InvalidResponse(_UNASKED)
         if self._deadline is not None:
             self._deadline.cancel()
         self._owner.rested(self)
 
     def eof_received(self) -> None:
         """See `asyncio.Protocol`."""
-        self.close(exceptions.ConnectionError("Connection closed by server"))
+        self.close(ConnectionError(_ENDED))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         self._end_of_stream(exc)
-        self.close(exc or exceptions.ConnectionError("Connection closed by server"))
+        self.close(exc or ConnectionError(_ENDED))
 
     def close(self, error: Exception) -> None:
         """Have it gone, once, for this reason."""
