@@ -454,6 +454,14 @@ async def test_a_connection_that_has_ended_is_made_anew_and_nobody_hears_of_it(
     assert (await store.settle(spent(record()))).calls == 301
 
 
+async def test_what_cannot_be_sent_is_said_to_whoever_asks_and_keeps_nobody_waiting(store: RedisStore) -> None:
+    for _ in range(10):  # more than there are connections
+        with pytest.raises(UnicodeEncodeError):
+            await store.learned("\ud83d")
+    with in_time():
+        assert await store.learned("a") is None
+
+
 async def test_a_reply_may_come_byte_by_byte(redis_server: RedisServer, record: MakeRecord) -> None:
     redis_server.flush()
     async with Proxy(redis_server.port, bytewise=True) as proxy, opened(proxy.url) as store:

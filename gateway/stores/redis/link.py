@@ -135,9 +135,9 @@ class SingleLink:
 
     def _send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
         done: asyncio.Future[list[Any]] = self._loop.create_future()
+        self._waiting.append(Request.of(commands, done))
         self._running.add(done)
         done.add_done_callback(self._running.discard)
-        self._waiting.append(Request(commands, done))
         self._start()
         return done
 

@@ -27,10 +27,16 @@ _MORE: Final = object()
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Commands, and who waits for the replies to all of them."""
+    """Commands as they are sent, how many they are, and who waits for the replies to all of them."""
 
-    commands: Sequence[Command]
+    packed: bytes
+    count: int
     done: asyncio.Future[list[Any]]
+
+    @classmethod
+    def of(cls, commands: Sequence[Command], done: asyncio.Future[list[Any]]) -> Request:
+        """These. Whoever asks for what cannot be sent hears of it, and nobody who is behind."""
+        return cls(b"".join(map(pack_command, commands)), len(commands), done)  # type: ignore[arg-type]  # its stub says: one word
 
     def answer(self, replies: list[Any]) -> None:
         """Give the replies to whoever still waits."""
@@ -79,8 +85,7 @@ class Wire(asyncio.Protocol):
         """Send these; nothing else is under way. All must be answered by this time of the loop."""
         self._asked, self._answered = batch, 0
         self._deadline = self._loop.call_at(deadline, self.close, TimeoutError())
-        packed = [pack_command(command) for request in batch for command in request.commands]  # type: ignore[arg-type]  # its stub says: one word
-        self._transport.write(b"".join(packed))
+        self._transport.write(b"".join([request.packed for request in batch]))
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -99,7 +104,7 @@ class Wire(asyncio.Protocol):
             self._owner.sent_elsewhere()
         request = self._asked[self._answered]
         self._replies.append(reply)
-        if len(self._replies) == len(request.commands):
+        if len(self._replies) == request.count:
             request.answer(self._replies)
             self._replies = []
             self._answered += 1
