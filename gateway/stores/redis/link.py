@@ -125,7 +125,7 @@ class SingleLink:
         Raises:
             StoreUnavailable: there was no answer in time.
         """
-        replies = await self._send(commands)
+        replies = await self._send(commands) if commands else []
         unknown = [number for number, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if unknown:
             again = await self._send(tuple(self._scripts.spelled_out(commands[number]) for number in unknown))
