@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from math import inf
 from typing import Final
 
 from gateway.core.conversation import Unit
 from gateway.core.fitting.draft import DROP, KEEP, Decision, Draft, Step
-from gateway.core.fitting.offers import OPENING, Offer, Opening, cost_of
+from gateway.core.fitting.offers import Entry, Offer, Opening, Stock
 from gateway.core.fitting.worth import Scores, Worth
 
 #: Blocks are chosen by estimated tokens; so often the result is weighed and the rest of the room filled.
 _ROUNDS: Final = 3
 #: room smaller than this share of the limit is left empty
 _CLOSE: Final = 0.02
+#: a ratio that is looked at again is the same but for this part of it
 _SAME: Final = 1e-12
 
 
@@ -34,7 +36,7 @@ def condense(draft: Draft, limit: int, worth: Worth) -> Draft:
 
 
 class _Choice:
-    _scores: Scores
+    _stock: Stock
 
     def __init__(self, draft: Draft, limit: int) -> None:
         self._draft = draft
@@ -44,6 +46,8 @@ class _Choice:
         frames = draft.having(blank).weights()
         draft.read(index for unit in units for index in unit.indices)
         self._units = {unit.start: self._opening(unit, frames) for unit in units}
+        #: the unit of each message
+        self._starts = {index: unit.start for unit in units for index in unit.indices}
         #: what was drafted last, and the units that are other since
         self._drafted = draft
         self._touched = {*self._units}
@@ -58,19 +62,20 @@ class _Choice:
         """Fill by estimate, weigh, and fill or take back until it is right."""
         candidates = {index: known for opening in self._units.values() for index, known in opening.known.items()}
         fixed = [i for i in range(len(self._draft.decisions)) if i not in candidates]
-        self._scores = Scores(self._draft, worth, candidates)
-        self._scores.keep_sent(self._draft, fixed)
+        self._stock = Stock(candidates, Scores(self._draft, worth, candidates, fixed))
         weights = self._draft.weights()
         self._room = float(self._limit - sum(weights[index] for index in fixed))
         task = self._draft.conversation.task
         if task is not None and task in self._units:
             self._start_with(self._units[task], task)
+        waiting: list[Entry] = []
+        for number, opening in enumerate(self._units.values(), -len(self._units)):
+            waiting += opening.entries(self._stock, ()) if opening.is_open else ((-inf, number, 0.0),)
         draft = self._draft
         for _ in range(_ROUNDS):
-            steps = len(self._steps)
-            self._fill()
+            waiting = self._fill(waiting)
             draft = self._weighed()
-            if len(self._steps) == steps or self._room < _CLOSE * self._limit:
+            if not waiting or self._room < _CLOSE * self._limit:
                 break
         return self._within(draft)
 
@@ -109,41 +114,47 @@ class _Choice:
         opening.is_open = True
         self._room -= opening.frame
         if not opening.unit.sealed and opening.known[task].terms:
-            cost = cost_of(opening.known[task], 0, ())
+            place = self._stock.scores.starts[task]
+            cost = self._stock.cost(place)
             if cost <= self._room:
-                self._take(opening, Offer(0.0, cost, [(task, 0)]))
+                self._take(opening, Offer(0.0, cost, (place,)))
 
-    def _fill(self) -> None:
-        units, scores, tick = self._units, self._scores, self._draft.watch.tick
-        openings = self._draft.watch.over(units.values())
-        heap = [entry for opening in openings for entry in opening.entries(scores, self._room)]
+    def _fill(self, heap: list[Entry]) -> list[Entry]:
+        """Take what is worth most for its price; what is worth something and was too much for the room comes back."""
+        stock, tick = self._stock, self._draft.watch.tick
+        openings = [*self._units.values()]
+        too_much: list[Entry] = []
         heapq.heapify(heap)
         while heap:
-            stale, start, place, least = heapq.heappop(heap)
+            entry = stale, place, least = heapq.heappop(heap)
             if least > self._room:
+                too_much.append(entry)
                 continue
             tick()
-            opening = units[start]
-            offer = opening.bundle(scores) if place == OPENING else opening.single(scores, place)
+            offer = stock.single(place) if place >= 0 else openings[place].bundle(stock)
             if offer.ratio <= 0:
                 continue
-            if -offer.ratio > stale + _SAME and heap and -offer.ratio > heap[0][0]:
-                heapq.heappush(heap, (-offer.ratio, start, place, offer.cost if place == OPENING else least))
-            elif offer.cost <= self._room:
+            if -offer.ratio > stale and heap and -offer.ratio > (1 - _SAME) * heap[0][0]:
+                heapq.heappush(heap, (-offer.ratio, place, least if place >= 0 else offer.cost))
+            elif offer.cost > self._room:
+                too_much.append(entry)
+            else:
+                opening = openings[place] if place < 0 else self._units[self._starts[stock.indices[place]]]
                 self._take(opening, offer)
-                if place == OPENING:
-                    for entry in opening.entries(scores, self._room):
-                        heapq.heappush(heap, entry)
+                if place < 0:
+                    for other in opening.entries(stock, offer.places):
+                        heapq.heappush(heap, other)
+        return too_much
 
     def _take(self, opening: Opening, offer: Offer) -> None:
         self._room -= offer.cost
         opened = not opening.is_open
         if opened:
-            opening.opens(self._scores)
-        for index, number in offer.picks:
+            opening.opens(self._stock.scores)
+        picks = self._stock.take(offer.places)
+        for index, number in picks:
             opening.picked[index].add(number)
-            self._scores.keep(opening.known[index].terms[number])
-        self._steps.append(Step(opening.unit.start, offer.picks, opened))
+        self._steps.append(Step(opening.unit.start, picks, opened))
         self._touched.add(opening.unit.start)
 
     def _take_back(self) -> float:

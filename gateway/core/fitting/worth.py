@@ -8,9 +8,9 @@ of these is a factor. Weights were set on one half of 126 recorded conversations
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain, count
 from typing import Final
 
 from gateway.core.fitting.draft import KEEP, Draft, Uses
@@ -58,47 +58,66 @@ class Worth:
 class Scores:
     """The worth of every block of a conversation, while choosing.
 
-    A term that is kept is worth nothing more: what is left of each is one table, so that what a block adds is a plain
-    sum over its terms.
+    Blocks have places, one after the other in the order of the candidates; behind them has each candidate one for what
+    cannot be cut of it. A term that is kept is worth nothing more: it is taken off the sums of all places that have it,
+    once, so that what a block adds is there to be read.
     """
 
-    def __init__(self, draft: Draft, worth: Worth, candidates: Mapping[int, Known]) -> None:
+    def __init__(self, draft: Draft, worth: Worth, candidates: Mapping[int, Known], sent: Iterable[int] = ()) -> None:
         #: what each term is worth now
         self.left = {**_weights(draft, worth)}
-        #: how often something was kept
-        self.kept = 0
-        self._priorities = draft.conversation.priorities
-        matches = _matches(draft, candidates, worth.neighbour)
-        self._factor = {
-            i: [(1 + worth.answer * match) * self._priorities.get(i, 1.0) for match in found]
-            for i, found in matches.items()
-        }
+        known = candidates.values()
+        #: the place of the first block of each message, and that of what cannot be cut of it
+        self.starts = dict(zip(candidates, accumulate([len(one.terms) for one in known], initial=0), strict=False))
+        #: by place
+        self.terms = list(chain.from_iterable([one.terms for one in known]))
+        self.frames = dict(zip(candidates, count(len(self.terms)), strict=False))
+        self._holders = _holders(draft, self.terms)
+        priorities = draft.conversation.priorities
+        #: by which the sum of each place is worth more
+        self.factors = _factors(draft, worth, candidates, self._holders, priorities)
+        self._keep_sent(draft, sent)
+        for place, one in zip(self.frames.values(), known, strict=True):
+            self.terms.append(one.fixed)
+            for term in one.fixed:
+                self._holders[term].append(place)
+        self.factors += [priorities.get(index, 1.0) for index in candidates]
+        worth_of = self.left.__getitem__
+        #: what the terms of each place are worth together
+        self.sums = [sum(map(worth_of, terms)) for terms in self.terms]
 
     def keep(self, terms: Iterable[str]) -> None:
         """These are kept from now on."""
-        self.kept += 1
-        self.left.update(dict.fromkeys(terms, 0.0))
+        left, holders, sums = self.left, self._holders, self.sums
+        for term in terms:
+            worth = left[term]
+            if worth:
+                left[term] = 0.0
+                for place in holders.get(term, ()):
+                    sums[place] -= worth
 
-    def keep_sent(self, draft: Draft, indices: Iterable[int]) -> None:
+    def _keep_sent(self, draft: Draft, indices: Iterable[int]) -> None:
         """What is sent of these messages is kept.
 
         A question that names a thing does not say what is known of it: what only the question holds keeps a tenth.
         """
-        last = len(draft.decisions) - 1
+        left, last = self.left, len(draft.decisions) - 1
         is_question = draft.conversation.items[last].role == "user" and last not in draft.recalls
         if is_question:
-            left = self.left
             left.update({term: ASKED * left[term] for terms in terms_kept(draft, (last,)) for term in terms})
         for terms in terms_kept(draft, [index for index in indices if index != last or not is_question]):
-            self.keep(terms)
+            left.update(dict.fromkeys(terms, 0.0))
 
-    def factors(self, index: int) -> Sequence[float]:
-        """By which the terms of each block of a message are worth more."""
-        return self._factor[index]
 
-    def priority(self, index: int) -> float:
-        """By which the terms of the uncut part of a message are worth more."""
-        return self._priorities.get(index, 1.0)
+def _holders(draft: Draft, terms_of: Sequence[Sequence[str]]) -> defaultdict[str, list[int]]:
+    """The places that have a term."""
+    holders = defaultdict[str, list[int]](list)
+    for place, terms in enumerate(terms_of):
+        if not place % _BLOCKS_A_PIECE:
+            draft.watch.tick()
+        for term in terms:
+            holders[term].append(place)
+    return holders
 
 
 def terms_kept(draft: Draft, indices: Iterable[int]) -> Iterator[Collection[str]]:
@@ -172,25 +191,36 @@ def uses_of(draft: Draft) -> Uses:
     return uses
 
 
-def _matches(draft: Draft, candidates: Mapping[int, Known], spill: float) -> dict[int, list[float]]:
-    """How well each block answers, 0 to about 1: BM25 in relation to the best of them."""
-    asks = last_words(draft)
-    answers: dict[int, list[list[str]]] = {}
-    for index, known in candidates.items():
-        draft.watch.tick(1 + known.length // _TERMS_A_PIECE)
-        answers[index] = [list(filter(asks.__contains__, terms)) for terms in known.terms]
-    holders = Counter(chain.from_iterable(chain.from_iterable(answers.values())))
+def _factors(
+    draft: Draft,
+    worth: Worth,
+    candidates: Mapping[int, Known],
+    holders: Mapping[str, Sequence[int]],
+    priorities: Mapping[int, float],
+) -> list[float]:
+    """By which the terms of each block are worth more: how well it answers, 0 to about 1, BM25 in relation to the best.
+
+    And what the client has said of its message.
+    """
     blocks = sum([len(known.terms) for known in candidates.values()])
     length = sum([known.length for known in candidates.values()])
-    rarities = {term: rarity(asks[term], blocks, count) for term, count in holders.items()}
-    scores = {}
+    scores = [0.0] * blocks
+    for term, asks in last_words(draft).items():
+        places = holders.get(term)
+        if places:
+            weight = rarity(asks, blocks, len(places))
+            for place in places:
+                scores[place] += weight
+    sizes = [len(terms) for known in candidates.values() for terms in known.terms]
+    mean = length / blocks if blocks else 0.0
+    scores = [score and answered(score, size / mean) for score, size in zip(scores, sizes, strict=True)]
+    by = worth.answer / (max(scores, default=0.0) or 1.0)
+    factors: list[float] = []
     for index, known in candidates.items():
-        draft.watch.tick(1 + len(known.terms) // _BLOCKS_A_PIECE)
-        sums = [math.fsum(map(rarities.__getitem__, terms)) for terms in answers[index]]
-        sizes = map(len, known.terms)
-        scores[index] = [one and answered(one, size * blocks / length) for one, size in zip(sums, sizes, strict=True)]
-    best = max(chain.from_iterable(scores.values()), default=0.0) or 1.0
-    return {index: [score / best for score in _spilled(each, spill)] for index, each in scores.items()}
+        start, priority = len(factors), priorities.get(index, 1.0)
+        found = scores[start : start + len(known.terms)]
+        factors += [(1 + by * score) * priority for score in _spilled(found, worth.neighbour)]
+    return factors
 
 
 def rarity(asks: float, blocks: int, count: int) -> float:

@@ -5,12 +5,11 @@ from typing import Any
 
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import Draft
-from gateway.core.fitting.offers import GAP_TOKENS, OPENING, Opening, cost_of
+from gateway.core.fitting.offers import GAP_TOKENS, Opening, Stock
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.worth import Scores, Worth
 
 LINES = [f"order W{n}00{n} of customer {n}{n}{n}{n} was shipped to Boston{n} yesterday.\n" for n in range(1, 6)]
-ROOM = 10_000.0
 
 
 def draft_of(*contents: Any) -> Draft:
@@ -25,58 +24,79 @@ def opening_of(draft: Draft, start: int, frame: int = 10) -> Opening:
     return Opening(unit, frame, known, {index: set() for index in known})
 
 
-def scores_of(draft: Draft) -> Scores:
-    return Scores(draft, Worth(), {index: draft.known(index) for index in range(len(draft.decisions))})
+def stock_of(draft: Draft) -> Stock:
+    candidates = {index: draft.known(index) for index in range(len(draft.decisions) - 1)}
+    return Stock(candidates, Scores(draft, Worth(), candidates))
 
 
 def test_a_unit_is_offered_with_as_many_blocks_as_raise_its_worth_per_token() -> None:
     draft = draft_of("".join(LINES))
-    offer = opening_of(draft, 0, frame=200).bundle(scores_of(draft))
-    assert len(offer.picks) == len(LINES)
-    cheap = opening_of(draft, 0, frame=1).bundle(scores_of(draft))
-    assert 1 <= len(cheap.picks) < len(LINES)
+    offer = opening_of(draft, 0, frame=200).bundle(stock_of(draft))
+    assert len(offer.places) == len(LINES)
+    cheap = opening_of(draft, 0, frame=1).bundle(stock_of(draft))
+    assert 1 <= len(cheap.places) < len(LINES)
     assert cheap.ratio > offer.ratio
 
 
 def test_two_blocks_that_say_the_same_are_not_both_of_an_offer() -> None:
     draft = draft_of(LINES[0] * 2)
-    assert opening_of(draft, 0, frame=200).bundle(scores_of(draft)).picks == [(0, 0)]
+    stock = stock_of(draft)
+    assert stock.take(opening_of(draft, 0, frame=200).bundle(stock).places) == [(0, 0)]
 
 
 def test_an_offer_falls_with_what_is_kept_however_often_it_is_looked_at() -> None:
     draft = draft_of("".join(LINES))
-    opening, scores = opening_of(draft, 0, frame=200), scores_of(draft)
-    ratios = [opening.bundle(scores).ratio]
+    opening, stock = opening_of(draft, 0, frame=200), stock_of(draft)
+    ratios = [opening.bundle(stock).ratio]
     for terms in draft.known(0).terms:
-        scores.keep(terms)
-        ratios.append(opening.bundle(scores).ratio)
-        assert ratios[-1] == opening_of(draft, 0, frame=200).bundle(scores).ratio
+        stock.scores.keep(terms)
+        ratios.append(opening.bundle(stock).ratio)
+        assert ratios[-1] == opening_of(draft, 0, frame=200).bundle(stock).ratio
     assert ratios == sorted(ratios, reverse=True)
     assert ratios[-1] == 0
 
 
+def test_an_offer_is_made_anew_only_when_its_own_blocks_are_worth_less() -> None:
+    draft = draft_of(LINES[0], LINES[1])
+    stock = stock_of(draft)
+    first, second = opening_of(draft, 0), opening_of(draft, 1)
+    offers = first.bundle(stock), second.bundle(stock)
+    stock.scores.keep([term for term in draft.known(0).terms[0] if term not in draft.known(1).terms[0]])
+    assert second.bundle(stock) is offers[1]
+    assert first.bundle(stock).ratio < offers[0].ratio
+
+
 def test_once_a_unit_is_open_its_other_blocks_are_offered_one_by_one() -> None:
     draft = draft_of("".join(LINES))
-    opening, scores = opening_of(draft, 0), scores_of(draft)
-    assert [place for _, _, place, _ in opening.entries(scores, ROOM)] == [OPENING]
-    assert not list(opening.entries(scores, 5.0))
-    taken = opening.bundle(scores).picks
-    opening.opens(scores)
-    for index, number in taken:
-        opening.picked[index].add(number)
-        scores.keep(draft.known(index).terms[number])
-    entries = list(opening.entries(scores, ROOM))
-    offers = [opening.single(scores, place) for _, _, place, _ in entries]
-    assert sorted([*taken, *(offer.picks[0] for offer in offers)]) == [(0, number) for number in range(len(LINES))]
+    opening, stock = opening_of(draft, 0), stock_of(draft)
+    taken = opening.bundle(stock).places
+    opening.opens(stock.scores)
+    stock.take(taken)
+    entries = list(opening.entries(stock, taken))
+    offers = [stock.single(place) for _, place, _ in entries]
+    assert sorted([*taken, *(offer.places[0] for offer in offers)]) == [*range(len(LINES))]
     assert all(offer.ratio <= -stale for (stale, *_), offer in zip(entries, offers, strict=True))
     assert all(offer.cost >= least for (*_, least), offer in zip(entries, offers, strict=True))
 
 
 def test_the_first_row_of_a_table_is_paid_with_its_head() -> None:
     rows = [{"id": f"W{n}00{n}", "city": f"city{n}", "text": "a|b"} for n in range(9)]
-    known = draft_of(json.dumps({"total": 9, "rows": rows})).known(0)
+    draft = draft_of(json.dumps({"total": 9, "rows": rows}))
+    known, stock = draft.known(0), stock_of(draft)
     row = len(known.tokens) - 1
     head = known.sliced.blocks[row].needs
     assert head >= 0
-    assert cost_of(known, row, ()) == known.tokens[row] + known.tokens[head] + GAP_TOKENS
-    assert cost_of(known, row, {head}) == known.tokens[row] + GAP_TOKENS
+    assert stock.cost(row) == known.tokens[row] + known.tokens[head] + GAP_TOKENS
+    stock.take((head,))
+    assert stock.cost(row) == known.tokens[row] + GAP_TOKENS
+
+
+def test_a_row_is_worth_no_more_than_it_was_said_to_be_once_its_head_is_there() -> None:
+    rows = [{"id": f"W{n}00{n}", "city": f"city{n}", "text": "a|b"} for n in range(9)]
+    draft = draft_of(json.dumps({"total": 9, "rows": rows}))
+    opening, stock = opening_of(draft, 0), stock_of(draft)
+    stale = {place: -rank for rank, place, _ in opening.entries(stock, ())}
+    head = draft.known(0).sliced.blocks[-1].needs
+    stock.take((head,))
+    rest = {place: stock.single(place).ratio for place in stale if place != head}
+    assert all(ratio <= stale[place] * (1 + 1e-9) for place, ratio in rest.items())

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import DROP, Draft
 from gateway.core.fitting.reader import Reader, weigher
@@ -16,7 +18,9 @@ def draft_of(*pairs: tuple[str, Any]) -> Draft:
 def gain(draft: Draft, index: int, worth: Worth | None = None, kept: tuple[str, ...] = ()) -> float:
     scores = Scores(draft, worth or Worth(), {i: draft.known(i) for i in range(len(draft.decisions))})
     scores.keep(kept)
-    return sum(scores.left[term] for term in draft.known(index).terms[0]) * scores.factors(index)[0]
+    place = scores.starts[index]
+    assert scores.sums[place] == pytest.approx(sum(scores.left[term] for term in draft.known(index).terms[0]))
+    return scores.sums[place] * scores.factors[place]
 
 
 def kept(draft: Draft, index: int) -> set[str]:
@@ -48,6 +52,7 @@ def test_a_block_that_answers_the_last_words_is_worth_more() -> None:
 def test_what_is_kept_already_is_worth_nothing() -> None:
     draft = draft_of(("user", "A1111"), ("user", "on"))
     assert gain(draft, 0, kept=("a1111",)) == 0
+    assert gain(draft, 0, kept=("a1111", "a1111")) == 0
 
 
 def test_the_terms_of_what_is_sent_are_kept() -> None:
