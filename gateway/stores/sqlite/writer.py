@@ -1,7 +1,4 @@
-"""Group commit, in the event loop: the first write of a turn waits for nobody, the others of it share a transaction.
-
-So a write that comes alone costs no turn of the loop, and who writes again and again lets the loop go on in between.
-"""
+"""Group commit: what is to be written in one turn of the event loop shares one transaction, which runs in the loop."""
 
 from __future__ import annotations
 
@@ -67,10 +64,7 @@ class Writer:
         """
         done: asyncio.Future[T] = self._loop.create_future()
         self._pending.append(_Pending(work, done, self._loop.time() + self._timeout_s))
-        if self._flush_handle is None and not self._paused:
-            # Nothing waits, or it would be scheduled: this overtakes nobody.
-            self._flush()
-            self._schedule(0)
+        self._schedule(0)
         return await done
 
     @contextlib.contextmanager
@@ -99,13 +93,10 @@ class Writer:
 
     def _flush(self) -> None:
         self._flush_handle = None
-        if not self._pending or self._paused:
+        if self._paused:
             return
         batch, self._pending = self._pending, []
         self._flush_batch(batch)
-        if len(batch) > 1:
-            # Who waited for it goes on in the next turn, and may write there.
-            self._schedule(0)
 
     def _flush_batch(self, batch: list[_Pending]) -> None:
         try:

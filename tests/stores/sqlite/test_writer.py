@@ -155,20 +155,15 @@ def adding(letter: bytes) -> Mapping[str, Lesson]:
     return {"k": lambda known: (known or b"") + letter}
 
 
-async def test_the_first_write_of_a_turn_is_made_in_it_and_the_others_share_one_transaction(
-    path: Path, record: MakeRecord
-) -> None:
+async def test_what_is_asked_for_in_one_turn_of_the_loop_is_one_transaction(path: Path, record: MakeRecord) -> None:
     async with opened(path) as store:
         with traced(store) as statements:
-            first = asyncio.create_task(store.update(KEY, counts))
-            rest = asyncio.gather(
-                store.settle(record(charge=CHARGE)), store.learn({"k": one_more}), store.learn({"l": one_more})
+            await asyncio.gather(
+                store.update(KEY, counts),
+                store.settle(record(charge=CHARGE)),
+                store.learn({"k": one_more, "l": one_more}),
             )
-            await asyncio.sleep(0)
-            assert first.done()
-            assert statements.count("COMMIT") == 1
-            await rest
-    assert statements.count("BEGIN IMMEDIATE") == statements.count("COMMIT") == 2
+    assert statements.count("BEGIN IMMEDIATE") == statements.count("COMMIT") == 1
     assert [text.split()[0] for text in statements[-2:]] == ["INSERT", "COMMIT"]
 
 
@@ -180,7 +175,7 @@ async def test_those_who_waited_for_one_transaction_share_the_next(path: Path, r
     async with opened(path) as store:
         with traced(store) as statements:
             await asyncio.gather(*(twice(store) for _ in range(64)))
-    assert statements.count("COMMIT") == 3, "of the first alone, of the others, and of what these do next"
+    assert statements.count("COMMIT") == 2
 
 
 async def test_who_writes_again_and_again_lets_the_loop_go_on(path: Path) -> None:
@@ -218,12 +213,12 @@ async def test_nothing_is_written_while_a_checkpoint_keeps_all_waiting_and_all_o
         with store._writer.paused(), traced(store) as statements:
             tasks.append(asyncio.create_task(store.learn(adding(b"c"))))
             await asyncio.sleep(0.01)
-            assert [task.done() for task in tasks] == [True, False, False]
+            assert [task.done() for task in tasks] == [False] * 3
             assert statements == []
         assert await asyncio.wait_for(store.learn(adding(b"d")), LIMIT_S) == {"k": b"abcd"}
 
 
-async def test_what_a_write_raises_comes_from_the_first_of_a_turn_too_and_nothing_of_it_is_written(path: Path) -> None:
+async def test_what_a_write_raises_comes_to_its_caller_and_nothing_of_it_is_written(path: Path) -> None:
     def fails(state: SessionState) -> SessionState:
         raise LookupError(state)
 
