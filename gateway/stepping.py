@@ -139,8 +139,7 @@ class Steps:
 
     def _agent(self, progress: Progress) -> Agent | None:
         """Whose steps the call takes: those that its route says, that it asks for, or that are for all others."""
-        rule, asked = progress.route.rule, progress.incoming.directives.agent
-        name = rule.agent if rule is not None and rule.agent is not None else asked
+        name = progress.route.agent or progress.incoming.directives.agent
         if name is None:
             return self._agents.get(DEFAULT_AGENT)
         if name not in self._agents:

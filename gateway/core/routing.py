@@ -61,6 +61,11 @@ class Route:
     model: str
     rule: ModelRule | None = None
 
+    @property
+    def agent(self) -> str | None:
+        """Whose steps its calls take, where its rule says so, whatever they ask for."""
+        return self.rule.agent if self.rule is not None else None
+
 
 class Routes:
     """The routing table: rules in order, provider names, and the provider for what no rule names."""

@@ -43,8 +43,7 @@ def _place(place: StepState, agent: Agent | None) -> dict[str, Any]:
 
 def step_of(state: SessionState, agents: Mapping[str, Agent], route: Route, asked: str | None) -> Step | None:
     """The step that a session's calls are in. `asked`: the agent that a request names, where its route has none."""
-    named = route.rule.agent if route.rule is not None else None
-    agent = agents.get(named or asked or DEFAULT_AGENT)
+    agent = agents.get(route.agent or asked or DEFAULT_AGENT)
     return agent.step(state.steps.get(agent.name, _AT_START)) if agent is not None else None
 
 
