@@ -28,6 +28,7 @@ from gateway.dialects.fields import read_fields
 from gateway.planning import Asked, Planner
 from gateway.stores.learner import Learner
 from gateway.stores.memory import MemoryStore
+from tests.support.timing import turns_counted
 
 FAMILIES = config.families()
 FIELDS = {"chat": "messages", "messages": "messages", "responses": "input"}
@@ -258,25 +259,14 @@ async def test_another_format_heeds_marks_that_the_first_had_no_eyes_for(world: 
 
 async def test_where_little_is_new_a_large_request_is_weighed_in_the_loop(world: World) -> None:
     messages: list[Any] = [LONG] * 20
-    ticks = 0
-
-    async def tick() -> None:
-        nonlocal ticks
-        while True:
-            ticks += 1
-            await asyncio.sleep(0)
-
-    ticking = asyncio.create_task(tick())
-    await asyncio.sleep(0)
-    await world.estimate(body_of(messages))
-    assert ticks > 1
-    before = ticks
-    await world.estimate(body_of(messages + turn(1)))
-    assert ticks == before
-    # counted another way nothing is known
-    await world.estimate(body_of(messages + turn(1)), tokenizer="cl100k")
-    assert ticks > before
-    ticking.cancel()
+    async with turns_counted() as turns:
+        await world.estimate(body_of(messages))
+        assert (before := turns()) > 1
+        await world.estimate(body_of(messages + turn(1)))
+        assert turns() == before
+        # counted another way nothing is known
+        await world.estimate(body_of(messages + turn(1)), tokenizer="cl100k")
+        assert turns() > before
 
 
 # --- nor does what is sent --------------------------------------------------------------------------------------------

@@ -144,8 +144,9 @@ class Listening:
         if self.stalled is not None:
             await self.stalled.wait()
         self.status = message.get("status", self.status)
-        self.text += message.get("body", b"").decode()
-        *blocks, self.rest = (self.rest + message.get("body", b"").decode()).split("\n\n")
+        piece = message.get("body", b"").decode()
+        self.text += piece
+        *blocks, self.rest = (self.rest + piece).split("\n\n")
         for block in blocks:
             one = dict(line.split(": ", 1) for line in block.split("\n") if line)
             if "event" in one:

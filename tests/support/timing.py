@@ -6,8 +6,8 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from types import FrameType
 from typing import Any, Final
 
@@ -39,6 +39,23 @@ async def eventually(condition: Callable[[], object], what: str = "") -> None:
     while not condition():
         assert time.monotonic() < deadline, f"did not happen within {LIMIT_S:g} s: {what or condition}"
         await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def turns_counted() -> AsyncIterator[Callable[[], int]]:
+    """How many turns the event loop has made since, for whoever asks."""
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    turning = asyncio.create_task(turn())
+    await asyncio.sleep(0)
+    yield lambda: turns
+    turning.cancel()
 
 
 def calls_made(work: Callable[[], object]) -> int:

@@ -16,7 +16,7 @@ from gateway.core.session import SessionState
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.stores.sqlite import SqliteStore
 from tests.stores.files import CHARGE, KEY, TIMEOUT_S, MakeRecord, locked, opened, query
-from tests.support.timing import LIMIT_S, in_time
+from tests.support.timing import LIMIT_S, in_time, turns_counted
 
 
 async def the_loop_runs_on() -> None:
@@ -179,20 +179,10 @@ async def test_those_who_waited_for_one_transaction_share_the_next(path: Path, r
 
 
 async def test_who_writes_again_and_again_lets_the_loop_go_on(path: Path) -> None:
-    turns = 0
-
-    async def go_on() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    async with opened(path) as store:
-        other = asyncio.create_task(go_on())
+    async with opened(path) as store, turns_counted() as turns:
         for _ in range(20):
             await store.learn({"k": one_more})
-        other.cancel()
-    assert turns >= 10
+        assert turns() >= 10
 
 
 async def test_nothing_overtakes_what_waits_for_a_lock(path: Path) -> None:
