@@ -220,6 +220,9 @@ def _migrate_within(connection: sqlite3.Connection, path: Path) -> None:
             connection.execute(statement)
     connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
+    if version < len(MIGRATIONS):
+        connection.execute("DROP VIEW IF EXISTS format")
+        connection.execute(f"CREATE VIEW format AS SELECT {len(MIGRATIONS)} AS version")  # a number
 
 
 def _unpacked_size(packed: object) -> int:
@@ -245,8 +248,12 @@ def rewrite_format(connection: sqlite3.Connection) -> None:
 
 
 def _format_of(connection: sqlite3.Connection) -> int:
+    """The number in the header, or that of a view: versions before 10 that have the file open stamp the header."""
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    return version
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'format'").fetchone() is None:
+        return version
+    kept: int = connection.execute("SELECT version FROM format").fetchone()[0]
+    return max(version, kept)
 
 
 def hold_key(hold_id: str) -> int:

@@ -22,7 +22,7 @@ from gateway.core.tools import ToolUse
 from gateway.core.usage import Totals
 from gateway.stores.sqlite import SqliteStore
 from gateway.stores.sqlite.schema import MIGRATIONS
-from tests.stores.files import CHARGE, MakeRecord, opened, query, write
+from tests.stores.files import CHARGE, KEY, MakeRecord, opened, query, write
 
 
 async def test_a_new_file_and_its_folder_are_for_their_owner_only(path: Path, record: MakeRecord) -> None:
@@ -56,6 +56,21 @@ async def test_a_file_of_a_newer_version_is_refused_with_the_remedy_and_left_alo
     with pytest.raises(StoreUnavailable, match=r"format 99.*newer version.*store\.url"):
         SqliteStore(path)
     assert query(path, "PRAGMA user_version") == [(99,)]
+
+
+async def test_an_older_version_that_stays_open_and_writes_its_own_format_down_keeps_nobody_from_the_file(
+    path: Path, record: MakeRecord
+) -> None:
+    async with opened(path) as store:
+        await store.settle(record(charge=CHARGE))
+        write(path, "PRAGMA user_version=9")
+    for _ in range(2):
+        async with opened(path) as store:
+            assert (await store.totals(KEY)).calls == 1
+            assert query(path, "PRAGMA user_version") == [(len(MIGRATIONS),)]
+            write(path, "PRAGMA user_version=9")
+            await store.ping()
+        assert query(path, "PRAGMA user_version") == [(len(MIGRATIONS),)]
 
 
 async def test_a_store_that_stays_open_beside_a_newer_version_leaves_the_format_as_that_has_made_it(path: Path) -> None:
