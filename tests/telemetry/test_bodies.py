@@ -156,9 +156,15 @@ async def test_it_closes_what_it_wraps() -> None:
 # --- a gateway ------------------------------------------------------------------------------------------------------------
 
 
-def bodies_of(gateway: GatewayProcess) -> list[Any]:
-    lines = [json.loads(line) for line in gateway.errors.read_text().splitlines() if line.startswith('{"event"')]
-    return [line for line in lines if line["event"] == "bodies"]
+def lines_in(gateway: GatewayProcess, event: str, number: int) -> list[Any]:
+    """The lines of this event in its log, once there are so many: a call's and its bodies' come in any order."""
+
+    def found() -> list[Any]:
+        lines = [json.loads(line) for line in gateway.errors.read_text().splitlines() if line.startswith('{"event"')]
+        return [line for line in lines if line["event"] == event]
+
+    until(lambda: len(found()) >= number)
+    return found()
 
 
 def test_a_fallback_has_a_line_of_its_own_and_a_retry_has_none(
@@ -169,16 +175,10 @@ def test_a_fallback_has_a_line_of_its_own_and_a_retry_has_none(
     flags = {"telemetry.log.format": "json", "telemetry.log.level": "info", "telemetry.log.bodies": True}
     gateway = gateway_process(mock_server.url, models=models, **flags, **{"providers.nobody": nobody})
     assert gateway.web.post(CHAT, {"model": "main", "messages": HI}).status == 200
-    until(lambda: calls_of(gateway))
-    lines = bodies_of(gateway)
+    lines = lines_in(gateway, "bodies", 2)
     assert [(one["provider"], one["status"]) for one in lines] == [("nobody", None), ("upstream", 200)]
     assert len({one["call_id"] for one in lines}) == len(mock.calls) == 1
     assert json.loads(lines[1]["request"])["model"] == "spare"
-
-
-def calls_of(gateway: GatewayProcess) -> list[Any]:
-    lines = [json.loads(line) for line in gateway.errors.read_text().splitlines() if line.startswith('{"event"')]
-    return [line for line in lines if line["event"] == "call"]
 
 
 def test_a_gateway_that_is_asked_to_logs_them_and_no_other_does(
@@ -191,12 +191,12 @@ def test_a_gateway_that_is_asked_to_logs_them_and_no_other_does(
     for one in (silent, gateway):
         assert one.web.post(CHAT, body, {"authorization": "Bearer of-the-caller"}).status == 200
         assert one.web.post(CHAT, {**body, "stream": True}).status == 200
-        until(lambda one=one: len(calls_of(one)) == 2)  # type: ignore[misc]
-    assert bodies_of(silent) == []
+        assert len(lines_in(one, "call", 2)) == 2
+    whole, streamed = lines_in(gateway, "bodies", 2)
+    assert lines_in(silent, "bodies", 0) == []
     assert "a word of mine" not in silent.errors.read_text()
-    whole, streamed = bodies_of(gateway)
     assert json.loads(whole["request"]) == body
     assert json.loads(whole["response"])["object"] == "chat.completion"
     assert streamed["response"].endswith("data: [DONE]\n\n")
-    assert [one["call_id"] for one in (whole, streamed)] == [one["call_id"] for one in calls_of(gateway)]
+    assert {one["call_id"] for one in (whole, streamed)} == {one["call_id"] for one in lines_in(gateway, "call", 2)}
     assert "of-the-caller" not in gateway.errors.read_text()
