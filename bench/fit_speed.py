@@ -3,8 +3,10 @@
     python bench/fit_speed.py SCORER.py DATA_DIR [--tokens 100000] [--json OUT]
 
 SCORER.py (the trim benchmark) stitches the session together from recorded conversations. A turn is what a gateway does:
-digest the messages, estimate the request, fit it. Kinds of turns: the first sight of a long conversation, with and
-without a cut; turns that fit; turns that resume an earlier cut; turns that cut. Garbage is looked for as a worker does.
+digest the messages, estimate the request, fit it with recall of what was said; then, while nobody waits, read a few
+messages ahead of the next cut. Kinds of turns: the first sight of a long conversation, with and without a cut; turns
+that fit; turns that resume an earlier cut; turns that cut; and what was read ahead. Garbage is looked for as a worker
+does.
 """
 
 from __future__ import annotations
@@ -27,12 +29,16 @@ from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.families import families_from
 from gateway.core.counting.request import read_request
+from gateway.core.fitting.ahead import START, read_ahead
 from gateway.core.fitting.epoch import Epoch
 from gateway.core.fitting.epochs import fit
+from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.receipt import Fitted
 from gateway.wiring import collect_rarely
 
+#: what `gateway serve` fits by
+POLICY = FitPolicy(recall="said")
 FAMILIES = Path(__file__).resolve().parent.parent / "config" / "families.yaml"
 
 
@@ -53,6 +59,8 @@ class Session:
         self.estimator = Estimator(families, lambda _: tokens, CountCache())
         self.reader = Reader(self.weigh)
         self.epoch: Epoch | None = None
+        #: milliseconds of CPU that reading ahead took, turn by turn
+        self.ahead: list[float] = []
 
     def weigh(self, raws: Sequence[bytes]) -> Sequence[int]:
         return self.estimator.message_tokens(read_request("chat", {"model": b'"gpt-4o"'}, messages=raws))
@@ -64,10 +72,18 @@ class Session:
         request = read_request("chat", {"model": b'"gpt-4o"'}, messages=raws)
         self.estimator.estimate(request, keys=conversation.keys)
         stored = Epoch.from_json(self.epoch.to_json()) if self.epoch is not None else None
-        fitted = fit(conversation, limit, self.reader, epoch=stored)
+        fitted = fit(conversation, limit, self.reader, epoch=stored, policy=POLICY)
         spent = (time.thread_time() - start) * 1e3
         self.epoch = fitted.epoch
+        self._read_ahead(conversation, limit)
         return fitted, spent
+
+    def _read_ahead(self, conversation: Conversation, limit: int) -> None:
+        start = time.thread_time()
+        filled = sum(self.reader.weights(conversation)) / limit
+        if filled > START:
+            read_ahead(conversation.messages, conversation.keys, filled, self.reader)
+        self.ahead.append((time.thread_time() - start) * 1e3)
 
 
 def session_of(scorer: Any, data: str, tokens: int) -> list[bytes]:
@@ -119,6 +135,7 @@ def main() -> None:
                 resumed.append(spent)
         found[f"cut to {share}"] = told(f"cut to {share}", cuts)
         found[f"resumed at {share}"] = told(f"resumed at {share}", resumed)
+        found[f"read ahead at {share}"] = told(f"read ahead at {share}", session.ahead)
         other = Session(tokens)
         other.turn(raws, 10**9)
         other.epoch = session.epoch

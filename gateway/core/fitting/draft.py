@@ -73,6 +73,8 @@ class Step(NamedTuple):
 
 
 _GONE: Final = Made(None, 0, b"")
+#: in the place of the tokens of a message that is sent as it came: `Draft.came` has them
+_AS_IT_CAME: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +207,11 @@ class Draft:
 
     def weight(self, index: int) -> int:
         """Its tokens."""
-        return self._weighed[0][index] if self._weighed else self.made(index).tokens
+        return self._weighed[0][index] if self._weighed else self.weigh(index, self.made(index))
 
     def weight_as(self, index: int, decision: Decision) -> int:
         """Its tokens if it were decided otherwise."""
-        return self._made_as([(index, decision, self.recalls.get(index, ()))])[0].tokens
+        return self._weight_as(decision, index, self._made_as([(index, decision, self.recalls.get(index, ()))])[0])
 
     def weights(self) -> Sequence[int]:
         """Tokens of each message, 0 for those that are left out."""
@@ -217,9 +219,21 @@ class Draft:
             weights, stale = self._before[0] if self._before else (self.came, self.changed())
             weights, wanted = list(weights), sorted(stale)
             for index, made in zip(wanted, self._made(wanted), strict=True):
-                weights[index] = made.tokens
+                weights[index] = self.weigh(index, made)
             self._weighed.append(weights)
         return self._weighed[0]
+
+    def weigh(self, index: int, made: Made) -> int:
+        """The tokens of what is sent in the place of a message."""
+        return self._weight_as(self.decisions[index], index, made)
+
+    def _weight_as(self, decision: Decision, index: int, made: Made) -> int:
+        if decision == KEEP and index not in self.recalls:
+            return self.came[index]
+        if made.raw is None:
+            return 0
+        calls = () if isinstance(decision, Summary) else self.conversation.sketches[index].calls
+        return self.reader.framing.added(made.tokens, calls)
 
     def total(self) -> int:
         """Tokens of all messages that are sent."""
@@ -270,7 +284,7 @@ class Draft:
         for key in wanted:
             index, decision, lines = key
             if decision == KEEP:
-                made[key] = Made(raws[index], self.came[index], self.conversation.keys[index])
+                made[key] = Made(raws[index], _AS_IT_CAME, self.conversation.keys[index])
             elif isinstance(decision, Summary):
                 made[key] = self.reader.made(summary_message(decision.text, decision.count))
             one = made.get(key, _GONE)

@@ -160,14 +160,14 @@ def _continued(
 def _remembered(done: Draft, salt: str, compute: Callable[[], Sent]) -> tuple[Sent, Epoch]:
     epoch = Epoch.of(done.conversation.prefix(len(done.came), salt), done)
     told = done.summary
-    return _kept(done.reader, epoch, told[1].text if told is not None else "", compute), epoch
+    return _kept(done, epoch, told[1].text if told is not None else "", compute), epoch
 
 
-def _kept(reader: Reader, epoch: Epoch, summary: str, compute: Callable[[], Sent]) -> Sent:
+def _kept(draft: Draft, epoch: Epoch, summary: str, compute: Callable[[], Sent]) -> Sent:
     # Sessions that begin alike share a reader, and need not have the same summary.
     told = digest(summary.encode("utf-8", "replace")) if summary else b""
-    key = (epoch.prefix, epoch.plan, told, reader.framing)
-    return reader.kept("sent", key, compute, lambda sent: sent.size_bytes)
+    key = (epoch.prefix, epoch.plan, told)
+    return draft.reader.kept("sent", key, compute, lambda sent: sent.size_bytes).weighed(draft)
 
 
 def _resumed(draft: Draft, epoch: Epoch | None, salt: str, summaries: Mapping[str, str]) -> Sent | None:
@@ -179,16 +179,13 @@ def _resumed(draft: Draft, epoch: Epoch | None, salt: str, summaries: Mapping[st
         return None
     try:
         text = summaries.get(epoch.summary or "", "")
-        sent = _kept(draft.reader, epoch, text, lambda: _sent(draft, epoch, summaries))
+        sent = _kept(draft, epoch, text, lambda: _sent(draft, epoch, summaries))
     except ValueError:
         return None
     if any(sent.decisions[index] != KEEP for index in conversation.pinned if index < epoch.size):
         return None
     again = [i for i in sent.marked | conversation.marked if i in sent.made and sent.made[i].raw is not None]
-    if not again:
-        return sent
-    anew = draft.as_sent(sent.decisions, sent.recalls, sent.rules, {})
-    return sent.remade({index: anew.made(index) for index in again}, conversation.marked)
+    return sent.remade(draft, again) if again else sent
 
 
 def _sent(draft: Draft, epoch: Epoch, summaries: Mapping[str, str]) -> Sent:

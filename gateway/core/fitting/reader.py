@@ -105,7 +105,7 @@ class Known:
 
 
 class Made(NamedTuple):
-    """What is sent in the place of a message, None for nothing; its tokens; its hash."""
+    """What is sent in the place of a message, None for nothing; its tokens without `Reader.framing`; its hash."""
 
     raw: bytes | None
     tokens: int
@@ -153,7 +153,8 @@ class Reader:
     ) -> None:
         self._weigh = weigh
         self._name = ""
-        #: added to weights as they are asked for: it changes as it is learned, and what is remembered is without it
+        #: added to weights as they are asked for: it changes from turn to turn as it is learned, so that all that is
+        #: remembered, and all that is made, is weighed without it
         self.framing = _UNFRAMED
         self._lexicon = Lexicon(limit_bytes // _LEXICON_SHARE)
         self._cache = CountCache(limit_bytes - limit_bytes // _LEXICON_SHARE, lock)
@@ -228,25 +229,16 @@ class Reader:
         """Messages made out of others, weighed."""
         # Cache marks are not part of the key, so a marked message is made anew for the marks it has now.
         keys = [(digest(raw) if item.breakpoint else item.key, what) for item, raw, what in orders]
-        found: list[Made] = self._cache.get_keyed(
+        return self._cache.get_keyed(
             f"made\0{self._name}",
             keys,
             lambda missing: self._weighed([self._render(orders[index], watch) for index in missing], watch),
             _made_bytes,
         )
-        return self._framed(found, [item.calls for item, _, _ in orders])
 
     def made(self, message: Message) -> Made:
         """A message that is made for one place only, weighed."""
-        raw = encode(message)
-        made = self._weighed([raw], Watch())
-        return made[0] if self.framing == _UNFRAMED else self._framed(made, [sketch(raw).calls])[0]
-
-    def _framed(self, made: list[Made], calls: Sequence[Sequence[str]]) -> list[Made]:
-        if self.framing == _UNFRAMED:
-            return made
-        added = self.framing.added
-        return [Made(raw, added(tokens, of), key) for (raw, tokens, key), of in zip(made, calls, strict=True)]
+        return self._weighed([encode(message)], Watch())[0]
 
     def kept(self, kind: str, key: Hashable, compute: Callable[[], T], size: Callable[[T], int]) -> T:
         """What others keep here under a key of their own, about what this reader has weighed."""

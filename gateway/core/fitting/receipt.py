@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import DROP, Decision, Draft, Lines, Same, Summary, is_summed
 from gateway.core.fitting.epoch import Epoch
-from gateway.core.fitting.reader import Made
+from gateway.core.fitting.reader import Framing, Made
 from gateway.core.message import read
 from gateway.core.values import dataclass
 
@@ -43,8 +43,10 @@ class Sent:
     made: Mapping[int, Made]
     #: those of them that were made of messages with cache marks, which they carry
     marked: frozenset[int]
-    #: tokens that the changes take off
+    #: the tokens of each of them, by the reader's framing at that time, and what the changes take off
+    tokens: Mapping[int, int]
     saved: int
+    framing: Framing
     #: the rule that changed each of them
     hows: Mapping[int, str]
     #: messages by that rule
@@ -54,26 +56,40 @@ class Sent:
     def of(cls, draft: Draft) -> Sent:
         """What a draft says is sent."""
         made = draft.made_of(draft.changed())
-        saved = sum(draft.came[index] - one.tokens for index, one in made.items())
+        tokens, saved = _weighed(draft, made)
         hows = {index: rule_of(draft.decisions[index], draft.rules.get(index, "")) for index in sorted(made)}
         marked = draft.conversation.marked & made.keys()
-        return cls(draft.decisions, draft.recalls, draft.rules, made, marked, saved, hows, dict(Counter(hows.values())))
+        return cls(
+            draft.decisions, draft.recalls, draft.rules, made, marked, tokens, saved, draft.reader.framing,
+            hows, dict(Counter(hows.values())),
+        )  # fmt: skip
 
-    def remade(self, made: Mapping[int, Made], marked: frozenset[int]) -> Sent:
+    def weighed(self, draft: Draft) -> Sent:
+        """The same by the framing that there is now; `draft` begins with these messages."""
+        if self.framing == draft.reader.framing:
+            return self
+        anew = draft.as_sent(self.decisions, self.recalls, self.rules, {})
+        tokens, saved = _weighed(anew, self.made)
+        return replace(self, tokens=tokens, saved=saved, framing=draft.reader.framing)
+
+    def remade(self, draft: Draft, indices: Sequence[int]) -> Sent:
         """Some of it made anew, for the marks that there are now."""
-        saved = self.saved + sum(self.made[index].tokens - one.tokens for index, one in made.items())
-        return replace(self, made={**self.made, **made}, marked=marked & self.made.keys(), saved=saved)
+        anew = draft.as_sent(self.decisions, self.recalls, self.rules, {})
+        made = {**self.made, **anew.made_of(indices)}
+        tokens, saved = _weighed(anew, made)
+        return replace(self, made=made, marked=draft.conversation.marked & made.keys(), tokens=tokens, saved=saved)
 
     def with_lines(self, draft: Draft, index: int) -> Sent:
         """This when the draft adds nothing but old lines at the end of one message that was kept."""
-        made = draft.made(index)
+        tokens = draft.weight(index)
         return replace(
             self,
             decisions=draft.decisions,
             recalls=draft.recalls,
-            made={**self.made, index: made},
+            made={**self.made, index: draft.made(index)},
             marked=self.marked | (draft.conversation.marked & {index}),
-            saved=self.saved + draft.came[index] - made.tokens,
+            tokens={**self.tokens, index: tokens},
+            saved=self.saved + draft.came[index] - tokens,
             hows={**self.hows, index: "recall"},
             actions={**self.actions, "recall": self.actions.get("recall", 0) + 1},
         )
@@ -84,6 +100,12 @@ class Sent:
         numbers = sum(len(decision) for decision in self.decisions if isinstance(decision, tuple))
         texts = sum(len(one.raw or b"") for one in self.made.values())
         return _MESSAGE_BYTES * (1 + len(self.made)) + 8 * len(self.decisions) + _NUMBER_BYTES * numbers + texts
+
+
+def _weighed(draft: Draft, made: Mapping[int, Made]) -> tuple[dict[int, int], int]:
+    """The tokens of each, and what all of them take off."""
+    tokens = {index: draft.weigh(index, one) for index, one in made.items()}
+    return tokens, sum(draft.came[index] - weight for index, weight in tokens.items())
 
 
 def rule_of(decision: Decision, rule: str) -> str:
@@ -186,8 +208,8 @@ class Fitted:
         after, rules = list(self.came), ["kept"] * len(roles)
         for index in pinned:
             rules[index] = "pinned"
-        for index, one in self._made.items():
-            after[index] = one.tokens
+        for index, tokens in self.sent.tokens.items() if self.sent is not None else ():
+            after[index] = tokens
         for index, rule in self.sent.hows.items() if self.sent is not None else ():
             rules[index] = rule
         return tuple(map(Fate._make, zip(roles, self.came, after, rules, strict=True)))

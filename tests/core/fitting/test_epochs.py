@@ -11,7 +11,7 @@ from gateway.core.fitting.epoch import Epoch
 from gateway.core.fitting.epochs import find, fit
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.policy import FitPolicy
-from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.fitting.reader import Framing, Reader, weigher
 from gateway.core.fitting.receipt import Fitted
 from gateway.core.fitting.strategies import Dedupe, Drop, Shorten
 from gateway.core.fitting.validate import problems
@@ -47,6 +47,10 @@ def raws(messages: Any) -> tuple[bytes, ...]:
 
 def tokens(messages: Any) -> int:
     return sum(COUNT(raws(messages)))
+
+
+def tokens_of(done: Fitted) -> int:
+    return sum(COUNT(done.messages))
 
 
 def test_a_cut_goes_down_to_the_low_water_mark_and_the_next_turns_append() -> None:
@@ -287,6 +291,25 @@ def test_another_worker_sends_the_same_bytes() -> None:
     again = fit(Conversation.of_messages([*session(8), *step(8)], reader), 700, reader, epoch=first.epoch)
     assert again.messages == (*first.messages, *raws(step(8)))
     assert again.epoch is first.epoch
+
+
+def test_what_was_sent_is_made_and_checked_once_whatever_is_learned_of_frames_since() -> None:
+    plain, limit = Reader(COUNT), tokens(session(8)) - 1
+    policy = FitPolicy(recall="said")
+
+    def turn(steps: int, epoch: Epoch | None, frame: int) -> Fitted:
+        reader = plain.weighing(COUNT, "", Framing(call=frame))
+        return fit(Conversation.of_messages(session(steps), reader), limit, reader, epoch=epoch, policy=policy)
+
+    first = turn(8, None, 0)
+    dearer = turn(9, first.epoch, 3)
+    assert first.sent is not None is not dearer.sent
+    assert dearer.sent.made is first.sent.made
+    assert dearer.messages == (*first.messages, *raws(step(8)))
+    calls = sum(b"tool_calls" in raw for raw in dearer.messages)
+    assert dearer.tokens == tokens_of(dearer) + 3 * calls
+    assert sum(fate.tokens_after for fate in dearer.fates) == dearer.tokens
+    assert turn(8, first.epoch, 0).sent is first.sent
 
 
 def parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.core.conversation import Conversation
+from gateway.core.fitting.draft import Draft
 from gateway.core.fitting.reader import FRAME, Framing, Known, Made, Order, Reader, What, weigher
 from gateway.core.fitting.watch import Watch
 from gateway.core.message import encode
@@ -207,13 +208,16 @@ def test_what_is_added_to_messages_and_their_calls_is_in_every_weight_and_weighs
     for framing, added in ((Framing(call=30), [0, 60, 0]), (Framing(message=5), [5, 5, 5])):
         framed = plain.weighing(weigh, "", framing)
         assert framed.weights(conversation) == [sum(pair) for pair in zip(bare, added, strict=True)]
-        assert made(framed, call, (0,)) == cut._replace(tokens=cut.tokens + added[1])
+        cut_too = Draft.untouched(conversation, framed).having({1: (0,)})
+        assert cut_too.made(1) == cut
+        assert cut_too.weight(1) == cut.tokens + added[1]
+        assert cut_too.weights() == [bare[0] + added[0], cut.tokens + added[1], bare[2] + added[2]]
+        assert Draft.untouched(conversation, framed).weight_as(1, (0,)) == cut.tokens + added[1]
     assert len(weigh.weighed) == asked
-    assert plain.weighing(weigh, "", Framing(call=30)).made(json.loads(call)).tokens == bare[1] + 60
 
 
 def test_no_message_weighs_nothing_for_what_was_taken_off() -> None:
     raws = [*texts("x"), encode({"role": "assistant", "content": LINES, "tool_calls": [CALL]})]
     framed = Reader(Counted()).weighing(Counted(), "", Framing(message=-10_000))
     assert framed.weights(Conversation.of(raws, framed)) == [1, 1]
-    assert made(framed, raws[1], ()).tokens == 1
+    assert Draft.untouched(Conversation.of(raws, framed), framed).weight_as(1, ()) == 1
