@@ -225,6 +225,18 @@ async def test_a_frozen_server_is_said_to_be_unavailable_within_the_deadline_by_
         await until_it_works(store.ping)
 
 
+async def test_each_exchange_over_a_connection_has_the_whole_deadline_for_itself(start: StartServer) -> None:
+    server = start()
+    async with opened(server.url, timeout_s=1, connections=1) as store:
+        await until_it_works(store.ping)
+        await asyncio.sleep(0.5)
+        server.send_signal(signal.SIGSTOP)
+        with in_time(at_least=0.9), pytest.raises(StoreUnavailable, match="no answer in time"):
+            await store.totals(KEY)
+        server.send_signal(signal.SIGCONT)
+        await until_it_works(store.ping)
+
+
 async def test_whoever_waits_for_room_behind_a_frozen_server_waits_no_longer_than_the_deadline(
     start: StartServer,
 ) -> None:

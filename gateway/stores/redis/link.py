@@ -133,13 +133,15 @@ class SingleLink:
                 replies[number] = reply
         return replies
 
-    def _send(self, commands: Sequence[Command]) -> asyncio.Future[list[Any]]:
+    async def _send(self, commands: Sequence[Command]) -> list[Any]:
         done: asyncio.Future[list[Any]] = self._loop.create_future()
         self._waiting.append(Request.of(commands, done))
-        self._running.add(done)
-        done.add_done_callback(self._running.discard)
         self._start()
-        return done
+        self._running.add(done)
+        try:
+            return await done
+        finally:
+            self._running.discard(done)
 
     def _start(self) -> None:
         if self._waiting and self._free and not self._is_starting:

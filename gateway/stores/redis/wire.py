@@ -74,7 +74,9 @@ class Wire(asyncio.Protocol):
         #: requests that are answered, and the replies so far to the one behind them
         self._answered = 0
         self._replies: list[Any] = []
-        self._deadline: asyncio.TimerHandle | None = None
+        #: by when all must be answered, and who looks whether they are: to set a timer for each batch costs more
+        self._deadline = 0.0
+        self._watch: asyncio.TimerHandle | None = None
         self._is_over = False
         # redis-py says only there what it is connected by. Its own reader has to hear of the end: it waits for that.
         self._transport: asyncio.Transport = connection._writer.transport  # type: ignore[union-attr, assignment]  # noqa: SLF001
@@ -84,8 +86,19 @@ class Wire(asyncio.Protocol):
     def ask(self, batch: Sequence[Request], deadline: float) -> None:
         """Send these; nothing else is under way. All must be answered by this time of the loop."""
         self._asked, self._answered = batch, 0
-        self._deadline = self._loop.call_at(deadline, self.close, TimeoutError())
+        self._deadline = deadline
+        if self._watch is None:
+            self._watch = self._loop.call_at(deadline, self._look, deadline)
         self._transport.write(b"".join([request.packed for request in batch]))
+
+    def _look(self, deadline: float) -> None:
+        self._watch = None
+        if self._answered == len(self._asked):
+            return
+        if deadline == self._deadline:
+            self.close(TimeoutError())
+        else:
+            self._watch = self._loop.call_at(self._deadline, self._look, self._deadline)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -114,8 +127,6 @@ class Wire(asyncio.Protocol):
     def _rest(self) -> None:
         if self._reader.has_data():
             raise InvalidResponse(_UNASKED)
-        if self._deadline is not None:
-            self._deadline.cancel()
         self._owner.rested(self)
 
     def eof_received(self) -> None:
@@ -133,6 +144,6 @@ class Wire(asyncio.Protocol):
             return
         self._is_over = True
         self._transport.abort()
-        if self._deadline is not None:
-            self._deadline.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
         self._owner.lost(self, self._asked[self._answered :], error)

@@ -40,7 +40,7 @@ for k, claim in ipairs(claims) do
     units = math.min(units, room(a, claim, fixed, unit, A.most))
 end
 hold_on(claims, accounts, unit, units, fixed, 1)
-redis.call('HSET', hold, 'u', units, 'n', 0, 'l', A.lease, 'f', ARGV[3], 'v', ARGV[4])
+redis.call('HSET', hold, 'u', units, 'n', '0', 'l', A.lease, 'f', ARGV[3], 'v', ARGV[4])
 if A.index then
     redis.call('ZADD', A.index, at + A.lease, A.id)
 end

@@ -50,11 +50,14 @@ local function count_tools(added)
     local known = redis.call('RPUSH', recent, unpack(added.names)) > #added.names
     redis.call('LTRIM', recent, -added.recent, -1)
     for _, tool in ipairs(added.names) do
-        if redis.call('HLEN', calls) >= added.most and redis.call('HEXISTS', calls, tool) == 0 then
+        -- Only a name that is new may be one too many.
+        if redis.call('HINCRBY', calls, tool, '1') == 1 and tool ~= added.others then
             local named = redis.call('HLEN', calls) - redis.call('HEXISTS', calls, added.others)
-            tool = named < added.most and tool or added.others
+            if named > added.most then
+                redis.call('HDEL', calls, tool)
+                redis.call('HINCRBY', calls, added.others, '1')
+            end
         end
-        redis.call('HINCRBY', calls, tool, 1)
     end
     return known
 end
@@ -92,7 +95,7 @@ else
     was = { { 0, 0, 0 }, false }
 end
 local epochs = charge(A.accounts, was[1], was[3] or {}, A.spent, held)
-redis.call('ZADD', ids, 0, A.id)
+redis.call('ZADD', ids, '0', A.id)
 redis.call('HSET', records, A.id, ARGV[3])
 if A.lost then
     redis.call('HSET', lost, A.id, cmsgpack.pack({ A.spent, A.sums or false, epochs, resets }))
@@ -154,7 +157,8 @@ if A.session and A.sums then
 end
 -- One look for all that the session has: it is prolonged together, and what was made since then ends later than that.
 -- What was made under a longer A.ttl than that of today may not, so it gets today's with all the rest.
-local is_due = not is_known or is_ending(session) or redis.call('PTTL', session) > A.ttl
+local left = redis.call('PTTL', session)
+local is_due = not is_known or left < A.ttl - HOUR or left > A.ttl
 if is_due then
     for i = 2, #KEYS do
         prolong(KEYS[i])
