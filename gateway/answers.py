@@ -12,14 +12,14 @@ from typing import Final
 from gateway.accounting import Accounts
 from gateway.calls import Reply, Stepped
 from gateway.core.errors import GatewayError, RequestFault, UpstreamProtocolError
-from gateway.core.forwarding import header, response_headers
+from gateway.core.forwarding import header, masked, response_headers
 from gateway.core.ports import Headers, UpstreamReply
 from gateway.core.spending import Allowance
 from gateway.core.usage import Charge, Totals
 from gateway.dialects.base import Call, StreamMeter
 from gateway.dialects.glimpsed import Glimpse, glimpsed
 from gateway.progress import Progress
-from gateway.upstream.pieces import chain, for_a_while, is_packed, unpacked
+from gateway.upstream.pieces import chain, check_packing, for_a_while, is_packed, unpacked
 
 #: an answer that is read whole before it is passed on; a larger one is passed on as it comes, and estimated
 MAX_WHOLE_ANSWER: Final = 64 * 1024 * 1024
@@ -51,6 +51,8 @@ class Answers:
     async def success(self, progress: Progress, call: Call, answer: UpstreamReply) -> Reply:
         """An answer of the model, or a file."""
         metered = progress.incoming.endpoint.metered
+        if progress.incoming.endpoint.format is not None:
+            check_packing(answer)
         content_type = header(answer.headers, b"content-type").partition(b";")[0].strip().lower()
         pieces = _pieces(answer)
         if metered and content_type == b"text/event-stream":
@@ -83,11 +85,12 @@ class Answers:
 
     async def failure(self, progress: Progress, answer: UpstreamReply) -> Reply:
         """A provider's refusal or redirect: passed on as it is, never followed; it costs nothing."""
-        body = await read_error(answer)
+        body = masked(await read_error(answer), progress.secrets)
         # Not always what the last provider said: it may be what one before it did.
         progress.outcome, progress.status = "provider_error", answer.status
         progress.response_bytes = len(body)
         headers = response_headers(answer.headers, unpacked=is_packed(answer))
+        headers = [(name, masked(value, progress.secrets)) for name, value in headers]
         reply = self._reply(progress, answer.status, headers, body)
         reply.upstream_error = answer.status >= 400  # noqa: PLR2004
         reply.totals = await self._accounts.settle(progress)
@@ -136,6 +139,8 @@ class Answers:
             raise
         body = b"".join(read)
         progress.answer = progress.dialect.answer(body)
+        if progress.answer.error:
+            body = masked(body, progress.secrets)
         progress.outcome = "ok"
         progress.response_bytes = len(body)
         headers = response_headers(answer.headers, unpacked=was_packed)
@@ -159,15 +164,21 @@ class Answers:
             progress.taken.lease.delivered = lambda: meter.answer().output_estimate
         reply = await self._begun(progress, answer)
         reply.is_events, reply.next_number = True, meter.next_number
-        reply.body = self._metered(progress, pieces, meter, reply)
+        reply.body = self._metered(progress, answer, pieces, meter, reply)
         return reply
 
     async def _metered(
-        self, progress: Progress, pieces: AsyncIterator[bytes], meter: StreamMeter, reply: Reply
+        self, progress: Progress, answer: UpstreamReply, pieces: AsyncIterator[bytes], meter: StreamMeter, reply: Reply
     ) -> AsyncIterator[bytes]:
-        passed = b""
+        passed, is_first = b"", True
         try:
             async for piece in pieces:
+                if is_first and _JSON.match(piece):
+                    async for part in self._no_events(progress, answer, piece, pieces):
+                        yield part
+                    return
+                # Some send blank lines until their answer is there.
+                is_first = is_first and not piece.strip()
                 passed = meter.feed(piece)
                 progress.response_bytes += len(passed)
                 if meter.ended:
@@ -193,6 +204,17 @@ class Answers:
         yield passed + await self._closing(progress, tail)
         # The end mark is out; whatever follows changes nothing, and reading it frees the connection for another call.
         async for piece in for_a_while(pieces, _AFTER_END_S):
+            yield piece
+
+    async def _no_events(
+        self, progress: Progress, answer: UpstreamReply, begun: bytes, pieces: AsyncIterator[bytes]
+    ) -> AsyncIterator[bytes]:
+        """JSON that calls itself a stream: the client gets it as it came, and no comment before it."""
+        body = (await self._whole(progress, answer, begun, pieces)).body
+        if isinstance(body, bytes):
+            yield body
+            return
+        async for piece in body:
             yield piece
 
     async def _end_of_budget(self, progress: Progress, meter: StreamMeter) -> bytes:

@@ -36,10 +36,10 @@ from gateway.core.errors import (
     UpstreamProtocolError,
 )
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
-from gateway.core.forwarding import Provider, check_credential, holds_credential, request_headers
+from gateway.core.forwarding import Provider, check_credential, has_key, holds_credential, request_headers, secrets_of
 from gateway.core.plan import SummaryModel
 from gateway.core.ports import AtWork, Observer, Outgoing, Store, Upstream, UpstreamReply, told_nobody
-from gateway.core.retrying import FAILED, TOO_LARGE
+from gateway.core.retrying import FAILED, KEY_REFUSED, TOO_LARGE
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.steps import Agent, Step
 from gateway.dialects.base import Call
@@ -254,6 +254,7 @@ class Exchange:
         progress.routes = speaking(found, incoming.endpoint.format, providers)
         progress.route = progress.routes[0]
         check_credential(incoming.headers, providers[progress.route.provider], providers.values())
+        progress.secrets = tuple([one for route in progress.routes for one in secrets_of(providers[route.provider])])
 
     def _go_by(self, step: Step, call: Call) -> None:
         """Find where the call may go with the step's model instead of its own.
@@ -294,13 +295,14 @@ class Exchange:
                 reason = fault.code
                 earlier.heard(fault)
             else:
-                is_last = position >= len(progress.routes)
-                if not progress.is_too_long and (is_last or answer.status not in FAILED):
+                is_last, is_keyless = position >= len(progress.routes), self._is_keyless(answer)
+                is_unfit = progress.is_too_long or is_keyless
+                if not is_unfit and (is_last or answer.status not in FAILED):
                     return answer
                 if is_last:
                     return earlier.answer or answer
                 reason = str(answer.status)
-                if answer.status in FAILED:
+                if answer.status in FAILED or is_keyless:
                     with contextlib.suppress(UpstreamFault):
                         body = await read_error(answer)
                         earlier.heard(AlreadyRead(answer.status, without_packing(answer.headers), body))
@@ -310,6 +312,10 @@ class Exchange:
             await asyncio.sleep(0)
             before = progress.notes.get("fallback", "")
             progress.notes["fallback"] = f"{before}{route.provider}/{route.model}: {reason}; "
+
+    def _is_keyless(self, answer: UpstreamReply) -> bool:
+        """Whether the provider refuses a key that is not the caller's."""
+        return answer.status in KEY_REFUSED and has_key(self._gateway.providers[self._p.route.provider])
 
     async def _tried(self, call: Call) -> UpstreamReply:
         """The answer of the provider whose turn it is."""

@@ -231,7 +231,7 @@ class Provider(_Section):
         ge=0,
         le=10,
         description="How often it is asked again before the first byte of an answer: where no connection came about, "
-        "and at 429, 502, 503, 521, 523 and 529. A Retry-After of up to 30 s is obeyed.",
+        "and at 429, 502, 503, 521, 523 and 529. A Retry-After of up to 30 s, also as a date, is obeyed.",
     )
     breaker: Breaker = Field(Breaker(), description="When it is left alone for a while.")
     max_connections: int = Field(1024, ge=1, description="Connections to it from one worker.")
@@ -353,8 +353,8 @@ class Model(Facts):
         (),
         max_length=7,
         description="Models, as calls name them, to be called in this order where no provider of this one answers: it "
-        "is not reached, is silent, or says 429, 500, 502, 503, 504, 520 to 524 or 529, or that the request is too "
-        "long or too large (413).",
+        "is not reached, is silent, or says 408, 429, 500, 502, 503, 504, 520 to 524 or 529, refuses the gateway's own "
+        "key (401, 402, 403), or says that the request is too long or too large (413).",
     )
 
     agent: str | None = Field(

@@ -14,6 +14,13 @@ from gateway.core.values import dataclass
 AuthStyle = Literal["bearer", "x-api-key", "api-key", "none"]
 
 CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key"})
+#: how the names of other headers end that hold one: of other providers, and of gateways that a client was set up for
+_CREDENTIAL_ENDINGS: Final = (
+    *(b"api-key", b"apikey", b"subscription-key", b"virtual-key", b"litellm-key", b"-vk", b"-auth", b"-authorization"),
+    *(b"-secret", b"auth-token", b"access-token", b"security-token", b"authorization-token", b"private-token"),
+)
+#: shorter ones stand in too many words, such as the EMPTY of servers that want any
+_SHORTEST_SECRET: Final = 8
 _HOP_BY_HOP: Final = frozenset(
     {
         b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization",
@@ -79,8 +86,30 @@ class Provider:
 
 def holds_credential(provider: Provider) -> bool:
     """Whether a call to it needs none of the caller's."""
-    fixed = (name for name, _ in provider.headers)
-    return bool(provider.key) or provider.auth == "none" or not CREDENTIALS.isdisjoint(fixed)
+    return provider.auth == "none" or has_key(provider)
+
+
+def has_key(provider: Provider) -> bool:
+    """Whether it is called with a credential of the gateway's: what is wrong with that one no caller can mend."""
+    return bool(provider.key) or any(name in CREDENTIALS for name, _ in provider.headers)
+
+
+def secrets_of(provider: Provider) -> tuple[bytes, ...]:
+    """What nobody may read in its answers."""
+    fixed = [credential(value) for name, value in provider.headers if is_credential(name)]
+    return tuple([one.encode() for one in (provider.key, *fixed) if len(one) >= _SHORTEST_SECRET])
+
+
+def masked(text: bytes, secrets: Iterable[bytes]) -> bytes:
+    """Without the secrets in it: some servers repeat the key that they refuse."""
+    for secret in secrets:
+        text = text.replace(secret, b"***")
+    return text
+
+
+def is_credential(name: bytes) -> bool:
+    """Whether a header of this name holds one, whosever it is."""
+    return name in CREDENTIALS or name.endswith(_CREDENTIAL_ENDINGS)
 
 
 def request_headers(
@@ -101,7 +130,7 @@ def request_headers(
     for name, value in headers:
         if name in _NOT_SENT or name in dropped or (unpacked and name == b"content-encoding"):
             continue
-        if name in CREDENTIALS and (held or name in client_key_headers):
+        if (held or name in client_key_headers) and is_credential(name):
             continue
         sent.append((name, value))
         present.add(name)
@@ -130,7 +159,7 @@ def check_credential(headers: Sequence[tuple[bytes, bytes]], provider: Provider,
     if holds_credential(provider) or not (provider.guarded or provider.key_prefixes):
         return
     for name, value in headers:
-        if name not in CREDENTIALS:
+        if not is_credential(name):
             continue
         owners = _owners(credential(value), others)
         if owners and provider.name not in owners:

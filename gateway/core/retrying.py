@@ -6,9 +6,12 @@ A provider that fails again and again is not asked at all for a while (`Breaker`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from email.utils import parsedate_to_datetime
 from typing import Final
 
+from gateway.core.forwarding import header
 from gateway.core.values import dataclass
 
 #: Statuses under which a provider says that it did nothing, and might next time. Of those that Cloudflare says for a
@@ -16,7 +19,9 @@ from gateway.core.values import dataclass
 #: acknowledged, 520 of an answer that it could not read, 524 of one that took too long: those may have been billed.
 REPEATED: Final = frozenset({429, 502, 503, 521, 523, 529})
 #: statuses at which a call goes to the next provider or model, where there is one
-FAILED: Final = frozenset({429, 500, 502, 503, 504, *range(520, 525), 529})
+FAILED: Final = frozenset({408, 429, 500, 502, 503, 504, *range(520, 525), 529})
+#: says of a key that it is none, may not or is not paid for; where the gateway holds it, another one may do
+KEY_REFUSED: Final = frozenset({401, 402, 403})
 #: says of a request that it is too large, whatever the body says: another provider may take it
 TOO_LARGE: Final = 413
 #: Statuses that say that a provider is not well. 429 says that it is well and busy; 500 and 520 some servers say of a
@@ -34,31 +39,49 @@ class RetryPolicy:
     retries: int = 2
     longest_s: float = 30.0
 
-    def wait(self, tries: int, retry_after: str | None, chance: float) -> float | None:
+    def wait(self, tries: int, asked: float | None, chance: float) -> float | None:
         """Seconds until the next try after so many; None: there is none.
 
         Args:
             tries: that were made, 1 or more.
-            retry_after: what the provider said, if it did.
+            asked: seconds that the provider asked for, if it did.
             chance: 0 to 1; callers that failed together do not come back together.
         """
         if tries > self.retries:
             return None
-        asked = seconds_of(retry_after)
         if asked is not None:
             return asked if asked <= self.longest_s else None
         return min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (tries - 1)) * (0.5 + chance / 2)
 
 
-def seconds_of(retry_after: str | None) -> float | None:
-    """A `Retry-After` in seconds; None where there is none, or it is a date: few providers send one."""
-    if retry_after is None:
-        return None
+def asked_wait(headers: Iterable[tuple[bytes, bytes]], now: float) -> float | None:
+    """The seconds that an answer asks its caller to wait; None where it says nothing of it.
+
+    `Retry-After` is a number of seconds or a date; `retry-after-ms`, of OpenAI and Azure, goes before it, as in their
+    SDKs. A date that is over says nothing: the clocks differ, and all would come back at once. `now`: of the epoch.
+    """
+    milliseconds = _number(header(headers, b"retry-after-ms"))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    said = header(headers, b"retry-after")
+    seconds = _number(said)
+    return seconds if seconds is not None else _seconds_until(said, now)
+
+
+def _number(said: bytes) -> float | None:
     try:
-        seconds = float(retry_after)
+        number = float(said)
     except ValueError:
         return None
-    return seconds if 0 <= seconds < float("inf") else None
+    return number if number >= 0 else None
+
+
+def _seconds_until(date: bytes, now: float) -> float | None:
+    try:
+        then = parsedate_to_datetime(date.decode("latin-1")).timestamp()
+    except (ValueError, OverflowError):
+        return None
+    return then - now if then > now else None
 
 
 def is_ill(status: int) -> bool:

@@ -102,7 +102,7 @@ class UsageReader:
         """Take one usage object as it stood on the wire; anything else is ignored.
 
         `input_side_only`: an Anthropic `message_start` states the input; its `output_tokens` is a placeholder, and so
-        would be a cost.
+        would be a cost. Hosts that do not know the input yet, as where an answer is translated, write zeros there.
         """
         if not isinstance(usage, Mapping):
             return
@@ -112,6 +112,8 @@ class UsageReader:
             fields |= _sum_of_passes(iterations)
         if input_side_only:
             fields.pop("output_tokens", None)
+            if not any(fields.values()):
+                return
         elif "cost" in usage:
             self._cost_usd = _cost(usage) if usage["cost"] is not None else self._cost_usd
         self._fields.update(fields)

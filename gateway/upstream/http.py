@@ -98,9 +98,11 @@ class HttpUpstream:
         except _FOREIGN as error:
             raise self._translated(error) from error
 
-    async def pieces(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        """The body as it arrives; reading stops while the consumer is busy, so the socket pushes back."""
-        content = response.content
+    async def pieces(self, content: aiohttp.StreamReader, closed: asyncio.Future[None] | None) -> AsyncIterator[bytes]:
+        """The body as it arrives; reading stops while the consumer is busy, so the socket pushes back.
+
+        `closed`: of a body that ends with its connection, how that ends.
+        """
         silence = Silence(self._limits.between_bytes_s, lambda: content.set_exception(TimeoutError()))
         try:
             while True:
@@ -108,6 +110,8 @@ class HttpUpstream:
                 piece = await content.readany()
                 silence.end()
                 if not piece:
+                    if closed is not None and _was_reset(closed):
+                        raise aiohttp.ClientPayloadError
                     return
                 yield piece
         except _FOREIGN as error:
@@ -182,11 +186,28 @@ class _Reply:
         self.status = response.status
         self.headers: Sequence[tuple[bytes, bytes]] = response.raw_headers
         self._upstream = upstream
-        self._response = response
+        self._content = response.content
+        # Now: once it has ended it is no longer to be asked.
+        self._closed = _closed(response)
 
     def chunks(self) -> AsyncIterator[bytes]:
         """See `UpstreamReply.chunks`."""
-        return self._upstream.pieces(self._response)
+        return self._upstream.pieces(self._content, self._closed)
+
+
+def _closed(response: aiohttp.ClientResponse) -> asyncio.Future[None] | None:
+    """How the connection ends, of an answer that ends with it: aiohttp takes a reset for an end like any other."""
+    connection, headers = response.connection, response.headers
+    if connection is None or "content-length" in headers or "transfer-encoding" in headers:
+        return None
+    closed = connection.protocol.closed if connection.protocol is not None else None
+    if closed is not None:
+        closed.add_done_callback(_was_reset)  # where nobody reads to the end, nobody asks
+    return closed
+
+
+def _was_reset(closed: asyncio.Future[None]) -> bool:
+    return closed.done() and not closed.cancelled() and closed.exception() is not None
 
 
 def _payload(body: bytes) -> bytes | io.BytesIO | None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Sequence
+from typing import Final
 
 from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, Unpacker
 from gateway.core.errors import GatewayError, UpstreamProtocolError
 from gateway.core.forwarding import header
 from gateway.core.ports import UpstreamReply
 from gateway.core.values import dataclass
+
+#: ways to pack a body; some servers name a charset or a language where these belong, and send plain text
+_PACKINGS: Final = re.compile(rb"\b(?:br|zstd|gzip|deflate|compress|dcb|dcz)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,20 @@ def without_packing(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes,
 def is_packed(answer: UpstreamReply) -> bool:
     """Whether it came packed, although it was asked for plain."""
     return header(answer.headers, b"content-encoding").strip().lower().decode("latin-1") in SUPPORTED
+
+
+def check_packing(answer: UpstreamReply) -> None:
+    """Refuse what can be neither metered nor added to: nobody asked for it packed.
+
+    Raises:
+        UpstreamProtocolError: it is packed in another way than those that are unpacked here.
+    """
+    said = header(answer.headers, b"content-encoding")
+    if said and not is_packed(answer) and _PACKINGS.search(said):
+        raise UpstreamProtocolError(
+            f"The provider's answer came packed ({said[:40].decode('latin-1')}) although it was asked for plain, and "
+            "cannot be metered."
+        )
 
 
 async def unpacked(answer: UpstreamReply) -> AsyncIterator[bytes]:

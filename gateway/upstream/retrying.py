@@ -14,17 +14,14 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from gateway.core.errors import UpstreamFault, UpstreamOpenCircuit
 from gateway.core.forwarding import header
 from gateway.core.ports import Outgoing, Upstream, UpstreamReply
-from gateway.core.retrying import REPEATED, WELL, BreakerPolicy, RetryPolicy, is_ill
+from gateway.core.retrying import REPEATED, WELL, BreakerPolicy, RetryPolicy, asked_wait, is_ill
 
 logger = logging.getLogger("gateway")
-
-#: what a busy provider's clients are told where it does not say itself
-_RETRY_AFTER: Final = b"retry-after"
 
 
 class RetryingUpstream:
@@ -38,6 +35,7 @@ class RetryingUpstream:
         breaker: BreakerPolicy,
         *,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -47,6 +45,7 @@ class RetryingUpstream:
         self._policy = breaker
         self._breaker = WELL
         self._clock = clock
+        self._wall = wall
         self._sleep = sleep
         self._chance = chance
 
@@ -112,10 +111,10 @@ class RetryingUpstream:
         return reply
 
     def _wait(self, reply: UpstreamReply, tries: int) -> float | None:
-        if reply.status not in REPEATED:
+        # A quota that is used up is a 429 as well; some say that no wait helps.
+        if reply.status not in REPEATED or header(reply.headers, b"x-should-retry") == b"false":
             return None
-        said = header(reply.headers, _RETRY_AFTER).decode("latin-1")
-        return self._retry.wait(tries, said or None, self._chance())
+        return self._retry.wait(tries, asked_wait(reply.headers, self._wall()), self._chance())
 
     def _check(self) -> None:
         opens_in = self._breaker.opens_in(self._policy, self._clock())

@@ -13,8 +13,10 @@ from gateway.core.forwarding import (
     credential,
     header,
     holds_credential,
+    masked,
     request_headers,
     response_headers,
+    secrets_of,
 )
 from gateway.core.ports import Headers
 
@@ -109,6 +111,44 @@ def test_a_held_key_is_sent_as_the_provider_wants_it_and_replaces_the_callers(
 
 def test_the_callers_own_credential_is_forwarded_where_none_is_held() -> None:
     assert sent([(b"x-api-key", b"own")])[b"x-api-key"] == b"own"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(b"x-goog-api-key", b"x-portkey-api-key", b"x-litellm-api-key", b"helicone-auth", b"cf-aig-authorization"),
+        *(
+            b"ocp-apim-subscription-key",
+            b"x-bf-vk",
+            b"x-auth-token",
+            b"x-amz-security-token",
+            b"cf-access-client-secret",
+        ),
+    ],
+)
+def test_a_credential_under_any_other_name_is_forwarded_only_where_none_is_held(name: bytes) -> None:
+    assert sent([(name, b"own")])[name] == b"own"
+    assert name not in sent([(name, b"own")], HELD)
+    assert name not in sent([(name, b"own")], Provider("p", BASE, "none"))
+    with pytest.raises(Unauthenticated, match="openai"):
+        check_credential([(name, b"sk-proj-secret")], ANTHROPIC, ALL)
+
+
+@pytest.mark.parametrize("name", [b"idempotency-key", b"openai-organization", b"anthropic-beta", b"x-author", b"x-a"])
+def test_what_holds_no_credential_is_forwarded(name: bytes) -> None:
+    assert sent([(name, b"own")], HELD)[name] == b"own"
+
+
+def test_a_fixed_credential_under_any_other_name_is_not_the_callers_to_replace() -> None:
+    provider = Provider("p", BASE, "none", headers=((b"x-goog-api-key", b"held"),))
+    assert sent([(b"x-goog-api-key", b"own")], provider)[b"x-goog-api-key"] == b"held"
+
+
+def test_what_nobody_may_read_is_masked() -> None:
+    fixed = ((b"api-key", b"Bearer fixed-secret"), (b"x-team", b"not-a-secret"))
+    secrets = secrets_of(Provider("p", BASE, key="sk-held-by-us", headers=fixed))
+    assert masked(b"no: sk-held-by-us, fixed-secret, not-a-secret", secrets) == b"no: ***, ***, not-a-secret"
+    assert secrets_of(Provider("p", BASE, key="EMPTY")) == ()
 
 
 def test_a_provider_without_credentials_gets_none() -> None:

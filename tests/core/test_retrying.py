@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.retrying import REPEATED, WELL, Breaker, BreakerPolicy, RetryPolicy, is_ill, seconds_of
+from gateway.core.retrying import REPEATED, WELL, Breaker, BreakerPolicy, RetryPolicy, asked_wait, is_ill
+
+#: Wed, 21 Oct 2026 07:28:00 GMT
+THEN = 1_792_567_680.0
 
 
 def test_waits_double_differ_and_end() -> None:
@@ -17,16 +20,32 @@ def test_waits_double_differ_and_end() -> None:
 
 @pytest.mark.parametrize(
     ("said", "seconds"),
-    [("3", 3.0), ("0", 0.0), ("0.5", 0.5), ("30", 30.0), ("31", None), ("1e9", None)],
+    [
+        *(("3", 3.0), ("0", 0.0), ("0.5", 0.5), ("30", 30.0), ("31", None), ("1e9", None), ("1e400", None)),
+        *(("Wed, 21 Oct 2026 07:28:12 GMT", 12.0), ("Wed, 21 Oct 2026 09:28:12 +0200", 12.0)),
+        *(("Wednesday, 21-Oct-26 07:28:12 GMT", 12.0), ("Wed, 21 Oct 2026 08:28:00 GMT", None)),
+    ],
 )
 def test_what_the_provider_asks_for_is_obeyed_up_to_a_bound(said: str, seconds: float | None) -> None:
-    assert RetryPolicy(2).wait(1, said, 0.5) == seconds
+    asked = asked_wait([(b"Retry-After", said.encode())], THEN)
+    assert asked is not None
+    assert RetryPolicy(2).wait(1, asked, 0.5) == seconds
 
 
-@pytest.mark.parametrize("said", ["Wed, 21 Oct 2026 07:28:00 GMT", "soon", "", "-1", "nan", "inf", None])
+def test_milliseconds_go_before_seconds() -> None:
+    headers = [(b"retry-after", b"2"), (b"retry-after-ms", b"1250")]
+    assert asked_wait(headers, THEN) == 1.25
+    assert asked_wait([(b"retry-after", b"2"), (b"retry-after-ms", b"soon")], THEN) == 2.0
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["Wed, 21 Oct 2026 07:27:59 GMT", "Wed, 99 Oct 2026 07:28:00 GMT", "soon", "", "-1", "nan", "\xb2", None],
+)
 def test_a_wait_that_says_nothing_is_ours_to_choose(said: str | None) -> None:
-    assert seconds_of(said) is None
-    assert RetryPolicy(2).wait(1, said, 1.0) == 0.5
+    headers = [(b"retry-after", said.encode("latin-1"))] if said is not None else []
+    assert asked_wait(headers, THEN) is None
+    assert RetryPolicy(2).wait(1, None, 1.0) == 0.5
 
 
 def test_a_busy_provider_is_well() -> None:

@@ -220,6 +220,12 @@ def test_a_stream_that_broke_off_has_no_output_reported() -> None:
     assert (found.usage.input_tokens, found.usage.output_tokens) == (12, None)
 
 
+def test_zeros_of_a_host_that_does_not_know_the_input_yet_are_no_input() -> None:
+    zeros = start(input_tokens=0, cache_read_input_tokens=0, cache_creation_input_tokens=0)
+    assert answer_to(zeros, delta(type="text_delta", text="hi")).usage is None
+    assert usage_of(answer_to(zeros, ended("end_turn", input_tokens=7, output_tokens=2))) == Usage.of(7, 2)
+
+
 def test_thinking_that_nobody_can_read_weighs_by_its_length() -> None:
     assert answer_to(block("redacted_thinking", data="x" * 800)).output_estimate == 100
     hidden = [block("thinking", thinking="", signature=""), delta(signature="x" * 800)]

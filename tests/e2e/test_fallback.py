@@ -46,7 +46,7 @@ def ask(gateway: GatewayThread, **fields: Any) -> Reply:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("status", [413, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529])
+@pytest.mark.parametrize("status", [408, 413, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529])
 def test_a_model_whose_provider_fails_is_answered_by_the_next_and_charged_once(
     both: GatewayThread, mock: Provider, second: MockServer, status: int, stream: bool
 ) -> None:
@@ -59,6 +59,49 @@ def test_a_model_whose_provider_fails_is_answered_by_the_next_and_charged_once(
     record = both.web.get(f"/api/calls/{reply.header('x-request-id')}").json
     assert (record["provider"], record["model"]) == ("second", "gpt-4o")
     assert record["notes"]["fallback"] == f"upstream/main: {status}; "
+
+
+KEYS = {"providers.upstream.auth": "bearer", "providers.upstream.key": "sk-revoked-0123456789"}
+
+
+@pytest.fixture
+def keyed(gateway_server: StartGateway, mock_server: MockServer, second: MockServer) -> GatewayThread:
+    """As `both`, with keys of the gateway's for either."""
+    spare = {"base_url": second.url, **SECOND, "auth": "bearer", "key": "sk-second-0123456789"}
+    return gateway_server(mock_server.url, models=MODELS, **{**KEYS, "providers.second": spare})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("status", [401, 402, 403])
+def test_a_key_of_the_gateways_that_its_provider_refuses_is_stood_in_for(
+    keyed: GatewayThread, mock: Provider, second: MockServer, status: int, stream: bool
+) -> None:
+    mock.behaviour = Behaviour(status=status)
+    reply = ask(keyed, stream=stream)
+    assert reply.status == 200
+    assert reply.totals[2] == second.provider.billed().total_tokens > 0
+    record = keyed.web.get(f"/api/calls/{reply.header('x-request-id')}").json
+    assert record["notes"]["fallback"] == f"upstream/main: {status}; "
+
+
+@pytest.mark.parametrize(("said", "told"), [((429, 401), 429), ((401, 429), 429), ((403, 401), 403)])
+def test_where_all_fail_that_a_key_is_refused_is_told_last(
+    keyed: GatewayThread, mock: Provider, second: MockServer, said: tuple[int, int], told: int
+) -> None:
+    mock.behaviour, second.provider.behaviour = Behaviour(status=said[0]), Behaviour(status=said[1])
+    reply = ask(keyed)
+    assert (reply.status, reply.header("x-gateway-upstream-error")) == (told, "true")
+    assert len(second.provider.calls) == 1
+
+
+def test_a_key_of_the_callers_that_its_provider_refuses_is_not_tried_elsewhere(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+) -> None:
+    flags = {"providers.upstream.auth": "bearer", "providers.second": {"base_url": second.url, **SECOND}}
+    gateway = gateway_server(mock_server.url, models=MODELS, **flags)
+    mock.behaviour = Behaviour(status=401)
+    assert ask(gateway).status == 401
+    assert second.provider.calls == []
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
@@ -163,6 +206,38 @@ def test_a_callers_own_credential_goes_to_no_other_provider(
     reply = gateway.web.post("/v1/chat/completions", body, {"authorization": "Bearer the-callers-own"})
     assert reply.status == 503
     assert second.provider.calls == []
+
+
+def test_a_key_of_the_gateways_that_its_provider_repeats_reaches_nobody(
+    gateway_server: StartGateway, byte_server: StartUpstream
+) -> None:
+    def script(connection: Connection) -> None:
+        said = connection.request.header("authorization") or ""
+        assert said == "Bearer sk-revoked-0123456789"
+        is_good = connection.request.json["model"] == "good"
+        body = json.dumps({"error": {"message": f"Incorrect API key provided: {said}"}}).encode()
+        connection.whole(body, b"x-seen: " + said.encode(), status=b"200 OK" if is_good else b"401 Unauthorized")
+
+    gateway = gateway_server(byte_server(script).url, **KEYS)
+    for model, status in (("bad", 401), ("good", 200)):
+        reply = ask(gateway, model=model)
+        assert (reply.status, reply.error["message"]) == (status, "Incorrect API key provided: Bearer ***")
+    assert ask(gateway, model="bad").header("x-seen") == "Bearer ***"
+
+
+def test_no_header_of_the_callers_that_may_hold_a_credential_goes_to_a_fallback(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, second: MockServer
+) -> None:
+    held = {"base_url": second.url, **SECOND, "auth": "bearer", "key": "sk-second-0123456789"}
+    flags = {"providers.upstream.auth": "bearer", "providers.second": held}
+    gateway = gateway_server(mock_server.url, models=MODELS, **flags)
+    mock.behaviour = Behaviour(status=503)
+    body = {"model": "main", "messages": HI}
+    own = {"authorization": "Bearer own", "x-goog-api-key": "AIzaOwn", "helicone-auth": "Bearer own"}
+    reply = gateway.web.post("/v1/chat/completions", body, own)
+    assert reply.status == 200
+    assert [mock.calls[0].header(name) for name in own] == list(own.values())
+    assert [second.provider.calls[0].header(name) for name in own] == ["Bearer sk-second-0123456789", None, None]
 
 
 def test_sessions_are_shared_among_providers_and_stay_with_theirs(

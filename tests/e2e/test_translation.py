@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from gateway.mock import Behaviour, MockServer, Provider
-from tests.conftest import StartGateway, StartProcess
+from tests.conftest import StartGateway, StartProcess, StartUpstream
 from tests.support.gateways import GatewayProcess, GatewayThread, until
 from tests.support.scripted import SSE_HEAD, ByteServer, Connection, chunk
 from tests.support.timing import in_time
@@ -245,6 +245,118 @@ def test_what_claude_code_sends_besides_does_not_stop_a_call(bench: Bench, model
     assert answer.stop_reason == "end_turn"
 
 
+def arrived(bench: Bench, model: str, **fields: Any) -> Any:
+    """What reaches the provider of a messages call with these fields."""
+    bench.claude.messages.create(**{"model": model, "messages": HI, "max_tokens": 4000, **fields})
+    return json.loads(bench.mock.calls[-1].body)
+
+
+def user(*blocks: dict[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(blocks)}]}
+
+
+TEXT = {"type": "document", "title": "A", "source": {"type": "text", "media_type": "text/plain", "data": "in a text"}}
+PARTS = {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "in parts"}]}}
+SAID = {"type": "document", "context": "B", "source": {"type": "content", "content": "said"}}
+FOUND = {"type": "search_result", "title": "C", "source": "D", "content": [{"type": "text", "text": "found"}]}
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0="}}
+USE = {"type": "tool_use", "id": "t", "name": "get", "input": {}}
+CALL = [
+    {"role": "user", "content": "q"},
+    {"role": "assistant", "content": [USE]},
+]
+TOOL = {"name": "get", "input_schema": {"type": "object"}}
+
+
+@models
+def test_documents_of_text_and_search_results_reach_the_model(bench: Bench, model: str) -> None:
+    sent = arrived(bench, model, **user({**TEXT, "cache_control": {"type": "ephemeral"}}, PARTS, SAID, FOUND))
+    texts = [part["text"] for part in sent["messages"][0]["content"]]
+    assert texts == ["A", "in a text", "in parts", "B", "said", "C\nD", "found"]
+    marked = [part for part in sent["messages"][0]["content"] if "cache_control" in part]
+    assert [part["text"] for part in marked] == (["in a text"] if model == MODELS[0] else [])
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "one"}, FOUND]}
+    sent = arrived(bench, model, messages=[*CALL, *user(result)["messages"]], tools=[TOOL])
+    assert b'"found"' in bench.mock.calls[-1].body
+
+
+def test_a_pdf_reaches_a_provider_of_openais_format_as_a_file_and_anthropic_as_a_document(bench: Bench) -> None:
+    sent = arrived(bench, MODELS[1], **user(PDF, {"type": "text", "text": "x"}))
+    file = {"filename": "document.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}
+    assert sent["messages"][0]["content"][0] == {"type": "file", "file": file}
+    sent = arrived(bench, MODELS[0], **user(PDF, {"type": "text", "text": "x"}))
+    assert sent["messages"][0]["content"][0]["source"] == PDF["source"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        user({"type": "document", "source": {"type": "file", "file_id": "file_1"}}),
+        {"extra_body": {"mcp_servers": [{"type": "url", "url": "https://x", "authorization_token": "secret"}]}},
+        {"extra_body": {"container": "c"}},
+    ],
+)
+def test_what_only_anthropic_keeps_or_does_is_refused(bench: Bench, fields: dict[str, Any]) -> None:
+    with pytest.raises(anthropic.BadRequestError):
+        arrived(bench, MODELS[1], **fields)
+    assert bench.mock.calls == []
+
+
+@models
+def test_one_tool_at_a_time_is_kept(bench: Bench, model: str) -> None:
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    sent = arrived(bench, model, tools=[TOOL], tool_choice=choice)
+    assert (sent["tool_choice"] == choice) if model == MODELS[0] else (sent["parallel_tool_calls"] is False)
+
+
+def test_thinking_of_earlier_turns_goes_only_to_those_who_know_it(bench: Bench) -> None:
+    thought = [{"type": "thinking", "thinking": "hm", "signature": "SIG"}, USE]
+    result = {"type": "tool_result", "tool_use_id": "t", "content": "one"}
+    turns = [CALL[0], {"role": "assistant", "content": thought}, *user(result)["messages"]]
+    sent = arrived(bench, MODELS[1], messages=turns, tools=[TOOL])
+    assert "thinking_blocks" not in sent["messages"][1]
+    sent = arrived(bench, MODELS[0], messages=turns, tools=[TOOL], thinking={"type": "enabled", "budget_tokens": 1024})
+    assert sent["messages"][1]["content"][0] == thought[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "effort"),
+    [
+        ("gpt/gpt-5.1", {"output_config": {"effort": "low"}}, "low"),
+        ("gpt/gpt-5.1", {"output_config": {"effort": "max"}, "thinking": {"type": "adaptive"}}, "high"),
+        ("gpt/gpt-5.1", {"output_config": {"effort": "low"}, "thinking": {"type": "disabled"}}, "none"),
+        ("gpt/gpt-4o", {"output_config": {"effort": "low"}}, None),
+        ("gpt/gpt-4o", {"thinking": {"type": "adaptive"}}, None),
+        ("gpt/gpt-4o", {"thinking": {"type": "disabled"}}, None),
+    ],
+)
+def test_how_hard_to_think_is_said_where_the_model_can(
+    bench: Bench, model: str, fields: dict[str, Any], effort: str | None
+) -> None:
+    assert arrived(bench, model, extra_body=fields).get("reasoning_effort") == effort
+
+
+def test_the_empty_text_beside_tool_calls_is_nothing_that_the_model_reads(bench: Bench) -> None:
+    call = {"id": "t", "type": "function", "function": {"name": "get", "arguments": "{}"}}
+    turns: list[Any] = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "t", "content": "one"},
+    ]
+    tools: Any = [{"type": "function", "function": {"name": "get", "parameters": {"type": "object"}}}]
+    bench.chat.chat.completions.create(model=MODELS[0], messages=turns, tools=tools)
+    [block] = json.loads(bench.mock.calls[-1].body)["messages"][1]["content"]
+    assert block["type"] == "tool_use"
+
+
+def test_sound_that_the_provider_does_not_take_is_refused(bench: Bench) -> None:
+    part = {"type": "input_audio", "input_audio": {"data": "aaaa", "format": "wav"}}
+    said: list[Any] = [{"role": "user", "content": [part]}]
+    with pytest.raises(openai.BadRequestError, match="input_audio"):
+        bench.chat.chat.completions.create(model=MODELS[0], messages=said)
+    assert bench.mock.calls == []
+
+
 # --- responses clients ---------------------------------------------------------------------------------------------
 
 
@@ -354,6 +466,97 @@ def test_a_stream_that_breaks_off_ends_in_an_error_event(bench: Bench) -> None:
             list(bench.chat.chat.completions.create(model=model, messages=HI, stream=True))
         with pytest.raises(anthropic.APIError):
             list(bench.claude.messages.create(model=model, messages=HI, max_tokens=99, stream=True))
+
+
+def claude_event(kind: str, **fields: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), json.dumps({"type": kind, **fields}).encode())
+
+
+def claude_stream(*content: tuple[dict[str, Any], list[dict[str, Any]]]) -> bytes:
+    """What Anthropic streams: each block as it starts, and its deltas."""
+    usage = {"input_tokens": 10, "output_tokens": 1}
+    message = {"id": "m", "type": "message", "role": "assistant", "model": "c", "content": [], "usage": usage}
+    events = [claude_event("message_start", message=message)]
+    for index, (block, deltas) in enumerate(content):
+        events.append(claude_event("content_block_start", index=index, content_block=block))
+        events += [claude_event("content_block_delta", index=index, delta=delta) for delta in deltas]
+        events.append(claude_event("content_block_stop", index=index))
+    events.append(claude_event("message_delta", delta={"stop_reason": "tool_use"}, usage={"output_tokens": 5}))
+    return b"".join([*events, claude_event("message_stop")])
+
+
+THOUGHT = (
+    {"type": "thinking", "thinking": "", "signature": ""},
+    [
+        {"type": "thinking_delta", "thinking": "first "},
+        {"type": "thinking_delta", "thinking": "second"},
+        {"type": "signature_delta", "signature": "SIG"},
+    ],
+)
+
+
+def use(name: str, *arguments: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    block = {"type": "tool_use", "id": f"t-{name}", "name": name, "input": {}}
+    return block, [{"type": "input_json_delta", "partial_json": one} for one in arguments]
+
+
+def test_streamed_thinking_and_calls_come_back_as_the_model_said_them(
+    gateway_server: StartGateway, byte_server: StartUpstream
+) -> None:
+    """Said twice, thinking no longer has the signature that the next turn is checked against."""
+    said = claude_stream(THOUGHT, use("plain"), use("one", "", '{"a":', "1}"))
+    far_end = byte_server(lambda connection: connection.send(SSE_HEAD + said))
+    gateway = gateway_server(far_end.url, providers=providers(far_end.url), default_provider="gpt")
+    tools: list[Any] = [{"name": name, "input_schema": {"type": "object"}} for name in ("plain", "one")]
+    with anthropic.Anthropic(base_url=gateway.url, api_key="any", max_retries=0) as claude:
+        thinking: Any = {"type": "enabled", "budget_tokens": 1024}
+        with claude.messages.stream(
+            model=MODELS[0], messages=HI, max_tokens=4000, tools=tools, thinking=thinking
+        ) as stream:
+            thought, *uses = stream.get_final_message().content
+    assert thought.model_dump(exclude_none=True) == {
+        "type": "thinking", "thinking": "first second", "signature": "SIG",
+    }  # fmt: skip
+    assert [one.input for one in uses if one.type == "tool_use"] == [{}, {"a": 1}]
+    functions: list[Any] = [{"type": "function", "function": {"name": name}} for name in ("plain", "one")]
+    arguments: dict[int, str] = {}
+    with openai.OpenAI(base_url=gateway.base_url, api_key="any", max_retries=0) as chat:
+        for piece in chat.chat.completions.create(model=MODELS[0], messages=HI, tools=functions, stream=True):
+            for call in piece.choices[0].delta.tool_calls or () if piece.choices else ():
+                arguments[call.index] = arguments.get(call.index, "") + (
+                    (call.function and call.function.arguments) or ""
+                )
+    assert [json.loads(one) for one in arguments.values()] == [{}, {"a": 1}]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_a_stream_whose_first_event_is_a_refusal_costs_nothing_and_goes_to_the_next(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, byte_server: StartUpstream, path: str
+) -> None:
+    said = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
+    event = b"event: error\ndata: " + json.dumps(said).encode() + b"\n\n"
+    far_end = byte_server(lambda connection: connection.send(SSE_HEAD + event))
+    row = providers(mock_server.url)["gpt"]
+    flags: dict[str, Any] = {"providers": {**providers(far_end.url), "gpt": row}, "default_provider": "gpt"}
+    flags["models"] = [{"match": "main", "provider": "claude", "name": "claude-sonnet-4-5", "fallback": ["gpt/gpt-4o"]}]
+    gateway = gateway_server(mock_server.url, **flags)
+    asked = {"input": "hi"} if path == "/v1/responses" else {"messages": HI, "max_tokens": 50}
+    alone = gateway.web.post(path, {"model": "claude/claude-sonnet-4-5", "stream": True, **asked})
+    assert alone.status >= 500
+    assert alone.totals == (0, 0, 0)
+    reply = gateway.web.post(path, {"model": "main", "stream": True, **asked}, {"x-session-id": "s"})
+    assert reply.status == 200
+    assert totals(gateway, "s") == billed(mock)
+    assert len(far_end.requests) == 2
+
+
+@models
+def test_of_a_messages_stream_that_breaks_off_the_input_is_charged(bench: Bench, model: str) -> None:
+    """What litellm writes into the stream's beginning is zero, whatever was sent."""
+    bench.mock.behaviour = Behaviour(die=2, chunks=10)
+    with pytest.raises(anthropic.APIError):
+        list(bench.claude.messages.create(model=model, messages=HI, max_tokens=99, stream=True))
+    assert bench.totals[0] > 0
 
 
 # --- leaving, loading, limits ----------------------------------------------------------------------------------------

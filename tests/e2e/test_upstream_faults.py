@@ -189,7 +189,15 @@ def _bad_chunk(connection: Connection) -> None:
     connection.send(b"not a size\r\n")
 
 
-@pytest.mark.parametrize("script", [_die_chunked, _reset_mid_stream, _silent_mid_stream, _bad_chunk])
+def _reset_without_a_length(connection: Connection) -> None:
+    connection.send(SSE_HEAD + chunk("one") + chunk("two"))
+    time.sleep(0.05)
+    connection.reset()
+
+
+@pytest.mark.parametrize(
+    "script", [_reset_without_a_length, _die_chunked, _reset_mid_stream, _silent_mid_stream, _bad_chunk]
+)
 def test_a_stream_that_breaks_off_ends_with_an_error_and_not_cleanly(
     script: Script, scripted: Scripted, session: str
 ) -> None:
@@ -500,6 +508,66 @@ def test_a_packed_file_reaches_a_client_that_did_not_ask_unpacked(scripted: Scri
     answer = web.get("/v1/files/file-1/content")
     assert answer.header("content-encoding") is None
     assert answer.body == data
+
+
+@pytest.mark.parametrize("packing", [b"br", b"zstd", b"gzip, gzip", b"GZIP, br"])
+@pytest.mark.parametrize("kind", [b"application/json", b"text/event-stream"])
+def test_an_answer_that_is_packed_so_that_nobody_can_meter_it_is_a_502(
+    kind: bytes, packing: bytes, scripted: Scripted, session: str
+) -> None:
+    headers = (b"content-encoding: " + packing, b"content-type: " + kind)
+    web = scripted.play(lambda connection: connection.whole(b"\x0b\x02\x80abc\x03", *headers))
+    answer = web.chat(session)
+    assert (answer.status, answer.error["code"]) == (502, "upstream_protocol_error")
+    assert packing.decode() in answer.error["message"]
+
+
+def test_a_server_that_names_a_charset_as_its_packing_is_read(scripted: Scripted, session: str) -> None:
+    web = scripted.play(lambda connection: connection.whole(completion(), b"content-encoding: utf-8"))
+    assert web.chat(session).totals == (10, 5, 15)
+
+
+@pytest.mark.parametrize("split", [1, 40, 4096])
+def test_json_that_calls_itself_a_stream_is_metered_and_passed_on_as_it_came(
+    split: int, scripted: Scripted, session: str
+) -> None:
+    def script(connection: Connection) -> None:
+        connection.send(CHUNKED_SSE_HEAD + framed(b"\n\n"))
+        time.sleep(0.05)
+        connection.send(framed(completion()[:split]))
+        time.sleep(0.05)
+        connection.send(framed(completion()[split:] or b" ") + b"0\r\n\r\n")
+
+    answer = scripted.play(script).stream(session)
+    assert answer.body.strip() == completion()
+    found = the_call(scripted.web, session)
+    assert (found["usage"]["total_tokens"], found["usage_source"]) == (15, "provider")
+
+
+def test_an_error_in_json_that_calls_itself_a_stream_costs_nothing(scripted: Scripted, session: str) -> None:
+    body = b'{"error":{"message":"no","type":"x","param":null,"code":"y"}}'
+    web = scripted.play(lambda connection: connection.whole(body, b"content-type: text/event-stream"))
+    assert web.stream(session).body == body
+    nothing_charged(web, session)
+
+
+def test_half_a_json_that_calls_itself_a_stream_ends_in_an_error(scripted: Scripted, session: str) -> None:
+    answer = scripted.play(lambda connection: connection.send(CHUNKED_SSE_HEAD + framed(completion()[:90]))).stream(
+        session
+    )
+    assert not answer.clean
+    assert answer.events[-1]["error"]["code"].startswith("upstream_")
+    assert the_call(scripted.web, session)["outcome"] == "upstream_broken"
+
+
+def test_a_stream_whose_first_piece_ends_before_its_json_is_a_stream(scripted: Scripted, session: str) -> None:
+    def script(connection: Connection) -> None:
+        connection.send(CHUNKED_SSE_HEAD + framed(b"data: "))
+        time.sleep(0.05)
+        connection.send(framed(chunk("one")[6:] + usage_chunk() + DONE) + b"0\r\n\r\n")
+
+    answer = scripted.play(script).stream(session)
+    assert (answer.totals, answer.data_lines[-1]) == ((10, 5, 15), "[DONE]")
 
 
 def test_gzip_that_is_none(scripted: Scripted, session: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from types import TracebackType
 
 import pytest
@@ -86,6 +87,7 @@ def patient(provider: Provider, clock: Clock, *, retries: int = 2, failures: int
         RetryPolicy(retries),
         BreakerPolicy(failures, 10),
         clock=clock,
+        wall=lambda: 1_792_567_680.0,
         sleep=clock.sleep,
         chance=lambda: 1,
     )
@@ -136,6 +138,22 @@ async def test_what_a_provider_asks_for_is_obeyed() -> None:
     assert clock.waits == [7.0]
     long = Provider([Reply(429, [(b"retry-after", b"3600")]), 200])
     assert await ask(patient(long, clock)) == 429
+
+
+async def test_a_provider_that_says_that_no_wait_helps_is_not_asked_again() -> None:
+    provider, clock = Provider([Reply(429, [(b"x-should-retry", b"false"), (b"retry-after", b"1")]), 200]), Clock()
+    assert await ask(patient(provider, clock)) == 429
+    assert (len(provider.sent), clock.waits) == (1, [])
+
+
+async def test_a_date_that_a_provider_asks_for_is_obeyed() -> None:
+    def at(seconds: int) -> Reply:
+        return Reply(503, [(b"retry-after", formatdate(1_792_567_680 + seconds, usegmt=True).encode())])
+
+    provider, clock = Provider([at(9), 200]), Clock()
+    assert await ask(patient(provider, clock)) == 200
+    assert clock.waits == [9.0]
+    assert await ask(patient(Provider([at(3600), 200]), clock)) == 503
 
 
 async def test_after_failures_in_a_row_nobody_asks_until_one_call_has_tried(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Self
 
 from gateway.core.errors import UpstreamProtocolError
@@ -16,6 +17,8 @@ class Watched:
 
     def __init__(self, stream: Any) -> None:
         self.failure: Exception | None = None
+        #: the piece that was waited for at the beginning
+        self._first: Any = None
         self._stream = stream
         #: what talks to the provider; a text stream wraps it, and of some providers is the SDK's own
         self._source = getattr(stream, "completion_stream", stream) if not hasattr(stream, "fetch_stream") else stream
@@ -24,14 +27,22 @@ class Watched:
         return getattr(self._stream, name)
 
     async def begin(self) -> None:
-        """Have the provider asked: some are only when the first piece is wanted, and then this is where they refuse."""
+        """Wait for the first piece: some are only asked then, and others refuse in their first event, with status 200.
+
+        What is refused here is no answer yet, costs nothing and can be asked of another.
+        """
         if hasattr(self._source, "fetch_stream"):
             await self._source.fetch_stream()
+        with contextlib.suppress(StopAsyncIteration):
+            self._first = await anext(self)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Any:
+        first, self._first = self._first, None
+        if first is not None:
+            return first
         try:
             chunk = await anext(self._stream)
             if self._is_made_up(chunk):

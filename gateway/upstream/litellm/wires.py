@@ -16,6 +16,7 @@ import msgspec
 from gateway.core.errors import InvalidRequest
 from gateway.core.values import dataclass
 from gateway.dialects.base import named_event
+from gateway.upstream.litellm import blocks
 from gateway.upstream.litellm.library import Library
 
 Fields = dict[str, Any]
@@ -68,7 +69,9 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 }  # fmt: skip
 #: state that only the provider of the client's own API keeps
 _KEPT_ELSEWHERE: Final = ("previous_response_id", "conversation", "prompt", "background")
-_ALL: Final = frozenset.union(_CHAT, _TEXT, _EMBED, _MESSAGES, _RESPONSES, _KEPT_ELSEWHERE)
+#: of Messages, what only Anthropic's own API does
+_ONLY_ANTHROPIC: Final = ("mcp_servers", "container", "inference_geo", "speed")
+_ALL: Final = frozenset.union(_CHAT, _TEXT, _EMBED, _MESSAGES, _RESPONSES, _KEPT_ELSEWHERE, _ONLY_ANTHROPIC)
 #: would change the limit, the model or the credential behind the gateway's back
 _NOT_EXTRA: Final = re.compile(
     r"(?i)\w*model\w*|fallbacks|(?:max|min|num|n)_?\w*(?:tokens|length|predict)\w*|generation_?config"
@@ -79,6 +82,8 @@ _NOT_EXTRA: Final = re.compile(
 _NO_EXTRA: Final = frozenset(
     {"anthropic", "anthropic_text", "bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat"}
 )
+#: serve models of Anthropic in its format
+_ANTHROPICS: Final = frozenset({"anthropic", "anthropic_text"})
 _MODEL_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.:@/+-]{0,511}\Z")
 _NULLS: Final = frozenset({"content", "finish_reason", "logprobs"})
 _DONE: Final = b"data: [DONE]\n\n"
@@ -143,10 +148,15 @@ def _sorted(
     return kept, left_out, {"extra_body": extra} if extra else {}
 
 
+def _known(library: Library, target: Target, kind: str) -> frozenset[str]:
+    """The fields that the provider takes; empty where litellm does not say."""
+    asked = {"request_type": kind, "custom_llm_provider": target.provider}
+    return frozenset(library.supported(model=target.model, **asked) or ())
+
+
 def _fitting(library: Library, arguments: Fields, left_out: list[str], target: Target, kind: str) -> Fields:
     """Without the hints and plain defaults that this provider does not know."""
-    asked = {"request_type": kind, "custom_llm_provider": target.provider}
-    supported = frozenset(library.supported(model=target.model, **asked) or arguments)
+    supported = _known(library, target, kind) or frozenset(arguments)
     fitting: Fields = {"model": target.model}
     for name, value in arguments.items():
         if name in supported or not (name in _IF_KNOWN or (name in _DEFAULTS and value == _DEFAULTS[name])):
@@ -167,6 +177,8 @@ class Chat:
 
     def __init__(self, library: Library, body: Fields, target: Target) -> None:
         kept, self.left_out, extra = _sorted(body, _CHAT, _HINTS, target)
+        _refuse_sound(kept.get("messages"), target)
+        kept["messages"] = blocks.without_empty_texts(kept.get("messages"))
         self.arguments = _fitting(library, kept, self.left_out, target, "chat_completion") | extra | _ONLY_CHAT
 
     def whole(self, answer: Any) -> bytes:
@@ -175,8 +187,12 @@ class Chat:
 
     async def events(self, stream: Any) -> AsyncIterator[bytes]:
         """See `Translation.events`."""
+        calls = blocks.Arguments()
         async for chunk in stream:
-            yield _data(_chat_answer(chunk.model_dump()))
+            value = _chat_answer(chunk.model_dump())
+            if (missing := calls.missing(value)) is not None:
+                yield _data(missing)
+            yield _data(value)
         yield _DONE
 
 
@@ -227,6 +243,7 @@ class Messages:
         kept, self.left_out, extra = _sorted(body, _MESSAGES, _MESSAGES_HINTS, target)
         user = (kept.pop("metadata", None) or {}).get("user_id")
         stream = kept.pop("stream", False) is True
+        kept["messages"] = blocks.with_texts(kept.get("messages"))
         request: Fields = {**kept, "model": f"{target.provider}/{target.model}"}
         if isinstance(user, str):
             request["metadata"] = {"user_id": user}
@@ -236,6 +253,16 @@ class Messages:
         effort = arguments.get("reasoning_effort")
         if isinstance(effort, dict):
             arguments["reasoning_effort"] = effort.get("effort")
+        known = _known(library, target, "chat_completion") or frozenset(arguments)
+        if target.provider not in _ANTHROPICS:
+            is_known = "reasoning_effort" in known
+            self.left_out += blocks.with_effort(arguments, kept, is_known=is_known)
+        if "thinking" not in known:
+            blocks.for_others(arguments.get("messages"))
+        blocks.with_files(arguments.get("messages"))
+        choice = kept.get("tool_choice")
+        if isinstance(choice, dict) and choice.get("disable_parallel_tool_use") is True:
+            arguments["parallel_tool_calls"] = False
         if stream:
             arguments |= {"stream": True, "stream_options": {"include_usage": True}}
         self.arguments = _fitting(library, arguments, self.left_out, target, "chat_completion") | extra | _ONLY_CHAT
@@ -250,7 +277,7 @@ class Messages:
         """See `Translation.events`."""
         translate = self._library.messages.translate_completion_output_params_streaming
         async for event in translate(stream, model=self._model, tool_name_mapping=self._tool_names):
-            yield event
+            yield blocks.with_empty_start(event)
 
 
 class Responses:
@@ -311,6 +338,21 @@ TRANSLATIONS: Final[Mapping[str, type[Translation]]] = {
     "messages": Messages,
     "responses": Responses,
 }
+
+
+def _refuse_sound(messages: object, target: Target) -> None:
+    """Refuse what litellm would leave out without a word.
+
+    Raises:
+        InvalidRequest: there is sound for a provider that takes none.
+    """
+    if target.provider not in _ANTHROPICS:
+        return
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type") == "input_audio":
+                raise InvalidRequest(f'"{target.provider}" takes no input_audio. Leave it out.', param="messages")
 
 
 def _refuse_kept_elsewhere(body: Fields) -> None:

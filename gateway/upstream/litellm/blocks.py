@@ -1,0 +1,166 @@
+"""What litellm loses or bends on the way between formats, put so that it keeps it.
+
+Its translation of Messages requests leaves out documents of text and search results without a word, writes PDFs as
+images, and sends what only Anthropic knows to everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from gateway.core.errors import InvalidRequest
+
+_START: Final = b'"content_block_start"'
+_DATA: Final = b"data: "
+_PDF: Final = "data:application/pdf;"
+#: an effort that only Anthropic knows, and the next below it that others do
+_EFFORTS: Final = {"max": "high", "xhigh": "high"}
+
+
+def with_texts(messages: object) -> object:
+    """Messages as Anthropic's API has them, each document of text and each search result as the text that it is.
+
+    Raises:
+        InvalidRequest: one holds a document that only Anthropic has.
+    """
+    if not isinstance(messages, list):
+        return messages
+    return [{**one, "content": _texts(one.get("content"))} if isinstance(one, dict) else one for one in messages]
+
+
+def _texts(content: object) -> object:
+    return [part for block in content for part in _parts(block)] if isinstance(content, list) else content
+
+
+def _parts(block: Any) -> Iterator[Any]:
+    match block:
+        case {"type": "tool_result", "content": list(content)}:
+            yield {**block, "content": _texts(content)}
+        case {"type": "search_result", "content": list(content)}:
+            yield from _headed(block, ("title", "source"), content)
+        case {"type": "document", "source": {"type": "text", "data": str(text)}}:
+            yield from _headed(block, ("title", "context"), [{"type": "text", "text": text}])
+        case {"type": "document", "source": {"type": "content", "content": str(text)}}:
+            yield from _headed(block, ("title", "context"), [{"type": "text", "text": text}])
+        case {"type": "document", "source": {"type": "content", "content": list(content)}}:
+            yield from _headed(block, ("title", "context"), content)
+        case {"source": {"type": "file"}}:
+            raise InvalidRequest("A file_id refers to what Anthropic keeps. Send the file itself.", param="messages")
+        case _:
+            yield block
+
+
+def _headed(block: Mapping[str, Any], names: tuple[str, ...], content: list[Any]) -> Iterator[Any]:
+    """The content of a block under what it says of itself; its mark for the cache stays at its end."""
+    head = "\n".join(said for name in names if isinstance(said := block.get(name), str) and said)
+    if head:
+        yield {"type": "text", "text": head}
+    yield from content[:-1]
+    mark = {"cache_control": block["cache_control"]} if "cache_control" in block else {}
+    for last in content[-1:]:
+        yield {**last, **mark} if isinstance(last, dict) else last
+
+
+def for_others(messages: object) -> None:
+    """Take from translated messages what providers other than Anthropic refuse: its own form of thinking."""
+    for message in messages if isinstance(messages, list) else ():
+        message.pop("thinking_blocks", None)
+
+
+def with_files(messages: object) -> None:
+    """Have PDFs in translated messages of a user stand as files, not as images."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content")
+        parts = content if isinstance(content, list) and message.get("role") == "user" else []
+        for number, part in enumerate(parts):
+            match part:
+                case {"type": "image_url", "image_url": {"url": str(url)}} if url.startswith(_PDF):
+                    parts[number] = {"type": "file", "file": {"filename": "document.pdf", "file_data": url}}
+
+
+def with_effort(arguments: dict[str, Any], request: Mapping[str, Any], *, is_known: bool) -> list[str]:
+    """Have the effort that a Messages request asks for stand where others look for it; the names of what is left out.
+
+    `is_known`: the provider takes an effort. Thinking that is off, or up to the model, asks nothing of one that cannot.
+    """
+    config, thinking = request.get("output_config"), request.get("thinking")
+    asked = config.get("effort") if isinstance(config, dict) else None
+    kind = thinking.get("type") if isinstance(thinking, dict) else None
+    if isinstance(asked, str) and is_known and kind != "disabled":
+        arguments["reasoning_effort"] = _EFFORTS.get(asked, asked)
+    if is_known:
+        return []
+    left_out = ["output_config.effort"] if asked is not None else []
+    if kind in ("adaptive", "disabled") and arguments.pop("reasoning_effort", None) is not None:
+        left_out.append("thinking")
+    return left_out
+
+
+def without_empty_texts(messages: object) -> object:
+    """Messages of chat, the empty text beside tool calls left out: litellm has Anthropic's models read that it was."""
+    if not isinstance(messages, list):
+        return messages
+    return [
+        {**one, "content": None}
+        if isinstance(one, dict) and one.get("tool_calls") and one.get("content") == ""
+        else one
+        for one in messages
+    ]
+
+
+def with_empty_start(event: bytes) -> bytes:
+    """An event of a Messages stream, without the thinking that it begins with.
+
+    litellm says that in the next event once more. What is said twice no longer has the signature that Anthropic gave,
+    which then refuses the client's next turn.
+    """
+    if _START not in event or b'"thinking"' not in event:
+        return event
+    head, _, data = event.partition(_DATA)
+    value = msgspec.json.decode(data)
+    if value["content_block"].get("thinking"):
+        value["content_block"]["thinking"] = ""
+    return head + _DATA + msgspec.json.encode(value) + b"\n\n"
+
+
+class Arguments:
+    """The calls of a chat stream, and which of them have arguments.
+
+    Anthropic streams none for a call without any, and litellm says "", which is no JSON: clients fail to read it.
+    """
+
+    def __init__(self) -> None:
+        self._empty: dict[tuple[int, int], None] = {}
+
+    def missing(self, chunk: dict[str, Any]) -> dict[str, Any] | None:
+        """A chunk to send before one that ends a choice; None where nothing is missing."""
+        choices: list[dict[str, Any]] = []
+        for choice in chunk.get("choices", ()):
+            number, delta = choice.get("index", 0), choice.get("delta") or {}
+            for call in delta.get("tool_calls") or ():
+                self._see(number, call)
+            if choice.get("finish_reason"):
+                choices += self._ended(number)
+        return (
+            {**{name: value for name, value in chunk.items() if name != "usage"}, "choices": choices}
+            if choices
+            else None
+        )
+
+    def _see(self, number: int, call: Mapping[str, Any]) -> None:
+        key = number, call.get("index", 0)
+        if (call.get("function") or {}).get("arguments"):
+            self._empty.pop(key, None)
+        elif call.get("id"):
+            self._empty[key] = None
+
+    def _ended(self, number: int) -> Iterator[dict[str, Any]]:
+        empty = [key for key in self._empty if key[0] == number]
+        for key in empty:
+            del self._empty[key]
+        if empty:
+            calls = [{"index": index, "function": {"arguments": "{}"}} for _, index in empty]
+            yield {"index": number, "delta": {"tool_calls": calls}, "finish_reason": None}
