@@ -30,6 +30,7 @@ _CACHE_WRITE: Final = (
     "prompt_tokens_details.cache_write_tokens", "input_tokens_details.cache_write_tokens",
     "cache_creation_input_tokens",
 )
+_INPUT: Final = ("prompt_tokens", "input_tokens", *_CACHE_READ, *_CACHE_WRITE)
 _REASONING: Final = (
     "completion_tokens_details.reasoning_tokens", "output_tokens_details.reasoning_tokens",
     "output_tokens_details.thinking_tokens", "reasoning_tokens",
@@ -116,6 +117,10 @@ class UsageReader:
                 return
         elif "cost" in usage:
             self._cost_usd = _cost(usage) if usage["cost"] is not None else self._cost_usd
+        inputs = [fields[name] for name in _INPUT if name in fields]
+        if inputs and not any(inputs):
+            # Some end with zeros where there is nothing to add to what they began with.
+            fields = {name: number for name, number in fields.items() if name not in _INPUT or name not in self._fields}
         self._fields.update(fields)
 
     def reported(self) -> Reported | None:

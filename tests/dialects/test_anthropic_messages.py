@@ -226,6 +226,15 @@ def test_zeros_of_a_host_that_does_not_know_the_input_yet_are_no_input() -> None
     assert usage_of(answer_to(zeros, ended("end_turn", input_tokens=7, output_tokens=2))) == Usage.of(7, 2)
 
 
+def test_zeros_at_the_end_take_nothing_from_the_input_that_was_said_at_the_start() -> None:
+    begun = start(input_tokens=7, cache_read_input_tokens=3)
+    for zeros in ({"input_tokens": 0}, {"input_tokens": 0, "cache_read_input_tokens": 0}):
+        found = answer_to(begun, ended("end_turn", **zeros, output_tokens=2))
+        assert usage_of(found) == Usage(10, 2, 12, cache_read_tokens=3)
+    told_anew = ended("end_turn", input_tokens=0, cache_read_input_tokens=10, output_tokens=2)
+    assert usage_of(answer_to(begun, told_anew)) == Usage(10, 2, 12, cache_read_tokens=10)
+
+
 def test_thinking_that_nobody_can_read_weighs_by_its_length() -> None:
     assert answer_to(block("redacted_thinking", data="x" * 800)).output_estimate == 100
     hidden = [block("thinking", thinking="", signature=""), delta(signature="x" * 800)]
