@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import Final, Literal
+from urllib.parse import unquote_plus
 
 from gateway.core.errors import Unauthenticated
 from gateway.core.ports import Headers
@@ -19,6 +20,8 @@ _CREDENTIAL_ENDINGS: Final = (
     *(b"api-key", b"apikey", b"subscription-key", b"virtual-key", b"litellm-key", b"-vk", b"-auth", b"-authorization"),
     *(b"-secret", b"auth-token", b"access-token", b"security-token", b"authorization-token", b"private-token"),
 )
+#: parameters of an address that hold one
+_CREDENTIAL_PARAMETERS: Final = frozenset({"key", "api_key", "api-key", "apikey", "access_token"})
 #: shorter ones stand in too many words, such as the EMPTY of servers that want any
 _SHORTEST_SECRET: Final = 8
 _HOP_BY_HOP: Final = frozenset(
@@ -80,8 +83,17 @@ class Provider:
     dialects: tuple[str, ...] | None = None
 
     def url(self, path: str, query: str) -> str:
-        """The absolute address of a path relative to `/v1/`, both already encoded."""
+        """The absolute address of a path relative to `/v1/`, both already encoded.
+
+        As with headers, no credential of the caller's goes to a provider that needs none.
+        """
+        if query and holds_credential(self):
+            query = "&".join([one for one in query.split("&") if not _is_credential_parameter(one)])
         return f"{self.base_url}/{path}?{query}" if query else f"{self.base_url}/{path}"
+
+
+def _is_credential_parameter(parameter: str) -> bool:
+    return unquote_plus(parameter.partition("=")[0]).lower() in _CREDENTIAL_PARAMETERS
 
 
 def holds_credential(provider: Provider) -> bool:

@@ -42,6 +42,19 @@ def test_an_address_is_the_base_the_path_and_the_query_as_they_came(query: str, 
     assert OPEN.url("models", query) == url
 
 
+@pytest.mark.parametrize(
+    ("query", "sent"),
+    [
+        *(("key=own", ""), ("API_KEY=own&a=%20&a", "?a=%20&a"), ("a=1&api%2Dkey=own&&b", "?a=1&&b")),
+        *(("access_token", ""), ("api-version=2026-01-01&monkey=1", "?api-version=2026-01-01&monkey=1")),
+    ],
+)
+def test_a_credential_in_an_address_is_forwarded_only_where_none_is_held(query: str, sent: str) -> None:
+    assert OPEN.url("models", query) == f"{BASE}/models?{query}"
+    for provider in (HELD, Provider("p", BASE, "none")):
+        assert provider.url("models", query) == f"{BASE}/models{sent}"
+
+
 def test_a_providers_key_is_not_in_its_repr() -> None:
     assert "sk-held" not in repr(HELD)
 
