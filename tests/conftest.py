@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import gc
 import itertools
 import signal
@@ -147,7 +149,10 @@ def byte_server() -> Iterator[StartUpstream]:
 
 @dataclass(frozen=True)
 class Scripted:
-    """A gateway in front of an upstream whose script each test writes. It bears 0.6 s of its silence for "hasty/m"."""
+    """A gateway in front of an upstream whose script each test writes.
+
+    It bears 0.6 s of its silence, for "hasty/m" before the answer, for "halting/m" between its pieces.
+    """
 
     gateway: GatewayThread
     upstream: ByteServer
@@ -162,10 +167,18 @@ class Scripted:
         return self.gateway.web
 
 
+@functools.cache
+def _kept_closed() -> socket.socket:
+    """Bound, so that no other process is given its port, and never listening."""
+    kept = socket.socket()
+    kept.bind(("127.0.0.1", 0))
+    atexit.register(kept.close)
+    return kept
+
+
 def closed_port() -> int:
-    """A port on which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
+    """A port on which nobody listens, and nobody will."""
+    port: int = _kept_closed().getsockname()[1]
     return port
 
 
@@ -184,11 +197,11 @@ def full_backlog() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def scripted_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scripted]:
     with ByteServer(lambda connection: connection.reset()) as upstream:
-        hasty = {"timeout_s": {"first_byte": 0.6, "between_bytes": 0.6}}
         impatient = {"auth": "none", "retries": 0, "breaker": {"failures": 1000}}
         providers = {
             "upstream": {"base_url": upstream.url, **impatient},
-            "hasty": {"base_url": upstream.url, **impatient, **hasty},
+            "hasty": {"base_url": upstream.url, **impatient, "timeout_s": {"first_byte": 0.6}},
+            "halting": {"base_url": upstream.url, **impatient, "timeout_s": {"between_bytes": 0.6}},
             "nobody": {"base_url": f"http://127.0.0.1:{closed_port()}", **impatient},
         }
         gateway = GatewayThread(tmp_path_factory.mktemp("scripted"), upstream.url, {"providers": providers})

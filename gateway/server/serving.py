@@ -16,6 +16,7 @@ from typing import Any, Self
 import uvicorn
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors.multiprocess import Process
 
 from gateway.server.protocol import GatewayProtocol, ServerConfig
 
@@ -26,6 +27,10 @@ _BACKLOG = 2048
 _HURRY_S = 0.2
 #: for a worker to say whether it takes calls
 _ANSWERS_S = 1.0
+#: for one that loads its modules to give a first sign of life, on a machine that is busy with others
+_STARTS_S = 120.0
+#: between two looks whether it has; a signal to stop waits for no more than that
+_LOOKS_S = 0.1
 
 
 def make_config(
@@ -75,6 +80,8 @@ class Supervisor(Multiprocess):
         super().__init__(config, sockets)
         self._ready = ready
         self._is_ready = self._stopping = self._hurry = False
+        #: since when those have been waited for that have not given a sign of life yet; None: they have
+        self._awaited: dict[Process, float | None] = {}
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
 
@@ -87,12 +94,33 @@ class Supervisor(Multiprocess):
         self.signal_queue.append(number)
 
     def keep_subprocess_alive(self) -> None:
-        """Replace workers that died. Once the first worker takes calls, that is said."""
-        super().keep_subprocess_alive()
+        """Replace workers that died. Once the first worker takes calls, that is said.
+
+        One that is only starting is not a hung one: killed for its silence, it would never get further.
+        """
+        starting = [process for process in self.processes if self._is_starting(process)]
+        if not starting:
+            super().keep_subprocess_alive()
         if not self._is_ready and not self.should_exit.is_set():
-            self._is_ready = any(process.is_ready(_ANSWERS_S) for process in self.processes)
+            up = (process for process in self.processes if self._awaited.get(process, 0.0) is None)
+            self._is_ready = any(process.is_ready(_ANSWERS_S) for process in up)
             if self._is_ready:
                 self._ready()
+
+    def _is_starting(self, process: Process) -> bool:
+        if process not in self._awaited:
+            self._awaited = {known: since for known, since in self._awaited.items() if known in self.processes}
+            self._awaited[process] = time.monotonic()
+            # Once: each question is answered in the end, and an old answer would be taken for that to a later one.
+            process.parent_conn.send(b"ping")
+        since = self._awaited[process]
+        if since is None or not process.process.is_alive():
+            return False
+        if process.parent_conn.poll(_LOOKS_S):
+            process.parent_conn.recv()
+            self._awaited[process] = None
+            return False
+        return time.monotonic() - since < _STARTS_S
 
     def _interrupt_all(self) -> None:
         """A worker that is stopping already takes only this signal for "at once"."""

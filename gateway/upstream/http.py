@@ -98,20 +98,15 @@ class HttpUpstream:
         except _FOREIGN as error:
             raise self._translated(error) from error
 
-    async def pieces(self, content: aiohttp.StreamReader, closed: asyncio.Future[None] | None) -> AsyncIterator[bytes]:
-        """The body as it arrives; reading stops while the consumer is busy, so the socket pushes back.
-
-        `closed`: of a body that ends with its connection, how that ends.
-        """
-        silence = Silence(self._limits.between_bytes_s, lambda: content.set_exception(TimeoutError()))
+    async def pieces(self, content: _Content) -> AsyncIterator[bytes]:
+        """The body as it arrives; reading stops while the consumer is busy, so the socket pushes back."""
+        silence = Silence(self._limits.between_bytes_s, lambda: content.fail(TimeoutError()))
         try:
             while True:
                 silence.begin()
-                piece = await content.readany()
+                piece = await content.next()
                 silence.end()
                 if not piece:
-                    if closed is not None and _was_reset(closed):
-                        raise aiohttp.ClientPayloadError
                     return
                 yield piece
         except _FOREIGN as error:
@@ -157,21 +152,24 @@ class HttpUpstream:
 class _Sending:
     """One request on its way: entered when the head of its answer is there, left when nobody reads on."""
 
-    __slots__ = ("_request", "_response", "_upstream")
+    __slots__ = ("_answer", "_request", "_upstream")
 
     def __init__(self, upstream: HttpUpstream, request: Outgoing) -> None:
         self._upstream = upstream
         self._request = request
-        self._response: aiohttp.ClientResponse | None = None
+        self._answer: tuple[aiohttp.ClientResponse, _Content] | None = None
 
     async def __aenter__(self) -> UpstreamReply:
-        self._response = await self._upstream.request(self._request)
-        return _Reply(self._upstream, self._response)
+        response = await self._upstream.request(self._request)
+        reply = _Reply(self._upstream, response)
+        self._answer = response, reply.content
+        return reply
 
     async def __aexit__(self, *_: object) -> None:
-        response = self._response
-        if response is None:
+        if self._answer is None:
             return
+        response, content = self._answer
+        content.leave()
         # At the end of the body this returns the connection to the pool; before it, it closes it.
         if response.content.at_eof():
             response.release()
@@ -186,27 +184,65 @@ class _Reply:
         self.status = response.status
         self.headers: Sequence[tuple[bytes, bytes]] = response.raw_headers
         self._upstream = upstream
-        self._content = response.content
-        # Now: once it has ended it is no longer to be asked.
-        self._closed = _closed(response)
+        self.content = _Content(response)
 
     def chunks(self) -> AsyncIterator[bytes]:
         """See `UpstreamReply.chunks`."""
-        return self._upstream.pieces(self._content, self._closed)
+        return self._upstream.pieces(self.content)
 
 
-def _closed(response: aiohttp.ClientResponse) -> asyncio.Future[None] | None:
-    """How the connection ends, of an answer that ends with it: aiohttp takes a reset for an end like any other."""
-    connection, headers = response.connection, response.headers
-    if connection is None or "content-length" in headers or "transfer-encoding" in headers:
-        return None
-    closed = connection.protocol.closed if connection.protocol is not None else None
-    if closed is not None:
-        closed.add_done_callback(_was_reset)  # where nobody reads to the end, nobody asks
-    return closed
+class _Content:
+    """The body of an answer, and how it ends, which aiohttp does not always tell whoever reads it.
+
+    Where it gives a connection up for what came, as nonsense between two chunks, nobody is told. It takes a reset for
+    an end like any other of a body that ends with its connection. And it tells of a break before what had come until
+    then has been read.
+    """
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._stream = response.content
+        self._is_open_ended = response.headers.keys().isdisjoint(("content-length", "transfer-encoding"))
+        # Now: once the body has ended it no longer says by what.
+        protocol = response.connection.protocol if response.connection is not None else None
+        self._closed = protocol.closed if protocol is not None else None
+        if self._closed is not None:
+            # Once for each connection, however many answers come over it.
+            self._closed.remove_done_callback(_was_reset)
+            self._closed.add_done_callback(_was_reset)
+            self._closed.add_done_callback(self._tell)
+
+    def leave(self) -> None:
+        """Nobody reads on."""
+        if self._closed is not None:
+            self._closed.remove_done_callback(self._tell)
+
+    def fail(self, error: Exception) -> None:
+        """Let whoever reads it fail."""
+        self._stream.set_exception(error)
+
+    def _tell(self, _: object) -> None:
+        if not self._stream.is_eof() and self._stream.exception() is None:
+            self._stream.set_exception(aiohttp.ClientPayloadError())
+
+    async def next(self) -> bytes:
+        """What comes next; nothing at the end."""
+        try:
+            piece = await self._stream.readany()
+        except _FOREIGN:
+            # No public method gives what had come once the break is known.
+            piece = self._stream._read_nowait(-1)  # noqa: SLF001
+            if not piece:
+                raise
+        except RuntimeError as error:
+            # Its word for a connection that it gave up, once the part before that has been read.
+            raise aiohttp.ClientPayloadError(str(error)) from error
+        if not piece and self._is_open_ended and self._closed is not None and _was_reset(self._closed):
+            raise aiohttp.ClientPayloadError
+        return piece
 
 
 def _was_reset(closed: asyncio.Future[None]) -> bool:
+    """Whether a connection ended in an error; the event loop complains of one that nobody has asked for."""
     return closed.done() and not closed.cancelled() and closed.exception() is not None
 
 

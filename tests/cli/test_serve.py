@@ -505,7 +505,9 @@ def test_two_workers_share_a_store_reload_together_and_end_together(
 ) -> None:
     folder = gateway_command.folder
     gateway = serving("-c", gateway_command.file(settings(mock_server.url, folder)), "--workers", "2")
-    assert len(until(lambda: len(gateway.children) == 2 and gateway.children)) == 2
+    # One that is still starting has nothing to reload.
+    until(lambda: gateway.web.get("/metrics").body.count(b"\ngateway_info{") == 2, STARTS_S, "both take calls")
+    assert len(gateway.children) == 2
 
     def total() -> int:
         tokens: int = gateway.web.get("/api/sessions/s").json["cumulative_token_usage"]["total_tokens"]
@@ -553,6 +555,25 @@ def test_a_worker_that_is_killed_is_replaced_and_no_total_is_lost(serving: Serve
     answers = [gateway.web.chat("s", "tokens=1/1") for _ in range(10)]
     assert {answer.status for answer in answers} == {200}
     assert answers[-1].totals == (20, 15, 35)
+
+
+SLOW = """
+import os, pathlib, sys, time
+if "--multiprocessing-fork" in sys.orig_argv:
+    (pathlib.Path(__file__).parent / f"began-{os.getpid()}").touch()
+    time.sleep(6.5)
+"""
+
+
+def test_a_worker_that_is_long_in_starting_is_not_taken_for_a_hung_one(
+    serving: Serve, gateway_command: Commands
+) -> None:
+    gateway_command.file(SLOW, "sitecustomize.py")
+    gateway = serving("--mock", "--workers", "2", env={"PYTHONPATH": f"{gateway_command.folder}{os.pathsep}{ROOT}"})
+    assert gateway.web.chat("s").status == 200
+    began = {int(file.name.removeprefix("began-")) for file in gateway_command.folder.glob("began-*")}
+    assert began == set(gateway.children)
+    assert len(began) == 2, "none was killed and started again"
 
 
 def alive(pid: int) -> bool:

@@ -19,9 +19,10 @@ from pathlib import Path
 import pytest
 
 from gateway.mock import MockServer, Provider
-from tests.conftest import StartGateway
+from tests.conftest import StartGateway, StartUpstream
 from tests.support.commands import Commands, environment
 from tests.support.gateways import GatewayThread, until
+from tests.support.scripted import Held, completion
 from tests.support.web import CHAT, HI
 
 
@@ -45,18 +46,25 @@ def test_a_look_shows_what_sessions_used_and_have_left(served: GatewayThread, ga
     assert "raw" in rows["quiet"]
 
 
-def test_calls_under_way_are_counted(served: GatewayThread, gateway_command: Commands) -> None:
-    body = {"model": "mock-small", "messages": HI, "max_tokens": 20}
-    slow = threading.Thread(target=served.web.post, args=(CHAT, body, {"x-session-id": "busy", "x-mock": "delay=3"}))
+def test_calls_under_way_are_counted(
+    gateway_server: StartGateway, byte_server: StartUpstream, gateway_command: Commands
+) -> None:
+    upstream = byte_server(lambda connection: connection.whole(completion()))
+    gateway = gateway_server(upstream.url, **{"budget.tokens": 1000})
+    body = {"model": "m", "messages": HI, "max_tokens": 20}
+    assert gateway.web.post(CHAT, body, {"x-session-id": "busy"}).status == 200
+    upstream.script = held = Held()
+    slow = threading.Thread(target=gateway.web.post, args=(CHAT, body, {"x-session-id": "busy"}))
     slow.start()
     try:
 
         def running() -> int:
-            found = json.loads(gateway_command("top", "-c", served.file, "--json").out)
+            found = json.loads(gateway_command("top", "-c", gateway.file, "--json").out)
             return int(next(row["calls_under_way"] for row in found if row["id"] == "busy"))
 
         until(lambda: running() == 1, what="the call is seen while it runs")
     finally:
+        held.release()
         slow.join()
     assert running() == 0
 

@@ -588,7 +588,8 @@ def test_a_stream_that_outlasts_the_store_ends_where_its_hold_does(
     finish = [choice["finish_reason"] for event in reply.events for choice in event["choices"]]
     assert finish[-1] == "length"
     until(lambda: (view := gateway.web.get("/api/sessions/s")).status == 200 and view.json["calls"] == 1)
-    assert budget(gateway.web, "s")["used"]["tokens"] < held + 2_000
+    # What one read brings: some 400 KiB at the most, where much had come meanwhile.
+    assert budget(gateway.web, "s")["used"]["tokens"] < held + 4_000
 
 
 def _locked(db: sqlite3.Connection) -> bool:

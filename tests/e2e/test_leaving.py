@@ -13,9 +13,9 @@ import pytest
 from gateway.mock import MockServer, Provider
 from tests.conftest import Scripted, StartGateway
 from tests.support.gateways import GatewayThread, until
-from tests.support.scripted import SSE_HEAD, ByteServer, Connection, chunk, completion, usage_chunk
-from tests.support.timing import in_time
-from tests.support.web import CHAT, HI, Web, chat_bytes, connect
+from tests.support.scripted import DONE, SSE_HEAD, ByteServer, Connection, chunk, completion, usage_chunk
+from tests.support.timing import LIMIT_S, in_time
+from tests.support.web import CHAT, HI, Web, chat_bytes, connect, read_until
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +61,7 @@ def leave(
     with connect(web.url) as sock:
         sock.sendall(chat_bytes(body, *headers, path=path.encode()).replace(b"connection: close\r\n", b""))
         until(lambda: len(provider.calls) > before, what="the provider has the call")
-        got = b""
-        while after not in got:
-            piece = sock.recv(65536)
-            assert piece, "the answer has ended"
-            got += piece
+        read_until(sock, after)
 
 
 def record(web: Web, session: str) -> Any:
@@ -157,9 +153,7 @@ def test_cancelling_ends_the_call_at_the_provider(mock: Provider, byte_server: A
     gateway = gateway_server(byte_server(script).url, **{"sessions.on_disconnect": "cancel"})
     with connect(gateway.url) as sock:
         sock.sendall(chat_bytes(b'{"model":"m","messages":[],"stream":true}'))
-        got = b""
-        while b"word" not in got:
-            got += sock.recv(65536)
+        read_until(sock, b"word")
     until(lambda: left)
     assert left == [True]
 
@@ -194,7 +188,7 @@ def test_a_whole_answer_that_stops_while_being_drained(scripted: Scripted, sessi
     with connect(web.url) as sock:
         sock.sendall(
             chat_bytes(
-                b'{"model":"hasty/m","messages":[{"role":"user","content":"hi"}]}',
+                b'{"model":"halting/m","messages":[{"role":"user","content":"hi"}]}',
                 b"x-session-id: " + session.encode(),
             )
         )
@@ -225,7 +219,8 @@ def test_a_client_that_closes_only_its_sending_side_is_charged_for_what_was_begu
         while sock.recv(65536):
             pass
     # It looks like a client that has left: where no provider was at work on its call yet, nothing is begun for it.
-    time.sleep(1)
+    web.takes_notice()
+    until(lambda: web.get("/api/health").json["worker"]["calls"] == 0, what="the call has ended")
     if len(mock.calls) > before:
         assert record(web, session)["usage"]["total_tokens"] == 59
     else:
@@ -246,47 +241,61 @@ def tools(*names: str) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": name}} for name in names]
 
 
+READ = {"index": 0, "id": "c", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+#: a stream that calls a tool, up to why it ends
+CALLED = b"".join(
+    chunk(choices=[{"index": 0, "delta": delta, "finish_reason": reason}])
+    for delta, reason in (({"tool_calls": [READ]}, None), ({}, "tool_calls"))
+)
+
+
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_that_nobody_waited_for_moves_no_step(
-    stream: bool, mock_server: MockServer, mock: Provider, gateway_server: StartGateway
-) -> None:
-    web = gateway_server(mock_server.url, steps=STEPS).web
-    offered: dict[str, Any] = {"tools": tools("read", "write"), "stream": stream}
-    leave(web, "s", "delay=0.2", provider=mock, **offered)
-    found = record(web, "s")
-    assert (found["outcome"], found["tools"]) == ("ok", ["read"])
-    assert found["notes"]["step"] == "not kept: its client had left before it ended"
-    assert place(web, "s") == 0
-    # The client asks once more, and what is due is what it never heard of.
-    assert web.chat("s", **offered).status == 200
-    assert place(web, "s") == 1
+def test_an_answer_that_nobody_waited_for_moves_no_step(stream: bool, gateway_server: StartGateway) -> None:
+    has_left = threading.Event()
+
+    def script(connection: Connection) -> None:
+        has_left.wait(LIMIT_S)
+        if stream:
+            connection.send(SSE_HEAD + CALLED + usage_chunk() + DONE)
+        else:
+            message = {"role": "assistant", "content": None, "tool_calls": [READ]}
+            connection.whole(completion(choices=[{"index": 0, "message": message, "finish_reason": "tool_calls"}]))
+
+    with ByteServer(script) as upstream:
+        web = gateway_server(upstream.url, steps=STEPS).web
+        offered: dict[str, Any] = {"tools": tools("read", "write"), "stream": stream}
+        with connect(web.url) as sock:
+            body = {"model": "m", "messages": HI, **offered}
+            sock.sendall(chat_bytes(json.dumps(body).encode(), b"x-session-id: s"))
+            until(lambda: upstream.requests, what="the provider has the call")
+        web.takes_notice()
+        has_left.set()
+        found = record(web, "s")
+        assert (found["outcome"], found["tools"]) == ("ok", ["read"])
+        assert found["notes"]["step"] == "not kept: its client had left before it ended"
+        assert place(web, "s") == 0
+        # The client asks once more, and what is due is what it never heard of.
+        assert web.chat("s", **offered).status == 200
+        assert place(web, "s") == 1
 
 
 def test_a_stream_that_has_said_why_it_ends_moves_a_step_though_its_client_left_before_the_end_mark(
     gateway_server: StartGateway,
 ) -> None:
-    called = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "read", "arguments": "{}"}}]}
-    pieces = [
-        {"index": 0, "delta": called, "finish_reason": None},
-        {"index": 0, "delta": {}, "finish_reason": "tool_calls"},
-    ]
     has_left = threading.Event()
 
     def script(connection: Connection) -> None:
-        connection.send(SSE_HEAD + b"".join(chunk(choices=[piece]) for piece in pieces))
-        has_left.wait(5)
-        connection.send(usage_chunk() + b"data: [DONE]\n\n")
+        connection.send(SSE_HEAD + CALLED)
+        has_left.wait(LIMIT_S)
+        connection.send(usage_chunk() + DONE)
 
     with ByteServer(script) as upstream:
         web = gateway_server(upstream.url, steps=STEPS).web
         body = json.dumps({"model": "m", "messages": HI, "stream": True, "tools": tools("read", "write")}).encode()
         with connect(web.url) as sock:
             sock.sendall(chat_bytes(body, b"x-session-id: s"))
-            got = b""
-            while b'"finish_reason": "tool_calls"' not in got:
-                got += sock.recv(65536)
-        # The gateway takes notice of it.
-        time.sleep(0.2)
+            read_until(sock, b'"finish_reason": "tool_calls"')
+        web.takes_notice()
         has_left.set()
         assert record(web, "s")["tools"] == ["read"]
         assert place(web, "s") == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import threading
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from gateway.mock import MockServer, Provider
 from tests.conftest import Scripted, StartGateway
 from tests.support.gateways import until
 from tests.support.scripted import DONE, SSE_HEAD, Connection, chunk, completion, usage_chunk
+from tests.support.timing import LIMIT_S
 from tests.support.web import HI, Web, chat_bytes, connect
 
 STREAM = {"model": "mock-small", "messages": HI, "stream": True}
@@ -94,9 +95,12 @@ def test_a_client_that_leaves_during_the_second_attempt_is_charged(
 def test_what_had_arrived_of_a_whole_answer_is_charged_to_a_client_that_left(
     gateway_server: StartGateway, byte_server: Any, session: str
 ) -> None:
+    is_sent = threading.Event()
+
     def half(connection: Connection) -> None:
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 50000\r\n\r\n"
         connection.send(head + b"x" * 20_000)
+        is_sent.set()
         connection.wait_until_left()
 
     web = gateway_server(byte_server(half).url, **{"sessions.on_disconnect": "cancel"}).web
@@ -104,7 +108,8 @@ def test_what_had_arrived_of_a_whole_answer_is_charged_to_a_client_that_left(
         sock.sendall(
             chat_bytes(json.dumps({"model": "m", "messages": HI}).encode(), b"x-session-id: " + session.encode())
         )
-        time.sleep(1)
+        assert is_sent.wait(LIMIT_S)
+        web.takes_notice()
     [call] = until(lambda: calls_of(web, session))
     assert call["usage"]["output_tokens"] == 5_000
 

@@ -18,7 +18,7 @@ from tests.conftest import StartProcess, StartUpstream
 from tests.support.gateways import STARTS_S, GatewayProcess, until
 from tests.support.scripted import Connection, Held
 from tests.support.timing import LIMIT_S
-from tests.support.web import CHAT, HI, Reply, chat_bytes, connect, parse, read_all, talk
+from tests.support.web import CHAT, HI, Reply, chat_bytes, connect, parse, read_all, read_until, talk
 
 #: a stream that lasts for minutes
 ENDLESS = "chunks=900;interval=0.1"
@@ -202,10 +202,7 @@ def test_what_was_acknowledged_survives_a_kill(
         gateway.web.chat("s", "tokens=1/1", stream=stream)
         with connect(gateway.url) as sock:
             sock.sendall(request)
-            data = b""
-            end = b"data: [DONE]\n\n" if stream else b'"usage"'
-            while end not in data:
-                data += sock.recv(65536)
+            read_until(sock, b"data: [DONE]\n\n" if stream else b'"usage"')
             gateway.process.kill()
         gateway.wait()
         assert kept(gateway, "s") == (2 * number, 52 * number, 0)

@@ -15,10 +15,11 @@ import openai
 import pytest
 
 from gateway.mock import Behaviour, MockServer, Provider, ToolCall, Turn
-from tests.conftest import StartGateway, StartProcess
+from tests.conftest import StartGateway, StartProcess, StartUpstream
 from tests.stores.redis_servers import RedisServer
 from tests.support.formats import Format
 from tests.support.gateways import STARTS_S, GatewayProcess, until
+from tests.support.scripted import Held
 from tests.support.timing import LIMIT_S
 from tests.support.web import CHAT, HI, Reply, Web
 
@@ -306,23 +307,26 @@ def test_a_fallback_is_told_in_the_way_that_it_knows(
 
 @WIRES
 def test_what_is_counted_and_held_is_the_narrowed_request(
-    wire: str, gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+    wire: str, gateway_server: StartGateway, byte_server: StartUpstream
 ) -> None:
     many = [f"tool_{number}_with_a_long_name" for number in range(40)]
     steps = [{"name": "s", "available_tools": {"allowed": ["search"]}}]
 
+    upstream = byte_server(lambda connection: None)
+
     def counted_and_held(*tools: str) -> tuple[str | None, int]:
         """By a gateway that has learned nothing yet."""
-        gateway = gateway_server(mock_server.url, steps=steps, **{"budget.tokens": 100_000})
-        under_way = Running(
-            lambda: gateway.web.post(Format(wire).path, ask(wire, "hi", *tools), in_session("s", "delay=1.0"))
-        )
+        upstream.script = under_way_there = Held()
+        gateway = gateway_server(upstream.url, steps=steps, **{"budget.tokens": 100_000})
+        under_way = Running(lambda: gateway.web.post(Format(wire).path, ask(wire, "hi", *tools), in_session("s")))
         held = until(lambda: held_of(gateway.web, "s"))
+        under_way_there.release()
         return under_way.end().header("x-context-tokens"), held
 
     narrow = counted_and_held(*many, "search")
     assert narrow == counted_and_held("search")
-    assert json.loads(mock.calls[0].body) == json.loads(mock.calls[1].body)
+    first, second = upstream.requests
+    assert first.json == second.json
 
 
 def held_of(web: Web, session: str) -> int:

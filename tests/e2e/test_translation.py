@@ -17,7 +17,7 @@ from tests.conftest import StartGateway, StartProcess, StartUpstream
 from tests.support.gateways import GatewayProcess, GatewayThread, until
 from tests.support.scripted import SSE_HEAD, ByteServer, Connection, chunk
 from tests.support.timing import in_time
-from tests.support.web import connect
+from tests.support.web import connect, read_until
 
 #: of a chat client and of a responses client, both ways
 MODELS = ["claude/claude-sonnet-4-5", "gpt/gpt-4o"]
@@ -581,9 +581,7 @@ def test_a_client_that_leaves_a_stream_is_charged_and_the_provider_told(
                 b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-session-id: s\r\n"
                 b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
             )
-            got = b""
-            while b"hello" not in got:
-                got += sock.recv(65536)
+            read_until(sock, b"hello")
         with in_time():
             until(lambda: gateway.web.get("/api/sessions/s").status == 200, what="it is settled")
             until(lambda: totals(gateway, "s")[1] >= 50, what="what was delivered is charged")

@@ -142,7 +142,8 @@ def test_a_provider_that_never_answers(stream: bool, scripted: Scripted, session
 def test_a_whole_answer_that_breaks_off(end: Script, scripted: Scripted, session: str) -> None:
     def script(connection: Connection) -> None:
         connection.send(JSON_HEAD + completion())
-        time.sleep(0.05)
+        # A reset takes with it what nobody has read yet.
+        scripted.web.takes_notice()
         end(connection)
 
     answer = scripted.play(script).chat(session)
@@ -164,45 +165,38 @@ def test_a_whole_answer_that_goes_silent(scripted: Scripted, session: str) -> No
         connection.send(JSON_HEAD + completion())
         connection.wait_until_left()
 
-    answer = scripted.play(script).chat(session, model="hasty/m")
+    answer = scripted.play(script).chat(session, model="halting/m")
     assert (answer.status, answer.error["code"]) == (504, "upstream_timeout")
     assert the_call(scripted.web, session)["outcome"] == "upstream_broken"
 
 
-def _die_chunked(connection: Connection) -> None:
-    connection.send(CHUNKED_SSE_HEAD + framed(chunk("one")) + framed(chunk("two")))
-    time.sleep(0.05)
-
-
-def _reset_mid_stream(connection: Connection) -> None:
-    _die_chunked(connection)
-    connection.reset()
-
-
-def _silent_mid_stream(connection: Connection) -> None:
-    _die_chunked(connection)
+def _silent(connection: Connection) -> None:
     connection.wait_until_left()
 
 
 def _bad_chunk(connection: Connection) -> None:
-    _die_chunked(connection)
     connection.send(b"not a size\r\n")
 
 
-def _reset_without_a_length(connection: Connection) -> None:
-    connection.send(SSE_HEAD + chunk("one") + chunk("two"))
-    time.sleep(0.05)
-    connection.reset()
+TWO_CHUNKS = CHUNKED_SSE_HEAD + framed(chunk("one")) + framed(chunk("two"))
+WITHOUT_A_LENGTH = SSE_HEAD + chunk("one") + chunk("two")
 
 
 @pytest.mark.parametrize(
-    "script", [_reset_without_a_length, _die_chunked, _reset_mid_stream, _silent_mid_stream, _bad_chunk]
+    ("begun", "end"),
+    [*((TWO_CHUNKS, end) for end in (_close, _reset, _silent, _bad_chunk)), (WITHOUT_A_LENGTH, _reset)],
 )
 def test_a_stream_that_breaks_off_ends_with_an_error_and_not_cleanly(
-    script: Script, scripted: Scripted, session: str
+    begun: bytes, end: Script, scripted: Scripted, session: str
 ) -> None:
+    def script(connection: Connection) -> None:
+        connection.send(begun)
+        # A reset takes with it what nobody has read yet.
+        scripted.web.takes_notice()
+        end(connection)
+
     with in_time():
-        answer = scripted.play(script).stream(session, model="hasty/m")
+        answer = scripted.play(script).stream(session, model="halting/m" if end is _silent else "m")
     assert answer.status == 200
     assert "[DONE]" not in answer.data_lines
     assert answer.events[-1]["error"]["code"].startswith("upstream_")
@@ -231,7 +225,7 @@ def test_a_responses_stream_that_breaks_off_ends_with_an_error_that_has_the_next
 
 
 def test_the_sdk_raises_where_a_stream_breaks_off(scripted: Scripted, session: str) -> None:
-    scripted.play(_die_chunked)
+    scripted.play(lambda connection: connection.send(TWO_CHUNKS))
     with openai.OpenAI(base_url=scripted.gateway.base_url, api_key="k", max_retries=0, timeout=60) as client:
         stream = client.chat.completions.create(
             model="m",
@@ -696,7 +690,7 @@ def test_a_dead_idle_connection_is_not_the_callers_trouble(mock: Provider, gatew
     assert gateway.web.chat("s").status == 200
     first.stop()
     with MockServer(mock, port=port):
-        time.sleep(0.05)
+        gateway.web.takes_notice()
         assert gateway.web.chat("s").status == 200
     assert mock.billed().calls == 2
     assert gateway.web.get("/api/sessions/s").json["calls"] == 2

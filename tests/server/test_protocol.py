@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 import time
 from typing import Any
 
@@ -15,7 +16,7 @@ from gateway.server import serving
 from tests.conftest import StartGateway
 from tests.support.gateways import until
 from tests.support.timing import LIMIT_S
-from tests.support.web import CHAT, Web, chat_bytes, connect, read_all, talk
+from tests.support.web import CHAT, Web, chat_bytes, connect, read_all, read_until, talk
 
 PLAIN = b'{"model":"mock-small","messages":[{"role":"user","content":"hi"}]}'
 
@@ -65,10 +66,7 @@ def test_the_limit_is_per_request_and_not_per_connection(small: Web) -> None:
     with connect(small.url) as sock:
         for _ in range(5):
             sock.sendall(request)
-            data = b""
-            while b'"usage"' not in data:
-                data += sock.recv(65536)
-            assert data.startswith(b"HTTP/1.1 200")
+            assert read_until(sock, b'"usage"').startswith(b"HTTP/1.1 200")
         sock.sendall(head_of(4000))
         assert b" 431 " in read_all(sock)
 
@@ -83,10 +81,7 @@ def test_a_kept_connection_may_be_idle_for_longer_than_a_head_may_take(hasty: We
         for idle_s in (0.0, 0.7):
             time.sleep(idle_s)
             sock.sendall(request)
-            data = b""
-            while b'"usage"' not in data:
-                data += sock.recv(65536)
-            assert data.startswith(b"HTTP/1.1 200")
+            assert read_until(sock, b'"usage"').startswith(b"HTTP/1.1 200")
 
 
 def test_two_gateways_in_one_process_keep_their_own_bounds(
@@ -139,7 +134,14 @@ async def breaks_off(scope: Any, receive: Any, send: Any) -> None:
 
 
 def test_a_connection_that_is_given_up_goes_though_its_client_takes_nothing() -> None:
-    options = serving.make_config(breaks_off, max_head_bytes=65_536, head_timeout_s=5, grace_s=1)
+    asked = threading.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            asked.set()
+        await breaks_off(scope, receive, send)
+
+    options = serving.make_config(app, max_head_bytes=65_536, head_timeout_s=5, grace_s=1)
     options.linger_s = 0.1
     with serving.ServerThread(options) as server, socket.socket() as client:
         host, port = server.url.removeprefix("http://").split(":")
@@ -148,6 +150,5 @@ def test_a_connection_that_is_given_up_goes_though_its_client_takes_nothing() ->
         client.connect((host, int(port)))
         client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
         # Nothing is read here: that would let the rest go out.
-        connections = server._server.server_state.connections
-        until(lambda: len(connections) == 1)
-        until(lambda: len(connections) == 0)
+        assert asked.wait(LIMIT_S)
+        until(lambda: not server._server.server_state.connections)

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from tests.support.timing import LIMIT_S
 
 #: what Debian, Ubuntu and Google call it
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -35,6 +37,7 @@ def find() -> str:
 def chromium() -> Iterator[Browser]:
     """A browser without a window."""
     path = find()
+    expect.set_options(timeout=LIMIT_S * 1_000)
     with sync_playwright() as playwright:
         # Its sandbox needs rights that root in a container does not have; it only visits a server of ours.
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
@@ -79,7 +82,7 @@ def opened(browser: Browser, **options: Any) -> Iterator[Watched]:
     """A page in a context of its own; nothing may have gone wrong on it in the end."""
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
     watched = Watched(context.new_page(), context)
-    watched.page.set_default_timeout(10_000)
+    watched.page.set_default_timeout(LIMIT_S * 1_000)
     watched.listen()
     try:
         yield watched

@@ -122,6 +122,15 @@ class Web:
             headers["x-session-id"] = session
         return self.post(CHAT, {"model": "mock-small", "messages": HI, **fields}, headers)
 
+    def takes_notice(self) -> None:
+        """Have the gateway take notice of what was sent to it before, and of who has closed a connection to it.
+
+        One that asks now comes behind that: each of its answers takes some turns of the event loop, and the first of
+        them deals with whatever is there.
+        """
+        for _ in range(3):
+            assert self.get("/healthz").status == 200
+
     def stream(self, session: str | None = None, mock: str = "", **fields: object) -> Reply:
         return self.chat(session, mock, stream=True, **fields)
 
@@ -139,6 +148,16 @@ def read_all(sock: socket.socket) -> bytes:
             found += piece
     except ConnectionError:
         pass
+    return found
+
+
+def read_until(sock: socket.socket, mark: bytes) -> bytes:
+    """Everything until this has come."""
+    found = b""
+    while mark not in found:
+        piece = sock.recv(65536)
+        assert piece, f"it ended before {mark!r} came: {found!r}"
+        found += piece
     return found
 
 

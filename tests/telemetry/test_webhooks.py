@@ -205,7 +205,9 @@ async def test_what_a_slow_receiver_has_no_room_for_is_dropped_and_said_once(
             f"webhook 127.0.0.1: {MOST_WAITING} events wait for it, further ones are dropped"
         ]
         receiver.gate.set()
-        await eventually(lambda: counted.results.count("sent") == MOST_WAITING + 1)
+        for number in range(1, MOST_WAITING + 2, 50):
+            await eventually(lambda number=number: counted.results.count("sent") >= number)  # type: ignore[misc]
+        assert counted.results.count("sent") == MOST_WAITING + 1
         # The newest were dropped: what waited is sent.
         assert set(receiver.ids) == {"first", *(f"m{number}" for number in range(MOST_WAITING))}
         assert [line for line in lines(caplog) if "were dropped" in line] == [

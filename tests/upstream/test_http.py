@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -21,7 +23,7 @@ from gateway.core.ports import Outgoing
 from gateway.upstream.http import HttpUpstream, Limits, proxy_for, tls_context
 from tests.conftest import StartUpstream, closed_port, full_backlog
 from tests.support.scripted import Connection
-from tests.support.timing import eventually, in_time
+from tests.support.timing import LIMIT_S, eventually, in_time
 
 LIMITS = Limits(connect_s=30, first_byte_s=30, between_bytes_s=30)
 SHORT = Limits(connect_s=0.3, first_byte_s=0.3, between_bytes_s=0.3)
@@ -163,6 +165,66 @@ async def test_a_reset_in_the_middle(byte_server: StartUpstream) -> None:
     async with upstream_of(server.url) as upstream:
         with pytest.raises(UpstreamFault):
             await read(upstream, outgoing(server.url))
+
+
+@pytest.mark.parametrize(
+    ("head", "sent"),
+    [
+        (b"content-length: 10", b"abc"),
+        (b"transfer-encoding: chunked", b"3\r\nabc\r\n"),
+    ],
+)
+async def test_what_came_before_a_break_is_read_though_nobody_asked_for_it_until_then(
+    head: bytes, sent: bytes, byte_server: StartUpstream
+) -> None:
+    server = byte_server(lambda connection: connection.send(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + sent))
+    async with upstream_of(server.url) as upstream, upstream.send(outgoing(server.url)) as reply:
+        content = cast(Any, reply).content._stream
+        await eventually(content.exception, "the break is known")
+        pieces = reply.chunks()
+        assert await anext(pieces) == b"abc"
+        with pytest.raises(UpstreamProtocolError):
+            await anext(pieces)
+
+
+async def test_an_answer_that_becomes_nonsense_is_not_waited_for(byte_server: StartUpstream) -> None:
+    is_read = threading.Event()
+
+    def script(connection: Connection) -> None:
+        connection.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n")
+        is_read.wait(LIMIT_S)
+        connection.send(b"no size\r\n")
+        connection.wait_until_left()
+
+    server = byte_server(script)
+    async with upstream_of(server.url) as upstream, upstream.send(outgoing(server.url)) as reply:
+        pieces = reply.chunks()
+        assert await anext(pieces) == b"abc"
+        is_read.set()
+        with in_time(), pytest.raises(UpstreamProtocolError, match="broke off"):  # LIMITS would bear twice as much
+            await anext(pieces)
+
+
+async def test_an_answer_that_becomes_nonsense_while_nobody_reads_is_the_providers_fault(
+    byte_server: StartUpstream,
+) -> None:
+    has_begun = threading.Event()
+
+    def script(connection: Connection) -> None:
+        connection.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n")
+        has_begun.wait(LIMIT_S)
+        connection.send(b"no size\r\n")
+        connection.wait_until_left()
+
+    server = byte_server(script)
+    async with upstream_of(server.url) as upstream, upstream.send(outgoing(server.url)) as reply:
+        has_begun.set()
+        protocol = cast(Any, reply).content._stream._protocol
+        await eventually(lambda: not protocol.connected, "it is hung up on")
+        pieces = reply.chunks()
+        assert await anext(pieces) == b"abc"
+        with pytest.raises(UpstreamProtocolError):
+            await anext(pieces)
 
 
 async def test_an_answer_that_does_not_begin(byte_server: StartUpstream) -> None:
