@@ -96,10 +96,11 @@ class Supervisor(Multiprocess):
     def keep_subprocess_alive(self) -> None:
         """Replace workers that died. Once the first worker takes calls, that is said.
 
-        One that is only starting is not a hung one: killed for its silence, it would never get further.
+        One that is only starting is not a hung one: killed for its silence, it would never get further. Only where
+        another has died that is risked, which is not to wait for it.
         """
         starting = [process for process in self.processes if self._is_starting(process)]
-        if not starting:
+        if not starting or not all(process.process.is_alive() for process in self.processes):
             super().keep_subprocess_alive()
         if not self._is_ready and not self.should_exit.is_set():
             up = (process for process in self.processes if self._awaited.get(process, 0.0) is None)

@@ -576,6 +576,31 @@ def test_a_worker_that_is_long_in_starting_is_not_taken_for_a_hung_one(
     assert len(began) == 2, "none was killed and started again"
 
 
+STUCK = """
+import os, pathlib, sys, time
+here = pathlib.Path(__file__).parent
+if "--multiprocessing-fork" in sys.orig_argv and (here / "stuck").exists():
+    (here / "began").touch()
+    time.sleep(100)
+"""
+
+
+def test_a_worker_that_dies_is_replaced_though_another_does_not_start(
+    serving: Serve, gateway_command: Commands
+) -> None:
+    gateway_command.file(STUCK, "sitecustomize.py")
+    gateway = serving("--mock", "--workers", "2", env={"PYTHONPATH": f"{gateway_command.folder}{os.pathsep}{ROOT}"})
+    first, second = until(lambda: len(gateway.children) == 2 and gateway.children)
+    assert gateway.web.chat("s").status == 200
+    stuck = gateway_command.file("", "stuck")
+    os.kill(first, signal.SIGKILL)
+    until(stuck.with_name("began").exists, STARTS_S)
+    stuck.unlink()
+    os.kill(second, signal.SIGKILL)
+    until(lambda: len(gateway.children) == 2 and second not in gateway.children, STARTS_S, "it is replaced")
+    assert gateway.web.chat("s").status == 200
+
+
 def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
