@@ -200,8 +200,8 @@ class _Content:
     """
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
-        self._stream = response.content
-        self._is_open_ended = response.headers.keys().isdisjoint(("content-length", "transfer-encoding"))
+        self._stream, headers = response.content, response.headers
+        self._is_open_ended = "content-length" not in headers and "transfer-encoding" not in headers
         # Now: once the body has ended it no longer says by what.
         protocol = response.connection.protocol if response.connection is not None else None
         self._closed = protocol.closed if protocol is not None else None
