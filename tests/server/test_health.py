@@ -20,8 +20,10 @@ ALICE, ADMIN = "alice-key-0123456789", "admin-key-0123456789"
 WORKER = WorkerHealth("1", 7, 2, 0.0, 3, 4, "memory://", False, 0, "closed", None, [ProviderHealth("p", "http", "ok")])
 
 
-def test_a_worker_says_how_it_and_its_store_and_providers_are(web: Web) -> None:
-    found = web.get("/api/health").json
+def test_a_worker_says_how_it_and_its_store_and_providers_are(
+    mock_server: MockServer, gateway_server: StartGateway
+) -> None:
+    found = gateway_server(mock_server.url).web.get("/api/health").json
     assert (found["status"], found["version"]) == ("ready", package.__version__)
     assert (found["worker"]["pid"], found["worker"]["workers"]) == (os.getpid(), 1)
     assert found["store"]["url"].startswith("sqlite://")
