@@ -6,7 +6,7 @@ Whatever comes whole is settled before it is passed on; a stream is settled befo
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 from gateway.accounting import Accounts
@@ -40,11 +40,18 @@ TotalsComment = Callable[[Totals, Charge | None, Allowance | None, Stepped | Non
 class Answers:
     """Passes answers on. Shared by all calls.
 
-    `totals_comment` writes what stands before the end of a stream; None for nothing.
+    `totals_comment` writes what stands before the end of a stream; None for nothing. `secrets` stand in no refusal.
     """
 
-    def __init__(self, accounts: Accounts, clock: Callable[[], float], totals_comment: TotalsComment | None) -> None:
+    def __init__(
+        self,
+        accounts: Accounts,
+        clock: Callable[[], float],
+        totals_comment: TotalsComment | None,
+        secrets: Sequence[bytes],
+    ) -> None:
         self._accounts = accounts
+        self._secrets = secrets
         self._clock = clock
         self._totals_comment = totals_comment
 
@@ -85,12 +92,12 @@ class Answers:
 
     async def failure(self, progress: Progress, answer: UpstreamReply) -> Reply:
         """A provider's refusal or redirect: passed on as it is, never followed; it costs nothing."""
-        body = masked(await read_error(answer), progress.secrets)
+        body = masked(await read_error(answer), self._secrets)
         # Not always what the last provider said: it may be what one before it did.
         progress.outcome, progress.status = "provider_error", answer.status
         progress.response_bytes = len(body)
         headers = response_headers(answer.headers, unpacked=is_packed(answer))
-        headers = [(name, masked(value, progress.secrets)) for name, value in headers]
+        headers = [(name, masked(value, self._secrets)) for name, value in headers]
         reply = self._reply(progress, answer.status, headers, body)
         reply.upstream_error = answer.status >= 400  # noqa: PLR2004
         reply.totals = await self._accounts.settle(progress)
@@ -140,7 +147,7 @@ class Answers:
         body = b"".join(read)
         progress.answer = progress.dialect.answer(body)
         if progress.answer.error:
-            body = masked(body, progress.secrets)
+            body = masked(body, self._secrets)
         progress.outcome = "ok"
         progress.response_bytes = len(body)
         headers = response_headers(answer.headers, unpacked=was_packed)

@@ -132,7 +132,8 @@ class Gateway:
             facts=facts,
             has_modes=limits.modes,
         )
-        self.answers = Answers(self.accounts, clock, totals_comment if policy.stream_totals else None)
+        secrets = [secret for one in providers.values() for secret in secrets_of(one)]
+        self.answers = Answers(self.accounts, clock, totals_comment if policy.stream_totals else None, secrets)
 
     def handle(self, incoming: Incoming, at_work: AtWork = told_nobody) -> Exchange:
         """The exchange for one request: `async with gateway.handle(incoming) as reply`; raises no GatewayError.
@@ -254,7 +255,6 @@ class Exchange:
         progress.routes = speaking(found, incoming.endpoint.format, providers)
         progress.route = progress.routes[0]
         check_credential(incoming.headers, providers[progress.route.provider], providers.values())
-        progress.secrets = tuple([one for route in progress.routes for one in secrets_of(providers[route.provider])])
 
     def _go_by(self, step: Step, call: Call) -> None:
         """Find where the call may go with the step's model instead of its own.

@@ -50,8 +50,7 @@ class Progress:
     """One call: what came in, and what became of it so far.
 
     `started_at` is wall time, `sent_at` and `head_at` are monotonic. `routes`: where it may go, `route`: the one whose
-    turn it is, `is_too_long`: for that one, `is_at_work`: it may be working on it, which `at_work` is told. `secrets`:
-    the gateway's credentials for all of them.
+    turn it is, `is_too_long`: for that one, `is_at_work`: it may be working on it, which `at_work` is told.
     `affordable`: input tokens that its budgets allow. `is_holding`: something may be held.
     `contents`: of the call, and their `weighing`, where a step had to look at them; `step`: the one that it was begun
     in; `narrowed`: how the provider is told which tools may be called.
@@ -68,7 +67,6 @@ class Progress:
     derived: bool = False
     routes: tuple[Route, ...] = (_NO_ROUTE,)
     route: Route = _NO_ROUTE
-    secrets: tuple[bytes, ...] = ()
     is_too_long: bool = False
     is_at_work: bool = False
     at_work: AtWork = told_nobody
