@@ -557,6 +557,16 @@ def test_a_worker_that_is_killed_is_replaced_and_no_total_is_lost(serving: Serve
     assert answers[-1].totals == (20, 15, 35)
 
 
+def test_a_worker_that_gives_no_sign_of_life_any_more_is_replaced(serving: Serve) -> None:
+    gateway = serving("--mock", "--workers", "2")
+    workers = until(lambda: len(gateway.children) == 2 and gateway.children)
+    # One that is still starting is borne with for longer.
+    until(lambda: gateway.web.get("/metrics").body.count(b"\ngateway_info{") == 2, STARTS_S, "both take calls")
+    os.kill(workers[0], signal.SIGSTOP)
+    until(lambda: len(gateway.children) == 2 and workers[0] not in gateway.children, STARTS_S, "it is replaced")
+    assert gateway.web.chat("s").status == 200
+
+
 SLOW = """
 import os, pathlib, sys, time
 if "--multiprocessing-fork" in sys.orig_argv:
