@@ -22,7 +22,7 @@ from gateway.core.errors import (
 from gateway.core.ports import Outgoing
 from gateway.upstream.http import HttpUpstream, Limits, proxy_for, tls_context
 from tests.conftest import StartUpstream, closed_port, full_backlog
-from tests.support.scripted import Connection
+from tests.support.scripted import Connection, Script
 from tests.support.timing import LIMIT_S, eventually, in_time
 
 LIMITS = Limits(connect_s=30, first_byte_s=30, between_bytes_s=30)
@@ -187,16 +187,21 @@ async def test_what_came_before_a_break_is_read_though_nobody_asked_for_it_until
             await anext(pieces)
 
 
-async def test_an_answer_that_becomes_nonsense_is_not_waited_for(byte_server: StartUpstream) -> None:
-    is_read = threading.Event()
+def nonsense_after(moment: threading.Event) -> Script:
+    """A chunk, and from that moment on what is none."""
 
     def script(connection: Connection) -> None:
         connection.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n")
-        is_read.wait(LIMIT_S)
+        moment.wait(LIMIT_S)
         connection.send(b"no size\r\n")
         connection.wait_until_left()
 
-    server = byte_server(script)
+    return script
+
+
+async def test_an_answer_that_becomes_nonsense_is_not_waited_for(byte_server: StartUpstream) -> None:
+    is_read = threading.Event()
+    server = byte_server(nonsense_after(is_read))
     async with upstream_of(server.url) as upstream, upstream.send(outgoing(server.url)) as reply:
         pieces = reply.chunks()
         assert await anext(pieces) == b"abc"
@@ -209,14 +214,7 @@ async def test_an_answer_that_becomes_nonsense_while_nobody_reads_is_the_provide
     byte_server: StartUpstream,
 ) -> None:
     has_begun = threading.Event()
-
-    def script(connection: Connection) -> None:
-        connection.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n")
-        has_begun.wait(LIMIT_S)
-        connection.send(b"no size\r\n")
-        connection.wait_until_left()
-
-    server = byte_server(script)
+    server = byte_server(nonsense_after(has_begun))
     async with upstream_of(server.url) as upstream, upstream.send(outgoing(server.url)) as reply:
         has_begun.set()
         protocol = cast(Any, reply).content._stream._protocol
