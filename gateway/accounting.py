@@ -71,7 +71,7 @@ class Accounts:
         self._budgets = budgets
         self._records = records
         self._facts = facts
-        self._observers = observers
+        self._listeners = [one.record for one in observers]
 
     # --- before the call ---------------------------------------------------------------------------------------
 
@@ -303,7 +303,7 @@ class Accounts:
         if record is None:
             return
         progress.is_settled = True
-        tell([one.record for one in self._observers], record, progress.totals, self.allowance(progress))
+        tell(self._listeners, record, progress.totals, self.allowance(progress))
 
     def _give_back(self, progress: Progress, spent: Amount) -> None:
         taken, progress.taken = progress.taken, None

@@ -80,7 +80,7 @@ class Steps:
         self._newest = NewestMessages()
         self._providers = providers
         self._facts = facts
-        self._observers = observers
+        self._listeners = [one.stepped for one in observers if type(one).stepped is not Observer.stepped]
         self._wall = wall
         #: models that refused a choice among some tools
         self._no_choice = Refusals(clock)
@@ -112,7 +112,7 @@ class Steps:
             return
         offer = offer_of(call.fields, incoming.endpoint.wire)
         if offer is not None and offer.mode != "none":
-            _hold_to(stepped, step, offer, session)
+            _hold_to(stepped, step, step.due(state.index), offer, session)
 
     async def _enter(
         self, progress: Progress, session: SessionKey, agent: Agent, facts: Facts, expected: StepState
@@ -151,8 +151,8 @@ class Steps:
 
     async def _look(self, agent: Agent, progress: Progress, call: Call) -> Facts:
         """What the agent's conditions look at, and no more than that."""
-        left, wire = remaining_fraction(progress.book.standings), progress.incoming.endpoint.wire
-        contents = None
+        left = remaining_fraction(progress.book.standings) if agent.reads_budget else 1.0
+        wire, contents = progress.incoming.endpoint.wire, None
         if wire is not None and (agent.reads_message or agent.reads_tokens):
             contents = progress.contents = contents_of(call, wire, self._planner.known)
         if contents is None:
@@ -170,9 +170,11 @@ class Steps:
         if stepped is None or stepped.offer is None:
             return
         route = progress.route
-        is_refused = route == stepped.refused or route in self._no_choice
-        has_choice = self._providers[route.provider].allowed_tools and not is_refused
+        has_choice = self._providers[route.provider].allowed_tools and not self._is_refused(stepped, route)
         progress.narrowed = narrowed(stepped.offer, stepped.keep, must=stepped.must, has_choice=has_choice)
+
+    def _is_refused(self, stepped: Stepped, route: Route) -> bool:
+        return (stepped.refused is not None and stepped.refused == route) or route in self._no_choice
 
     def narrow_again(self, progress: Progress, refusal: bytes) -> bool:
         """Whether a provider's refusal is about the choice among some tools, so that it is told in another way."""
@@ -189,7 +191,7 @@ class Steps:
     def taken(self, progress: Progress) -> None:
         """A provider took the call. Only now is it sure that the choice was the reason for what it refused before."""
         stepped = progress.stepped
-        if stepped is not None and stepped.refused == progress.route:
+        if stepped is not None and stepped.refused is not None and stepped.refused == progress.route:
             self._no_choice.add(progress.route)
             progress.notes["tool_choice"] = "allowed_tools is refused by the provider; its list of tools is shorter"
 
@@ -234,7 +236,8 @@ class Steps:
     def _tell(
         self, session: SessionKey, agent: Agent, before: StepState, after: StepState, tools: Sequence[str]
     ) -> None:
-        tell_step(self._observers, session, agent, (before, after), at=self._wall(), tools=tools)
+        if self._listeners:
+            tell_step(self._listeners, session, agent, (before, after), at=self._wall(), tools=tools)
 
 
 class Going:
@@ -276,19 +279,19 @@ def _known_as(progress: Progress, stepped: Stepped, tools: Sequence[str]) -> Seq
     if offer is None:
         return tools
     sets = progress.answer.sets if progress.answer is not None else ()
+    if not any(sets) and all(map(offer.names.__contains__, tools)):
+        return tools
     # A set of tools has the name that the client gives it.
     return [as_name(offer.known_as(tool, one_of)) for tool, one_of in zip_longest(tools, sets[: len(tools)])]
 
 
-def _hold_to(stepped: Stepped, step: Step, offer: Offer, session: SessionKey) -> None:
+def _hold_to(stepped: Stepped, step: Step, due: Patterns | None, offer: Offer, session: SessionKey) -> None:
     """Hold what a call offers to what the step allows now.
 
     Raises:
         ToolNotAllowed: that cannot be, or the step wants such calls refused.
     """
-    agent, state = stepped.agent, stepped.state
-    kept = _known_kept if offer.is_known else _kept
-    keep = kept(step, agent.due(state), offer)
+    keep = (_known_kept if offer.is_known else _kept)(step, due, offer)
     has_outside = len(keep) < len(offer.names)
     is_none = step.allowed == () or _EVERYTHING in step.denied
     if (not keep and not is_none) or (has_outside and (offer.named is not None or step.enforce == "reject")):
@@ -298,7 +301,7 @@ def _hold_to(stepped: Stepped, step: Step, offer: Offer, session: SessionKey) ->
         raise ToolNotAllowed(_reason(stepped, step, f"offers {_list(outside)}", session), param="tools")
     if step.enforce != "reject":
         stepped.offer, stepped.keep = offer, keep
-        stepped.must = step.enforce == "require" and agent.due(state) is not None
+        stepped.must = step.enforce == "require" and due is not None
 
 
 def _kept(step: Step, due: Patterns | None, offer: Offer) -> tuple[str, ...]:

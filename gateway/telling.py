@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec
 
-from gateway.core.ports import Observer, SessionKey, StepChange
+from gateway.core.ports import SessionKey, StepChange
 from gateway.core.steps import Agent, StepState
 
 logger = logging.getLogger("gateway")
@@ -23,7 +23,7 @@ def tell(listeners: Iterable[Callable[P, None]], *args: P.args, **kwargs: P.kwar
 
 
 def tell_step(
-    observers: Iterable[Observer],
+    listeners: Iterable[Callable[[StepChange], None]],
     session: SessionKey,
     agent: Agent,
     places: tuple[StepState, StepState],
@@ -36,4 +36,4 @@ def tell_step(
     if (before.active, before.index) == (after.active, after.index):
         return
     change = StepChange(session, agent.name, before.active, after.active, agent.place(after), tuple(tools), at)
-    tell([one.stepped for one in observers], change)
+    tell(listeners, change)

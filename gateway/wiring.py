@@ -162,7 +162,8 @@ class Worker:
         self._threads = Threads()
         self._metrics = Metrics(config.shared_metrics()) if settings.telemetry.metrics else None
         self._callbacks = Callbacks(own, webhooks_of(settings.callbacks.webhooks, self._metrics), _SHAPES)
-        self._observers = [self._learner, *_call_log(settings, as_json=as_json), self._callbacks]
+        self._observers = [self._learner, *_call_log(settings, as_json=as_json)]
+        self._observers += [self._callbacks] if not self._callbacks.is_idle else []
         self._observers += [self._metrics] if self._metrics is not None else []
         self._observers += [self._otel] if self._otel is not None else []
         self._ttl_s = settings.sessions.ttl_s

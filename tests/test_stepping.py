@@ -628,7 +628,7 @@ class Watching(Observer):
 
 def watched(world: World) -> Watching:
     watching = Watching()
-    world.gateway.steps._observers = [watching]
+    world.gateway.steps._listeners = [watching.stepped]
     return watching
 
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -105,12 +105,23 @@ def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
     fields = {name.text: raw for name, raw in named.items()}
     if len(fields) != len(named):
         _refuse_duplicates([name.text for name in named])
-    for name, raw in fields.items():
-        if name in _MOST_BYTES:
-            check_length(name, raw, _MOST_BYTES[name])
+    for name in _MOST_BYTES.keys() & fields:
+        check_length(name, fields[name], _MOST_BYTES[name])
+    if not is_lower(fields):
+        _refuse_other_spellings(fields)
+    return fields
+
+
+def is_lower(names: Iterable[str]) -> bool:
+    """Whether all are written in small ASCII letters, so that none is another spelling of a name that is."""
+    joined = "".join(names)
+    return joined.isascii() and joined.islower()
+
+
+def _refuse_other_spellings(names: Iterable[str]) -> None:
+    for name in names:
         if (meant := name.casefold()) in _MEANT and name != meant:
             raise InvalidRequest(f'The field "{name}" is written "{meant}".', param=name)
-    return fields
 
 
 def _told(body: bytes, error: msgspec.DecodeError) -> str:

@@ -97,5 +97,5 @@ async def set_step(
         return state.with_step(agent.name, agent.set(before, setting.step, setting.index))
 
     kept = await store.update(key, change)
-    tell_step(observers, key, agent, (before, kept.steps[agent.name]), at=at)
+    tell_step([one.stepped for one in observers], key, agent, (before, kept.steps[agent.name]), at=at)
     return kept

@@ -58,6 +58,11 @@ class Callbacks(Observer):
         self._wanted = {name for name in EVENTS if self._listeners[name]}
         self._wanted |= {name for webhook in webhooks for name in webhook.events}
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nobody to tell anything."""
+        return not self._wanted
+
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
         """See `Observer.record`."""
         is_charged = call.charge is not None and "on_usage" in self._wanted

@@ -13,6 +13,7 @@ from typing import Final, Literal, NamedTuple
 
 from gateway.core.steps.conditions import (
     MOST_RECENT,
+    BudgetBelow,
     Condition,
     Facts,
     MessageMatches,
@@ -107,17 +108,19 @@ class Agent:
     def __init__(self, name: str, steps: Sequence[Step]) -> None:
         self.name = name
         self.steps = tuple(steps)
-        self._by_name = {step.name: step for step in steps}
+        #: None is the name that a state has which is in no step
+        self._by_name: dict[str | None, Step] = {step.name: step for step in steps}
         self._default = next((step for step in steps if step.is_default), None)
         #: The default step is looked at last, also while its sequence runs.
         self._others = tuple(step for step in steps if not step.is_default)
         conditions = [condition for step in steps for condition in step.conditions]
         self.reads_message = any(isinstance(condition, MessageMatches) for condition in conditions)
         self.reads_tokens = any(isinstance(condition, TokensAbove) for condition in conditions)
+        self.reads_budget = any(isinstance(condition, BudgetBelow) for condition in conditions)
 
     def step(self, state: StepState) -> Step | None:
         """The active one; None also where a changed configuration has it no more."""
-        return self._by_name.get(state.active) if state.active is not None else None
+        return self._by_name.get(state.active)
 
     def due(self, state: StepState) -> Patterns | None:
         """The entry of the active step's sequence that is due; None: there is none, or it is finished."""
@@ -131,8 +134,8 @@ class Agent:
 
     def entered(self, state: StepState, facts: Facts) -> StepState:
         """The state with the step active whose turn it is."""
-        current = self.step(state)
-        is_running = current is not None and current.due(state.index) is not None
+        current = self._by_name.get(state.active)
+        is_running = current is not None and state.index < len(current.sequence)
         if state.is_set and current is not None and (is_running or not current.sequence):
             return state
         found = self._default
@@ -156,7 +159,7 @@ class Agent:
         stray = []
         for tool in tools:
             name, index, recent = tool[:_NAME], state.index, state.recent
-            step = self.step(state)
+            step = self._by_name.get(state.active)
             due = step.due(index) if step is not None else None
             is_stray = step is not None and not step.lets(name, due)
             if is_stray:

@@ -56,21 +56,18 @@ class State:
 
 
 class _Histogram:
-    """How often a value was within each bound. A bound's count has in it those of all smaller ones, as it is shown."""
+    """How often a value was within each bound and not within the next smaller one; added up where it is shown."""
 
     def __init__(self, slots: Slots, family: str, labels: Mapping[str, str]) -> None:
         self._bounds = FAMILIES[family].buckets
         ends = [*map(repr, self._bounds), "+Inf"]
-        names = [labelled(f"{family}_bucket", {**labels, "le": end}) for end in ends]
-        names += [labelled(f"{family}_count", labels)]
-        self._counts = [slots.slot(family, name) for name in names]
+        self._counts = [slots.slot(family, labelled(f"{family}_bucket", {**labels, "le": end})) for end in ends]
         self._sum = slots.slot(family, labelled(f"{family}_sum", labels))
         self._values = slots.values
 
     def observe(self, value: float) -> None:
         values = self._values
-        for slot in self._counts[bisect_left(self._bounds, value) :]:
-            values[slot] += 1
+        values[self._counts[bisect_left(self._bounds, value)]] += 1
         values[self._sum] += value
 
 
