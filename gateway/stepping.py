@@ -34,6 +34,7 @@ from gateway.refusals import Refusals
 from gateway.telling import tell_step
 
 _AT_START: Final = StepState()
+_NO_FACTS: Final = Facts()
 _AWAY: Final = "not kept: the store is away"
 _CHANGED: Final = "not kept: others changed the session each time"
 _REFUSED: Final = "not kept: the store cannot take the call's record"
@@ -151,6 +152,8 @@ class Steps:
 
     async def _look(self, agent: Agent, progress: Progress, call: Call) -> Facts:
         """What the agent's conditions look at, and no more than that."""
+        if not agent.reads_facts:
+            return _NO_FACTS
         left = remaining_fraction(progress.book.standings) if agent.reads_budget else 1.0
         wire, contents = progress.incoming.endpoint.wire, None
         if wire is not None and (agent.reads_message or agent.reads_tokens):
@@ -291,10 +294,8 @@ def _hold_to(stepped: Stepped, step: Step, due: Patterns | None, offer: Offer, s
     Raises:
         ToolNotAllowed: that cannot be, or the step wants such calls refused.
     """
-    keep = (_known_kept if offer.is_known else _kept)(step, due, offer)
-    has_outside = len(keep) < len(offer.names)
-    is_none = step.allowed == () or _EVERYTHING in step.denied
-    if (not keep and not is_none) or (has_outside and (offer.named is not None or step.enforce == "reject")):
+    keep, is_right = (_known_kept if offer.is_known else _kept)(step, due, offer)
+    if not is_right:
         if offer.named is not None:
             raise ToolNotAllowed(_reason(stepped, step, f"forces {_list([offer.named])}", session), param="tool_choice")
         outside = [name for name in offer.names if name not in keep]
@@ -304,8 +305,13 @@ def _hold_to(stepped: Stepped, step: Step, due: Patterns | None, offer: Offer, s
         stepped.must = step.enforce == "require" and due is not None
 
 
-def _kept(step: Step, due: Patterns | None, offer: Offer) -> tuple[str, ...]:
-    return step.callable(offer.names, due)
+def _kept(step: Step, due: Patterns | None, offer: Offer) -> tuple[tuple[str, ...], bool]:
+    """The tools of an offer that may be called, and whether a call with this offer may be made."""
+    keep = step.callable(offer.names, due)
+    has_outside = len(keep) < len(offer.names)
+    is_none = step.allowed == () or _EVERYTHING in step.denied
+    is_wrong = (not keep and not is_none) or (has_outside and (offer.named is not None or step.enforce == "reject"))
+    return keep, not is_wrong
 
 
 _known_kept = lru_cache(_KNOWN)(_kept)

@@ -77,7 +77,8 @@ class SessionState:
 
 def moved(places: Places, agent: str, step: StepState) -> Places:
     """Places with an agent somewhere else in its steps; those that were not seen longest give way."""
-    after = {name: old for name, old in places.items() if name != agent}
+    after = {**places}
+    after.pop(agent, None)
     while len(after) >= MAX_AGENTS:
         del after[next(iter(after))]
     after[agent] = step

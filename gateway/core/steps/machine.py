@@ -117,6 +117,8 @@ class Agent:
         self.reads_message = any(isinstance(condition, MessageMatches) for condition in conditions)
         self.reads_tokens = any(isinstance(condition, TokensAbove) for condition in conditions)
         self.reads_budget = any(isinstance(condition, BudgetBelow) for condition in conditions)
+        #: whether any condition looks at something beside tools
+        self.reads_facts = self.reads_message or self.reads_tokens or self.reads_budget
 
     def step(self, state: StepState) -> Step | None:
         """The active one; None also where a changed configuration has it no more."""
