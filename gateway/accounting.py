@@ -168,6 +168,23 @@ class Accounts:
             raise
         progress.book = progress.taken.book
 
+    @staticmethod
+    def check_held(progress: Progress) -> None:
+        """Refuse a call that has become larger since it was held; the next try begins with what is known now.
+
+        Raises:
+            StoreUnavailable: it has.
+        """
+        taken, plan = progress.taken, progress.plan
+        if taken is None or taken.hold is None or plan is None or not is_limited(progress.book.standings):
+            return
+        weight, held = plan.safe_tokens, taken.hold.fixed.tokens
+        if weight > held:
+            raise StoreUnavailable(
+                f"The full texts of its tool results could not be kept, and with them the request weighs {weight:,} "
+                f"tokens, of which its budget holds {held:,}. Try again shortly."
+            )
+
     def _check_deferred(self, progress: Progress) -> None:
         """A budget that a batch is not charged to would be no budget."""
         standings = progress.book.standings

@@ -334,14 +334,15 @@ class Exchange:
 
         Raises:
             BudgetFault: even then too little is left.
+            StoreUnavailable: what handles stand for cannot be kept, and without handles it is more than is held.
         """
-        progress, composer = self._p, self._gateway.composer
+        progress, composer, accounts = self._p, self._gateway.composer, self._gateway.accounts
         modes = composer.modes(progress) if progress.taken is None else (progress.mode or "raw",)
         for mode in modes:
             await composer.compose(progress, call, mode)
             try:
                 if progress.taken is None:
-                    await self._gateway.accounts.hold(progress, call)
+                    await accounts.hold(progress, call)
             except BudgetExhausted:
                 if mode == modes[-1]:
                     raise
@@ -349,9 +350,11 @@ class Exchange:
                 break
         if await composer.sum_up(progress, call):
             await composer.compose(progress, call, mode)
+            accounts.check_held(progress)
         if not await composer.keep(progress):
-            # Another call took the room, or the store went away. What was held for a bit less is settled exactly.
+            # Another call took the room, or the store went away: then nothing is left out.
             await composer.compose(progress, call, "table")
+            accounts.check_held(progress)
 
     async def _send(self, call: Call) -> UpstreamReply:
         """Send it; once more for each of the three things that a provider's refusal may tell us to change."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -14,13 +14,13 @@ import pytest
 from gateway.calls import TELLING, Caller, Directives, SessionPolicy
 from gateway.core.errors import StoreUnavailable, UpstreamProtocolError, UpstreamUnreachable
 from gateway.core.forwarding import Provider
-from gateway.core.ledger import AccountKey, Claim, Limits
+from gateway.core.ledger import NOTHING, AccountKey, Claim, Limits
 from gateway.core.plan import Wishes
-from gateway.core.ports import Outgoing
+from gateway.core.ports import Outgoing, SessionKey
 from gateway.core.spending import BudgetPolicy, KeyBudget
 from gateway.dialects import endpoint
 from gateway.pipeline import Exchange
-from tests.support.fakes import BODY, KEY, SSE, STREAM, FakeReply, World
+from tests.support.fakes import BODY, KEY, SSE, STREAM, AwayStore, FakeReply, World
 from tests.support.scripted import DONE, chunk, usage_chunk
 from tests.support.timing import eventually
 
@@ -286,6 +286,34 @@ async def test_without_the_store_no_more_is_spent_than_was_left_when_it_was_last
     world.store.away = False
     await world.settler.aclose()
     assert (await world.store.totals(KEY)).total_tokens == 4 * 15
+
+
+class Raced(AwayStore):
+    """Has more room when it is asked than when it is to keep something."""
+
+    async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
+        return await super().keep_results(session, texts, 1)
+
+
+@pytest.mark.parametrize("limit", [100_000, None])
+async def test_what_cannot_be_left_out_after_all_is_not_sent_beyond_what_is_held(limit: int | None) -> None:
+    world = World(budget=BudgetPolicy(session=Limits(tokens=limit)), store=Raced())
+    rows = "\n".join(f"row {number} says what {number * 7919}" for number in range(900))
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    said = [
+        {"role": "user", "content": "look"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c", "content": rows},
+    ]
+    body = json.dumps({"model": "m", "messages": said}).encode()
+    reply, told = await world.call(world.incoming(body, directives=Directives(mode="handle_only")))
+    (stands,) = await world.store.standings([Claim(KEY.account)])
+    assert stands.held == NOTHING
+    if limit is None:
+        assert (reply.status, len(world.upstream.sent)) == (200, 1)
+    else:
+        assert (reply.status, world.upstream.sent, stands.used) == (503, [], NOTHING)
+        assert b"Try again shortly" in told
 
 
 def form(size: int) -> bytes:
