@@ -44,6 +44,7 @@ from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.steps import Agent, Step
 from gateway.dialects.base import Call
 from gateway.dialects.length_error import length_error
+from gateway.first_event import is_event_stream, looked_at
 from gateway.planning import Planner
 from gateway.progress import CLIENT_CLOSED, Progress
 from gateway.records import Records
@@ -325,7 +326,10 @@ class Exchange:
         await self._make_ready(call)
         if call.stream and progress.before is None:
             progress.before = await gateway.accounts.totals_now(progress)
-        return await self._send(call)
+        answer = await self._send(call)
+        if progress.route is progress.routes[-1] or not is_event_stream(answer):
+            return answer
+        return await looked_at(answer, progress.dialect.reader(call, drop_usage=False))
 
     async def _make_ready(self, call: Call) -> None:
         """Decide what is sent, and hold what it may cost. Tool results shrink before a call is refused.

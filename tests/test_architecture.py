@@ -38,6 +38,7 @@ ALLOWED = {
     "progress": {"core", "dialects", "calls", "planning", "budgeting", "results"},
     "records": {"core", "dialects", "progress"},
     "refusals": {"core"},
+    "first_event": {"core", "dialects", "upstream"},
     "newest": {"core", "dialects"},
     "telling": {"core"},
     "stepping": {"core", "dialects", "calls", "newest", "planning", "progress", "refusals", "telling"},
@@ -51,7 +52,7 @@ ALLOWED = {
     "pipeline": {
         *("core", "dialects", "stores", "upstream", "planning", "budgeting", "results", "calls", "progress"),
         *("addressing", "composing", "summaries", "result_summaries", "accounting", "records", "answers"),
-        *("refusals", "stepping"),
+        *("first_event", "refusals", "stepping"),
     },
     "listing": {"core", "upstream", "calls", "addressing", "progress"},
     # no server: commands that serve nothing import this

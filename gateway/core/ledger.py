@@ -254,15 +254,13 @@ def standing(account: Account, claim: Claim, now: Moment) -> Standing:
 
 def reserve(accounts: Accounts, hold: Hold, now: Moment) -> tuple[Granted, Changes] | Refused:
     """Take a hold on all its accounts: the most units that every one of them has left. A missing account is empty."""
-    units, before = hold.most, []
-    least = hold.amount(hold.least)
-    for claim in hold.claims:
-        stands = standing(accounts.get(claim.key, EMPTY), claim, now)
-        fitting = _units(stands, hold, least)
-        if isinstance(fitting, Refused):
-            return fitting
-        units = min(units, fitting)
-        before.append(stands)
+    before = [standing(accounts.get(claim.key, EMPTY), claim, now) for claim in hold.claims]
+    found = refused(before, hold)
+    if found is not None:
+        return found
+    units = hold.most
+    for stands in before:
+        units = units_left(stands, hold.fixed, hold.unit, units)
     granted, changes, standings = hold.amount(units), Changes(), []
     for claim, stands in zip(hold.claims, before, strict=True):
         account = _current(accounts.get(claim.key, EMPTY), claim.configured.window_s, now)
@@ -360,13 +358,21 @@ def _hold(account: Account, amount: Amount) -> Account:
     return Account(account.used, account.held.plus(amount), account.opened, account.decided, account.epoch)
 
 
-def _units(stands: Standing, hold: Hold, least: Amount) -> int | Refused:
-    for at, name in enumerate(DIMENSIONS):
-        limit = stands.limits.of(name)
-        if limit is not None and least[at] and stands.used[at] + stands.held[at] + least[at] > limit:
-            is_busy = stands.used[at] + least[at] <= limit
-            return Refused(stands, name, least[at], is_busy)
-    return units_left(stands, hold.fixed, hold.unit, hold.most)
+def refused(standings: Iterable[Standing], hold: Hold) -> Refused | None:
+    """Why a hold cannot be taken on accounts that stand so; None where it can.
+
+    What will not come back goes before what others hold, and before the count of a minute: nobody should wait in vain.
+    """
+    passing, least = None, hold.amount(hold.least)
+    for stands in standings:
+        for at, name in enumerate(DIMENSIONS):
+            limit = stands.limits.of(name)
+            if limit is not None and least[at] and stands.used[at] + stands.held[at] + least[at] > limit:
+                found = Refused(stands, name, least[at], stands.used[at] + least[at] <= limit)
+                if not found.is_busy and stands.key.kind != "rate":
+                    return found
+                passing = passing or found
+    return passing
 
 
 def units_left(stands: Standing, fixed: Amount, unit: Amount, most: int) -> int:

@@ -15,7 +15,7 @@ from tests.conftest import StartGateway, StartUpstream, closed_port
 from tests.support import stopping
 from tests.support.conversations import agent
 from tests.support.gateways import GatewayThread, until
-from tests.support.scripted import Connection
+from tests.support.scripted import SSE_HEAD, Connection, Script, chunk
 from tests.support.timing import LIMIT_S
 from tests.support.web import HI, Reply, chat_bytes, connect
 
@@ -223,6 +223,72 @@ def test_a_key_of_the_gateways_that_its_provider_repeats_reaches_nobody(
         reply = ask(gateway, model=model)
         assert (reply.status, reply.error["message"]) == (status, "Incorrect API key provided: Bearer ***")
     assert ask(gateway, model="bad").header("x-seen") == "Bearer ***"
+
+
+ANTHROPIC = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
+REFUSED_IN_STREAM = {
+    "chat": ("/v1/chat/completions", {"error": {"code": 503, "message": "No host is up"}}, 503),
+    "messages": ("/v1/messages", ANTHROPIC, 529),
+    "responses": ("/v1/responses", {"type": "error", "code": "server_error", "message": "Failed"}, 500),
+}
+
+
+def in_stream(said: object, before: bytes = b"") -> Script:
+    event = before + b"event: error\ndata: " + json.dumps(said).encode() + b"\n\n"
+    return lambda connection: connection.send(SSE_HEAD + event)
+
+
+def streamed(gateway: GatewayThread, path: str, model: str = "main") -> Reply:
+    asked = {"input": "hi"} if path == "/v1/responses" else {"messages": HI, "max_tokens": 50}
+    return gateway.web.post(path, {"model": model, "stream": True, **asked}, {"x-session-id": "s"})
+
+
+@pytest.mark.parametrize("before", [b"", b": PROCESSING\n\n: PROCESSING\n\n"], ids=["at once", "comments"])
+@pytest.mark.parametrize("kind", REFUSED_IN_STREAM)
+def test_a_stream_that_refuses_in_its_first_event_is_stood_in_for_and_costs_nothing(
+    gateway_server: StartGateway, byte_server: StartUpstream, second: MockServer, kind: str, before: bytes
+) -> None:
+    path, said, status = REFUSED_IN_STREAM[kind]
+    flags = {"providers.second": {"base_url": second.url, **SECOND}}
+    gateway = gateway_server(byte_server(in_stream(said, before)).url, models=MODELS, **flags)
+    reply = streamed(gateway, path)
+    assert reply.status == 200
+    assert b"event: error" not in reply.body
+    record = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json
+    assert record["notes"]["fallback"] == f"upstream/main: {status}; "
+    used = gateway.web.get("/api/sessions/s").json["cumulative_token_usage"]
+    assert used["total_tokens"] == second.provider.billed().total_tokens
+
+
+@pytest.mark.parametrize(
+    ("said", "before"),
+    [
+        ({"error": {"code": 400, "message": "Bad schema"}}, b""),
+        ({"error": {"code": 503, "message": "Late"}}, chunk("one")),
+    ],
+    ids=["the call's own fault", "after text"],
+)
+def test_a_stream_that_nobody_else_can_take_over_is_passed_on_as_it_came(
+    gateway_server: StartGateway, byte_server: StartUpstream, second: MockServer, said: object, before: bytes
+) -> None:
+    flags = {"providers.second": {"base_url": second.url, **SECOND}}
+    gateway = gateway_server(byte_server(in_stream(said, before)).url, models=MODELS, **flags)
+    reply = streamed(gateway, "/v1/chat/completions")
+    assert (reply.status, second.provider.calls) == (200, [])
+    assert reply.body.startswith(before + b"event: error\ndata: " + json.dumps(said).encode())
+
+
+def test_a_stream_whose_refusal_is_the_last_that_is_left_is_passed_on_as_it_came(
+    gateway_server: StartGateway, byte_server: StartUpstream, second: MockServer
+) -> None:
+    path, said, _ = REFUSED_IN_STREAM["messages"]
+    server = byte_server(in_stream(said))
+    flags = {"providers.second": {"base_url": server.url, **SECOND}}
+    gateway = gateway_server(server.url, models=MODELS, **flags)
+    reply = streamed(gateway, path)
+    assert (reply.status, len(server.requests)) == (200, 2)
+    assert json.dumps(said).encode() in reply.body
+    assert reply.body.count(b"event: error") == 1
 
 
 def test_no_header_of_the_callers_that_may_hold_a_credential_goes_to_a_fallback(

@@ -1,0 +1,113 @@
+"""The first event of a stream, looked at as long as its call can still go elsewhere.
+
+Some providers take a request with status 200 and refuse it in the first event. Nothing of the answer is there by then:
+it costs nothing, and the next model may have one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Final
+
+from gateway.core.forwarding import header
+from gateway.core.ports import UpstreamReply
+from gateway.core.retrying import FAILED
+from gateway.core.sse import EventBuffer, event_data, split_events
+from gateway.core.values import dataclass
+from gateway.dialects.base import EventReader
+from gateway.upstream.pieces import AlreadyRead, chain, is_packed
+
+#: Comments that only keep a connection open are passed over for so long, and in so many bytes: then they go out.
+_PATIENCE_S: Final = 10.0
+_MOST_BYTES: Final = 64 * 1024
+_DATA: Final = re.compile(rb"^data:", re.MULTILINE)
+#: by what providers call an error: the status that says the same. Anthropic:
+#: https://docs.claude.com/en/api/errors; OpenAI: https://platform.openai.com/docs/guides/error-codes
+_STATUSES: Final[Mapping[str, int]] = {
+    **dict.fromkeys(("invalid_request_error", "invalid_prompt", "context_length_exceeded", "billing_error"), 400),
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    **dict.fromkeys(("rate_limit_error", "rate_limit_exceeded", "insufficient_quota", "tokens", "requests"), 429),
+    **dict.fromkeys(("api_error", "server_error"), 500),
+    "timeout_error": 504,
+    "overloaded_error": 529,
+}
+_UNKNOWN: Final = 502
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An answer whose first pieces were read."""
+
+    status: int
+    headers: Sequence[tuple[bytes, bytes]]
+    first: list[bytes]
+    rest: AsyncIterator[bytes]
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """See `UpstreamReply.chunks`."""
+        return chain(self.first, self.rest)
+
+
+def is_event_stream(answer: UpstreamReply) -> bool:
+    """Whether there are events to look at."""
+    is_taken = 200 <= answer.status < 300  # noqa: PLR2004
+    return (
+        is_taken and header(answer.headers, b"content-type").startswith(b"text/event-stream") and not is_packed(answer)
+    )
+
+
+async def looked_at(answer: UpstreamReply, reader: EventReader) -> UpstreamReply:
+    """The answer as it came; what its first event says where that is a refusal another provider may not have.
+
+    Raises:
+        UpstreamFault: it broke off before.
+    """
+    pieces = answer.chunks()
+    first, region = await _first(pieces)
+    said = next((data for event in split_events(region) if (data := event_data(event))), None)
+    if said is not None:
+        reader.read(said)
+        if reader.answer().error and (status := _status(said)) in FAILED:
+            return AlreadyRead(status, [(b"content-type", b"application/json")], said)
+    return Begun(answer.status, answer.headers, first, pieces)
+
+
+async def _first(pieces: AsyncIterator[bytes]) -> tuple[list[bytes], bytes]:
+    """The pieces up to the first event that says something, and the events in them."""
+    clock = asyncio.get_running_loop().time
+    buffer, first, region, size, until = EventBuffer(), list[bytes](), b"", 0, clock() + _PATIENCE_S
+    async for piece in pieces:
+        first.append(piece)
+        size += len(piece)
+        region += buffer.feed(piece)
+        if _DATA.search(region) or size > _MOST_BYTES or clock() > until:
+            break
+    return first, region
+
+
+def _status(said: bytes) -> int:
+    """The status that an error would have had as an answer of its own."""
+    try:
+        value: Any = json.loads(said)
+    except (ValueError, RecursionError):
+        return _UNKNOWN
+    error = value.get("error") if isinstance(value, dict) else None
+    for told in (error, value):
+        if isinstance(told, dict):
+            for name in ("status", "status_code", "code", "type"):
+                status = _as_status(told.get(name))
+                if status is not None:
+                    return status
+    return _UNKNOWN
+
+
+def _as_status(said: object) -> int | None:
+    if isinstance(said, str):
+        said = int(said) if re.fullmatch(r"[45]\d\d", said) else _STATUSES.get(said)
+    return said if type(said) is int and 400 <= said <= 599 else None  # noqa: PLR2004

@@ -1,0 +1,93 @@
+"""What the first event of a stream says of its call, and that no stream waits for one for long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway import first_event
+from gateway.dialects.openai_chat import OpenAIChat
+from gateway.first_event import is_event_stream, looked_at
+from gateway.upstream.pieces import AlreadyRead
+from tests.support.fakes import BODY, SSE, FakeReply
+from tests.support.scripted import chunk
+
+DIALECT = OpenAIChat()
+CALL = DIALECT.read(BODY)
+
+
+async def looked(*pieces: bytes) -> tuple[int, bytes]:
+    answer = await looked_at(FakeReply(headers=SSE, pieces=list(pieces)), DIALECT.reader(CALL, drop_usage=False))
+    return answer.status, b"".join([piece async for piece in answer.chunks()])
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        ({"code": 429}, 429),
+        ({"code": "429"}, 429),
+        ({"status": 503, "code": "whatever"}, 503),
+        ({"type": "overloaded_error"}, 529),
+        ({"code": "rate_limit_exceeded"}, 429),
+        ({"code": None, "type": "server_error"}, 500),
+        ({"message": "Something"}, 502),
+        ("Something", 502),
+    ],
+)
+async def test_a_refusal_has_the_status_that_it_would_have_had_by_itself(error: object, status: int) -> None:
+    said = json.dumps({"error": error}).encode()
+    assert await looked(b"data: " + said[:7], said[7:] + b"\n\n" + chunk("late")) == (status, said)
+
+
+@pytest.mark.parametrize("code", [400, 401, 422, "invalid_request_error", "context_length_exceeded"])
+async def test_a_refusal_that_others_would_repeat_is_left_to_the_client(code: object) -> None:
+    event = b"data: " + json.dumps({"error": {"code": code}}).encode() + b"\n\n"
+    assert await looked(event) == (200, event)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (chunk("one"), chunk("two")),
+        (chunk("one") + b'data: {"error":{"code":503}}\n\n',),
+        (b": comment\n\n", b"\n\n", chunk("one")[:9], chunk("one")[9:]),
+        (b": comment\n\n",),
+        (b'data: {"error":{"code":503}}',),
+        (b'{"error":{"code":503}}',),
+        (b"data: no JSON\n\n",),
+        (),
+    ],
+    ids=["text", "text first", "comments", "nothing", "cut", "no event", "no JSON", "empty"],
+)
+async def test_what_begins_in_any_other_way_goes_out_as_it_came(pieces: tuple[bytes, ...]) -> None:
+    assert await looked(*pieces) == (200, b"".join(pieces))
+
+
+async def test_comments_are_passed_over_for_a_while_and_in_some_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    class Endless(FakeReply):
+        async def chunks(self) -> AsyncIterator[bytes]:
+            while True:
+                seen.append(1)
+                await asyncio.sleep(0)
+                yield b": waiting\n\n"
+
+    endless = Endless(headers=SSE)
+    answer = await asyncio.wait_for(looked_at(endless, DIALECT.reader(CALL, drop_usage=False)), 30)
+    assert answer.status == 200
+    assert len(seen) <= 64 * 1024 // 11 + 2
+    seen.clear()
+    monkeypatch.setattr(first_event, "_PATIENCE_S", 0.0)
+    await looked_at(endless, DIALECT.reader(CALL, drop_usage=False))
+    assert len(seen) <= 2
+
+
+def test_only_a_plain_stream_of_events_is_looked_at() -> None:
+    assert is_event_stream(FakeReply(headers=SSE))
+    assert not is_event_stream(FakeReply(headers=[*SSE, (b"content-encoding", b"gzip")]))
+    assert not is_event_stream(FakeReply(headers=[(b"content-type", b"application/json")]))
+    assert not is_event_stream(AlreadyRead(503, SSE, b""))
