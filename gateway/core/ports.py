@@ -182,11 +182,14 @@ class CallRecord:
 
         No request weighs nothing: who reports that does not count, and the session's next one would seem light.
         """
-        if self.context is None or self.charge is None or self.charge.source != "provider":
-            return None
-        if self.charge.usage.input_tokens == 0:
-            return None
-        return self.context.reported(self.charge.usage.input_tokens)
+        reported = self._reported
+        return self.context.reported(reported) if self.context is not None and reported else None
+
+    @property
+    def _reported(self) -> int:
+        """Input tokens as the provider said; 0 where it said nothing."""
+        charge = self.charge
+        return charge.usage.input_tokens if charge is not None and charge.source == "provider" else 0
 
     @property
     def saved_tokens(self) -> int:
@@ -201,9 +204,10 @@ class CallRecord:
     @property
     def surprise(self) -> int | None:
         """By how much more was reported than expected where the session's last turn had been learned from."""
-        if self.last_turn is None or self.context is None or self.charge is None or self.context.before is None:
+        reported = self._reported
+        if not reported or self.context is None or self.context.before is None:
             return None
-        return self.charge.usage.input_tokens - self.context.tokens
+        return reported - self.context.tokens
 
 
 #: outcome of a call whose worker was gone before it settled

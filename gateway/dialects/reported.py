@@ -30,7 +30,7 @@ _CACHE_WRITE: Final = (
     "prompt_tokens_details.cache_write_tokens", "input_tokens_details.cache_write_tokens",
     "cache_creation_input_tokens",
 )
-_INPUT: Final = ("prompt_tokens", "input_tokens", *_CACHE_READ, *_CACHE_WRITE)
+_INPUT: Final = frozenset(("prompt_tokens", "input_tokens", *_CACHE_READ, *_CACHE_WRITE))
 _REASONING: Final = (
     "completion_tokens_details.reasoning_tokens", "output_tokens_details.reasoning_tokens",
     "output_tokens_details.thinking_tokens", "reasoning_tokens",
@@ -117,7 +117,7 @@ class UsageReader:
                 return
         elif "cost" in usage:
             self._cost_usd = _cost(usage) if usage["cost"] is not None else self._cost_usd
-        inputs = [fields[name] for name in _INPUT if name in fields]
+        inputs = [fields[name] for name in _INPUT & fields.keys()]
         if inputs and not any(inputs):
             # Some end with zeros where there is nothing to add to what they began with.
             fields = {name: number for name, number in fields.items() if name not in _INPUT or name not in self._fields}
@@ -170,10 +170,10 @@ def _input_side(
 def _counts(usage: Mapping[str, object]) -> dict[str, int]:
     """The known counts of one usage object; other fields are the provider's to add, and not ours to keep."""
     found = {name: number for name, said in usage.items() if name in _TOP_LEVEL and (number := count(said)) is not None}
-    for group, names in _DETAILS.items():
-        details = usage.get(group)
+    for group in _DETAILS.keys() & usage:
+        details = usage[group]
         if isinstance(details, Mapping):
-            for name in names:
+            for name in _DETAILS[group]:
                 number = count(details.get(name))
                 if number is not None:
                     found[f"{group}.{name}"] = number
@@ -223,8 +223,7 @@ def count(value: object) -> int | None:
 
 
 def _first(fields: Mapping[str, int], names: tuple[str, ...]) -> int | None:
-    for name in names:
-        value = fields.get(name)
-        if value is not None:
-            return value
-    return None
+    # Most answers say none of them.
+    if fields.keys().isdisjoint(names):
+        return None
+    return next(fields[name] for name in names if name in fields)

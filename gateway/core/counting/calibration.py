@@ -188,7 +188,10 @@ def _scaled(residuals: Sequence[Residual], tokens: int) -> list[float]:
     """
     if not residuals:
         return []
-    least = min((residual.tokens for residual in residuals), key=abs)
+    offs = [off for off, _ in residuals]
+    least = min(offs, key=abs)
+    if offs.count(least) == len(offs):
+        return [float(least)] * len(offs)
     return [
         least + (off - least) * tokens / estimate if estimate > tokens else float(off) for off, estimate in residuals
     ]
