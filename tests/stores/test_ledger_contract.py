@@ -209,6 +209,25 @@ async def test_the_first_account_of_a_call_that_refuses_is_named(store: Store, h
     assert (await refused(store, hold(claim(S, 100), claim(KEY, 1), claim(PARENT, 1)))).standing.key == KEY
 
 
+async def test_what_will_not_come_back_is_named_before_what_may(store: Store, hold: Make) -> None:
+    """Whoever is told to wait must not wait in vain."""
+    await granted(store, hold(claim(KEY, 100), fixed=Amount(90)))
+    spent = hold(claim(S))
+    await granted(store, spent)
+    await soon(store.settle(spends(spent, Amount(50, 0, 1))))
+    rate = claim(RATE, calls=0, window_s=60)
+    for ahead in ([claim(KEY, 100)], [rate], [rate, claim(KEY, 100), claim(PARENT, 100)]):
+        for within in ({"calls": 1}, {"tokens": 55}):
+            outcome = await refused(store, hold(*ahead, Claim(S, Limits(**within)), fixed=Amount(20, 0, 1)))
+            assert (outcome.standing.key, outcome.is_busy) == (S, False)
+        outcome = await refused(store, hold(*ahead, claim(S, 100), fixed=Amount(20, 0, 1)))
+        assert outcome.standing.key == ahead[0].key
+    held = hold(claim(S))
+    await granted(store, held)
+    outcome = await refused(store, hold(Claim(S, Limits(65, calls=1)), fixed=Amount(10, 0, 1)))
+    assert (outcome.dimension, outcome.is_busy) == ("calls", False), "of one account as well"
+
+
 async def test_units_are_as_many_as_the_narrowest_account_and_dimension_have_left(store: Store, hold: Make) -> None:
     narrow = [claim(S, 1_000), claim(PARENT, 500, nano_usd=10_000), claim(KEY, nano_usd=2_099)]
     opened = hold(*narrow, fixed=Amount(10, 100, 1), unit=Amount(1, 10), least=1, most=10_000)

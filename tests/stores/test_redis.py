@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Self
 
@@ -1104,3 +1105,30 @@ async def test_the_store_of_the_configuration_is_opened_with_its_deadline(redis_
 def test_whoever_has_another_store_does_not_load_the_client() -> None:
     code = "import sys, gateway.opening; sys.exit('redis' in sys.modules or 'gateway.stores.redis' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("kind", ["redis_server", "redis_cluster"])
+async def test_a_budget_whose_account_the_server_has_lost_does_not_begin_anew(
+    request: pytest.FixtureRequest, record: MakeRecord, kind: str
+) -> None:
+    """As by an eviction. What is held is lost with it; what was used is known from the totals."""
+    servers: RedisServer | RedisCluster = request.getfixturevalue(kind)
+    limit = Claim(KEY.account, Limits(tokens=40))
+    charge = Charge(Usage.of(10, 5), "provider", Decimal("0.0000025"))
+    async with opened(servers.url) as store:
+        for _ in range(2):
+            await store.settle(record("s", accounts=ACCOUNTS, spent=Amount(15, 2_500, 1), charge=charge))
+        name = Keys("gateway:").account(KEY.account)
+        await store._link.call(("DEL", name))
+        (stands,) = await store.standings([limit])
+        assert (stands.used, stands.held) == (Amount(30, 5_000, 2), NOTHING)
+        lost = record("s", outcome=LOST, accounts=(KEY.account,), spent=Amount(20), charge=charge)
+        hold = Hold(lost.call_id, (limit,), Amount(20))
+        assert not isinstance(await store.reserve(OpenHold(hold, lost), LEASE_S), Granted)
+        await store.settle(record("s", accounts=ACCOUNTS, spent=Amount(15, 2_500, 1), charge=charge))
+        (stands,) = await store.standings([limit])
+        assert stands.used == Amount(45, 7_500, 3)
+        assert await store.reset(KEY)
+        await store._link.call(("DEL", name))
+        (stands,) = await store.standings([limit])
+        assert stands.used == NOTHING, "a reset begins anew"

@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
-from gateway.core.ledger import AccountKey, Claim, Granted, Refused, Standing
+from gateway.core.ledger import AccountKey, Claim, Granted, Hold, Refused, Standing, refused
 from gateway.core.ports import LOST, MOST_LATEST, CallRecord, OpenHold
 from gateway.stores.redis import values
 from gateway.stores.redis.keys import SHARDS, tag_of_account
@@ -64,12 +64,20 @@ class BooksApart:
                 raise
             if isinstance(part, Refused):
                 await self._undo(parts, hold.id)
-                return part
+                return await self._surest(part, hold)
             parts.append(part)
             arguments["most"] = part.units
         for command in self._clerk.noticed([claim.key for claim in hold.claims]):
             await self._link.call(command)
         return await self._level(parts, hold.claims)
+
+    async def _surest(self, found: Refused, hold: Hold) -> Refused:
+        """Why a hold is refused: an account that was not asked any more may have what will not come back."""
+        if not found.is_busy and found.standing.key.kind != "rate":
+            return found
+        stands = self.standings(hold.claims, await self._link.call(*self.ask_standings(hold.claims)))
+        sure = refused(stands, hold)
+        return sure if sure is not None and not sure.is_busy and sure.standing.key.kind != "rate" else found
 
     async def _announce(self, hold_id: str, home: str, lease: int) -> int:
         arguments = {"id": hold_id, "tag": home, "lease": lease}

@@ -22,6 +22,20 @@ end
 -- its epoch: how often what is used began anew. `was`: all of it as it was read. Nothing where what stands there is none.
 local FIELDS = { 'u1', 'u2', 'u3', 'h1', 'h2', 'h3', 'o', 'd1', 'd2', 'd3', 'e' }
 local ABSENT = { 0, 0, 0, 0, 0, 0, NONE, false, false, false, 0 }
+-- What a session has used of which the server has lost the account but not the totals, as by an eviction: it must not
+-- begin anew. Nothing where it is no session's, or one that was never charged.
+local function from_totals(name)
+    if string.sub(name, -3) ~= '}:a' then
+        return nil
+    end
+    local sums = redis.pcall('HMGET', string.sub(name, 1, -2) .. 's', 't4', 't13', 't1')
+    if sums.err or not sums[3] then
+        return nil
+    end
+    return math.min(MOST, tonumber(sums[1] or 0)), math.min(MOST, math.ceil(tonumber(sums[2] or 0) / 1000)),
+        math.min(MOST, tonumber(sums[3]))
+end
+
 local function readable(name)
     local v = redis.pcall('HMGET', name, unpack(FIELDS))
     if v.err then
@@ -30,15 +44,21 @@ local function readable(name)
         end
         return nil
     end
+    local is_absent = true
     for i, kept in ipairs(v) do
         local number = kept and tonumber(kept)
+        is_absent = is_absent and not kept
         if kept and (not number or number ~= number) then
             return nil
         end
         v[i] = number or ABSENT[i]
     end
+    local u1, u2, u3
+    if is_absent then
+        u1, u2, u3 = from_totals(name)
+    end
     return {
-        u = { v[1], v[2], v[3] },
+        u = { u1 or v[1], u2 or v[2], u3 or v[3] },
         h = { v[4], v[5], v[6] },
         o = v[7],
         d = { v[8], v[9], v[10] },
