@@ -1113,6 +1113,7 @@ async def test_a_budget_whose_account_the_server_has_lost_does_not_begin_anew(
 ) -> None:
     """As by an eviction. What is held is lost with it; what was used is known from the totals."""
     servers: RedisServer | RedisCluster = request.getfixturevalue(kind)
+    servers.flush()
     limit = Claim(KEY.account, Limits(tokens=40))
     charge = Charge(Usage.of(10, 5), "provider", Decimal("0.0000025"))
     async with opened(servers.url) as store:

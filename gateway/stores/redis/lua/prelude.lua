@@ -54,7 +54,7 @@ local function readable(name)
         v[i] = number or ABSENT[i]
     end
     local u1, u2, u3
-    if is_absent then
+    if is_absent and redis.call('EXISTS', name) == 0 then
         u1, u2, u3 = from_totals(name)
     end
     return {
