@@ -30,6 +30,7 @@ from gateway.core.spending import Allowance, Charged, Need, allowance, dearest, 
 from gateway.core.usage import Totals
 from gateway.dialects.base import Call
 from gateway.dialects.limits import answers_asked, least_output, output_limit, service_tier
+from gateway.dialects.sound import asks_for_more_than_text
 from gateway.progress import Progress
 from gateway.records import Records, input_estimate
 from gateway.stepping import Going, Steps
@@ -242,7 +243,10 @@ class Accounts:
             rate=dearest(rates),
             is_priced=all(rate is not None for rate in rates) or not progress.incoming.endpoint.estimated,
             model=progress.route.model,
-            can_grow=call.stream and wire is not None and all(facts.reasoning is False for facts in known),
+            can_grow=call.stream
+            and wire is not None
+            and not asks_for_more_than_text(fields)
+            and all(facts.reasoning is False for facts in known),
         )
 
     async def deliver(self, progress: Progress) -> None:

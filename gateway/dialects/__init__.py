@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from gateway.core.counting.measure import Wire
@@ -20,26 +21,37 @@ from gateway.dialects.passthrough import PassThrough
 CHAT: Final = OpenAIChat()
 
 #: A POST below one of these reads or changes what an earlier, already counted call made; its answer may repeat that
-#: call's usage. Compaction and the runs of a thread are calls of their own.
-_STORED: Final = re.compile(
-    r"(?:chat/completions|responses|threads|batches|fine_tuning|conversations|files|vector_stores)/."
+#: call's usage. Compaction is a call of its own.
+_STORED: Final = re.compile(r"(?:chat/completions|responses)/.")
+_BILLED_BELOW_STORED: Final = re.compile(r"responses/compact$")
+#: A POST to one of these changes what is kept, whatever it says: no model is asked.
+_CHANGED: Final = re.compile(
+    r"(?:files|vector_stores)/.|threads/(?!runs(?:/|$))[^/]+(?:/messages(?:/[^/]+)?|/runs/[^/]+)?$"
+    r"|fine_tuning/(?:alpha/graders/validate|checkpoints/.+/permissions)$|fine-tunes/estimate-price$"
 )
-_RUNS: Final = r"threads/(?:.+/)?runs(?:/.+/submit_tool_outputs)?$"
-_BILLED_BELOW_STORED: Final = re.compile(rf"responses/compact$|fine_tuning/jobs$|{_RUNS}")
+#: A conversation goes on at one provider (Mistral), and is only added to at another (OpenAI), on the same path.
+_CONVERSATION: Final = re.compile(r"conversations/[^/]+(?:/items)?$")
 #: What these keep costs nothing by itself; what is done with it is a call of its own.
 _KEPT: Final = re.compile(
     r"(?:files|uploads(?:/.+)?|conversations|containers(?:/.+/files)?|vector_stores|assistants|threads|moderations)$"
 )
-#: An answer to these says that something was begun. What a session opened here says goes past the gateway.
-_DEFERRED: Final = re.compile(rf"(?:messages/)?batches$|fine_tuning/|videos(?:/|$)|evals/|realtime/|{_RUNS}")
+#: Work that goes on behind its answer, which says that something was begun: a word like these names it in any path.
+#: What a session opened here says goes past the gateway, and so does what a machine does that is rented by the hour.
+_LATER: Final = re.compile(
+    r"(?:^|/)(?:evals/|(?:[a-z]+[_-])?(?:async|batch|batches|clusters|deployments|endpoints|evaluations?|execute"
+    r"|executions|fine[_-]tun(?:e|es|ing|ings)|jobs|live|queue|realtime|runs|schedules|sessions|videos?)(?:/|$))"
+)
+#: what ends such work, or leaves it alone for a time
+_ENDED: Final = re.compile(r"/(?:archive|cancel|hangup|pause|reject|stop|terminate)$")
 #: Counting is free at every provider that offers it, and answers with `input_tokens` of no call.
-_COUNTING: Final = re.compile(r"(?:^|/)(?:count_tokens|input_tokens)$")
+_COUNTING: Final = re.compile(r"(?:^|/)(?:messages/count_tokens|responses/input_tokens)$")
 #: Below the path of a model no other path counts, and what asks for an answer there is a call, stored or not: a server
 #: that routes by the beginning of a path takes it for one.
 _BELOW_MODEL: Final = re.compile(r"(?:chat/completions|completions|responses|messages|embeddings)/")
 _COUNTING_MODELS: Final = frozenset({"messages/count_tokens", "responses/input_tokens"})
-#: what a request about an earlier answer may say without asking for one
+#: what a request about an earlier answer may say without asking for one, and what one to a conversation must
 _ABOUT_STORED: Final = frozenset({"metadata"})
+_ABOUT_CONVERSATION: Final = frozenset({"metadata", "items"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,24 +112,33 @@ def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b
         metered=metered,
         estimated=metered and not _KEPT.match(path),
         anthropic=anthropic,
-        deferred=metered and _DEFERRED.match(path) is not None,
+        deferred=metered and _LATER.search(path) is not None,
     )
 
 
 def _is_billed(path: str, body: bytes) -> bool:
+    if path in _COUNTING_MODELS or (_LATER.search(path) and _ENDED.search(path) and not _asks(body)):
+        return False
     if _BELOW_MODEL.match(path):
-        if path in _COUNTING_MODELS:
-            return False
         return _BILLED_BELOW_STORED.match(path) is not None or not _STORED.match(path) or _asks(body)
-    return _BILLED_BELOW_STORED.match(path) is not None or not (_STORED.match(path) or _COUNTING.search(path))
+    if _CONVERSATION.match(path):
+        said = _said(body)
+        return not said or not said <= _ABOUT_CONVERSATION
+    return not (_CHANGED.match(path) or _COUNTING.search(path))
 
 
 def _asks(body: bytes) -> bool:
     """Whether a body may ask for an answer."""
     if not body.strip():
         return False
+    said = _said(body)
+    # What cannot be read may be known to its provider.
+    return said is None or not said <= _ABOUT_STORED
+
+
+def _said(body: bytes) -> AbstractSet[str] | None:
+    """The fields of a body; None where it cannot be read."""
     try:
-        return not read_fields(body).keys() <= _ABOUT_STORED
+        return read_fields(body).keys()
     except InvalidRequest:
-        # What it is may be known to its provider.
-        return True
+        return None

@@ -28,6 +28,7 @@ class _Delta(msgspec.Struct, gc=False):
     refusal: Any = None
     tool_calls: Any = None
     function_call: Any = None
+    audio: Any = None
 
 
 class _Choice(msgspec.Struct, gc=False):
@@ -193,6 +194,12 @@ class ChoicesReader:
         if part.reasoning_content is None:
             gathered.weigh(part.reasoning)
         gathered.weigh(part.refusal)
+        if isinstance(part.audio, dict):
+            gathered.weigh_sound(part.audio.get("data"), part.audio.get("transcript"))
+        if part.tool_calls is not None or part.function_call is not None:
+            self._tools(number, part)
+
+    def _tools(self, number: int, part: _Delta) -> None:
         if isinstance(part.tool_calls, list):
             for position, tool_call in enumerate(part.tool_calls):
                 self._tool_call(number, position, tool_call)

@@ -1,32 +1,123 @@
-"""What of a call lies elsewhere, where nobody here counts it: content that the provider keeps, a bill that comes later.
+"""What of a call lies elsewhere, where nobody here counts it: content that others keep, a bill that comes later.
 
 A client is told of both, in `x-context-unseen` and `x-session-unmetered`.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
 
 from gateway.core.counting.measure import Wire
-from gateway.dialects.fields import Fields, decode, is_given
+from gateway.dialects.contents import MOST_MESSAGES
+from gateway.dialects.fields import UNREADABLE, Fields, decode, is_given
 
 #: fields of a Responses request that stand for content which its provider has
 _KEPT: Final = ("previous_response_id", "conversation", "prompt")
 #: an item that stands for one of an earlier answer; inside a JSON text its quotes would have backslashes before them
 _REFERENCE: Final = "item_reference"
 _REFERENCE_MARK: Final = b'"item_reference"'
+#: Where parts of each format stand, and the types of those that may stand for a file. An image is none of them: what it
+#: weighs is bounded, and is held.
+_MESSAGES: Final[Mapping[Wire, str]] = {"chat": "messages", "messages": "messages", "responses": "input"}
+_MARKS: Final[Mapping[Wire, tuple[bytes, ...]]] = {
+    "chat": (b'"file"', b'"document_url"', b'"video_url"', b'"audio_url"'),
+    "messages": (b'"document"',),
+    "responses": (b'"input_file"',),
+}
+_PARTS: Final = frozenset({"file", "input_file", "document", "document_url", "video_url", "audio_url"})
+#: what a part calls a file that it does not hold
+_FILE_ID: Final = "file_id"
+_FILE_URL: Final = "file_url"
+#: what holds the rest of a part, and where parts of parts stand
+_HOLDERS: Final = ("file", "source", "video_url", "audio_url")
+_WITHIN: Final = ("content", "output")
+#: a file's data may be its address, and so may be what some types are named by
+_ADDRESSES: Final = (_FILE_URL, "file_data", "document_url", "video_url", "audio_url", "url")
+_NAMED: Final = re.compile(
+    rb'"(?:(file_id)"\s*+:|(?:file_url|file_data|document_url|video_url|audio_url|url)"\s*+:\s*+"[hH][tT][tT][pP])'
+)
+_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
+#: deeper than parts stand in parts, and bytes of messages that are built to look for them
+_DEEPEST: Final = 8
+_MOST_BYTES: Final = 2**20
+#: what an answer is to be made in: the background, or later (https://docs.x.ai/docs/guides/deferred-chat-completions)
+_BACKGROUND: Final = "background"
+_DEFERRED: Final = "deferred"
+#: what the API of images says of a picture's
+_OF_PICTURES: Final = ("transparent", "opaque", "auto")
 
 
 def kept_elsewhere(fields: Fields, wire: Wire | None) -> tuple[str, ...]:
-    """What of a request stands for content that its provider keeps: it is neither weighed nor cut, and is billed."""
-    if wire != "responses":
+    """What of a request stands for content that others keep: it is neither weighed nor cut, and is billed."""
+    field = _MESSAGES.get(wire) if wire is not None else None
+    if wire is None or field is None:
         return ()
-    found = [name for name in _KEPT if is_given(fields, name)]
-    if "input" in fields and _REFERENCE_MARK in bytes(fields["input"]):
+    found = [name for name in _KEPT if wire == "responses" and is_given(fields, name)]
+    if field not in fields:
+        return tuple(found)
+    array = bytes(fields[field])
+    if wire == "responses" and _REFERENCE_MARK in array:
         found.append(_REFERENCE)
+    if any(mark in array for mark in _MARKS[wire]) and _NAMED.search(array):
+        found += sorted(_names(array))
     return tuple(found)
 
 
+def _names(array: bytes) -> set[str]:
+    """How the messages of an array name files that they do not hold."""
+    found, left = set[str](), _MOST_BYTES
+    try:
+        messages = _LIST.decode(array)
+    except UNREADABLE:
+        return found
+    for raw in messages[:MOST_MESSAGES]:
+        named = _NAMED.search(raw)
+        if named is None:
+            continue
+        left -= memoryview(raw).nbytes
+        if left >= 0:
+            found.update(_files(decode(raw)))
+        else:
+            # Too much to be built for a word in a header: it is believed.
+            found.add(_FILE_ID if named[1] else _FILE_URL)
+    return found
+
+
+def _files(value: object, depth: int = 0) -> Iterator[str]:
+    """How a message, or a part of one, names files that it does not hold."""
+    if isinstance(value, list):
+        for part in value:
+            yield from _files(part, depth + 1) if isinstance(part, dict) else ()
+    if not isinstance(value, dict) or depth > _DEEPEST:
+        return
+    for name in _WITHIN:
+        yield from _files(value.get(name), depth)
+    kind = value.get("type")
+    if isinstance(kind, str) and kind in _PARTS:
+        yield from _named([value, *(inner for name in _HOLDERS if isinstance(inner := value.get(name), dict))])
+
+
+def _named(holders: list[dict[str, Any]]) -> Iterator[str]:
+    for holder in holders:
+        if isinstance(known := holder.get(_FILE_ID), str) and known:
+            yield _FILE_ID
+        addresses = (holder.get(name) for name in _ADDRESSES)
+        if any(isinstance(one, str) and one[:4].lower() == "http" for one in addresses):
+            yield _FILE_URL
+
+
 def is_in_background(fields: Fields, wire: Wire | None) -> bool:
-    """Whether an answer is made later, and billed when it is."""
-    return wire == "responses" and "background" in fields and decode(fields["background"]) not in (None, False)
+    """Whether an answer is made later, and billed when it is.
+
+    What is asked for at one provider is believed at all; on a path that nobody knows as well.
+    """
+    if _DEFERRED in fields and decode(fields[_DEFERRED]) not in (None, False):
+        return True
+    if wire not in ("responses", None) or _BACKGROUND not in fields:
+        return False
+    said = decode(fields[_BACKGROUND])
+    return said not in (None, False) and (wire is not None or said not in _OF_PICTURES)

@@ -7,6 +7,7 @@ from typing import Final
 from gateway.core.counting.heuristic import estimate_tokens
 from gateway.dialects.base import MAX_TOOLS, Answer
 from gateway.dialects.reported import UsageReader
+from gateway.dialects.sound import Sound
 from gateway.dialects.texts import texts
 
 #: characters of a tool's name that are kept
@@ -19,7 +20,7 @@ _OPAQUE_TOKENS: Final = 1 / 8
 class Gathered:
     """What was read of an answer so far: of names the first model, the last of the others."""
 
-    __slots__ = ("_ids", "_model", "_output", "_service_tier", "_tools", "error", "finish_reason", "usage")
+    __slots__ = ("_ids", "_model", "_output", "_service_tier", "_sound", "_tools", "error", "finish_reason", "usage")
 
     def __init__(self) -> None:
         self.usage = UsageReader()
@@ -32,6 +33,7 @@ class Gathered:
         #: the first id that each of them was named with
         self._ids: dict[object, str] = {}
         self._output = 0.0
+        self._sound = Sound()
 
     def head(self, model: object, service_tier: object) -> None:
         """Take what an answer says of itself; what is no text says nothing."""
@@ -52,6 +54,12 @@ class Gathered:
         tokens = estimate_tokens(value) if type(value) is str else sum(map(estimate_tokens, texts(value)))
         self._output += tokens
         return tokens
+
+    def weigh_sound(self, data: object, transcript: object = None) -> None:
+        """Add sound in base64, and what it says, which is billed beside it."""
+        if isinstance(data, str):
+            self._output += self._sound.tokens(data)
+        self.weigh(transcript)
 
     def weigh_opaque(self, value: object, already: float = 0.0) -> None:
         """Add reasoning that came encrypted. `already`: tokens of the same that were readable."""

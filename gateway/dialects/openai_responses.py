@@ -29,8 +29,9 @@ _RUNNING: Final = frozenset({"queued", "in_progress"})
 _ITEM_TEXTS: Final = ("arguments", "input", "code", "action")
 _ITEM_PARTS: Final = ("content", "summary")
 _PART_TEXTS: Final = ("text", "refusal")
-#: a delta of sound in base64
-_SOUND: Final = "response.audio.delta"
+#: deltas of sound in base64, and a part of an item that has all of it
+_SOUND: Final = frozenset({"response.audio.delta", "response.output_audio.delta"})
+_SOUND_PART: Final = "output_audio"
 #: A response as far as anyone knows it whose stream had not begun when it was ended, or began with too much to keep.
 _SKELETON: Final[Mapping[str, object]] = {
     "id": "resp_none",
@@ -206,17 +207,23 @@ class ResponsesReader:
             parts = item.get(name)
             for part in parts if isinstance(parts, list) else ():
                 if isinstance(part, dict):
-                    for text in _PART_TEXTS:
-                        self._gathered.weigh(part.get(text))
+                    self._weigh_part(part)
         self._gathered.weigh_opaque(item.get("encrypted_content"))
 
+    def _weigh_part(self, part: dict[str, Any]) -> None:
+        for text in _PART_TEXTS:
+            self._gathered.weigh(part.get(text))
+        if part.get("type") == _SOUND_PART:
+            self._gathered.weigh_sound(part.get("data"), part.get("transcript"))
+
     def _delta(self, kind: str, value: dict[str, Any], delta: str) -> None:
-        if kind == _SOUND:
-            return
-        self._gathered.weigh(delta)
         if len(self._in_pieces) < MAX_ITEMS:
             self._in_pieces.add(_key(value, value.get("item_id")))
-        self._delivered.said(kind, value, delta)
+        if kind in _SOUND:
+            self._gathered.weigh_sound(delta)
+        else:
+            self._gathered.weigh(delta)
+            self._delivered.said(kind, value, delta)
 
     def _item_event(self, kind: str, value: dict[str, Any], data: bytes) -> None:
         item = value.get("item")

@@ -14,9 +14,15 @@ from gateway.dialects import anthropic_errors, openai_errors
 from gateway.dialects.base import Answer, Call, EventReader, Verdict, plain_before
 from gateway.dialects.fields import decode, flag_field, read_fields, string_field
 from gateway.dialects.gathered import Gathered
-from gateway.dialects.texts import texts_of_fields
+from gateway.dialects.texts import beyond, texts_of_fields
 
 _TEXT_FIELDS: Final = ("messages", "input", "prompt", "system", "instructions", "tools", "query", "documents")
+#: fields that steer a call or are kept with it: no model is shown what they say
+_STEERING: Final = frozenset(
+    {"model", "models", "provider", "metadata", "user", "stop", "stop_sequences", "logit_bias", "tool_choice"}
+)
+#: characters that all other fields may have together before they are weighed: switches and ids are shorter than that
+_FEW_CHARACTERS: Final = 512
 _END: Final = b"[DONE]"
 #: where an event holds what a whole answer of the known APIs has at its top
 _ENVELOPES: Final = ("response", "message", "x_groq")
@@ -81,8 +87,10 @@ class PassThrough:
         return None
 
     def input_text(self, call: Call) -> Iterator[str]:
-        """See `Dialect.input_text`."""
-        return texts_of_fields(call.fields, _TEXT_FIELDS)
+        """See `Dialect.input_text`. Any field may be one whose text is billed: they are the provider's to name."""
+        yield from texts_of_fields(call.fields, _TEXT_FIELDS)
+        others = call.fields.keys() - _STEERING.union(_TEXT_FIELDS)
+        yield from beyond(_FEW_CHARACTERS, texts_of_fields(call.fields, others, unknown=True))
 
     def answer(self, body: bytes) -> Answer:
         """See `Dialect.answer`."""
@@ -152,6 +160,9 @@ class PassThroughReader:
         elif isinstance(part, dict):
             for name in _DELTA_TEXTS:
                 self._gathered.weigh(part.get(name))
+            audio = part.get("audio")
+            if isinstance(audio, dict):
+                self._gathered.weigh_sound(audio.get("data"), audio.get("transcript"))
 
     def answer(self) -> Answer:
         """See `EventReader.answer`."""

@@ -27,12 +27,15 @@ _TEXTS_DECODER: Final = msgspec.json.Decoder(list[str])
 _ID_FIELDS: Final = ("input", "prompt")
 #: what a number is written with, and everything else
 _NUMBERS: Final = bytes(ord("0" if chr(byte) in "0123456789.-+eE" else " ") for byte in range(256))
+#: In a field that nobody knows, so many characters of base64 are data, as of a recording: no word is as long.
+_DATA_CHARACTERS: Final = 1024
+_BASE64: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_=\r\n"
 #: a string, without its quotes, and the colon behind it if it is a key
 _STRING: Final = re.compile(rb'"([^"\\]*+(?:\\.[^"\\]*+)*+)"\s*+(:)?')
 
 
 def texts(value: object, depth: int = 0) -> Iterator[str]:
-    """Every string inside a JSON value that may be prompt text; data URLs and deep nesting are left out.
+    """Every string inside a JSON value that may be prompt text; data and deep nesting are left out.
 
     A value that is not decoded yet (`Raw`) is read without building it, up to `_MAX_TEXTS` strings; the rest of it is
     taken to go on like that.
@@ -40,7 +43,7 @@ def texts(value: object, depth: int = 0) -> Iterator[str]:
     if isinstance(value, msgspec.Raw):
         yield from _texts_of_raw(value)
     elif isinstance(value, str):
-        if not value.startswith("data:"):
+        if not _is_data(value):
             yield value
     elif depth < 32:  # noqa: PLR2004  # deeper than any prompt; a guard, not a limit anyone meets
         items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -48,11 +51,38 @@ def texts(value: object, depth: int = 0) -> Iterator[str]:
             yield from texts(item, depth + 1)
 
 
-def texts_of_fields(fields: Fields, names: Iterable[str]) -> Iterator[str]:
-    """The strings inside some top-level fields of a body."""
+def texts_of_fields(fields: Fields, names: Iterable[str], *, unknown: bool = False) -> Iterator[str]:
+    """The strings inside some top-level fields of a body.
+
+    `unknown`: nobody knows what these mean. Names in them may be shown to a model too; long base64 is data.
+    """
     for name in names:
         if name in fields:
-            yield from texts(fields[name])
+            yield from _texts_of_raw(fields[name], unknown=unknown)
+
+
+def beyond(characters: int, parts: Iterator[str]) -> Iterator[str]:
+    """Texts that have more characters together; else none."""
+    few: list[str] = []
+    for text in parts:
+        few.append(text)
+        characters -= len(text)
+        if characters < 0:
+            yield from few
+            yield from parts
+
+
+def _is_data(text: str, *, unknown: bool = False) -> bool:
+    """Whether a string is what no model reads as text. What has a space is a text, also behind `data:`."""
+    if text.startswith("data:"):
+        return " " not in text and "\n" not in text
+    is_long = unknown and len(text) >= _DATA_CHARACTERS and " " not in text and text.isascii()
+    return is_long and not text.encode().translate(None, _BASE64)
+
+
+def _is_plain_data(written: bytes) -> bool:
+    """The same of a string as it stands in the body, where it need not be built to tell."""
+    return written.startswith(b"data:") and b" " not in written and b"\\" not in written
 
 
 def token_ids(fields: Fields) -> int:
@@ -96,17 +126,17 @@ def _list_of_texts(raw: msgspec.Raw) -> list[str] | None:
         return None
 
 
-def _texts_of_raw(raw: msgspec.Raw) -> Iterator[str]:
+def _texts_of_raw(raw: msgspec.Raw, *, unknown: bool = False) -> Iterator[str]:
     whole = _list_of_texts(raw)
     if whole is not None:
-        yield from (text for text in whole if not text.startswith("data:"))
+        yield from (text for text in whole if not _is_data(text, unknown=unknown))
         return
     view = memoryview(raw)
     found: list[str] = []
     for number, match in enumerate(_STRING.finditer(view), 1):
-        if match[2] is None and not match[1].startswith(b"data:"):
+        if (unknown or match[2] is None) and not _is_plain_data(match[1]):
             text = decode(b'"' + match[1] + b'"')
-            if isinstance(text, str) and not text.startswith("data:"):
+            if isinstance(text, str) and not _is_data(text, unknown=unknown):
                 found.append(text)
                 yield text
         if number == _MAX_TEXTS:

@@ -55,8 +55,8 @@ EXPOSED: Final[Mapping[str, str]] = {
     "x-context-budget-tokens": "input tokens that this call was allowed; absent where nothing limits it",
     "x-context-remaining-tokens": "of these, what is left beside what was sent and its margin: room for tool results",
     "x-context-unseen": (
-        "what of the request stands for content that the provider keeps, such as `previous_response_id`: billed, but "
-        "neither weighed nor cut"
+        "what of the request stands for content that the provider keeps, such as `previous_response_id`, or names a "
+        "file by its id or address (`file_id`, `file_url`): billed, but neither weighed nor cut"
     ),
     "x-response-mode": "how tool results were shown: `raw`, `table`, `summary` or `handle_only`",
     "x-session-step": "the step that is active",

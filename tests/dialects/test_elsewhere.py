@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.core.counting.measure import Wire
@@ -34,12 +35,106 @@ def test_what_stands_for_content_that_a_provider_keeps_is_named(body: dict[str, 
 
 @pytest.mark.parametrize("wire", ["chat", "messages", "completions", None])
 def test_other_formats_have_nothing_of_the_kind(wire: Wire | None) -> None:
-    body = fields(prompt="a prompt", conversation="c", previous_response_id="r", background=True)
+    body = fields(prompt="a prompt", conversation="c", previous_response_id="r")
     assert kept_elsewhere(body, wire) == ()
     assert not is_in_background(body, wire)
+
+
+def said(*parts: object, role: str = "user") -> list[object]:
+    return [{"role": role, "content": list(parts)}]
+
+
+URL = "https://example.org/a.pdf"
+PDF = "data:application/pdf;base64,JVBERi0="
+FILES: list[tuple[Wire, list[object], tuple[str, ...]]] = [
+    ("responses", said({"type": "input_file", "file_id": "file-1"}), ("file_id",)),
+    ("responses", said({"type": "input_file", "file_url": URL}), ("file_url",)),
+    ("responses", said({"type": "input_file", "file_data": PDF, "file_id": None}), ()),
+    (
+        "responses",
+        [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_file", "file_id": "f"}]}],
+        ("file_id",),
+    ),
+    ("chat", said({"type": "file", "file": {"file_id": "f"}}), ("file_id",)),
+    ("chat", said({"type": "file", "file": {"file_data": "HTTPS://example.org/a.pdf"}}), ("file_url",)),
+    ("chat", said({"type": "file", "file": {"file_data": PDF, "filename": '"file_id": "x"'}}), ()),
+    ("chat", said({"type": "file", "file_id": "f"}), ("file_id",)),
+    ("chat", said({"type": "document_url", "document_url": URL}), ("file_url",)),
+    ("chat", said({"type": "document_url", "document_url": PDF}), ()),
+    ("chat", said({"type": "video_url", "video_url": {"url": URL}}), ("file_url",)),
+    ("chat", said({"type": "audio_url", "audio_url": URL}), ("file_url",)),
+    (
+        "chat",
+        said({"type": "file", "file": {"file_id": "f"}}, {"type": "video_url", "video_url": {"url": URL}}),
+        ("file_id", "file_url"),
+    ),
+    ("messages", said({"type": "document", "source": {"type": "file", "file_id": "f"}}), ("file_id",)),
+    ("messages", said({"type": "document", "source": {"type": "url", "url": URL}}), ("file_url",)),
+    ("messages", said({"type": "document", "source": {"type": "base64", "data": "JVBERi0="}}), ()),
+    (
+        "messages",
+        said({"type": "tool_result", "content": [{"type": "document", "source": {"type": "file", "file_id": "f"}}]}),
+        ("file_id",),
+    ),
+]
+
+
+@pytest.mark.parametrize(("wire", "items", "kept"), FILES)
+def test_a_file_that_someone_else_has_is_named(wire: Wire, items: list[object], kept: tuple[str, ...]) -> None:
+    assert kept_elsewhere(fields(**{"input" if wire == "responses" else "messages": items}), wire) == kept
+
+
+@pytest.mark.parametrize(
+    ("wire", "body"),
+    [
+        ("messages", {"messages": said({"type": "tool_use", "id": "t", "name": "read", "input": {"file_id": "f"}})}),
+        ("messages", {"messages": said({"type": "image", "source": {"type": "url", "url": "https://x/y.png"}})}),
+        ("messages", {"messages": said({"type": "text", "text": 'the "document" "file_id": "f"'})}),
+        ("chat", {"messages": said({"type": "image_url", "image_url": {"url": "https://x/y.png"}})}),
+        ("chat", {"messages": [{"role": "user", "content": '{"type":"file","file_id":"f"}'}, 7, None, [{}]]}),
+        ("chat", {"messages": said("file", 7, None, {"type": "file"}, {"type": "file", "file": 7, "file_id": 7})}),
+        ("chat", {"messages": said({"type": "file", "file": {"file_data": 7, "file_id": ""}}, {"type": ["file"]})}),
+        ("messages", {"messages": said({"type": "document"}, {"type": "document", "source": 7})}),
+        ("responses", {"input": "input_file"}),
+        ("responses", {"input": [{"type": "message", "role": "assistant", "content": [{
+            "type": "output_text", "text": "x", "annotations": [{"type": "file_citation", "file_id": "f"}]}]}]}),
+    ],
+)  # fmt: skip
+def test_what_only_speaks_of_a_file_is_none(wire: Wire, body: dict[str, Any]) -> None:
+    assert kept_elsewhere(fields(**body), wire) == ()
+
+
+def test_of_more_than_is_worth_building_a_name_is_believed() -> None:
+    text = {"type": "text", "text": "x" * 2**20}
+    for part, name in (({"file_id": "f"}, "file_id"), ({"file": {"file_data": URL}}, "file_url")):
+        assert kept_elsewhere(fields(messages=said(text, {"type": "file", **part})), "chat") == (name,)
+    many = said({"type": "text", "text": "hi"}) * 20_000
+    assert kept_elsewhere(fields(messages=many + said({"type": "file", "file_id": "f"})), "chat") == ()
+
+
+@pytest.mark.parametrize("deep", [5_000, 400])
+def test_what_cannot_be_looked_into_names_nothing(deep: int) -> None:
+    part = b'{"type":"file","file_id":"f","content":' * deep + b"0" + b"}" * deep
+    array = b'[{"role":"user","content":[%b]}]' % part
+    assert kept_elsewhere({"messages": msgspec.Raw(array)}, "chat") in ((), ("file_id",))
+    assert kept_elsewhere({"messages": msgspec.Raw(b'["file"')}, "chat") == ()
 
 
 @pytest.mark.parametrize(("value", "is_so"), [(True, True), (False, False), (None, False), ("yes", True), (1, True)])
 def test_an_answer_is_made_in_the_background_where_a_server_may_take_it_so(value: object, is_so: bool) -> None:
     assert is_in_background(fields(input="hi", background=value), "responses") is is_so
     assert not is_in_background(fields(input="hi"), "responses")
+
+
+@pytest.mark.parametrize(("value", "is_so"), [(True, True), (False, False), (None, False), ("yes", True), (1, True)])
+@pytest.mark.parametrize("wire", ["chat", "responses", "messages", "completions", None])
+def test_an_answer_that_is_to_be_fetched_later_is_made_in_the_background(
+    wire: Wire | None, value: object, is_so: bool
+) -> None:
+    assert is_in_background(fields(messages=[], deferred=value), wire) is is_so
+
+
+def test_on_a_path_nobody_knows_a_picture_may_have_a_background() -> None:
+    for value in ("transparent", "opaque", "auto"):
+        assert not is_in_background(fields(prompt="a cat", background=value), None)
+    assert is_in_background(fields(input="hi", background=True), None)

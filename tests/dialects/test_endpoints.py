@@ -36,6 +36,26 @@ TABLE = {
     ("POST", "files/file-1"): ("files", False, False, False),
     ("POST", "vector_stores/vs_1/search"): ("vector_stores", False, False, False),
     ("POST", "messages/batches"): ("messages", True, True, True),
+    ("POST", "threads/t_1"): ("threads", False, False, False),
+    ("POST", "threads/t_1/messages"): ("threads", False, False, False),
+    ("POST", "threads/t_1/messages/m_1"): ("threads", False, False, False),
+    ("POST", "threads/t_1/runs"): ("threads", True, True, False),
+    ("POST", "threads/t_1/runs/r_1"): ("threads", False, False, False),
+    ("POST", "threads/t_1/runs/r_1/cancel"): ("threads", False, False, False),
+    ("POST", "threads/t_1/runs/r_1/submit_tool_outputs"): ("threads", True, True, False),
+    ("POST", "threads/t_1/answers"): ("threads", True, True, False),
+    ("POST", "batches/b_1/cancel"): ("batches", False, False, False),
+    ("POST", "batches/b_1/requests"): ("batches", True, True, False),
+    ("POST", "messages/batches/b_1/cancel"): ("messages", False, False, True),
+    ("POST", "fine_tuning/jobs/j_1/cancel"): ("fine_tuning", False, False, False),
+    ("POST", "fine_tuning/jobs/j_1/start"): ("fine_tuning", True, True, False),
+    ("POST", "fine_tuning/jobs/j_1/resume"): ("fine_tuning", True, True, False),
+    ("POST", "fine_tuning/alpha/graders/run"): ("fine_tuning", True, True, False),
+    ("POST", "fine_tuning/alpha/graders/validate"): ("fine_tuning", False, False, False),
+    ("POST", "fine_tuning/checkpoints/c:1/permissions"): ("fine_tuning", False, False, False),
+    ("POST", "fine-tunes/estimate-price"): ("fine-tunes", False, False, False),
+    ("POST", "chatkit/sessions/s_1/cancel"): ("chatkit", False, False, False),
+    ("POST", "agents/completions/count_tokens"): ("agents", True, True, False),
     ("GET", "chat/completions"): ("chat", False, False, False),
     ("GET", "models"): ("models", False, False, False),
     ("GET", "responses/resp_1"): ("responses", False, False, False),
@@ -58,8 +78,24 @@ def test_a_path_is_metered_and_estimated_as_the_table_says(method: str, path: st
     [
         *((path, True) for path in ("batches", "messages/batches", "fine_tuning/jobs", "videos", "threads/t_1/runs")),
         *((path, True) for path in ("threads/runs", "evals/e_1/runs", "realtime/client_secrets", "Batches")),
+        *((path, True) for path in ("batch/jobs", "batches/b_1/requests", "async/chat/completions", "queue/submit")),
+        *(
+            (path, True)
+            for path in ("fine-tunes", "fine_tunings", "fine_tuning/alpha/graders/run", "fine_tuning/jobs/j")
+        ),
+        *(
+            (path, True)
+            for path in ("chatkit/sessions", "sessions/s_1/events", "live/sessions", "realtime", "embed/jobs")
+        ),
+        *((path, True) for path in ("fine_tuning/jobs/j_1/start", "rl/training-sessions/s_1/operations/sample")),
+        *(
+            (path, True)
+            for path in ("evaluation", "videos/generations", "workflows/w_1/execute", "threads/t_1/runs/r/x")
+        ),
         *((path, False) for path in ("responses", "chat/completions", "images/generations", "files", "threads")),
-        *((path, False) for path in ("batches/b_1/cancel", "rerank")),
+        *((path, False) for path in ("batches/b_1/cancel", "messages/batches/b_1/cancel", "rerank", "evals")),
+        *((path, False) for path in ("workflows/accounts/a/models/m/text_to_image", "vector_stores/v_1/file_batches")),
+        *((path, False) for path in ("chatkit/sessions/s_1/cancel", "realtime/calls/c_1/hangup", "agents/completions")),
     ],
 )
 def test_what_is_billed_after_its_answer_is_known(path: str, deferred: bool) -> None:
@@ -149,6 +185,29 @@ def test_what_asks_for_an_answer_below_the_path_of_a_model_is_metered(path: str,
 @pytest.mark.parametrize("body", [b"", b" \r\n", b"{}", b'{"metadata":{"input":"x"}}'])
 def test_what_says_something_of_an_earlier_answer_is_not(path: str, body: bytes) -> None:
     assert not endpoint("POST", path, body=body).metered
+
+
+@pytest.mark.parametrize("path", ["conversations/conv_1", "conversations/conv_1/restart", "conversations/conv_1/items"])
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b"[]", b'{"inputs":"hi"}', b'{"items":[],"inputs":"hi"}', b'{"metadata":{},"metadata":{}}']
+)
+def test_what_may_go_on_with_a_conversation_is_a_call(path: str, body: bytes) -> None:
+    found = endpoint("POST", path, body=body)
+    assert (found.metered, found.estimated, found.deferred) == (True, True, False)
+
+
+@pytest.mark.parametrize("body", [b'{"metadata":{"a":"b"}}', b'{"items":[{"type":"message","content":"hi"}]}'])
+def test_what_only_adds_to_a_kept_conversation_is_none(body: bytes) -> None:
+    assert not endpoint("POST", "conversations/conv_1", body=body).metered
+    assert not endpoint("POST", "conversations/conv_1/items", body=body).metered
+    assert endpoint("POST", "conversations/conv_1/restart", body=body).metered
+
+
+def test_what_ends_work_that_was_begun_ends_it_only_where_it_asks_for_nothing() -> None:
+    for path in ("async/chat/completions/cancel", "batches/b_1/cancel"):
+        assert not endpoint("POST", path, body=b'{"metadata":{}}').metered
+        found = endpoint("POST", path, body=b'{"model":"m","messages":[]}')
+        assert (found.metered, found.deferred) == (True, True)
 
 
 @pytest.mark.parametrize("path", ["messages/count_tokens", "responses/input_tokens"])

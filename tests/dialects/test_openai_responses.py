@@ -229,8 +229,8 @@ def test_whatever_is_said_in_pieces_weighs(kind: str) -> None:
     assert answer_to(delta(kind, "x" * 8)).output_estimate == 2
 
 
-def test_sound_is_no_text() -> None:
-    assert answer_to(delta("audio", "x" * 8000)).output_estimate == 0
+def test_sound_weighs_by_its_length_and_not_as_text() -> None:
+    assert answer_to(delta("audio", "x" * 8000)).output_estimate == 3
 
 
 def test_an_item_that_comes_whole_weighs_once() -> None:

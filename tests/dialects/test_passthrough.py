@@ -85,6 +85,42 @@ def test_prompt_text_is_found_under_the_names_of_every_known_api() -> None:
     assert sorted(DIALECT.input_text(call)) == sorted(fields.values())
 
 
+LONG = "word " * 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "x", "suffix": LONG},
+        {"text_1": "x", "text_2": [LONG]},
+        {"inputs": [LONG]},
+        {"grader": {"input": [{"role": "user", "content": LONG}]}},
+        {"schema": {LONG: 1}},
+        {"prompt": "data: " + LONG},
+        {"x": "data:text/plain," + LONG},
+        {"x": "word" * 200 + " " + "word" * 200},
+    ],
+)
+def test_text_is_found_under_names_of_no_known_api(body: dict[str, Any]) -> None:
+    call = DIALECT.read(json.dumps({"model": "m", **body}).encode())
+    assert sum(map(len, DIALECT.input_text(call))) >= len(LONG)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"encoding_format": "float", "voice": "alloy", "size": "1024x1024"},
+        {"model": LONG, "metadata": {"a": LONG}, "user": LONG, "stop": LONG, "logit_bias": {LONG: 1}},
+        {"image": "data:image/png;base64," + "QUJD" * 1_000},
+        {"input_audio": {"data": "QUJD" * 1_000}},
+        {"input_audio": {"data": "QUJD\n" * 1_000 + "QQ=="}},
+    ],
+)
+def test_switches_labels_and_what_is_no_text_weigh_little(body: dict[str, Any]) -> None:
+    call = DIALECT.read(json.dumps({"model": "m", **body}).encode())
+    assert sum(map(len, DIALECT.input_text(call))) <= 20
+
+
 def test_a_request_without_prompt_text_weighs_nothing() -> None:
     assert list(DIALECT.input_text(DIALECT.read(b'{"model":"m","input":"x"}'))) == ["x"]
     assert list(DIALECT.input_text(DIALECT.read(MULTIPART))) == []

@@ -291,6 +291,23 @@ def test_what_the_provider_keeps_of_a_conversation_is_named_because_nobody_here_
     assert told(conversation="conv_1", prompt={"id": "pmpt_1"}) == "conversation,prompt"
 
 
+@pytest.mark.parametrize(
+    ("path", "part", "named"),
+    [
+        ("chat/completions", {"type": "file", "file": {"file_id": "file-1"}}, "file_id"),
+        ("responses", {"type": "input_file", "file_url": "https://example.org/a.pdf"}, "file_url"),
+        ("messages", {"type": "document", "source": {"type": "file", "file_id": "file_1"}}, "file_id"),
+    ],
+)
+def test_a_file_that_is_named_by_its_id_or_address_is_told_of(
+    web: Web, session: str, path: str, part: dict[str, Any], named: str
+) -> None:
+    items = [{"role": "user", "content": [part]}]
+    body = {"model": "mock-small", "input" if path == "responses" else "messages": items, "max_tokens": 10}
+    reply = web.post(f"/v1/{path}", body, {"x-session-id": session})
+    assert (reply.status, reply.header("x-context-unseen")) == (200, named)
+
+
 def test_a_sessions_next_turn_is_expected_to_weigh_what_the_provider_keeps_too(web: Web, session: str) -> None:
     weights = []
     for number in range(2):

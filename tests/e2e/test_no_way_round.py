@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.mock import MockServer, Provider
-from tests.conftest import Scripted, StartGateway
+from tests.conftest import Scripted, StartGateway, StartUpstream
 from tests.support.gateways import until
 from tests.support.scripted import DONE, SSE_HEAD, Connection, chunk, completion, usage_chunk
 from tests.support.timing import LIMIT_S
@@ -229,6 +230,14 @@ def test_a_key_limited_to_models_cannot_have_the_provider_call_another(
         ("messages/batches", {"requests": []}),
         ("responses", {"model": "m", "input": "hi", "background": True}),
         ("threads/t_1/runs", {"assistant_id": "a"}),
+        ("chat/completions", {"model": "m", "messages": HI, "deferred": True, "max_tokens": 16}),
+        ("batch/jobs", {"model": "m", "input_files": ["f"], "endpoint": "/v1/chat/completions"}),
+        ("batches/b_1/requests", {"batch_requests": []}),
+        ("async/chat/completions", {"request": {"model": "m", "messages": HI}}),
+        ("fine-tunes", {"model": "m", "training_file": "f"}),
+        ("fine_tuning/jobs/j_1/start", {}),
+        ("fine_tuning/alpha/graders/run", {"grader": {"type": "score_model"}, "model_sample": "x"}),
+        ("chatkit/sessions", {"workflow": {"id": "wf_1"}, "user": "u"}),
     ],
 )
 def test_what_is_billed_later_is_refused_under_a_budget(
@@ -245,6 +254,88 @@ def test_what_is_billed_later_is_refused_under_a_budget(
     reply = free.web.post(f"/v1/{path}", body, {"x-session-id": "s"})
     assert len(mock.calls) == 1
     assert reply.header("x-session-unmetered") == ("true" if reply.status == 200 else None)
+
+
+@pytest.mark.parametrize("path", ["conversations/conv_1", "conversations/conv_1/restart"])
+def test_a_kept_conversation_goes_on_at_the_cost_of_its_session_and_its_key(
+    gateway_server: StartGateway, byte_server: StartUpstream, path: str
+) -> None:
+    usage = {"prompt_tokens": 900, "completion_tokens": 100, "total_tokens": 1_000}
+    upstream = byte_server(lambda connection: connection.whole(json.dumps({"outputs": [], "usage": usage}).encode()))
+    keys = [{"name": name, "key": f"{name}-key-0123456789", "rpm": rpm} for name, rpm in (("slow", 1), ("fast", 60))]
+    web = gateway_server(upstream.url, **{"budget.tokens": 1_000, "auth.keys": keys}).web
+
+    def sent(key: str, session: str) -> tuple[int, str]:
+        headers = {"authorization": f"Bearer {key}-key-0123456789", "x-session-id": session}
+        reply = web.post(f"/v1/{path}", {"inputs": "go on"}, headers)
+        return reply.status, reply.error["code"] if reply.status != 200 else ""
+
+    assert [sent("fast", "s"), sent("fast", "s")] == [(200, ""), (400, "budget_exhausted")]
+    assert [sent("slow", "a"), sent("slow", "b")] == [(200, ""), (429, "rate_limit_exceeded")]
+    assert len(upstream.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("fim/completions", {"prompt": "x", "suffix": "word " * 2_000, "max_tokens": 10}),
+        ("score", {"text_1": "a", "text_2": ["word " * 2_000]}),
+        ("classify", {"inputs": ["word " * 2_000]}),
+        ("ocr", {"document": {"type": "text", "said": {"word " * 2_000: "x"}}}),
+    ],
+)
+def test_no_field_of_a_path_nobody_knows_brings_more_text_than_is_held_for_it(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, path: str, body: dict[str, Any]
+) -> None:
+    web = gateway_server(mock_server.url, **{"budget.tokens": 1_500}).web
+    answer = web.post(f"/v1/{path}", {"model": "m", **body}, {"x-session-id": "s"})
+    assert (answer.status, answer.error["code"]) == (400, "budget_exhausted")
+    assert mock.calls == []
+
+
+SECOND = base64.b64encode(bytes(48_000)).decode()
+SPOKEN = {"model": "m", "messages": HI, "stream": True, "modalities": ["text", "audio"], "audio": {"format": "pcm16"}}
+
+
+def spoken(seconds: int) -> bytes:
+    audio = {"id": "a", "data": SECOND, "transcript": "x" * 40}
+    return chunk(choices=[{"index": 0, "delta": {"audio": audio}, "finish_reason": None}]) * seconds
+
+
+def test_sound_that_had_come_is_charged_to_a_client_that_left(
+    gateway_server: StartGateway, byte_server: StartUpstream, session: str
+) -> None:
+    def script(connection: Connection) -> None:
+        connection.send(SSE_HEAD + spoken(10))
+        connection.wait_until_left()
+
+    web = gateway_server(byte_server(script).url, **{"sessions.on_disconnect": "cancel"}).web
+    with connect(web.url) as sock:
+        sock.sendall(chat_bytes(json.dumps(SPOKEN).encode(), b"x-session-id: " + session.encode()))
+        taken = 0
+        while taken < 10 * len(SECOND):
+            taken += len(sock.recv(65_536))
+    [call] = until(lambda: calls_of(web, session))
+    assert call["usage"]["output_tokens"] == 10 * (20 + 10)
+
+
+@pytest.mark.parametrize("asked", [{}, {"modalities": ["text", "audio"], "audio": {"voice": "alloy"}}])
+def test_a_stream_of_sound_holds_all_that_it_may_cost_before_it_begins(
+    gateway_server: StartGateway, byte_server: StartUpstream, asked: dict[str, Any]
+) -> None:
+    limits: list[int] = []
+
+    def script(connection: Connection) -> None:
+        limits.append(connection.request.json.get("max_tokens", 16_384))
+        connection.send(SSE_HEAD + chunk("hi") + usage_chunk(10, 5) + DONE)
+
+    model = {"match": "m", "provider": "upstream", "window": 128_000, "output": 16_384, "reasoning": False}
+    web = gateway_server(byte_server(script).url, **{"budget.tokens": 20_000, "models": [model]}).web
+    with web.open("POST", "/v1/chat/completions", {**STREAM, "model": "m", **asked}, {"x-session-id": "s"}) as stream:
+        left = int(stream.headers["x-session-budget-remaining-tokens"])
+        stream.read()
+    is_whole = bool(asked)
+    assert (20_000 - left > limits[0]) is is_whole, (left, limits)
 
 
 @pytest.mark.parametrize("path", ["images/generations", "audio/speech", "rerank", "something/new"])
