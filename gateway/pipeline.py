@@ -354,7 +354,6 @@ class Exchange:
                 break
         if await composer.sum_up(progress, call):
             await composer.compose(progress, call, mode)
-            accounts.check_held(progress)
         if not await composer.keep(progress):
             # Another call took the room, or the store went away: then nothing is left out.
             await composer.compose(progress, call, "table")

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gateway.core.ledger import Standing
-from gateway.core.message import decode, sketch, text_parts
+from gateway.core.message import decode, sketch
+from gateway.core.modes import readable
 from gateway.core.modes.summary import LONGEST_ANSWER, MOST, affordable, asking, is_taken, weight
 from gateway.core.plan import SummaryModel
 from gateway.core.ports import SessionKey
@@ -131,8 +132,7 @@ def _allowed(model: SummaryModel, standings: Sequence[Standing]) -> tuple[int | 
 def _question(messages: Sequence[bytes], result: Open, model: SummaryModel) -> Question | None:
     """What the model is asked; None where it has no room for it."""
     limit = min(result.summing.limit, model.facts.output or result.summing.limit)
-    text = text_parts(decode(result.raw)["content"])
-    asked = asking(_tool(messages, result), text, limit, model.room)
+    asked = asking(_tool(messages, result), readable(result.raw), limit, model.room)
     return Question(OPERATION, model.name, asked, limit) if asked is not None else None
 
 

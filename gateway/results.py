@@ -19,8 +19,8 @@ from typing import Final, NamedTuple
 
 from gateway.core.counting.cache import CountCache
 from gateway.core.errors import StoreUnavailable
-from gateway.core.message import decode, digest, text_parts
-from gateway.core.modes import ResponseMode, show, with_summary
+from gateway.core.message import digest
+from gateway.core.modes import ResponseMode, original, show, with_summary
 from gateway.core.modes.extract import LONGEST
 from gateway.core.modes.summary import MOST, Summing
 from gateway.core.ports import SessionKey, Store
@@ -39,10 +39,11 @@ _SAID_BYTES: Final = MOST * LONGEST * 4
 class _Shown(NamedTuple):
     """What is sent in the place of a message, None for itself; the handle that it names, and the bytes of its text.
 
-    `summing`: what a model's summary of it may take, where it is worth one.
+    `form`: how it is shown; `summing`: what a model's summary of it may take, where it is worth one.
     """
 
     raw: bytes | None = None
+    form: ResponseMode = "raw"
     handle: str | None = None
     size: int = 0
     summing: Summing | None = None
@@ -60,14 +61,26 @@ class Open(NamedTuple):
     summing: Summing
 
 
+class Kept(NamedTuple):
+    """What a handle stands for: what is left out of a message, `raw` as it came, where it is shown in this form."""
+
+    raw: bytes
+    form: ResponseMode
+
+    @property
+    def text(self) -> str:
+        """As it is stored."""
+        return original(self.raw, self.form)
+
+
 class Showing(NamedTuple):
     """What is sent, as many messages as came; and the texts to keep before it is, under their handles.
 
-    `texts`: each as the message it is the text of, as it came; `open`: results that may be summed up first, in order.
+    `texts`: see `Kept`; `open`: results that may be summed up first, in order.
     """
 
     messages: tuple[bytes, ...]
-    texts: Mapping[str, bytes]
+    texts: Mapping[str, Kept]
     open: tuple[Open, ...] = ()
 
     @property
@@ -119,7 +132,8 @@ class Results:
         """
         if not showing.texts:
             return True
-        texts = {handle: text_parts(decode(raw)["content"]) for handle, raw in showing.texts.items()}
+        is_long = sum(len(one.raw) for one in showing.texts.values()) > _INLINE_BYTES
+        texts = await asyncio.to_thread(_texts, showing) if is_long else _texts(showing)
         try:
             return not await self._store.keep_results(session, texts, self.most)
         except StoreUnavailable:
@@ -139,7 +153,7 @@ class Results:
             shown = show(raw, mode, handle_of)
             if shown is None:
                 return _Shown()
-            return _Shown(shown.raw, shown.handle, _size(shown.content or ""), shown.summing)
+            return _Shown(shown.raw, shown.form, shown.handle, _size(shown.content or ""), shown.summing)
 
         def work() -> Sequence[_Shown]:
             return self._cache.get_keyed(
@@ -153,22 +167,23 @@ class Results:
 
     async def _missing(
         self, messages: Sequence[bytes], shown: Sequence[_Shown], session: SessionKey
-    ) -> tuple[Mapping[str, bytes], Collection[str | None]]:
+    ) -> tuple[Mapping[str, Kept], Collection[str | None]]:
         """The texts that the store does not have, and the handles of those that it has no room for.
 
         Even if a text was there once, it may be gone.
         """
-        originals = {one.handle: (raw, one.size) for raw, one in zip(messages, shown, strict=True) if one.handle}
+        pairs = zip(messages, shown, strict=True)
+        originals = {one.handle: (Kept(raw, one.form), one.size) for raw, one in pairs if one.handle}
         missing = await self._store.missing_results(session, list(originals)) if originals else ()
         if not missing:
             return {}, ()
         room = self.most - await self._store.results_size(session)
         texts = {}
         for handle in missing:
-            raw, size = originals[handle]
+            kept, size = originals[handle]
             if size <= room:
                 room -= size
-                texts[handle] = raw
+                texts[handle] = kept
         return texts, {*missing} - {*texts}
 
     async def _without(
@@ -183,7 +198,7 @@ class Results:
         return [instead.get(place, one) for place, one in enumerate(shown)]
 
     async def _summed(
-        self, messages: Sequence[bytes], shown: Sequence[_Shown], texts: Mapping[str, bytes], session: SessionKey
+        self, messages: Sequence[bytes], shown: Sequence[_Shown], texts: Mapping[str, Kept], session: SessionKey
     ) -> Showing | None:
         """What is shown, with summaries where it is decided what they are, and with what is to be decided."""
         summable = {one.handle for one in shown if one.handle and one.summing}
@@ -232,7 +247,12 @@ def _size(text: str) -> int:
     return len(text.encode("utf-8", "surrogatepass"))
 
 
-def _showing(messages: Sequence[bytes], shown: Sequence[_Shown], texts: Mapping[str, bytes]) -> Showing | None:
+def _texts(showing: Showing) -> Mapping[str, str]:
+    return {handle: one.text for handle, one in showing.texts.items()}
+
+
+def _showing(messages: Sequence[bytes], shown: Sequence[_Shown], texts: Mapping[str, Kept]) -> Showing | None:
     if all(one.raw is None for one in shown):
         return None
-    return Showing(tuple(raw if one.raw is None else one.raw for raw, one in zip(messages, shown, strict=True)), texts)
+    sent = tuple(raw if one.raw is None else one.raw for raw, one in zip(messages, shown, strict=True))
+    return Showing(sent, texts)

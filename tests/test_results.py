@@ -188,10 +188,63 @@ async def test_a_session_that_was_forgotten_has_its_room_again() -> None:
     assert [is_short(raw) for raw in sent] == [True, False]
 
 
-# --- with a model that makes summaries ------------------------------------------------------------------------------------
+# --- several kinds of parts ---------------------------------------------------------------------------------------------
 
 LONG = ["\n".join(f"Part {number} of {name} weighs {number * 37} g" for number in range(300)) for name in "abc"]
 PLENTY = 2**20
+PICTURE = {
+    "type": "image",
+    "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo" + "A" * 60_000},
+}
+FOUND = {"type": "search_result", "source": "s", "title": "t", "content": [{"type": "text", "text": TEXTS[1]}]}
+MIXED = [{"type": "text", "text": TEXTS[0]}, PICTURE, FOUND]
+
+
+@pytest.mark.parametrize(("mode", "gone"), [("summary", [MIXED[0], FOUND]), ("handle_only", MIXED)])
+async def test_what_was_left_out_of_several_parts_is_in_the_store_before_its_handle_is_sent(
+    mode: ResponseMode, gone: list[Any]
+) -> None:
+    store = MemoryStore()
+    results = Results(store, PLENTY)
+    showing = await results.show([result(MIXED)], mode, KEY)
+    assert showing is not None
+    assert await results.keep(showing, KEY)
+    parts = json.loads(showing.messages[0])["content"]
+    assert [part for part in parts if part["type"] != "text"] == [part for part in MIXED if part not in gone][:1]
+    handle = next(part["text"] for part in parts if part["type"] == "text").rpartition(HANDLE)[2].rstrip("]")
+    text = await store.result("alice", handle)
+    assert json.loads(text or "") == gone
+    assert await store.results_size(KEY) == len((text or "").encode())
+
+
+async def test_a_picture_that_there_is_no_room_for_stays_and_its_text_is_shown_as_a_table() -> None:
+    parts = [{"type": "text", "text": ROWS}, PICTURE]
+    showing = await Results(MemoryStore(), 60_000).show([result(parts)], "handle_only", KEY)
+    assert showing is not None
+    assert showing.texts == {}
+    [table, picture] = json.loads(showing.messages[0])["content"]
+    assert picture == PICTURE
+    assert "id|name|state" in table["text"]
+
+
+async def test_a_models_summary_stands_beside_the_picture_and_its_handle_for_the_texts() -> None:
+    store = MemoryStore()
+    results = Results(store, PLENTY)
+    message = result([{"type": "text", "text": LONG[0]}, PICTURE])
+    showing = await results.show([message], "summary", KEY, is_summed=True)
+    assert showing is not None
+    [one] = showing.open
+    assert await results.keep(showing, KEY)
+    assert await results.decide({one.handle: "Light parts."}, KEY)
+    showing = await results.show([message], "summary", KEY, is_summed=True)
+    assert showing is not None
+    [said, picture] = json.loads(showing.messages[0])["content"]
+    assert picture == PICTURE
+    assert said["text"].startswith(f"Light parts.\n[summary of {len(LONG[0]):,} characters; {HANDLE}{one.handle}]")
+    assert await store.result("alice", one.handle) == LONG[0]
+
+
+# --- with a model that makes summaries ------------------------------------------------------------------------------------
 
 
 async def summed(results: Results, *texts: str) -> tuple[list[str], list[str]]:

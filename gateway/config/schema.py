@@ -15,6 +15,7 @@ from gateway.config.section import Section as _Section
 from gateway.config.steps import AgentFile, AgentSteps, StepRow, check_steps
 from gateway.core import redis_url
 from gateway.core.identity import is_valid
+from gateway.core.ledger import MOST_USD
 from gateway.core.ports import is_reserved
 from gateway.core.steps import DEFAULT_AGENT
 
@@ -88,7 +89,7 @@ class KeyBudget(_Section):
     """What a client key may spend in all its sessions together."""
 
     tokens: int | None = Field(None, ge=0, le=2**53, description="Tokens.")
-    usd: Decimal | None = Field(None, ge=0, le=9_000_000, description="US dollars.")
+    usd: Decimal | None = Field(None, ge=0, le=MOST_USD, description="US dollars.")
     calls: int | None = Field(None, ge=0, le=2**53, description="Calls.")
     window: str | None = Field(None, description="The budget refills after 1h, 1d, …; null: it is for life.")
 

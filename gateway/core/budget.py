@@ -8,6 +8,7 @@ budget.suggested_mode                        # "raw", later "table", "summary", 
 
 from __future__ import annotations
 
+from dataclasses import field
 from itertools import count
 
 from gateway.core.errors import BudgetExhausted
@@ -34,12 +35,22 @@ _KEY = AccountKey("session", "library")
 _NO_TIME = Moment(0, 0)
 
 
+@dataclass(slots=True)
+class _Open:
+    """What only its manager knows of an allocation: whose it is, what it still holds, and what was recorded for it."""
+
+    manager: BudgetManager | None = None
+    held: int = 0
+    spent: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Tokens held for one call until its usage is recorded."""
+    """Tokens held for one call until its usage is recorded, by the manager that held them."""
 
     id: str
     tokens: int
+    open: _Open = field(default_factory=_Open, repr=False, compare=False)
 
 
 class BudgetManager:
@@ -57,7 +68,6 @@ class BudgetManager:
             raise ValueError(f"a budget is 0 tokens or more, not {total_budget}")
         self._claim = Claim(_KEY, Limits(tokens=total_budget))
         self._account = EMPTY
-        self._open: dict[str, Allocation] = {}
         self._numbers = count(1)
         self.total_budget = total_budget
 
@@ -83,24 +93,29 @@ class BudgetManager:
             )
         granted, changes = outcome
         self._account = changes[_KEY]
-        allocation = self._open[number] = Allocation(number, fixed + granted.units)
-        return allocation
+        tokens = fixed + granted.units
+        return Allocation(number, tokens, _Open(self, tokens))
 
     def record_usage(self, tokens: int, allocation: Allocation | None = None) -> int:
         """Add what was really spent, in the place of what was held for it; the tokens that are left then.
 
-        Recorded in full even where it is more than was held. An allocation counts once: recording it again changes
-        nothing. 0 gives it back.
+        Recorded in full even where it is more than was held. An allocation counts once, with the largest number that
+        was recorded for it: to record the same again changes nothing, and nothing that was spent is taken back. 0
+        gives it back.
 
         Raises:
-            ValueError: the number is negative.
+            ValueError: the number is negative, or the allocation is another manager's. Nothing was recorded.
         """
         if tokens < 0:
             raise ValueError(f"usage is 0 tokens or more, not {tokens}")
         if allocation is None:
             self._settle(0, tokens)
-        elif self._open.pop(allocation.id, None) is not None:
-            self._settle(allocation.tokens, tokens)
+            return self.remaining
+        known = allocation.open
+        if known.manager is not self:
+            raise ValueError(f"{allocation.id} was allocated by another manager: record its usage there")
+        self._settle(known.held, max(0, tokens - known.spent))
+        known.held, known.spent = 0, max(tokens, known.spent)
         return self.remaining
 
     def _settle(self, held: int, spent: int) -> None:

@@ -24,6 +24,8 @@ _AT: Final[Mapping[Dimension, Literal[0, 1, 2]]] = {"tokens": 0, "nano_usd": 1, 
 #: No sum passes this: the largest whole number that JSON and Lua hold exactly.
 MOST: Final = 2**53
 NANO: Final = 10**9
+#: The largest budget in US dollars. The cost of a session is counted a bit further: in trillionths, in 62 bits.
+MOST_USD: Final = 4_500_000
 
 
 class Amount(NamedTuple):

@@ -258,14 +258,19 @@ def _answered_id(message: Message) -> str | None:
 
 
 def _is_sealed(message: Message, content: object) -> bool:
-    if any(message.get(name) for name in _REASONING_FIELDS):
-        return True
-    calls = message.get("tool_calls")
-    if calls and (not isinstance(calls, list) or any(_is_signed_call(call) for call in calls)):
+    if is_signed(message):
         return True
     if content is None or isinstance(content, str):
         return False
-    return not isinstance(content, list) or not all(_is_plain_text(part) for part in content)
+    return not isinstance(content, list) or not all(is_plain_text(part) for part in content)
+
+
+def is_signed(message: Message) -> bool:
+    """Whether something beside its content ties a message to what the model thought, so that nothing of it changes."""
+    if any(message.get(name) for name in _REASONING_FIELDS):
+        return True
+    calls = message.get("tool_calls")
+    return bool(calls) and (not isinstance(calls, list) or any(_is_signed_call(call) for call in calls))
 
 
 def _is_signed_call(call: object) -> bool:
@@ -275,7 +280,7 @@ def _is_signed_call(call: object) -> bool:
     return bool(call.get("extra_content") or call.get("thought_signature") or call.get("provider_specific_fields"))
 
 
-def _is_plain_text(part: object) -> bool:
+def is_plain_text(part: object) -> bool:
     """Text and nothing that depends on its exact wording (annotations point at characters)."""
     if not isinstance(part, Mapping):
         return False

@@ -10,12 +10,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from math import ceil
+from shlex import quote
 from typing import Final, NamedTuple
 
 from gateway.core.errors import BudgetBusy, BudgetExhausted, BudgetFault, RateLimited
 from gateway.core.ledger import (
     DIMENSIONS,
     MOST,
+    MOST_USD,
     NANO,
     NO_LIMITS,
     NOTHING,
@@ -306,11 +308,22 @@ def _remedy(stands: Standing, name: Dimension, claim: Claim, needed: int) -> str
         return f"{refills}The call itself declares this budget in {header}: raise it there, or start a new session."
     if stands.key.kind == "key":
         return f"{refills}Raise its budget where the key is configured (auth.keys, or gateway keys)."
-    option = {"tokens": "", "nano_usd": "--usd ", "calls": "--calls "}[name]
-    enough = max(2 * limit, stands.used[at] + 2 * needed)
-    more = f"{enough / NANO:g}" if name == "nano_usd" else str(enough)
-    command = f"gateway sessions budget {_command_name(stands.key)} {option}{more}"
+    command = _command(stands.key, name, max(2 * limit, stands.used[at] + 2 * needed))
     return f"{refills}Raise it with: {command}, or start a new session."
+
+
+def _command(key: AccountKey, name: Dimension, enough: int) -> str:
+    """What sets a session's budget to this, or to the most there is, as a shell takes it."""
+    session = quote(_command_name(key))
+    words = {
+        "tokens": [session, str(min(MOST, enough))],
+        "nano_usd": [session, "--usd", f"{min(nano(MOST_USD), enough) / NANO:g}"],
+        "calls": [session, "--calls", str(min(MOST, enough))],
+    }[name]
+    if _command_name(key).startswith("-"):
+        # It is no option behind two dashes, and neither is anything else.
+        words = ["--", *words] if name == "tokens" else [*words[1:], "--", session]
+    return " ".join(["gateway sessions budget", *words])
 
 
 def _command_name(key: AccountKey) -> str:

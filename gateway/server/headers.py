@@ -10,7 +10,7 @@ from typing import Final
 from gateway.calls import NO_DIRECTIVES, Directives, Reply, Stepped
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.identity import is_valid
-from gateway.core.ledger import NO_LIMITS, Limits, nano
+from gateway.core.ledger import MOST_USD, NO_LIMITS, Limits, nano
 from gateway.core.modes import MODES, ResponseMode, stricter
 from gateway.core.plan import Trim, Wishes
 from gateway.core.ports import ContextRecord, Headers
@@ -58,7 +58,7 @@ EXPOSED: Final[Mapping[str, str]] = {
         "what of the request stands for content that the provider keeps, such as `previous_response_id`, or names a "
         "file by its id or address (`file_id`, `file_url`): billed, but neither weighed nor cut"
     ),
-    "x-response-mode": "how tool results were shown: `raw`, `table`, `summary` or `handle_only`",
+    "x-response-mode": "the mode in force for tool results: `raw`, `table`, `summary` or `handle_only`",
     "x-session-step": "the step that is active",
     "x-session-sequence-index": "the place in its sequence that is due, from 0 on",
     "x-session-step-warning": "tools that the answer asks for although they are not due, or not allowed",
@@ -159,7 +159,7 @@ def _declared(headers: Headers) -> Limits:
                     "The header x-session-budget-usd is a number of US dollars, such as 0.50.",
                     param="x-session-budget-usd",
                 )
-            asked = nano(Decimal(value.strip().decode()))
+            asked = nano(min(Decimal(MOST_USD), Decimal(value.strip().decode())))
             nano_usd = min(asked, nano_usd if nano_usd is not None else asked)
     return NO_LIMITS if tokens is None and nano_usd is None else Limits(tokens, nano_usd)
 

@@ -16,7 +16,7 @@ from starlette.routing import Route as Path
 
 from gateway.core import errors
 from gateway.core.identity import is_valid
-from gateway.core.ledger import MOST, NOTHING, Claim, Dimension, Standing, nano
+from gateway.core.ledger import MOST, MOST_USD, NOTHING, Claim, Dimension, Standing, nano
 from gateway.core.ports import OPEN_NAMESPACE, Observer, SessionKey, Store
 from gateway.core.spending import BudgetPolicy
 from gateway.core.steps import Agent
@@ -30,7 +30,7 @@ from gateway.server.steps import set_step, setting_of, steps_json
 _MAX_LIMIT: Final = 1000
 _MAX_CHANGE: Final = 64 * 1024
 #: what the ledger counts exactly, as in the configuration
-_MOST_LIMITS: Final[Mapping[Dimension, int]] = {"tokens": MOST, "nano_usd": 9_000_000, "calls": MOST}
+_MOST_LIMITS: Final[Mapping[Dimension, int]] = {"tokens": MOST, "nano_usd": MOST_USD, "calls": MOST}
 _DIMENSIONS: Final[Mapping[str, Dimension]] = {"tokens": "tokens", "usd": "nano_usd", "calls": "calls"}
 _MAX_LIMIT_DIGITS: Final = 20
 #: what a PATCH of a session may hold

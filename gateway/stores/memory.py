@@ -36,6 +36,7 @@ from gateway.core.usage import Totals
 from gateway.core.values import dataclass
 from gateway.stores import clock
 from gateway.stores.cursor import Cursor
+from gateway.stores.sums import stopped
 from gateway.stores.unread import refusing
 
 #: records kept of one session, and call ids remembered of all; totals are not affected by what is forgotten here
@@ -176,7 +177,7 @@ class MemoryStore:
         if lost is not None and wrong is not None:
             totals = totals.without(wrong, lost.saved_tokens)
         if record.charge is not None:
-            totals = totals.add(record.charge, record.saved_tokens)
+            totals = stopped(totals.add(record.charge, record.saved_tokens))
         tools = tools.with_calls(record.counted_tools)
         ended = record.started_at + record.duration_s
         self._sessions[key] = SessionView(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Final
 
@@ -17,6 +18,8 @@ SUMS: Final = (
 #: a sum stops here, and an addend one step before: their sum still fits 64 bits and never turns negative
 MAX_SUM: Final = 2**62
 _PICO: Final = Decimal(10) ** 12
+#: about 4.6 million USD
+_MAX_COST: Final = MAX_SUM / _PICO
 
 
 def sums_of(charge: Charge, saved_tokens: int) -> tuple[int, ...]:
@@ -44,3 +47,12 @@ def totals_of(row: Sequence[int]) -> Totals:
     """The totals that stand in these columns."""
     *counts, cost_pico_usd = row
     return Totals(*counts, cost_usd=cost_pico_usd / _PICO)  # type: ignore[misc, arg-type]  # as many columns as fields
+
+
+def stopped(totals: Totals) -> Totals:
+    """Totals that stop where those in columns do."""
+    sums = {name: getattr(totals, name) for name in SUMS[:-1]}
+    if totals.cost_usd <= _MAX_COST and max(sums.values()) <= MAX_SUM:
+        return totals
+    counts = {name: min(value, MAX_SUM) for name, value in sums.items()}
+    return replace(totals, cost_usd=min(totals.cost_usd, _MAX_COST), **counts)

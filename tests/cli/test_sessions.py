@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
@@ -281,6 +282,22 @@ def test_a_refused_session_goes_on_after_its_budget_is_raised_by_command(
 
 
 @pytest.mark.parametrize(
+    ("unit", "session"),
+    [("tokens", "-x"), ("tokens", "--help"), ("tokens", "a:b.c"), ("calls", "-5"), ("calls", "--"), ("calls", "s")],
+)
+def test_the_command_that_a_refusal_names_runs_as_it_stands(
+    mock_server: MockServer, gateway_server: StartGateway, gateway_command: Commands, unit: str, session: str
+) -> None:
+    gateway = gateway_server(mock_server.url, **{f"budget.{unit}": 1 if unit == "calls" else 40})
+    refused = next(reply for reply in iter(lambda: gateway.web.chat(session), None) if reply.status == 400)
+    named = refused.error["message"].partition("Raise it with: gateway ")[2].partition(", or start")[0]
+    words = shlex.split(named)
+    done = gateway_command(*words[:2], "--store", f"sqlite://{gateway.store}", *words[2:])
+    assert (done.code, done.err.partition(": ")[0]) == (0, session)
+    assert gateway.web.chat(session).status == 200
+
+
+@pytest.mark.parametrize(
     "asked", [[], ["many"], ["-5"], ["1.5"], ["--usd", "x"], ["--usd", "1e15"], ["default", "--calls", "3"]]
 )
 def test_a_budget_that_is_none_is_refused(gateway: GatewayThread, gateway_command: Commands, asked: list[str]) -> None:
@@ -294,7 +311,7 @@ def test_a_budget_that_is_none_is_refused(gateway: GatewayThread, gateway_comman
         (["many"], 'tokens "many": '),
         (["9007199254740993"], "from 0 to 9,007,199,254,740,992"),
         (["--usd", "-1"], '--usd "-1": '),
-        (["--usd", "1e15"], "from 0 to 9,000,000"),
+        (["--usd", "1e15"], "from 0 to 4,500,000"),
         (["--calls", "nan"], '--calls "nan": '),
         (["5\x1b[2J"], 'tokens "5?[2J": '),
     ],

@@ -26,12 +26,29 @@ def test_what_is_allocated_is_held_until_its_usage_is_recorded() -> None:
     assert numbers(budget) == (25, 0, 75)
 
 
-def test_an_allocation_counts_once() -> None:
+def test_an_allocation_counts_once_with_the_largest_number_recorded_for_it() -> None:
     budget = BudgetManager(100)
     first = budget.allocate(40)
-    for usage in (30, 30, 99):
-        assert budget.record_usage(usage, first) == 70
-    assert budget.record_usage(5, Allocation("of another budget", 5)) == 70
+    budget.allocate(20)
+    for usage, left in ((30, 50), (30, 50), (0, 50), (45, 35), (30, 35)):
+        assert budget.record_usage(usage, first) == left
+    assert numbers(budget) == (45, 20, 35)
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_usage_of_another_managers_allocation_is_neither_dropped_in_silence_nor_gives_back_a_hold(
+    is_recorded: bool,
+) -> None:
+    one, other = BudgetManager(100), BudgetManager(100)
+    foreign, own = one.allocate(90), other.allocate(50)
+    if is_recorded:
+        one.record_usage(60, foreign)
+    assert foreign.id == own.id
+    for allocation in (foreign, Allocation("of nobody", 5), Allocation(own.id, own.tokens)):
+        with pytest.raises(ValueError, match="was allocated by another manager: record its usage there"):
+            other.record_usage(60, allocation)
+    assert numbers(other) == (0, 50, 50)
+    assert numbers(one) == ((60, 0, 40) if is_recorded else (0, 90, 10))
 
 
 def test_usage_beyond_what_was_held_or_never_held_is_recorded_in_full() -> None:

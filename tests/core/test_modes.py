@@ -122,7 +122,7 @@ def test_the_strictest_mode_leaves_one_line() -> None:
         result(TEXT)[:-1] + b',"x":NaN}',
         result(TEXT + "\ud800"),
         result(TEXT)[:-1] + b',"x":' + b"[" * 200 + b"]" * 200 + b"}",
-        result([{"type": "text", "text": TEXT}, {"type": "image_url", "image_url": {"url": "data:x"}}]),
+        result([{"type": "image_url", "image_url": {"url": f"https://pictures.example/{'x' * 400}"}}]),
         result([{"type": "text", "text": TEXT, "annotations": []}]),
         result([TEXT]),
         result(TEXT, thinking_blocks=[{"type": "thinking"}]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from decimal import Decimal
 from typing import Any
 
@@ -10,8 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.errors import BudgetBusy, BudgetExhausted, RateLimited
-from gateway.core.ledger import Account, AccountKey, Amount, Claim, Granted, Limits, Moment, Refused, Standing, reserve
-from gateway.core.ports import SessionKey
+from gateway.core.ledger import (
+    DIMENSIONS,
+    NOTHING,
+    Account,
+    AccountKey,
+    Amount,
+    Claim,
+    Dimension,
+    Granted,
+    Limits,
+    Moment,
+    Refused,
+    Standing,
+    reserve,
+)
+from gateway.core.ports import OPEN_NAMESPACE, SessionKey
 from gateway.core.pricing import Price, Rates, price_per_million
 from gateway.core.spending import (
     DEFAULT_OUTPUT,
@@ -242,6 +257,39 @@ def test_an_exhausted_budget_says_who_how_much_and_what_to_do() -> None:
         "account": "session", "unit": "tokens", "limit": 1_000, "used": 1_200, "held": 0, "resets_at": None,
         "needed": 9,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("session", ["s", "-x", "--help", "-5", "a.b:c", "two words", "it's", '"$HOME"', "-$(id)"])
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("tokens", []), ("nano_usd", ["--usd"]), ("calls", ["--calls"])],
+    ids=["tokens", "usd", "calls"],
+)
+def test_the_remedy_is_what_a_shell_and_the_command_take(session: str, name: Dimension, option: list[str]) -> None:
+    key = AccountKey("session", OPEN_NAMESPACE, session)
+    limits = Limits(*(10**9 if one == name else None for one in DIMENSIONS))
+    standing = Standing(key, limits, Amount(10**9, 10**9, 10**9), NOTHING, None)
+    fault = refusal(Refused(standing, name, 1, is_busy=False), Claim(key, limits), POLICY, 0)
+    command = fault.message.partition("Raise it with: ")[2].partition(", or start")[0]
+    said = subprocess.run(["/bin/sh", "-c", f"printf '%s\n' {command}"], capture_output=True, check=True, text=True)
+    words = said.stdout.splitlines()
+    assert words[:3] == ["gateway", "sessions", "budget"]
+    number = "2" if name == "nano_usd" else "2000000000"
+    behind = [session, number] if not option else [session]
+    if session.startswith("-"):
+        assert words[3:] == [*([*option, number] if option else []), "--", *behind]
+    else:
+        assert words[3:] == [*behind, *([*option, number] if option else [])]
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("tokens", "9007199254740992"), ("nano_usd", "4.5e+06"), ("calls", "9007199254740992")]
+)
+def test_the_remedy_names_no_more_than_a_budget_may_be(name: Dimension, most: str) -> None:
+    limits = Limits(*(2**53 if one == name else None for one in DIMENSIONS))
+    standing = Standing(SESSION.account, limits, Amount(2**53, 2**53, 2**53), NOTHING, None)
+    fault = refusal(Refused(standing, name, 1, is_busy=False), Claim(SESSION.account, limits), POLICY, 0)
+    assert f" {most}, or start" in fault.message
 
 
 def test_the_status_of_a_refusal_is_as_configured_for_this_one_only() -> None:

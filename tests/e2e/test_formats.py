@@ -194,6 +194,87 @@ def test_results_are_shown_in_the_mode_that_is_asked_for(
     assert mock.calls[-1].body.decode() == text
 
 
+every_format = pytest.mark.parametrize(
+    "form", [*map(Format, ("chat", "messages", "responses"))], ids=lambda one: one.wire
+)
+#: a picture and a text as each format has them in a tool result
+PICTURE = "iVBORw0KGgoAAAANSUhEUgAAAyAAAAJYCAIAAAAVFBUn" + "A" * 4_000
+PARTS: dict[str, Any] = {
+    "chat": ("text", {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}}),
+    "messages": ("text", {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}}),
+    "responses": ("input_text", {"type": "input_image", "image_url": f"data:image/png;base64,{PICTURE}"}),
+}
+
+
+def with_parts(form: Format, parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """A request of an agent after a step, whose last result has these parts."""
+    body = form.agent(1)
+    result_of(form, body[form.array], parts)
+    return body
+
+
+def result_of(form: Format, elements: list[Any], parts: list[dict[str, Any]] | None = None) -> Any:
+    """The parts of the last result, after they were set where some are given."""
+    name = "output" if form.wire == "responses" else "content"
+    holders = [one["content"][-1] if form.wire == "messages" else one for one in elements if form.pairs([one])[1]]
+    if parts is not None:
+        holders[-1][name] = parts
+    return holders[-1][name]
+
+
+@every_format
+def test_the_text_beside_a_picture_is_shown_in_the_mode_and_the_picture_goes_behind_the_last_handle(
+    web: Web, mock: Provider, session: str, form: Format
+) -> None:
+    name, picture = PARTS[form.wire]
+    rows = json.dumps([{"id": number, "name": f"parcel {number}", "state": "open"} for number in range(90)])
+    body = with_parts(form, [{"type": name, "text": rows}, picture])
+    for mode in ("table", "summary"):
+        assert ask(web, form, session, body, {"x-response-mode": mode}).header("x-response-mode") == mode
+        short, stays = result_of(form, form.sent(mock.calls[-1].body))
+        assert stays == picture
+        assert short["type"] == name
+        assert "id|name|state" in short["text"]
+        assert len(short["text"]) < len(rows) * 2 / 3
+    assert web.get(f"/api/results/{handle_in(short['text'])}").body.decode() == rows
+    ask(web, form, session, body, {"x-response-mode": "handle_only"})
+    (line,) = result_of(form, form.sent(mock.calls[-1].body))
+    assert (line["type"], ", 1 image; " in line["text"]) == (name, True)
+    kept = web.get(f"/api/results/{handle_in(line['text'])}").json
+    assert kept == [{"type": "text", "text": rows}, picture]
+
+
+@every_format
+def test_a_picture_for_which_there_is_no_room_stays(
+    mock_server: MockServer, mock: Provider, gateway_server: StartGateway, form: Format
+) -> None:
+    name, picture = PARTS[form.wire]
+    web = gateway_server(mock_server.url, **{"sessions.results_max_mb": 0}).web
+    body = with_parts(form, [{"type": name, "text": "Taken."}, picture])
+    reply = ask(web, form, "s", body, {"x-response-mode": "handle_only"})
+    assert result_of(form, form.sent(mock.calls[-1].body)) == [{"type": name, "text": "Taken."}, picture]
+    assert reply.header("x-response-mode") == "handle_only", "the mode in force"
+
+
+def test_a_search_result_without_citations_is_text_and_one_with_them_stays(
+    web: Web, mock: Provider, session: str
+) -> None:
+    form = Format("messages")
+    text = "\n".join(f"line {number}: parcel {number} weighs {number * 37} g" for number in range(150))
+    found = {"type": "search_result", "source": "https://a.example", "title": "Parcels"}
+    found["content"] = [{"type": "text", "text": text}]  # type: ignore[assignment]
+    ask(web, form, session, with_parts(form, [found, found]), {"x-response-mode": "handle_only"})
+    (line,) = result_of(form, form.sent(mock.calls[-1].body))
+    assert web.get(f"/api/results/{handle_in(line['text'])}").json == [found, found]
+    cited = [{**found, "citations": {"enabled": True}}]
+    ask(web, form, session, with_parts(form, cited), {"x-response-mode": "handle_only"})
+    assert result_of(form, form.sent(mock.calls[-1].body)) == cited
+
+
+def handle_in(text: str) -> str:
+    return text.rpartition("GET /api/results/")[2].rstrip("]")
+
+
 @formats
 def test_a_session_shrinks_its_results_before_it_is_refused(
     mock_server: MockServer, mock: Provider, gateway_server: StartGateway, form: Format

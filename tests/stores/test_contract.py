@@ -592,6 +592,15 @@ async def test_an_absurd_cost_never_lowers_or_breaks_a_total(store: Store, recor
     assert await store.totals(KEY) == totals
 
 
+async def test_every_store_stops_at_the_same_totals(store: Store, record: MakeRecord) -> None:
+    dear = Charge(Usage(MAX_TOKENS, MAX_TOKENS, 2 * MAX_TOKENS), "provider", Decimal(1_500_000))
+    for cost in (1_500_000, 3_000_000, 4_500_000):
+        assert (await soon(store.settle(record(charge=dear)))).cost_usd == cost, "the largest budget is counted"
+    for _ in range(2):
+        assert (await soon(store.settle(record(charge=dear)))).cost_usd == Decimal("4611686.018427387904")
+    assert (await store.totals(KEY)).cost_usd == Decimal("4611686.018427387904")
+
+
 async def test_a_small_cost_is_kept_exactly(store: Store, record: MakeRecord) -> None:
     tiny = Charge(Usage.of(1, 0), "provider", Decimal("0.0000000375"))
     for _ in range(3):

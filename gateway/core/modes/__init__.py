@@ -8,11 +8,12 @@ long as the mode does. What is shown shorter names the handle under which the ca
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
-from gateway.core.message import RESULT_ROLES, Message, decode, encode, sketch, text_parts
+from gateway.core.message import RESULT_ROLES, Message, decode, encode, is_signed, read
 from gateway.core.modes.extract import LONGEST, extract, limit_of, tokens_of
 from gateway.core.modes.handle import described, pointer, points
+from gateway.core.modes.parts import Content
 from gateway.core.modes.summary import Summing, summing
 from gateway.core.modes.table import is_tabled, tabled
 from gateway.core.values import dataclass
@@ -56,7 +57,7 @@ class Shown:
         raw: the message's JSON bytes.
         form: how it is shown, which may be milder than the mode asked for.
         handle: under which the original is to be stored; None where nothing is left out.
-        content: that original, the text of the message.
+        content: that original: the text, or where more than plain text is left out, these parts as a JSON list.
         summing: what a model's summary may take in the place of the extract; None where it is not worth a call.
     """
 
@@ -77,37 +78,55 @@ def show(raw: bytes, mode: ResponseMode, handle_of: Callable[[str], str]) -> Sho
     """
     if mode == "raw" or len(raw) <= SHORTEST:
         return None
-    found = sketch(raw)
-    if found.role not in RESULT_ROLES or found.sealed or found.length <= SHORTEST:
+    message = _result(raw)
+    if message is None:
         return None
-    message = decode(raw)
-    content = message["content"]
-    text = text_parts(content)
-    if _was_shown(text, mode):
+    content = _content(message, mode)
+    text = content.text
+    if len(text) + content.media_size <= SHORTEST or _was_shown(content, mode):
         return None
-    # What is left out is left out of the text as one, so a short form of several parts is not weighed against tables.
-    shaped = _shaped(content) if mode == "table" or isinstance(content, str) or len(content) == 1 else content
-    whole = text_parts(shaped)
+    # What is left out is left out of the text as one, so a short form of several texts is not weighed against tables.
+    shaped = content.shaped(_lossless) if mode == "table" or len(content.texts) == 1 else message.get("content")
+    whole = Content(shaped).text
     if mode != "table":
-        short = _short(message, text, whole, mode, handle_of)
+        short = _short(message, content, whole, mode, handle_of)
         if short is not None:
             return short
-    return Shown(encode({**message, "content": shaped}), "table") if len(whole) <= _WORTH * len(text) else None
+    is_worth = bool(text) and len(whole) <= _WORTH * len(text)
+    return Shown(encode({**message, "content": shaped}), "table") if is_worth else None
 
 
-def _was_shown(text: str, mode: ResponseMode) -> bool:
+def _result(raw: bytes) -> Message | None:
+    """The message, where it is a tool result that can be written anew."""
+    message, is_odd = read(raw)
+    if is_odd or not isinstance(message, dict) or str(message.get("role")) not in RESULT_ROLES:
+        return None
+    return None if is_signed(message) else message
+
+
+def _content(message: Message, mode: ResponseMode) -> Content:
+    return Content(message.get("content"), with_media=mode == "handle_only")
+
+
+def original(raw: bytes, form: ResponseMode) -> str:
+    """What a handle stands for that a message shown in this form names."""
+    return _content(decode(raw), form).original
+
+
+def readable(raw: bytes) -> str:
+    """What a message says of which a summary is to be made."""
+    return _content(decode(raw), "summary").text
+
+
+def _was_shown(content: Content, mode: ResponseMode) -> bool:
     """Whether a text has the form of what we show.
 
     Anybody can give a text this form; it then stays as it is, and what stays as it is for that is short.
     """
-    return len(text) <= _SHOWN_MOST and (points(text) or (mode != "table" and is_tabled(text)))
-
-
-def _shaped(content: Any) -> Any:
-    """A content with each of its texts as a table, where that is surely shorter."""
-    if isinstance(content, str):
-        return _lossless(content)
-    return [{**part, "text": _lossless(part["text"])} for part in content]
+    text = content.text
+    if len(text) > _SHOWN_MOST:
+        return False
+    return points(text) or (mode != "table" and is_tabled(content.texts[0] if len(content.texts) == 1 else text))
 
 
 def _lossless(text: str) -> str:
@@ -116,7 +135,7 @@ def _lossless(text: str) -> str:
 
 
 def _short(
-    message: Message, text: str, whole: str, mode: ResponseMode, handle_of: Callable[[str], str]
+    message: Message, content: Content, whole: str, mode: ResponseMode, handle_of: Callable[[str], str]
 ) -> Shown | None:
     """A message in part; None where the `whole` text with nothing left out is about as short.
 
@@ -124,31 +143,32 @@ def _short(
     """
     limit = limit_of(whole)
     enough = LONGEST if mode == "summary" and tokens_of(whole) <= limit else SHORTEST
-    if len(whole) <= enough:
+    size = len(whole) + content.media_size
+    if size <= enough:
         return None
-    says = extract(text, limit) if mode == "summary" else described(text)
-    handle = handle_of(text)
-    if len(says) + _DENSE * (len(handle) + _LINE) > _WORTH_LOSS * len(whole):
+    says = extract(content.text, limit) if mode == "summary" else _line(content)
+    kept = content.original
+    handle = handle_of(kept)
+    if len(says) + _DENSE * (len(handle) + _LINE) > _WORTH_LOSS * size:
         return None
     if mode == "summary":
-        return Shown(_summarized(message, text, says, handle), mode, handle, text, summing(text, whole, says))
-    short = pointer(f"{says};", len(text), handle)
-    return Shown(encode({**message, "content": _alone(message["content"], short)}), mode, handle, text)
+        raw = _summarized(message, content, says, handle)
+        return Shown(raw, mode, handle, kept, summing(content.text, whole, says))
+    short = pointer(f"{says};", len(kept), handle)
+    return Shown(encode({**message, "content": content.shortened(short)}), mode, handle, kept)
+
+
+def _line(content: Content) -> str:
+    """What a content is, in a line."""
+    return ", ".join(filter(None, (described(content.text) if content.text else "", content.media)))
 
 
 def with_summary(raw: bytes, says: str, handle: str) -> bytes:
     """A message that is shown as a summary, with this one."""
     message = decode(raw)
-    return _summarized(message, text_parts(message["content"]), says, handle)
+    return _summarized(message, _content(message, "summary"), says, handle)
 
 
-def _summarized(message: Message, text: str, says: str, handle: str) -> bytes:
-    short = f"{says}\n{pointer('summary of', len(text), handle)}"
-    return encode({**message, "content": _alone(message["content"], short)})
-
-
-def _alone(content: Any, text: str) -> Any:
-    """A content of this text only; in a list of parts it stands for all of them and carries their marks."""
-    if isinstance(content, str):
-        return text
-    return [{**{key: value for part in content for key, value in part.items()}, "text": text}]
+def _summarized(message: Message, content: Content, says: str, handle: str) -> bytes:
+    short = f"{says}\n{pointer('summary of', len(content.original), handle)}"
+    return encode({**message, "content": content.shortened(short)})

@@ -1,0 +1,256 @@
+"""The parts of a tool result: which of them are text that may be shown shorter, which can be kept, and which stay.
+
+Text is a plain text, a document that holds its text, a search result. What may be cited stays as it came, because a
+citation points at its characters. Pictures, files and sounds can be kept where the request holds their bytes; of one
+that is only named, by an address or an id, nothing would be kept. All else stays too: nobody here knows what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from gateway.core.counting.images import COMMON_RULE, image_tokens
+from gateway.core.counting.media import from_base64, from_url
+from gateway.core.message import encode, is_plain_text
+from gateway.core.values import dataclass
+
+#: characters of a text that weighs a token
+_TOKEN: Final = 4
+_MARK: Final = "cache_control"
+_PLAIN: Final = ("text",)
+#: what names a document or search result to who reads it
+_NAMES: Final = ("title", "source", "context")
+
+_DOCUMENT: Final = frozenset({"type", "source", "title", "context", "citations", _MARK})
+_FOUND: Final = frozenset({"type", "source", "title", "content", "citations", _MARK})
+_PICTURE: Final = frozenset({"type", "source", _MARK})
+_BASE64: Final = frozenset({"type", "media_type", "data"})
+_ADDRESSED: Final = frozenset({"type", "image_url", "detail", _MARK})
+_FILE: Final = frozenset({"file_data", "filename"})
+_SOUND: Final = frozenset({"data", "format"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Media:
+    """What is no text. `name`: what a reader is told that it is; `size`: characters of a text that weighs as much."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part that may be left out. `path`: where its texts stand in it, one string or a list of plain texts."""
+
+    came: Mapping[str, Any]
+    path: tuple[str, ...] = ()
+    media: _Media | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        value: Any = self.came if self.path else ()
+        for name in self.path:
+            value = value[name]
+        return (value,) if isinstance(value, str) else tuple(part["text"] for part in value)
+
+    @property
+    def reads(self) -> str:
+        """Its texts, and what names them, each in lines of its own."""
+        named = () if self.path == _PLAIN else (self.came.get(name) for name in _NAMES)
+        return "\n".join([*(name for name in named if isinstance(name, str)), *self.texts])
+
+    def shaped(self, shape: Callable[[str], str]) -> Any:
+        """The part with each of its texts in another form."""
+        return _shaped(self.came, self.path, shape)
+
+
+class Content:
+    """What a tool result holds, a text or parts; and what of it a short form stands for.
+
+    Attributes:
+        texts: the texts that may be shown otherwise, in order.
+        text: these as one, as they are read.
+        media_size: of what is no text and goes too, characters of a text that weighs as much.
+    """
+
+    def __init__(self, content: Any, *, with_media: bool = False) -> None:
+        """`with_media`: the short form stands for pictures, files and sounds, too."""
+        parts = content if isinstance(content, list) else [{"text": content}] if isinstance(content, str) else []
+        self._content = content
+        self._all = parts
+        self._parts = {
+            place: one for place, part in enumerate(parts) if (one := _part(part, with_media=with_media)) is not None
+        }
+        taken = [*self._parts.values()]
+        written = [part for part in taken if part.media is None]
+        self._media = [part.media for part in taken if part.media is not None]
+        self._is_plain = all(part.path == _PLAIN for part in taken)
+        self.texts = tuple(text for part in written for text in part.texts)
+        is_named = any(part.path != _PLAIN for part in written)
+        self.text = ("\n" if is_named else "").join(part.reads for part in written)
+        self.media_size = sum(media.size for media in self._media)
+
+    @property
+    def original(self) -> str:
+        """What a short form stands for: the text, or the parts as a JSON list where they are more than plain text."""
+        if self._is_plain:
+            return self.text
+        return encode([part.came for part in self._parts.values()]).decode()
+
+    @property
+    def media(self) -> str:
+        """How many pictures, files and sounds a short form stands for, in words; empty for none."""
+        names = [media.name for media in self._media]
+        counts = [(names.count(name), name) for name in ("image", "file", "sound")]
+        return ", ".join(f"{count:,} {name}{'' if count == 1 else 's'}" for count, name in counts if count)
+
+    def shaped(self, shape: Callable[[str], str]) -> Any:
+        """The content with each of its texts in another form."""
+        if isinstance(self._content, str):
+            return shape(self._content)
+        return [
+            one.shaped(shape) if (one := self._parts.get(place)) is not None and one.path else part
+            for place, part in enumerate(self._all)
+        ]
+
+    def shortened(self, text: str) -> Any:
+        """The content with this text for all that it stands for, in the place of the last of it."""
+        if isinstance(self._content, str):
+            return text
+        last = max(self._parts)
+        plain = [one.came for one in self._parts.values() if one.path == _PLAIN] or [{"type": "text"}]
+        fields = {name: value for part in plain for name, value in part.items() if name != _MARK}
+        short = {**fields, "text": text, **self._mark(last)}
+        return [
+            short if place == last else part
+            for place, part in enumerate(self._all)
+            if place == last or place not in self._parts
+        ]
+
+    def _mark(self, last: int) -> dict[str, Any]:
+        """The last cache mark of what is left out, unless one that stays is behind it.
+
+        So marks of different lives stand in the order in which they came, which a provider insists on.
+        """
+        mark: dict[str, Any] = {}
+        for place, part in enumerate(self._all[: last + 1]):
+            if isinstance(part, Mapping) and part.get(_MARK):
+                mark = {_MARK: part[_MARK]} if place in self._parts else {}
+        return mark
+
+
+def _shaped(value: Any, path: tuple[str, ...], shape: Callable[[str], str]) -> Any:
+    if path:
+        return {**value, path[0]: _shaped(value[path[0]], path[1:], shape)}
+    return shape(value) if isinstance(value, str) else [_shaped(part, _PLAIN, shape) for part in value]
+
+
+def _part(part: Any, *, with_media: bool) -> _Part | None:
+    """None for a part that stays as it came."""
+    if is_plain_text(part):
+        return _Part(part, _PLAIN)
+    if not isinstance(part, Mapping) or _is_cited(part):
+        return None
+    path = _path(part)
+    if path is not None:
+        return _Part(part, path)
+    media = _media(part) if with_media else None
+    return _Part(part, media=media) if media is not None else None
+
+
+def _is_cited(part: Mapping[str, Any]) -> bool:
+    citations = part.get("citations")
+    return bool(citations.get("enabled") if isinstance(citations, Mapping) else citations)
+
+
+def _path(part: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Where the texts of a document or search result stand; None where it has other parts, or is none."""
+    if part.get("type") == "search_result":
+        return ("content",) if _has_only(part, _FOUND) and _is_plain_list(part.get("content")) else None
+    source = part.get("source")
+    if part.get("type") != "document" or not _has_only(part, _DOCUMENT) or not isinstance(source, Mapping):
+        return None
+    kind, held = source.get("type"), source.get("content")
+    if kind == "text" and _has_only(source, _BASE64) and isinstance(source.get("data"), str):
+        return "source", "data"
+    is_read = kind == "content" and source.keys() <= {"type", "content"}
+    return ("source", "content") if is_read and (isinstance(held, str) or _is_plain_list(held)) else None
+
+
+def _is_plain_list(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(is_plain_text, value))
+
+
+def _has_only(part: Mapping[str, Any], names: frozenset[str]) -> bool:
+    return all(name in names for name, value in part.items() if value is not None)
+
+
+def _media(part: Mapping[str, Any]) -> _Media | None:
+    """A picture, file or sound whose bytes stand in the request; None for all else."""
+    kind = part.get("type")
+    reader = _MEDIA.get(kind) if isinstance(kind, str) else None
+    return reader(part) if reader is not None else None
+
+
+def _of_source(part: Mapping[str, Any]) -> _Media | None:
+    """Anthropic's `image` and `document`."""
+    source, is_image = part.get("source"), part.get("type") == "image"
+    if not _has_only(part, _PICTURE if is_image else _DOCUMENT) or not isinstance(source, Mapping):
+        return None
+    data = source.get("data")
+    if source.get("type") != "base64" or not isinstance(data, str) or not _has_only(source, _BASE64):
+        return None
+    return _image(image_tokens(from_base64(data, kind="image"), COMMON_RULE)) if is_image else _Media("file", len(data))
+
+
+def _of_address(part: Mapping[str, Any]) -> _Media | None:
+    """`image_url` of chat, `input_image` of responses."""
+    named = part.get("image_url")
+    holder = named if isinstance(named, Mapping) else {"url": named}
+    url, detail = holder.get("url"), holder.get("detail", part.get("detail"))
+    if not _has_only(part, _ADDRESSED) or not holder.keys() <= {"url", "detail"}:
+        return None
+    if not isinstance(url, str) or not url.startswith("data:"):
+        return None
+    return _image(image_tokens(from_url(url, "image", str(detail or "")), COMMON_RULE))
+
+
+def _image(tokens: float) -> _Media:
+    return _Media("image", int(tokens * _TOKEN))
+
+
+def _of_file(part: Mapping[str, Any]) -> _Media | None:
+    """`file` of chat, `input_file` of responses."""
+    holder = _inner(part, "file") if part["type"] == "file" else _outer(part)
+    data = holder.get("file_data")
+    if not _has_only(holder, _FILE) or not isinstance(data, str) or data.startswith("http"):
+        return None
+    return _Media("file", len(data))
+
+
+def _of_sound(part: Mapping[str, Any]) -> _Media | None:
+    holder = _inner(part, "input_audio")
+    data = holder.get("data")
+    return _Media("sound", len(data)) if _has_only(holder, _SOUND) and isinstance(data, str) else None
+
+
+def _inner(part: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The object in a part that has nothing beside it."""
+    inner = part.get(name)
+    return inner if isinstance(inner, Mapping) and _outer(part).keys() <= {name} else {}
+
+
+def _outer(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: value for name, value in part.items() if name not in ("type", _MARK)}
+
+
+_MEDIA: Final[Mapping[str, Callable[[Mapping[str, Any]], _Media | None]]] = {
+    "image": _of_source,
+    "document": _of_source,
+    "image_url": _of_address,
+    "input_image": _of_address,
+    "file": _of_file,
+    "input_file": _of_file,
+    "input_audio": _of_sound,
+}
