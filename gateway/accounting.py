@@ -24,12 +24,24 @@ from gateway.core.errors import (
     StoreUnavailable,
 )
 from gateway.core.ledger import MOST, NOTHING, Amount
+from gateway.core.plan import Plan
 from gateway.core.ports import CallRecord, Observer, SessionKey, Store
 from gateway.core.routing import ModelFacts, Route
-from gateway.core.spending import Allowance, Charged, Need, allowance, dearest, is_limited, rate_of
+from gateway.core.spending import (
+    Allowance,
+    Charged,
+    Need,
+    Rate,
+    allowance,
+    bounds_answers,
+    dearest,
+    is_limited,
+    rate_of,
+    room_in,
+)
 from gateway.core.usage import Totals
 from gateway.dialects.base import Call
-from gateway.dialects.limits import answers_asked, least_output, output_limit, service_tier
+from gateway.dialects.limits import answers_asked, default_limit, least_output, output_limit, service_tier
 from gateway.dialects.sound import asks_for_more_than_text
 from gateway.progress import Progress
 from gateway.records import Records, input_estimate
@@ -46,8 +58,8 @@ _UNREAD_BYTES: Final = 4
 _UNREAD_MOST: Final = 16_384
 #: white space, and the marks and zeros of other encodings
 _BEFORE_JSON: Final = b" \t\r\n\0\xff\xfe\xef\xbb\xbf"
-#: what a request says that wants something cached for an hour, however it is written
-_MARK_1H: Final = b"1h"
+#: what a request says that wants something cached for an hour, in each way that JSON can write it
+_MARKS_1H: Final = (b"1h", b"1\\u0068", b"\\u0031h", b"\\u0031\\u0068")
 #: of a stream, between two looks at what is left of its hold: some hundred tokens in pieces of a token each
 _LOOK_BYTES: Final = 16 * 1024
 
@@ -188,9 +200,7 @@ class Accounts:
 
     def _check_deferred(self, progress: Progress) -> None:
         """A budget that a batch is not charged to would be no budget."""
-        standings = progress.book.standings
-        is_held = is_limited(standings, "tokens") or is_limited(standings, "nano_usd")
-        if is_held and progress.is_billed_later and not self._budgets.policy.deferred:
+        if bounds_answers(progress.book.standings) and progress.is_billed_later and not self._budgets.policy.deferred:
             raise NotMetered(
                 "What this request begins is billed after its answer, so that the budget of its session or client key "
                 "cannot be held against it. Send it with a client key that has no budget in tokens or USD, ask for an "
@@ -225,13 +235,13 @@ class Accounts:
         ahead = progress.routes[progress.routes.index(progress.route) :]
         known = [self._facts(route) for route in ahead]
         asked = progress.output_limit(fields, wire) if wire is not None else output_limit(fields, None)
+        asked = asked or default_limit(fields, wire)
         asked = min(asked, MOST) if asked is not None else None
         tokens = plan.safe_tokens if plan is not None else _unweighed(progress, call)
         # Summaries that are made once it is held may be longer than what is shown until then.
         tokens += progress.showing.more if progress.showing is not None else 0
         outputs = [facts.output for facts in known]
-        tier, caches_1h = service_tier(fields), _MARK_1H in call.body
-        rates = [rate_of(facts.price, tokens, tier, caches_1h=caches_1h) for facts in known]
+        rates = self._rates(progress, call, ahead, tokens)
         return Need(
             tokens,
             output=asked,
@@ -247,7 +257,14 @@ class Accounts:
             and wire is not None
             and not asks_for_more_than_text(fields)
             and all(facts.reasoning is False for facts in known),
+            room=_room(plan, [facts.window for facts in known], tokens),
         )
+
+    def _rates(self, progress: Progress, call: Call, ahead: Sequence[Route], tokens: int) -> list[Rate | None]:
+        """What a token costs of each model that may answer, by the gateway's choice or the provider's."""
+        tier, caches_1h = service_tier(call.fields), any(mark in call.body for mark in _MARKS_1H)
+        prices = [self._facts(route).price for route in (*ahead, *progress.instead(*ahead))]
+        return [rate_of(price, tokens, tier, caches_1h=caches_1h) for price in prices]
 
     async def deliver(self, progress: Progress) -> None:
         """A part of the answer is about to go out: should this worker die, it is charged for."""
@@ -362,6 +379,16 @@ class Accounts:
     def allowance(self, progress: Progress) -> Allowance | None:
         """What the call's accounts leave, as they stood when they were last read."""
         return allowance(progress.book.standings, self._budgets.policy.warn_at)
+
+
+def _room(plan: Plan | None, windows: Sequence[int | None], tokens: int) -> int | None:
+    """What the windows of models leave for an answer, the widest of them; None where one is not known.
+
+    `windows`: as listed, first of the model whose turn it is, whose provider may have said more.
+    """
+    first = plan.window if plan is not None else windows[0]
+    rooms = [room_in(window, tokens) for window in (first, *windows[1:])]
+    return max((room for room in rooms if room is not None), default=None) if all(rooms) else None
 
 
 def _unweighed(progress: Progress, call: Call) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -19,6 +19,8 @@ from gateway.dialects.fields import decode
 _LONGEST_MODEL_NAME: Final = 256
 #: fields by which a provider is told what to call in the place of the model
 _OTHER_MODELS: Final = ("models", "fallbacks")
+#: of them in one request, more than any provider takes; what is beyond them is not looked up
+_MOST_OTHERS: Final = 32
 #: the head of the form part that names the model, up to where its value begins
 _MODEL_PART: Final = re.compile(
     rb'\r\ncontent-disposition:[^\r\n]{0,200};[ \t]*name="?model"?[ \t]*(?:;[^\r\n]*)?\r\n(?:[^\r\n]+\r\n){0,8}\r\n',
@@ -80,6 +82,20 @@ def routes_of(incoming: Incoming, call: Call, routes: Routes, session: SessionKe
     return (Route(incoming.provider or routes.without_model(incoming.endpoint.anthropic), ""),)
 
 
+def others_of(call: Call, found: Sequence[Route], routes: Routes) -> tuple[Route, ...]:
+    """The models that a call tells its providers to call in the place of its own, at each of them.
+
+    One that cannot be read has no name, and nobody knows its price.
+    """
+    named = list(dict.fromkeys([name or "" for _, name in _others(call)]))
+    if not named:
+        return ()
+    if len(named) > _MOST_OTHERS:
+        named[_MOST_OTHERS:] = [""]
+    providers = dict.fromkeys(route.provider for route in found)
+    return tuple(routes.named_at(provider, name) for provider in providers for name in named)
+
+
 def speaking(found: Sequence[Route], spoken: str | None, providers: Mapping[str, Provider]) -> tuple[Route, ...]:
     """Those of the routes whose provider takes the format of the call. None: it is a call that has no name for its.
 
@@ -120,11 +136,17 @@ def _check_others(call: Call, caller: Caller) -> None:
     """
     if not caller.models:
         return
+    for field, name in _others(call):
+        check_model(name, caller, field)
+
+
+def _others(call: Call) -> Iterator[tuple[str, str | None]]:
+    """The field and the name of each model that may be called instead; None: what cannot be read."""
     for field in _OTHER_MODELS:
         named = decode(call.fields[field]) if field in call.fields else None
         for one in named if isinstance(named, list) else [] if named is None else [named]:
             name = one.get("model") if isinstance(one, dict) else one
-            check_model(name if isinstance(name, str) else None, caller, field)
+            yield field, name if isinstance(name, str) else None
 
 
 def check_model(model: str | None, caller: Caller, field: str = "model") -> None:

@@ -47,6 +47,11 @@ class Taken:
     limit: int | None
     book: Book
 
+    @property
+    def whole(self) -> int | None:
+        """Tokens of an answer that are held, and no more will be; None where the hold grows with it."""
+        return self.units if self.hold is not None and not self.lease.step else None
+
 
 class Budgets:
     """What calls may spend. Shared by all calls under one configuration."""

@@ -15,12 +15,20 @@ from gateway.core.modes import ResponseMode, mode_for, stricter
 from gateway.core.plan import Plan, Wishes
 from gateway.core.ports import Store
 from gateway.core.routing import ModelFacts, Route
-from gateway.core.spending import affordable_input, is_limited, rate_of, remaining_fraction
+from gateway.core.spending import (
+    affordable_input,
+    bounds_answers,
+    dearest,
+    is_limited,
+    rate_of,
+    remaining_fraction,
+    room_in,
+)
 from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
 from gateway.dialects.contents import MOST_MESSAGES, Contents, contents_of, with_messages
 from gateway.dialects.length_error import LengthError
-from gateway.dialects.limits import with_limit
+from gateway.dialects.limits import is_loose, output_limit, with_limit
 from gateway.planning import Asked, Planner, Weighing
 from gateway.progress import Progress
 from gateway.result_summaries import ResultSummaries
@@ -85,7 +93,7 @@ class Composer:
         route, asked = progress.route, progress.incoming.directives.context
         facts, output = self._facts(route), progress.output_limit(contents.fields, contents.wire)
         if progress.taken is None:
-            rate = rate_of(facts.price, 0, None)
+            rate = dearest(rate_of(self._facts(one).price, 0, None) for one in (route, *progress.instead(route)))
             progress.affordable = affordable_input(progress.book.standings, output, rate)
         affordable = self._affordable(progress)
         step = progress.step.context_budget if progress.step is not None else None
@@ -211,15 +219,21 @@ class Composer:
         return progress.dialect.write(call, model, ask_usage=ask_usage, messages=messages, changes=changes)
 
     def _limited(self, progress: Progress, call: Call, wire: Wire, provider: Provider) -> dict[str, object]:
-        """The fields that bound the answer: as the budget allows, else as the step has it."""
-        limit, why = progress.taken.limit if progress.taken is not None else None, "as the budget allows"
+        """The fields that bound the answer: as the budget allows, else as the step has it, else as is held for it."""
+        taken, plan = progress.taken, progress.plan
+        is_held = taken is not None and taken.hold is not None and bounds_answers(progress.book.standings)
+        limit, why = taken.limit if taken is not None else None, "as the budget allows"
         if limit is None:
             limit, why = progress.limit_to_set(call.fields, wire), "as the step has it"
+        if limit is None and taken is not None and is_held and is_loose(call.fields, wire, provider.limit_field):
+            limit, why = taken.whole, "as is held for it"
         if limit is None:
             return {}
         limit = min(limit, self._facts(progress.route).output or limit)
+        if plan is not None and output_limit(call.fields, wire) is None:
+            limit = min(limit, room_in(plan.window, plan.safe_tokens) or limit)
         progress.notes["output_limit"] = f"{limit}, {why}"
-        return with_limit(call.fields, wire, limit, provider.limit_field)
+        return with_limit(call.fields, wire, limit, provider.limit_field, is_held=is_held)
 
     async def fit_again(self, progress: Progress, found: LengthError) -> bool:
         """Learn from a provider's refusal for length; whether there is now something shorter to send."""
@@ -228,12 +242,23 @@ class Composer:
             return False
         again = await self._plan(progress, asked, self._learn_window(progress, asked, plan, found))
         progress.notes["context"] = "the provider refused it for its length"
-        if again.overflow is not None or again.messages in (None, plan.messages):
+        is_shorter = again.messages not in (None, plan.messages) or self._has_less_room(progress, asked, plan, again)
+        if again.overflow is not None or not is_shorter:
             return False
         progress.plan = again
         progress.notes["context"] += ", and it was fitted again"
         await self._remember(progress, again)
         return True
+
+    @staticmethod
+    def _has_less_room(progress: Progress, asked: Asked, plan: Plan, again: Plan) -> bool:
+        """Whether the limit that we set ourselves was too much for the window, and is lower with the same messages."""
+        limit = progress.taken.limit if progress.taken is not None else None
+        if limit is None or again.messages != plan.messages or output_limit(asked.contents.fields, asked.contents.wire):
+            return False
+        limit, room = min(limit, asked.facts.output or limit), room_in(again.window, again.safe_tokens)
+        before = room_in(plan.window, plan.safe_tokens) or limit
+        return room is not None and room < min(limit, before)
 
     def _learn_window(self, progress: Progress, asked: Asked, plan: Plan, found: LengthError) -> int:
         """The window to fit it into now. What the provider said of it, and of its count, is learned for all calls."""

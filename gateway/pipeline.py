@@ -22,7 +22,7 @@ from dataclasses import replace
 from types import TracebackType
 
 from gateway.accounting import Accounts
-from gateway.addressing import named_session, routes_of, session_of, speaking
+from gateway.addressing import named_session, others_of, routes_of, session_of, speaking
 from gateway.answers import Answers, TotalsComment, read_error
 from gateway.budgeting import Budgets
 from gateway.calls import TELLING, Incoming, Reply, SessionPolicy
@@ -255,6 +255,7 @@ class Exchange:
         found = tuple(one for one in found if one.provider == first or holds_credential(providers[one.provider]))
         progress.routes = speaking(found, incoming.endpoint.format, providers)
         progress.route = progress.routes[0]
+        progress.others = others_of(call, progress.routes, self._gateway.routes)
         check_credential(incoming.headers, providers[progress.route.provider], providers.values())
 
     def _go_by(self, step: Step, call: Call) -> None:

@@ -42,6 +42,7 @@ from gateway.core.plan import (
     key_of,
     make_room,
     weigh,
+    window_of,
 )
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Remembered
@@ -138,7 +139,8 @@ class Planner:
         came, learned, keys = await self._weigh(asked, remembered, window)
         budget = budget_of(self.policy, asked.facts, asked.wishes, learned.window)
         trim = asked.wishes.trim or self.policy.trim
-        unchanged = as_it_came(came, budget, self.policy.safety)
+        window = window_of(asked.facts, learned.window)
+        unchanged = as_it_came(came, budget, self.policy.safety, window=window)
         if budget is None or trim == "off":
             return unchanged
         if keys is None or asked.contents.wire not in VIEWED:
@@ -158,7 +160,7 @@ class Planner:
                 return unchanged
             return replace(unchanged, overflow=overflow)
         self._read_ahead(came, asked.contents, keys, budget)
-        return plan
+        return replace(plan, window=window)
 
     def _of_one_text(self, unchanged: Plan, wire: Wire, budget: int, trim: Trim) -> Plan:
         """Sent as it came, if it may be."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+import re
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from math import ceil
@@ -10,7 +11,7 @@ from typing import Final
 
 from gateway.core.ledger import NOTHING, Amount
 from gateway.core.ports import LOST, CallRecord
-from gateway.core.pricing import cost, standard_cost
+from gateway.core.pricing import Price, cost, standard_cost
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Need, accounts_of, spent_by
 from gateway.core.usage import Charge, Usage
@@ -20,6 +21,8 @@ from gateway.progress import CLIENT_CLOSED, TOO_SLOW, Progress
 
 #: outcomes of calls that nobody waited for to the end
 _LEFT: Final = frozenset({"client_left", "cut_at_shutdown", TOO_SLOW})
+#: what stands behind a model's name in that of one of its versions: `-2024-08-06`, `-20250514`, `-0613`, `@20250514`
+_VERSION: Final = re.compile(r"[-@:](?:\d{4}-\d\d-\d\d|\d{4}|\d{6}|\d{8}|latest)")
 
 
 class Records:
@@ -48,7 +51,7 @@ class Records:
         """The record of a call that ends now."""
         answer = progress.answer or (progress.reader() if progress.reader else Answer())
         charge = self._charge(progress, answer)
-        return self._record(progress, answer, charge, self._spent(progress, charge, answer.service_tier))
+        return self._record(progress, answer, charge, self._spent(progress, charge, answer))
 
     def unread(self, progress: Progress) -> CallRecord:
         """The same where `of` fails: charged for what was held for its input, and noted of its answer."""
@@ -115,7 +118,7 @@ class Records:
         if reported is not None and reported.has_tokens:
             input_missing = reported.input_tokens is None
             usage, source = reported.complete(input_estimate(progress) if input_missing else 0, answer.output_estimate)
-            return Charge(usage, source, self._cost(progress.route, usage, answer))
+            return Charge(usage, source, self._cost(progress, usage, answer))
         failed_empty = answer.error and not answer.output_estimate
         # A stream of events on a path nobody knows is a model's answer all the same.
         unknown_stream = progress.is_event_stream and answer.output_estimate > 0
@@ -124,14 +127,15 @@ class Records:
         if not self._estimate_missing:
             return Charge(Usage(), "estimated", self._told(progress.route, answer) or Decimal(0))
         usage = Usage.of(input_estimate(progress), answer.output_estimate)
-        return Charge(usage, "estimated", self._cost(progress.route, usage, answer))
+        return Charge(usage, "estimated", self._cost(progress, usage, answer))
 
-    def _spent(self, progress: Progress, charge: Charge | None, tier: str | None) -> Amount:
+    def _spent(self, progress: Progress, charge: Charge | None, answer: Answer) -> Amount:
         """What is taken from budgets: of a service tier with unknown prices, no less than of the standard one."""
-        price = self._facts(progress.route).price
-        if charge is not None and charge.cost_usd is None and price is not None:
-            progress.notes["price"] = f'not known of the service tier "{as_name(tier or "")}", which is a dearer one'
-            charge = replace(charge, cost_usd=standard_cost(charge.usage, price))
+        prices = self._prices(progress, answer) if charge is not None and charge.cost_usd is None else []
+        if charge is not None and prices:
+            tier = as_name(answer.service_tier or "")
+            progress.notes["price"] = f'not known of the service tier "{tier}", which is a dearer one'
+            charge = replace(charge, cost_usd=max(standard_cost(charge.usage, price) for price in prices))
         return spent_by(charge, self._cached_weight)
 
     def _told(self, route: Route, answer: Answer) -> Decimal | None:
@@ -139,11 +143,41 @@ class Records:
         reported = answer.usage if route.provider in self._cost_reporters else None
         return reported.cost_usd if reported is not None else None
 
-    def _cost(self, route: Route, usage: Usage, answer: Answer) -> Decimal | None:
-        told, price = self._told(route, answer), self._facts(route).price
-        if told is not None or price is None:
+    def _cost(self, progress: Progress, usage: Usage, answer: Answer) -> Decimal | None:
+        told = self._told(progress.route, answer)
+        if told is not None:
             return told
-        return cost(usage, price, answer.service_tier)
+        costs = [cost(usage, price, answer.service_tier) for price in self._prices(progress, answer)]
+        known = [one for one in costs if one is not None]
+        return max(known) if known and len(known) == len(costs) else None
+
+    def _prices(self, progress: Progress, answer: Answer) -> list[Price]:
+        """The price of the model that answered; those of all that may have, where that cannot be told."""
+        route, may = progress.route, [progress.route, *progress.instead(progress.route)]
+        if len(may) == 1:
+            # Whatever it calls itself: a version that has no price of its own is the model all the same.
+            return self._known_prices([route])
+        one = _who_answered(may, answer.model)
+        if one is None and answer.model:
+            one = Route(route.provider, answer.model)
+        return (self._known_prices([one]) if one is not None else []) or self._known_prices(may)
+
+    def _known_prices(self, routes: Sequence[Route]) -> list[Price]:
+        found = [self._facts(route).price for route in routes]
+        return [price for price in found if price is not None]
+
+
+def _who_answered(may: Sequence[Route], name: str | None) -> Route | None:
+    """Which of these models has this name, or that of one of its versions."""
+    if name is None:
+        return None
+    for route in may:
+        if route.model == name:
+            return route
+    for route in may:
+        if name.startswith(route.model) and _VERSION.fullmatch(name, len(route.model)):
+            return route
+    return None
 
 
 def input_estimate(progress: Progress) -> int:

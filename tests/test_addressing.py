@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.addressing import named_session, routes_of, session_of
+from gateway.addressing import named_session, others_of, routes_of, session_of
 from gateway.calls import Caller, Incoming, SessionPolicy
 from gateway.core.errors import InvalidRequest, SessionRequired, UnknownModel
 from gateway.core.ports import SessionKey
@@ -154,3 +154,26 @@ async def test_a_key_limited_to_models_may_not_use_paths_that_name_none(world: W
     reply, _ = await world.call(incoming)
     assert reply.status == 404
     assert world.upstream.sent == []
+
+
+# --- models in the place of the call's own --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({}, []),
+        ({"models": None, "fallbacks": []}, []),
+        ({"models": ["a", "b"], "fallbacks": ["b", "c"]}, ["a", "b", "c"]),
+        ({"fallbacks": [{"model": "a"}, {"max_tokens": 5}, 7]}, ["a", ""]),
+        ({"models": "a"}, ["a"]),
+        ({"models": [str(number) for number in range(5_000)]}, [*map(str, range(32)), ""]),
+    ],
+)
+def test_the_models_that_a_provider_may_call_instead_are_found(
+    world: World, fields: dict[str, Any], names: list[str]
+) -> None:
+    incoming = world.incoming(json.dumps({**json.loads(BODY), **fields}).encode())
+    call = incoming.endpoint.dialect.read(incoming.body)
+    found = [Route("p", "m"), Route("q", "m"), Route("p", "n")]
+    assert others_of(call, found, ROUTES) == tuple(ROUTES.named_at(one, name) for one in "pq" for name in names)

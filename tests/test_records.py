@@ -9,6 +9,7 @@ from decimal import Decimal
 import pytest
 
 from gateway.core.ports import LOST
+from gateway.core.pricing import price_per_million
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Need, Rate
 from gateway.core.steps import Step
@@ -232,3 +233,48 @@ async def test_a_report_of_no_input_teaches_nothing_and_is_charged_as_it_is(worl
     again, _ = await world.call()
     assert again.context is not None
     assert again.context.tokens == first.context.tokens, "what weighs nothing to one who does not count weighs the same"
+
+
+# --- models in the place of the call's own ------------------------------------------------------------------------
+
+#: USD of a million tokens, in and out
+COSTS = {"m": 1, "dear": 100, "dear-2025": 7, "middle": 10}
+PRICES = {name: price_per_million(input=Decimal(cost), output=Decimal(cost)) for name, cost in COSTS.items()}
+
+
+def of_many(route: Route) -> ModelFacts:
+    return ModelFacts(price=PRICES.get(route.model))
+
+
+def charged(world: World, name: str | None, *others: str, tier: str | None = None) -> tuple[Decimal | None, Decimal]:
+    """USD of a million tokens, in the record and of budgets, where the answer names a model so."""
+    progress = answered(world, Answer(Reported(10**6, 0, 10**6), model=name, service_tier=tier))
+    progress.route = Route("q", "m")
+    progress.others = tuple(Route(provider, other) for provider in "qr" for other in others)
+    record = Records(of_many, lambda: 7.0, cached_weight=1.0, estimate_missing=True).of(progress)
+    assert record.charge is not None
+    return record.charge.cost_usd, Decimal(record.spent.nano_usd) / 10**9
+
+
+@pytest.mark.parametrize(
+    ("name", "others", "cost"),
+    [
+        # Nothing else may have answered, whatever it calls itself.
+        (None, (), 1), ("m", (), 1), ("m-2024-08-06", (), 1), ("dear", (), 1),
+        ("m", ("dear",), 1), ("m-2024-08-06", ("dear",), 1), ("m@20250514", ("dear",), 1),
+        ("dear", ("dear",), 100), ("dear-0613", ("dear",), 100), ("middle", ("dear", "middle"), 10),
+        # Its own name before that of another one's version; and a price that is known of one that nobody named.
+        ("dear-2025", ("dear", "dear-2025"), 7), ("middle", ("dear",), 10),
+        # Nobody knows which one it is.
+        (None, ("dear", "middle"), 100), ("m-mini", ("dear",), 100), ("unheard-of", ("middle",), 10),
+        ("unpriced", ("unpriced", "middle"), 10), ("", ("middle",), 10),
+    ],
+)  # fmt: skip
+def test_the_model_that_answered_in_the_place_of_the_calls_own_is_charged_as_that_one(
+    world: World, name: str | None, others: tuple[str, ...], cost: int
+) -> None:
+    assert charged(world, name, *others) == (Decimal(cost), Decimal(cost))
+
+
+def test_of_models_without_the_price_of_a_tier_the_dearest_standard_one_is_taken_of_budgets(world: World) -> None:
+    assert charged(world, None, "dear", tier="priority") == (None, Decimal(100))

@@ -240,7 +240,8 @@ class Provider(_Section):
     key_prefixes: tuple[str, ...] = Field((), description="How this provider's own credentials begin.")
     limit_field: Literal["max_tokens", "max_completion_tokens"] = Field(
         "max_tokens",
-        description="How an output limit is named that a budget sets in a chat call without one.",
+        description="How an output limit is named that a budget sets in a chat call: where it has none, and "
+        "max_tokens also in the place of a max_completion_tokens, which this provider may ignore.",
     )
     allowed_tools: bool = Field(
         default=False,

@@ -64,7 +64,8 @@ class Provider:
 
     `key` empty: the caller's own credential is forwarded.
     `dialects`: the formats that it takes; None: nobody says.
-    `limit_field`: what a chat call names its answer's limit there, where it named none itself.
+    `limit_field`: what a chat call names its answer's limit there, where it named none itself, or by a name that may
+    not be known there.
     `allowed_tools`: a request may name some of its tools as those that may be called.
     `reports_cost`: its usage says what a call costs in USD, which is charged in place of list prices.
     `guarded`: not one that another provider's keys look like, even where this one's have no known beginning.

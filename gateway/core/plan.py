@@ -162,6 +162,7 @@ class Plan:
         resumed: the prefix of the epoch it goes on from.
         overflow: why it must not be sent at all.
         needs: the summary that has to be made before this can be decided; the rest is as if nothing were.
+        window: of the model, as far as anyone knows.
     """
 
     context: ContextRecord
@@ -171,6 +172,12 @@ class Plan:
     resumed: str | None = None
     overflow: ContextOverflow | BudgetTooSmall | TextTooLong | None = None
     needs: NeedsSummary | None = None
+    window: int | None = None
+
+
+def window_of(facts: ModelFacts, learned_window: int | None) -> int | None:
+    """The window of a model: as it is configured or listed, or less where its provider has said so."""
+    return min((window for window in (facts.window, learned_window) if window is not None), default=None)
 
 
 def budget_of(policy: ContextPolicy, facts: ModelFacts, wishes: Wishes, learned_window: int | None) -> int | None:
@@ -180,9 +187,8 @@ def budget_of(policy: ContextPolicy, facts: ModelFacts, wishes: Wishes, learned_
     the call's own output limit, else a tenth of the window up to 4,096.
     """
     limits = [limit for limit in (policy.budget, wishes.budget) if limit is not None]
-    windows = [window for window in (facts.window, learned_window) if window is not None]
-    if windows:
-        window = min(windows)
+    window = window_of(facts, learned_window)
+    if window is not None:
         limits.append(max(1, window - _reserve(policy, facts, wishes, window)))
     return min(limits, default=None)
 
@@ -207,9 +213,9 @@ def weigh(request: Request, estimate: Estimate, learned: Learned) -> Weighed:
     return Weighed(request, estimate, expected, key)
 
 
-def as_it_came(weighed: Weighed, budget: int | None, safety: float | None = None) -> Plan:
+def as_it_came(weighed: Weighed, budget: int | None, safety: float | None = None, *, window: int | None = None) -> Plan:
     """The plan that changes nothing."""
-    return Plan(_record(weighed, weighed, budget, safety), weighed.expected.safe_tokens)
+    return Plan(_record(weighed, weighed, budget, safety), weighed.expected.safe_tokens, window=window)
 
 
 def _record(came: Weighed, sent: Weighed, budget: int | None, safety: float | None) -> ContextRecord:

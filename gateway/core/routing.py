@@ -125,6 +125,15 @@ class Routes:
             )
         return [Route(self._default, model)]
 
+    def named_at(self, provider: str, model: str) -> Route:
+        """A model that a provider is told to call, by the provider's own name of it, with what is known of it there."""
+        for rule in self._rules:
+            if provider in (rule.provider, *(name for name, _ in rule.shares)) and (
+                rule.name == model if rule.name is not None else fnmatchcase(model, rule.match)
+            ):
+                return Route(provider, model, rule)
+        return Route(provider, model)
+
     @property
     def providers(self) -> frozenset[str]:
         """The names of all providers."""

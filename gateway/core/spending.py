@@ -48,7 +48,7 @@ _OUTPUT_LEAST: Final = 4_096
 #: held for a stream at first, and by which its hold is extended while it runs
 STREAM_STEP: Final = 2_048
 #: an answer shorter than this is of no use to anyone
-_USEFUL: Final = 16
+USEFUL: Final = 16
 #: nor one of which less than this part is left because of calls that are about to give something back
 _STUMP: Final = 4
 #: of what is left, the share that is kept for the answer when a request is made to fit
@@ -123,7 +123,8 @@ def spent_by(charge: Charge | None, cached_weight: float) -> Amount:
     if charge is None:
         return NOTHING
     usage = charge.usage
-    cached = min(usage.cache_read_tokens, usage.total_tokens)
+    # Some report more of it than there was input; what came out is never cached.
+    cached = min(usage.cache_read_tokens, usage.input_tokens)
     tokens = usage.total_tokens - cached + ceil(cached * cached_weight)
     return Amount(min(MOST, tokens), nano(charge.cost_usd or 0), 1)
 
@@ -166,6 +167,7 @@ class Need:
         input_tokens: at the most, as far as one can be sure.
         output: the limit of one answer that the call itself sets.
         model_output: the limit that the model has.
+        room: what its window leaves beside the input; None: nobody knows its window, or it leaves nothing.
         least_output: a shorter limit cannot be set; 0: any can.
         answers: how many it asks for.
         has_output: whether the answer is paid by its tokens at all.
@@ -185,6 +187,17 @@ class Need:
     model: str = ""
     can_grow: bool = False
     least_output: int = 0
+    room: int | None = None
+
+
+def room_in(window: int | None, tokens: int) -> int | None:
+    """Tokens of an answer for which a window has room beside so many of input.
+
+    None where nobody knows the window, or where there is none for an answer of use: then the provider refuses the call
+    for its length, which costs nothing, or what was estimated is wrong.
+    """
+    room = window - tokens if window is not None else 0
+    return room if room >= USEFUL else None
 
 
 def hold_for(
@@ -206,9 +219,9 @@ def hold_for(
 def _shortest(most: int, fixed: Amount, unit: Amount, standings: Sequence[Standing]) -> int:
     """Units that are worth a call. What others hold may come back: waiting for it is better than a stump."""
     if not any(any(stands.held) for stands in standings):
-        return min(most, _USEFUL)
+        return min(most, USEFUL)
     alone = _units_left([replace(stands, held=NOTHING) for stands in standings], fixed, unit, most)
-    return min(most, max(_USEFUL, alone // _STUMP))
+    return min(most, max(USEFUL, alone // _STUMP))
 
 
 def _longest(need: Need, fixed: Amount, unit: Amount, standings: Sequence[Standing]) -> int:
@@ -218,7 +231,13 @@ def _longest(need: Need, fixed: Amount, unit: Amount, standings: Sequence[Standi
         return min(limits)
     most = min(limits, default=DEFAULT_OUTPUT)
     left = _units_left(standings, fixed, unit, most * _OUTPUT_SHARE)
-    return min(most, max(_OUTPUT_LEAST, left // _OUTPUT_SHARE))
+    units = min(most, max(_OUTPUT_LEAST, left // _OUTPUT_SHARE))
+    # The whole answer that the model may give needs no limit: how its window is shared is then the provider's to say.
+    return units if units == need.model_output else _roomy(units, need)
+
+
+def _roomy(units: int, need: Need) -> int:
+    return units if need.room is None else min(units, need.room)
 
 
 def _units_left(standings: Sequence[Standing], fixed: Amount, unit: Amount, most: int) -> int:
@@ -228,16 +247,21 @@ def _units_left(standings: Sequence[Standing], fixed: Amount, unit: Amount, most
 
 def limit_to_set(hold: Hold, granted: Granted, need: Need) -> int | None:
     """The limit that the call has to be sent with, so that its answer stays within what is held; None: as it is."""
-    if not need.has_output or not is_limited(granted.standings):
+    if not need.has_output or not bounds_answers(granted.standings):
         return None
     if need.output is not None:
         return granted.units if granted.units < need.output else None
     most = need.model_output or DEFAULT_OUTPUT
     if not need.can_grow:
-        return granted.units if need.model_output is None or granted.units < most else None
+        return _roomy(granted.units, need) if need.model_output is None or granted.units < most else None
     # The hold grows with the answer; what is left bounds it at the provider too.
     total = granted.units + _units_left(granted.standings, NOTHING, hold.unit, most)
-    return total if total < most else None
+    return _roomy(total, need) if total < most else None
+
+
+def bounds_answers(standings: Sequence[Standing]) -> bool:
+    """Whether a budget is in force in which a longer answer counts more."""
+    return is_limited(standings, "tokens") or is_limited(standings, "nano_usd")
 
 
 def is_limited(standings: Sequence[Standing], dimension: Dimension | None = None) -> bool:

@@ -29,16 +29,17 @@ _FEW_FIELDS: Final = 4 * _MAX_FIELDS
 #: Fields that decide what a call may cost. Some servers read keys without regard to case, and take the last of two.
 _MEANT: Final = frozenset(
     {
-        *("model", "models", "fallbacks", "stream", "stream_options", "background"),
+        *("model", "models", "fallbacks", "stream", "stream_options", "background", "deferred"),
         *("messages", "input", "prompt", "n", "best_of"),
-        *("max_tokens", "max_completion_tokens", "max_output_tokens"),
+        *("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"),
     }
 )
 #: Bytes of the fields that are built to be looked at, more than any real request has; a longer one would keep all other
 #: calls waiting while it is. Numbers, then names and switches, then what may hold a schema or a list of tools.
 _MOST_BYTES: Final[Mapping[str, int]] = {
-    **dict.fromkeys(("n", "best_of", "max_tokens", "max_completion_tokens", "max_output_tokens"), 64),
-    **dict.fromkeys(("model", "models", "fallbacks", "stream", "stream_options", "background"), 64 * 1024),
+    **dict.fromkeys(("n", "best_of", "n_predict", "max_tokens", "max_completion_tokens", "max_output_tokens"), 64),
+    **dict.fromkeys(("model", "models", "fallbacks"), 64 * 1024),
+    **dict.fromkeys(("stream", "stream_options", "background", "deferred"), 64 * 1024),
     **dict.fromkeys(("service_tier", "speed", "inference_geo", "thinking", "reasoning"), 64 * 1024),
     **dict.fromkeys(("metadata", "session_id", "conversation", "prompt_cache_key"), 64 * 1024),
     **dict.fromkeys(("tool_choice", "function_call"), 2**20),
@@ -156,8 +157,13 @@ def _refuse_duplicates(names: list[str]) -> None:
 
 
 def write_fields(fields: Fields, changes: Mapping[str, object]) -> bytes:
-    """The object again, with some top-level fields replaced or added; all others keep their bytes and their order."""
+    """The object again, with some top-level fields replaced or added; all others keep their bytes and their order.
+
+    Those that are to be `UNSET` are left out.
+    """
     merged: dict[str, object] = {**fields, **changes}
+    if any(value is msgspec.UNSET for value in changes.values()):
+        merged = {name: value for name, value in merged.items() if value is not msgspec.UNSET}
     return msgspec.json.encode(merged)
 
 

@@ -6,7 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
+
 from gateway.core.counting.measure import Wire
+from gateway.core.ledger import MOST
+from gateway.core.spending import USEFUL
 from gateway.dialects.fields import AnyFields, decode
 from gateway.dialects.texts import prompts
 
@@ -17,12 +21,17 @@ _FIELDS: Final[Mapping[Wire, tuple[str, ...]]] = {
     "messages": ("max_tokens",),
     "completions": ("max_tokens",),
 }
+#: what llama.cpp's server takes in the place of any of them; other servers do not know it
+_IN_PLACE: Final = "n_predict"
+_KNOW_IN_PLACE: Final = frozenset({"chat", "completions"})
 #: by any name; a server may know more than one
-ALL_LIMITS: Final = tuple(sorted({name for names in _FIELDS.values() for name in names}))
+ALL_LIMITS: Final = tuple(sorted({_IN_PLACE, *(name for names in _FIELDS.values() for name in names)}))
+#: of the names in a chat call, the one that every provider knows but those that are told the other by `limit_field`
+_OLDER: Final = "max_tokens"
+#: https://platform.openai.com/docs/api-reference/completions/create: where a call says none
+_COMPLETION: Final = 16
 #: so many answers are asked for in one call
 _ANSWERS: Final = ("n", "best_of")
-#: no provider gives more; what is asked beyond it is refused there
-_MOST_ANSWERS: Final = 1_024
 #: no provider takes a smaller budget of thinking, and it must be below the limit of the answer
 _LEAST_THINKING: Final = 1_024
 
@@ -33,12 +42,44 @@ def output_limit(fields: AnyFields, wire: Wire | None) -> int | None:
     One of several fields that differ may be the one that counts, so the largest is taken; a field of another API alone
     bounds nothing. In a format that nobody knows (None) any of them may be its own.
     """
-    names = _FIELDS[wire] if wire is not None else ALL_LIMITS
+    names = _named(wire) if wire is not None else ALL_LIMITS
     own = [number for name in names if (number := _number(fields, name)) is not None]
     if not own:
         return None
     others = [number for name in ALL_LIMITS if (number := _number(fields, name)) is not None]
     return max(own + others)
+
+
+def _named(wire: Wire) -> tuple[str, ...]:
+    return (*_FIELDS[wire], _IN_PLACE) if wire in _KNOW_IN_PLACE else _FIELDS[wire]
+
+
+def _given(fields: AnyFields) -> list[str]:
+    """The limits that a request names, be it with nonsense."""
+    return [name for name in ALL_LIMITS if name in fields and decode(fields[name]) is not None]
+
+
+def default_limit(fields: AnyFields, wire: Wire | None) -> int | None:
+    """The most tokens of an answer by the API itself, where the request names no limit; None: as its model has it."""
+    return _COMPLETION if wire == "completions" and not _given(fields) else None
+
+
+def is_loose(fields: AnyFields, wire: Wire, usual: str) -> bool:
+    """Whether a server may heed another limit than `output_limit` says, or than the API has by default.
+
+    One may not know the name that is used, and take what is no number above 0 for no limit at all. `usual`: the name
+    that the provider takes in a chat call.
+    """
+    given = _given(fields)
+    if not given:
+        return default_limit(fields, wire) is not None
+    is_heeded = any(name in _heeded(wire, usual) for name in given)
+    return not is_heeded or any(_number(fields, name) is None for name in given)
+
+
+def _heeded(wire: Wire, usual: str) -> tuple[str, ...]:
+    """The names that a provider surely knows."""
+    return (_OLDER,) if wire == "chat" and usual == _OLDER else _FIELDS[wire]
 
 
 def answers_asked(fields: AnyFields, wire: Wire | None) -> int:
@@ -48,7 +89,7 @@ def answers_asked(fields: AnyFields, wire: Wire | None) -> int:
     """
     known = [number for name in _ANSWERS if (number := _number(fields, name)) is not None]
     has_prompts = wire in (None, "completions") and "prompt" in fields
-    return min(max([1, *known]), _MOST_ANSWERS) * (prompts(fields["prompt"]) if has_prompts else 1)
+    return min(MOST, max([1, *known]) * (prompts(fields["prompt"]) if has_prompts else 1))
 
 
 def _number(fields: AnyFields, name: str) -> int | None:
@@ -76,27 +117,43 @@ def anthropic_tier(values: Mapping[str, object]) -> str | None:
     return {(True, True): "fast-us", (True, False): "fast", (False, True): "us"}.get((is_fast, is_us))
 
 
-def with_limit(fields: AnyFields, wire: Wire, limit: int, usual: str) -> dict[str, object]:
+def with_limit(fields: AnyFields, wire: Wire, limit: int, usual: str, *, is_held: bool = False) -> dict[str, object]:
     """The fields to set so that an answer has at most `limit` tokens.
 
     The fields that the call has itself are lowered, and set where they bound nothing; where it has none, `usual` is set
-    in a chat call: providers differ in the name they take. A budget of thinking is kept below them.
+    in a chat call: providers differ in the name they take. A budget of thinking keeps its share of them.
+
+    `is_held`: no more than this is held, so that it must stand under a name which the provider is known to take. It
+    takes the place of the other one: some providers refuse both at once.
     """
-    names = _FIELDS[wire]
-    own = [name for name in ALL_LIMITS if name in fields and decode(fields[name]) is not None]
-    changes: dict[str, object] = {name: min(limit, _number(fields, name) or limit) for name in own}
-    if not any(name in names for name in own):
+    names, given = _FIELDS[wire], _given(fields)
+    changes: dict[str, object] = {name: min(limit, _number(fields, name) or limit) for name in given}
+    heeded = _heeded(wire, usual) if is_held else names
+    if not any(name in heeded for name in given):
+        changes |= dict.fromkeys((name for name in given if name in names), msgspec.UNSET)
         changes[usual if wire == "chat" else names[0]] = limit
-    thinking = _thinking(fields, wire)
+    return changes | _with_less_thinking(fields, wire, limit)
+
+
+def _with_less_thinking(fields: AnyFields, wire: Wire, limit: int) -> dict[str, object]:
+    """The thinking in its share of a lowered limit, so that the answer has its own: it is paid for in any case."""
+    thinking, own = _thinking(fields, wire), output_limit(fields, wire)
+    if thinking is None or (own is not None and limit >= own):
+        return {}
+    asked: int = thinking["budget_tokens"]
+    share = asked * limit // own if own is not None else asked
+    budget = max(_LEAST_THINKING, min(share, limit - USEFUL))
     # Where even the least is too much, the provider says so: see `least_output`.
-    if thinking is not None and _LEAST_THINKING < limit <= thinking["budget_tokens"]:
-        changes["thinking"] = {**thinking, "budget_tokens": limit - 1}
-    return changes
+    return {"thinking": {**thinking, "budget_tokens": budget}} if budget < min(asked, limit) else {}
 
 
 def least_output(fields: AnyFields, wire: Wire) -> int:
-    """Tokens below which the limit of an answer cannot be lowered, as the provider would refuse the call."""
-    return 0 if _thinking(fields, wire) is None else _LEAST_THINKING + 1
+    """Tokens below which the limit of an answer cannot be lowered.
+
+    With thinking the provider would refuse the call, or nothing would be left to answer with. To turn thinking off
+    instead would change what the caller asked for, and is refused in the middle of calls of tools.
+    """
+    return 0 if _thinking(fields, wire) is None else _LEAST_THINKING + USEFUL
 
 
 def _thinking(fields: AnyFields, wire: Wire) -> dict[str, Any] | None:

@@ -127,3 +127,18 @@ def test_models_to_fall_back_on_follow_once_each_and_not_without_end() -> None:
     ]
     many = ModelRule("many", "openai", fallback=tuple(f"groq/{number}" for number in range(20)))
     assert len(Routes([many], PROVIDERS, None).chain("many", "s")) == 8
+
+
+def test_a_model_that_a_provider_is_told_to_call_is_looked_up_by_the_providers_name_of_it() -> None:
+    rules = [
+        ModelRule("openai/*", "groq"),
+        ModelRule("openai/o1-pro", "openai"),
+        ModelRule("alias", "openai", "real"),
+        ModelRule("gpt-*", "groq", shares=(("groq", 1.0), ("openai", 1.0))),
+    ]
+    routes = Routes(rules, PROVIDERS, None)
+    assert routes.named_at("openai", "openai/o1-pro") == Route("openai", "openai/o1-pro", rules[1])
+    assert routes.named_at("openai", "real") == Route("openai", "real", rules[2])
+    assert routes.named_at("openai", "alias") == Route("openai", "alias"), "no provider knows an alias of ours"
+    assert routes.named_at("openai", "gpt-5") == Route("openai", "gpt-5", rules[3])
+    assert routes.named_at("groq", "groq/x") == Route("groq", "groq/x")

@@ -47,6 +47,7 @@ from gateway.core.spending import (
     rate_of,
     refusal,
     remaining_fraction,
+    room_in,
     spent_by,
 )
 from gateway.core.usage import Charge, Usage
@@ -100,9 +101,10 @@ def test_what_was_not_billed_counts_nothing() -> None:
     assert spent_by(None, 1.0) == Amount()
 
 
-def test_cached_tokens_beyond_the_total_are_no_credit() -> None:
+def test_cached_tokens_beyond_the_input_are_no_credit() -> None:
     charge = Charge(Usage(100, 10, 110, cache_read_tokens=500), "provider", None)
-    assert spent_by(charge, 0.0) == Amount(0, 0, 1)
+    assert spent_by(charge, 0.0) == Amount(10, 0, 1)
+    assert spent_by(charge, 0.1) == Amount(20, 0, 1)
 
 
 def test_a_call_is_held_at_the_dearest_rate_it_may_come_to() -> None:
@@ -166,6 +168,15 @@ def test_an_answer_nobody_limits_takes_a_share_of_what_is_left() -> None:
     assert hold(Need(0), (stands(Limits(tokens=40_001)),)).most == 10_000
     assert hold(Need(0), (stands(Limits(tokens=6_000)),)).most == 4_096
     assert hold(Need(0, can_grow=True), rich).most == STREAM_STEP
+    assert hold(Need(0, room=700), rich).most == 700
+    assert hold(Need(0, model_output=20_000, room=700), (stands(Limits(tokens=60_000)),)).most == 700
+    assert hold(Need(0, model_output=8_000, room=700), rich).most == 8_000, "no limit is set"
+    assert hold(Need(0, output=900, room=700), rich).most == 900, "it is the call's own"
+
+
+def test_a_window_leaves_what_is_not_taken_of_it_or_nothing_that_helps() -> None:
+    assert (room_in(8_192, 1_000), room_in(116, 100)) == (7_192, 16)
+    assert (room_in(None, 5), room_in(115, 100), room_in(100, 2_000)) == (None, None, None)
 
 
 def granted(need: Need, limits: Limits, used: int = 0) -> tuple[Any, Granted]:
@@ -192,6 +203,17 @@ def granted(need: Need, limits: Limits, used: int = 0) -> tuple[Any, Granted]:
         (Need(100, can_grow=True, model_output=3_000), Limits(tokens=5_000), None),
         (Need(100, has_output=False), Limits(tokens=1_000), None),
         (Need(100, output=5_000), Limits(calls=3), None),
+        (Need(100, output=5_000, model_output=200), Limits(calls=3), None),
+        (Need(100), Limits(calls=3), None),
+        (Need(100), Limits(nano_usd=3), DEFAULT_OUTPUT),
+        # What the window leaves bounds what is set, and nothing else.
+        (Need(100, room=500), Limits(tokens=1_000), 500),
+        (Need(100, room=950), Limits(tokens=1_000), 900),
+        (Need(100, model_output=2_000, room=500), Limits(tokens=1_000), 500),
+        (Need(100, model_output=200, room=150), Limits(tokens=1_000), None),
+        (Need(100, output=5_000, room=500), Limits(tokens=1_000), 900),
+        (Need(100, can_grow=True, room=500), Limits(tokens=1_000), 500),
+        (Need(100, can_grow=True, room=500), Limits(tokens=50_000), None),
     ],
 )
 def test_a_limit_is_set_only_where_the_budget_is_what_ends_the_answer(
@@ -210,6 +232,7 @@ def test_a_limit_is_set_only_where_the_budget_is_what_ends_the_answer(
         output=st.one_of(st.none(), st.integers(1, 10**7)),
         answers=st.integers(1, 9),
         can_grow=st.booleans(),
+        room=st.one_of(st.none(), st.integers(16, 10**6)),
     ),
 )
 def test_what_is_granted_with_the_limit_that_is_set_stays_within_the_budget(left: int, others: int, need: Need) -> None:

@@ -174,6 +174,7 @@ def test_fields_without_number_are_refused() -> None:
 def test_a_changed_field_stays_in_its_place_and_a_new_one_goes_to_the_end() -> None:
     fields = raw_fields(a="[1,  2]", model='"x"', b="1e5")
     assert write_fields(fields, {"model": "y", "new": True}) == b'{"a":[1,  2],"model":"y","b":1e5,"new":true}'
+    assert write_fields(fields, {"model": msgspec.UNSET, "new": 1}) == b'{"a":[1,  2],"b":1e5,"new":1}'
 
 
 @pytest.mark.parametrize(
@@ -441,7 +442,7 @@ def test_a_body_of_countless_parts_is_read_without_building_them() -> None:
 
 
 SMALL = {
-    **dict.fromkeys(("n", "best_of", "max_tokens", "max_completion_tokens", "max_output_tokens"), 64),
+    **dict.fromkeys(("n", "best_of", "n_predict", "max_tokens", "max_completion_tokens", "max_output_tokens"), 64),
     **dict.fromkeys(("model", "models", "fallbacks", "stream", "stream_options", "background"), 65_536),
     **dict.fromkeys(("service_tier", "speed", "inference_geo", "thinking", "reasoning"), 65_536),
     **dict.fromkeys(("metadata", "session_id", "conversation", "prompt_cache_key"), 65_536),

@@ -5,10 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.core.counting.measure import Wire
-from gateway.dialects.limits import answers_asked, least_output, output_limit, service_tier, with_limit
+from gateway.dialects.limits import (
+    answers_asked,
+    default_limit,
+    is_loose,
+    least_output,
+    output_limit,
+    service_tier,
+    with_limit,
+)
 from tests.support.timing import calls_made
 
 
@@ -22,7 +31,8 @@ def fields(**values: Any) -> dict[str, bytes]:
         ({}, 1),
         ({"n": 3}, 3),
         ({"n": 2, "best_of": 7}, 7),
-        ({"n": 10**400}, 1024),
+        ({"n": 16_000}, 16_000),
+        ({"n": 10**400}, 2**53),
         # Some servers take these for numbers, so they are held as such.
         ({"n": "9"}, 9),
         ({"n": 5.0}, 5),
@@ -83,6 +93,17 @@ def test_prompts_without_number_are_counted_without_building_them() -> None:
         ("chat", {"max_tokens": 1.5}, 2),
         ("chat", {}, None),
         (None, {"max_output_tokens": 30, "max_completion_tokens": 16}, 30),
+        # llama.cpp takes it in the place of the others.
+        ("chat", {"max_tokens": 16, "n_predict": 50_000}, 50_000),
+        ("chat", {"max_tokens": 50, "n_predict": "16"}, 50),
+        ("chat", {"n_predict": 70}, 70),
+        ("completions", {"n_predict": 70, "max_tokens": 16}, 70),
+        ("completions", {"n_predict": -1, "max_tokens": 16}, 16),
+        ("chat", {"n_predict": -1}, None),
+        ("chat", {"n_predict": "many"}, None),
+        ("messages", {"n_predict": 70}, None),
+        ("messages", {"n_predict": 70, "max_tokens": 16}, 70),
+        (None, {"n_predict": 70}, 70),
         (None, {"prompt": "x"}, None),
     ],
 )
@@ -140,6 +161,63 @@ def test_a_provider_that_knows_another_name_gets_that() -> None:
     assert with_limit({}, "responses", 50, "max_completion_tokens") == {"max_output_tokens": 50}
 
 
+@pytest.mark.parametrize(
+    ("wire", "usual", "own", "set_fields"),
+    [
+        # The name that the provider may not know gives way to the one that it does.
+        ("chat", "max_tokens", {"max_completion_tokens": 900}, {"max_completion_tokens": msgspec.UNSET, "max_tokens": 50}),
+        ("chat", "max_tokens", {"max_tokens": 90, "max_completion_tokens": 20},
+         {"max_completion_tokens": 20, "max_tokens": 50}),
+        ("chat", "max_completion_tokens", {"max_tokens": 900}, {"max_tokens": 50}),
+        ("chat", "max_completion_tokens", {"max_completion_tokens": 900}, {"max_completion_tokens": 50}),
+        ("chat", "max_tokens", {"n_predict": 90}, {"n_predict": 50, "max_tokens": 50}),
+        ("chat", "max_tokens", {"n_predict": -1, "max_tokens": 20}, {"n_predict": 50, "max_tokens": 20}),
+        ("chat", "max_completion_tokens", {"n_predict": 90}, {"n_predict": 50, "max_completion_tokens": 50}),
+        ("completions", "max_tokens", {"n_predict": 90}, {"n_predict": 50, "max_tokens": 50}),
+        ("responses", "max_tokens", {"max_tokens": 90}, {"max_tokens": 50, "max_output_tokens": 50}),
+        ("messages", "max_completion_tokens", {"max_tokens": 90}, {"max_tokens": 50}),
+    ],
+)  # fmt: skip
+def test_what_is_held_stands_under_a_name_that_the_provider_knows(
+    wire: Wire, usual: str, own: dict[str, Any], set_fields: dict[str, Any]
+) -> None:
+    assert with_limit(fields(**own), wire, 50, usual, is_held=True) == set_fields
+
+
+@pytest.mark.parametrize(
+    ("wire", "usual", "own", "loose"),
+    [
+        ("chat", "max_tokens", {"max_completion_tokens": 9}, True),
+        ("chat", "max_tokens", {"max_tokens": 9}, False),
+        ("chat", "max_tokens", {"max_tokens": 9, "max_completion_tokens": 9}, False),
+        ("chat", "max_completion_tokens", {"max_completion_tokens": 9}, False),
+        ("chat", "max_completion_tokens", {"max_tokens": 9}, False),
+        ("chat", "max_completion_tokens", {"n_predict": 9}, True),
+        ("chat", "max_tokens", {"max_tokens": 9, "n_predict": 9}, False),
+        ("chat", "max_tokens", {"max_tokens": 9, "n_predict": -1}, True),
+        ("chat", "max_tokens", {"max_tokens": 9, "n_predict": None}, False),
+        ("chat", "max_completion_tokens", {"max_tokens": -1, "max_completion_tokens": 9}, True),
+        ("chat", "max_tokens", {}, False),
+        ("completions", "max_tokens", {}, True),
+        ("completions", "max_tokens", {"max_tokens": 9}, False),
+        ("completions", "max_tokens", {"n_predict": 9}, True),
+        ("messages", "max_tokens", {"max_tokens": 9}, False),
+        ("responses", "max_tokens", {"max_output_tokens": 9}, False),
+    ],
+)  # fmt: skip
+def test_a_limit_that_a_server_may_not_heed_is_told(
+    wire: Wire, usual: str, own: dict[str, Any], *, loose: bool
+) -> None:
+    assert is_loose(fields(**own), wire, usual) is loose
+
+
+def test_a_completion_has_the_apis_own_limit_where_it_names_none() -> None:
+    assert default_limit({}, "completions") == default_limit(fields(max_tokens=None), "completions") == 16
+    assert default_limit(fields(max_tokens=-1), "completions") is None, "as much as there can be, it says"
+    assert default_limit({}, "chat") is None
+    assert default_limit({}, None) is None
+
+
 def thinks(budget: Any, **more: Any) -> dict[str, bytes]:
     return fields(thinking={"type": "enabled", "budget_tokens": budget, "display": "omitted"}, **more)
 
@@ -147,13 +225,18 @@ def thinks(budget: Any, **more: Any) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("wire", "own", "limit", "budget"),
     [
-        ("messages", thinks(31_999, max_tokens=32_000), 6_000, 5_999),
-        ("messages", thinks(6_000, max_tokens=32_000), 6_000, 5_999),
+        ("messages", thinks(16_000, max_tokens=32_000), 6_000, 3_000),
+        ("messages", thinks(10_000, max_tokens=16_000), 5_056, 3_160),
+        ("messages", thinks(16_000, max_tokens=32_000, max_completion_tokens=16), 6_000, 3_000),
+        ("chat", thinks(16_000, max_tokens=32_000), 6_000, 3_000),
+        # There is room for an answer, and the provider takes no less.
+        ("messages", thinks(31_999, max_tokens=32_000), 6_000, 5_984),
+        ("messages", thinks(2_000, max_tokens=32_000), 6_000, 1_024),
+        ("messages", thinks(6_000, max_tokens=32_000), 1_040, 1_024),
         ("messages", thinks(6_000, max_tokens=32_000), 1_025, 1_024),
-        ("messages", thinks(5_000, max_tokens=32_000, max_completion_tokens=16), 5_000, 4_999),
-        ("chat", thinks(31_999, max_tokens=32_000), 6_000, 5_999),
         # Nothing has to change, or nothing would help.
-        ("messages", thinks(5_999, max_tokens=32_000), 6_000, None),
+        ("messages", thinks(31_999, max_tokens=32_000), 32_000, None),
+        ("messages", thinks(1_024, max_tokens=32_000), 6_000, None),
         ("messages", thinks(31_999, max_tokens=32_000), 1_024, None),
         ("messages", fields(thinking={"type": "adaptive"}, max_tokens=32_000), 6_000, None),
         ("messages", fields(thinking={"type": "disabled", "budget_tokens": 9_000}, max_tokens=32_000), 6_000, None),
@@ -163,7 +246,7 @@ def thinks(budget: Any, **more: Any) -> dict[str, bytes]:
         ("messages", thinks(40_000, max_tokens=32_000), 6_000, None),
     ],
 )
-def test_thinking_stays_below_a_lowered_limit(
+def test_thinking_keeps_its_share_of_a_lowered_limit(
     wire: Wire, own: dict[str, bytes], limit: int, budget: int | None
 ) -> None:
     changes = with_limit(own, wire, limit, "max_tokens")
@@ -172,8 +255,15 @@ def test_thinking_stays_below_a_lowered_limit(
     assert changes.get("thinking") == told
 
 
+def test_thinking_without_a_limit_beside_it_leaves_room_for_an_answer() -> None:
+    for asked, limit, budget in ((5_000, 6_000, None), (9_000, 6_000, 5_984)):
+        changes = with_limit(thinks(asked), "chat", limit, "max_tokens")
+        told: Any = changes.get("thinking")
+        assert (told["budget_tokens"] if told else None) == budget
+
+
 def test_an_answer_with_thinking_has_a_least_length() -> None:
-    assert least_output(thinks(2_000, max_tokens=32_000), "messages") == 1_025
+    assert least_output(thinks(2_000, max_tokens=32_000), "messages") == 1_040
     assert least_output(thinks(40_000, max_tokens=32_000), "messages") == 0
     assert least_output(thinks(900, max_tokens=1_000), "messages") == 0
     assert least_output(fields(max_tokens=32_000), "messages") == 0

@@ -306,7 +306,9 @@ def test_a_stream_takes_more_as_it_goes_and_ends_where_its_budget_ends(
     gateway = gateway_server(mock_server.url, models=grows, **flags)
     with ThreadPoolExecutor(1) as pool, connect(gateway.url) as other:
         slow = {"x-session-id": "s", "x-mock": "chunks=6000;interval=0.001"}
-        fields = {"model": "mock-small", "stream": True, field: "Tell me all."}
+        # A completion has a limit where it does not say that it wants none.
+        endless = {"n_predict": -1} if path == "completions" else {}
+        fields = {"model": "mock-small", "stream": True, field: "Tell me all.", **endless}
         stream = pool.submit(gateway.web.post, f"/v1/{path}", fields, slow)
         until(lambda: holds(gateway.store))
         # The rest is held by another call, so that the stream's hold cannot grow.

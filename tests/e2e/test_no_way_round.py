@@ -199,7 +199,9 @@ def test_no_field_brings_more_text_than_is_held_for_it(
     assert len(mock.calls) == before
 
 
-@pytest.mark.parametrize("name", ["MAX_TOKENS", "Model", "Stream", "N", "\u017ftream", "max_to\u212aens", "Models"])
+@pytest.mark.parametrize(
+    "name", ["MAX_TOKENS", "Model", "Stream", "N", "\u017ftream", "max_to\u212aens", "Models", "N_Predict"]
+)
 def test_a_field_that_counts_is_written_as_it_is_known(web: Web, mock: Provider, session: str, name: str) -> None:
     before = len(mock.calls)
     body = {"model": "m", "messages": HI, name: 1}

@@ -1,0 +1,304 @@
+"""Under a budget no answer is longer than what is held for it, whichever names of limits a provider knows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.conftest import StartGateway, StartUpstream
+from tests.support.gateways import GatewayThread
+from tests.support.scripted import ByteServer, Connection, completion
+from tests.support.web import CHAT, HI, Reply
+
+Body = dict[str, Any]
+#: tokens of an answer that nothing bounds
+ENDLESS = 50_000
+
+
+class Billing:
+    """A provider that writes as much as the body allows, in its own reading of it, and bills 10 tokens of input."""
+
+    def __init__(self, reads: Callable[[Body], int | None]) -> None:
+        self._reads = reads
+        self.bodies: list[Body] = []
+        self.billed = 0
+
+    def __call__(self, connection: Connection) -> None:
+        body = connection.request.json
+        output = min(ENDLESS, self._reads(body) or ENDLESS) * body.get("n", 1)
+        self.bodies.append(body)
+        self.billed += 10 + output
+        usage = {"prompt_tokens": 10, "completion_tokens": output, "total_tokens": 10 + output}
+        connection.whole(completion(usage=usage))
+
+
+def older(body: Body) -> int | None:
+    """DeepSeek, Ollama, LM Studio: they know one name, and say nothing of others."""
+    return body.get("max_tokens")
+
+
+def llama(body: Body) -> int | None:
+    """llama.cpp's server; below 0 is without end."""
+    limit = body.get("n_predict", body.get("max_tokens", -1))
+    return limit if limit is not None and limit >= 0 else None
+
+
+def ask(gateway: GatewayThread, path: str = CHAT, **fields: Any) -> Reply:
+    return gateway.web.post(path, {"model": "m", "messages": HI, **fields}, {"x-session-id": "s"})
+
+
+def used(gateway: GatewayThread) -> Any:
+    return gateway.web.get("/api/sessions/s").json["budget"]["used"]
+
+
+# --- the names of limits ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("budget", "limit"), [(2_000, 100), (300, 4_000)])
+def test_a_limit_under_a_name_that_the_provider_may_not_know_is_sent_under_the_one_it_does(
+    byte_server: StartUpstream, gateway_server: StartGateway, budget: int, limit: int
+) -> None:
+    provider = Billing(older)
+    gateway = gateway_server(byte_server(provider).url, **{"budget.tokens": budget})
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: ask(gateway, max_completion_tokens=limit), range(8)))
+    assert provider.billed <= budget
+    # Cerebras and others refuse both names at once.
+    assert all("max_completion_tokens" not in body for body in provider.bodies)
+    assert {key for key in provider.bodies[0] if key != "max_tokens"} == {"model", "messages"}
+
+
+def test_a_provider_that_takes_the_newer_name_gets_no_other(
+    byte_server: StartUpstream, gateway_server: StartGateway
+) -> None:
+    provider = Billing(lambda body: body.get("max_completion_tokens"))
+    upstream = {"base_url": byte_server(provider).url, "auth": "none", "limit_field": "max_completion_tokens"}
+    gateway = gateway_server(upstream["base_url"], **{"budget.tokens": 1_000, "providers": {"upstream": upstream}})
+    assert ask(gateway, max_completion_tokens=100).status == 200
+    assert provider.bodies == [{"model": "m", "messages": HI, "max_completion_tokens": 100}]
+
+
+@pytest.mark.parametrize("limits", [{}, {"budget.calls": 10}], ids=["none", "calls"])
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"max_completion_tokens": 100}),
+        (CHAT, {"max_tokens": 16, "n_predict": -1}),
+        (CHAT, {}),
+        ("/v1/completions", {"prompt": "hi"}),
+    ],
+)
+def test_where_no_budget_counts_tokens_the_bytes_stay_as_they_are(
+    byte_server: StartUpstream, gateway_server: StartGateway, limits: Any, path: str, fields: Body
+) -> None:
+    models = [{"match": "m", "provider": "upstream", "window": 8_192, "output": 50}]
+    upstream = byte_server(Billing(older))
+    gateway = gateway_server(upstream.url, models=models, **limits)
+    body = b'{"model":  "m", "messages": [{"role":"user","content":"hi"}],' + json.dumps(fields).encode()[1:]
+    body = body if fields else body.replace(b",}", b"}")
+    assert gateway.web.send("POST", path, body, {"x-session-id": "s"}).status == 200
+    assert upstream.requests[-1].body == body
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_tokens": 16, "n_predict": ENDLESS},
+        {"max_tokens": 16, "n_predict": -1},
+        {"n_predict": -1},
+        {"n_predict": "many"},
+        {"n_predict": 400},
+    ],
+)
+def test_what_llama_cpp_takes_in_the_place_of_a_limit_is_held_and_lowered(
+    byte_server: StartUpstream, gateway_server: StartGateway, path: str, limits: Body
+) -> None:
+    provider = Billing(llama)
+    gateway = gateway_server(byte_server(provider).url, **{"budget.tokens": 1_000})
+    assert ask(gateway, path, prompt="hi", **limits).status == 200
+    assert provider.billed == used(gateway)["tokens"] <= 1_000
+    body = provider.bodies[0]
+    assert 0 < body["n_predict"] < 1_000
+    # Other servers do not know it.
+    assert 0 < body["max_tokens"] < 1_000
+
+
+def test_a_limit_of_no_meaning_is_set_also_where_the_model_may_give_its_whole_answer(
+    byte_server: StartUpstream, gateway_server: StartGateway
+) -> None:
+    provider = Billing(llama)
+    models = [{"match": "m", "provider": "upstream", "output": 200}]
+    gateway = gateway_server(byte_server(provider).url, models=models, **{"budget.tokens": 100_000})
+    assert ask(gateway, n_predict=-1).status == 200
+    assert provider.bodies[0]["n_predict"] == 200
+
+
+def test_as_many_answers_are_held_as_are_asked_for(byte_server: StartUpstream, gateway_server: StartGateway) -> None:
+    provider = Billing(older)
+    gateway = gateway_server(byte_server(provider).url, **{"budget.tokens": 40_000})
+    refused = ask(gateway, n=16_000, max_tokens=30)
+    assert (refused.status, refused.error["code"], provider.billed) == (400, "budget_exhausted", 0)
+    assert ask(gateway, n=2_000, max_tokens=30).status == 200
+    assert 20_000 < provider.billed <= 40_000
+
+
+# --- where a call names none --------------------------------------------------------------------------------------
+
+WINDOW = 8_192
+
+
+def vllm(connection: Connection) -> None:
+    """A server that refuses what its window has no room for."""
+    body = connection.request.json
+    asked, limit = len(json.dumps(body["messages"])) // 4, body.get("max_tokens") or 0
+    if asked + limit > WINDOW:
+        parts = f"{asked} in the messages, {limit} in the completion"
+        said = f"This model's maximum context length is {WINDOW} tokens. However, you requested {asked + limit} tokens"
+        said = f"{said} ({parts}). Please reduce the length of the messages or completion."
+        connection.whole(json.dumps({"error": {"message": said}}).encode(), status=b"400 Bad Request")
+        return
+    connection.whole(completion(usage={"prompt_tokens": asked, "completion_tokens": 5, "total_tokens": asked + 5}))
+
+
+@pytest.mark.parametrize("output", [{}, {"output": WINDOW}], ids=["output unknown", "output known"])
+@pytest.mark.parametrize("limits", [{"budget.calls": 10}, {"budget.tokens": 30_000}, {"budget.tokens": 1_000_000}])
+@pytest.mark.parametrize("words", [1, 3_000])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_limit_that_the_gateway_sets_has_room_in_the_window(
+    byte_server: StartUpstream, gateway_server: StartGateway, limits: Any, output: Body, words: int, *, stream: bool
+) -> None:
+    upstream = byte_server(vllm)
+    models = [{"match": "m", "provider": "upstream", "window": WINDOW, **output}]
+    gateway = gateway_server(upstream.url, models=models, **limits)
+    reply = ask(gateway, messages=[{"role": "user", "content": "a sea " * words}], stream=stream)
+    assert reply.status == 200, reply.body
+    limit = upstream.requests[0].json.get("max_tokens")
+    if "budget.calls" in limits:
+        assert limit is None
+    elif not output:
+        assert 16 <= limit < WINDOW - 2 * (words - 1), "beside the input as it is weighed"
+
+
+def test_a_window_that_the_provider_told_of_is_one_that_is_known(
+    byte_server: StartUpstream, gateway_server: StartGateway
+) -> None:
+    upstream = byte_server(vllm)
+    gateway = gateway_server(upstream.url, **{"budget.tokens": 1_000_000})
+    assert [ask(gateway).status for _ in range(2)] == [200, 200]
+    limits = [one.json["max_tokens"] for one in upstream.requests]
+    assert len(limits) == 3
+    assert limits[0] > WINDOW > limits[1] == limits[2] > WINDOW - 100
+
+
+def test_a_limit_of_the_calls_own_that_its_window_has_no_room_for_is_refused_as_it_is_without_a_budget(
+    byte_server: StartUpstream, gateway_server: StartGateway
+) -> None:
+    upstream = byte_server(vllm)
+    gateway = gateway_server(upstream.url, **{"budget.tokens": 1_000_000})
+    assert ask(gateway, max_tokens=9_000).status == 400
+    assert [one.json["max_tokens"] for one in upstream.requests] == [9_000]
+
+
+@pytest.mark.parametrize(("prompt", "fields", "held"), [("hi", {}, 16), (["a"] * 3, {"n": 2}, 96)])
+def test_a_completion_that_names_no_limit_has_the_one_of_its_api(
+    byte_server: StartUpstream, gateway_server: StartGateway, prompt: object, fields: Body, held: int
+) -> None:
+    provider = Billing(older)
+    gateway = gateway_server(byte_server(provider).url, **{"budget.tokens": 100_000})
+    body = {"model": "m", "prompt": prompt, **fields}
+    reply = gateway.web.post("/v1/completions", body, {"x-session-id": "s", "x-session-budget-tokens": str(held + 40)})
+    assert reply.status == 200, reply.body
+    assert provider.bodies == [{**body, "max_tokens": 16}]
+    short = {"x-session-id": "t", "x-session-budget-tokens": str(held)}
+    assert gateway.web.post("/v1/completions", body, short).error["code"] == "budget_exhausted"
+
+
+# --- models in the place of the call's own ------------------------------------------------------------------------
+
+PRICES = [
+    {"match": "cheap", "provider": "upstream", "price": {"input": 0.1, "output": 0.4}},
+    {"match": "openai/dear", "provider": "upstream", "price": {"input": 150, "output": 600}},
+]
+
+
+def router(connection: Connection) -> None:
+    """A provider where the call's own model could not be served."""
+    body = connection.request.json
+    instead = [*body.get("models", []), *(one["model"] for one in body.get("fallbacks", []))]
+    model = (instead or [body["model"]])[0]
+    output = body["max_tokens"]
+    usage = {"prompt_tokens": 10, "completion_tokens": output, "total_tokens": 10 + output}
+    connection.whole(completion(model=model, usage=usage))
+
+
+def bills(upstream: ByteServer) -> float:
+    return sum(float(one.json["max_tokens"] * 600 / 1e6 + 10 * 150 / 1e6) for one in upstream.requests)
+
+
+@pytest.mark.parametrize("others", [{"models": ["openai/dear"]}, {"fallbacks": [{"model": "openai/dear"}]}])
+def test_what_may_answer_instead_is_held_at_its_own_price(
+    byte_server: StartUpstream, gateway_server: StartGateway, others: Body
+) -> None:
+    upstream = byte_server(router)
+    gateway = gateway_server(upstream.url, models=PRICES, **{"budget.usd": 1})
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: ask(gateway, model="cheap", max_tokens=10_000, **others), range(8)))
+    assert 0.5 < bills(upstream) <= 1
+    assert float(used(gateway)["usd"]) == pytest.approx(bills(upstream))
+
+
+@pytest.mark.parametrize("others", [["openai/dear", "unheard-of"], [7]])
+def test_what_may_answer_instead_and_has_no_price_is_refused_under_a_budget_in_dollars(
+    byte_server: StartUpstream, gateway_server: StartGateway, others: list[object]
+) -> None:
+    upstream = byte_server(router)
+    gateway = gateway_server(upstream.url, models=PRICES, **{"budget.usd": 1})
+    refused = ask(gateway, model="cheap", max_tokens=10, models=others)
+    assert (refused.status, refused.error["code"], upstream.requests) == (400, "price_unknown", [])
+    assert ask(gateway, model="cheap", max_tokens=10, models=[]).status == 200
+
+
+# --- what counts and what it costs --------------------------------------------------------------------------------
+
+
+def test_cached_tokens_that_were_never_sent_make_no_answer_cheaper(
+    byte_server: StartUpstream, gateway_server: StartGateway
+) -> None:
+    usage = {"prompt_tokens": 10, "completion_tokens": 990, "total_tokens": 1_000}
+    told = completion(usage={**usage, "prompt_tokens_details": {"cached_tokens": 1_000}})
+    upstream = byte_server(lambda connection: connection.whole(told))
+    gateway = gateway_server(upstream.url, **{"budget.tokens": 100_000, "budget.count_cached": 0.1})
+    assert ask(gateway, max_tokens=1_000).status == 200
+    assert used(gateway)["tokens"] == 991
+
+
+def test_a_lowered_limit_is_shared_by_thinking_and_answer_as_the_call_has_it(
+    byte_server: StartUpstream, gateway_server: StartGateway
+) -> None:
+    upstream = byte_server(lambda connection: connection.whole(b'{"usage":{"input_tokens":9,"output_tokens":9}}'))
+    gateway = gateway_server(upstream.url, **{"budget.tokens": 5_100})
+    thinking = {"type": "enabled", "budget_tokens": 10_000}
+    assert ask(gateway, "/v1/messages", max_tokens=16_000, thinking=thinking).status == 200
+    body = upstream.requests[0].json
+    assert 5_000 < body["max_tokens"] < 5_100
+    assert body["thinking"]["budget_tokens"] / body["max_tokens"] == pytest.approx(10 / 16, abs=0.001)
+
+
+@pytest.mark.parametrize("mark", ['"1h"', '"1\\u0068"', '"\\u0031h"', '"\\u0031\\u0068"', '"5m"'])
+def test_the_price_of_a_cache_for_an_hour_is_held_however_it_is_asked_for(
+    byte_server: StartUpstream, gateway_server: StartGateway, mark: str
+) -> None:
+    price = {"input": 1, "output": 1, "cache_read": 0.1, "cache_write": 1.25, "cache_write_1h": 2}
+    upstream = byte_server(lambda connection: connection.whole(b'{"usage":{"input_tokens":9,"output_tokens":9}}'))
+    models = [{"match": "c", "provider": "upstream", "price": price}]
+    gateway = gateway_server(upstream.url, models=models, **{"budget.usd": 0.0070})
+    text = "a sea " * 1_750
+    part = f'{{"type":"text","text":"{text}","cache_control":{{"type":"ephemeral","ttl":{mark}}}}}'
+    body = f'{{"model":"c","max_tokens":16,"messages":[{{"role":"user","content":[{part}]}}]}}'
+    reply = gateway.web.send("POST", "/v1/messages", body.encode(), {"x-session-id": "s"})
+    assert reply.status == (200 if mark == '"5m"' else 400), reply.body
