@@ -454,7 +454,9 @@ class Context(_Section):
         description="Kept free for the answer; auto: the call's own output limit, else 10 % of the window up to 4,096.",
     )
     low_water: Literal["auto"] | Annotated[float, Field(ge=0.1, le=1)] = Field(
-        "auto", description="A cut goes down to this share of the budget; auto: 0.55, without recall 0.7."
+        "auto",
+        description="A cut goes down to this share of what is left beside that which must stay; auto: 0.48, without "
+        "recall 0.7.",
     )
     strategies: tuple[StrategyName, ...] = Field(
         ("dedupe", "condense", "drop"), min_length=1, description="Tried in this order until the request fits."

@@ -136,8 +136,12 @@ def dropped(draft: Draft, limit: int, policy: FitPolicy, *, reads: bool = True) 
 
 
 def _low(draft: Draft, limit: int, policy: FitPolicy) -> int:
-    fixed = system_tokens(draft)
-    return fixed + int((limit - fixed) * policy.depth)
+    """The share of what is left beside that which must stay: of all, a long newest result would leave the old nothing.
+
+    What must stay on this turn can mostly be cut on the next.
+    """
+    must = min(limit, sum(draft.came[index] for index in draft.conversation.pinned))
+    return must + int((limit - must) * policy.depth)
 
 
 def system_tokens(draft: Draft) -> int:

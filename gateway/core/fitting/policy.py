@@ -13,7 +13,7 @@ from gateway.core.fitting.worth import Worth
 from gateway.core.values import dataclass
 
 #: low-water marks with recall and without
-_DEEP: Final = 0.55
+_DEEP: Final = 0.48
 _SHALLOW: Final = 0.7
 
 
@@ -22,8 +22,9 @@ class FitPolicy:
     """How conversations are fitted. Shares are of the limit without the system messages."""
 
     strategies: Sequence[Strategy] = DEFAULT
-    #: A cut goes down to here: lower loses more, higher cuts and pays more often. None is 0.7, and 0.55 with recall,
-    #: which brings back what is asked for and costs less than what it saves to send little on every turn.
+    #: A cut goes down to this share of what is left beside that which must stay: lower loses more, higher cuts and pays
+    #: more often. None is 0.7, and 0.48 with recall, which brings back what is asked for and costs less than what it
+    #: saves to send little on every turn.
     low_water: float | None = None
     #: With recall, what a cut left is settled up to this share: the next one takes from what came behind it. More
     #: starves the new, and without recall what was lost once would be lost for good.

@@ -55,13 +55,25 @@ def tokens_of(done: Fitted) -> int:
 
 def test_a_cut_goes_down_to_the_low_water_mark_and_the_next_turns_append() -> None:
     limit = tokens(session(8)) - 1
+    must = tokens([START[0], *step(7)])
     first = run(session(8), limit, low_water=0.6)
-    assert first.tokens <= 0.6 * limit + 10
+    assert must + 0.4 * (limit - must) < first.tokens <= must + 0.6 * (limit - must) + 10
     assert first.applied == ("condense",)
     second = run(session(9), limit, first.epoch, low_water=0.6)
     assert second.applied == ()
     assert second.messages == (*first.messages, *raws(step(8)))
     assert second.epoch is first.epoch
+
+
+@pytest.mark.parametrize("recall", ["off", "said"])
+def test_what_is_old_keeps_its_share_of_the_room_beside_a_long_newest_result(recall: Any) -> None:
+    messages = [*session(12), *step(12, size=80)]
+    must = tokens([START[0], *step(12, size=80)])
+    limit = must + 600
+    done = run(messages, limit, low_water=0.5, recall=recall)
+    assert must > 0.5 * limit  # a share of all would leave nothing beside it
+    assert must + 0.35 * 600 < done.tokens <= limit
+    assert [fate.rule for fate in done.fates].count("condense") > 1
 
 
 def test_with_recall_a_cut_goes_deeper() -> None:
@@ -510,7 +522,7 @@ def test_out_of_time_what_is_too_large_is_refused_like_ever() -> None:
 
 
 def test_an_epoch_that_takes_too_long_to_read_is_not_needed() -> None:
-    first = run(session(30), 3000)
-    done, late = timed(0, first.epoch, limit=3000)
+    first = run(session(30), 3500)
+    done, late = timed(0, first.epoch, limit=3500)
     assert late
     assert list(done.actions) == ["drop"]
