@@ -29,6 +29,7 @@ from gateway.opening import open_store
 from gateway.stores.redis import RedisStore
 from gateway.stores.redis.folding import Folding
 from gateway.stores.redis.keys import Keys, tag_of
+from gateway.stores.redis.link import SingleLink
 from gateway.stores.redis.scripts import Command
 from gateway.stores.redis.together import CALLS_PER_SESSION
 from tests.stores.counting import counts, ending, number_in
@@ -462,8 +463,10 @@ async def test_a_connection_that_has_ended_is_made_anew_and_nobody_hears_of_it(
 ) -> None:
     proxy, store = proxied
     await asyncio.gather(*(store.settle(spent(record())) for _ in range(300)))
+    link = store._link
+    assert isinstance(link, SingleLink)
     proxy.end(is_reset=is_reset)
-    await asyncio.sleep(0.05)
+    await eventually(lambda: not link._idle)
     assert (await store.settle(spent(record()))).calls == 301
 
 
