@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+from urllib.parse import urlsplit
 
 from gateway import catalog, config
 from gateway.core import ledger
@@ -25,6 +27,9 @@ from gateway.core.steps import (
     TokensAbove,
     ToolUsed,
 )
+
+#: ends of hosts that serve models of OpenAI: its own, and those of Azure
+_NEWER_NAME: Final = (".openai.com", ".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
 
 
 def limits_of(row: config.KeyBudget) -> ledger.Limits:
@@ -119,12 +124,20 @@ def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> Pr
         row.key.get_secret_value(),
         tuple((header.encode(), value.encode()) for header, value in row.headers.items()),
         row.key_prefixes,
-        row.limit_field,
+        _limit_field(row),
         dialects=row.dialects,
         allowed_tools=row.allowed_tools,
         reports_cost=row.reports_cost,
         guarded=guarded,
     )
+
+
+def _limit_field(row: config.Provider) -> str:
+    """How it names the limit of a chat answer: models of OpenAI that reason take the newer name alone."""
+    if row.limit_field != "auto":
+        return row.limit_field
+    host = urlsplit(row.base_url).hostname or ""
+    return "max_completion_tokens" if host.endswith(_NEWER_NAME) else "max_tokens"
 
 
 def agents_of(settings: config.Settings) -> dict[str, Agent]:

@@ -238,10 +238,11 @@ class Provider(_Section):
     max_connections: int = Field(1024, ge=1, description="Connections to it from one worker.")
     tls: Tls = Field(Tls(), description="TLS settings.")
     key_prefixes: tuple[str, ...] = Field((), description="How this provider's own credentials begin.")
-    limit_field: Literal["max_tokens", "max_completion_tokens"] = Field(
-        "max_tokens",
+    limit_field: Literal["auto", "max_tokens", "max_completion_tokens"] = Field(
+        "auto",
         description="How an output limit is named that a budget sets in a chat call: where it has none, and "
-        "max_tokens also in the place of a max_completion_tokens, which this provider may ignore.",
+        "max_tokens also in the place of a max_completion_tokens, which this provider may ignore. auto: "
+        "max_completion_tokens at hosts of OpenAI and Azure, else max_tokens.",
     )
     allowed_tools: bool = Field(
         default=False,

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from gateway import config
 from gateway.mock import MockServer, Provider
+from gateway.policies import provider_of
 from tests.conftest import StartGateway
 from tests.support.gateways import GatewayThread, until
 from tests.support.web import CHAT, Reply, Web
@@ -68,6 +70,22 @@ def test_limit_field_names_the_limit_that_a_budget_sets(
     body = json.loads(mock.calls[-1].body)
     assert 0 < body[name] < 1_000
     assert [key for key in body if body[key] is not None and key.endswith("_tokens")] == [name]
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://api.openai.com/v1", "max_completion_tokens"),
+        ("https://eu.api.openai.com/v1", "max_completion_tokens"),
+        ("https://NAME.openai.azure.com/openai/v1", "max_completion_tokens"),
+        ("https://api.deepseek.com/v1", "max_tokens"),
+        ("https://api.openai.com.example/v1", "max_tokens"),
+        ("http://127.0.0.1:8000/v1", "max_tokens"),
+    ],
+)
+def test_where_nothing_is_said_the_host_tells_how_the_limit_is_named(url: str, name: str) -> None:
+    assert provider_of("own", config.Provider(base_url=url)).limit_field == name
+    assert provider_of("own", config.Provider(base_url=url, limit_field="max_tokens")).limit_field == "max_tokens"
 
 
 @pytest.mark.parametrize("dearer", [{"service_tier": "priority"}, {"service_tier": "fast"}, {"speed": "fast"}])
