@@ -911,7 +911,8 @@ async def test_calls_from_beginning_to_end_at_once_are_never_off_by_one(
         opened = hold(claim(key), claim(KEY, limit), fixed=Amount(10, 1, 1), unit=Amount(1), most=3, session=key.id)
         outcome = await store.reserve(opened, LEASE_S)
         if isinstance(outcome, Refused):
-            assert outcome.is_busy
+            # Each spends more than it holds, and where accounts lie apart they are looked at once more, a little later.
+            assert outcome.is_busy == (outcome.standing.used.tokens + 10 <= limit)
             return 0
         assert all(one.held.tokens + one.used.tokens <= limit for one in outcome.standings if one.key == KEY)
         await asyncio.sleep(0)
