@@ -162,7 +162,7 @@ def write_fields(fields: Fields, changes: Mapping[str, object]) -> bytes:
     Those that are to be `UNSET` are left out.
     """
     merged: dict[str, object] = {**fields, **changes}
-    if any(value is msgspec.UNSET for value in changes.values()):
+    if msgspec.UNSET in changes.values():
         merged = {name: value for name, value in merged.items() if value is not msgspec.UNSET}
     return msgspec.json.encode(merged)
 
