@@ -189,7 +189,7 @@ class Accounts:
             StoreUnavailable: it has.
         """
         taken, plan = progress.taken, progress.plan
-        if taken is None or taken.hold is None or plan is None or not is_limited(progress.book.standings):
+        if taken is None or taken.hold is None or plan is None or not bounds_answers(progress.book.standings):
             return
         weight, held = plan.safe_tokens, taken.hold.fixed.tokens
         if weight > held:

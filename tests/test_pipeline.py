@@ -295,9 +295,9 @@ class Raced(AwayStore):
         return await super().keep_results(session, texts, 1)
 
 
-@pytest.mark.parametrize("limit", [100_000, None])
-async def test_what_cannot_be_left_out_after_all_is_not_sent_beyond_what_is_held(limit: int | None) -> None:
-    world = World(budget=BudgetPolicy(session=Limits(tokens=limit)), store=Raced())
+@pytest.mark.parametrize("limits", [Limits(tokens=100_000), Limits(calls=9), Limits()], ids=["tokens", "calls", "none"])
+async def test_what_cannot_be_left_out_after_all_is_not_sent_beyond_what_is_held(limits: Limits) -> None:
+    world = World(budget=BudgetPolicy(session=limits), store=Raced())
     rows = "\n".join(f"row {number} says what {number * 7919}" for number in range(900))
     calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     said = [
@@ -309,8 +309,8 @@ async def test_what_cannot_be_left_out_after_all_is_not_sent_beyond_what_is_held
     reply, told = await world.call(world.incoming(body, directives=Directives(mode="handle_only")))
     (stands,) = await world.store.standings([Claim(KEY.account)])
     assert stands.held == NOTHING
-    if limit is None:
-        assert (reply.status, len(world.upstream.sent)) == (200, 1)
+    if limits.tokens is None:
+        assert (reply.status, len(world.upstream.sent)) == (200, 1), "how long it is costs nothing of such a budget"
     else:
         assert (reply.status, world.upstream.sent, stands.used) == (503, [], NOTHING)
         assert b"Try again shortly" in told
