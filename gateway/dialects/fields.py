@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -108,20 +108,21 @@ def read_fields(body: bytes) -> dict[str, msgspec.Raw]:
         _refuse_duplicates([name.text for name in named])
     for name in _MOST_BYTES.keys() & fields:
         check_length(name, fields[name], _MOST_BYTES[name])
-    if not is_lower(fields):
-        _refuse_other_spellings(fields)
+    refuse_other_spellings(fields, _MEANT)
     return fields
 
 
-def is_lower(names: Iterable[str]) -> bool:
-    """Whether all are written in small ASCII letters, so that none is another spelling of a name that is."""
+def refuse_other_spellings(names: Collection[str], of: Container[str]) -> None:
+    """Refuse a name that is one of these but for the case of its letters.
+
+    Raises:
+        InvalidRequest: there is one.
+    """
     joined = "".join(names)
-    return joined.isascii() and joined.islower()
-
-
-def _refuse_other_spellings(names: Iterable[str]) -> None:
+    if joined.isascii() and joined.islower():
+        return
     for name in names:
-        if (meant := name.casefold()) in _MEANT and name != meant:
+        if (meant := name.casefold()) in of and name != meant:
             raise InvalidRequest(f'The field "{name}" is written "{meant}".', param=name)
 
 

@@ -22,7 +22,7 @@ from gateway.core.counting.measure import Wire
 from gateway.core.errors import InvalidRequest
 from gateway.core.repeated import Repeated
 from gateway.core.values import dataclass
-from gateway.dialects.fields import AnyFields, decode, is_lower, join
+from gateway.dialects.fields import AnyFields, decode, join, refuse_other_spellings
 
 #: what a request says of calling tools: none, as the model likes, one at the least
 Mode = Literal["none", "auto", "required"]
@@ -147,8 +147,7 @@ def offer_of(fields: AnyFields, wire: Wire) -> Offer | None:
     """
     if wire not in _LISTS:
         return None
-    if not is_lower(fields):
-        _refuse_other_spellings(fields)
+    refuse_other_spellings(fields, _MEANT)
     given, size = [], 0
     for field in _FIELDS[wire]:
         if field in fields:
@@ -161,12 +160,6 @@ def offer_of(fields: AnyFields, wire: Wire) -> Offer | None:
     if size <= _KNOWN_BYTES:
         return _known_offer(tuple(given), wire)
     return _read_offer(tuple(given), wire, is_known=False)
-
-
-def _refuse_other_spellings(fields: AnyFields) -> None:
-    for name in fields:
-        if name not in _MEANT and (meant := name.casefold()) in _MEANT:
-            raise InvalidRequest(f'The field "{name}" is written "{meant}".', param=name)
 
 
 def _read_offer(given: tuple[tuple[str, Repeated], ...], wire: Wire, *, is_known: bool = True) -> Offer | None:
