@@ -238,6 +238,11 @@ class Refused:
     needed: int
     is_busy: bool
 
+    @property
+    def is_passing(self) -> bool:
+        """Whether it helps to wait: for what others hold, or for the minute whose requests are counted to end."""
+        return self.is_busy or self.standing.key.kind == "rate"
+
 
 Accounts = Mapping[AccountKey, Account]
 Changes = dict[AccountKey, Account]
@@ -371,7 +376,7 @@ def refused(standings: Iterable[Standing], hold: Hold) -> Refused | None:
             limit = stands.limits.of(name)
             if limit is not None and least[at] and stands.used[at] + stands.held[at] + least[at] > limit:
                 found = Refused(stands, name, least[at], stands.used[at] + least[at] <= limit)
-                if not found.is_busy and stands.key.kind != "rate":
+                if not found.is_passing:
                     return found
                 passing = passing or found
     return passing

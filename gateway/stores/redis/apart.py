@@ -73,11 +73,11 @@ class BooksApart:
 
     async def _surest(self, found: Refused, hold: Hold) -> Refused:
         """Why a hold is refused: an account that was not asked any more may have what will not come back."""
-        if not found.is_busy and found.standing.key.kind != "rate":
+        if not found.is_passing:
             return found
         stands = self.standings(hold.claims, await self._link.call(*self.ask_standings(hold.claims)))
         sure = refused(stands, hold)
-        return sure if sure is not None and not sure.is_busy and sure.standing.key.kind != "rate" else found
+        return found if sure is None or sure.is_passing else sure
 
     async def _announce(self, hold_id: str, home: str, lease: int) -> int:
         arguments = {"id": hold_id, "tag": home, "lease": lease}
