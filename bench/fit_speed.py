@@ -17,17 +17,17 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from fit import counter
 
 from gateway.core.conversation import Conversation
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.families import families_from
+from gateway.core.counting.measure import TokenCounter
 from gateway.core.counting.request import read_request
 from gateway.core.fitting.ahead import START, read_ahead
 from gateway.core.fitting.epoch import Epoch
@@ -35,6 +35,7 @@ from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.receipt import Fitted
+from gateway.counters.tiktoken import load, rank_folder
 from gateway.wiring import collect_rarely
 
 #: what `gateway serve` fits by
@@ -42,19 +43,10 @@ POLICY = FitPolicy(recall="said")
 FAMILIES = Path(__file__).resolve().parent.parent / "config" / "families.yaml"
 
 
-class Tiktoken:
-    """The counter of o200k_base."""
-
-    name = "tiktoken:o200k_base"
-
-    def __init__(self) -> None:
-        self.count: Callable[[str], int] = counter()
-
-
 class Session:
     """What a gateway holds for a session, and its caches."""
 
-    def __init__(self, tokens: Tiktoken) -> None:
+    def __init__(self, tokens: TokenCounter) -> None:
         families = families_from(yaml.safe_load(FAMILIES.read_text("utf-8")))
         self.estimator = Estimator(families, lambda _: tokens, CountCache())
         self.reader = Reader(self.weigh)
@@ -108,7 +100,9 @@ def main() -> None:
     arguments = parser.parse_args()
     sys.path.insert(0, str(arguments.scorer.resolve().parent))
     raws = session_of(importlib.import_module(arguments.scorer.stem), arguments.data, arguments.tokens)
-    tokens = Tiktoken()
+    tokens = load(rank_folder(), "o200k_base")
+    if tokens is None:
+        raise SystemExit("the ranks of o200k_base are missing: install litellm, or set TIKTOKEN_CACHE_DIR")
     tokens.count("warm")
     collect_rarely()
     ends = [e for e in range(2, len(raws) + 1) if e == len(raws) or b'"role": "assistant"' in raws[e][:30]]

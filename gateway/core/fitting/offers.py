@@ -5,6 +5,7 @@ Looked at a thousand times in a choice, so that what is worth nothing any more i
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
@@ -42,32 +43,36 @@ class Stock:
         #: which message each is of, and which block of that
         self.indices = list(chain.from_iterable([repeat(i, len(one.terms)) for i, one in candidates.items()]))
         self.numbers = list(chain.from_iterable([range(len(one.terms)) for one in known]))
-        #: what each costs alone, and with the block that it needs
+        #: estimated tokens of each alone, and with the table's head that it needs
         self.alone = [cost + GAP_TOKENS for one in known for cost in one.tokens]
         self.whole = [cost + GAP_TOKENS for one in known for cost in one.costs]
-        self._taken: set[int] = set()
-        self._candidates = candidates
-
-    def cost(self, place: int) -> float:
-        """Estimated tokens of a block, with the table's head if it is the first of its rows."""
-        alone, whole = self.alone[place], self.whole[place]
-        return whole if whole > alone and self._head(place) not in self._taken else alone
-
-    def _head(self, place: int) -> int:
-        number = self.numbers[place]
-        return place - number + self._candidates[self.indices[place]].sliced.blocks[number].needs
+        #: what each costs now: the first of its rows is paid with the head
+        self.costs = [*self.whole]
+        self._rows = _rows(candidates, scores)
 
     def single(self, place: int) -> Offer:
         """One block more."""
-        cost, sums = self.cost(place), self.scores.sums[place]
-        return Offer(sums * self.scores.factors[place] / cost if sums > _NOTHING else 0.0, cost, (place,))
+        cost, worth = self.costs[place], self.scores.sums[place]
+        return Offer(worth * self.scores.factors[place] / cost if worth > _NOTHING else 0.0, cost, (place,))
 
     def take(self, places: Sequence[int]) -> list[Pick]:
         """What these say is kept from now on; the messages, and the blocks of them."""
-        self._taken.update(places)
         for place in places:
             self.scores.keep(self.scores.terms[place])
+            for row in self._rows.get(place, ()):
+                self.costs[row] = self.alone[row]
         return [(self.indices[place], self.numbers[place]) for place in places]
+
+
+def _rows(candidates: Mapping[int, Known], scores: Scores) -> Mapping[int, Sequence[int]]:
+    """The places of the blocks that need another, by the place of that."""
+    rows = defaultdict[int, list[int]](list)
+    for index, known in candidates.items():
+        start = scores.starts[index]
+        for number, block in enumerate(known.sliced.blocks):
+            if block.needs >= 0:
+                rows[start + block.needs].append(start + number)
+    return rows
 
 
 @dataclass(slots=True)
@@ -88,12 +93,11 @@ class Opening:
     _ranks: list[tuple[float, int]] | None = None
 
     def entries(self, stock: Stock, taken: Collection[int]) -> Iterator[Entry]:
-        """Its other blocks, once it is open. What they were worth before is no less than what they are now."""
-        alone, whole = stock.alone, stock.whole
-        for rank, place in self._ranked(stock):
-            if place not in taken:
-                # Its head may be there by now.
-                yield rank * whole[place] / alone[place], place, alone[place]
+        """Its other blocks, once it is open, as if their heads were there."""
+        alone, sums, factors = stock.alone, stock.scores.sums, stock.scores.factors
+        for _, place in self._ranked(stock):
+            if sums[place] > _NOTHING and place not in taken:
+                yield sums[place] * factors[place] / -alone[place], place, alone[place]
 
     def bundle(self, stock: Stock) -> Offer:
         """Opening the unit with as many of its best blocks as raise the worth per token of the whole.
@@ -125,20 +129,22 @@ class Opening:
 
     def _bundled(self, stock: Stock) -> Offer:
         ranks, scores, prices = self._ranked(stock), stock.scores, stock.whole
-        gain = sum([scores.sums[place] * scores.factors[place] for place in self._frames])
+        sums, factors, terms = scores.sums, scores.factors, scores.terms
+        gain = sum([sums[place] * factors[place] for place in self._frames])
         cost = float(self.frame)
         ratio = gain / cost
         taken: list[tuple[float, int]] = []
-        said: set[str] = set()
+        said = set[str]()
         while ranks:
-            place, alone = _best(ranks, stock)
+            place, alone = _best(ranks, sums, factors, prices)
             more, price = gain + alone, cost + prices[place]
-            if taken and more / price > ratio and not said.isdisjoint(scores.terms[place]):
-                more = gain + _beside(scores, place, said)
-            if more / price <= ratio:  # nor would it with those after it, which add less
+            if taken and more > ratio * price:
+                said.update(terms[taken[-1][1]])
+                if not said.isdisjoint(terms[place]):
+                    more = gain + _beside(scores, place, said)
+            if more <= ratio * price:  # nor would it with those after it, which add less
                 break
             gain, cost, ratio = more, price, more / price
-            said.update(scores.terms[place])
             taken.append(heappop(ranks))
         for one in taken:
             heappush(ranks, one)
@@ -150,12 +156,13 @@ class Opening:
         scores.keep(chain.from_iterable(known.fixed for known in self.known.values()))
 
 
-def _best(ranks: list[tuple[float, int]], stock: Stock) -> tuple[int, float]:
+def _best(
+    ranks: list[tuple[float, int]], sums: Sequence[float], factors: Sequence[float], prices: Sequence[float]
+) -> tuple[int, float]:
     """The block that adds most for its price, and what it adds alone.
 
     No block adds more than it did before, so that only those are looked at again that were the best.
     """
-    sums, factors, prices = stock.scores.sums, stock.scores.factors, stock.whole
     while True:
         before, place = ranks[0]
         gain = sums[place] * factors[place]

@@ -115,7 +115,7 @@ class _Choice:
         self._room -= opening.frame
         if not opening.unit.sealed and opening.known[task].terms:
             place = self._stock.scores.starts[task]
-            cost = self._stock.cost(place)
+            cost = self._stock.costs[place]
             if cost <= self._room:
                 self._take(opening, Offer(0.0, cost, (place,)))
 
@@ -132,17 +132,18 @@ class _Choice:
                 continue
             tick()
             offer = stock.single(place) if place >= 0 else openings[place].bundle(stock)
-            if offer.ratio <= 0:
+            ratio, cost, places = offer
+            if ratio <= 0:
                 continue
-            if -offer.ratio > stale and heap and -offer.ratio > (1 - _SAME) * heap[0][0]:
-                heapq.heappush(heap, (-offer.ratio, place, least if place >= 0 else offer.cost))
-            elif offer.cost > self._room:
+            if -ratio > stale and heap and -ratio > (1 - _SAME) * heap[0][0]:
+                heapq.heappush(heap, (-ratio, place, least if place >= 0 else cost))
+            elif cost > self._room:
                 too_much.append(entry)
             else:
                 opening = openings[place] if place < 0 else self._units[self._starts[stock.indices[place]]]
                 self._take(opening, offer)
                 if place < 0:
-                    for other in opening.entries(stock, offer.places):
+                    for other in opening.entries(stock, places):
                         heapq.heappush(heap, other)
         return too_much
 

@@ -86,9 +86,9 @@ def test_the_first_row_of_a_table_is_paid_with_its_head() -> None:
     row = len(known.tokens) - 1
     head = known.sliced.blocks[row].needs
     assert head >= 0
-    assert stock.cost(row) == known.tokens[row] + known.tokens[head] + GAP_TOKENS
+    assert stock.costs[row] == known.tokens[row] + known.tokens[head] + GAP_TOKENS
     stock.take((head,))
-    assert stock.cost(row) == known.tokens[row] + GAP_TOKENS
+    assert stock.costs[row] == known.tokens[row] + GAP_TOKENS
 
 
 def test_a_row_is_worth_no_more_than_it_was_said_to_be_once_its_head_is_there() -> None:
