@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -224,6 +225,16 @@ def test_the_demo_plays_a_session_and_its_total_is_the_providers_count(gateway_c
     counts = {line.rsplit(": ", 1)[1] for line in last}
     assert len(last) == 2
     assert len(counts) == 1, "the session's total and the provider's count"
+    told = re.search(r"^\$ gateway demo\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert told is not None
+    printed = iter(timeless(done.out))
+    missing = [line for line in timeless(told[1]) if line != "…" and line not in printed]
+    assert not missing, "the README shows what it prints, in that order"
+
+
+def timeless(text: str) -> list[str]:
+    """Its lines without times, which differ from run to run, and without the width of columns."""
+    return [" ".join(line.split()) for line in re.sub(r"[0-9.]+ m?s\b", "", text).splitlines()]
 
 
 def test_the_demo_in_json_holds_every_call(gateway_command: Commands) -> None:
