@@ -44,7 +44,7 @@ from gateway.dialects.base import Call
 from gateway.dialects.limits import answers_asked, default_limit, least_output, output_limit, service_tier
 from gateway.dialects.sound import asks_for_more_than_text
 from gateway.progress import Progress
-from gateway.records import Records, input_estimate
+from gateway.records import Records, text_estimate
 from gateway.stepping import Going, Steps
 from gateway.stores.settler import Settler
 from gateway.telling import tell
@@ -191,7 +191,7 @@ class Accounts:
         taken, plan = progress.taken, progress.plan
         if taken is None or taken.hold is None or plan is None or not bounds_answers(progress.book.standings):
             return
-        weight, held = plan.safe_tokens, taken.hold.fixed.tokens
+        weight, held = plan.safe_tokens + plan.context.kept, taken.hold.fixed.tokens
         if weight > held:
             raise StoreUnavailable(
                 f"The full texts of its tool results could not be kept, and with them the request weighs {weight:,} "
@@ -240,10 +240,11 @@ class Accounts:
         tokens = plan.safe_tokens if plan is not None else _unweighed(progress, call)
         # Summaries that are made once it is held may be longer than what is shown until then.
         tokens += progress.showing.more if progress.showing is not None else 0
+        kept = progress.kept_by(*ahead)
         outputs = [facts.output for facts in known]
-        rates = self._rates(progress, call, ahead, tokens)
+        rates = self._rates(progress, call, ahead, tokens + kept)
         return Need(
-            tokens,
+            tokens + kept,
             output=asked,
             model_output=max((one for one in outputs if one is not None), default=None) if all(outputs) else None,
             # A limit that nobody here can lower is held whole.
@@ -257,6 +258,7 @@ class Accounts:
             and wire is not None
             and not asks_for_more_than_text(fields)
             and all(facts.reasoning is False for facts in known),
+            # What is kept takes room as well, but a provider that needs it for the answer drops some of that first.
             room=_room(plan, [facts.window for facts in known], tokens),
         )
 
@@ -397,7 +399,7 @@ def _unweighed(progress: Progress, call: Call) -> int:
         return 0
     if not call.fields and progress.incoming.endpoint.estimated:
         return _unread(call.body)
-    return ceil(input_estimate(progress) * _UNWEIGHED_MARGIN)
+    return ceil(text_estimate(progress) * _UNWEIGHED_MARGIN)
 
 
 def _unread(body: bytes) -> int:

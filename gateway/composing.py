@@ -271,4 +271,4 @@ class Composer:
         if found.limit is not None and _LEAST_WINDOW <= found.limit < most:
             self._learner.report_window(asked.route.provider, asked.route.model, found.limit)
             return found.limit
-        return int(context.tokens * _SHORTER)
+        return int((context.tokens - context.kept) * _SHORTER)

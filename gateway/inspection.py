@@ -82,8 +82,9 @@ class Inspector:
             "model": came.request.model,
             "provider": came.request.provider,
             "wire": came.request.wire,
-            "tokens": came.expected.tokens,
+            "tokens": came.tokens,
             "margin": came.margin(self._planner.policy.safety),
+            "kept_tokens": came.kept,
             "source": came.expected.source,
             "counter": came.estimate.counter,
             "family": came.estimate.family,
@@ -165,6 +166,7 @@ def context_json(context: ContextRecord, *, explain: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "tokens": context.tokens,
         "original_tokens": context.original_tokens,
+        "kept_tokens": context.kept,
         "source": context.source,
         "budget": context.budget,
         "remaining": context.remaining,

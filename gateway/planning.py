@@ -49,6 +49,7 @@ from gateway.core.session import Remembered
 from gateway.core.values import dataclass
 from gateway.core.views import VIEWED, View, view_of
 from gateway.dialects.contents import Contents
+from gateway.dialects.elsewhere import gone_on_from
 from gateway.stores.learner import Learner
 
 logger = logging.getLogger("gateway")
@@ -144,7 +145,7 @@ class Planner:
         if budget is None or trim == "off":
             return unchanged
         if keys is None or asked.contents.wire not in VIEWED:
-            return self._of_one_text(unchanged, asked.contents.wire, budget, trim)
+            return self._of_one_text(unchanged, came.expected.tokens, asked.contents.wire, budget, trim)
         if came.fits(budget, self.policy.safety):
             self._read_ahead(came, asked.contents, keys, budget)
             return unchanged
@@ -162,9 +163,8 @@ class Planner:
         self._read_ahead(came, asked.contents, keys, budget)
         return replace(plan, window=window)
 
-    def _of_one_text(self, unchanged: Plan, wire: Wire, budget: int, trim: Trim) -> Plan:
+    def _of_one_text(self, unchanged: Plan, tokens: int, wire: Wire, budget: int, trim: Trim) -> Plan:
         """Sent as it came, if it may be."""
-        tokens = unchanged.context.tokens
         if tokens <= budget or trim == "shadow" or self.policy.overflow != "error":
             return unchanged
         return replace(unchanged, overflow=TextTooLong(needed=tokens, budget=budget, param=ITEMS[wire]))
@@ -206,7 +206,8 @@ class Planner:
         if window is None and (rule is None or rule.facts.window is None):
             # A window that the configuration names is not overruled by what a provider once said.
             window = await self._learner.window(request.provider, request.model)
-        learned = await self._learned(request, estimate, remembered, window)
+        kept = remembered.kept_by(request.provider, gone_on_from(asked.contents.fields, request.wire))
+        learned = await self._learned(request, estimate, remembered, window, kept)
         return Weighing(weigh(request, estimate, learned), learned, keys)
 
     async def _estimated(self, request: Request, asked: Asked) -> tuple[Estimate, tuple[bytes, ...] | None]:
@@ -266,12 +267,12 @@ class Planner:
         return await _run_in(self._threads.weighing, lambda: self._estimator.message_tokens(request))
 
     async def _learned(
-        self, request: Request, estimate: Estimate, remembered: Remembered, window: int | None
+        self, request: Request, estimate: Estimate, remembered: Remembered, window: int | None, kept: int
     ) -> Learned:
-        key = key_of(request, estimate)
+        key = key_of(request, estimate, kept)
         learner = self._learner
         offsets, surprises, frames = await learner.offsets(key), await learner.surprises(key), await learner.frames(key)
-        return Learned(offsets, surprises, frames, remembered.last_turn, window)
+        return Learned(offsets, surprises, frames, remembered.last_turn, window, kept)
 
     def _deadline(self) -> Callable[[], bool]:
         end = self._clock() + self._deadline_s

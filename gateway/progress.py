@@ -25,7 +25,7 @@ from gateway.core.steps import Step
 from gateway.core.usage import Totals
 from gateway.dialects.base import Answer, Call, Dialect
 from gateway.dialects.contents import Contents
-from gateway.dialects.elsewhere import is_in_background, kept_elsewhere
+from gateway.dialects.elsewhere import gone_on_from, is_in_background, kept_elsewhere
 from gateway.dialects.fields import AnyFields
 from gateway.dialects.limits import least_output, output_limit
 from gateway.dialects.tools import NOT_NARROWED, Narrowing
@@ -129,6 +129,11 @@ class Progress:
     def unseen(self) -> tuple[str, ...]:
         """What of the request stands for content that the provider keeps."""
         return kept_elsewhere(self.call.fields, self.incoming.endpoint.wire) if self.call is not None else ()
+
+    def kept_by(self, *routes: Route) -> int:
+        """Tokens of an earlier answer that it goes on from, as the session knows of the provider that keeps most."""
+        ids = gone_on_from(self.call.fields, self.incoming.endpoint.wire) if self.call is not None else ()
+        return max(self.remembered.kept_by(route.provider, ids) for route in routes) if ids else 0
 
     def output_limit(self, fields: AnyFields, wire: Wire) -> int | None:
         """The most tokens that an answer may have, as the call says or its step."""

@@ -13,9 +13,11 @@ from gateway.core.ledger import NOTHING, Amount
 from gateway.core.ports import LOST, CallRecord
 from gateway.core.pricing import Price, cost, standard_cost
 from gateway.core.routing import ModelFacts, Route
+from gateway.core.session import kept_as
 from gateway.core.spending import Need, accounts_of, spent_by
 from gateway.core.usage import Charge, Usage
 from gateway.dialects.base import Answer, Call
+from gateway.dialects.elsewhere import left_behind
 from gateway.dialects.texts import as_name, estimate, token_ids
 from gateway.progress import CLIENT_CLOSED, TOO_SLOW, Progress
 
@@ -97,6 +99,7 @@ class Records:
             spent=spent,
             mode=progress.mode,
             step=progress.step.name if progress.step is not None else None,
+            kept=_kept(progress, answer, charge),
         )
 
     def lost(self, progress: Progress, need: Need) -> CallRecord:
@@ -167,6 +170,16 @@ class Records:
         return [price for price in found if price is not None]
 
 
+def _kept(progress: Progress, answer: Answer, charge: Charge | None) -> str:
+    """What stands on an answer whose usage was reported: all of it, but what each request says for itself anew."""
+    call, plan = progress.call, progress.plan
+    if call is None or charge is None or charge.source != "provider":
+        return ""
+    ids = left_behind(call.fields, progress.incoming.endpoint.wire, answer.id)
+    tokens = charge.usage.input_tokens + charge.usage.output_tokens - (plan.beside if plan is not None else 0)
+    return kept_as(progress.route.provider, ids, tokens) if ids else ""
+
+
 def _who_answered(may: Sequence[Route], name: str | None) -> Route | None:
     """Which of these models has this name, or that of one of its versions."""
     if name is None:
@@ -182,9 +195,13 @@ def _who_answered(may: Sequence[Route], name: str | None) -> Route | None:
 
 def input_estimate(progress: Progress) -> int:
     """Input tokens of a call by our own reckoning: what was sent where it was weighed, else what its texts come to."""
-    call, plan = progress.call, progress.plan
-    if plan is not None:
-        return plan.context.tokens
+    plan = progress.plan
+    return plan.context.tokens if plan is not None else text_estimate(progress) + progress.kept_by(progress.route)
+
+
+def text_estimate(progress: Progress) -> int:
+    """What the texts of a call come to, which is not weighed."""
+    call = progress.call
     return estimate(progress.dialect.input_text(call)) + token_ids(call.fields) if call else 0
 
 

@@ -164,7 +164,7 @@ class Steps:
         if agent.reads_tokens:
             asked = Asked(contents, progress.route, self._facts(progress.route), NO_WISHES, len(call.body))
             progress.weighing = await self._planner.weigh(asked, progress.remembered)
-            tokens = progress.weighing.came.expected.tokens
+            tokens = progress.weighing.came.tokens
         return Facts(await self._newest.ahead_of(contents) if agent.reads_message else None, tokens, left)
 
     def narrow(self, progress: Progress) -> None:

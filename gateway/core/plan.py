@@ -108,12 +108,22 @@ class Unsound(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """A request and what the provider is expected to report for it."""
+    """A request and what the provider is expected to report for it.
+
+    `kept`: of an earlier answer, beside what is `expected` of the request itself. Nothing here can cut it, and it makes
+    nothing else be cut: how much of it the provider drops is not known, and what is sent is what was said last.
+    """
 
     request: Request
     estimate: Estimate
     expected: Corrected
     key: str
+    kept: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """What the provider is expected to report."""
+        return self.expected.tokens + self.kept
 
     def margin(self, safety: float | None) -> int:
         """Tokens to keep free beside those expected: as learned, or a configured factor's part."""
@@ -140,7 +150,7 @@ class Learned:
     """What is known from earlier calls.
 
     `offsets`, `surprises` and `frames` of this kind of request (see `corrected`), this session's last turn, the model's
-    window as its provider said it.
+    window as its provider said it, tokens of the earlier answer that the request goes on from.
     """
 
     offsets: Sequence[Residual] = ()
@@ -148,6 +158,7 @@ class Learned:
     frames: Sequence[Residual] = ()
     last_turn: LastTurn | None = None
     window: int | None = None
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +167,14 @@ class Plan:
 
     Attributes:
         context: what was weighed and decided.
-        safe_tokens: that what is sent surely does not weigh more than.
+        safe_tokens: that what is sent surely does not weigh more than, without what the provider keeps.
         messages: to send instead of those that came; None: as they came.
         epoch: a decision to remember, as JSON; None where nothing new was decided.
         resumed: the prefix of the epoch it goes on from.
         overflow: why it must not be sent at all.
         needs: the summary that has to be made before this can be decided; the rest is as if nothing were.
         window: of the model, as far as anyone knows.
+        beside: of what is sent, tokens that no message has, see `Estimate`: no provider keeps them.
     """
 
     context: ContextRecord
@@ -173,6 +185,7 @@ class Plan:
     overflow: ContextOverflow | BudgetTooSmall | TextTooLong | None = None
     needs: NeedsSummary | None = None
     window: int | None = None
+    beside: int = 0
 
 
 def window_of(facts: ModelFacts, learned_window: int | None) -> int | None:
@@ -201,27 +214,29 @@ def _reserve(policy: ContextPolicy, facts: ModelFacts, wishes: Wishes, window: i
     return min(wishes.output, facts.output or wishes.output, int(window * _RESERVE_SHARE_MOST))
 
 
-def key_of(request: Request, estimate: Estimate) -> str:
-    """Under which the errors of estimates like this one are learned."""
-    return calibration_key(request.provider, request.model, request.wire, estimate.shape)
+def key_of(request: Request, estimate: Estimate, kept: int = 0) -> str:
+    """Under which the errors of estimates like this one are learned. Where it is known what is kept, that is none."""
+    shape = f"{estimate.shape}+kept" if kept else estimate.shape
+    return calibration_key(request.provider, request.model, request.wire, shape)
 
 
 def weigh(request: Request, estimate: Estimate, learned: Learned) -> Weighed:
     """The request with its estimate corrected by what was learned."""
-    key = key_of(request, estimate)
+    key = key_of(request, estimate, learned.kept)
     expected = corrected(estimate, key, learned.offsets, learned.last_turn, learned.surprises, frames=learned.frames)
-    return Weighed(request, estimate, expected, key)
+    return Weighed(request, estimate, expected, key, learned.kept)
 
 
 def as_it_came(weighed: Weighed, budget: int | None, safety: float | None = None, *, window: int | None = None) -> Plan:
     """The plan that changes nothing."""
-    return Plan(_record(weighed, weighed, budget, safety), weighed.expected.safe_tokens, window=window)
+    record, beside = _record(weighed, weighed, budget, safety), weighed.estimate.beside
+    return Plan(record, weighed.expected.safe_tokens, window=window, beside=beside)
 
 
 def _record(came: Weighed, sent: Weighed, budget: int | None, safety: float | None) -> ContextRecord:
     return ContextRecord(
-        tokens=sent.expected.tokens,
-        original_tokens=came.expected.tokens,
+        tokens=sent.tokens,
+        original_tokens=came.tokens,
         source=sent.expected.source,
         budget=budget,
         conversation_tokens=sent.estimate.context.conversation_tokens,
@@ -232,6 +247,7 @@ def _record(came: Weighed, sent: Weighed, budget: int | None, safety: float | No
         before=sent.expected.last,
         tool_weights=sent.estimate.context.tools,
         margin=sent.margin(safety),
+        kept=sent.kept,
     )
 
 
@@ -462,4 +478,5 @@ def _plan(case: _Case, sent: Weighed, room: Room, fitted: Fitted, epoch: Epoch |
         messages=messages if is_changed and not room.shadow else None,
         epoch=fitted.epoch.to_json() if fitted.epoch is not None and fitted.epoch is not epoch else None,
         resumed=epoch.prefix if epoch is not None else None,
+        beside=came.estimate.beside,
     )

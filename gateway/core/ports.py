@@ -102,6 +102,7 @@ class ContextRecord:
         fates: of each message that came, in order; empty where nothing was changed.
         tool_weights: how many results of each tool make `tool_tokens`, and their tokens.
         margin: tokens that are kept free beside `tokens`, as these are an estimate.
+        kept: the part of `tokens` that stands on an earlier answer, which the provider keeps.
     """
 
     tokens: int
@@ -119,6 +120,7 @@ class ContextRecord:
     fates: tuple[Fate, ...] = ()
     tool_weights: ToolWeights = field(default_factory=dict)
     margin: int = 0
+    kept: int = 0
 
     @property
     def remaining(self) -> int | None:
@@ -127,7 +129,10 @@ class ContextRecord:
 
     def reported(self, tokens: int) -> LastTurn:
         """What the session remembers when the provider has reported so many input tokens."""
-        residual = tokens - self.estimate
+        residual = tokens - self.kept - self.estimate
+        if self.kept:
+            # It may have dropped some of that. No reason to take what is sent for lighter than it is.
+            residual = max(0, residual)
         if self.before is None:
             return LastTurn(self.key, residual, self.frames)
         return self.before.then(residual, self.frames)
@@ -175,6 +180,8 @@ class CallRecord:
     #: how its tool results were shown, and the step that it was made in
     mode: str | None = None
     step: str | None = None
+    #: what its session remembers of what the provider keeps now, see `kept_as`
+    kept: str = ""
 
     @property
     def last_turn(self) -> LastTurn | None:
@@ -322,10 +329,11 @@ class Store(Protocol):
         is written in the place of `record`; what it gave last is what was kept. Where the call was settled before,
         neither is. A call without a session has no ending.
 
-        The session remembers `record.last_turn` where there is one, and the tools that its calls asked for, each call
-        once: those of a call that is taken for lost are not known. A record without a session or without a charge is
-        only written. The hold of the same id is given back, and `record.spent` added to `record.accounts`. A call that
-        was taken for lost when its lease ended is corrected. Durable against the end of this process when it returns.
+        The session remembers `record.last_turn` where there is one, `record.kept` before what it has of that, as far as
+        `MAX_KEPT` goes, and the tools that its calls asked for, each call once: those of a call that is taken for lost
+        are not known. A record without a session or without a charge is only written. The hold of the same id is given
+        back, and `record.spent` added to `record.accounts`. A call that was taken for lost when its lease ended is
+        corrected. Durable against the end of this process when it returns.
 
         Raises:
             StoreConflict: nothing was written, as others changed the state each time; only with an `ending`.
@@ -437,7 +445,7 @@ class Store(Protocol):
         ...
 
     async def remembered(self, session: SessionKey) -> Remembered:
-        """What a call needs to know of its session: its state, and `last_turn` of the last settled record that had one.
+        """What a call needs to know of its session: its state, and what its settled records gave it to remember.
 
         Empty for an unknown session.
         """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
+from hashlib import blake2b
 from typing import Any, Final
 
 from gateway.core.counting.calibration import LastTurn
@@ -21,6 +22,12 @@ MAX_EPOCHS: Final = 8
 MAX_SUMMARIES: Final = 64 * 1024
 #: agents of which a session remembers where they are in their steps
 MAX_AGENTS: Final = 8
+#: Answers and conversations of which a session remembers how much stands on them: digits of what each is known by,
+#: digits of its tokens, and characters of all of them. Any store can put a new one before the others and cut the end.
+_NAME_DIGITS: Final = 16
+_TOKEN_DIGITS: Final = 8
+_WIDTH: Final = _NAME_DIGITS + _TOKEN_DIGITS
+MAX_KEPT: Final = 16 * _WIDTH
 
 #: where each agent is in its steps, by its name; the one that called last at the end
 Places = Mapping[str, StepState]
@@ -102,7 +109,37 @@ Change = Callable[[SessionState], SessionState]
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """What a call needs to know of its session before it is planned."""
+    """What a call needs to know of its session before it is planned.
+
+    `kept`: what stands on the answers that its providers keep, as `kept_as` wrote it, the newest first.
+    """
 
     state: SessionState = SessionState()
     last_turn: LastTurn | None = None
+    kept: str = ""
+
+    def kept_by(self, provider: str, ids: Sequence[str]) -> int:
+        """Tokens that a request stands on which goes on from these at this provider; 0 where that is not known."""
+        return max((_found(self.kept, _name(provider, one)) for one in ids), default=0)
+
+
+def kept_as(provider: str, ids: Sequence[str], tokens: int) -> str:
+    """What a session is to remember of what its provider keeps under these ids, beside what it remembers already."""
+    number = min(max(tokens, 0), 16**_TOKEN_DIGITS - 1)
+    return "".join(f"{_name(provider, one)}{number:0{_TOKEN_DIGITS}x}" for one in ids)
+
+
+def _name(provider: str, named: str) -> str:
+    """An id of one provider means nothing at another, and may be of any length."""
+    text = f"{provider}\n{named}".encode("utf-8", "surrogatepass")
+    return blake2b(text, digest_size=_NAME_DIGITS // 2).hexdigest()
+
+
+def _found(kept: str, name: str) -> int:
+    place = next((start for start in range(0, len(kept), _WIDTH) if kept.startswith(name, start)), None)
+    if place is None:
+        return 0
+    try:
+        return int(kept[place + _NAME_DIGITS : place + _WIDTH], 16)
+    except ValueError:  # damaged
+        return 0

@@ -51,6 +51,7 @@ class Call:
 class Answer:
     """What a dialect reads from an answer, streamed or not. `output_estimate`: tokens of the delivered text.
 
+    `id`: under which its provider may keep it, where that is so in the format.
     `sets`: of each of the tools the MCP server or namespace that it is one of, where the answer says so.
     """
 
@@ -62,6 +63,7 @@ class Answer:
     sets: tuple[str | None, ...] = ()
     output_estimate: int = 0
     error: bool = False
+    id: str | None = None
 
 
 class Verdict(enum.Enum):

@@ -6,17 +6,21 @@ A client is told of both, in `x-context-unseen` and `x-session-unmetered`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from gateway.core.counting.measure import Wire
 from gateway.dialects.contents import MOST_MESSAGES
-from gateway.dialects.fields import UNREADABLE, Fields, decode, is_given
+from gateway.dialects.fields import UNREADABLE, AnyFields, Fields, decode, is_given
 
 #: fields of a Responses request that stand for content which its provider has
 _KEPT: Final = ("previous_response_id", "conversation", "prompt")
+#: those of which an earlier answer may have told what they weigh; an answer is added to the conversation that is named
+_GONE_ON_FROM: Final = _KEPT[:2]
+#: bytes of what names one of them; no provider's ids are longer
+_MOST_ID: Final = 1024
 #: an item that stands for one of an earlier answer; inside a JSON text its quotes would have backslashes before them
 _REFERENCE: Final = "item_reference"
 _REFERENCE_MARK: Final = b'"item_reference"'
@@ -65,6 +69,27 @@ def kept_elsewhere(fields: Fields, wire: Wire | None) -> tuple[str, ...]:
     if any(mark in array for mark in _MARKS[wire]) and _NAMED.search(array):
         found += sorted(_names(array))
     return tuple(found)
+
+
+def gone_on_from(fields: AnyFields, wire: Wire | None) -> tuple[str, ...]:
+    """The ids of what a request goes on from: of an earlier answer, of a conversation."""
+    return _ids(fields, wire, _GONE_ON_FROM)
+
+
+def left_behind(fields: AnyFields, wire: Wire | None, answer_id: str | None) -> tuple[str, ...]:
+    """The ids under which others may go on from an answer to a request."""
+    named = _ids(fields, wire, _GONE_ON_FROM[1:])
+    is_stored = wire == "responses" and bytes(fields.get("store", b"")) != b"false"
+    return (answer_id, *named) if is_stored and answer_id and len(answer_id) <= _MOST_ID else named
+
+
+def _ids(fields: AnyFields, wire: Wire | None, names: Sequence[str]) -> tuple[str, ...]:
+    if wire != "responses":
+        return ()
+    raws = (fields[name] for name in names if name in fields)
+    said = (decode(raw) for raw in raws if memoryview(raw).nbytes <= _MOST_ID)
+    ids = (one.get("id") if isinstance(one, dict) else one for one in said)
+    return tuple(one for one in ids if isinstance(one, str) and one)
 
 
 def _names(array: bytes) -> set[str]:

@@ -20,12 +20,16 @@ _OPAQUE_TOKENS: Final = 1 / 8
 class Gathered:
     """What was read of an answer so far: of names the first model, the last of the others."""
 
-    __slots__ = ("_ids", "_model", "_output", "_service_tier", "_sound", "_tools", "error", "finish_reason", "usage")
+    __slots__ = (
+        *("_ids", "_model", "_output", "_service_tier", "_sound", "_tools"),
+        *("error", "finish_reason", "id", "usage"),
+    )
 
     def __init__(self) -> None:
         self.usage = UsageReader()
         self.finish_reason: str | None = None
         self.error = False
+        self.id: str | None = None
         self._model: str | None = None
         self._service_tier: str | None = None
         #: calls: the choice that makes them, the tool, and the set that it is one of
@@ -132,4 +136,5 @@ class Gathered:
             sets=tuple([among for _, among in called]),
             output_estimate=self.output_estimate,
             error=self.error,
+            id=self.id,
         )

@@ -185,6 +185,8 @@ class ResponsesReader:
         gathered = self._gathered
         gathered.usage.add(response.get("usage"))
         gathered.head(response.get("model"), response.get("service_tier"))
+        named = response.get("id")
+        gathered.id = named if isinstance(named, str) else gathered.id
         status, details = response.get("status"), response.get("incomplete_details")
         if isinstance(status, str) and status not in _RUNNING:
             gathered.ended(status)

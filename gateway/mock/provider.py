@@ -23,6 +23,8 @@ MAX_RECORDS: Final = 10_000
 MAX_KEPT_BODY: Final = 1_000_000
 #: Prompt prefixes remembered, the newest.
 MAX_PREFIXES: Final = 100_000
+#: Answers and conversations that requests may go on from, the newest.
+MAX_STORED: Final = 10_000
 #: Tokens below which a shared prefix is not worth reporting as cached.
 MIN_CACHED_TOKENS: Final = 64
 
@@ -108,6 +110,7 @@ class Provider:
         self._total = Billed()
         self._sessions: dict[str, Billed] = {}
         self._prefixes: OrderedDict[int, None] = OrderedDict()
+        self._stored: OrderedDict[str, int] = OrderedDict()
         self._numbers = count(1)
         self._lock = Lock()
 
@@ -132,13 +135,14 @@ class Provider:
         self._script.extend(turns)
 
     def reset(self) -> None:
-        """Forget calls, ledger, prompt cache and unplayed turns. Identifiers go on counting."""
+        """Forget calls, ledger, prompt cache, stored answers and unplayed turns. Identifiers go on counting."""
         with self._lock:
             self._script.clear()
             self._calls.clear()
             self._total = Billed()
             self._sessions.clear()
             self._prefixes.clear()
+            self._stored.clear()
 
     def next_turn(self) -> Turn | None:
         """Take the next scripted turn."""
@@ -160,6 +164,17 @@ class Provider:
         given = request.header("x-api-key") or bearer
         if not hmac.compare_digest(given.encode(), self._api_key.encode()):
             raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key")
+
+    def stored_tokens(self, name: str | None) -> int:
+        """Tokens of what was said up to an answer or in a conversation; 0 for one that is not known."""
+        return self._stored.get(name, 0) if name is not None else 0
+
+    def store(self, name: str, tokens: int) -> None:
+        """Keep an answer, or a conversation as it is now."""
+        self._stored[name] = tokens
+        self._stored.move_to_end(name)
+        if len(self._stored) > MAX_STORED:
+            self._stored.popitem(last=False)
 
     def cached_tokens(self, model: str, messages: Iterable[tuple[bytes, int]]) -> int:
         """Tokens of the longest run of first messages that an earlier call to `model` began with; remembers this one.

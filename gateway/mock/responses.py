@@ -48,6 +48,7 @@ class ResponseRequest(msgspec.Struct):
     tool_choice: str | JsonObject | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
+    conversation: str | JsonObject | None = None
     metadata: JsonObject | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -60,7 +61,8 @@ def answer(exchange: Exchange) -> Answer:
     openai_stream.check_tool_choice(body.tool_choice, refuse=exchange.behaviour.refuse_allowed_tools)
     check_model(body.model)
     items, sizes = _items(body)
-    prompt = _input_tokens(body, sizes)
+    said = _stored(exchange, body) + sum(size for _, size in sizes)
+    prompt = said + _beside(body)
     check_response(exchange, body.model, prompt)
     reply = decide(_ask(body, items), exchange.turn, exchange.behaviour)
     counted = Usage(
@@ -69,6 +71,7 @@ def answer(exchange: Exchange) -> Answer:
         cached=exchange.provider.cached_tokens(body.model, sizes),
     )
     usage = exchange.settle(counted)
+    _store(exchange, body, said + reply.output_tokens)
     shape = _Shape(exchange, body, reply, usage)
     if body.stream:
         return Stream(list(shape.frames()), body.model, usage)
@@ -80,7 +83,8 @@ def count_input(exchange: Exchange) -> Answer:
     body = decode(exchange.request.body, ResponseRequest)
     check_model(body.model)
     _, sizes = _items(body)
-    usage = exchange.settle(Usage(_input_tokens(body, sizes), 0))
+    prompt = _stored(exchange, body) + sum(size for _, size in sizes) + _beside(body)
+    usage = exchange.settle(Usage(prompt, 0))
     return Whole({"object": "response.input_tokens", "input_tokens": usage.input}, body.model)
 
 
@@ -92,9 +96,35 @@ def _items(body: ResponseRequest) -> tuple[list[JsonObject], list[tuple[bytes, i
     return read_messages(body.input)
 
 
-def _input_tokens(body: ResponseRequest, sizes: list[tuple[bytes, int]]) -> int:
+def _beside(body: ResponseRequest) -> int:
+    """Tokens of what each request says for itself, and nobody keeps."""
     system = tokens.count(body.instructions) + tokens.MESSAGE_TOKENS if body.instructions else 0
-    return system + sum(size for _, size in sizes) + extra_tokens(body.tools, body.text)
+    return system + extra_tokens(body.tools, body.text)
+
+
+def _stored(exchange: Exchange, body: ResponseRequest) -> int:
+    """Tokens of what the request goes on from; an id that is not known stands for nothing."""
+    provider = exchange.provider
+    return provider.stored_tokens(body.previous_response_id) or provider.stored_tokens(_conversation(body))
+
+
+def _store(exchange: Exchange, body: ResponseRequest, said: int) -> None:
+    """Keep what was said up to this answer for whoever goes on from it."""
+    conversation = _conversation(body)
+    if body.store is not False:
+        exchange.provider.store(_response_id(exchange), said)
+    if conversation is not None:
+        exchange.provider.store(conversation, said)
+
+
+def _conversation(body: ResponseRequest) -> str | None:
+    named = body.conversation
+    found = named.get("id") if isinstance(named, dict) else named
+    return found if isinstance(found, str) else None
+
+
+def _response_id(exchange: Exchange) -> str:
+    return f"resp_mock{exchange.number}"
 
 
 def _ask(body: ResponseRequest, items: list[JsonObject]) -> Ask:
@@ -178,13 +208,15 @@ class _Shape:
         """The response object in a state; usage and the reason of an early end only once it is over."""
         body = self._body
         over = status != "in_progress"
+        conversation = _conversation(body)
         incomplete = {"reason": _INCOMPLETE[self._reply.finish_reason]} if status == "incomplete" else None
         return {
-            "id": f"resp_mock{self._exchange.number}",
+            "id": _response_id(self._exchange),
             "object": "response",
             "created_at": self._created,
             "status": status,
             "background": False,
+            "conversation": {"id": conversation} if conversation is not None else None,
             "error": None,
             "incomplete_details": incomplete,
             "instructions": body.instructions,

@@ -56,7 +56,8 @@ EXPOSED: Final[Mapping[str, str]] = {
     "x-context-remaining-tokens": "of these, what is left beside what was sent and its margin: room for tool results",
     "x-context-unseen": (
         "what of the request stands for content that the provider keeps, such as `previous_response_id`, or names a "
-        "file by its id or address (`file_id`, `file_url`): billed, but neither weighed nor cut"
+        "file by its id or address (`file_id`, `file_url`): billed, but not cut, nor weighed beyond what the session "
+        "knows of an earlier answer that it goes on from"
     ),
     "x-response-mode": "the mode in force for tool results: `raw`, `table`, `summary` or `handle_only`",
     "x-session-step": "the step that is active",

@@ -30,7 +30,7 @@ from gateway.core.ports import (
     Store,
     StoredKey,
 )
-from gateway.core.session import Change, Remembered, SessionState
+from gateway.core.session import MAX_KEPT, Change, Remembered, SessionState
 from gateway.core.tools import ToolUse
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass
@@ -120,6 +120,7 @@ class MemoryStore:
         self._assumed: dict[str, _Assumed] = {}
         self._resets: dict[SessionKey, int] = {}
         self._last_turns: dict[SessionKey, LastTurn] = {}
+        self._kept: dict[SessionKey, str] = {}
         self._states = _Newest[SessionKey, SessionState](STATES_IN_ALL)
         self._lessons = _Newest[str, bytes](LESSONS_IN_ALL)
         self._latest = deque[tuple[str, Totals | None]](maxlen=MOST_LATEST)
@@ -190,6 +191,8 @@ class MemoryStore:
         )
         if record.last_turn is not None:
             self._last_turns[key] = record.last_turn
+        if record.kept:
+            self._kept[key] = (record.kept + self._kept.get(key, ""))[:MAX_KEPT]
 
     def _remember(self, record: CallRecord) -> None:
         is_new = record.call_id not in self._by_id
@@ -324,7 +327,8 @@ class MemoryStore:
 
     async def remembered(self, session: SessionKey) -> Remembered:
         """See `Store.remembered`."""
-        return Remembered(self._states.get(session) or SessionState(), self._last_turns.get(session))
+        state = self._states.get(session) or SessionState()
+        return Remembered(state, self._last_turns.get(session), self._kept.get(session, ""))
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
         """See `Store.update`."""
@@ -407,6 +411,7 @@ class MemoryStore:
     def _forget(self, session: SessionKey) -> bool:
         found = self._sessions.pop(session, None) is not None
         self._last_turns.pop(session, None)
+        self._kept.pop(session, None)
         self._resets.pop(session, None)
         self._results.pop(session, None)
         for record in self._calls.pop(session, ()):

@@ -172,6 +172,29 @@ def test_what_a_session_taught_is_left_room_for() -> None:
     assert taught.context.before == LastTurn(key, 600)
 
 
+def test_what_the_provider_keeps_is_expected_and_neither_cuts_anything_nor_is_learned_once_more() -> None:
+    raws = messages(12)
+    plain, kept = planned(raws, room(2_000)), planned(raws, room(2_000, learned=Learned(kept=50_000)))
+    assert kept.messages == plain.messages
+    assert kept.safe_tokens == plain.safe_tokens
+    assert kept.beside == plain.beside > 0
+    assert kept.context.tokens == plain.context.tokens + 50_000
+    assert kept.context.saved_tokens == plain.context.saved_tokens > 0
+    assert kept.context.remaining == 0
+    for off, residual in ((700, 700), (0, 0), (-3_000, 0)):
+        last = kept.context.reported(kept.context.estimate + 50_000 + off)
+        assert (last.key, last.residual) == (kept.context.key, residual)
+    assert kept.context.key != plain.context.key
+    assert plain.context.reported(plain.context.estimate - 300).residual == -300
+
+
+def test_what_was_learned_without_knowing_what_is_kept_is_not_added_to_it() -> None:
+    raws = messages(1)
+    unknown = weighed(raws)
+    learned = Learned(last_turn=LastTurn(unknown.key, 8_000), kept=30_000)
+    assert weighed(raws, learned).tokens == unknown.tokens + 30_000
+
+
 def test_what_calls_were_learned_to_add_cuts_like_numbers_of_the_family() -> None:
     raws, each = messages(30), 40
     family = ESTIMATOR.family(Request(wire="chat", model="gpt-4o"))

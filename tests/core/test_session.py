@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from gateway.core.session import MAX_AGENTS, MAX_EPOCHS, MAX_SUMMARIES, SessionState
+import pytest
+
+from gateway.core.session import MAX_AGENTS, MAX_EPOCHS, MAX_KEPT, MAX_SUMMARIES, Remembered, SessionState, kept_as
 from gateway.core.steps import StepState
 
 
@@ -84,3 +86,34 @@ def test_the_agent_that_stood_still_longest_gives_way() -> None:
     for number in range(MAX_AGENTS + 1):
         state = state.with_step(f"a{number}", StepState("x")).with_step("a0", StepState("y", number))
     assert list(state.steps) == [f"a{number}" for number in range(2, MAX_AGENTS + 1)] + ["a0"]
+
+
+def test_what_stands_on_an_answer_is_found_by_any_of_its_ids_at_its_provider() -> None:
+    known = Remembered(kept=kept_as("p", ("resp_1", "conv_1"), 6_000))
+    assert known.kept_by("p", ("resp_1",)) == known.kept_by("p", ("conv_1",)) == 6_000
+    assert known.kept_by("q", ("resp_1",)) == known.kept_by("p", ("resp_2",)) == known.kept_by("p", ()) == 0
+
+
+def test_the_newest_of_a_conversation_counts_and_the_oldest_answers_give_way() -> None:
+    kept = ""
+    for number in range(20):
+        kept = (kept_as("p", (f"resp_{number}",), number + 1) + kept_as("p", ("conv",), number) + kept)[:MAX_KEPT]
+    known = Remembered(kept=kept)
+    assert known.kept_by("p", ("conv",)) == 19
+    found = [number for number in range(20) if known.kept_by("p", (f"resp_{number}",))]
+    assert found == list(range(12, 20))
+    assert known.kept_by("p", ("resp_13", "conv")) == 19
+
+
+@pytest.mark.parametrize(("tokens", "kept"), [(-5, 0), (0, 0), (16**8, 16**8 - 1), (10**40, 16**8 - 1)])
+def test_whatever_is_reported_and_however_long_an_id_is_takes_the_same_room(tokens: int, kept: int) -> None:
+    written = kept_as("p", ("r" * 100_000, "\ud83d"), tokens)
+    assert len(written) == 2 * len(kept_as("p", ("r",), 1))
+    assert Remembered(kept=written).kept_by("p", ("\ud83d",)) == kept
+
+
+@pytest.mark.parametrize("damage", ["x", "zz", "00"])
+def test_what_is_damaged_is_not_known(damage: str) -> None:
+    written = kept_as("p", ("r",), 6_000)
+    assert Remembered(kept=written[:16] + damage).kept_by("p", ("r",)) == 0
+    assert Remembered(kept=damage + written).kept_by("p", ("r",)) == 0

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.core.counting.measure import Wire
-from gateway.dialects.elsewhere import is_in_background, kept_elsewhere
+from gateway.dialects.elsewhere import gone_on_from, is_in_background, kept_elsewhere, left_behind
 from gateway.dialects.fields import read_fields
 
 
@@ -36,8 +36,32 @@ def test_what_stands_for_content_that_a_provider_keeps_is_named(body: dict[str, 
 @pytest.mark.parametrize("wire", ["chat", "messages", "completions", None])
 def test_other_formats_have_nothing_of_the_kind(wire: Wire | None) -> None:
     body = fields(prompt="a prompt", conversation="c", previous_response_id="r")
-    assert kept_elsewhere(body, wire) == ()
+    assert kept_elsewhere(body, wire) == gone_on_from(body, wire) == left_behind(body, wire, "r") == ()
     assert not is_in_background(body, wire)
+
+
+@pytest.mark.parametrize(
+    ("body", "before", "after"),
+    [
+        ({}, (), ("new",)),
+        ({"store": None}, (), ("new",)),
+        ({"previous_response_id": "r", "store": True}, ("r",), ("new",)),
+        ({"previous_response_id": "r", "store": False}, ("r",), ()),
+        ({"conversation": "c"}, ("c",), ("new", "c")),
+        ({"conversation": {"id": "c"}, "store": False}, ("c",), ("c",)),
+        ({"conversation": {"id": 5}, "previous_response_id": ["r"]}, (), ("new",)),
+        ({"conversation": None, "previous_response_id": ""}, (), ("new",)),
+        ({"conversation": "c" * 2_000, "previous_response_id": "r" * 2_000}, (), ("new",)),
+    ],
+)
+def test_what_a_request_goes_on_from_and_what_may_go_on_from_its_answer(
+    body: dict[str, Any], before: tuple[str, ...], after: tuple[str, ...]
+) -> None:
+    read = fields(input="hi", **body)
+    assert gone_on_from(read, "responses") == before
+    assert left_behind(read, "responses", "new") == after
+    own = after[1:] if after[:1] == ("new",) else after
+    assert left_behind(read, "responses", None) == left_behind(read, "responses", "n" * 2_000) == own
 
 
 def said(*parts: object, role: str = "user") -> list[object]:

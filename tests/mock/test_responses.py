@@ -127,3 +127,28 @@ def test_no_usage_and_no_last_event(web: Http) -> None:
 def test_errors(web: Http) -> None:
     assert web.send("POST", PATH, {"model": "missing", "input": "x"}).json["error"]["code"] == "model_not_found"
     assert web.send("POST", PATH, b"nonsense").status == 400
+
+
+def test_what_it_keeps_is_billed_again_without_what_each_request_says_for_itself(client: openai.OpenAI) -> None:
+    def billed(**asked: Any) -> tuple[Any, int]:
+        answer = client.responses.create(model="m", input="hi there", **asked)
+        assert answer.usage is not None
+        return answer, answer.usage.input_tokens
+
+    first, alone = billed(instructions="be brief")
+    said = alone - 6 + first.usage.output_tokens
+    second, again = billed(previous_response_id=first.id)
+    assert again == said + 6
+    assert billed(previous_response_id=first.id)[1] == again
+    assert billed(previous_response_id=second.id, instructions="be brief")[1] == again + second.usage.output_tokens + 12
+    assert billed(previous_response_id="resp_unknown")[1] == 6
+    unkept, _ = billed(store=False)
+    assert billed(previous_response_id=unkept.id)[1] == 6
+
+
+def test_a_conversation_grows_with_each_answer(client: openai.OpenAI, web: Http) -> None:
+    body = {"model": "m", "input": "hi there", "conversation": {"id": "conv_1"}}
+    weights = [client.responses.create(model="m", input="hi there", conversation="conv_1").usage for _ in range(3)]
+    assert [usage.input_tokens for usage in weights if usage is not None] == [6, 17, 28]
+    assert web.send("POST", f"{PATH}/input_tokens", body).json["input_tokens"] == 39
+    assert web.send("POST", PATH, body).json["conversation"] == {"id": "conv_1"}

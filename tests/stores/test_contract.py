@@ -17,7 +17,7 @@ from gateway.core.counting.context import ToolWeight
 from gateway.core.errors import InvalidRequest
 from gateway.core.ledger import Limits
 from gateway.core.ports import LOST, CallRecord, ContextRecord, SessionKey, SessionView, Store, StoredKey
-from gateway.core.session import Places, Remembered, SessionState
+from gateway.core.session import MAX_KEPT, Places, Remembered, SessionState, kept_as
 from gateway.core.steps import StepState
 from gateway.core.tools import MAX_NAMES, MAX_RECENT, OTHERS, ToolUse
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage, UsageSource
@@ -209,6 +209,25 @@ async def test_a_session_remembers_what_its_frames_add(store: Store, record: Mak
     assert second == LastTurn("a", -6, 1, 8, 2)
     await store.settle(record(charge=CHARGE, context=weighed("a", estimate=10, before=second)))
     assert (await store.remembered(KEY)).last_turn in (LastTurn("a", 0), LastTurn("a", 0, None, 8, 2))
+
+
+async def test_a_session_remembers_what_its_providers_keep_the_newest_first(store: Store, record: MakeRecord) -> None:
+    first, second = kept_as("p", ("a",), 1), kept_as("p", ("b", "c"), 2)
+    await store.settle(record(charge=CHARGE, kept=first))
+    again = record(charge=CHARGE, kept=second)
+    for _ in range(2):
+        await store.settle(again)
+    await store.settle(record(charge=CHARGE))
+    await store.settle(record(charge=None, kept=kept_as("p", ("d",), 3)))
+    await store.settle(record("other", charge=CHARGE, kept=kept_as("p", ("e",), 4)))
+    assert (await store.remembered(KEY)).kept == second + first
+    assert (await store.opening(KEY, (), with_totals=True)).remembered.kept == second + first
+    await store.reset(KEY)
+    assert (await store.remembered(KEY)).kept == second + first
+    await soon(asyncio.gather(*(store.settle(record(charge=CHARGE, kept=second)) for _ in range(20))))
+    assert (await store.remembered(KEY)).kept == (second * 20)[:MAX_KEPT]
+    await store.delete(KEY)
+    assert (await store.remembered(KEY)).kept == ""
 
 
 async def test_a_call_that_reported_nothing_does_not_change_the_last_turn(store: Store, record: MakeRecord) -> None:

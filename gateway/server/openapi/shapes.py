@@ -236,6 +236,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         {
             "tokens": whole("input tokens that the provider is expected to report for what was sent"),
             "original_tokens": whole("the same for what came"),
+            "kept_tokens": whole("the part of both that stands on an earlier answer, which the provider keeps"),
             "source": text("how good these numbers are", one_of=get_args(Source)),
             "budget": whole("input tokens that were allowed", null=True),
             "remaining": whole("of them, beside what was sent and its margin", null=True),
@@ -292,6 +293,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             "provider": text(),
             "wire": text("its format"),
             "tokens": whole("input tokens that the provider is expected to report"),
+            "kept_tokens": whole("the part of them that stands on an earlier answer, which the provider keeps"),
             "margin": whole("kept free beside them, as they are an estimate"),
             "source": text("how good the number is", one_of=get_args(Source)),
             "counter": text("the tokenizer"),

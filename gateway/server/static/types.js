@@ -69,6 +69,7 @@
  * @typedef {object} Context
  * @property {number} tokens
  * @property {number} original_tokens
+ * @property {number} kept_tokens
  * @property {string} source
  * @property {number | null} budget
  * @property {number} conversation_tokens

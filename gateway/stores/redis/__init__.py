@@ -55,7 +55,7 @@ from gateway.stores.unread import refusing
 _GRACE_S: Final = 10_800.0
 _KEYS: Final = msgspec.json.Decoder(StoredKey)
 #: of a session's fields
-_LAST_TURN: Final = ("last_key", "residual", "frames")
+_LAST_TURN: Final = ("last_key", "residual", "frames", "kept")
 
 
 class RedisStore:
@@ -135,7 +135,7 @@ class RedisStore:
     async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
         """See `Store.opening`."""
         tag = _tag(session)
-        (version, state), (key, residual, frames, *sums), *replies = await self._link.call(
+        (version, state), (key, residual, frames, kept, *sums), *replies = await self._link.call(
             ("HMGET", self._keys.state(tag), "v", "s"),
             ("HMGET", self._keys.session(tag), *_LAST_TURN, *(values.TOTALS if with_totals else ())),
             *self._books.ask_standings(claims),
@@ -143,7 +143,8 @@ class RedisStore:
         if state is not None:
             self._moves.saw(session, Kept.of(version, state))
         stands = self._books.standings(claims, replies)
-        return Opening(_remembered(state, key, residual, frames), stands, values.totals(sums) if with_totals else None)
+        remembered = _remembered(state, key, residual, frames, kept)
+        return Opening(remembered, stands, values.totals(sums) if with_totals else None)
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""
@@ -347,11 +348,14 @@ class RedisStore:
         await self._link.aclose()
 
 
-def _remembered(state: bytes | None, key: bytes | None, residual: bytes | None, frames: bytes | None) -> Remembered:
-    if key is None or residual is None:
-        return Remembered(states.read(state))
-    # An older version kept none.
-    return Remembered(states.read(state), LastTurn(key.decode(), int(residual), *map(int, (frames or b"").split())))
+def _remembered(
+    state: bytes | None, key: bytes | None, residual: bytes | None, frames: bytes | None, kept: bytes | None
+) -> Remembered:
+    last = None
+    if key is not None and residual is not None:
+        # An older version kept no frames.
+        last = LastTurn(key.decode(), int(residual), *map(int, (frames or b"").split()))
+    return Remembered(states.read(state), last, (kept or b"").decode("ascii", "replace"))
 
 
 def _unpacked(text: bytes) -> str:

@@ -98,6 +98,7 @@ class Clerk:
             "started": repr(float(record.started_at)),
             "ended": repr(float(record.started_at + record.duration_s)),
             **values.last_turn(record),
+            **values.kept_elsewhere(record),
             **values.tools(record),
         }
 

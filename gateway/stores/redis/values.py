@@ -26,6 +26,7 @@ from gateway.core.ledger import (
     Standing,
 )
 from gateway.core.ports import CallRecord, OpenHold, SessionKey, SessionView
+from gateway.core.session import MAX_KEPT
 from gateway.core.tools import MAX_NAMES, MAX_RECENT, OTHERS, ToolUse
 from gateway.core.usage import MAX_TOKENS, Totals
 from gateway.core.values import dataclass
@@ -122,6 +123,11 @@ def last_turn(record: CallRecord) -> dict[str, str]:
     frames = f"{last.frames} {last.added} {last.over}" if last.frames is not None else ""
     residual = str(max(-MAX_TOKENS, min(last.residual, MAX_TOKENS)))
     return {"last_key": last.key, "residual": residual, "frames": frames}
+
+
+def kept_elsewhere(record: CallRecord) -> dict[str, str | int]:
+    """What the session remembers of what the call's provider keeps."""
+    return {"kept": record.kept, "most_kept": MAX_KEPT} if record.kept else {}
 
 
 def account(row: Sequence[int]) -> Account:

@@ -12,7 +12,7 @@ import msgspec
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.ledger import EMPTY, Claim, Epochs, Moment
 from gateway.core.ports import LOST, CallRecord, Lesson, Opening, SessionKey, SessionView, StoredKey
-from gateway.core.session import Remembered
+from gateway.core.session import MAX_KEPT, Remembered
 from gateway.core.usage import MAX_TOKENS, Totals
 from gateway.core.values import dataclass
 from gateway.stores.sqlite import accounts, kept
@@ -38,9 +38,10 @@ _LAST: Final = ("last_key", "last_residual", "last_frames", "last_added", "last_
 _LAST_LIST: Final = ", ".join(_LAST)
 _ADD: Final = (
     "INSERT INTO sessions "  # noqa: S608  # constants
-    f"(namespace, id, derived, created_at, last_call_at, {_LAST_LIST}, {_SUM_LIST}) "
-    f"VALUES ({', '.join('?' * (5 + len(_LAST) + len(SUMS)))}) ON CONFLICT DO UPDATE SET "
+    f"(namespace, id, derived, created_at, last_call_at, kept, {_LAST_LIST}, {_SUM_LIST}) "
+    f"VALUES ({', '.join('?' * (6 + len(_LAST) + len(SUMS)))}) ON CONFLICT DO UPDATE SET "
     "last_call_at = max(last_call_at, excluded.last_call_at), "
+    f"kept = iif(excluded.kept IS NULL, kept, substr(excluded.kept || coalesce(kept, ''), 1, {MAX_KEPT})), "
     + "".join(f"{name} = iif(excluded.last_key IS NULL, {name}, excluded.{name}), " for name in _LAST)
     + ", ".join(f"{name} = min({name} + excluded.{name}, {MAX_SUM})" for name in SUMS)
     + f" RETURNING {_SUM_LIST}"
@@ -57,19 +58,19 @@ VIEW: Final = (
     "FROM (SELECT * FROM sessions WHERE {}) LEFT JOIN tools USING (namespace, id)"
 )
 _REMEMBERED: Final = (
-    f"SELECT {kept.STATE}, {_LAST_LIST} FROM (SELECT ? AS namespace, ? AS id) "  # noqa: S608  # constants
+    f"SELECT {kept.STATE}, kept, {_LAST_LIST} FROM (SELECT ? AS namespace, ? AS id) "  # noqa: S608  # constants
     f"{kept.JOINED} LEFT JOIN sessions USING (namespace, id)"
 )
 #: the same and more for a call that begins, in one look: its session's account may be missing, too
 _OPENING: Final = (
-    f"SELECT {kept.STATE}, {_LAST_LIST}, {', '.join(accounts.COLUMNS)}{{}} "  # noqa: S608  # constants
+    f"SELECT {kept.STATE}, kept, {_LAST_LIST}, {', '.join(accounts.COLUMNS)}{{}} "  # noqa: S608  # constants
     f"FROM (SELECT ? AS namespace, ? AS id) AS asked {kept.JOINED} LEFT JOIN sessions USING (namespace, id) "
     "LEFT JOIN accounts ON kind = 'session' AND accounts.namespace = asked.namespace AND accounts.id = asked.id"
 )
 _OPENING_ALONE: Final = _OPENING.format("")
 _OPENING_WITH_TOTALS: Final = _OPENING.format(f", {_SUM_LIST}")
 #: where the account begins in it, and the totals
-_ACCOUNT_AT: Final = 2 + len(_LAST)
+_ACCOUNT_AT: Final = 3 + len(_LAST)
 _SUMS_AT: Final = _ACCOUNT_AT + len(accounts.COLUMNS)
 _NO_SUMS: Final = (0,) * len(SUMS)
 _LESSON: Final = "SELECT value FROM lessons WHERE key = ?"
@@ -136,6 +137,7 @@ def _charge(connection: sqlite3.Connection, record: CallRecord) -> Sequence[int]
         record.derived_session,
         record.started_at,
         record.started_at + record.duration_s,
+        record.kept or None,
         *_last(record),
         *sums_of(charge, record.saved_tokens),
     )
@@ -234,12 +236,17 @@ def opening(
 
 
 def _remembered(row: Sequence[Any]) -> Remembered:
-    value, steps, last_key, residual, *frames = row
+    value, steps, elsewhere, *last = row
+    elsewhere = elsewhere if isinstance(elsewhere, str) else ""
+    return Remembered(kept.state_of(value, steps), _last_turn(*last), elsewhere)
+
+
+def _last_turn(last_key: object, residual: object, *frames: object) -> LastTurn | None:
     if not isinstance(last_key, str) or not isinstance(residual, int):
-        return Remembered(kept.state_of(value, steps))
+        return None
     # An older version kept none.
-    known = frames if all(isinstance(number, int) for number in frames) else ()
-    return Remembered(kept.state_of(value, steps), LastTurn(last_key, residual, *known))
+    known = [number for number in frames if isinstance(number, int)]
+    return LastTurn(last_key, residual, *(known if len(known) == len(frames) else ()))
 
 
 def lesson(connection: sqlite3.Connection, key: str) -> bytes | None:

@@ -153,6 +153,10 @@ MIGRATIONS: Final = (
     ALTER TABLE sessions ADD COLUMN last_added INTEGER;
     ALTER TABLE sessions ADD COLUMN last_over INTEGER;
     """,
+    # How much stands on the answers that its provider keeps.
+    """
+    ALTER TABLE sessions ADD COLUMN kept TEXT;
+    """,
 )
 
 _PATIENCE_MS: Final = 60_000

@@ -149,7 +149,7 @@ async def test_old_states_and_lessons_go_in_parts_between_which_everybody_can_wr
     "meanwhile",
     [
         "UPDATE states SET changed_at = 3000.0 WHERE id = 's'",
-        f"INSERT INTO sessions SELECT 'alice', 's', 0, 3000.0, 3000.0{', 0' * 13}, NULL, NULL, 0, NULL, NULL, NULL",  # constants
+        f"INSERT INTO sessions SELECT 'alice', 's', 0, 3000.0, 3000.0{', 0' * 13}, NULL, NULL, 0, NULL, NULL, NULL, NULL",  # constants
     ],
     ids=["changed again", "settled"],
 )

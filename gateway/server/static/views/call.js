@@ -137,6 +137,7 @@ function receipt({ context, usage, usage_source: source }, heading) {
         "Sent",
         context.shadow ? "as it came (shadow): this is what would have been done" : `${number(context.tokens)} tokens`,
       ],
+      ["Kept by the provider", context.kept_tokens ? `${number(context.kept_tokens)} tokens of both` : null],
       ["Allowed", context.budget === null ? "nothing limits it" : `${number(context.budget)} tokens`],
       [
         "Of what was sent",

@@ -1,9 +1,9 @@
 -- Write a call's record and charge it, once per id. KEYS: the hold, ids and records of the session's calls, what is
 -- known of its lost ones, the session, its state, its results, its account, its calls of tools, the last of them.
 -- ARGV[3]: the record, ARGV[4]: maybe the state after it. A: id, lost, session, spent, accounts, sums (or nothing: no
--- charge), keep, oldest, derived, started, ended, and maybe last_key, residual, frames, tools, index, and version: of the
--- state that the call has gone by. Gives {1 if anything was new, sums, time of the last call, version of the state if
--- that was moved} | {2, version, state}: it is another one by now, and nothing was written.
+-- charge), keep, oldest, derived, started, ended, and maybe last_key, residual, frames, kept with most_kept, tools, index,
+-- and version: of the state that the call has gone by. Gives {1 if anything was new, sums, time of the last call, version
+-- of the state if that was moved} | {2, version, state}: it is another one by now, and nothing was written.
 local hold, ids, records, lost, session, state = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local calls, recent = KEYS[9], KEYS[10]
 local SUMS = 13
@@ -138,6 +138,10 @@ if A.session and A.sums then
         tell('last_key', A.last_key)
         tell('residual', A.residual)
         tell('frames', A.frames)
+    end
+    if A.kept then
+        local before = redis.call('HGET', session, 'kept') or ''
+        tell('kept', string.sub(A.kept .. before, 1, A.most_kept))
     end
     local after = summed(sums, A.sums)
     if after then
