@@ -20,6 +20,8 @@ _CREDENTIAL_ENDINGS: Final = (
     *(b"api-key", b"apikey", b"subscription-key", b"virtual-key", b"litellm-key", b"-vk", b"-auth", b"-authorization"),
     *(b"-secret", b"auth-token", b"access-token", b"security-token", b"authorization-token", b"private-token"),
 )
+#: which of a key's accounts is billed: with another key they are refused, or name somebody else's
+_ACCOUNTS: Final = frozenset({b"openai-organization", b"openai-project", b"x-goog-user-project"})
 #: parameters of an address that hold one
 _CREDENTIAL_PARAMETERS: Final = frozenset({"key", "api_key", "api-key", "apikey", "access_token"})
 #: shorter ones stand in too many words, such as the EMPTY of servers that want any
@@ -137,13 +139,13 @@ def request_headers(
         unpacked: the body was packed and is sent unpacked.
     """
     dropped = _named_by_connection(headers)
-    held = holds_credential(provider)
+    held, not_theirs = holds_credential(provider), _ACCOUNTS if has_key(provider) else frozenset[bytes]()
     sent: Headers = []
     present: set[bytes] = set()
     for name, value in headers:
         if name in _NOT_SENT or name in dropped or (unpacked and name == b"content-encoding"):
             continue
-        if (held or name in client_key_headers) and is_credential(name):
+        if name in not_theirs or ((held or name in client_key_headers) and is_credential(name)):
             continue
         sent.append((name, value))
         present.add(name)

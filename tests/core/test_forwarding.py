@@ -147,7 +147,16 @@ def test_a_credential_under_any_other_name_is_forwarded_only_where_none_is_held(
         check_credential([(name, b"sk-proj-secret")], ANTHROPIC, ALL)
 
 
-@pytest.mark.parametrize("name", [b"idempotency-key", b"openai-organization", b"anthropic-beta", b"x-author", b"x-a"])
+@pytest.mark.parametrize("name", [b"openai-organization", b"openai-project", b"x-goog-user-project"])
+def test_whom_to_bill_is_for_the_owner_of_the_key_to_say(name: bytes) -> None:
+    assert sent([(name, b"own")])[name] == b"own"
+    assert name not in sent([(name, b"own")], HELD)
+    assert sent([(name, b"own")], Provider("p", BASE, "none"))[name] == b"own", "there it is no more than a name"
+    fixed = Provider("p", BASE, key="sk-held", headers=((name, b"fixed"),))
+    assert sent([(name, b"own")], fixed)[name] == b"fixed"
+
+
+@pytest.mark.parametrize("name", [b"idempotency-key", b"anthropic-beta", b"x-author", b"x-a"])
 def test_what_holds_no_credential_is_forwarded(name: bytes) -> None:
     assert sent([(name, b"own")], HELD)[name] == b"own"
 
