@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from gateway.calls import Caller, Incoming, SessionPolicy
 from gateway.core import identity
@@ -14,11 +17,14 @@ from gateway.core.forwarding import Provider, header
 from gateway.core.ports import SessionKey
 from gateway.core.routing import Route, Routes
 from gateway.dialects.base import Call
-from gateway.dialects.fields import decode
+from gateway.dialects.fields import UNREADABLE, decode
 
 _LONGEST_MODEL_NAME: Final = 256
 #: fields by which a provider is told what to call in the place of the model
 _OTHER_MODELS: Final = ("models", "fallbacks")
+#: A tool that is another model, which Anthropic has the first one ask; inside a JSON text it may be written otherwise.
+_ADVISOR: Final = "advisor_"
+_MAY_ADVISE: Final = re.compile(rb"advisor_|\\u")
 #: of them in one request, more than any provider takes; what is beyond them is not looked up
 _MOST_OTHERS: Final = 32
 #: the head of the form part that names the model, up to where its value begins
@@ -70,10 +76,9 @@ def routes_of(incoming: Incoming, call: Call, routes: Routes, session: SessionKe
     The calls of one session go the same way.
 
     Raises:
-        InvalidRequest: a form that names the model twice.
         UnknownModel: nobody has it, or it is not for this client key.
     """
-    model = call.model or _form_model(incoming)
+    model = call.model
     if not _only_lists(incoming):
         check_model(model, incoming.caller)
         _check_others(call, incoming.caller)
@@ -87,7 +92,15 @@ def others_of(call: Call, found: Sequence[Route], routes: Routes) -> tuple[Route
 
     One that cannot be read has no name, and nobody knows its price.
     """
-    named = list(dict.fromkeys([name or "" for _, name in _others(call)]))
+    return _at_each(list(dict.fromkeys([name or "" for _, name in _others(call)])), found, routes)
+
+
+def advisors_of(call: Call, found: Sequence[Route], routes: Routes) -> tuple[Route, ...]:
+    """The models that a call lets its own one ask, at each of its providers."""
+    return _at_each(list(dict.fromkeys(_advisors(call))), found, routes)
+
+
+def _at_each(named: list[str], found: Sequence[Route], routes: Routes) -> tuple[Route, ...]:
     if not named:
         return ()
     if len(named) > _MOST_OTHERS:
@@ -136,8 +149,31 @@ def _check_others(call: Call, caller: Caller) -> None:
     """
     if not caller.models:
         return
-    for field, name in _others(call):
+    for field, name in (*_others(call), *(("tools", name) for name in _advisors(call))):
         check_model(name, caller, field)
+
+
+class _Tool(msgspec.Struct):
+    """What of a tool says that it is a model."""
+
+    type: Any = None
+    model: Any = None
+
+
+_TOOLS: Final = msgspec.json.Decoder(list[_Tool])
+
+
+def _advisors(call: Call) -> Iterator[str]:
+    tools = call.fields.get("tools", b"")
+    if not _MAY_ADVISE.search(tools):
+        return
+    try:
+        found = _TOOLS.decode(tools)
+    except UNREADABLE:
+        return
+    for tool in found:
+        if isinstance(tool.type, str) and tool.type.startswith(_ADVISOR) and isinstance(tool.model, str):
+            yield tool.model
 
 
 def _others(call: Call) -> Iterator[tuple[str, str | None]]:
@@ -169,15 +205,18 @@ def is_allowed(model: str | None, patterns: Sequence[str]) -> bool:
     return not patterns or (model is not None and any(fnmatchcase(model, pattern) for pattern in patterns))
 
 
-def _form_model(incoming: Incoming) -> str | None:
-    """The `model` field of a form, where one of the first parts holds it (audio, images)."""
-    if not header(incoming.headers, b"content-type").startswith(b"multipart/form-data"):
-        return None
+def with_form_model(incoming: Incoming, call: Call) -> Call:
+    """The call with the `model` field of a form, where one of the first parts holds it (audio, images).
+
+    Raises:
+        InvalidRequest: the form names the model twice.
+    """
+    if call.model is not None or not header(incoming.headers, b"content-type").startswith(b"multipart/form-data"):
+        return call
     found = list(_MODEL_PART.finditer(incoming.body))
     if len(found) > 1:
         raise InvalidRequest('The form holds more than one part named "model". Send it once.', param="model")
-    if not found:
-        return None
-    start = found[0].end()
-    end = incoming.body.find(b"\r\n", start, start + _LONGEST_MODEL_NAME)
-    return incoming.body[start:end].decode("utf-8", "replace").strip() or None if end > 0 else None
+    start = found[0].end() if found else 0
+    stop = incoming.body.find(b"\r\n", start, start + _LONGEST_MODEL_NAME) if found else 0
+    name = incoming.body[start:stop].decode("utf-8", "replace").strip() if stop > start else ""
+    return replace(call, model=name, model_at=(start, stop)) if name else call

@@ -28,7 +28,7 @@ from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
 from gateway.dialects.contents import MOST_MESSAGES, Contents, contents_of, with_messages
 from gateway.dialects.length_error import LengthError
-from gateway.dialects.limits import is_loose, output_limit, with_limit
+from gateway.dialects.limits import asks_no_answer, is_loose, output_limit, with_limit
 from gateway.planning import Asked, Planner, Weighing
 from gateway.progress import Progress
 from gateway.result_summaries import ResultSummaries
@@ -227,7 +227,7 @@ class Composer:
             limit, why = progress.limit_to_set(call.fields, wire), "as the step has it"
         if limit is None and taken is not None and is_held and is_loose(call.fields, wire, provider.limit_field):
             limit, why = taken.whole, "as is held for it"
-        if limit is None:
+        if limit is None or asks_no_answer(call.fields, wire):
             return {}
         limit = min(limit, self._facts(progress.route).output or limit)
         if plan is not None and output_limit(call.fields, wire) is None:

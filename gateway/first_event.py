@@ -1,7 +1,7 @@
 """The first event of a stream, looked at as long as its call can still go elsewhere.
 
-Some providers take a request with status 200 and refuse it in the first event. Nothing of the answer is there by then:
-it costs nothing, and the next model may have one.
+Some providers take a request with status 200 and refuse it in the first event, or behind those that only say that it
+was taken. Nothing of the answer is there by then: it costs nothing, and the next model may have one.
 """
 
 from __future__ import annotations
@@ -13,17 +13,24 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.core.forwarding import header
+from gateway.core.message import encode
 from gateway.core.ports import UpstreamReply
 from gateway.core.retrying import FAILED
 from gateway.core.sse import EventBuffer, event_data, split_events
 from gateway.core.values import dataclass
 from gateway.dialects.base import EventReader
+from gateway.dialects.length_error import length_error
 from gateway.upstream.pieces import AlreadyRead, chain, is_packed
 
-#: Comments that only keep a connection open are passed over for so long, and in so many bytes: then they go out.
+#: Comments that only keep a connection open are passed over for so long, and in so many bytes: then they go out. So are
+#: events that say that a request was taken, each of which may hold its instructions and its tools.
 _PATIENCE_S: Final = 10.0
-_MOST_BYTES: Final = 64 * 1024
-_DATA: Final = re.compile(rb"^data:", re.MULTILINE)
+_MOST_BYTES: Final = 2**20
+#: OpenAI says so in every stream of Responses, also in one that it refuses for its length
+_TAKEN: Final = re.compile(
+    rb"(?:\A|\n)(?:event: ?(?:response\.(?:created|queued|in_progress)|ping)[\r\n]"
+    rb'|data: ?\{"type": ?"(?:response\.(?:created|queued|in_progress)|ping)")'
+)
 #: by what providers call an error: the status that says the same. Anthropic:
 #: https://docs.claude.com/en/api/errors; OpenAI: https://platform.openai.com/docs/guides/error-codes
 _STATUSES: Final[Mapping[str, int]] = {
@@ -38,6 +45,8 @@ _STATUSES: Final[Mapping[str, int]] = {
     "overloaded_error": 529,
 }
 _UNKNOWN: Final = 502
+#: of a request that is too long
+_TOO_LONG: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,32 +78,46 @@ async def looked_at(answer: UpstreamReply, reader: EventReader) -> UpstreamReply
         UpstreamFault: it broke off before.
     """
     pieces = answer.chunks()
-    first, region = await _first(pieces)
-    said = next((data for event in split_events(region) if (data := event_data(event))), None)
-    if said is not None:
+    first, said = await _first(pieces)
+    if said:
         reader.read(said)
-        if reader.answer().error and (status := _status(said)) in FAILED:
-            return AlreadyRead(status, [(b"content-type", b"application/json")], said)
+        if reader.answer().error:
+            status, body = _status(said), _plain(said)
+            # What is too long for one model another may take; any other such request is the caller's to mend.
+            if status in FAILED or length_error(_TOO_LONG, body) is not None:
+                return AlreadyRead(status, [(b"content-type", b"application/json")], body)
     return Begun(answer.status, answer.headers, first, pieces)
 
 
 async def _first(pieces: AsyncIterator[bytes]) -> tuple[list[bytes], bytes]:
-    """The pieces up to the first event that says something, and the events in them."""
+    """The pieces up to the first event that says something, and its data; empty where none came in time."""
     clock = asyncio.get_running_loop().time
-    buffer, first, region, size, until = EventBuffer(), list[bytes](), b"", 0, clock() + _PATIENCE_S
+    buffer, first, size, until = EventBuffer(), list[bytes](), 0, clock() + _PATIENCE_S
     async for piece in pieces:
         first.append(piece)
         size += len(piece)
-        region += buffer.feed(piece)
-        if _DATA.search(region) or size > _MOST_BYTES or clock() > until:
+        for event in split_events(buffer.feed(piece)):
+            if (said := event_data(event)) and not _TAKEN.search(event):
+                return first, said
+        if size > _MOST_BYTES or clock() > until:
             break
-    return first, region
+    return first, b""
+
+
+def _plain(said: bytes) -> bytes:
+    """An error as a body of its own; an answer that failed has it inside."""
+    try:
+        value: Any = json.loads(said)
+        error = value["response"]["error"]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        return said
+    return encode({"error": error})
 
 
 def _status(said: bytes) -> int:
     """The status that an error would have had as an answer of its own."""
     try:
-        value: Any = json.loads(said)
+        value: Any = json.loads(_plain(said))
     except (ValueError, RecursionError):
         return _UNKNOWN
     error = value.get("error") if isinstance(value, dict) else None

@@ -22,7 +22,7 @@ from dataclasses import replace
 from types import TracebackType
 
 from gateway.accounting import Accounts
-from gateway.addressing import named_session, others_of, routes_of, session_of, speaking
+from gateway.addressing import advisors_of, named_session, others_of, routes_of, session_of, speaking, with_form_model
 from gateway.answers import Answers, TotalsComment, read_error
 from gateway.budgeting import Budgets
 from gateway.calls import TELLING, Incoming, Reply, SessionPolicy
@@ -224,7 +224,7 @@ class Exchange:
             progress.session = named_session(incoming, gateway.policy.id_headers)
         if incoming.refused is not None:
             raise incoming.refused
-        call = progress.call = progress.dialect.read(incoming.body)
+        call = progress.call = with_form_model(incoming, progress.dialect.read(incoming.body))
         if metered:
             if progress.session is None:
                 progress.session, progress.derived = session_of(incoming, call, gateway.policy)
@@ -256,6 +256,7 @@ class Exchange:
         progress.routes = speaking(found, incoming.endpoint.format, providers)
         progress.route = progress.routes[0]
         progress.others = others_of(call, progress.routes, self._gateway.routes)
+        progress.advisors = advisors_of(call, progress.routes, self._gateway.routes)
         check_credential(incoming.headers, providers[progress.route.provider], providers.values())
 
     def _go_by(self, step: Step, call: Call) -> None:
@@ -330,7 +331,9 @@ class Exchange:
         answer = await self._send(call)
         if progress.route is progress.routes[-1] or not is_event_stream(answer):
             return answer
-        return await looked_at(answer, progress.dialect.reader(call, drop_usage=False))
+        begun = await looked_at(answer, progress.dialect.reader(call, drop_usage=False))
+        progress.is_too_long = isinstance(begun, AlreadyRead) and begun.status not in FAILED
+        return begun
 
     async def _make_ready(self, call: Call) -> None:
         """Decide what is sent, and hold what it may cost. Tool results shrink before a call is refused.

@@ -51,7 +51,8 @@ class Progress:
 
     `started_at` is wall time, `sent_at` and `head_at` are monotonic. `routes`: where it may go, `route`: the one whose
     turn it is, `is_too_long`: for that one, `is_at_work`: it may be working on it, which `at_work` is told.
-    `others`: models that the call tells its providers to call in the place of its own, at each of them.
+    `others`: models that the call tells its providers to call in the place of its own, at each of them; `advisors`:
+    those that its own one may ask.
     `affordable`: input tokens that its budgets allow. `is_holding`: something may be held.
     `contents`: of the call, and their `weighing`, where a step had to look at them; `step`: the one that it was begun
     in; `narrowed`: how the provider is told which tools may be called.
@@ -69,6 +70,7 @@ class Progress:
     routes: tuple[Route, ...] = (_NO_ROUTE,)
     route: Route = _NO_ROUTE
     others: tuple[Route, ...] = ()
+    advisors: tuple[Route, ...] = ()
     is_too_long: bool = False
     is_at_work: bool = False
     at_work: AtWork = told_nobody
@@ -148,12 +150,16 @@ class Progress:
         asked, most = output_limit(fields, wire), max(most, least_output(fields, wire))
         return most if asked is None or most < asked else None
 
-    def instead(self, *routes: Route) -> list[Route]:
-        """The models that providers of these routes may call in the place of the call's own, as it tells them."""
-        if not self.others:
+    def instead(self, *routes: Route, besides: bool = True) -> list[Route]:
+        """The models that providers of these routes may call in the place of the call's own, as it tells them.
+
+        `besides`: and those that its own one may ask, which never answer the call.
+        """
+        named = (*self.others, *self.advisors) if besides else self.others
+        if not named:
             return []
         providers = {route.provider for route in routes}
-        return [route for route in self.others if route.provider in providers]
+        return [route for route in named if route.provider in providers]
 
     def client_left(self) -> None:
         """Nobody waits for the answer. Of a stream that has said why it ends the client knows all that matters."""

@@ -137,7 +137,7 @@ class Records:
         prices = self._prices(progress, answer) if charge is not None and charge.cost_usd is None else []
         if charge is not None and prices:
             tier = as_name(answer.service_tier or "")
-            progress.notes["price"] = f'not known of the service tier "{tier}", which is a dearer one'
+            progress.notes.setdefault("price", f'not known of the service tier "{tier}", which is a dearer one')
             charge = replace(charge, cost_usd=max(standard_cost(charge.usage, price) for price in prices))
         return spent_by(charge, self._cached_weight)
 
@@ -150,13 +150,27 @@ class Records:
         told = self._told(progress.route, answer)
         if told is not None:
             return told
+        others = Decimal(0)
+        for name, part in answer.usage.named if answer.usage is not None else ():
+            if name != answer.model:
+                price = self._facts(self._named(progress, name)).price
+                if price is None:
+                    progress.notes["price"] = f'not known of "{as_name(name)}", which was asked besides'
+                    return None
+                usage, others = usage.without(part), others + standard_cost(part, price)
         costs = [cost(usage, price, answer.service_tier) for price in self._prices(progress, answer)]
         known = [one for one in costs if one is not None]
-        return max(known) if known and len(known) == len(costs) else None
+        return max(known) + others if known and len(known) == len(costs) else None
+
+    @staticmethod
+    def _named(progress: Progress, name: str) -> Route:
+        """The model of this name at the provider that answered."""
+        route = progress.route
+        return _who_answered([route, *progress.instead(route)], name) or Route(route.provider, name)
 
     def _prices(self, progress: Progress, answer: Answer) -> list[Price]:
         """The price of the model that answered; those of all that may have, where that cannot be told."""
-        route, may = progress.route, [progress.route, *progress.instead(progress.route)]
+        route, may = progress.route, [progress.route, *progress.instead(progress.route, besides=False)]
         if len(may) == 1:
             # Whatever it calls itself: a version that has no price of its own is the model all the same.
             return self._known_prices([route])

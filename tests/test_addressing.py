@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from gateway.addressing import named_session, others_of, routes_of, session_of
+from gateway.addressing import advisors_of, named_session, others_of, routes_of, session_of, with_form_model
 from gateway.calls import Caller, Incoming, SessionPolicy
 from gateway.core.errors import InvalidRequest, SessionRequired, UnknownModel
 from gateway.core.ports import SessionKey
@@ -85,7 +86,8 @@ def test_calls_without_a_conversation_share_a_session_per_path(world: World) -> 
 
 
 def resolved(incoming: Incoming) -> Route:
-    return routes_of(incoming, incoming.endpoint.dialect.read(incoming.body), ROUTES, None)[0]
+    call = with_form_model(incoming, incoming.endpoint.dialect.read(incoming.body))
+    return routes_of(incoming, call, ROUTES, None)[0]
 
 
 def test_a_form_that_names_two_models_is_refused(world: World) -> None:
@@ -131,11 +133,40 @@ def test_a_key_limited_to_models_may_have_no_other_called_in_their_place(
         assert resolved(incoming(limited, harmless)).provider == "q"
 
 
+def advisor(model: object, kind: str = "advisor_20260301") -> dict[str, object]:
+    return {"type": kind, "name": "advisor", "model": model}
+
+
+@pytest.mark.parametrize("written", [str, lambda body: body.replace('"advisor_', '"\\u0061dvisor_')])
+def test_a_key_limited_to_models_may_have_no_other_one_advise(world: World, written: Callable[[str], str]) -> None:
+    def incoming(caller: Caller, *tools: object) -> Incoming:
+        body = written(json.dumps({**json.loads(BODY), "model": "q-1", "tools": list(tools)}))
+        return world.incoming(body.encode(), "messages", caller=caller)
+
+    limited = Caller("alice", ("q-*",))
+    with pytest.raises(UnknownModel, match="may not use the model 'dear'") as refused:
+        resolved(incoming(limited, {"name": "f", "input_schema": {}}, advisor("dear")))
+    assert refused.value.param == "tools"
+    assert resolved(incoming(Caller("alice"), advisor("dear"))).provider == "q"
+    for harmless in (advisor("q-2"), advisor("dear", "custom"), advisor(7), advisor(None), "advisor_"):
+        assert resolved(incoming(limited, harmless)).provider == "q"
+
+
 async def test_the_model_of_a_form_is_found(world: World) -> None:
     form = FORM + b'content-disposition: form-data; name="file"; filename="a"\r\n\r\n\xff\x00\r\n--b--\r\n'
     await world.call(world.incoming(form, "audio/transcriptions", headers=FORM_HEADERS))
     assert world.upstream.sent[0].url.startswith("http://q/")
+    assert world.upstream.sent[0].body == form.replace(b"q-1", b"q-real")
     assert world.record.model == "q-real"
+
+
+async def test_a_form_is_sent_with_the_name_that_its_provider_knows(world: World) -> None:
+    for asked, sent in ((b"p/whisper", b"whisper"), (b"m", b"m"), (b" q-1 ", b"q-real")):
+        form = FORM.replace(b"q-1", asked).replace(b"--b--", b"--b\r\nx: y\r\n\r\nq-1 p/whisper\r\n--b--")
+        await world.call(world.incoming(form, "audio/transcriptions", headers=FORM_HEADERS))
+        assert world.upstream.sent[-1].body == FORM.replace(b"q-1", sent).replace(
+            b"--b--", b"--b\r\nx: y\r\n\r\nq-1 p/whisper\r\n--b--"
+        )
 
 
 @pytest.mark.parametrize(
@@ -177,3 +208,12 @@ def test_the_models_that_a_provider_may_call_instead_are_found(
     call = incoming.endpoint.dialect.read(incoming.body)
     found = [Route("p", "m"), Route("q", "m"), Route("p", "n")]
     assert others_of(call, found, ROUTES) == tuple(ROUTES.named_at(one, name) for one in "pq" for name in names)
+    assert advisors_of(call, found, ROUTES) == ()
+
+
+def test_the_models_that_may_advise_are_found(world: World) -> None:
+    tools = [advisor("a"), {"name": "f", "model": "x"}, advisor("b"), advisor("a"), advisor(None)]
+    call = world.incoming().endpoint.dialect.read(json.dumps({**json.loads(BODY), "tools": tools}).encode())
+    found = [Route("p", "m"), Route("q", "m")]
+    assert advisors_of(call, found, ROUTES) == tuple(ROUTES.named_at(one, name) for one in "pq" for name in "ab")
+    assert others_of(call, found, ROUTES) == ()

@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gateway import first_event
+from gateway.dialects.base import named_event
 from gateway.dialects.openai_chat import OpenAIChat
+from gateway.dialects.openai_responses import OpenAIResponses
 from gateway.first_event import is_event_stream, looked_at
 from gateway.upstream.pieces import AlreadyRead
 from tests.support.fakes import BODY, SSE, FakeReply
@@ -42,10 +44,67 @@ async def test_a_refusal_has_the_status_that_it_would_have_had_by_itself(error: 
     assert await looked(b"data: " + said[:7], said[7:] + b"\n\n" + chunk("late")) == (status, said)
 
 
-@pytest.mark.parametrize("code", [400, 401, 422, "invalid_request_error", "context_length_exceeded"])
+@pytest.mark.parametrize("code", [400, 401, 422, "invalid_request_error", "invalid_prompt"])
 async def test_a_refusal_that_others_would_repeat_is_left_to_the_client(code: object) -> None:
     event = b"data: " + json.dumps({"error": {"code": code}}).encode() + b"\n\n"
     assert await looked(event) == (200, event)
+
+
+@pytest.mark.parametrize(
+    "error", [{"code": "context_length_exceeded"}, {"message": "prompt is too long: 5 tokens > 4"}]
+)
+async def test_what_is_too_long_for_one_model_another_may_take(error: dict[str, str]) -> None:
+    said = json.dumps({"error": {"type": "invalid_request_error", **error}}).encode()
+    assert await looked(b"data: " + said + b"\n\n") == (400, said)
+
+
+def event(kind: str, **fields: object) -> bytes:
+    return named_event({"type": kind, **fields})
+
+
+TAKEN = [
+    event(f"response.{name}", response={"instructions": "x" * 9_000}) for name in ("created", "queued", "in_progress")
+]
+LONG = {"code": "context_length_exceeded", "message": "Your input exceeds the context window of this model."}
+
+
+async def looked_of_responses(*pieces: bytes) -> tuple[int, bytes]:
+    dialect = OpenAIResponses()
+    reader = dialect.reader(dialect.read(b'{"model":"m","input":"hi","stream":true}'), drop_usage=False)
+    answer = await looked_at(FakeReply(headers=SSE, pieces=list(pieces)), reader)
+    return answer.status, b"".join([piece async for piece in answer.chunks()])
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "body"),
+    [
+        (event("error", error=LONG), 400, {"type": "error", "error": LONG}),
+        (event("error", **LONG), 400, {"type": "error", **LONG}),
+        (event("response.failed", response={"error": LONG}), 400, {"error": LONG}),
+        (
+            event("response.failed", response={"error": {"code": "server_error"}}),
+            500,
+            {"error": {"code": "server_error"}},
+        ),
+    ],
+)
+async def test_a_refusal_may_come_behind_events_that_say_that_a_request_was_taken(
+    said: bytes, status: int, body: object
+) -> None:
+    found, left = await looked_of_responses(*TAKEN, said)
+    assert (found, json.loads(left)) == (status, body)
+    plain = [piece.partition(b"\n")[2] for piece in (*TAKEN, said)]
+    assert (await looked_of_responses(b"".join(plain)))[0] == status
+
+
+async def test_a_stream_whose_request_was_taken_goes_out_as_it_came() -> None:
+    whole = [*TAKEN, event("response.output_text.delta", delta="x"), event("response.failed", response={"error": LONG})]
+    for pieces in (
+        whole,
+        whole[:3],
+        [*whole[:3], event("response.failed", response={"error": {"code": "invalid_prompt"}})],
+    ):
+        assert await looked_of_responses(*pieces) == (200, b"".join(pieces))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +138,7 @@ async def test_comments_are_passed_over_for_a_while_and_in_some_bytes(monkeypatc
     endless = Endless(headers=SSE)
     answer = await asyncio.wait_for(looked_at(endless, DIALECT.reader(CALL, drop_usage=False)), 30)
     assert answer.status == 200
-    assert len(seen) <= 64 * 1024 // 11 + 2
+    assert len(seen) <= 2**20 // 11 + 2
     seen.clear()
     monkeypatch.setattr(first_event, "_PATIENCE_S", 0.0)
     await looked_at(endless, DIALECT.reader(CALL, drop_usage=False))

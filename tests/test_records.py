@@ -13,6 +13,7 @@ from gateway.core.pricing import price_per_million
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Need, Rate
 from gateway.core.steps import Step
+from gateway.core.usage import Usage
 from gateway.dialects import endpoint
 from gateway.dialects.base import Answer
 from gateway.dialects.reported import Reported
@@ -202,6 +203,30 @@ def test_tokens_are_estimated_and_the_cost_is_as_told_where_only_that_is_told(wo
     uncounted = of_reporter("q", estimate_missing=False).of(progress).charge
     assert uncounted is not None
     assert (uncounted.cost_usd, uncounted.usage.total_tokens) == (TOLD, 0)
+
+
+# --- models asked besides -----------------------------------------------------------------------------------------
+
+
+def test_an_advisor_is_charged_at_its_own_price(world: World) -> None:
+    prices = {"q-real": PRICE, "dear": price_per_million(input=Decimal(100), output=Decimal(1_000))}
+    made = Records(
+        lambda route: ModelFacts(price=prices.get(route.model)), lambda: 7.0, cached_weight=1.0, estimate_missing=True
+    )
+
+    def charged(*parts: tuple[str, Usage], model: str = "q-real-20990101") -> tuple[Decimal | None, str]:
+        progress = answered(world, Answer(Reported(110, 55, 165, named=parts), model=model))
+        progress.advisors = (Route("q", "dear"),)
+        record = made.of(progress)
+        assert record.charge is not None
+        assert record.charge.usage.total_tokens == 165
+        return record.charge.cost_usd, record.notes.get("price", "")
+
+    own, advice, both = Usage(10, 5, 15), Usage(100, 50, 150), Usage(110, 55, 165)
+    assert charged() == charged(("q-real-20990101", both)) == charged(("q-real", both)) == (Decimal("0.00066"), "")
+    assert charged(("q-real-20990101", own), ("dear", advice)) == (Decimal("0.06006"), "")
+    assert charged(("dear", advice)) == charged(("dear", advice), model="calls itself so") == (Decimal("0.06006"), "")
+    assert charged(("nobody", advice)) == (None, 'not known of "nobody", which was asked besides')
 
 
 # --- service tiers ------------------------------------------------------------------------------------------------

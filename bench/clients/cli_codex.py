@@ -24,7 +24,7 @@ EXEC = ("exec", "--json", "--skip-git-repo-check", "--dangerously-bypass-approva
 
 @cache
 def program() -> Program:
-    codex = Program("codex", OPENAI_API_KEY=KEY)
+    codex = Program("codex", OPENAI_API_KEY=KEY, CODEX_API_KEY=KEY)
     (codex.home / ".codex").mkdir()
     (codex.home / ".codex/config.toml").write_text(CONFIG)
     return codex
@@ -65,4 +65,13 @@ def cancel() -> None:
     check_session(thread(), least_calls=5)
 
 
-run(responses_stream_tools, session, session_resumed, cancel)
+def base_url() -> None:
+    """As its own provider, it asks for a WebSocket first; it is refused, and goes on over HTTP at once."""
+    address = f'openai_base_url="{GATEWAY}/v1"'
+    said = program().run(*EXEC, "-c", 'model_provider="openai"', "-c", address, ASK)
+    assert "turn.completed" in said, said
+    assert "Reconnecting" not in said, said
+    settled()
+
+
+run(responses_stream_tools, session, session_resumed, cancel, base_url)

@@ -93,6 +93,14 @@ class MethodNotAllowed(RequestFault):
     code = "method_not_allowed"
 
 
+class NoWebSocket(RequestFault):
+    """The caller asks for a WebSocket; the same path answers by POST, with `stream: true` as events."""
+
+    # Codex goes on over HTTP at once at this status; at any other it tries again for seconds.
+    status = 426
+    code = "websocket_unsupported"
+
+
 class RequestTimeout(RequestFault):
     """The caller stopped sending its body; the connection is closed."""
 

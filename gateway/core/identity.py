@@ -13,6 +13,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from gateway.core.message import CACHE_MARKS
+
 # "." and ".." would be taken for folders in a path
 _VALID: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]{1,255}\Z")
 
@@ -105,7 +107,7 @@ def model_family(model: str) -> str:
 def text_of(content: object) -> str:
     """The part of an item's content that identifies it: its text; other parts as canonical JSON.
 
-    `cache_control` is left out: clients move it from turn to turn.
+    Cache marks are left out: clients move them from turn to turn.
     """
     if isinstance(content, str):
         return content
@@ -115,7 +117,7 @@ def text_of(content: object) -> str:
         text = content.get("text")
         if isinstance(text, str):
             return text
-        kept = {name: value for name, value in content.items() if name != "cache_control"}
+        kept = {name: value for name, value in content.items() if name not in CACHE_MARKS}
         return _canonical(kept)
     return json.dumps(content)
 

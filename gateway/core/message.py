@@ -25,11 +25,16 @@ KNOWN_ROLES: Final = SYSTEM_ROLES | RESULT_ROLES | {"user", "assistant"}
 UNKNOWN: Final = "unknown"
 
 _KEY_BYTES: Final = 16
-_MARK: Final = b'"cache_control"'
+#: where a provider's prompt cache ends, as Anthropic and OpenAI say it
+CACHE_MARKS: Final = ("cache_control", "prompt_cache_breakpoint")
 #: A cache mark. An unescaped `"cache_control"` before a colon can only be a key, because inside a JSON string every
 #: quote has a backslash before it; and the comma or brace before it is then no part of a string either. Only flat
 #: objects are taken out: those end where they seem to.
-_FLAT: Final = re.compile(rb'"cache_control"\s*+:\s*+\{(?:[^{}"\\]|"[^"\\{}]*+")*+\}')
+_MARKS: Final = tuple(
+    (mark, re.compile(mark + rb'\s*+:\s*+\{(?:[^{}"\\]|"[^"\\{}]*+")*+\}'))
+    for mark in (b'"%b"' % name.encode() for name in CACHE_MARKS)
+)
+_OF_TEXT: Final = frozenset({"type", "text", *CACHE_MARKS})
 _SPACES: Final = re.compile(rb"\s*+")
 _SPACE: Final = b" \t\n\r\f\v"
 #: an escape that may be half of a pair
@@ -74,18 +79,24 @@ def plain(raw: bytes) -> bytes:
 
     With each goes one comma beside it. What has none is returned itself.
     """
+    for mark, flat in _MARKS:
+        raw = _without(raw, mark, flat)
+    return raw
+
+
+def _without(raw: bytes, mark: bytes, flat: re.Pattern[bytes]) -> bytes:
     kept: list[bytes] = []
     done, opens = 0, False
-    at = raw.find(_MARK)
+    at = raw.find(mark)
     while at >= 0:
-        found = _FLAT.match(raw, at)
+        found = flat.match(raw, at)
         cut = _cut(raw, at, found.end(), done, opens=opens) if found is not None else None
         if cut is not None:
             kept.append(raw[done : cut[0]])
             # behind the bracket of an object, which is not looked at again: only the next mark is the first field then
             opens = raw[cut[0] : cut[0] + 1] != b","
             done = cut[1]
-        at = raw.find(_MARK, max(at + 1, done))
+        at = raw.find(mark, max(at + 1, done))
     return b"".join([*kept, raw[done:]]) if done else raw
 
 
@@ -115,7 +126,7 @@ def keys_of(messages: Iterable[bytes]) -> tuple[bytes, ...]:
 
 def plains_of(messages: Iterable[bytes]) -> list[bytes]:
     """Each message without its cache marks, itself where it has none."""
-    return [plain(raw) if _MARK in raw else raw for raw in messages]
+    return list(map(plain, messages))
 
 
 def digest(raw: bytes) -> bytes:
@@ -287,7 +298,7 @@ def is_plain_text(part: object) -> bool:
     kind = part.get("type", "text")
     if not isinstance(kind, str) or kind in _REASONING_PARTS:
         return False
-    return isinstance(part.get("text"), str) and set(part) <= {"type", "text", "cache_control"}
+    return isinstance(part.get("text"), str) and _OF_TEXT.issuperset(part)
 
 
 def _faults(message: Message, content: object, calls: Sequence[Mapping[str, Any]]) -> Iterable[str]:

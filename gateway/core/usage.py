@@ -38,6 +38,11 @@ class Usage:
         """Usage of which only the two sides are known."""
         return cls(input_tokens, output_tokens, input_tokens + output_tokens)
 
+    def without(self, part: Usage) -> Usage:
+        """What is left beside a part of it."""
+        names = [field.name for field in fields(self)]
+        return Usage(*[max(0, getattr(self, name) - getattr(part, name)) for name in names])
+
 
 @dataclass(frozen=True, slots=True)
 class Charge:

@@ -30,7 +30,7 @@ class Call:
     """One client request as its dialect reads it.
 
     `fields`: the top level of the body, values as raw bytes; empty where the body is no JSON object.
-    `usage_asked`: the client itself asked for usage in the stream.
+    `usage_asked`: the client itself asked for usage in the stream. `model_at`: where the model's name stands in a form.
     """
 
     operation: str
@@ -39,9 +39,13 @@ class Call:
     body: bytes
     fields: Fields
     usage_asked: bool = False
+    model_at: tuple[int, int] | None = None
 
     def written(self, model: str, changes: Mapping[str, object]) -> bytes:
         """The body with this model and these top-level fields; its own bytes where nothing changes."""
+        if self.model_at is not None and model != self.model:
+            start, stop = self.model_at
+            return b"".join((self.body[:start], model.encode(), self.body[stop:]))
         if self.model is not None and model != self.model:
             changes = {**changes, "model": model}
         return write_fields(self.fields, changes) if changes else self.body

@@ -21,6 +21,9 @@ _KEPT: Final = ("previous_response_id", "conversation", "prompt")
 _GONE_ON_FROM: Final = _KEPT[:2]
 #: bytes of what names one of them; no provider's ids are longer
 _MOST_ID: Final = 1024
+#: the same of a Messages request: what goes on with an answer that Anthropic keeps
+_THREAD: Final = "thread"
+_CONTINUED: Final = re.compile(rb'"previous_message_id"\s*+:\s*+"')
 #: an item that stands for one of an earlier answer; inside a JSON text its quotes would have backslashes before them
 _REFERENCE: Final = "item_reference"
 _REFERENCE_MARK: Final = b'"item_reference"'
@@ -61,6 +64,8 @@ def kept_elsewhere(fields: Fields, wire: Wire | None) -> tuple[str, ...]:
     if wire is None or field is None:
         return ()
     found = [name for name in _KEPT if wire == "responses" and is_given(fields, name)]
+    if wire == "messages" and _THREAD in fields and _CONTINUED.search(fields[_THREAD]):
+        found.append(_THREAD)
     if field not in fields:
         return tuple(found)
     array = bytes(fields[field])

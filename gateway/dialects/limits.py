@@ -64,6 +64,16 @@ def default_limit(fields: AnyFields, wire: Wire | None) -> int | None:
     return _COMPLETION if wire == "completions" and not _given(fields) else None
 
 
+def asks_no_answer(fields: AnyFields, wire: Wire) -> bool:
+    """Whether a request only brings its prompt into the provider's cache: 0 is a limit in Anthropic's API.
+
+    https://platform.claude.com/docs/en/build-with-claude/prompt-caching#pre-warming-the-cache. In other formats a
+    server may read it as no limit.
+    """
+    said = decode(fields[_OLDER]) if wire == "messages" and _OLDER in fields else None
+    return said == 0 and not isinstance(said, bool)
+
+
 def is_loose(fields: AnyFields, wire: Wire, usual: str) -> bool:
     """Whether a server may heed another limit than `output_limit` says, or than the API has by default.
 

@@ -110,7 +110,7 @@ class _OpeningReader:
 
     A string identifies by itself, however long. Other content up to `_DECODED_BYTES` in all is decoded and identified
     by `text_of`; beyond that its parts are identified by their text, and a part without text by a hash of its bytes as
-    written. Clients write the opening alike on every turn, so the id stays. `cache_control` may still move from text to
+    written. Clients write the opening alike on every turn, so the id stays. A cache mark may still move from text to
     text; only where it moves on a part without text (an image), in content this large, the id changes.
     """
 

@@ -8,6 +8,7 @@ absent is absent. Values that are no count (text, booleans, negatives, NaN) read
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from decimal import Decimal
 from typing import Final
 
@@ -62,6 +63,8 @@ class Reported:
     audio_output_tokens: int = 0
     cache_write_1h_tokens: int = 0
     cost_usd: Decimal | None = None
+    #: what the passes of models that are named used of it: an advisor has a price of its own
+    named: tuple[tuple[str, Usage], ...] = ()
 
     @property
     def has_tokens(self) -> bool:
@@ -93,10 +96,11 @@ class Reported:
 class UsageReader:
     """Collects the usage objects of one answer; a stream may carry many."""
 
-    __slots__ = ("_cost_usd", "_fields")
+    __slots__ = ("_cost_usd", "_fields", "_named")
 
     def __init__(self) -> None:
         self._fields: dict[str, int] = {}
+        self._named: dict[str, dict[str, int]] = {}
         self._cost_usd: Decimal | None = None
 
     def add(self, usage: object, *, input_side_only: bool = False) -> None:
@@ -111,6 +115,7 @@ class UsageReader:
         iterations = usage.get("iterations")
         if isinstance(iterations, list):
             fields |= _sum_of_passes(iterations)
+            self._named = _by_model(iterations)
         if input_side_only:
             fields.pop("output_tokens", None)
             if not any(fields.values()):
@@ -125,31 +130,38 @@ class UsageReader:
 
     def reported(self) -> Reported | None:
         """All that was said, or None where nothing was."""
-        fields = self._fields
-        output_tokens = _first(fields, ("completion_tokens", "output_tokens"))
-        total = fields.get("total_tokens")
-        read = _first(fields, _CACHE_READ) or 0
-        write = _first(fields, _CACHE_WRITE) or 0
-        input_tokens = _input_side(fields, read, write, output_tokens, total)
-        if input_tokens is None and output_tokens is None and total is not None:
-            input_tokens, output_tokens = total, 0
-        elif output_tokens is None and input_tokens is not None and total is not None:
-            # Embeddings: the prompt and a total, nothing comes out.
-            output_tokens = max(0, total - input_tokens)
-        if input_tokens is None and output_tokens is None and self._cost_usd is None:
-            return None
-        return Reported(
-            input_tokens,
-            output_tokens,
-            total,
-            read,
-            write,
-            _first(fields, _REASONING) or 0,
-            _first(fields, _AUDIO_IN) or 0,
-            _first(fields, _AUDIO_OUT) or 0,
-            fields.get("cache_creation.ephemeral_1h_input_tokens", 0),
-            self._cost_usd,
-        )
+        found = _reported(self._fields, self._cost_usd)
+        if found is None or not self._named:
+            return found
+        parts = ((name, _reported(fields)) for name, fields in self._named.items())
+        return replace(found, named=tuple([(name, part.complete(0, 0)[0]) for name, part in parts if part is not None]))
+
+
+def _reported(fields: Mapping[str, int], cost_usd: Decimal | None = None) -> Reported | None:
+    output_tokens = _first(fields, ("completion_tokens", "output_tokens"))
+    total = fields.get("total_tokens")
+    read = _first(fields, _CACHE_READ) or 0
+    write = _first(fields, _CACHE_WRITE) or 0
+    input_tokens = _input_side(fields, read, write, output_tokens, total)
+    if input_tokens is None and output_tokens is None and total is not None:
+        input_tokens, output_tokens = total, 0
+    elif output_tokens is None and input_tokens is not None and total is not None:
+        # Embeddings: the prompt and a total, nothing comes out.
+        output_tokens = max(0, total - input_tokens)
+    if input_tokens is None and output_tokens is None and cost_usd is None:
+        return None
+    return Reported(
+        input_tokens,
+        output_tokens,
+        total,
+        read,
+        write,
+        _first(fields, _REASONING) or 0,
+        _first(fields, _AUDIO_IN) or 0,
+        _first(fields, _AUDIO_OUT) or 0,
+        fields.get("cache_creation.ephemeral_1h_input_tokens", 0),
+        cost_usd,
+    )
 
 
 def _input_side(
@@ -188,6 +200,15 @@ def _sum_of_passes(iterations: list[object]) -> dict[str, int]:
             for name, value in _counts(entry).items():
                 total[name] = min(total.get(name, 0) + value, MAX_TOKENS)
     return total
+
+
+def _by_model(iterations: list[object]) -> dict[str, dict[str, int]]:
+    """The same sums of each model that passes name."""
+    passes: dict[str, list[object]] = {}
+    for entry in iterations:
+        if isinstance(entry, Mapping) and isinstance(name := entry.get("model"), str):
+            passes.setdefault(name, []).append(entry)
+    return {name: _sum_of_passes(mine) for name, mine in passes.items()}
 
 
 def _cost(usage: Mapping[str, object]) -> Decimal | None:

@@ -16,7 +16,15 @@ from typing import Any, Final, Literal
 from urllib.parse import unquote_to_bytes
 
 from gateway.calls import NO_DIRECTIVES, Incoming, Reply
-from gateway.core.errors import GatewayError, InternalError, InvalidRequest, NotFound, Overloaded, ShuttingDown
+from gateway.core.errors import (
+    GatewayError,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    NoWebSocket,
+    Overloaded,
+    ShuttingDown,
+)
 from gateway.core.forwarding import header
 from gateway.core.identity import is_valid
 from gateway.core.ports import Headers
@@ -36,13 +44,18 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
-#: paths that are understood without /v1 in front, for a base URL given without it
-_BARE: Final = re.compile(r"(?:chat/completions|completions|embeddings|responses|messages|models)(?:/|$)")
+#: paths of OpenAI's and Anthropic's APIs, understood without /v1 in front for a base URL given without it
+_BARE: Final = re.compile(
+    r"(?:chat/completions|completions|embeddings|responses|messages|models|assistants|audio|batches|containers"
+    r"|conversations|evals|files|fine_tuning|images|moderations|threads|uploads|vector_stores|videos)(?:/|$)"
+)
 _UNSAFE: Final = re.compile(rb"[\x00-\x20\x7f\\;]")
 #: unreserved characters (RFC 3986, section 2.3), encoded
 _NEEDLESS: Final = re.compile(r"%(?:[46][1-9a-f]|[57][0-9a]|3[0-9]|2[de]|5f|7e)", re.IGNORECASE)
 #: a slash, a percent sign, and where a query or a fragment begins, encoded
 _HIDDEN: Final = re.compile(r"%(?:2f|25|3f|23)", re.IGNORECASE)
+#: what every opening handshake has (RFC 6455, section 4.1); its `upgrade` is taken out before it is parsed
+_WEBSOCKET: Final = b"sec-websocket-key"
 #: largest bodies that may be held at the same time; smaller ones are only bounded by max_concurrency
 _BODIES_AT_ONCE: Final = 16
 #: methods with which browsers send no `Origin` to the page's own origin
@@ -129,7 +142,11 @@ class Forwarder:
         target: Endpoint | None = None
         try:
             session, path = split_path(scope["raw_path"], scope["method"])
-            target = endpoint(scope["method"], path, anthropic=_speaks_anthropic(headers, path))
+            target = endpoint(scope["method"], path, anthropic=_speaks_anthropic(headers))
+            if header(headers, _WEBSOCKET):
+                raise NoWebSocket(
+                    "The gateway carries no WebSockets. Send requests by POST, with stream: true for events."
+                )
             if session is not None and not is_valid(session):
                 raise InvalidRequest("A session id in the path has 1-255 characters of A-Z a-z 0-9 . _ : -")
             if scope.get("client") is None:
@@ -150,7 +167,7 @@ class Forwarder:
             limits = self._limits
             body, unpacked = await read_body(receive, headers, limits.max_body, limits.body_timeout_s, lease)
             directives = ours.directives(headers)
-            target = endpoint(scope["method"], path, anthropic=_speaks_anthropic(headers, path), body=body)
+            target = endpoint(scope["method"], path, anthropic=_speaks_anthropic(headers), body=body)
         except Disconnected:
             lease.release()
             return
@@ -342,8 +359,8 @@ def split_path(raw_path: bytes, method: str = "POST") -> tuple[str | None, str]:
     return session, path
 
 
-def _speaks_anthropic(headers: Headers, path: str) -> bool:
-    return path.startswith("models") and any(name == b"anthropic-version" for name, _ in headers)
+def _speaks_anthropic(headers: Headers) -> bool:
+    return any(name == b"anthropic-version" for name, _ in headers)
 
 
 def _is_events(headers: Headers) -> bool:

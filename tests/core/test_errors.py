@@ -21,6 +21,9 @@ TABLE: dict[type[GatewayError], tuple[int, str, str, str, bool, int | None]] = {
     errors.MethodNotAllowed: (
         405, "method_not_allowed", "invalid_request_error", "invalid_request_error", False, None,
     ),
+    errors.NoWebSocket: (
+        426, "websocket_unsupported", "invalid_request_error", "invalid_request_error", False, None,
+    ),
     errors.RequestTimeout: (400, "body_timeout", "invalid_request_error", "invalid_request_error", False, None),
     errors.ToolNotAllowed: (400, "tool_not_allowed", "invalid_request_error", "invalid_request_error", False, None),
     errors.PayloadTooLarge: (413, "request_too_large", "invalid_request_error", "request_too_large", False, None),

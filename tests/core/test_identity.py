@@ -223,6 +223,7 @@ def test_parts_without_text_count_by_their_content_whatever_the_order_of_keys() 
 def test_a_cache_mark_that_moves_does_not_change_the_identity() -> None:
     image = {"type": "image", "source": "s"}
     assert text_of({**image, "cache_control": {"type": "ephemeral"}}) == text_of(image)
+    assert text_of({**image, "prompt_cache_breakpoint": {"mode": "explicit"}}) == text_of(image)
     text = {"type": "text", "text": "a"}
     assert text_of({**text, "cache_control": {"type": "ephemeral"}}) == text_of(text)
 

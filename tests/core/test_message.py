@@ -49,6 +49,16 @@ def test_a_cache_mark_does_not_change_the_key(marked: bytes) -> None:
     assert (is_marked(bare), is_marked(marked)) == (False, True)
 
 
+def test_openais_mark_is_one_like_anthropics() -> None:
+    mark = b'"prompt_cache_breakpoint":{"mode":"explicit","ttl":"30m"}'
+    part = b'{"role":"user","content":[{"type":"text","text":"a"%b}]}'
+    bare, marked, both = part % b"", part % (b"," + mark), part % (b"," + mark + b"," + MARK)
+    assert key(bare) == key(marked) == key(both)
+    assert (is_marked(bare), is_marked(marked)) == (False, True)
+    assert not sketch(marked).sealed
+    assert key(encode({"content": "a" + marked.decode()})) != key(encode({"content": "a" + bare.decode()}))
+
+
 def test_a_message_that_is_a_mark_only_has_the_key_of_an_empty_one() -> None:
     assert key(b"{" + MARK + b"}") == key(b"{}")
 

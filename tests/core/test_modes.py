@@ -177,12 +177,13 @@ def test_each_part_is_a_table_of_its_own_and_keeps_its_mark() -> None:
     assert after[1]["text"].startswith("[JSON list as a table, 20 rows")
 
 
+@pytest.mark.parametrize("mark", ["cache_control", "prompt_cache_breakpoint"])
 @pytest.mark.parametrize("mode", ["summary", "handle_only"])
-def test_a_short_form_stands_for_all_parts_and_keeps_a_mark(mode: ResponseMode) -> None:
-    parts = [{"type": "text", "text": TEXT, "cache_control": MARK}, {"type": "text", "text": rows(90)}]
+def test_a_short_form_stands_for_all_parts_and_keeps_a_mark(mode: ResponseMode, mark: str) -> None:
+    parts = [{"type": "text", "text": TEXT, mark: MARK}, {"type": "text", "text": rows(90)}]
     found = shown(result(parts), mode)
     assert found.content == TEXT + rows(90)
-    assert json.loads(found.raw)["content"] == [{"type": "text", "text": text_of(found.raw), "cache_control": MARK}]
+    assert json.loads(found.raw)["content"] == [{"type": "text", "text": text_of(found.raw), mark: MARK}]
     assert points(text_of(found.raw))
 
 

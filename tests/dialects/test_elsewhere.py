@@ -33,6 +33,20 @@ def test_what_stands_for_content_that_a_provider_keeps_is_named(body: dict[str, 
     assert kept_elsewhere(fields(**body), "responses") == kept
 
 
+@pytest.mark.parametrize(
+    ("thread", "kept"),
+    [
+        ({"type": "continue", "previous_message_id": "msg_1"}, ("thread",)),
+        ({"type": "create"}, ()),
+        ({"type": "create", "previous_message_id": None}, ()),
+        (None, ()),
+    ],
+)
+def test_a_thread_that_is_continued_is_named(thread: object, kept: tuple[str, ...]) -> None:
+    assert kept_elsewhere(fields(messages=[], thread=thread), "messages") == kept
+    assert kept_elsewhere(fields(messages=[], thread=thread), "chat") == ()
+
+
 @pytest.mark.parametrize("wire", ["chat", "messages", "completions", None])
 def test_other_formats_have_nothing_of_the_kind(wire: Wire | None) -> None:
     body = fields(prompt="a prompt", conversation="c", previous_response_id="r")

@@ -212,6 +212,30 @@ def test_billed_passes_are_added_up() -> None:
     assert usage({"input_tokens": 1, "output_tokens": 2, "iterations": passes}) == Usage(106, 12, 118, 5)
 
 
+def test_what_each_named_model_used_is_a_part() -> None:
+    passes = [
+        {"type": "message", "model": "one", "input_tokens": 100, "output_tokens": 10},
+        {
+            "type": "advisor_message",
+            "model": "two",
+            "input_tokens": 5,
+            "output_tokens": 1,
+            "cache_read_input_tokens": 20,
+        },
+        {"type": "advisor_message", "model": "two", "input_tokens": 6, "output_tokens": 2},
+        {"type": "compaction", "input_tokens": 3, "output_tokens": 3},
+        {"type": "message", "model": 7, "input_tokens": 1, "output_tokens": 1},
+        {"type": "message", "model": "three"},
+    ]
+    found = read({"input_tokens": 1, "output_tokens": 2, "iterations": passes})
+    assert found is not None
+    assert found.named == (("one", Usage(100, 10, 110)), ("two", Usage(31, 3, 34, 20)))
+    assert found.complete(0, 0)[0] == Usage(135, 17, 152, 20)
+    last = read({"iterations": passes}, {"iterations": passes[:1]})
+    assert last is not None
+    assert last.named == (("one", Usage(100, 10, 110)),)
+
+
 @pytest.mark.parametrize("passes", [[None, 7], [{}], [{"type": "compaction"}]])
 def test_passes_that_say_nothing_do_not_hide_what_the_top_level_says(passes: list[object]) -> None:
     assert usage({"input_tokens": 1, "output_tokens": 2, "iterations": passes}) == Usage(1, 2, 3)

@@ -515,6 +515,20 @@ def test_an_upgrade_on_a_kept_connection_does_not_lose_the_body_either(web: Web,
     assert [call.body for call in mock.calls] == [PLAIN, PLAIN]
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/s/mine/v1/realtime?model=any"])
+def test_a_websocket_is_refused_by_the_gateway_with_the_status_at_which_codex_goes_on(
+    path: str, web: Web, mock: Provider
+) -> None:
+    handshake = (
+        f"GET {path} HTTP/1.1\r\nhost: a\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+        "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    answer = talk(web.url, handshake.encode())
+    assert answer.status == 426
+    assert answer.json["error"]["code"] == "websocket_unsupported"
+    assert not mock.calls
+
+
 def test_pipelined_requests_are_answered_in_order(web: Web, mock: Provider) -> None:
     first = chat_bytes(PLAIN, b"x-request-id: first", b"x-mock: delay=0.1").replace(b"connection: close\r\n", b"")
     second = chat_bytes(PLAIN, b"x-request-id: second")

@@ -230,6 +230,13 @@ REFUSED_IN_STREAM = {
     "chat": ("/v1/chat/completions", {"error": {"code": 503, "message": "No host is up"}}, 503),
     "messages": ("/v1/messages", ANTHROPIC, 529),
     "responses": ("/v1/responses", {"type": "error", "code": "server_error", "message": "Failed"}, 500),
+    "too long": ("/v1/responses", {"type": "error", "code": "context_length_exceeded", "message": "Too long"}, 400),
+}
+#: what stands before it: nothing, comments, and what OpenAI says of each request that it takes
+BEFORE = {
+    "at once": b"",
+    "comments": b": PROCESSING\n\n: PROCESSING\n\n",
+    "taken": b'event: response.created\ndata: {"type":"response.created","response":{"id":"r","usage":null}}\n\n',
 }
 
 
@@ -243,7 +250,7 @@ def streamed(gateway: GatewayThread, path: str, model: str = "main") -> Reply:
     return gateway.web.post(path, {"model": model, "stream": True, **asked}, {"x-session-id": "s"})
 
 
-@pytest.mark.parametrize("before", [b"", b": PROCESSING\n\n: PROCESSING\n\n"], ids=["at once", "comments"])
+@pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
 @pytest.mark.parametrize("kind", REFUSED_IN_STREAM)
 def test_a_stream_that_refuses_in_its_first_event_is_stood_in_for_and_costs_nothing(
     gateway_server: StartGateway, byte_server: StartUpstream, second: MockServer, kind: str, before: bytes

@@ -263,6 +263,30 @@ def test_what_may_answer_instead_and_has_no_price_is_refused_under_a_budget_in_d
     assert ask(gateway, model="cheap", max_tokens=10, models=[]).status == 200
 
 
+def test_an_advisor_is_held_and_charged_at_its_own_price(
+    byte_server: StartUpstream, gateway_server: StartGateway
+) -> None:
+    passes = [
+        {"type": "message", "model": "cheap", "input_tokens": 100, "output_tokens": 10},
+        {"type": "advisor_message", "model": "openai/dear", "input_tokens": 200, "output_tokens": 100},
+    ]
+    usage = {"input_tokens": 100, "output_tokens": 10, "iterations": passes}
+    told = json.dumps({"type": "message", "model": "cheap", "content": [], "usage": usage}).encode()
+    upstream = byte_server(lambda connection: connection.whole(told))
+    gateway = gateway_server(upstream.url, models=PRICES, **{"budget.usd": 1})
+
+    def advised(model: str, limit: int) -> Reply:
+        tool = {"type": "advisor_20260301", "name": "advisor", "model": model}
+        return ask(gateway, "/v1/messages", model="cheap", max_tokens=limit, tools=[tool])
+
+    refused = advised("unheard-of", 10)
+    assert (refused.status, refused.error["code"], upstream.requests) == (400, "price_unknown", [])
+    assert advised("openai/dear", 10_000).status == 200
+    assert upstream.requests[0].json["max_tokens"] < 1_700, "1 USD is 1,667 of its tokens"
+    own, advice = 100 * 0.1 + 10 * 0.4, 200 * 150 + 100 * 600
+    assert float(used(gateway)["usd"]) == pytest.approx((own + advice) / 1e6)
+
+
 # --- what counts and what it costs --------------------------------------------------------------------------------
 
 
@@ -287,6 +311,19 @@ def test_a_lowered_limit_is_shared_by_thinking_and_answer_as_the_call_has_it(
     body = upstream.requests[0].json
     assert 5_000 < body["max_tokens"] < 5_100
     assert body["thinking"]["budget_tokens"] / body["max_tokens"] == pytest.approx(10 / 16, abs=0.001)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_messages_call_that_asks_for_no_answer_gets_none(
+    byte_server: StartUpstream, gateway_server: StartGateway, stream: bool
+) -> None:
+    upstream = byte_server(lambda connection: connection.whole(b'{"usage":{"input_tokens":9,"output_tokens":0}}'))
+    gateway = gateway_server(upstream.url, **{"budget.tokens": 2_000})
+    assert ask(gateway, "/v1/messages", max_tokens=0, stream=stream).status == 200
+    assert upstream.requests[0].json["max_tokens"] == 0
+    assert used(gateway)["tokens"] == 9
+    assert ask(gateway, max_tokens=0).status == 200
+    assert upstream.requests[1].json["max_tokens"] > 0, "no limit at some servers"
 
 
 @pytest.mark.parametrize("mark", ['"1h"', '"1\\u0068"', '"\\u0031h"', '"\\u0031\\u0068"', '"5m"'])

@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from gateway.mock import Provider
-from tests.conftest import Scripted
+from tests.conftest import Scripted, StartGateway, StartUpstream
 from tests.support.gateways import GatewayThread
 from tests.support.scripted import SSE_HEAD, Connection
 from tests.support.web import HI, Web
@@ -245,6 +245,27 @@ def test_headers_of_the_provider_and_for_it_pass(claude: anthropic.Anthropic, mo
     )
     assert mock.calls[0].header("anthropic-beta") == "context-1m-2025-08-07"
     assert mock.calls[0].header("anthropic-version")
+
+
+def test_all_that_anthropics_sdk_asks_for_goes_to_anthropic(
+    byte_server: StartUpstream, gateway_server: StartGateway
+) -> None:
+    openais, anthropics = (byte_server(lambda connection: connection.whole(b'{"data":[]}')) for _ in range(2))
+    provider = {"base_url": anthropics.url, "auth": "none"}
+    gateway = gateway_server(openais.url, **{"built_in_providers": True, "providers.anthropic": provider})
+    with anthropic.Anthropic(base_url=gateway.url, api_key="any", max_retries=0) as claude:
+        claude.beta.files.upload(file=("notes.txt", b"for Claude"))
+        claude.beta.skills.list()
+        claude.messages.batches.list()
+    assert [request.path.partition("?")[0] for request in anthropics.requests] == [
+        "/v1/files",
+        "/v1/skills",
+        "/v1/messages/batches",
+    ]
+    assert not openais.requests
+    with openai.OpenAI(base_url=gateway.base_url, api_key="any", max_retries=0) as client:
+        client.files.list()
+    assert len(openais.requests) == 1
 
 
 def test_an_error_of_anthropics_api_keeps_its_shape(claude: anthropic.Anthropic, mock: Provider) -> None:

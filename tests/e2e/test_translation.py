@@ -236,6 +236,7 @@ def test_what_claude_code_sends_besides_does_not_stop_a_call(bench: Bench, model
     more: Any = {
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         "metadata": {"user_id": json.dumps({"session_id": "s"})},
+        "diagnostics": {"previous_message_id": None},
         "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
     }
     answer = bench.claude.messages.create(
@@ -243,6 +244,7 @@ def test_what_claude_code_sends_besides_does_not_stop_a_call(bench: Bench, model
         extra_headers={"anthropic-beta": "context-management-2025-06-27"},
     )  # fmt: skip
     assert answer.stop_reason == "end_turn"
+    assert b"previous_message_id" not in bench.mock.calls[-1].body
 
 
 def arrived(bench: Bench, model: str, **fields: Any) -> Any:
@@ -294,6 +296,8 @@ def test_a_pdf_reaches_a_provider_of_openais_format_as_a_file_and_anthropic_as_a
         user({"type": "document", "source": {"type": "file", "file_id": "file_1"}}),
         {"extra_body": {"mcp_servers": [{"type": "url", "url": "https://x", "authorization_token": "secret"}]}},
         {"extra_body": {"container": "c"}},
+        {"extra_body": {"thread": {"type": "continue", "previous_message_id": "msg_1"}}},
+        {"extra_body": {"compaction": {"type": "summarize"}}},
     ],
 )
 def test_what_only_anthropic_keeps_or_does_is_refused(bench: Bench, fields: dict[str, Any]) -> None:

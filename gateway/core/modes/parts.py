@@ -12,21 +12,20 @@ from typing import Any, Final
 
 from gateway.core.counting.images import COMMON_RULE, image_tokens
 from gateway.core.counting.media import from_base64, from_url
-from gateway.core.message import encode, is_plain_text
+from gateway.core.message import CACHE_MARKS, encode, is_plain_text
 from gateway.core.values import dataclass
 
 #: characters of a text that weighs a token
 _TOKEN: Final = 4
-_MARK: Final = "cache_control"
 _PLAIN: Final = ("text",)
 #: what names a document or search result to who reads it
 _NAMES: Final = ("title", "source", "context")
 
-_DOCUMENT: Final = frozenset({"type", "source", "title", "context", "citations", _MARK})
-_FOUND: Final = frozenset({"type", "source", "title", "content", "citations", _MARK})
-_PICTURE: Final = frozenset({"type", "source", _MARK})
+_DOCUMENT: Final = frozenset({"type", "source", "title", "context", "citations", *CACHE_MARKS})
+_FOUND: Final = frozenset({"type", "source", "title", "content", "citations", *CACHE_MARKS})
+_PICTURE: Final = frozenset({"type", "source", *CACHE_MARKS})
 _BASE64: Final = frozenset({"type", "media_type", "data"})
-_ADDRESSED: Final = frozenset({"type", "image_url", "detail", _MARK})
+_ADDRESSED: Final = frozenset({"type", "image_url", "detail", *CACHE_MARKS})
 _FILE: Final = frozenset({"file_data", "filename"})
 _SOUND: Final = frozenset({"data", "format"})
 
@@ -120,7 +119,7 @@ class Content:
             return text
         last = max(self._parts)
         plain = [one.came for one in self._parts.values() if one.path == _PLAIN] or [{"type": "text"}]
-        fields = {name: value for part in plain for name, value in part.items() if name != _MARK}
+        fields = {name: value for part in plain for name, value in part.items() if name not in CACHE_MARKS}
         short = {**fields, "text": text, **self._mark(last)}
         return [
             short if place == last else part
@@ -135,8 +134,9 @@ class Content:
         """
         mark: dict[str, Any] = {}
         for place, part in enumerate(self._all[: last + 1]):
-            if isinstance(part, Mapping) and part.get(_MARK):
-                mark = {_MARK: part[_MARK]} if place in self._parts else {}
+            own = {name: part[name] for name in CACHE_MARKS if part.get(name)} if isinstance(part, Mapping) else {}
+            if own:
+                mark = own if place in self._parts else {}
         return mark
 
 
@@ -242,7 +242,7 @@ def _inner(part: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _outer(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {name: value for name, value in part.items() if name not in ("type", _MARK)}
+    return {name: value for name, value in part.items() if name not in ("type", *CACHE_MARKS)}
 
 
 _MEDIA: Final[Mapping[str, Callable[[Mapping[str, Any]], _Media | None]]] = {

@@ -148,9 +148,22 @@ def _responses(elements: Sequence[Any]) -> Iterator[str]:
             (answered if kind.endswith("_output") else called)[call_id] += 1
     yield from (f"call {one} without its result" for one in (called - answered).elements())
     yield from (f"result of {one} without its call" for one in (answered - called).elements())
+    yield from _programs(items)
     for item, following in zip_longest(items, items[1:], fillvalue=nothing):
         if _is_reasoning(item) and not _is_made(following):
             yield f"reasoning {item.get('id')} without what came of it"
+
+
+def _programs(items: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What a program called for stands behind it."""
+    known = set[str]()
+    for item in items:
+        caller = item.get("caller")
+        by = str(caller["caller_id"]) if isinstance(caller, dict) and "caller_id" in caller else None
+        if item.get("type") == "program":
+            known.add(str(item.get("call_id")))
+        elif by is not None and by not in known:
+            yield f"{item.get('type')} {item.get('call_id')} without {by}, which called for it"
 
 
 def _call_id(item: Mapping[str, Any], names: Mapping[str, Any]) -> Any:

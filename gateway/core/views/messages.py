@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from gateway.core.counting.measure import is_compaction
 from gateway.core.message import decode, encode, read
 from gateway.core.views.raw import fields_of, items_of, list_of, object_of
-from gateway.core.views.view import Book, Changes, View, as_came, entries, opaque, said
+from gateway.core.views.view import SEAL, Book, Changes, View, as_came, entries, opaque, said, sealed
 
 #: no set: what stands there may be no name at all
 _ROLES = ("user", "assistant")
@@ -52,6 +52,8 @@ class _Read(NamedTuple):
     #: ids of the calls in it that run where the model does, and of those that it needs before it
     served: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    #: ids of calls that code made which runs there
+    coded: frozenset[str] = frozenset()
 
 
 class MessagesView(View):
@@ -202,11 +204,18 @@ def _listed(content: Any) -> Iterable[Any]:
 
 def _pieces(elements: Sequence[bytes], reads: Sequence[_Read]) -> Iterator[tuple[_Piece, Sequence[int]]]:
     """The messages, each with the elements it is made of."""
+    coded = frozenset[str]().union(*(one.coded for one in reads))
     for span in _spans(reads):
-        if len(span) == 1:
-            yield from ((piece, span) for piece in reads[span.start].pieces)
-        else:
-            yield from _tied(elements, reads, span)
+        alone = len(span) == 1
+        found = ((piece, span) for piece in reads[span.start].pieces) if alone else _tied(elements, reads, span)
+        yield from ((_uncut(piece, coded), places) for piece, places in found)
+
+
+def _uncut(piece: _Piece, coded: Collection[str]) -> _Piece:
+    """What code reads is no text for a model: in any other form it would be a broken or a wrong value."""
+    if not (coded and piece.is_result and decode(piece.message)["tool_call_id"] in coded):
+        return piece
+    return piece._replace(message=sealed(piece.message))
 
 
 def _tied(elements: Sequence[bytes], reads: Sequence[_Read], span: range) -> Iterator[tuple[_Piece, Sequence[int]]]:
@@ -250,7 +259,7 @@ def _spans(reads: Sequence[_Read]) -> Iterator[range]:
 def _together(elements: Sequence[bytes], *, is_held: bool) -> _Piece:
     """Calls of several messages. None of these is changed: they stand together or not at all."""
     blocks = [block for raw in elements for block in _listed(decode(raw)["content"])]
-    return _Piece(encode(_spoken({}, blocks) | {"thinking_blocks": True}), is_held=is_held)
+    return _Piece(encode({**_spoken({}, blocks), **SEAL}), is_held=is_held)
 
 
 def _size(found: _Read) -> int:
@@ -277,7 +286,13 @@ def _read(raw: bytes) -> _Read:
         is_compact=any(map(is_compaction, content)),
         served=served,
         needs=needs,
+        coded=frozenset(str(block.get("id")) for block in content if _stays(block) and _by_code(block)),
     )
+
+
+def _by_code(block: Mapping[str, Any]) -> bool:
+    caller = block.get("caller")
+    return isinstance(caller, dict) and "tool_id" in caller
 
 
 def _served(content: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], tuple[str, ...]]:

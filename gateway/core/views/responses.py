@@ -2,8 +2,8 @@
 
 Calls that were made together become one message, and their results follow it, wherever they stand among the items. What
 a model reasoned or did by itself is bound to what came of it: a provider refuses one without the other, also where the
-reasoning is only named. All else that is only named, items that nobody here knows, and results whose call the provider
-keeps, are held.
+reasoning is only named. So is a program to the calls that it made, whose results it reads as they came. All else that
+is only named, items that nobody here knows, and results whose call the provider keeps, are held.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from gateway.core.message import decode, encode, read, text_parts
 from gateway.core.views.raw import fields_of, items_of, list_of, object_of
-from gateway.core.views.view import Book, Changes, View, as_came, entries, opaque, said
+from gateway.core.views.view import Book, Changes, View, as_came, entries, opaque, said, sealed
 
 #: no set: what stands there may be no name at all
 _SPEAKERS = ("user", "system", "developer")
@@ -29,10 +29,12 @@ _CALLS = frozenset(
 _DEEDS = frozenset(
     {
         *("reasoning", "web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call"),
-        *("mcp_call", "mcp_list_tools", "tool_search_call", "tool_search_output"),
+        *("mcp_call", "mcp_list_tools", "tool_search_call", "tool_search_output", "program", "program_output"),
     }
 )
 _OUTPUT = "_output"
+#: code that runs where the model does and makes calls
+_PROGRAM = "program"
 _RESULTS = frozenset({*(f"{call}{_OUTPUT}" for call in _CALLS), "tool_search_output"})
 #: its output is written as JSON, and must stay that
 _JSON_OUTPUT = f"local_shell_call{_OUTPUT}"
@@ -55,6 +57,9 @@ class _Read(NamedTuple):
     role: str = ""
     #: of the item itself, where it is a call; the provider knows by it what it came of
     id: str = ""
+    #: the program that it is, and the one that it belongs to, by their `call_id`
+    program: str = ""
+    by: str = ""
 
 
 @dataclass(slots=True)
@@ -125,6 +130,9 @@ class _Grouping:
         self._open: _Group | None = None
         #: by a name of the call: what it stands in, and its `call_id`
         self._callers: dict[str, tuple[_Group, str]] = {}
+        #: programs by their `call_id`, and the calls that they made
+        self._programs: dict[str, _Group] = {}
+        self._coded: set[str] = set()
         #: the last that stands for all before it
         self._compact: _Group | None = None
         self._is_after_name = False
@@ -191,10 +199,14 @@ class _Grouping:
         return group
 
     def _did(self, place: int, item: _Read) -> _Group:
-        group = self._open
-        if group is None or not _goes_on(group, item):
+        group = self._programs.get(item.by, self._open)
+        if group is None or (item.by not in self._programs and not _goes_on(group, item)):
             group = _Group([], {"role": "assistant", "content": [], "tool_calls": []})
             self._opened(group, is_open=True)
+        if item.by:
+            self._of_program(group, item)
+        if item.program:
+            self._programs[item.program] = group
         if item.kind == "call":
             # OpenAI's own types name a local shell's output by an id alone, and leave open which.
             self._callers.update({name: (group, item.call_id) for name in (item.id, item.call_id) if name})
@@ -204,6 +216,14 @@ class _Grouping:
             group.binds = True
             self._join(group, place, [item.part])
         return group
+
+    def _of_program(self, group: _Group, item: _Read) -> None:
+        group.is_made = True
+        if item.by not in self._programs:
+            # The provider keeps it, and goes on with it.
+            self.alone.append(group)
+        if item.kind == "call":
+            self._coded.add(item.call_id)
 
     def _join(self, group: _Group, place: int, parts: Sequence[Any], calls: Sequence[Any] = ()) -> None:
         group.places.append(place)
@@ -216,6 +236,8 @@ class _Grouping:
         message = item.message
         if caller is not None and call_id != item.call_id:
             message = encode({**decode(message), "tool_call_id": call_id})
+        if item.by or call_id in self._coded:
+            message = sealed(message)
         result = _Group([place], message)
         if caller is None:
             self._alone(result)
@@ -237,12 +259,24 @@ def _read(raw: bytes) -> _Read:
         content = item["content"]
         message = raw if isinstance(content, str) else encode({**item, "content": said(content)})
         return _Read(kind, message, role=item["role"])
+    program, by = _program(item)
     if kind == "deed":
-        return _Read(kind, part=_deed(item))
+        return _Read(kind, part=_deed(item), program=program, by=by)
     call_id = _call_id(item)
     if kind == "call":
-        return _Read(kind, part=_call(item), call_id=call_id, id=str(item.get("id") or ""))
-    return _Read(kind, encode({"role": "tool", "tool_call_id": call_id, "content": _output(item)}), call_id=call_id)
+        return _Read(kind, part=_call(item), call_id=call_id, id=str(item.get("id") or ""), by=by)
+    message = encode({"role": "tool", "tool_call_id": call_id, "content": _output(item)})
+    return _Read(kind, message, call_id=call_id, by=by)
+
+
+def _program(item: Mapping[str, Any]) -> tuple[str, str]:
+    """The program that an item is, and the one that it belongs to."""
+    kind, caller = item.get("type"), item.get("caller")
+    if kind == _PROGRAM:
+        return str(item.get("call_id") or ""), ""
+    if kind == f"{_PROGRAM}{_OUTPUT}":
+        return "", str(item.get("call_id") or "")
+    return "", str(caller.get("caller_id") or "") if isinstance(caller, dict) else ""
 
 
 def _size(found: _Read) -> int:

@@ -18,6 +18,9 @@ Changes = Mapping[int, bytes | None]
 #: the role of what must be sent as it came, because nobody here knows what it is
 OPAQUE = "opaque"
 
+#: of a message that no rule may change
+SEAL: Mapping[str, Any] = {"thinking_blocks": True}
+
 
 class Book(Protocol):
     """Remembers what was read of elements, by a hash of each."""
@@ -162,6 +165,11 @@ class ChatView(View):
 def opaque(raw: bytes) -> bytes:
     """The chat message for an element that nobody here can read; the rules leave it alone."""
     return encode({"role": OPAQUE, "content": raw.decode("utf-8", "replace")})
+
+
+def sealed(message: bytes) -> bytes:
+    """A chat message that may be left out, but never changed."""
+    return encode({**decode(message), **SEAL})
 
 
 def said(parts: Sequence[Any]) -> list[Any]:

@@ -53,7 +53,7 @@ _RESPONSES: Final = frozenset(
 _HINTS: Final = frozenset(
     {"metadata", "client_metadata", "session_id", "prompt_cache_retention", "prompt_cache_options"}
 )
-_MESSAGES_HINTS: Final = _HINTS | {"cache_control", "context_management", "service_tier", "betas"}
+_MESSAGES_HINTS: Final = _HINTS | {"cache_control", "context_management", "service_tier", "betas", "diagnostics"}
 _RESPONSES_HINTS: Final = _HINTS | {
     "store", "include", "truncation", "context_management", "prompt_cache_key", "stream_options",
 }  # fmt: skip
@@ -70,7 +70,10 @@ _DEFAULTS: Final[Mapping[str, Any]] = {
 #: state that only the provider of the client's own API keeps
 _KEPT_ELSEWHERE: Final = ("previous_response_id", "conversation", "prompt", "background")
 #: of Messages, what only Anthropic's own API does
-_ONLY_ANTHROPIC: Final = ("mcp_servers", "container", "inference_geo", "speed")
+_ONLY_ANTHROPIC: Final = (
+    "mcp_servers", "container", "inference_geo", "speed", "thread", "compaction", "fallback_credit_token",
+    "billing_policy",
+)  # fmt: skip
 _ALL: Final = frozenset.union(_CHAT, _TEXT, _EMBED, _MESSAGES, _RESPONSES, _KEPT_ELSEWHERE, _ONLY_ANTHROPIC)
 #: would change the limit, the model or the credential behind the gateway's back
 _NOT_EXTRA: Final = re.compile(

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.core.conversation import Conversation
 from gateway.core.message import encode, plain, sketch
+from gateway.core.modes import show
 from gateway.core.views import new_faults, view_of
 from gateway.core.views.view import View
 
@@ -157,6 +158,20 @@ def test_results_between_what_a_server_was_asked_and_answered_can_be_changed() -
     assert sent[2]["content"] == [{**told(0)["content"][0], "content": "short"}, {"type": "text", "text": "And?"}]
     assert [sent[place] for place in (0, 1, 3, 4)] == [elements[place] for place in (0, 1, 3, 4)]
     assert restored(found, {1: None, 2: None}) == [TASK, {"role": "user", "content": elements[2]["content"][1:]}, TASK]
+
+
+def test_what_code_reads_is_never_rewritten() -> None:
+    for loop in ([asks("s", called(0, "s"))], [asks("s"), {"role": "assistant", "content": [called(0, "s")]}]):
+        for rest in ([], [serves("s"), TASK]):
+            found = view(TASK, *loop, told(0), *rest)
+            results = [raw for raw in found.messages if json.loads(raw)["role"] == "tool"]
+            assert [sketch(raw).sealed for raw in results] == [True]
+    assert not sketch(view(TASK, asks("s", use(0)), told(0), serves("s"), TASK).messages[2]).sealed
+    rows = json.dumps([{"id": number, "name": "a row"} for number in range(50)])
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c0", "content": rows}]}
+    for call, is_shown in ((called(0, "s"), False), (use(0), True)):
+        shown = show(view(TASK, asks("s", {**call, "id": "c0"}), result).messages[2], "table", str)
+        assert (shown is not None) is is_shown
 
 
 def test_the_same_id_in_another_turn_ties_nothing() -> None:

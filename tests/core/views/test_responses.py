@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.core.message import encode, sketch
-from gateway.core.views import view_of
+from gateway.core.views import new_faults, view_of
 from gateway.core.views.view import View
 
 Json = dict[str, Any]
@@ -257,3 +257,39 @@ def test_what_is_beside_a_change_keeps_its_bytes() -> None:
     found = view_of("responses", [encode(TASK), encode(call("a")), told, encode(NEXT)])
     sent = found.restored({2: encode({"role": "tool", "content": "short"})})
     assert sent[2] == told.replace(b'"long"', b'"short"')
+
+
+def coded(item: Json, by: str = "p") -> Json:
+    return {**item, "caller": {"type": "program", "caller_id": by}}
+
+
+PROGRAM: Json = {"type": "program", "id": "pr_1", "call_id": "p", "code": "await search()", "fingerprint": "f"}
+RAN: Json = {"type": "program_output", "id": "po_1", "call_id": "p", "result": "2", "status": "completed"}
+
+
+def test_a_program_stands_or_goes_with_its_calls_and_what_it_came_to() -> None:
+    ran = [thought("1"), PROGRAM, coded(call("a")), output("a"), coded(call("b")), coded(output("b")), RAN]
+    said = {"role": "assistant", "content": "Two."}
+    found = view(TASK, *ran, said, NEXT)
+    assert found.places == ((0,), (1, 2, 3, 5, 7), (4,), (6,), (8,), (9,))
+    assert found.held == frozenset()
+    assert restored(found, dict.fromkeys((1, 2, 3))) == [TASK, said, NEXT]
+    without = [encode(item) for item in (TASK, *ran[2:], said, NEXT)]
+    assert new_faults("responses", [encode(item) for item in (TASK, *ran, said, NEXT)], without)
+    two = [PROGRAM, {**PROGRAM, "call_id": "q"}, coded(call("a"), "q"), output("a"), RAN, {**RAN, "call_id": "q"}]
+    assert view(TASK, *two, NEXT).places == ((0,), (1, 2, 3, 5, 6), (4,), (7,))
+
+
+def test_what_a_program_reads_is_never_rewritten() -> None:
+    for made, told in ((coded(call("a")), output("a")), (call("a"), coded(output("a")))):
+        found = view(TASK, PROGRAM, made, told, NEXT)
+        assert [sketch(raw).sealed for raw in found.messages] == [False, True, True, False]
+    assert not sketch(view(TASK, PROGRAM, call("a"), output("a"), NEXT).messages[2]).sealed
+
+
+def test_what_a_program_does_that_the_provider_keeps_is_held() -> None:
+    assert held(TASK, coded(call("a")), output("a"), NEXT) == {1}
+    assert held(TASK, RAN, NEXT) == {1}
+    unknown = view(TASK, coded(output("a")), NEXT)
+    assert unknown.held == {1}
+    assert sketch(unknown.messages[1]).sealed
