@@ -909,7 +909,10 @@ class Audit:
         report.unknown += bill.total
         # Nothing is held for a call that is taken while the store is away, so that nobody knows of it after a crash;
         # nor at first where there is no budget.
-        lasted = min((kill for kill, _ in self._kills if kill > bill.at), default=seen.ended) - bill.at
+        ends = [kill for kill, _ in self._kills if kill > bill.at]
+        # A kill may have come before the provider had the call, and then the next one was not its end.
+        ends += [seen.ended] if seen.how == "broken" or not ends else []
+        lasted = min(ends) - bill.at
         is_young = not seen.call.session.is_limited and lasted < HELD_AFTER_S
         if self._plan.on_failure == "closed" and not is_young:
             self._wrong(seen, "billed, and not charged")

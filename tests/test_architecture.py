@@ -119,6 +119,7 @@ TESTED_ELSEWHERE = {
     "stores.redis.moves": "stores/test_redis.py",
     "stores.redis.servers": "stores/test_redis.py",
     "stores.redis.settings": "stores/test_redis.py",
+    "stores.redis.leaps": "stores/test_redis_cluster.py",
     "stores.cursor": "stores/test_contract.py",  # what a cursor is worth shows in the pages it gives
     "dialects.openai_errors": "dialects/test_errors.py",  # both error shapes side by side
     "dialects.anthropic_errors": "dialects/test_errors.py",

@@ -29,6 +29,8 @@ _HURRY_S = 0.2
 _ANSWERS_S = 1.0
 #: for one that loads its modules to give a first sign of life, on a machine that is busy with others
 _STARTS_S = 120.0
+#: between two tries of a worker that cannot start, as the store is away: each takes a second of a core
+_AGAIN_S = 5.0
 #: between two looks whether it has; a signal to stop waits for no more than that
 _LOOKS_S = 0.1
 
@@ -80,6 +82,7 @@ class Supervisor(Multiprocess):
         super().__init__(config, sockets)
         self._ready = ready
         self._is_ready = self._stopping = self._hurry = False
+        self._again_at = -math.inf
         #: since when those have been waited for that have not given a sign of life yet; None: they have
         self._awaited: dict[Process, float | None] = {}
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -99,14 +102,37 @@ class Supervisor(Multiprocess):
         One that is only starting is not a hung one: killed for its silence, it would never get further. Only where
         another has died that is risked, which is not to wait for it.
         """
+        if self.should_exit.is_set():
+            return
+        self._try_again()
         starting = [process for process in self.processes if self._is_starting(process)]
         if not starting or not all(process.process.is_alive() for process in self.processes):
             super().keep_subprocess_alive()
+            if self._goes_on_without():
+                # It ends them all where one cannot start, as for a store that is away, though others serve.
+                self.should_exit.clear()
         if not self._is_ready and not self.should_exit.is_set():
             up = (process for process in self.processes if self._awaited.get(process, 0.0) is None)
             self._is_ready = any(process.is_ready(_ANSWERS_S) for process in up)
             if self._is_ready:
                 self._ready()
+
+    def _goes_on_without(self) -> bool:
+        """Whether there are workers that could not start, beside others that serve."""
+        return self._is_ready and 0 < len(self._others()) < len(self.processes)
+
+    def _others(self) -> list[Process]:
+        return [process for process in self.processes if process.exitcode != STARTUP_FAILURE]
+
+    def _try_again(self) -> None:
+        """Start a worker in the place of one that could not, after a while."""
+        if self._goes_on_without():
+            self.processes = self._others()
+            self._again_at = time.monotonic() + _AGAIN_S
+        elif self._is_ready and len(self.processes) < self.processes_num and time.monotonic() >= self._again_at:
+            process = Process(self.config, self.sockets)
+            process.start()
+            self.processes.append(process)
 
     def _is_starting(self, process: Process) -> bool:
         if process not in self._awaited:

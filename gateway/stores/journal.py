@@ -2,7 +2,7 @@
 
 Each line holds a record behind its checksum, and is on the disk when `append` returns. A worker holds a lock on its own
 file for as long as it lives; a file that nobody holds is read, settled and deleted by whoever finds it. Settling is
-idempotent by the call's id, so that a record may be read more than once. A line that a crash cut off is left out: its
+idempotent by the call's id, so that a record may be read more than once. An end that a crash cut off is left out: its
 `append` never returned. What the store refuses goes to a second file, which nobody reads until its name is changed.
 """
 
@@ -138,26 +138,28 @@ class Left:
         self._is_odd = False
 
     def records(self) -> Sequence[CallRecord]:
-        """What it holds, without lines that are not whole."""
+        """What it holds and can be read."""
         found = []
         with self.path.open("rb") as lines:
             while line := lines.readline(_LONGEST):
                 value = _value(line)
                 record = _record(value) if value is not None else None
-                if value is None:
-                    logger.warning("journal %s: a line is not whole and was left out", self.path.name)
-                elif record is None:
-                    self._is_odd = True
-                else:
+                if record is not None:
                     found.append(record)
+                elif value is None and not line.endswith(b"\n"):
+                    logger.warning("journal %s: its end is not whole and was left out", self.path.name)
+                else:
+                    self._is_odd = True
         return found
 
     def delete(self) -> None:
-        """All of it has been settled. What was written by another version is set aside: it is a charge all the same."""
+        """All of it has been settled. What another version wrote, or damage changed, is set aside: it is a charge."""
         if self._is_odd:
             aside = self.path.with_suffix(_ASIDE)
             self.path.rename(aside)
-            logger.error("journal %s holds records that this version cannot read; %s", aside, REMEDY)
+            logger.error(
+                "journal %s holds records that are damaged or that this version cannot read; %s", aside, REMEDY
+            )
         else:
             self.path.unlink(missing_ok=True)
 

@@ -55,6 +55,8 @@ class Settler:
         self._store = store
         self._journal = journal
         self._waiting: deque[CallRecord] = deque()
+        #: of these, those that are not on the disk
+        self._unwritten: set[str] = set()
         self._is_away = False
         self._overflowed = False
         #: records on their way into the journal
@@ -179,9 +181,12 @@ class Settler:
         try:
             is_written = await self._journalled(record)
             # Before it is no longer being written: what is in the file alone must not be deleted with the file.
-            if not is_at_hand and is_written:
+            if is_at_hand:
+                if not is_written:
+                    self._unwritten.add(record.call_id)
+            elif is_written:
                 self._overflowed = True
-            elif not is_at_hand:
+            else:
                 logger.error(
                     "settlement of call %s is lost: %d are waiting already", record.call_id, self._most_waiting
                 )
@@ -194,9 +199,17 @@ class Settler:
         try:
             await asyncio.to_thread(self._journal.append, record)
         except Exception as error:  # noqa: BLE001  # a disk's, or a value's that cannot be written
-            logger.error("call %s cannot be journalled and waits in memory: %s", record.call_id, error)  # noqa: TRY400
+            if record.call_id not in self._unwritten:
+                logger.error("call %s cannot be journalled and waits in memory: %s", record.call_id, error)  # noqa: TRY400
             return False
         return True
+
+    async def _write_down(self) -> None:
+        """Have on the disk what could not be written there before: it may have room again before the store is back."""
+        for record in [one for one in self._waiting if one.call_id in self._unwritten]:
+            if not await self._surely(self._journalled(record)):
+                return
+            self._unwritten.discard(record.call_id)
 
     async def _set_aside(self, record: CallRecord, refused: RecordRefused) -> bool:
         """Keep a record that the store cannot take from waiting for it; whether it is on the disk."""
@@ -216,6 +229,7 @@ class Settler:
             await asyncio.sleep(_RETRY_S)
             try:
                 await self._drain()
+                await self._write_down()
             except Exception:
                 # Whatever it was, nobody else would find out that the store is back.
                 logger.exception("settlements were not offered again this time")
@@ -239,6 +253,7 @@ class Settler:
 
     def _written(self) -> None:
         """The store has taken all that was at hand."""
+        self._unwritten.clear()
         if self._journal is not None:
             if self._overflowed:
                 # The rest is in the file alone, which is found like that of a worker that is gone.
@@ -320,8 +335,10 @@ class Settler:
             await asyncio.wait(under_way)
         try:
             await self._drain()
+            await self._write_down()
         finally:
             if self._journal is not None:
                 self._journal.close()
-            for record in self._waiting if self._journal is None else ():
-                logger.error("settlement of call %s is lost: the store is away at the end", record.call_id)
+            for record in self._waiting:
+                if record.call_id in self._unwritten:
+                    logger.error("settlement of call %s is lost: the store is away at the end", record.call_id)

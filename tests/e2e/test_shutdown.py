@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import sqlite3
@@ -246,6 +247,35 @@ def test_two_workers_share_one_total(mock_server: MockServer, mock: Provider, ga
     gateway.signal(signal.SIGTERM)
     gateway.wait()
     assert kept(gateway, "s") == (30, 90, 0)
+
+
+def test_a_worker_that_cannot_start_ends_no_other_and_is_tried_again(
+    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+) -> None:
+    gateway = gateway_process(mock_server.url, **{"server.workers": 2})
+    dead, other = until(lambda: _both(gateway), STARTS_S, "both answer")
+    settings = gateway.file.read_text()
+    gateway.file.write_text("{broken")
+    os.kill(dead, signal.SIGKILL)
+    until(lambda: "Application startup failed" in gateway.errors.read_text(), STARTS_S)
+    assert _workers(gateway) == [other]
+    assert gateway.web.chat("s").status == 200
+    gateway.file.write_text(settings)
+    until(lambda: _both(gateway), STARTS_S, "another takes its place")
+    gateway.signal(signal.SIGTERM)
+    assert gateway.wait() == 0
+    assert kept(gateway, "s")[0] == 1
+
+
+def _both(gateway: GatewayProcess) -> list[int]:
+    """The two workers, once both were seen."""
+    found = _workers(gateway)
+    return found if len(found) == 2 else []
+
+
+def _workers(gateway: GatewayProcess) -> list[int]:
+    """The processes that answer."""
+    return sorted({gateway.web.get("/api/health").json["worker"]["pid"] for _ in range(24)})
 
 
 def _answers(gateway: GatewayProcess) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -50,6 +51,10 @@ class Time:
         self.wall += seconds
         self.mono += seconds
         self.passed += seconds
+
+    def beside(self) -> float:
+        """A clock of this process that goes as that of a server does."""
+        return time.monotonic() + self.passed
 
 
 @contextlib.asynccontextmanager

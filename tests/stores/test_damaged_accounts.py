@@ -75,7 +75,12 @@ def in_redis(url: str, port: str, moments: Time, field: str) -> Damaged:
     def mend() -> None:
         cli("-c", "-p", port, *(("del", name) if field == "another type" else ("hdel", name, field)))
 
-    return Damaged(RedisStore(url, timeout_s=PATIENT_S, ahead_s=lambda: moments.passed), moments, damage, mend)
+    return Damaged(
+        RedisStore(url, timeout_s=PATIENT_S, moment=moments.beside, ahead_s=lambda: moments.passed),
+        moments,
+        damage,
+        mend,
+    )
 
 
 @pytest.fixture(params=KINDS, ids=" ".join)

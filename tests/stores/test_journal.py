@@ -92,6 +92,26 @@ def test_a_line_that_was_damaged_hides_no_other(tmp_path: Path, record: MakeReco
     assert read(tmp_path) == [first, last]
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_file_with_a_line_that_was_damaged_is_set_aside_and_not_deleted(
+    tmp_path: Path, record: MakeRecord, place: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = Journal(tmp_path)
+    for _ in range(2):
+        journal.append(record())
+    journal.close()
+    (file,) = files(tmp_path)
+    lines = file.read_bytes().splitlines(keepends=True)
+    lines[place] = lines[place].replace(b'"call_id"', b'"call_ix"')
+    file.write_bytes(b"".join(lines))
+    for left in Journal(tmp_path).left_behind():
+        assert len(left.records()) == 1
+        left.delete()
+    assert file.with_suffix(".unread").read_bytes() == b"".join(lines), "it is a charge that somebody may read"
+    assert files(tmp_path) == []
+    assert "damaged" in caplog.text
+
+
 def test_a_file_is_looked_at_by_one_at_a_time_and_gone_when_it_is_settled(tmp_path: Path, record: MakeRecord) -> None:
     journal = Journal(tmp_path)
     journal.append(record())

@@ -44,6 +44,10 @@ class Ahead:
     def __call__(self) -> float:
         return self.seconds
 
+    def beside(self) -> float:
+        """A clock of this process by which as much time has passed."""
+        return time.monotonic() + self.seconds
+
 
 @pytest.fixture
 def ahead() -> Ahead:
@@ -56,7 +60,7 @@ async def store(request: pytest.FixtureRequest, ahead: Ahead) -> AsyncIterator[R
         "redis_server" if request.param == "redis" else "redis_cluster"
     )
     servers.flush()
-    made = RedisStore(servers.url, timeout_s=PATIENT_S, ahead_s=ahead)
+    made = RedisStore(servers.url, timeout_s=PATIENT_S, moment=ahead.beside, ahead_s=ahead)
     yield made
     await made.aclose()
 
@@ -64,7 +68,7 @@ async def store(request: pytest.FixtureRequest, ahead: Ahead) -> AsyncIterator[R
 @pytest.fixture
 async def clustered(redis_cluster: RedisCluster, ahead: Ahead) -> AsyncIterator[RedisStore]:
     redis_cluster.flush()
-    made = RedisStore(redis_cluster.url, timeout_s=PATIENT_S, ahead_s=ahead)
+    made = RedisStore(redis_cluster.url, timeout_s=PATIENT_S, moment=ahead.beside, ahead_s=ahead)
     yield made
     await made.aclose()
 
@@ -210,6 +214,30 @@ async def test_a_hold_is_never_taken_after_its_lease_has_ended(
 
 
 # --- parts of a hold ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["redis", "cluster"])
+async def test_a_clock_that_was_set_ahead_ends_no_lease_whose_worker_renews_it(
+    request: pytest.FixtureRequest, kind: str, record: MakeRecord
+) -> None:
+    """`set_ahead`: the servers' clocks; `later`: that of the worker which looks for holds of others."""
+    set_ahead, later = Ahead(), Ahead()
+    servers: RedisServer | RedisCluster = request.getfixturevalue(f"redis_{'server' if kind == 'redis' else kind}")
+    servers.flush()
+    store = RedisStore(servers.url, timeout_s=PATIENT_S, moment=later.beside, ahead_s=set_ahead)
+    one, other = held(record()), held(record())
+    for opened in (one, other):
+        await store.reserve(opened, LEASE_S)
+    assert await store.overdue(10) == []
+    set_ahead.seconds = 3_600.0
+    assert await store.overdue(10) == [], "it may be that nobody has died"
+    await store.renew({one.hold.id: 0})
+    set_ahead.seconds, later.seconds = 3_600 + LEASE_S - 2, LEASE_S - 2
+    assert await store.overdue(10) == []
+    await store.renew({one.hold.id: 0})
+    set_ahead.seconds, later.seconds = 3_600 + LEASE_S + 2, LEASE_S + 2
+    assert [found.hold.id for found in await store.overdue(10)] == [other.hold.id]
+    await store.aclose()
 
 
 async def test_what_was_taken_is_given_back_when_a_later_account_refuses_requests_too(

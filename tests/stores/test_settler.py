@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ports import CallRecord, Ending, SessionKey
 from gateway.core.usage import Totals
+from gateway.stores.journal import Journal
 from gateway.stores.memory import MemoryStore
 from gateway.stores.settler import Settler
 from tests.support.timing import eventually, in_time
@@ -146,6 +148,65 @@ async def test_a_settlement_lost_at_the_end_is_named_in_the_log(
     with caplog.at_level(logging.ERROR, "gateway"):
         await settler.aclose()
     assert any(item.call_id in entry.getMessage() and "lost" in entry.getMessage() for entry in caplog.records)
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> Path:
+    """A folder in which no journal can be made, as on a full disk; deleted, there is room."""
+    blocked = tmp_path / "journals"
+    blocked.write_bytes(b"")
+    return blocked
+
+
+async def test_a_journal_that_has_room_again_before_the_store_is_back_gets_what_waits_in_memory(
+    store: FlakyStore, record: MakeRecord, full: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settler = Settler(store, Journal(full))
+    store.away = True
+    with caplog.at_level(logging.ERROR, "gateway"):
+        items = [record() for _ in range(3)]
+        for item in items:
+            await settler.settle(item)
+        await eventually(lambda: store.tries > 4, "it is offered again")
+        full.unlink()
+        await eventually(lambda: written_in(full) == 3, "what waits is on the disk")
+    said = [entry.getMessage() for entry in caplog.records if "waits in memory" in entry.getMessage()]
+    assert len(said) == 3, "each is said once"
+    store.away = False
+    await accepts_calls(settler)
+    assert (await store.totals(KEY)).calls == 3
+    assert written_in(full) == 0
+    await settler.aclose()
+
+
+async def test_a_journal_that_has_room_at_the_end_gets_what_waits_in_memory(
+    store: FlakyStore, record: MakeRecord, full: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settler = Settler(store, Journal(full))
+    store.away = True
+    await settler.settle(record())
+    full.unlink()
+    with caplog.at_level(logging.ERROR, "gateway"):
+        await settler.aclose()
+    assert written_in(full) == 1
+    assert "lost" not in caplog.text
+
+
+async def test_what_neither_store_nor_journal_takes_at_the_end_is_named_in_the_log(
+    store: FlakyStore, record: MakeRecord, full: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settler = Settler(store, Journal(full))
+    store.away = True
+    item = record()
+    await settler.settle(item)
+    with caplog.at_level(logging.ERROR, "gateway"):
+        await settler.aclose()
+    assert f"settlement of call {item.call_id} is lost" in caplog.text
+
+
+def written_in(folder: Path) -> int:
+    """Records in the journals of a folder."""
+    return sum(file.read_bytes().count(b"\n") for file in folder.glob("*.journal"))
 
 
 async def test_an_outage_and_its_end_are_said_once_each(

@@ -16,6 +16,7 @@ import pytest
 import gateway
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import StoreUnavailable
+from gateway.core.ledger import AccountKey, Amount, Claim
 from gateway.core.ports import CallRecord, ContextRecord
 from gateway.core.session import Remembered
 from gateway.stores.sqlite import SqliteStore
@@ -46,6 +47,16 @@ async def test_states_last_turns_and_lessons_survive_a_restart(path: Path, recor
         assert await store.remembered(KEY) == Remembered(state, LastTurn("k", 2))
         assert await store.learned("k") == b"[2]"
         assert (await store.totals(KEY)).saved_tokens == 3
+
+
+async def test_a_call_that_comes_late_makes_no_account_older(path: Path, record: MakeRecord) -> None:
+    parent = AccountKey("session", "alice", "parent")
+    async with opened(path) as store:
+        for at in (6_000.0, 1_000.0):
+            await store.settle(record(at=at, accounts=(parent,), spent=Amount(5)))
+        await store.expire(5_000.0)
+        (stands,) = await store.standings([Claim(parent)])
+        assert stands.used == Amount(10)
 
 
 async def test_a_damaged_file_is_not_to_be_waited_for(path: Path, record: MakeRecord) -> None:

@@ -70,7 +70,7 @@ async def spoilt(request: pytest.FixtureRequest, path: Path, moments: Time) -> A
         home = tag_of("alice", "s")
         tag = None if request.param == "redis" else home
         made = Spoilt(
-            RedisStore(server.url, timeout_s=PATIENT_S, ahead_s=lambda: moments.passed),
+            RedisStore(server.url, timeout_s=PATIENT_S, moment=moments.beside, ahead_s=lambda: moments.passed),
             moments,
             lambda call_id: cli("-c", "-p", port, "hset", _KEYS.calls(home)[2], call_id, "junk"),
             lambda hold_id: cli("-c", "-p", port, "hset", _KEYS.hold(hold_id, tag), "v", JUNK),

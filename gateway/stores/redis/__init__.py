@@ -36,7 +36,7 @@ from gateway.core.ports import (
 from gateway.core.redis_url import parse
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.usage import Totals
-from gateway.stores import states
+from gateway.stores import clock, states
 from gateway.stores.redis import values
 from gateway.stores.redis.apart import BooksApart
 from gateway.stores.redis.cluster import ClusterLink
@@ -68,6 +68,7 @@ class RedisStore:
         prefix: of all keys, so that several gateways can share a server.
         connections: at most, to each server; each has many requests under way.
         now: gives the time of day, for what is called old.
+        moment: gives seconds of a clock that nobody sets, against which the server's is held.
         ahead_s: by how much the server's clock is taken to be ahead; for tests alone.
 
     Raises:
@@ -83,6 +84,7 @@ class RedisStore:
         prefix: str = "gateway:",
         connections: int = 4,
         now: Callable[[], float] = time.time,
+        moment: Callable[[], float] = lambda: clock.now().mono,
         ahead_s: Callable[[], float] | None = None,
     ) -> None:
         address = parse(url)
@@ -97,7 +99,7 @@ class RedisStore:
         self._link: Link = ClusterLink(address, open_node, timeout_s) if is_cluster else open_node(address)
         self._clerk = Clerk(self._keys, scripts, ttl_s + _GRACE_S, now)
         books = BooksApart if is_cluster else BooksTogether
-        self._books: Books = books(self._link, self._clerk)
+        self._books: Books = books(self._link, self._clerk, moment)
         self._lists = Lists(self._link, self._keys, scripts)
         self._moves = Moves(self._link, self._keys, scripts, self._clerk, self._books)
         self._lessons = Folding[str, Mapping[str, Lesson]](self._teach)

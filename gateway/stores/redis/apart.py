@@ -9,7 +9,7 @@ on other servers first and the session last, each once; offered again it goes on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from gateway.core.ledger import AccountKey, Claim, Granted, Hold, Refused, Stand
 from gateway.core.ports import LOST, MOST_LATEST, CallRecord, OpenHold
 from gateway.stores.redis import values
 from gateway.stores.redis.keys import SHARDS, tag_of_account
+from gateway.stores.redis.leaps import Leaps
 from gateway.stores.redis.link import Link
 from gateway.stores.redis.scripts import Command
 from gateway.stores.redis.together import Books, Clerk, Settlement, home_of, settlement
@@ -42,11 +43,13 @@ class _Part:
 class BooksApart:
     """See the module."""
 
-    def __init__(self, link: Link, clerk: Clerk) -> None:
+    def __init__(self, link: Link, clerk: Clerk, moment: Callable[[], float]) -> None:
         self._link = link
         self._clerk = clerk
         self._keys = clerk.keys
         self._unread = UnreadHolds()
+        #: of the server that each list of open holds is on
+        self._leaps = [Leaps(moment) for _ in range(SHARDS)]
 
     # --- reserving ----------------------------------------------------------------------------------------------------
 
@@ -159,25 +162,37 @@ class BooksApart:
         shards = (self._clerk.call("overdue", self._keys.shard(one), asked) for one in range(SHARDS))
         replies = await asyncio.gather(*(self._link.call(verb) for verb in shards))
         found: list[OpenHold] = []
-        for hold_id, tag in (pair for [pairs] in replies for pair in pairs):
-            name = hold_id.decode()
-            with self._unread.passed_over(name):
-                opened = await self._opened(name, tag.decode())
-                if opened is None:
-                    await self._forget(name)  # never taken, or settled by one that ended before it could say so
-                else:
-                    found.append(opened)
-            if len(found) == limit:
-                break
+        for leaps, [(now, pairs)] in zip(self._leaps, replies, strict=True):
+            leaps.look(now)
+            for hold_id, tag in pairs:
+                if len(found) < limit:
+                    found += await self._left(hold_id.decode(), tag.decode(), leaps)
         return found
+
+    async def _left(self, hold_id: str, home: str, leaps: Leaps) -> list[OpenHold]:
+        """A hold whose time is over, if nobody may have it."""
+        *row, lease = await self._row(hold_id, home)
+        if leaps.leaves(lease):
+            return []
+        with self._unread.passed_over(hold_id):
+            opened = values.opened(row)
+            if opened is not None:
+                return [opened]
+            await self._forget(hold_id)  # never taken, or settled by one that ended before it could say so
+        return []
 
     async def _home(self, hold_id: str) -> str | None:
         [tag] = await self._link.call(("HGET", self._keys.shard_of(hold_id)[1], hold_id))
         return None if tag is None else tag.decode()
 
     async def _opened(self, hold_id: str, home: str) -> OpenHold | None:
-        [row] = await self._link.call(("HMGET", self._keys.hold(hold_id, home), "u", "n", "v"))
+        *row, _ = await self._row(hold_id, home)
         return values.opened(row)
+
+    async def _row(self, hold_id: str, home: str) -> Sequence[bytes | None]:
+        [row] = await self._link.call(("HMGET", self._keys.hold(hold_id, home), "u", "n", "v", "l"))
+        found: Sequence[bytes | None] = row
+        return found
 
     async def _forget(self, hold_id: str) -> None:
         deadlines, places = self._keys.shard_of(hold_id)

@@ -12,6 +12,7 @@ from gateway.core.usage import Totals
 from gateway.core.values import dataclass
 from gateway.stores.redis import values
 from gateway.stores.redis.keys import Keys, member_of, tag_of, tag_of_account, tag_of_call
+from gateway.stores.redis.leaps import Leaps
 from gateway.stores.redis.link import Link
 from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.values import Kept, Move
@@ -153,11 +154,12 @@ class Clerk:
 class BooksTogether:
     """See the module."""
 
-    def __init__(self, link: Link, clerk: Clerk) -> None:
+    def __init__(self, link: Link, clerk: Clerk, moment: Callable[[], float]) -> None:
         self._link = link
         self._clerk = clerk
         self._keys = clerk.keys
         self._unread = UnreadHolds()
+        self._leaps = Leaps(moment)
 
     async def settle(self, record: CallRecord, move: Move | None) -> Settlement | Kept:
         """See `Store.settle`."""
@@ -202,13 +204,16 @@ class BooksTogether:
     async def overdue(self, limit: int) -> Sequence[OpenHold]:
         """See `Store.overdue`."""
         keys = (self._keys.holds, self._keys.places)
-        [ids] = await self._link.call(self._clerk.call("overdue", keys, {"limit": limit + len(self._unread)}))
+        [(now, ids)] = await self._link.call(self._clerk.call("overdue", keys, {"limit": limit + len(self._unread)}))
+        self._leaps.look(now)
         if not ids:
             return []
         names = [hold_id.decode() for hold_id, _ in ids]
-        kept = await self._link.call(*(("HMGET", self._keys.hold(one), "u", "n", "v") for one in names))
+        kept = await self._link.call(*(("HMGET", self._keys.hold(one), "u", "n", "v", "l") for one in names))
         found = []
-        for name, row in zip(names, kept, strict=True):
+        for name, (*row, lease) in zip(names, kept, strict=True):
+            if self._leaps.leaves(lease):
+                continue
             with self._unread.passed_over(name):
                 found.append(values.opened(row))
         return [opened for opened in found[:limit] if opened is not None]

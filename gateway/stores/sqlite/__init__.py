@@ -40,6 +40,7 @@ from gateway.core.usage import Totals
 from gateway.stores import clock
 from gateway.stores.cursor import Cursor
 from gateway.stores.sqlite import accounts, deletion, kept, latest, rows
+from gateway.stores.sqlite.place import Moved, Place
 from gateway.stores.sqlite.schema import connect, migrate, rewrite_format
 from gateway.stores.sqlite.writer import RETRY_S, Writer
 from gateway.stores.unread import UnreadHolds, refusing
@@ -95,7 +96,8 @@ class SqliteStore:
         except BaseException:
             self._hot.close()
             raise
-        self._writer = Writer(self._hot, timeout_s, self._unavailable, lambda: self._committed(1))
+        self._place = Place(path)
+        self._writer = Writer(self._hot, self._place.check, timeout_s, self._unavailable, lambda: self._committed(1))
 
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         """See `Store.settle`."""
@@ -164,6 +166,7 @@ class SqliteStore:
     def _unavailable(self, error: Exception) -> StoreUnavailable:
         is_damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
         remedy = "Restore a copy of the file, or move it away" if is_damaged else "Try again shortly"
+        remedy = "Put them back, or restart the gateway" if isinstance(error, Moved) else remedy
         return StoreUnavailable(f"The store {self._path.name} cannot be used: {error}. {remedy}.")
 
     async def _checkpoint_now(self) -> None:
@@ -345,6 +348,7 @@ class SqliteStore:
         """See `Store.ping`."""
 
         def write(connection: sqlite3.Connection) -> None:
+            self._place.check(at_once=True)
             # On a full disk a transaction begins and ends like any other, as long as nothing is written in it.
             connection.execute("BEGIN IMMEDIATE")
             try:

@@ -39,7 +39,8 @@ _KEEP_ACCOUNT: Final = (
     f"INSERT INTO accounts (kind, namespace, id, {', '.join(COLUMNS)}, changed_at) "  # noqa: S608  # constants
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
     + "".join(f"{name} = excluded.{name}, " for name in COLUMNS)
-    + "changed_at = excluded.changed_at"
+    # A call that ended earlier may come late, out of a journal: no account is older for that.
+    + "changed_at = max(changed_at, excluded.changed_at)"
 )
 #: `ledger.settle` in one statement, as every call needs it: adds what was spent, gives back what was held
 _SETTLE: Final = (
@@ -47,7 +48,7 @@ _SETTLE: Final = (
     "VALUES (?, ?, ?, ?, ?, ?, 0, 0, 0, ?) ON CONFLICT DO UPDATE SET "
     + "".join(f"{name} = min({name} + excluded.{name}, {MOST}), " for name in _USED)
     + "".join(f"{name} = max({name} - ?, 0), " for name in _HELD)
-    + "changed_at = excluded.changed_at "
+    + "changed_at = max(changed_at, excluded.changed_at) "
     # Of what is no number it would make zero.
     + "WHERE "
     + " AND ".join(f"typeof({name}) = 'integer'" for name in (*_USED, *_HELD))

@@ -34,6 +34,7 @@ class Writer:
 
     Args:
         connection: used in the loop only.
+        check: called before each transaction; raises where there must be none.
         timeout_s: how long a locked database is tried again.
         fault: what callers are told where SQLite raised this.
         committed: called after each transaction.
@@ -42,11 +43,13 @@ class Writer:
     def __init__(
         self,
         connection: sqlite3.Connection,
+        check: Callable[[], None],
         timeout_s: float,
         fault: Callable[[Exception], StoreUnavailable],
         committed: Callable[[], None],
     ) -> None:
         self._connection = connection
+        self._check = check
         self._timeout_s = timeout_s
         self._fault = fault
         self._committed = committed
@@ -113,6 +116,7 @@ class Writer:
         self._committed()
 
     def _transact(self, batch: list[_Pending]) -> list[Any]:
+        self._check()
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         try:

@@ -1,0 +1,50 @@
+"""Where the store's files are: what is written to a file that nobody finds any more is lost with the process."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sqlite3
+import time
+from pathlib import Path
+from typing import Final
+
+#: between two looks: they cost as much as a tenth of a transaction
+_LOOKS_S: Final = 0.1
+
+
+class Moved(sqlite3.OperationalError):
+    """The files that are open are not those that stand there now."""
+
+
+class Place:
+    """The database, its log and the index of that, all of which are open."""
+
+    def __init__(self, path: Path) -> None:
+        self._paths = [path.with_name(path.name + end) for end in ("", "-wal", "-shm")]
+        self._opened = self._found()
+        self._looked_at = time.monotonic()
+
+    def check(self, *, at_once: bool = False) -> None:
+        """Make sure that they are where they were. Nobody asks more often than now and then, but `at_once`.
+
+        Raises:
+            Moved: one is not, or another file is in its place.
+        """
+        now = time.monotonic()
+        if not at_once and now - self._looked_at < _LOOKS_S:
+            return
+        if self._found() != self._opened:
+            self._looked_at = -math.inf
+            raise Moved("its files were deleted, moved or replaced while they were open")
+        self._looked_at = now
+
+    def _found(self) -> list[tuple[int, int] | None]:
+        return [_file_at(path) for path in self._paths]
+
+
+def _file_at(path: Path) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        found = path.stat()
+        return found.st_dev, found.st_ino
+    return None

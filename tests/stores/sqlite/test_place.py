@@ -1,0 +1,53 @@
+"""A file that was taken away from under a gateway is not written to: nobody would find again what stands in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.core.errors import StoreUnavailable
+from gateway.stores.sqlite.place import Moved, Place
+from tests.stores.files import CHARGE, KEY, MakeRecord, opened
+
+
+@pytest.mark.parametrize("end", ["", "-wal", "-shm"])
+async def test_the_store_is_away_while_a_file_of_it_is_and_goes_on_when_it_is_back(
+    path: Path, record: MakeRecord, end: str
+) -> None:
+    file, aside = Path(f"{path}{end}"), path.with_name("aside")
+    async with opened(path) as store:
+        before = await store.settle(record(charge=CHARGE))
+        file.rename(aside)
+        with pytest.raises(StoreUnavailable, match="Put them back, or restart the gateway"):
+            await store.ping()
+        with pytest.raises(StoreUnavailable, match="deleted, moved or replaced"):
+            await store.settle(record(charge=CHARGE))
+        aside.rename(file)
+        await store.ping()
+        assert await store.totals(KEY) == before
+        assert (await store.settle(record(charge=CHARGE))).calls == 2
+
+
+async def test_another_file_in_its_place_is_not_written_to_either(path: Path, record: MakeRecord) -> None:
+    async with opened(path) as store:
+        await store.settle(record(charge=CHARGE))
+        other = path.with_name("other")
+        other.write_bytes(b"")
+        other.replace(path)
+        with pytest.raises(StoreUnavailable, match="replaced"):
+            await store.ping()
+    assert path.read_bytes() == b""
+
+
+def test_it_is_looked_at_now_and_again_and_each_time_once_something_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.db"
+    file.write_bytes(b"")
+    place = Place(file)
+    file.unlink()
+    place.check()
+    for _ in range(2):
+        with pytest.raises(Moved):
+            place.check(at_once=True)
+    with pytest.raises(Moved):
+        place.check()
