@@ -80,7 +80,8 @@ def plain(raw: bytes) -> bytes:
     With each goes one comma beside it. What has none is returned itself.
     """
     for mark, flat in _MARKS:
-        raw = _without(raw, mark, flat)
+        if mark in raw:
+            raw = _without(raw, mark, flat)
     return raw
 
 

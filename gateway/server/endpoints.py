@@ -143,7 +143,7 @@ class Forwarder:
         try:
             session, path = split_path(scope["raw_path"], scope["method"])
             target = endpoint(scope["method"], path, anthropic=_speaks_anthropic(headers))
-            if header(headers, _WEBSOCKET):
+            if scope["method"] == "GET" and header(headers, _WEBSOCKET):
                 raise NoWebSocket(
                     "The gateway carries no WebSockets. Send requests by POST, with stream: true for events."
                 )
@@ -360,7 +360,7 @@ def split_path(raw_path: bytes, method: str = "POST") -> tuple[str | None, str]:
 
 
 def _speaks_anthropic(headers: Headers) -> bool:
-    return any(name == b"anthropic-version" for name, _ in headers)
+    return b"anthropic-version" in dict(headers)
 
 
 def _is_events(headers: Headers) -> bool:
