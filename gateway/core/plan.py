@@ -14,7 +14,15 @@ from math import ceil
 from typing import Any, Final, Literal
 
 from gateway.core.conversation import Conversation
-from gateway.core.counting.calibration import Corrected, LastTurn, Residual, calibration_key, ceiling, corrected
+from gateway.core.counting.calibration import (
+    Corrected,
+    LastTurn,
+    Residual,
+    calibration_key,
+    ceiling,
+    corrected,
+    may_become,
+)
 from gateway.core.counting.estimate import Estimate, Estimator
 from gateway.core.counting.request import Request
 from gateway.core.fitting.epoch import Epoch
@@ -220,9 +228,9 @@ def key_of(request: Request, estimate: Estimate, kept: int = 0) -> str:
     return calibration_key(request.provider, request.model, request.wire, shape)
 
 
-def weigh(request: Request, estimate: Estimate, learned: Learned) -> Weighed:
-    """The request with its estimate corrected by what was learned."""
-    key = key_of(request, estimate, learned.kept)
+def weigh(request: Request, estimate: Estimate, learned: Learned, key: str | None = None) -> Weighed:
+    """The request with its estimate corrected by what was learned; `key`: of what, where that is of another shape."""
+    key = key or key_of(request, estimate, learned.kept)
     expected = corrected(estimate, key, learned.offsets, learned.last_turn, learned.surprises, frames=learned.frames)
     return Weighed(request, estimate, expected, key, learned.kept)
 
@@ -347,22 +355,35 @@ def _needs(passage: Passage, model: SummaryModel | None, estimator: Estimator) -
 
 
 def _roomy(case: _Case, room: Room) -> Plan:
-    """The plan of the same request before, else one with a margin, else without one, else the least that can be sent.
+    """The plan of the same request before, else one with a margin, else one without, else the least that can be sent.
 
     Neither a margin nor what was learned is a reason to refuse what may be within the budget: the provider knows, and
     what it says is learned.
     """
-    came, epoch = case.came, _epoch(case, room)
+    came, epoch = _as_sent_last(case.came, room.learned), _epoch(case, room)
     bare = room.budget - (came.beyond if came.expected.last is not None else 0)
     again = _again(case, room, epoch, bare)
     if again is not None:
         return again
     with suppress(ContextOverflow):
-        return _fitted(case, room, epoch, _safely(came, room))
+        return _fitted(case, room, epoch, _safely(came, room), came.key)
     try:
-        return _fitted(case, room, epoch, bare)
+        return _fitted(case, room, epoch, bare, came.key)
     except ContextOverflow as overflow:
         return _least(case, room, epoch, overflow)
+
+
+def _as_sent_last(came: Weighed, learned: Learned) -> Weighed:
+    """What came by what was learned of what this session sent last, if it may come out as such a request.
+
+    What was left out of that is mostly left out again: an image that is no more sent says nothing of what is, and the
+    calls of all that came may add more than can be learned.
+    """
+    last = learned.last_turn
+    if last is None or not may_become(came.key, last.key):
+        return came
+    frames = came.estimate.frames if last.frames is None else last.frames
+    return weigh(came.request, replace(came.estimate, frames=frames), learned, last.key)
 
 
 def _safely(came: Weighed, room: Room) -> int:
@@ -397,8 +418,8 @@ def _again(case: _Case, room: Room, epoch: Epoch | None, most: int) -> Plan | No
     return _plan(case, sent, room, fitted, epoch) if sent.framed <= most else None
 
 
-def _fitted(case: _Case, room: Room, epoch: Epoch | None, most: int) -> Plan:
-    """The plan of a choice that weighs no more than `most` in its own form.
+def _fitted(case: _Case, room: Room, epoch: Epoch | None, most: int, key: str) -> Plan:
+    """The plan of a choice that weighs no more than `most` in its own form, as far as requests of that key go.
 
     Raises:
         ContextOverflow: there is none; it says the tokens of what must stay as chat messages.
@@ -408,10 +429,12 @@ def _fitted(case: _Case, room: Room, epoch: Epoch | None, most: int) -> Plan:
     for _ in range(_TRIES):
         fitted = _fit(case, room, epoch, limit)
         sent = _weighed_anew(case, room, fitted)
-        if sent.framed <= most:
+        # What comes out as another kind of request is expected to weigh something else.
+        over = max(sent.framed - most, sent.expected.tokens - room.budget if sent.key != key else 0)
+        if over <= 0:
             return _plan(case, sent, room, fitted, epoch)
         # As much less as this choice takes more in its own form than as chat messages.
-        limit = min(limit - 1, most - sent.framed + fitted.tokens)
+        limit = min(limit - 1, fitted.tokens - over)
     fitted = _fit(case, room, epoch, _NOTHING)
     return _plan(case, _weighed_anew(case, room, fitted), room, fitted, epoch)
 

@@ -20,7 +20,7 @@ from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Framing, Reader
 from gateway.core.fitting.recall import Recall
-from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Summarize
+from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Strategy, Summarize
 from gateway.core.plan import (
     ContextPolicy,
     Learned,
@@ -217,6 +217,43 @@ def test_what_calls_were_learned_to_add_cuts_like_numbers_of_the_family() -> Non
     assert by_learning.messages == by_family.messages is not None
     assert abs(by_learning.context.tokens - by_family.context.tokens) <= 1
     assert by_learning.context.frames == sum(b"tool_calls" in raw for raw in by_learning.messages or ()) < 30
+
+
+@pytest.mark.parametrize("added", [-900, 1_900])
+def test_what_a_session_taught_without_its_image_is_for_what_is_sent_without_it(added: int) -> None:
+    url = {"type": "image_url", "image_url": {"url": "https://pictures.example/1.png"}}
+    raws = messages(30)
+    raws[2:2] = [
+        json.dumps({"role": "user", "content": [url]}).encode(),
+        b'{"role": "assistant", "content": "A parcel."}',
+        b'{"role": "user", "content": "Where are all of them?"}',
+    ]
+    learned = Learned(last_turn=LastTurn(weighed(messages(1)).key, added, 4))
+    came = weighed(raws, learned)
+    assert came.expected.last is None
+    plan = planned(raws, room(3_000, learned=learned))
+    assert plan.context.key == weighed(messages(1)).key
+    assert plan.context.tokens == plan.context.estimate + added
+    assert 1_000 < plan.context.tokens <= 3_000 - plan.context.margin
+    # An image that must stay is weighed as one.
+    newest = [*raws, json.dumps({"role": "user", "content": [url]}).encode()]
+    seen = planned(newest, room(3_000, learned=replace(learned, offsets=(Residual(1_600, 1_000),))))
+    assert seen.context.key == came.key
+    assert seen.context.tokens == seen.context.estimate + 1_600 <= 3_000
+
+
+@pytest.mark.parametrize("each", [-40, 40])
+def test_calls_that_are_left_out_take_no_room_however_many_there_were(each: int) -> None:
+    raws = messages(400)
+    request = Request(wire="chat", model="gpt-4o", provider="openai", messages=raws, tools=([TOOL],))
+    key = weigh(request, ESTIMATOR.estimate(request), Learned()).key
+    learned = Learned(last_turn=LastTurn(key, each * 10, 10, each * 32, 32))
+    came = weigh(request, ESTIMATOR.estimate(request), learned)
+    plan = make_room(
+        came, view_of("chat", raws), Conversation.of(raws, READER),
+        room(6_000, learned=learned), SCALES,
+    )  # fmt: skip
+    assert 2_500 < plan.context.tokens <= 6_000 - plan.context.margin
 
 
 def test_the_next_turn_goes_on_from_what_was_decided() -> None:
@@ -480,6 +517,19 @@ def test_a_model_that_can_take_too_little_is_not_asked(window: int) -> None:
     plan = planned(messages(12), summing(window))
     assert plan.needs is None
     assert plan.messages == plain().messages
+
+
+def test_without_its_summaries_a_conversation_is_cut_as_rarely_as_by_leaving_out() -> None:
+    def cuts(strategy: Strategy) -> int:
+        place = room(2_000, policy=ContextPolicy(fit=FitPolicy(strategies=(strategy,))))
+        state, found = SessionState(), 0
+        for turns in range(12, 24):
+            plan = planned(messages(turns), replace(place, state=state))
+            if plan.epoch is not None:
+                state, found = state.with_epoch(plan.epoch), found + 1
+        return found
+
+    assert cuts(Summarize(200)) == cuts(Drop()) < 6
 
 
 def test_without_a_model_nothing_is_asked() -> None:

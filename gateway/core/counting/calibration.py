@@ -20,7 +20,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from gateway.core.counting.estimate import Estimate, Source
+from gateway.core.counting.estimate import OF_MESSAGES, Estimate, Source
 from gateway.core.values import dataclass
 
 #: residuals kept for a key
@@ -110,6 +110,17 @@ class Corrected:
 def calibration_key(provider: str, model: str, wire: str, shape: str) -> str:
     """The key under which residuals are kept; images, files and provider-run tools are marks of the shape."""
     return f"{provider}\n{model}\n{wire}\n{shape}"
+
+
+def may_become(key: str, other: str) -> bool:
+    """Whether a request of one key may be one of the other once some of its messages are left out."""
+    (made_for, marks), (made_for_other, left) = map(_parts, (key, other))
+    return made_for == made_for_other and left <= marks and marks - left <= OF_MESSAGES
+
+
+def _parts(key: str) -> tuple[str, set[str]]:
+    made_for, _, shape = key.rpartition("\n")
+    return made_for, {*shape.split("+")} - {""}
 
 
 def corrected(

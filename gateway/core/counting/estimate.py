@@ -31,6 +31,9 @@ from gateway.core.values import dataclass
 #: learned: corrected by what the provider reported before.
 Source = Literal["exact", "calibrated", "learned"]
 
+#: marks of a request's shape that are those of some of its messages, not of the request
+OF_MESSAGES: Final = frozenset({"sealed", "image", "media", "other"})
+
 #: bytes a kept measure takes, and each of its media, results and calls
 _MEASURE_BYTES: Final = 400
 _PART_BYTES: Final = 200

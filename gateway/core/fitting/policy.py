@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from typing import Final
 
 from gateway.core.fitting.recall import Recall
-from gateway.core.fitting.strategies import DEFAULT, Strategy, Summarize
+from gateway.core.fitting.strategies import DEFAULT, Drop, Strategy, Summarize
 from gateway.core.fitting.summary import Use
 from gateway.core.fitting.worth import Worth
 from gateway.core.values import dataclass
@@ -60,6 +60,9 @@ class FitPolicy:
         return any(isinstance(strategy, Summarize) and strategy.use != "off" for strategy in self.strategies)
 
     def given(self, use: Use, summaries: Mapping[str, str], most: int) -> FitPolicy:
-        """This with summaries to use, see `Summarize.given`."""
+        """This with summaries to use, see `Summarize.given`, and with the last resort as the last of its strategies."""
         given = [one.given(use, summaries, most) if isinstance(one, Summarize) else one for one in self.strategies]
+        if self.may_drop and not any(isinstance(one, Drop) for one in given):
+            # As deep as any cut: down to the limit alone it would be needed again on the next turn.
+            given.append(Drop())
         return replace(self, strategies=given)

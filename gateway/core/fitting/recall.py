@@ -161,8 +161,9 @@ def _changed(draft: Draft, size: int, speakers: frozenset[str]) -> list[int]:
     return [
         index
         for unit in draft.conversation.units
-        for index in (() if unit.sealed else unit.indices)
+        for index in unit.indices
         if index < size
+        and not draft.conversation.sketches[index].sealed
         and draft.decisions[index] != KEEP
         and not isinstance(draft.decisions[index], Same)
         and draft.conversation.sketches[index].role in speakers

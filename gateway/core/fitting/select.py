@@ -42,7 +42,8 @@ class _Choice:
         self._draft = draft
         self._limit = limit
         units = [unit for unit in draft.open_units() if not _is_gone(draft, unit)]
-        blank: dict[int, Decision] = {i: KEEP if unit.sealed else () for unit in units for i in unit.indices}
+        items = draft.conversation.items
+        blank: dict[int, Decision] = {i: KEEP if items[i].sealed else () for unit in units for i in unit.indices}
         frames = draft.having(blank).weights()
         draft.read(index for unit in units for index in unit.indices)
         self._units = {unit.start: self._opening(unit, frames) for unit in units}
@@ -103,7 +104,12 @@ class _Choice:
 
     def _weighed(self) -> Draft:
         openings = [self._units[start] for start in self._touched]
-        changes = {index: _decision(opening, index) for opening in openings for index in opening.unit.indices}
+        items = self._draft.conversation.items
+        changes = {
+            index: _decision(opening, index, is_sealed=items[index].sealed)
+            for opening in openings
+            for index in opening.unit.indices
+        }
         self._touched.clear()
         self._drafted = draft = self._drafted.having(changes, tuple(self._steps))
         self._room = float(self._limit - draft.total())
@@ -176,10 +182,10 @@ def _is_gone(draft: Draft, unit: Unit) -> bool:
     return all(draft.decisions[index] == DROP for index in unit.indices)
 
 
-def _decision(opening: Opening, index: int) -> Decision:
+def _decision(opening: Opening, index: int, *, is_sealed: bool) -> Decision:
     if not opening.is_open:
         return DROP
-    if opening.unit.sealed:
+    if is_sealed:
         return KEEP
     known = opening.known[index]
     picked = known.sliced.closed(opening.picked[index])

@@ -15,6 +15,7 @@ from gateway.core.counting.calibration import (
     calibration_key,
     ceiling,
     corrected,
+    may_become,
     residuals_from,
 )
 from gateway.core.counting.context import ContextCounts
@@ -141,6 +142,23 @@ def test_keys_of_different_requests_differ() -> None:
         for parts in [("a", "b", "c", "d"), ("ab", "", "c", "d"), ("a", "b", "c", ""), ("a", "b", "cd", "")]
     }
     assert len(keys) == 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "other", "may"),
+    [
+        ("tools+image", "tools+image", True),
+        ("tools+image+other", "tools", True),
+        ("image", "", True),
+        ("tools", "tools+image", False),
+        ("tools+schema", "tools", False),
+        ("tools", "thinking", False),
+    ],
+)
+def test_only_what_messages_bring_goes_with_them(shape: str, other: str, *, may: bool) -> None:
+    of = calibration_key("a", "b", "chat", shape)
+    assert may_become(of, calibration_key("a", "b", "chat", other)) is may
+    assert not may_become(of, calibration_key("a", "c", "chat", other))
 
 
 def test_an_estimate_that_follows_its_session_is_as_sure_as_such_estimates_were() -> None:

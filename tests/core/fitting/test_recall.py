@@ -51,6 +51,14 @@ def test_all_recalls_results_too() -> None:
     assert "tool: Denver hotel" in last_of(recall(dropped(*MESSAGES), 500, "all", Worth()))
 
 
+def test_all_recalls_results_of_a_turn_with_signed_reasoning_too() -> None:
+    signed = [*MESSAGES]
+    signed[1] = {**MESSAGES[1], "reasoning_details": [{"data": "FLIGHT HAT204 to Denver"}]}
+    content = last_of(recall(dropped(*signed), 500, "all", Worth()))
+    assert "tool: Denver hotel" in content
+    assert "FLIGHT" not in content
+
+
 def test_what_is_still_there_is_not_repeated() -> None:
     draft = Draft.untouched(Conversation.of_messages(MESSAGES), Reader(weigher(len)))
     assert recall(draft, 500, "all", Worth()) is draft

@@ -68,10 +68,15 @@ def test_the_task_stays_at_least_as_a_mark() -> None:
     assert sent(tight)[0]["content"] == "[...]"
 
 
-def test_a_sealed_unit_stays_as_it_came_or_goes_whole() -> None:
-    signed = step(1, "code A1B2C3D4 " * 20, reasoning_details=[{"data": "x"}])
-    draft = draft_of(USER, *signed, *step(2, FILLER), {"role": "user", "content": "on"})
-    assert condense(draft, 800, Worth()).decisions[1:3] == (KEEP, KEEP)
+def test_a_sealed_message_stays_as_it_came_with_what_is_chosen_of_its_results_or_goes_with_them() -> None:
+    needle = "The reservation of Ms Silva is NM1VX1.\n"
+    signed = step(1, FILLER + needle + FILLER, reasoning_details=[{"data": "x"}])
+    ask = {"role": "user", "content": "What is the reservation of Silva?"}
+    draft = draft_of(USER, *signed, *step(2, FILLER), ask)
+    done = condense(draft, 500, Worth())
+    assert done.total() <= 500
+    assert done.decisions[1] == KEEP
+    assert "NM1VX1" in sent(done)[2]["content"]
     assert condense(draft, 200, Worth()).decisions[1:3] == (DROP, DROP)
 
 
