@@ -17,10 +17,12 @@ from gateway.core.forwarding import Provider
 from gateway.core.ledger import NOTHING, AccountKey, Claim, Limits
 from gateway.core.plan import Wishes
 from gateway.core.ports import Outgoing, SessionKey
+from gateway.core.session import kept_as
 from gateway.core.spending import BudgetPolicy, KeyBudget
 from gateway.dialects import endpoint
 from gateway.pipeline import Exchange
 from tests.support.fakes import BODY, KEY, SSE, STREAM, AwayStore, FakeReply, World
+from tests.support.records import record
 from tests.support.scripted import DONE, chunk, usage_chunk
 from tests.support.timing import eventually
 
@@ -316,6 +318,26 @@ async def test_what_cannot_be_left_out_after_all_is_not_sent_beyond_what_is_held
         assert b"Try again shortly" in told
 
 
+async def keep(world: World, tokens: int) -> None:
+    """Have the session know of an answer on which so much stands."""
+    await world.store.settle(replace(record("s", 0.0), session=KEY, kept=kept_as("p", ["resp_1"], tokens)))
+
+
+async def test_what_is_kept_makes_no_room_for_what_cannot_be_left_out_after_all() -> None:
+    world = World(budget=BudgetPolicy(session=Limits(tokens=200_000)), store=Raced())
+    await keep(world, 80_000)
+    rows = "\n".join(f"row {number} says what {number * 7919}" for number in range(900))
+    said = [
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": rows},
+    ]
+    body = json.dumps({"model": "m", "previous_response_id": "resp_1", "input": said}).encode()
+    asked = Directives(mode="handle_only")
+    reply, told = await world.call(world.incoming(body, "responses", directives=asked))
+    assert (reply.status, world.upstream.sent) == (503, [])
+    assert b"Try again shortly" in told
+
+
 def form(size: int) -> bytes:
     return b"--b" + b"x" * (size - 3)
 
@@ -471,6 +493,22 @@ async def test_a_window_that_one_clients_refusal_taught_is_for_all_clients_and_f
     world.ahead_s = 3_600
     assert await sent_for("bob") == body
     assert len(world.upstream.sent) == 4
+
+
+async def test_what_is_too_long_nobody_says_how_much_is_cut_below_what_was_sent_whatever_is_kept(world: World) -> None:
+    await keep(world, 80_000)
+    refusal = {"code": "context_length_exceeded", "message": "Your input exceeds the context window of this model."}
+    answers = iter([FakeReply(400, pieces=[json.dumps({"error": refusal}).encode()])])
+    world.upstream.answer = lambda _: next(answers, FakeReply())
+    said = [
+        {"role": role, "content": f"{turn} " + "word " * 40} for turn in range(30) for role in ("user", "assistant")
+    ]
+    said.append({"role": "user", "content": "go on"})
+    body = json.dumps({"model": "m", "previous_response_id": "resp_1", "input": said}).encode()
+    reply, _ = await world.call(world.incoming(body, "responses"))
+    first, second = (one.body for one in world.upstream.sent)
+    assert (reply.status, first) == (200, body)
+    assert len(second) < len(first)
 
 
 @pytest.mark.parametrize("policy", ["derive", "require", "none"])
