@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from contextlib import closing
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -71,8 +72,8 @@ def demo(
             "telemetry.log.level": "error",
         }
         app = build_app(lambda: config.load(environment={}, flags=flags, search=False))
-        with ServerThread(make_config(app, max_head_bytes=65536, head_timeout_s=20, grace_s=1)) as gateway:
-            client = _Client(gateway.url)
+        options = make_config(app, max_head_bytes=65536, head_timeout_s=20, grace_s=1)
+        with ServerThread(options) as gateway, closing(_Client(gateway.url)) as client:
             rows = client.play(steps)
         billed = provider.provider.billed()
     total = json.loads(rows[-1]["headers"]["x-session-cumulative-token-usage"])["totalTokens"]
@@ -109,6 +110,9 @@ class _Client:
         self._rows: list[dict[str, Any]] = []
         #: the error that ended the session
         self.refused: dict[str, Any] | None = None
+
+    def close(self) -> None:
+        self._connection.close()
 
     def play(self, steps: int) -> list[dict[str, Any]]:
         for step in range(1, steps + 1):

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import pytest
 
@@ -130,7 +130,12 @@ class Proxy:
         return f"redis://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self._tasks.add(cast("asyncio.Task[None]", asyncio.current_task()))
+        try:
+            upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", self._port)
+        except BaseException:  # gone, or all ends while one is still being opened
+            writer.close()
+            raise
         self._writers += [writer, upstream_writer]
         self._tasks |= {
             asyncio.create_task(self._pass_on(reader, upstream_writer)),
