@@ -49,7 +49,7 @@ from gateway.core.session import Remembered
 from gateway.core.values import dataclass
 from gateway.core.views import VIEWED, View, view_of
 from gateway.dialects.contents import Contents
-from gateway.dialects.elsewhere import gone_on_from
+from gateway.dialects.elsewhere import gone_on_from, named_in
 from gateway.stores.learner import Learner
 
 logger = logging.getLogger("gateway")
@@ -241,7 +241,9 @@ class Planner:
         last = max(0, len(fresh) - 1) if is_worth_keeping(contents.array or b"") else 0
         if last > 0:
             before = estimator.sums(request, fresh[:last], keys[:last], before)
-            begun = Beginning(contents.settled, contents.bounds, known + keys[:last], kind, before)
+            elsewhere = named_in(contents.wire, contents.rest, fresh[:last])
+            elsewhere |= start.elsewhere if start is not None else frozenset()
+            begun = Beginning(contents.settled, contents.bounds, known + keys[:last], kind, before, elsewhere)
             self.known.keep(contents.wire, begun, instead_of=start)
         return estimator.sums(request, fresh[last:], keys[last:], before), known + keys
 

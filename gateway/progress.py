@@ -130,7 +130,11 @@ class Progress:
     @property
     def unseen(self) -> tuple[str, ...]:
         """What of the request stands for content that the provider keeps."""
-        return kept_elsewhere(self.call.fields, self.incoming.endpoint.wire) if self.call is not None else ()
+        if self.call is None:
+            return ()
+        # What is shown of results is not all that came.
+        contents = self.asked.contents if self.asked is not None and self.showing is None else None
+        return kept_elsewhere(self.call.fields, self.incoming.endpoint.wire, contents)
 
     def kept_by(self, *routes: Route) -> int:
         """Tokens of an earlier answer that it goes on from, as the session knows of the provider that keeps most."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.core.counting.measure import Wire
-from gateway.dialects.contents import MOST_MESSAGES
+from gateway.dialects.contents import MOST_MESSAGES, Contents
 from gateway.dialects.fields import UNREADABLE, AnyFields, Fields, decode, is_given
 
 #: fields of a Responses request that stand for content which its provider has
@@ -58,8 +58,11 @@ _DEFERRED: Final = "deferred"
 _OF_PICTURES: Final = ("transparent", "opaque", "auto")
 
 
-def kept_elsewhere(fields: Fields, wire: Wire | None) -> tuple[str, ...]:
-    """What of a request stands for content that others keep: it is neither weighed nor cut, and is billed."""
+def kept_elsewhere(fields: Fields, wire: Wire | None, contents: Contents | None = None) -> tuple[str, ...]:
+    """What of a request stands for content that others keep: it is neither weighed nor cut, and is billed.
+
+    `contents`: of the request, where they are there: of what is known of their beginning this is known too.
+    """
     field = _MESSAGES.get(wire) if wire is not None else None
     if wire is None or field is None:
         return ()
@@ -68,12 +71,26 @@ def kept_elsewhere(fields: Fields, wire: Wire | None) -> tuple[str, ...]:
         found.append(_THREAD)
     if field not in fields:
         return tuple(found)
-    array = bytes(fields[field])
-    if wire == "responses" and _REFERENCE_MARK in array:
-        found.append(_REFERENCE)
-    if any(mark in array for mark in _MARKS[wire]) and _NAMED.search(array):
-        found += sorted(_names(array))
-    return tuple(found)
+    if contents is None or contents.array is None:
+        array = bytes(fields[field])
+        said = named_in(wire, array, None)
+    else:
+        start = contents.start
+        said = named_in(wire, contents.rest, contents.fresh) | (start.elsewhere if start is not None else frozenset())
+    return (*found, *sorted(said, key=lambda name: (name != _REFERENCE, name)))  # items before files
+
+
+def named_in(wire: Wire, text: bytes, messages: Sequence[bytes] | None) -> frozenset[str]:
+    """How messages name what others keep. `text`: an array, or what is left of one behind some of its messages.
+
+    `messages`: those of it that are looked at; None: all, of a whole array.
+    """
+    found = set[str]()
+    if wire == "responses" and _REFERENCE_MARK in text:
+        found.update([_REFERENCE] if messages is None or any(_REFERENCE_MARK in raw for raw in messages) else ())
+    if any(mark in text for mark in _MARKS.get(wire, ())):
+        found |= _names(_elements(text) if messages is None else messages)
+    return frozenset(found)
 
 
 def gone_on_from(fields: AnyFields, wire: Wire | None) -> tuple[str, ...]:
@@ -97,13 +114,16 @@ def _ids(fields: AnyFields, wire: Wire | None, names: Sequence[str]) -> tuple[st
     return tuple(one for one in ids if isinstance(one, str) and one)
 
 
-def _names(array: bytes) -> set[str]:
-    """How the messages of an array name files that they do not hold."""
-    found, left = set[str](), _MOST_BYTES
+def _elements(array: bytes) -> Sequence[msgspec.Raw]:
     try:
-        messages = _LIST.decode(array)
+        return _LIST.decode(array)
     except UNREADABLE:
-        return found
+        return ()
+
+
+def _names(messages: Sequence[bytes | msgspec.Raw]) -> set[str]:
+    """How messages name files that they do not hold."""
+    found, left = set[str](), _MOST_BYTES
     for raw in messages[:MOST_MESSAGES]:
         named = _NAMED.search(raw)
         if named is None:

@@ -8,8 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.core.counting.beginnings import Beginning, Beginnings
 from gateway.core.counting.measure import Wire
-from gateway.dialects.elsewhere import gone_on_from, is_in_background, kept_elsewhere, left_behind
+from gateway.core.counting.request import ITEMS
+from gateway.core.counting.sums import Sums
+from gateway.core.message import keys_of
+from gateway.dialects.base import Call
+from gateway.dialects.contents import contents_of
+from gateway.dialects.elsewhere import gone_on_from, is_in_background, kept_elsewhere, left_behind, named_in
 from gateway.dialects.fields import read_fields
 
 
@@ -120,6 +126,27 @@ FILES: list[tuple[Wire, list[object], tuple[str, ...]]] = [
 @pytest.mark.parametrize(("wire", "items", "kept"), FILES)
 def test_a_file_that_someone_else_has_is_named(wire: Wire, items: list[object], kept: tuple[str, ...]) -> None:
     assert kept_elsewhere(fields(**{"input" if wire == "responses" else "messages": items}), wire) == kept
+
+
+@pytest.mark.parametrize(
+    ("wire", "items", "kept"),
+    [*FILES, ("responses", [{"type": "item_reference", "id": "msg_1"}, *FILES[0][1]], ("item_reference", "file_id"))],
+)
+def test_what_is_known_of_the_beginning_is_not_looked_for_again(
+    wire: Wire, items: list[object], kept: tuple[str, ...]
+) -> None:
+    name, begun, known = ITEMS[wire], said("word " * 1_000), Beginnings(2**20)
+    for made in (items, said("more")):
+        body = json.dumps({"model": "m", name: [*begun, *made, *said("end")]}).encode()
+        call = Call("chat", "m", stream=False, body=body, fields=read_fields(body), usage_asked=False)
+        contents = contents_of(call, wire, known)
+        assert contents is not None
+        assert kept_elsewhere(call.fields, wire, contents) == kept
+        elsewhere = named_in(wire, contents.rest, contents.fresh[:-1])
+        assert tuple(sorted(elsewhere)) == (() if contents.start is not None else tuple(sorted(kept)))
+        keys = keys_of(contents.messages or ())[:-1]
+        known.keep(wire, Beginning(contents.settled, contents.bounds, keys, "", Sums(), elsewhere))
+        begun += items
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ class Beginning:
         keys: what `keys_of` says of them.
         kind: of the request they were weighed for, see `Estimator.kind`.
         sums: of them.
+        elsewhere: how they name content that others keep, as their format does.
     """
 
     text: bytes
@@ -45,6 +46,7 @@ class Beginning:
     keys: tuple[bytes, ...]
     kind: Hashable
     sums: Sums
+    elsewhere: frozenset[str] = frozenset()
 
     @property
     def messages(self) -> tuple[bytes, ...]:
