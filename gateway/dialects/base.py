@@ -156,8 +156,8 @@ class StreamMeter:
             self._held += after_end
 
     def _catch_up(self) -> None:
-        unread, self._unread, self._unread_bytes = self._unread, [], 0
-        for region in unread:
+        if self._unread:
+            region, self._unread, self._unread_bytes = b"".join(self._unread), [], 0
             for data in data_of_events(region):
                 self._reader.read(data)
 
