@@ -170,10 +170,9 @@ class GatewayApp:
 
     def _routes(self, runtime: Runtime) -> list[BaseRoute]:
         async def ready(_: Request) -> Response:
-            try:
-                await runtime.store.ping()
-            except errors.StoreUnavailable as fault:
-                return JSONResponse({"status": "not ready", "store": fault.message}, 503)
+            problem = await runtime.health_api.unready()
+            if problem is not None:
+                return JSONResponse({"status": "not ready", "store": problem}, 503)
             return JSONResponse({"status": "ready"})
 
         return [

@@ -79,12 +79,22 @@ class HealthApi:
         """GET /api/health."""
         del request
         require_admin(access)
-        problem: str | None = None
+        problem = await self._problem()
+        return health_json(self._look(), problem)
+
+    async def unready(self) -> str | None:
+        """Why calls that come now find the store away; None: they do not."""
+        problem, worker = await self._problem(), self._look()
+        if problem is None and worker.is_away:
+            return f"The store was away, and {worker.waiting} settled calls wait for it. Try again shortly."
+        return problem
+
+    async def _problem(self) -> str | None:
         try:
             await self._store.ping()
         except errors.StoreUnavailable as fault:
-            problem = fault.message
-        return health_json(self._look(), problem)
+            return fault.message
+        return None
 
 
 def health_json(worker: WorkerHealth, problem: str | None) -> dict[str, Any]:

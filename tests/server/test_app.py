@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from gateway import config
+from gateway.mock import MockServer
 from gateway.server.app import GatewayApp
 from gateway.wiring import build_app
 from tests.conftest import StartGateway
-from tests.support.gateways import write_config
+from tests.support.gateways import until, write_config
 from tests.support.timing import LIMIT_S, in_time
 
 
@@ -131,3 +132,18 @@ def test_readiness_is_honest_about_the_store(gateway_server: StartGateway) -> No
         lock.execute("ROLLBACK")
         lock.close()
     assert gateway.web.get("/readyz").status == 200
+
+
+def test_it_is_ready_again_when_calls_are_taken_again_and_not_before(
+    gateway_server: StartGateway, mock_server: MockServer
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"store.timeout_ms": 50, "budget.tokens": 1_000_000})
+    lock = sqlite3.connect(gateway.store, isolation_level=None)
+    try:
+        lock.execute("BEGIN EXCLUSIVE")
+        assert gateway.web.chat("s").status == 503
+    finally:
+        lock.execute("ROLLBACK")
+        lock.close()
+    until(lambda: gateway.web.get("/readyz").status == 200)
+    assert gateway.web.chat("s").status == 200

@@ -393,6 +393,32 @@ async def test_the_master_that_sentinels_name_is_used_also_after_a_failover(
         sentinel.kill()
 
 
+async def test_a_master_that_sentinels_do_not_name_any_more_is_left_although_it_answers(
+    start: StartServer, record: MakeRecord, tmp_path: Path
+) -> None:
+    frozen, promoted = start(), start()
+    file = tmp_path / "sentinel.conf"
+    file.write_text(f"sentinel monitor main 127.0.0.1 {frozen.port} 1\n")
+    sentinel = RedisServer(tmp_path, config=file)
+    try:
+        async with opened(f"redis+sentinel://127.0.0.1:{sentinel.port}/main", timeout_s=5) as store:
+            await asyncio.gather(*(store.totals(KEY) for _ in range(300)))
+            assert _clients(frozen)
+            # As after a failover of which the old master, awake again, has not heard: sentinels tell it after 10 s.
+            sentinel.cli("sentinel", "remove", "main")
+            sentinel.cli("sentinel", "monitor", "main", "127.0.0.1", str(promoted.port), "1")
+            await until_it_works(lambda: _settled_at(promoted, store, record))
+            assert not _clients(frozen), "no connection is left that would lead there again"
+    finally:
+        sentinel.kill()
+
+
+async def _settled_at(server: RedisServer, store: RedisStore, record: MakeRecord) -> None:
+    await store.settle(spent(record()))
+    if server.cli("dbsize") == "0\n":
+        raise StoreUnavailable("it was written elsewhere")
+
+
 # --- lost replies ---------------------------------------------------------------------------------------------------------
 
 

@@ -9,9 +9,11 @@ server's silence. Nothing is sent again by itself, but for a script that the ser
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol
 
 from redis import exceptions
@@ -28,6 +30,8 @@ from gateway.stores.unread import MENDING, unreadable
 
 #: requests of one batch: their answers must come within the deadline of one
 _BATCH: Final = 128
+#: between two looks at whom the sentinels name: what a master takes after a failover, not knowing of it, is lost
+_LOOK_S: Final = 1.0
 _SILENCE: Final = (TimeoutError, exceptions.TimeoutError)
 #: what can go wrong on the way to a server
 _FAULTS: Final = (RedisError, OSError, EOFError)
@@ -110,6 +114,9 @@ class SingleLink:
         self._is_starting = False
         self._running: set[asyncio.Future[list[Any]]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        #: whom the sentinels named when they were asked last
+        self._master: object = None
+        self._looked_at = -math.inf
 
     async def call(self, *commands: Command) -> list[Any]:
         """See `Link.call`."""
@@ -157,9 +164,24 @@ class SingleLink:
         if self._idle:
             self._idle.pop().ask(self._taken(), self._loop.time() + self._timeout_s)
         else:
-            task = self._loop.create_task(self._connect(self._taken()))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._go(self._connect(self._taken()))
+        if isinstance(self._pool, SentinelConnectionPool) and self._loop.time() - self._looked_at >= _LOOK_S:
+            self._looked_at = self._loop.time()
+            self._go(self._look(self._pool))
+
+    def _go(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _look(self, pool: SentinelConnectionPool) -> None:
+        """Leave a master in whose place the sentinels have put another: it answers until it hears of that."""
+        with contextlib.suppress(*_FAULTS):
+            async with asyncio.timeout(self._timeout_s):
+                master = await pool.get_master_address()  # type: ignore[no-untyped-call]
+            known, self._master = self._master, master
+            if known not in (None, master):
+                self.sent_elsewhere()
 
     def _taken(self) -> list[Request]:
         batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]

@@ -40,7 +40,7 @@ from gateway.core.usage import Totals
 from gateway.stores import clock
 from gateway.stores.cursor import Cursor
 from gateway.stores.sqlite import accounts, deletion, kept, latest, rows
-from gateway.stores.sqlite.place import Moved, Place
+from gateway.stores.sqlite.place import Hidden, Moved, Place
 from gateway.stores.sqlite.schema import connect, migrate, rewrite_format
 from gateway.stores.sqlite.writer import RETRY_S, Writer
 from gateway.stores.unread import UnreadHolds, refusing
@@ -167,6 +167,7 @@ class SqliteStore:
         is_damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
         remedy = "Restore a copy of the file, or move it away" if is_damaged else "Try again shortly"
         remedy = "Put them back, or restart the gateway" if isinstance(error, Moved) else remedy
+        remedy = "Give the gateway access to their folder again" if isinstance(error, Hidden) else remedy
         return StoreUnavailable(f"The store {self._path.name} cannot be used: {error}. {remedy}.")
 
     async def _checkpoint_now(self) -> None:

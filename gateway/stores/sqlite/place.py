@@ -17,6 +17,10 @@ class Moved(sqlite3.OperationalError):
     """The files that are open are not those that stand there now."""
 
 
+class Hidden(sqlite3.OperationalError):
+    """Nobody can say which files stand there now."""
+
+
 class Place:
     """The database, its log and the index of that, all of which are open."""
 
@@ -30,12 +34,17 @@ class Place:
 
         Raises:
             Moved: one is not, or another file is in its place.
+            Hidden: that cannot be seen.
         """
         now = time.monotonic()
         if not at_once and now - self._looked_at < _LOOKS_S:
             return
-        if self._found() != self._opened:
-            self._looked_at = -math.inf
+        self._looked_at = -math.inf
+        try:
+            found = self._found()
+        except OSError as error:
+            raise Hidden(f"its files cannot be found any more, {error.strerror}") from error
+        if found != self._opened:
             raise Moved("its files were deleted, moved or replaced while they were open")
         self._looked_at = now
 
@@ -44,7 +53,7 @@ class Place:
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         found = path.stat()
         return found.st_dev, found.st_ino
     return None

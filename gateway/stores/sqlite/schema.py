@@ -199,9 +199,12 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
             connection.execute("ROLLBACK")
         if not isinstance(error, sqlite3.Error):
             raise
+        if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_READONLY:
+            what, remedy = "be written", "Let the gateway write to it and to its folder"
+        else:
+            what, remedy = f"be brought to format {len(MIGRATIONS)}", "Look whether another program holds it"
         raise StoreUnavailable(
-            f"The store {path} cannot be brought to format {len(MIGRATIONS)}: {error}. "
-            "Look whether another program holds it, or name another file in store.url."
+            f"The store {path} cannot {what}: {error}. {remedy}, or name another file in store.url."
         ) from error
 
 

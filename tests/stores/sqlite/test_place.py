@@ -29,6 +29,21 @@ async def test_the_store_is_away_while_a_file_of_it_is_and_goes_on_when_it_is_ba
         assert (await store.settle(record(charge=CHARGE))).calls == 2
 
 
+async def test_a_folder_that_cannot_be_looked_into_is_said_to_be_one(path: Path, record: MakeRecord) -> None:
+    folder, aside = path.parent, path.parent.with_name("aside")
+    async with opened(path) as store:
+        await store.settle(record(charge=CHARGE))
+        # Nobody gets through that, while whoever runs the tests may be one whom no mode of a folder keeps out.
+        folder.rename(aside)
+        folder.symlink_to(folder)
+        with pytest.raises(StoreUnavailable, match=r"cannot be found any more, .+\. Give the gateway access"):
+            await store.ping()
+        folder.unlink()
+        aside.rename(folder)
+        await store.ping()
+        assert (await store.settle(record(charge=CHARGE))).calls == 2
+
+
 async def test_another_file_in_its_place_is_not_written_to_either(path: Path, record: MakeRecord) -> None:
     async with opened(path) as store:
         await store.settle(record(charge=CHARGE))

@@ -58,6 +58,17 @@ async def test_a_file_of_a_newer_version_is_refused_with_the_remedy_and_left_alo
     assert query(path, "PRAGMA user_version") == [(99,)]
 
 
+async def test_a_file_that_cannot_be_written_is_refused_with_the_remedy(path: Path) -> None:
+    async with opened(path):
+        pass
+    # The version that a writer must know: also for one whom no mode of a file keeps out, it is read-only so.
+    with path.open("r+b") as file:
+        file.seek(18)
+        file.write(b"\x03")
+    with pytest.raises(StoreUnavailable, match=r"cannot be written: .*readonly.*Let the gateway write to it"):
+        SqliteStore(path)
+
+
 async def test_an_older_version_that_stays_open_and_writes_its_own_format_down_keeps_nobody_from_the_file(
     path: Path, record: MakeRecord
 ) -> None:
