@@ -89,6 +89,10 @@ class EventReader(Protocol):
         """Take the data of one event; never raises."""
         ...
 
+    def read_all(self, events: Sequence[bytes]) -> None:
+        """Take the data of events that surely pass; never raises."""
+        ...
+
     def answer(self) -> Answer:
         """All that was read so far."""
         ...
@@ -100,6 +104,19 @@ class EventReader(Protocol):
     def cut_short(self) -> bytes:
         """Events that end the stream here as one whose length limit was reached; empty where there are none."""
         ...
+
+
+class OneByOne:
+    """An `EventReader` to which many events are as good as each of them."""
+
+    def read(self, data: bytes) -> Verdict:
+        """See `EventReader.read`."""
+        raise NotImplementedError
+
+    def read_all(self, events: Sequence[bytes]) -> None:
+        """See `EventReader.read_all`."""
+        for data in events:
+            self.read(data)
 
 
 class StreamMeter:
@@ -158,8 +175,7 @@ class StreamMeter:
     def _catch_up(self) -> None:
         if self._unread:
             region, self._unread, self._unread_bytes = b"".join(self._unread), [], 0
-            for data in data_of_events(region):
-                self._reader.read(data)
+            self._reader.read_all(data_of_events(region))
 
     def _read(self, block: bytes) -> Verdict:
         data = event_data(block)

@@ -53,6 +53,7 @@ class _Payload(msgspec.Struct, gc=False):
 
 
 _PAYLOAD_DECODER: Final = msgspec.json.Decoder(_Payload)
+_PAYLOADS_DECODER: Final = msgspec.json.Decoder(list[_Payload])
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +129,10 @@ class ChoicesReader:
         self._gathered = Gathered()
         self._id: Any = None
         self._created: Any = None
-        #: choices that have begun and not ended
-        self._running: dict[str, None] = {}
+        #: indices, as they were sent, of the choices that have begun and not ended
+        self._running: dict[int | str, None] = {}
+        #: the service tier that was said last
+        self._tier: Any = None
         #: the lowest index so far
         self._first: int | None = None
 
@@ -152,8 +155,42 @@ class ChoicesReader:
         if data == b"[DONE]":
             return Verdict.LAST
         payload = _decode_payload(data)
-        if payload is None:
-            return Verdict.PASS
+        return self._take(payload) if payload is not None else Verdict.PASS
+
+    def read_all(self, events: Sequence[bytes]) -> None:
+        """See `EventReader.read_all`. Decoded in one go they take a quarter of the time."""
+        try:
+            payloads = _PAYLOADS_DECODER.decode(b"[%b]" % b",".join(events))
+        except UNREADABLE:
+            payloads = []
+        if len(payloads) != len(events):
+            for data in events:
+                self.read(data)
+            return
+        said = []
+        for payload in payloads:
+            text = self._text_alone(payload)
+            if text is None:
+                self._take(payload)
+            else:
+                said.append(text)
+        self._gathered.weigh("".join(said))
+
+    def _text_alone(self, payload: _Payload) -> str | None:
+        """The text of a chunk in which a choice goes on and nothing else is said; None for any other."""
+        choices = payload.choices
+        if not choices or len(choices) > 1 or payload.service_tier != self._tier or self._id is None:
+            return None
+        choice = choices[0]
+        part, index = choice.delta, choice.index
+        if part is None or type(part.content) is not str or type(index) is not int or index not in self._running:
+            return None
+        if not payload.usage is payload.x_groq is payload.error is choice.finish_reason is part.tool_calls is None:
+            return None
+        is_all = part.reasoning_content is part.reasoning is part.refusal is part.function_call is part.audio is None
+        return part.content if is_all else None
+
+    def _take(self, payload: _Payload) -> Verdict:
         if payload.choices:
             for choice in payload.choices:
                 self._choice(choice)
@@ -170,20 +207,22 @@ class ChoicesReader:
     def _head(self, payload: _Payload) -> None:
         if self._id is None:
             self._id, self._created = payload.id, payload.created
+        self._tier = payload.service_tier
         self._gathered.head(payload.model, payload.service_tier)
         if payload.error is not None:
             self._gathered.error = True
 
     def _choice(self, choice: _Choice) -> None:
-        gathered, number = self._gathered, choice.index if type(choice.index) is int else 0
+        gathered, index = self._gathered, choice.index
+        number, name = (index, index) if type(index) is int else (0, str(index))
         if self._first is None or number < self._first:
             self._first = number
         if isinstance(choice.finish_reason, str):
             if number == self._first or gathered.finish_reason is None:
                 gathered.finish_reason = choice.finish_reason
-            self._running.pop(str(choice.index), None)
+            self._running.pop(name, None)
         elif len(self._running) < MAX_TOOLS:
-            self._running[str(choice.index)] = None
+            self._running[name] = None
         part = choice.delta or choice.message
         if part is None:
             gathered.weigh(choice.text)
@@ -227,7 +266,7 @@ class ChoicesReader:
     def cut_short(self) -> bytes:
         """See `EventReader.cut_short`. A stream whose choices have all ended only lacks its end mark."""
         gathered = self._gathered
-        running = self._running or ({"0": None} if gathered.finish_reason is None else {})
+        running = self._running or ({0: None} if gathered.finish_reason is None else {})
         if not running:
             return b"data: [DONE]\n\n"
         gathered.finish_reason = "length"
@@ -237,7 +276,7 @@ class ChoicesReader:
             "created": self._created if isinstance(self._created, int) else None,
             "model": gathered.model,
             "choices": [
-                {"index": int(index) if index.isdecimal() else 0, **self._form.piece, "finish_reason": "length"}
+                {"index": int(index) if str(index).isdecimal() else 0, **self._form.piece, "finish_reason": "length"}
                 for index in running
             ],
         }

@@ -7,6 +7,8 @@ import tracemalloc
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.usage import Usage
@@ -526,6 +528,88 @@ USAGE_CHUNK = b'data: {"choices":[],' + USAGE + b"}\n\n"
 )
 def test_only_chunks_with_a_choice_may_wait_to_be_read(region: bytes, plain: int) -> None:
     assert CHAT.reader(call(), drop_usage=True).plain_prefix(region) == plain
+
+
+TEXTS = st.sampled_from([None, "", "a word", "\u4e2d\u6587 and \U0001f600", 7, ["a"]])
+SEEN = st.sampled_from([None, None, None, "word"])
+CALLED = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{"}}
+DELTAS = st.one_of(
+    st.fixed_dictionaries({"content": TEXTS}),
+    st.fixed_dictionaries({"content": st.just("said")}, optional={"refusal": SEEN, "reasoning": SEEN, "other": SEEN}),
+    st.fixed_dictionaries(
+        {"content": TEXTS, "reasoning_content": SEEN, "reasoning": SEEN, "refusal": SEEN},
+        optional={"tool_calls": st.just([CALLED]), "audio": st.just({"data": "AAAA", "transcript": "t"})},
+    ),
+)
+CHOICES = st.fixed_dictionaries(
+    {"delta": DELTAS},
+    optional={
+        "index": st.sampled_from([0, 0, 0, 1, -1, "1", None, [0], True]),
+        "finish_reason": st.sampled_from([None, None, "stop", 3]),
+        "text": TEXTS,
+    },
+)
+CHUNKS = st.one_of(
+    st.fixed_dictionaries(
+        {"id": st.just("i"), "model": st.just("m"), "choices": st.lists(CHOICES, min_size=1, max_size=2)},
+        optional={
+            "service_tier": st.sampled_from([None, "default", "flex"]),
+            "usage": st.sampled_from([None, {"prompt_tokens": 3, "completion_tokens": 4}, 5]),
+            "x_groq": st.just({"usage": {"prompt_tokens": 1, "completion_tokens": 1}}),
+            "error": st.just({"message": "no"}),
+            "created": st.just(5),
+        },
+    ),
+    st.sampled_from([{"choices": 7}, {}, [], 7]),
+)
+
+
+def assert_the_same_at_once(events: list[bytes]) -> None:
+    apart, together = CHAT.reader(call(), drop_usage=True), CHAT.reader(call(), drop_usage=True)
+    for event in events:
+        apart.read(event)
+    together.read_all(events)
+    assert together.answer() == apart.answer()
+    assert together.cut_short() == apart.cut_short()
+
+
+@given(st.lists(CHUNKS.map(lambda chunk: json.dumps(chunk).encode()) | st.just(b'{"choices":[{"delta":'), max_size=12))
+def test_chunks_that_are_read_at_once_say_what_each_of_them_says(events: list[bytes]) -> None:
+    assert_the_same_at_once(events)
+
+
+@pytest.mark.parametrize(
+    ("of_chunk", "of_choice", "of_delta"),
+    [
+        ({"service_tier": "flex"}, {}, {}),
+        ({"usage": {"prompt_tokens": 3, "completion_tokens": 4}}, {}, {}),
+        ({"x_groq": {"usage": {"prompt_tokens": 3, "completion_tokens": 4}}}, {}, {}),
+        ({"error": {"message": "no"}}, {}, {}),
+        ({"choices": [{"index": 0, "delta": {"content": "one"}}, {"index": 1, "delta": {"content": "two"}}]}, {}, {}),
+        ({}, {"finish_reason": "stop"}, {}),
+        ({}, {"index": 1}, {}),
+        ({}, {"index": "1"}, {}),
+        ({}, {"index": [0]}, {}),
+        ({}, {}, {"reasoning": "words"}),
+        ({}, {}, {"reasoning_content": "words"}),
+        ({}, {}, {"refusal": "words"}),
+        ({}, {}, {"tool_calls": [CALLED]}),
+        ({}, {}, {"function_call": {"name": "f", "arguments": "{}"}}),
+        ({}, {}, {"audio": {"data": "AAAA", "transcript": "words"}}),
+        ({}, {}, {"content": ["words"]}),
+        ({}, {}, {}),
+    ],
+)
+def test_a_chunk_that_says_more_than_its_text_is_read_among_others(
+    of_chunk: dict[str, Any], of_choice: dict[str, Any], of_delta: dict[str, Any]
+) -> None:
+    def chunk(more: int = 0, **said: Any) -> bytes:
+        choice = {"index": 0, "delta": {"content": "said", **(of_delta if more else {})}, **(of_choice if more else {})}
+        value = {"id": "i", "created": 5, "model": "m", "choices": [choice], **said, **(of_chunk if more else {})}
+        return json.dumps({name: one for name, one in value.items() if one is not None}).encode()
+
+    assert_the_same_at_once([chunk(), chunk(more=1), chunk()])
+    assert_the_same_at_once([chunk(id=None, created=None), chunk(more=1)])
 
 
 @pytest.mark.parametrize(

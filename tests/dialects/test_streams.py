@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,10 @@ class Recorder:
     def read(self, data: bytes) -> Verdict:
         self.seen.append(data)
         return self._reader.read(data)
+
+    def read_all(self, events: Sequence[bytes]) -> None:
+        self.seen += events
+        self._reader.read_all(events)
 
     def answer(self) -> Answer:
         return self._reader.answer()

@@ -179,8 +179,8 @@ async def test_what_came_before_a_break_is_read_though_nobody_asked_for_it_until
 ) -> None:
     server = byte_server(lambda connection: connection.send(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + sent))
     async with upstream_of(server.url) as upstream, upstream.send(outgoing(server.url)) as reply:
-        content = cast(Any, reply).content._stream
-        await eventually(content.exception, "the break is known")
+        answer = cast(Any, reply).answer
+        await eventually(lambda: answer.error, "the break is known")
         pieces = reply.chunks()
         assert await anext(pieces) == b"abc"
         with pytest.raises(UpstreamProtocolError):
@@ -217,8 +217,8 @@ async def test_an_answer_that_becomes_nonsense_while_nobody_reads_is_the_provide
     server = byte_server(nonsense_after(has_begun))
     async with upstream_of(server.url) as upstream, upstream.send(outgoing(server.url)) as reply:
         has_begun.set()
-        protocol = cast(Any, reply).content._stream._protocol
-        await eventually(lambda: not protocol.connected, "it is hung up on")
+        connection = cast(Any, reply).answer._connection
+        await eventually(lambda: connection.is_lost, "it is hung up on")
         pieces = reply.chunks()
         assert await anext(pieces) == b"abc"
         with pytest.raises(UpstreamProtocolError):
@@ -324,6 +324,8 @@ def test_the_proxy_is_the_one_the_environment_names(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("no_proxy", "localhost,.internal")
     assert proxy_for("https://api.example/v1") == "http://proxy:3128"
     assert proxy_for("http://api.example/v1") is None
+    monkeypatch.setenv("http_proxy", "other:3128")
+    assert proxy_for("http://api.example/v1") == "http://other:3128"
     assert proxy_for("https://host.internal/v1") is None
     assert proxy_for("https://localhost:8080/v1") is None
 

@@ -1,0 +1,324 @@
+"""One HTTP/1.1 connection: a request goes out, and the answer comes in as it was framed.
+
+llhttp reads what comes, by way of httptools. What it reads is kept until somebody takes it, and the socket is left
+alone while much is kept. A break is told of behind all that came before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Final, cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+#: bytes of an answer's head, at the most
+_MAX_HEAD: Final = 64 * 1024
+#: bytes of an answer that wait to be taken, from which on no more are read
+_KEPT: Final = 256 * 1024
+#: of a request at once: turns of the event loop come between
+_PIECE: Final = 512 * 1024
+_INTERIM: Final = range(100, 200)
+_SWITCHING: Final = 101
+
+
+class HttpFault(Exception):
+    """What came is no whole answer."""
+
+
+class NoAnswer(HttpFault):
+    """The connection ended before an answer began."""
+
+
+class NotHttp(HttpFault):
+    """What came is not HTTP, or a head without end."""
+
+
+class BrokenOff(HttpFault):
+    """The answer began, and does not come to its end."""
+
+
+class Answer:
+    """What comes back for one request. Its bytes wait here until they are taken."""
+
+    __slots__ = (
+        *("_connection", "_error", "_has_body", "_head_bytes", "_is_interim", "_kept", "_mute_bytes", "_parser"),
+        *("__weakref__", "_pieces", "_waiter", "has_begun", "headers", "is_complete", "is_tainted", "status"),
+    )
+
+    def __init__(self, connection: Connection, *, has_body: bool) -> None:
+        self.status = 0
+        #: as they came, their names too
+        self.headers: list[tuple[bytes, bytes]] = []
+        #: its head is there
+        self.has_begun = False
+        self.is_complete = False
+        #: something came that belongs to no answer, or the connection ends with this one
+        self.is_tainted = not has_body
+        self._connection = connection
+        self._has_body = has_body
+        self._error: Exception | None = None
+        self._is_interim = False
+        self._head_bytes = 0
+        #: bytes since the last of its body
+        self._mute_bytes = 0
+        self._pieces: list[bytes] = []
+        self._kept = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._parser: HttpResponseParser | None = HttpResponseParser(self)
+        # Servers that are read by everybody else have been seen to write these.
+        self._parser.set_dangerous_leniencies(
+            lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
+        )
+
+    # --- what came -----------------------------------------------------------------------------------------------
+
+    def feed(self, data: bytes) -> None:
+        """Take what the connection received."""
+        if self._parser is None:
+            return
+        self._mute_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade):
+            self._is_nonsense()
+        if self._mute_bytes > _MAX_HEAD or self._head_bytes > _MAX_HEAD:
+            self._is_nonsense()
+        if self._error is not None or (self.is_tainted and self.is_complete):
+            self._connection.abort()
+        self.wake()
+
+    def _is_nonsense(self) -> None:
+        self.is_tainted = True
+        self.fail(BrokenOff() if self.has_begun else NotHttp())
+
+    def lost(self, error: Exception | None) -> None:
+        """The connection has ended."""
+        if self.has_begun and error is None and self._is_open_ended:
+            self.is_complete = self.is_tainted = True
+        elif not self.is_complete:
+            self.fail(BrokenOff() if self.has_begun else NoAnswer())
+        self.wake()
+
+    def fail(self, error: Exception) -> None:
+        """Let whoever waits for it fail, once all that came before has been taken."""
+        if self._error is None and not self.is_complete:
+            self._error = error
+        self.wake()
+
+    @property
+    def _is_open_ended(self) -> bool:
+        """Whether it ends with its connection."""
+        return not any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+
+    @property
+    def error(self) -> Exception | None:
+        """Why it does not come to its end."""
+        return self._error
+
+    # --- the parser's words --------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """One more than was asked for."""
+        self.is_tainted = self.is_tainted or self.is_complete
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Of the head, or behind a body in chunks, where nobody needs it."""
+        if not self.has_begun:
+            self.headers.append((name, value))
+            self._head_bytes += len(name) + len(value)
+
+    def on_headers_complete(self) -> None:
+        """The head is there."""
+        status = self._parser.get_status_code() if self._parser is not None else 0
+        if self.has_begun or status == _SWITCHING or self._head_bytes > _MAX_HEAD:
+            return
+        self._is_interim = status in _INTERIM
+        if self._is_interim:
+            self.headers.clear()
+            return
+        self.status, self.has_begun, self.is_complete = status, True, not self._has_body
+
+    def on_body(self, data: bytes) -> None:
+        """A part of the body."""
+        if not self.is_complete:
+            self._pieces.append(data)
+            self._kept += len(data)
+            self._mute_bytes = 0
+            if self._kept > _KEPT:
+                self._connection.pause()
+
+    def on_message_complete(self) -> None:
+        """It has ended, unless that was only a word before it."""
+        if self._is_interim:
+            self._is_interim = False
+        elif self.has_begun and not self.is_complete:
+            self.is_complete = True
+            self.is_tainted = self.is_tainted or self._parser is None or not self._parser.should_keep_alive()
+
+    # --- whoever waits for it ------------------------------------------------------------------------------------
+
+    async def begun(self) -> None:
+        """Wait for its head.
+
+        Raises:
+            HttpFault: it does not come.
+        """
+        while not self.has_begun and self._error is None:
+            await self.wait()
+        if not self.has_begun and self._error is not None:
+            raise self._error
+
+    async def next(self) -> bytes:
+        """What has come since; empty at the end.
+
+        Raises:
+            HttpFault: it breaks off here, or whatever `fail` was told.
+        """
+        while not self._pieces and not self.is_complete and self._error is None:
+            await self.wait()
+        if self._pieces:
+            pieces, self._pieces, self._kept = self._pieces, [], 0
+            self._connection.resume()
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if self._error is not None:
+            raise self._error
+        return b""
+
+    def leave(self) -> bool:
+        """Nobody takes any more of it; whether all of it has come, and nothing else."""
+        # It holds the parser, which holds it: without this both would wait for the garbage collector.
+        self._parser = None
+        return self.is_complete and not self.is_tainted
+
+    async def wait(self) -> None:
+        """Until something has happened to it. There is one at a time who waits."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def wake(self) -> None:
+        """Something has happened."""
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class Connection(asyncio.Protocol):
+    """A connection over which one request at a time is sent. `on_lost` is told once it has ended."""
+
+    def __init__(self, on_lost: Callable[[Connection], None]) -> None:
+        self.is_lost = False
+        #: monotonic; when it was last used
+        self.since = 0.0
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._answer: Answer | None = None
+        self._is_full = False
+        self._is_paused = False
+        self._is_sent = True
+
+    async def ask(self, head: bytes, body: bytes = b"", *, has_body: bool = True) -> Answer:
+        """Send a request; its answer once the head of it is there.
+
+        Args:
+            head: with the blank line that ends it.
+            body: of the request.
+            has_body: whether the answer may have one: to HEAD it never has, whatever it says.
+
+        Raises:
+            HttpFault: there is none.
+        """
+        answer = self._answer = Answer(self, has_body=has_body)
+        if self._transport is None or self.is_lost:
+            raise NoAnswer
+        if len(body) <= _PIECE:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            await self._send(memoryview(body), answer)
+        await answer.begun()
+        return answer
+
+    async def _send(self, body: memoryview, answer: Answer) -> None:
+        """Send a large body piece by piece. Who answers before all is there reads no more of it."""
+        self._is_sent = False
+        for start in range(0, len(body), _PIECE):
+            while self._is_full and not (answer.has_begun or answer.error):
+                await answer.wait()
+            if self._transport is None or answer.has_begun or answer.error:
+                return
+            self._transport.write(body[start : start + _PIECE])
+            await asyncio.sleep(0)
+        self._is_sent = True
+
+    def leave(self) -> bool:
+        """Nobody reads on; whether another request may follow."""
+        answer, self._answer = self._answer, None
+        is_over = answer is not None and answer.leave()
+        self.resume()
+        return is_over and self._is_sent and not self.is_lost
+
+    async def encrypt(self, loop: asyncio.AbstractEventLoop, context: ssl.SSLContext, name: str) -> None:
+        """Go on under TLS, behind a proxy that has let us through. `name`: that the certificate must be for.
+
+        Raises:
+            OSError: it is not, or there is no TLS on the other side.
+        """
+        self._answer = None
+        if self._transport is None:
+            raise NoAnswer
+        try:
+            self._transport = await loop.start_tls(self._transport, self, context, server_hostname=name)
+        except TypeError as error:  # where the proxy is spoken to in TLS itself
+            raise OSError("TLS within TLS is not possible here") from error
+
+    def abort(self) -> None:
+        """End it now; what was not sent yet is not sent any more."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause(self) -> None:
+        """Read no more for now: whoever sends waits."""
+        if not self._is_paused and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._is_paused and self._transport is not None:
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    # --- asyncio's words -----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.BaseProtocol`."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self._answer is not None:
+            self._answer.feed(data)
+        else:
+            self.abort()  # nobody asked for it
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.BaseProtocol`."""
+        self.is_lost, self._transport = True, None
+        if self._answer is not None:
+            self._answer.lost(exc)
+        self._on_lost(self)
+
+    def pause_writing(self) -> None:
+        """See `asyncio.BaseProtocol`."""
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        """See `asyncio.BaseProtocol`."""
+        self._is_full = False
+        if self._answer is not None:
+            self._answer.wake()

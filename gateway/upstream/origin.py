@@ -1,0 +1,219 @@
+"""The connections to one place: opened when needed, kept for the next request, never more than may be.
+
+Addresses are tried as RFC 8305 has it (by aiohappyeyeballs), directly or through a proxy, in TLS where the address says
+so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import functools
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from aiohappyeyeballs import AddrInfoType, start_connection
+
+from gateway.upstream.connection import Answer, Connection, HttpFault
+
+#: idle connections are dropped before the usual provider drops them (60 s and more), so that few are found dead
+_KEEPALIVE_S: Final = 45.0
+#: how long the addresses of a name are believed
+_ADDRESSES_S: Final = 30.0
+#: RFC 8305, section 5
+_NEXT_ADDRESS_S: Final = 0.25
+_PORTS: Final = {"http": 80, "https": 443}
+_OK: Final = range(200, 300)
+_ENDS_WITHIN_S: Final = 1.0
+
+
+class NotAccepted(Exception):
+    """No connection within the time for it."""
+
+
+class NotConnected(Exception):
+    """No connection; its cause is what the system, the other side or the proxy said."""
+
+
+class NotLetThrough(Exception):
+    """A proxy refused."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the proxy answered {status}")
+
+
+class Place:
+    """A scheme, a host and a port, of an address or a proxy's; `credential`: of its user and password."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self.is_tls = parts.scheme == "https"
+        self.host = (parts.hostname or "").rstrip(".").encode("idna" if not url.isascii() else "ascii").decode()
+        self.port = parts.port or _PORTS.get(parts.scheme, 80)
+        #: as requests name it
+        self.netloc = parts.netloc.rpartition("@")[2].encode("idna" if not url.isascii() else "ascii")
+        self.credential = b""
+        if parts.username is not None:
+            pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            self.credential = b"Basic " + base64.b64encode(pair.encode())
+
+    @property
+    def authority(self) -> bytes:
+        """Its host and port."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}".encode()
+
+
+class Origin:
+    """The connections to one place. Construct it where an event loop runs.
+
+    Args:
+        url: an address there.
+        connect_s: time to connect, TLS and proxy included.
+        most: connections at once; whoever is one too many waits.
+        tls: how its certificate is checked; True: by the authorities of the system, False: not at all.
+        proxy: the address of one to go through.
+    """
+
+    def __init__(self, url: str, *, connect_s: float, most: int, tls: ssl.SSLContext | bool, proxy: str | None) -> None:
+        self.place = Place(url)
+        self.proxy = Place(proxy) if proxy else None
+        self._connect_s = connect_s
+        self._tls = tls
+        self._slots = asyncio.Semaphore(most)
+        self._all: set[Connection] = set()
+        self._idle: list[Connection] = []
+        self._addresses: tuple[float, Sequence[AddrInfoType]] = (0.0, ())
+        self._loop = asyncio.get_running_loop()
+        self._pruning: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._ended = asyncio.Event()
+
+    async def take(self, *, fresh: bool = False) -> Connection:
+        """A connection for one request: one that was used before, or a new one. To be given back.
+
+        Raises:
+            NotAccepted, NotConnected: there is none.
+        """
+        await self._slots.acquire()
+        try:
+            while self._idle and not fresh:
+                connection = self._idle.pop()
+                if not connection.is_lost and self._loop.time() - connection.since < _KEEPALIVE_S:
+                    return connection
+                connection.abort()
+            return await self._opened()
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def give(self, connection: Connection) -> None:
+        """Give a connection back, whatever became of its request."""
+        self._slots.release()
+        if not connection.leave() or self._is_closed:
+            connection.abort()
+            return
+        connection.since = self._loop.time()
+        self._idle.append(connection)
+        if self._pruning is None:
+            self._pruning = self._loop.call_later(_KEEPALIVE_S, self._prune)
+
+    def _prune(self) -> None:
+        """Drop those that nobody has used for long."""
+        self._pruning = None
+        since = self._loop.time() - _KEEPALIVE_S
+        for connection in [one for one in self._idle if one.since <= since]:
+            self._idle.remove(connection)
+            connection.abort()
+        if self._idle:
+            self._pruning = self._loop.call_at(self._idle[0].since + _KEEPALIVE_S, self._prune)
+
+    def _forget(self, connection: Connection) -> None:
+        self._all.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+        if self._is_closed and not self._all:
+            self._ended.set()
+
+    # --- opening -------------------------------------------------------------------------------------------------
+
+    async def _opened(self) -> Connection:
+        try:
+            async with asyncio.timeout(self._connect_s):
+                connection = await self._connected(self.proxy or self.place)
+                try:
+                    await self._through_proxy(connection)
+                except BaseException:
+                    connection.abort()
+                    raise
+        except TimeoutError as error:
+            raise NotAccepted from error
+        except (OSError, HttpFault, NotLetThrough) as error:
+            raise NotConnected from error
+        return connection
+
+    async def _connected(self, place: Place) -> Connection:
+        sock = await start_connection(await self._resolved(place), happy_eyeballs_delay=_NEXT_ADDRESS_S)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            context = self._context() if place.is_tls else None
+            name = place.host if context is not None else None
+            _, connection = await self._loop.create_connection(
+                lambda: Connection(self._forget), sock=sock, ssl=context, server_hostname=name
+            )
+        except BaseException:
+            sock.close()
+            raise
+        if not connection.is_lost:
+            self._all.add(connection)
+        return connection
+
+    async def _resolved(self, place: Place) -> Sequence[AddrInfoType]:
+        until, found = self._addresses
+        if self._loop.time() >= until:
+            found = await self._loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+            self._addresses = self._loop.time() + _ADDRESSES_S, found
+        return found
+
+    async def _through_proxy(self, connection: Connection) -> None:
+        """What is for a place in TLS goes through a tunnel, of which the proxy sees nothing."""
+        if self.proxy is None or not self.place.is_tls:
+            return
+        target, credential = self.place.authority, self.proxy.credential
+        head = b"CONNECT %b HTTP/1.1\r\nhost: %b\r\n" % (target, target)
+        if credential:
+            head += b"proxy-authorization: %b\r\n" % credential
+        answer: Answer = await connection.ask(head + b"\r\n")
+        if answer.status not in _OK:
+            raise NotLetThrough(answer.status)
+        await connection.encrypt(self._loop, self._context(), self.place.host)
+
+    def _context(self) -> ssl.SSLContext:
+        return self._tls if isinstance(self._tls, ssl.SSLContext) else _default_context(verify=self._tls)
+
+    async def aclose(self) -> None:
+        """End all connections."""
+        self._is_closed = True
+        if not self._all:
+            self._ended.set()
+        if self._pruning is not None:
+            self._pruning.cancel()
+        for connection in list(self._all):
+            connection.abort()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ENDS_WITHIN_S):
+                await self._ended.wait()
+
+
+@functools.cache
+def _default_context(*, verify: bool) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    if not verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["http/1.1"])
+    return context

@@ -1,0 +1,210 @@
+"""What one HTTP/1.1 connection makes of the bytes that come over it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import weakref
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.upstream.connection import Answer, BrokenOff, Connection, NoAnswer, NotHttp
+from tests.support.timing import LIMIT_S, eventually
+from tests.upstream.answering import Answering, answering, ok
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def connected(server: Answering) -> AsyncIterator[Connection]:
+    lost = asyncio.Event()
+    _, connection = await asyncio.get_running_loop().create_connection(
+        lambda: Connection(lambda _: lost.set()), "127.0.0.1", server.port
+    )
+    try:
+        yield connection
+    finally:
+        connection.abort()
+        await lost.wait()
+
+
+async def whole(answer: Answer) -> bytes:
+    pieces = []
+    while piece := await answer.next():
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(
+    ("came", "body", "is_kept"),
+    [
+        (ok(b"body"), b"body", True),
+        (ok(b""), b"", True),
+        (ok(b"body", b"connection: close"), b"body", False),
+        (b"HTTP/1.0 200 OK\r\ncontent-length: 4\r\n\r\nbody", b"body", False),
+        (CHUNKED + b"2\r\nbo\r\n2;x=y\r\ndy\r\n0\r\n\r\n", b"body", True),
+        (CHUNKED + b"4\r\nbody\r\n0\r\nx-trailer: t\r\n\r\n", b"body", True),
+        # As some servers write them.
+        (CHUNKED + b"4  \r\nbody\r\n0\r\n\r\n", b"body", True),
+        (b"HTTP/1.1 200 OK\ncontent-length: 4\n\nbody", b"body", True),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" + ok(b"body"), b"body", True),
+        (b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\nlink: </b>\r\n\r\n" + ok(b"body"), b"body", True),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", b"", True),
+        (b"HTTP/1.1 304 Not Modified\r\ncontent-length: 10\r\n\r\n", b"", True),
+        # Another answer that nobody asked for, or what is none.
+        (ok(b"body") + ok(b"more"), b"body", False),
+        (ok(b"body") + b"nonsense", b"body", False),
+    ],
+)
+async def test_an_answer_is_read_as_it_is_framed(came: bytes, body: bytes, is_kept: bool, at_once: bool) -> None:
+    async with answering(came if at_once else b"") as server, connected(server) as connection:
+        asked = asyncio.ensure_future(connection.ask(GET))
+        if not at_once:
+            await eventually(lambda: server.requests, "the request is there")
+            for place in range(len(came)):
+                server.writers[0].write(came[place : place + 1])
+                await asyncio.sleep(0)
+        answer = await asked
+        assert await whole(answer) == body
+        assert answer.status in (200, 204, 304)
+        assert all(
+            name.lower() in (b"content-length", b"transfer-encoding", b"connection") for name, _ in answer.headers
+        )
+        # What belongs to no answer may still be on its way, and is noticed then.
+        await eventually(lambda: not answer.is_tainted or connection.is_lost, "it is hung up on")
+        if at_once or is_kept:
+            assert connection.leave() is is_kept
+
+
+async def test_an_answer_to_head_has_no_body_whatever_it_says() -> None:
+    async with answering(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n") as server, connected(server) as connection:
+        answer = await connection.ask(b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n", has_body=False)
+        assert await whole(answer) == b""
+
+
+async def test_an_answer_without_a_length_ends_with_its_connection_and_not_with_a_reset() -> None:
+    open_ended = b"HTTP/1.1 200 OK\r\n\r\nbody"
+    for is_reset in (False, True):
+        async with answering(open_ended) as server, connected(server) as connection:
+            answer = await connection.ask(GET)
+            assert await answer.next() == b"body"
+            if is_reset:
+                server.writers[0].transport.abort()
+                connection.connection_lost(ConnectionResetError())
+                with pytest.raises(BrokenOff):
+                    await answer.next()
+            else:
+                server.writers[0].close()
+                assert await answer.next() == b""
+            assert not connection.leave()
+
+
+@pytest.mark.parametrize(
+    ("came", "kind"),
+    [
+        (None, NoAnswer),
+        (b"SSH-2.0-OpenSSH\r\n", NotHttp),
+        (b"HTTP/1.1 200 OK\r\nx: " + b"a" * 70_000, NotHttp),
+        (b"HTTP/1.1 200 OK\r\n" + b"x: a\r\n" * 20_000, NotHttp),
+        (b"HTTP/1.1 200 OK\r\n" + b"x: " + b"a" * 70_000 + b"\r\n\r\n", NotHttp),
+        (b"HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n", NotHttp),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", NotHttp),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\ncontent-length: 5\r\n\r\nbody", NotHttp),
+    ],
+)
+async def test_what_is_no_answer_is_told_of_and_hung_up_on(came: bytes | None, kind: type[Exception]) -> None:
+    async with answering(came) as server, connected(server) as connection:
+        with pytest.raises(kind):
+            await asyncio.wait_for(connection.ask(GET), LIMIT_S)
+        await eventually(lambda: connection.is_lost, "it is hung up on")
+        assert not connection.leave()
+
+
+async def test_what_comes_while_nothing_was_asked_for_ends_the_connection() -> None:
+    async with answering(ok()) as server, connected(server) as connection:
+        await whole(await connection.ask(GET))
+        assert connection.leave()
+        server.writers[0].write(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
+        await eventually(lambda: connection.is_lost, "it is hung up on")
+        with pytest.raises(NoAnswer):
+            await connection.ask(GET)
+
+
+async def test_who_answers_before_a_large_body_is_there_reads_no_more_of_it() -> None:
+    refused = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(ok(b"too large", status=b"413 Content Too Large"))
+        await refused.wait()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        loop, port = asyncio.get_running_loop(), server.sockets[0].getsockname()[1]
+        _, connection = await loop.create_connection(lambda: Connection(lambda _: None), "127.0.0.1", port)
+        body = bytes(50_000_000)
+        head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        answer = await asyncio.wait_for(connection.ask(head, body), LIMIT_S)
+        assert (answer.status, await whole(answer)) == (413, b"too large")
+        assert not connection.leave(), "the rest of the body would be taken for the next request"
+        connection.abort()
+        refused.set()
+        await eventually(lambda: connection.is_lost, "it has ended")
+
+
+async def test_of_an_answer_that_nobody_takes_only_so_much_is_read() -> None:
+    size = 30_000_000
+    async with answering(ok(bytes(size))) as server, connected(server) as connection:
+        answer = await connection.ask(GET)
+        kept = -1
+        while answer._kept != kept:
+            kept = answer._kept
+            await asyncio.sleep(0.05)
+        assert kept < 1_000_000
+        assert len(await whole(answer)) == size
+        assert connection.leave()
+
+
+async def test_a_failure_from_outside_comes_behind_what_had_come() -> None:
+    async with (
+        answering(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc") as server,
+        connected(server) as connection,
+    ):
+        answer = await connection.ask(GET)
+        await eventually(lambda: answer._kept, "a part has come")
+        answer.fail(TimeoutError())
+        assert await answer.next() == b"abc"
+        with pytest.raises(TimeoutError):
+            await answer.next()
+        assert not connection.leave()
+
+
+@pytest.mark.parametrize("endless", [b"4;x=", b"0\r\nx-trailer: "])
+async def test_an_answer_that_says_nothing_at_length_is_hung_up_on(endless: bytes) -> None:
+    async with answering(CHUNKED + b"3\r\nabc\r\n" + endless) as server, connected(server) as connection:
+        answer = await connection.ask(GET)
+        assert await answer.next() == b"abc"
+        while not connection.is_lost:
+            server.writers[0].write(b"x" * 10_000)
+            await asyncio.sleep(0)
+        with pytest.raises(BrokenOff):
+            await answer.next()
+
+
+async def test_an_answer_is_gone_once_it_is_left() -> None:
+    """Without the garbage collector: under load it would be the dearest part of a call."""
+    async with answering(ok()) as server, connected(server) as connection:
+        answer = await connection.ask(GET)
+        assert await whole(answer) == b"ok"
+        assert connection.leave()
+        gone = weakref.finalize(answer, lambda: None)
+        gc.disable()
+        try:
+            del answer
+            assert not gone.alive
+        finally:
+            gc.enable()

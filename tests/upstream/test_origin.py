@@ -1,0 +1,192 @@
+"""The connections to one place: kept, bounded, given up."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gateway.core.errors import UpstreamProtocolError, UpstreamUnreachable
+from gateway.core.ports import Outgoing
+from gateway.upstream import origin
+from gateway.upstream.connection import Connection
+from gateway.upstream.http import HttpUpstream, Limits
+from gateway.upstream.origin import NotConnected, Origin, Place
+from tests.support.timing import LIMIT_S, eventually
+from tests.upstream.answering import answering, ok
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+LIMITS = Limits(connect_s=30, first_byte_s=30, between_bytes_s=30)
+
+
+@asynccontextmanager
+async def origin_of(url: str, most: int = 10) -> AsyncIterator[Origin]:
+    made = Origin(url, connect_s=LIMIT_S, most=most, tls=True, proxy=None)
+    yield made
+    await made.aclose()
+
+
+@asynccontextmanager
+async def upstream_of(url: str, proxy: str | None = None) -> AsyncIterator[HttpUpstream]:
+    upstream = HttpUpstream("p", url, LIMITS, proxy=proxy)
+    yield upstream
+    await upstream.aclose()
+
+
+async def ask(upstream: HttpUpstream, url: str, method: str = "POST", *headers: tuple[bytes, bytes]) -> bytes:
+    async with upstream.send(Outgoing(method, f"{url}/v1/x", list(headers), b"")) as reply:
+        return b"".join([piece async for piece in reply.chunks()])
+
+
+async def used(connection: Connection) -> None:
+    answer = await connection.ask(GET)
+    while await answer.next():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port", "netloc", "authority"),
+    [
+        ("http://a.example/v1", "a.example", 80, b"a.example", b"a.example:80"),
+        ("https://a.example./v1", "a.example", 443, b"a.example.", b"a.example:443"),
+        ("https://a.example:8443/v1", "a.example", 8443, b"a.example:8443", b"a.example:8443"),
+        ("http://[::1]:8080/v1", "::1", 8080, b"[::1]:8080", b"[::1]:8080"),
+        (
+            "http://bücher.example/v1",
+            "xn--bcher-kva.example",
+            80,
+            b"xn--bcher-kva.example",
+            b"xn--bcher-kva.example:80",
+        ),
+    ],
+)
+def test_a_place_is_named_as_its_address_has_it(
+    url: str, host: str, port: int, netloc: bytes, authority: bytes
+) -> None:
+    place = Place(url)
+    assert (place.host, place.port, place.netloc, place.authority) == (host, port, netloc, authority)
+    assert place.is_tls is url.startswith("https:")
+    assert place.credential == b""
+
+
+async def test_who_is_one_too_many_waits_until_another_has_gone() -> None:
+    async with answering(ok(), ok()) as server, origin_of(server.url, most=2) as place:
+        first, second = await place.take(), await place.take()
+        third = asyncio.ensure_future(place.take())
+        await asyncio.sleep(0.05)
+        assert not third.done()
+        await used(first)
+        place.give(first)
+        assert await asyncio.wait_for(third, LIMIT_S) is first
+        place.give(second)
+        place.give(first)
+
+
+async def test_a_place_that_was_waited_for_in_vain_is_free_for_others() -> None:
+    async with answering(ok()) as server, origin_of(server.url, most=1) as place:
+        first = await place.take()
+        given_up = asyncio.ensure_future(place.take())
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.gather(given_up, return_exceptions=True)
+        place.give(first)
+        place.give(await asyncio.wait_for(place.take(), LIMIT_S))
+
+
+async def test_where_no_connection_comes_about_others_may_try() -> None:
+    async with origin_of("http://127.0.0.1:9", most=1) as place:
+        for _ in range(3):
+            with pytest.raises(NotConnected):
+                await asyncio.wait_for(place.take(), LIMIT_S)
+
+
+async def test_one_that_the_other_side_has_closed_is_not_used() -> None:
+    async with answering(ok(), ok()) as server, origin_of(server.url) as place:
+        first = await place.take()
+        await used(first)
+        place.give(first)
+        server.writers[0].close()
+        await eventually(lambda: first.is_lost, "it is noticed")
+        assert not place._idle
+        second = await place.take()
+        assert second is not first
+        place.give(second)
+
+
+async def test_what_is_idle_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(origin, "_KEEPALIVE_S", 0.1)
+    async with answering(ok(), ok()) as server, origin_of(server.url) as place:
+        first, second = await place.take(), await place.take()
+        await used(first)
+        place.give(first)
+        await asyncio.sleep(0.06)
+        await used(second)
+        place.give(second)
+        await eventually(lambda: first.is_lost, "the first is old")
+        await eventually(lambda: second.is_lost, "and so is the second")
+        assert not place._all
+
+
+async def test_at_the_end_those_in_use_end_too() -> None:
+    async with answering(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc") as server:
+        upstream = HttpUpstream("p", server.url, LIMITS)
+        async with upstream.send(Outgoing("POST", f"{server.url}/", [], b"")) as reply:
+            pieces = reply.chunks()
+            assert await anext(pieces) == b"abc"
+            await upstream.aclose()
+            with pytest.raises(UpstreamProtocolError):
+                await anext(pieces)
+        await upstream.aclose()
+
+
+async def test_what_may_be_sent_twice_is_where_an_old_connection_is_dead() -> None:
+    async with answering(ok(), None, ok(b"again"), ok(), None) as server, upstream_of(server.url) as upstream:
+        assert await ask(upstream, server.url, "GET") == b"ok"
+        assert await ask(upstream, server.url, "GET") == b"again"
+        assert await ask(upstream, server.url) == b"ok"
+        with pytest.raises(UpstreamUnreachable, match="without an answer"):
+            await ask(upstream, server.url)
+        assert len(server.requests) == 5
+
+
+async def test_a_user_in_an_address_is_sent_as_such_unless_the_caller_names_another() -> None:
+    async with answering(ok(), ok()) as server:
+        url = server.url.replace("://", "://me:p%40ss@")
+        async with upstream_of(url) as upstream:
+            await ask(upstream, url)
+            await ask(upstream, url, "POST", (b"Authorization", b"Bearer k"))
+        basic = base64.b64encode(b"me:p@ss")
+        assert b"\r\nauthorization: Basic " + basic + b"\r\n" in server.requests[0]
+        assert b"Basic" not in server.requests[1]
+        assert all(request.startswith(b"POST /v1/x HTTP/1.1\r\nhost: 127.0.0.1:") for request in server.requests)
+
+
+async def test_a_host_that_the_configuration_names_stands_alone() -> None:
+    async with answering(ok()) as server, upstream_of(server.url) as upstream:
+        await ask(upstream, server.url, "POST", (b"Host", b"inner.example"))
+        assert server.requests[0].lower().count(b"\r\nhost:") == 1
+        assert b"\r\nHost: inner.example\r\n" in server.requests[0]
+        assert b"\r\ncontent-length: 0\r\n" in server.requests[0]
+
+
+@pytest.mark.parametrize("bad", [b"a\r\nx-evil: 1", b"a\nb", b"a\rb", b"a\0b"])
+async def test_what_would_be_read_as_another_line_is_not_sent(bad: bytes) -> None:
+    async with answering(ok()) as server, upstream_of(server.url) as upstream:
+        with pytest.raises(UpstreamProtocolError):
+            await ask(upstream, server.url, "POST", (b"x-a", bad))
+        with pytest.raises(UpstreamProtocolError):
+            await ask(upstream, server.url, "POST", (b"x-a" + bad, b"1"))
+        assert server.connections == 0
+
+
+async def test_a_proxy_gets_the_whole_address_and_its_own_credential() -> None:
+    async with answering(ok()) as server:
+        proxy = server.url.replace("://", "://me:secret@")
+        async with upstream_of("http://provider.invalid", proxy) as upstream:
+            assert await ask(upstream, "http://provider.invalid") == b"ok"
+        [request] = server.requests
+        assert request.startswith(b"POST http://provider.invalid/v1/x HTTP/1.1\r\nhost: provider.invalid\r\n")
+        assert b"\r\nproxy-authorization: Basic " + base64.b64encode(b"me:secret") + b"\r\n" in request
