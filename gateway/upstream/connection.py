@@ -19,8 +19,10 @@ _MAX_HEAD: Final = 64 * 1024
 _KEPT: Final = 256 * 1024
 #: of a request at once: turns of the event loop come between
 _PIECE: Final = 512 * 1024
+_NOTHING: Final = memoryview(b"")
 _INTERIM: Final = range(100, 200)
 _SWITCHING: Final = 101
+_TURNED_AWAY: Final = 400
 
 
 class HttpFault(Exception):
@@ -43,11 +45,12 @@ class Answer:
     """What comes back for one request. Its bytes wait here until they are taken."""
 
     __slots__ = (
-        *("_connection", "_error", "_has_body", "_head_bytes", "_is_interim", "_kept", "_mute_bytes", "_parser"),
-        *("__weakref__", "_pieces", "_waiter", "has_begun", "headers", "is_complete", "is_tainted", "status"),
+        *("_connection", "_error", "_has_body", "_has_end", "_head_bytes", "_is_interim", "_kept", "_mute_bytes"),
+        *("__weakref__", "_parser", "_pieces", "_waiter", "has_begun", "headers", "is_complete", "is_tainted"),
+        "status",
     )
 
-    def __init__(self, connection: Connection, *, has_body: bool) -> None:
+    def __init__(self, connection: Connection, *, has_body: bool, has_end: bool) -> None:
         self.status = 0
         #: as they came, their names too
         self.headers: list[tuple[bytes, bytes]] = []
@@ -58,6 +61,7 @@ class Answer:
         self.is_tainted = not has_body
         self._connection = connection
         self._has_body = has_body
+        self._has_end = has_end
         self._error: Exception | None = None
         self._is_interim = False
         self._head_bytes = 0
@@ -95,7 +99,7 @@ class Answer:
 
     def lost(self, error: Exception | None) -> None:
         """The connection has ended."""
-        if self.has_begun and error is None and self._is_open_ended:
+        if self.has_begun and error is self._error is None and self._is_open_ended:
             self.is_complete = self.is_tainted = True
         elif not self.is_complete:
             self.fail(BrokenOff() if self.has_begun else NoAnswer())
@@ -110,12 +114,11 @@ class Answer:
     @property
     def _is_open_ended(self) -> bool:
         """Whether it ends with its connection."""
-        return not any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
-
-    @property
-    def error(self) -> Exception | None:
-        """Why it does not come to its end."""
-        return self._error
+        fields = [(name.lower(), value.lower()) for name, value in self.headers]
+        return not any(
+            name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value)
+            for name, value in fields
+        )
 
     # --- the parser's words --------------------------------------------------------------------------------------
 
@@ -153,7 +156,7 @@ class Answer:
         """It has ended, unless that was only a word before it."""
         if self._is_interim:
             self._is_interim = False
-        elif self.has_begun and not self.is_complete:
+        elif self.has_begun and self._has_end and not self.is_complete:
             self.is_complete = True
             self.is_tainted = self.is_tainted or self._parser is None or not self._parser.should_keep_alive()
 
@@ -219,48 +222,62 @@ class Connection(asyncio.Protocol):
         self._answer: Answer | None = None
         self._is_full = False
         self._is_paused = False
-        self._is_sent = True
+        #: of the request's body, not sent yet
+        self._rest = _NOTHING
 
-    async def ask(self, head: bytes, body: bytes = b"", *, has_body: bool = True) -> Answer:
+    @property
+    def is_open(self) -> bool:
+        """Whether a request may be sent: of an end that the system knows of we are told a turn later."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    async def ask(self, head: bytes, body: bytes = b"", *, has_body: bool = True, has_end: bool = True) -> Answer:
         """Send a request; its answer once the head of it is there.
 
         Args:
             head: with the blank line that ends it.
             body: of the request.
             has_body: whether the answer may have one: to HEAD it never has, whatever it says.
+            has_end: False: what follows the head is no more of HTTP, whatever it says: so it is with CONNECT.
 
         Raises:
             HttpFault: there is none.
         """
-        answer = self._answer = Answer(self, has_body=has_body)
-        if self._transport is None or self.is_lost:
+        answer = self._answer = Answer(self, has_body=has_body, has_end=has_end)
+        if self._transport is None or not self.is_open:
             raise NoAnswer
         if len(body) <= _PIECE:
             self._transport.write(head + body)
         else:
             self._transport.write(head)
-            await self._send(memoryview(body), answer)
+            self._rest = memoryview(body)
+            self._send()
         await answer.begun()
         return answer
 
-    async def _send(self, body: memoryview, answer: Answer) -> None:
-        """Send a large body piece by piece. Who answers before all is there reads no more of it."""
-        self._is_sent = False
-        for start in range(0, len(body), _PIECE):
-            while self._is_full and not (answer.has_begun or answer.error):
-                await answer.wait()
-            if self._transport is None or answer.has_begun or answer.error:
-                return
-            self._transport.write(body[start : start + _PIECE])
-            await asyncio.sleep(0)
-        self._is_sent = True
+    def _send(self) -> None:
+        """Send of a large body what there is room for, also while it is answered.
+
+        Who turns it away before all is there reads no more of it (RFC 9112, section 9.3).
+        """
+        answer, transport = self._answer, self._transport
+        if not self._rest or self._is_full or transport is None or transport.is_closing():
+            return
+        if answer is None or answer.status >= _TURNED_AWAY:
+            return
+        piece, self._rest = self._rest[:_PIECE], self._rest[_PIECE:] or _NOTHING
+        transport.write(piece)
+        asyncio.get_running_loop().call_soon(self._send)
 
     def leave(self) -> bool:
         """Nobody reads on; whether another request may follow."""
         answer, self._answer = self._answer, None
+        rest, self._rest = self._rest, _NOTHING
         is_over = answer is not None and answer.leave()
         self.resume()
-        return is_over and self._is_sent and not self.is_lost
+        if self._transport is None or not self.is_open:
+            return False
+        # Who answers without reading all of a request may never read the rest of it, nor what would come behind.
+        return is_over and not rest and self._transport.get_write_buffer_size() == 0
 
     async def encrypt(self, loop: asyncio.AbstractEventLoop, context: ssl.SSLContext, name: str) -> None:
         """Go on under TLS, behind a proxy that has let us through. `name`: that the certificate must be for.
@@ -268,7 +285,7 @@ class Connection(asyncio.Protocol):
         Raises:
             OSError: it is not, or there is no TLS on the other side.
         """
-        self._answer = None
+        self.leave()
         if self._transport is None:
             raise NoAnswer
         try:
@@ -278,6 +295,9 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """End it now; what was not sent yet is not sent any more."""
+        if self._answer is not None:
+            # Otherwise an answer that ends with its connection would be taken for a whole one.
+            self._answer.lost(ConnectionAbortedError())
         if self._transport is not None:
             self._transport.abort()
 
@@ -320,5 +340,4 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """See `asyncio.BaseProtocol`."""
         self._is_full = False
-        if self._answer is not None:
-            self._answer.wake()
+        self._send()

@@ -103,7 +103,7 @@ class Origin:
         try:
             while self._idle and not fresh:
                 connection = self._idle.pop()
-                if not connection.is_lost and self._loop.time() - connection.since < _KEEPALIVE_S:
+                if connection.is_open and self._loop.time() - connection.since < _KEEPALIVE_S:
                     return connection
                 connection.abort()
             return await self._opened()
@@ -148,12 +148,16 @@ class Origin:
                 try:
                     await self._through_proxy(connection)
                 except BaseException:
+                    connection.leave()
                     connection.abort()
                     raise
         except TimeoutError as error:
             raise NotAccepted from error
         except (OSError, HttpFault, NotLetThrough) as error:
             raise NotConnected from error
+        # Not before: who is left in the middle of a handshake behind a proxy may never be told of its end.
+        if not connection.is_lost:
+            self._all.add(connection)
         return connection
 
     async def _connected(self, place: Place) -> Connection:
@@ -168,8 +172,6 @@ class Origin:
         except BaseException:
             sock.close()
             raise
-        if not connection.is_lost:
-            self._all.add(connection)
         return connection
 
     async def _resolved(self, place: Place) -> Sequence[AddrInfoType]:
@@ -187,7 +189,7 @@ class Origin:
         head = b"CONNECT %b HTTP/1.1\r\nhost: %b\r\n" % (target, target)
         if credential:
             head += b"proxy-authorization: %b\r\n" % credential
-        answer: Answer = await connection.ask(head + b"\r\n")
+        answer: Answer = await connection.ask(head + b"\r\n", has_end=False)
         if answer.status not in _OK:
             raise NotLetThrough(answer.status)
         await connection.encrypt(self._loop, self._context(), self.place.host)

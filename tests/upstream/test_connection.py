@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
+import socket
 import weakref
 from collections.abc import AsyncIterator
 
@@ -87,9 +89,9 @@ async def test_an_answer_to_head_has_no_body_whatever_it_says() -> None:
 
 
 async def test_an_answer_without_a_length_ends_with_its_connection_and_not_with_a_reset() -> None:
-    open_ended = b"HTTP/1.1 200 OK\r\n\r\nbody"
-    for is_reset in (False, True):
-        async with answering(open_ended) as server, connected(server) as connection:
+    open_ended = (b"HTTP/1.1 200 OK\r\n\r\nbody", b"HTTP/1.1 200 OK\r\ntransfer-encoding: identity\r\n\r\nbody")
+    for is_reset, came in itertools.product((False, True), open_ended):
+        async with answering(came) as server, connected(server) as connection:
             answer = await connection.ask(GET)
             assert await answer.next() == b"body"
             if is_reset:
@@ -154,6 +156,74 @@ async def test_who_answers_before_a_large_body_is_there_reads_no_more_of_it() ->
         connection.abort()
         refused.set()
         await eventually(lambda: connection.is_lost, "it has ended")
+
+
+async def test_who_begins_to_answer_before_a_large_body_is_there_gets_all_of_it() -> None:
+    size = 20_000_000
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n")
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await reader.readexactly(size)
+            writer.write(b"whole")
+            await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, limit=size) as server:
+        loop, port = asyncio.get_running_loop(), server.sockets[0].getsockname()[1]
+        _, connection = await loop.create_connection(lambda: Connection(lambda _: None), "127.0.0.1", port)
+        head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size
+        answer = await asyncio.wait_for(connection.ask(head, bytes(size)), LIMIT_S)
+        assert await asyncio.wait_for(whole(answer), LIMIT_S) == b"whole"
+        assert connection.leave()
+        connection.abort()
+        await eventually(lambda: connection.is_lost, "it has ended")
+
+
+async def test_who_answers_without_reading_is_asked_nothing_more_behind_what_was_not_read() -> None:
+    is_over = asyncio.Event()
+
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(ok(b"later", status=b"429 Too Many Requests"))
+        await is_over.wait()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        loop, port = asyncio.get_running_loop(), server.sockets[0].getsockname()[1]
+        transport, connection = await loop.create_connection(lambda: Connection(lambda _: None), "127.0.0.1", port)
+        # In place of a slow way.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        body = bytes(500_000)
+        head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+        answer = await asyncio.wait_for(connection.ask(head, body), LIMIT_S)
+        assert (answer.status, await whole(answer)) == (429, b"later")
+        assert not connection.leave()
+        connection.abort()
+        is_over.set()
+        await eventually(lambda: connection.is_lost, "it has ended")
+
+
+async def test_an_answer_that_we_end_ourselves_is_no_whole_one() -> None:
+    async with answering(b"HTTP/1.1 200 OK\r\n\r\nbody") as server, connected(server) as connection:
+        answer = await connection.ask(GET)
+        connection.abort()
+        await eventually(lambda: connection.is_lost, "it has ended")
+        assert await answer.next() == b"body"
+        with pytest.raises(BrokenOff):
+            await answer.next()
+        assert not connection.leave()
+
+
+async def test_a_connection_whose_end_is_under_way_is_asked_nothing() -> None:
+    async with answering(ok()) as server, connected(server) as connection:
+        await whole(await connection.ask(GET))
+        assert connection.leave()
+        connection.abort()
+        assert not connection.is_open
+        with pytest.raises(NoAnswer):
+            await connection.ask(GET)
 
 
 async def test_of_an_answer_that_nobody_takes_only_so_much_is_read() -> None:

@@ -180,7 +180,7 @@ async def test_what_came_before_a_break_is_read_though_nobody_asked_for_it_until
     server = byte_server(lambda connection: connection.send(b"HTTP/1.1 200 OK\r\n" + head + b"\r\n\r\n" + sent))
     async with upstream_of(server.url) as upstream, upstream.send(outgoing(server.url)) as reply:
         answer = cast(Any, reply).answer
-        await eventually(lambda: answer.error, "the break is known")
+        await eventually(lambda: answer._error, "the break is known")
         pieces = reply.chunks()
         assert await anext(pieces) == b"abc"
         with pytest.raises(UpstreamProtocolError):

@@ -116,6 +116,47 @@ async def test_one_that_the_other_side_has_closed_is_not_used() -> None:
         place.give(second)
 
 
+async def test_one_that_has_just_been_hung_up_on_is_not_used() -> None:
+    async with answering(ok(), ok()) as server, upstream_of(server.url) as upstream:
+        assert await ask(upstream, server.url) == b"ok"
+        upstream._origin._idle[0].data_received(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
+        assert await ask(upstream, server.url) == b"ok"
+        assert server.connections == 2
+
+
+@pytest.mark.parametrize(
+    "let_through",
+    [
+        b"HTTP/1.1 200 Connection established\r\n\r\n",
+        b"HTTP/1.0 200 Connection established\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",
+    ],
+)
+async def test_a_tunnel_begins_behind_the_head_whatever_that_says(let_through: bytes) -> None:
+    """And who gives up in the middle of its handshake leaves nothing behind."""
+    hello = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(let_through)
+        if await reader.read(1) == b"\x16":  # TLS, handshake
+            hello.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        proxy = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        place = Origin("https://provider.invalid", connect_s=LIMIT_S, most=1, tls=True, proxy=proxy)
+        taking = asyncio.ensure_future(place.take())
+        await asyncio.wait_for(hello.wait(), LIMIT_S)
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert not place._all
+        assert not place._slots.locked()
+        await place.aclose()
+
+
 async def test_what_is_idle_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(origin, "_KEEPALIVE_S", 0.1)
     async with answering(ok(), ok()) as server, origin_of(server.url) as place:
@@ -130,8 +171,9 @@ async def test_what_is_idle_for_long_is_given_up(monkeypatch: pytest.MonkeyPatch
         assert not place._all
 
 
-async def test_at_the_end_those_in_use_end_too() -> None:
-    async with answering(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc") as server:
+@pytest.mark.parametrize("length", [b"content-length: 10\r\n", b""])
+async def test_at_the_end_those_in_use_end_too(length: bytes) -> None:
+    async with answering(b"HTTP/1.1 200 OK\r\n" + length + b"\r\nabc") as server:
         upstream = HttpUpstream("p", server.url, LIMITS)
         async with upstream.send(Outgoing("POST", f"{server.url}/", [], b"")) as reply:
             pieces = reply.chunks()
