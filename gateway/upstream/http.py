@@ -197,7 +197,7 @@ class _Reply:
 def _reason(error: Exception) -> str:
     """What a stranger may know: no address beyond the host, no object's repr."""
     cause = error.__cause__ if isinstance(error, NotConnected) else error
-    if isinstance(cause, socket.gaierror):
+    if isinstance(cause, socket.gaierror | UnicodeError):
         return "its name cannot be resolved"
     if isinstance(cause, ssl.SSLError):
         return "TLS failed (certificate or protocol)"

@@ -31,6 +31,10 @@ _OK: Final = range(200, 300)
 _ENDS_WITHIN_S: Final = 1.0
 
 
+#: until when addresses are believed, and they
+_UNKNOWN: Final[tuple[float, Sequence[AddrInfoType]]] = (0.0, ())
+
+
 class NotAccepted(Exception):
     """No connection within the time for it."""
 
@@ -52,10 +56,10 @@ class Place:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self.is_tls = parts.scheme == "https"
-        self.host = (parts.hostname or "").rstrip(".").encode("idna" if not url.isascii() else "ascii").decode()
+        self.host = _ascii((parts.hostname or "").rstrip(".")).decode()
         self.port = parts.port or _PORTS.get(parts.scheme, 80)
         #: as requests name it
-        self.netloc = parts.netloc.rpartition("@")[2].encode("idna" if not url.isascii() else "ascii")
+        self.netloc = _ascii(parts.netloc.rpartition("@")[2])
         self.credential = b""
         if parts.username is not None:
             pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
@@ -87,7 +91,7 @@ class Origin:
         self._slots = asyncio.Semaphore(most)
         self._all: set[Connection] = set()
         self._idle: list[Connection] = []
-        self._addresses: tuple[float, Sequence[AddrInfoType]] = (0.0, ())
+        self._addresses = _UNKNOWN
         self._loop = asyncio.get_running_loop()
         self._pruning: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -152,8 +156,10 @@ class Origin:
                     connection.abort()
                     raise
         except TimeoutError as error:
+            self._addresses = _UNKNOWN
             raise NotAccepted from error
-        except (OSError, HttpFault, NotLetThrough) as error:
+        except (OSError, HttpFault, NotLetThrough, UnicodeError) as error:
+            self._addresses = _UNKNOWN
             raise NotConnected from error
         # Not before: who is left in the middle of a handshake behind a proxy may never be told of its end.
         if not connection.is_lost:
@@ -209,6 +215,14 @@ class Origin:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ENDS_WITHIN_S):
                 await self._ended.wait()
+
+
+def _ascii(name: str) -> bytes:
+    """A name as it stands in requests and questions; what is none has no address, whatever it becomes."""
+    try:
+        return name.encode("ascii" if name.isascii() else "idna")
+    except UnicodeError:
+        return name.encode("ascii", "replace")
 
 
 @functools.cache

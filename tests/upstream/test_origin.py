@@ -6,6 +6,7 @@ import asyncio
 import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -94,6 +95,36 @@ async def test_a_place_that_was_waited_for_in_vain_is_free_for_others() -> None:
         await asyncio.gather(given_up, return_exceptions=True)
         place.give(first)
         place.give(await asyncio.wait_for(place.take(), LIMIT_S))
+
+
+@pytest.mark.parametrize("host", ["a..b", "b\u00fc..b", "x" * 70, "b\u00fc" * 60])
+async def test_a_name_that_is_none_cannot_be_resolved(host: str) -> None:
+    async with upstream_of(f"http://{host}") as upstream:
+        with pytest.raises(UpstreamUnreachable, match="cannot be resolved"):
+            await ask(upstream, f"http://{host}")
+
+
+async def test_addresses_are_believed_for_a_while_and_no_longer_than_somebody_answers_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, asked = asyncio.get_running_loop(), list[object]()
+    look_up = loop.getaddrinfo
+
+    async def counted(host: object, *args: Any, **options: Any) -> Any:
+        asked.append(host)
+        return await look_up(host, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "getaddrinfo", counted)
+    async with answering(ok(), ok()) as server, origin_of(server.url) as place:
+        taken = [await place.take(), await place.take()]
+        assert len(asked) == 1
+        for connection in taken:
+            place.give(connection)
+    async with origin_of("http://127.0.0.1:9") as place:
+        for _ in range(2):
+            with pytest.raises(NotConnected):
+                await place.take()
+    assert len(asked) == 3
 
 
 async def test_where_no_connection_comes_about_others_may_try() -> None:
