@@ -97,8 +97,7 @@ class HttpUpstream:
             ValueError: something in it would be read as another line.
         """
         place, proxy = self._origin.place, self._origin.proxy
-        target = request.url.encode()
-        path = target[target.index(b"/", target.index(b"//") + 2) :]
+        path = _behind_host(request.url)
         fields = b"".join([b"%b: %b\r\n" % pair for pair in request.headers])
         named = b"\r\n" + fields.lower()
         count = len(request.headers) + 2
@@ -107,7 +106,7 @@ class HttpUpstream:
         if place.credential and b"\r\nauthorization:" not in named:
             fields, count = b"%bauthorization: %b\r\n" % (fields, place.credential), count + 1
         if proxy is not None and not place.is_tls:
-            path = target
+            path = b"http://%b%b" % (place.netloc, path)
             if proxy.credential:
                 fields, count = b"%bproxy-authorization: %b\r\n" % (fields, proxy.credential), count + 1
         if request.body or request.method in _LONG:
@@ -192,6 +191,14 @@ class _Reply:
     def chunks(self) -> AsyncIterator[bytes]:
         """See `UpstreamReply.chunks`."""
         return self._upstream.pieces(self.answer)
+
+
+def _behind_host(url: str) -> bytes:
+    """The path and the query of an address; the path of one that has none is a slash (RFC 9112, section 3.2.1)."""
+    behind = url.partition("//")[2]
+    start = min((place for mark in "/?" if (place := behind.find(mark)) >= 0), default=len(behind))
+    path = behind[start:].encode()
+    return path if path.startswith(b"/") else b"/" + path
 
 
 def _reason(error: Exception) -> str:
