@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator
 
 from gateway.config.section import Section
+from gateway.core.addresses import is_address
 from gateway.core.signing import signing_key
 
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -38,12 +39,8 @@ class Webhook(Section):
     @field_validator("url")
     @classmethod
     def _url(cls, value: str) -> str:
-        try:
-            parts = urlsplit(value)
-            is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            is_one = False
-        if not is_one or not value.isascii() or any(char.isspace() for char in value) or parts.fragment:
+        is_one = is_address(value) and value.isascii() and not any(char.isspace() for char in value)
+        if not is_one or urlsplit(value).fragment:
             raise ValueError("must be an address like https://app.example/hooks/gateway")
         return value
 

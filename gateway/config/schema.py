@@ -14,6 +14,7 @@ from gateway.config.callbacks import Callbacks
 from gateway.config.section import Section as _Section
 from gateway.config.steps import AgentFile, AgentSteps, StepRow, check_steps
 from gateway.core import redis_url
+from gateway.core.addresses import is_address
 from gateway.core.identity import is_valid
 from gateway.core.ledger import MOST_USD
 from gateway.core.ports import is_reserved
@@ -290,6 +291,8 @@ class Provider(_Section):
             raise ValueError("must be an http:// or https:// address without query")
         if "@" in match[2]:
             raise ValueError("must not hold a user name or password; use key:")
+        if not is_address(value):
+            raise ValueError("must name a host, and a port between 1 and 65535 where it names one")
         # Where it is put together, the first part may have ended with a slash too.
         path = re.sub("//+", "/", match[3] or "").rstrip("/")
         return f"{match[1]}://{match[2]}{path or ('' if is_translated else '/v1')}"

@@ -154,6 +154,10 @@ class GatewayApp:
             await _failed(send, str(error))
         except errors.StoreUnavailable as fault:
             await _failed(send, f"store.url: {fault.message}")
+        except Exception:
+            # The server ends without a word of its own.
+            logger.exception("the gateway ends in a bug")
+            raise
         else:
             await send({"type": "lifespan.shutdown.complete"})
 

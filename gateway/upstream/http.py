@@ -24,7 +24,7 @@ from gateway.core.errors import (
 from gateway.core.ports import Outgoing, Upstream, UpstreamReply
 from gateway.core.values import dataclass
 from gateway.upstream.connection import Answer, BrokenOff, Connection, HttpFault, NoAnswer
-from gateway.upstream.origin import NotAccepted, NotConnected, NotLetThrough, Origin
+from gateway.upstream.origin import NotAccepted, NotConnected, NotLetThrough, Origin, WrongProxy
 from gateway.upstream.silence import Silence
 
 #: what is raised on the way
@@ -208,7 +208,7 @@ def _reason(error: Exception) -> str:
         return "its name cannot be resolved"
     if isinstance(cause, ssl.SSLError):
         return "TLS failed (certificate or protocol)"
-    if isinstance(cause, NotLetThrough):
+    if isinstance(cause, NotLetThrough | WrongProxy):
         return str(cause)
     if isinstance(cause, NoAnswer):
         return "it closed the connection without an answer"

@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from aiohappyeyeballs import AddrInfoType, start_connection
 
+from gateway.core.addresses import is_address
 from gateway.upstream.connection import Answer, Connection, HttpFault
 
 #: idle connections are dropped before the usual provider drops them (60 s and more), so that few are found dead
@@ -29,8 +30,6 @@ _NEXT_ADDRESS_S: Final = 0.25
 _PORTS: Final = {"http": 80, "https": 443}
 _OK: Final = range(200, 300)
 _ENDS_WITHIN_S: Final = 1.0
-
-
 #: until when addresses are believed, and they
 _UNKNOWN: Final[tuple[float, Sequence[AddrInfoType]]] = (0.0, ())
 
@@ -48,6 +47,16 @@ class NotLetThrough(Exception):
 
     def __init__(self, status: int) -> None:
         super().__init__(f"the proxy answered {status}")
+
+
+class WrongProxy(Exception):
+    """There is no proxy as it is named."""
+
+    def __init__(self) -> None:
+        # Not how it is named: that may hold a password.
+        super().__init__(
+            "HTTP_PROXY or HTTPS_PROXY must be the address of an HTTP proxy, like http://proxy.example:3128"
+        )
 
 
 class Place:
@@ -85,7 +94,8 @@ class Origin:
 
     def __init__(self, url: str, *, connect_s: float, most: int, tls: ssl.SSLContext | bool, proxy: str | None) -> None:
         self.place = Place(url)
-        self.proxy = Place(proxy) if proxy else None
+        self.proxy = Place(proxy) if proxy and is_address(proxy) else None
+        self._is_proxy_wrong = bool(proxy) and self.proxy is None
         self._connect_s = connect_s
         self._tls = tls
         self._slots = asyncio.Semaphore(most)
@@ -146,6 +156,8 @@ class Origin:
     # --- opening -------------------------------------------------------------------------------------------------
 
     async def _opened(self) -> Connection:
+        if self._is_proxy_wrong:
+            raise NotConnected from WrongProxy()
         try:
             async with asyncio.timeout(self._connect_s):
                 connection = await self._connected(self.proxy or self.place)

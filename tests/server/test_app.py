@@ -24,8 +24,11 @@ class Lifespan:
         self._from_app: asyncio.Queue[Any] = asyncio.Queue()
         self._task = asyncio.create_task(app({"type": "lifespan"}, self._to_app.get, self._from_app.put))
 
-    async def say(self, message: str) -> Any:
+    async def tell(self, message: str) -> None:
         await self._to_app.put({"type": f"lifespan.{message}"})
+
+    async def say(self, message: str) -> Any:
+        await self.tell(message)
         async with asyncio.timeout(LIMIT_S):
             return await self._from_app.get()
 
@@ -54,6 +57,19 @@ async def ask(app: GatewayApp, path: str, kind: str = "http") -> list[Any]:
 
 def app_of(file: Path) -> GatewayApp:
     return build_app(lambda: config.load(file, environment={}))
+
+
+async def test_what_nobody_foresaw_does_not_end_it_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    def load() -> Any:
+        raise RuntimeError("never thought of")
+
+    lifespan = Lifespan(build_app(load))
+    with pytest.raises(RuntimeError):
+        await asyncio.gather(lifespan.ended(), lifespan.tell("startup"))
+    [record] = caplog.records
+    assert (record.levelname, record.message) == ("ERROR", "the gateway ends in a bug")
+    assert record.exc_info
+    assert "never thought of" in str(record.exc_info[1])
 
 
 async def test_it_serves_between_start_and_stop_only(tmp_path: Path) -> None:

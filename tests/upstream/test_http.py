@@ -16,6 +16,7 @@ from gateway.core.errors import (
     UpstreamFault,
     UpstreamNotAccepted,
     UpstreamProtocolError,
+    UpstreamRefused,
     UpstreamTimeout,
     UpstreamUnreachable,
 )
@@ -328,6 +329,16 @@ def test_the_proxy_is_the_one_the_environment_names(monkeypatch: pytest.MonkeyPa
     assert proxy_for("http://api.example/v1") == "http://other:3128"
     assert proxy_for("https://host.internal/v1") is None
     assert proxy_for("https://localhost:8080/v1") is None
+
+
+@pytest.mark.parametrize(
+    "proxy", ["socks5://me:secret@proxy:1080", "http://me:secret@proxy:99999", "http://", "http://proxy:a"]
+)
+async def test_what_is_no_proxy_is_told_of_by_each_call_that_would_go_through_it(proxy: str) -> None:
+    async with upstream_of("http://provider.invalid", proxy=proxy) as upstream:
+        with pytest.raises(UpstreamRefused, match="must be the address of an HTTP proxy") as error:
+            await read(upstream, outgoing("http://provider.invalid"))
+    assert "secret" not in error.value.message
 
 
 def test_tls_is_checked_unless_said_otherwise(tmp_path: Path) -> None:
