@@ -97,7 +97,9 @@ class Origin:
         self.proxy = Place(proxy) if proxy and is_address(proxy) else None
         self._is_proxy_wrong = bool(proxy) and self.proxy is None
         self._connect_s = connect_s
-        self._tls = tls
+        # Here and not with the first call: to read the authorities takes 30 ms, and all calls would wait.
+        is_tls = self.place.is_tls or (self.proxy is not None and self.proxy.is_tls)
+        self._context = (tls if isinstance(tls, ssl.SSLContext) else _default_context(verify=tls)) if is_tls else None
         self._slots = asyncio.Semaphore(most)
         self._all: set[Connection] = set()
         self._idle: list[Connection] = []
@@ -182,8 +184,7 @@ class Origin:
         sock = await start_connection(await self._resolved(place), happy_eyeballs_delay=_NEXT_ADDRESS_S)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            context = self._context() if place.is_tls else None
-            name = place.host if context is not None else None
+            context, name = (self._context, place.host) if place.is_tls else (None, None)
             _, connection = await self._loop.create_connection(
                 lambda: Connection(self._forget), sock=sock, ssl=context, server_hostname=name
             )
@@ -201,7 +202,7 @@ class Origin:
 
     async def _through_proxy(self, connection: Connection) -> None:
         """What is for a place in TLS goes through a tunnel, of which the proxy sees nothing."""
-        if self.proxy is None or not self.place.is_tls:
+        if self.proxy is None or not self.place.is_tls or self._context is None:
             return
         target, credential = self.place.authority, self.proxy.credential
         head = b"CONNECT %b HTTP/1.1\r\nhost: %b\r\n" % (target, target)
@@ -210,10 +211,7 @@ class Origin:
         answer: Answer = await connection.ask(head + b"\r\n", has_end=False)
         if answer.status not in _OK:
             raise NotLetThrough(answer.status)
-        await connection.encrypt(self._loop, self._context(), self.place.host)
-
-    def _context(self) -> ssl.SSLContext:
-        return self._tls if isinstance(self._tls, ssl.SSLContext) else _default_context(verify=self._tls)
+        await connection.encrypt(self._loop, self._context, self.place.host)
 
     async def aclose(self) -> None:
         """End all connections."""

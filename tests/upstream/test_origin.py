@@ -73,6 +73,15 @@ def test_a_place_is_named_as_its_address_has_it(
     assert place.credential == b""
 
 
+async def test_authorities_are_read_at_the_start_once_for_all_and_only_where_there_is_tls() -> None:
+    made = origin._default_context
+    made.cache_clear()
+    async with origin_of("http://a.example"):
+        assert made.cache_info().misses == 0
+    async with origin_of("https://a.example"), origin_of("https://b.example"):
+        assert made.cache_info().misses == 1
+
+
 async def test_who_is_one_too_many_waits_until_another_has_gone() -> None:
     async with answering(ok(), ok()) as server, origin_of(server.url, most=2) as place:
         first, second = await place.take(), await place.take()
