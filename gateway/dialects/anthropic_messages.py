@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from gateway.core.errors import GatewayError
 from gateway.dialects import anthropic_errors
-from gateway.dialects.base import MAX_TOOLS, Answer, Call, EventReader, OneByOne, Verdict, named_event, plain_before
+from gateway.dialects.base import MAX_TOOLS, Answer, Call, EventReader, Verdict, named_event, plain_before
 from gateway.dialects.fields import decode, flag_field, join, messages_field, model_field, read_fields
 from gateway.dialects.gathered import Gathered
 from gateway.dialects.limits import anthropic_tier
@@ -82,7 +82,7 @@ class AnthropicMessages:
         return anthropic_errors.event(fault, request_id)
 
 
-class MessagesReader(OneByOne):
+class MessagesReader(EventReader):
     """Reads the events of one stream, or one whole message. `model`: what was asked for."""
 
     def __init__(self, model: str | None = None) -> None:

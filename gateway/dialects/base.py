@@ -90,8 +90,9 @@ class EventReader(Protocol):
         ...
 
     def read_all(self, events: Sequence[bytes]) -> None:
-        """Take the data of events that surely pass; never raises."""
-        ...
+        """Take the data of events that surely pass; never raises. For a reader to which many are as good as each."""
+        for data in events:
+            self.read(data)
 
     def answer(self) -> Answer:
         """All that was read so far."""
@@ -104,19 +105,6 @@ class EventReader(Protocol):
     def cut_short(self) -> bytes:
         """Events that end the stream here as one whose length limit was reached; empty where there are none."""
         ...
-
-
-class OneByOne:
-    """An `EventReader` to which many events are as good as each of them."""
-
-    def read(self, data: bytes) -> Verdict:
-        """See `EventReader.read`."""
-        raise NotImplementedError
-
-    def read_all(self, events: Sequence[bytes]) -> None:
-        """See `EventReader.read_all`."""
-        for data in events:
-            self.read(data)
 
 
 class StreamMeter:

@@ -131,8 +131,6 @@ class ChoicesReader:
         self._created: Any = None
         #: indices, as they were sent, of the choices that have begun and not ended
         self._running: dict[int | str, None] = {}
-        #: the service tier that was said last
-        self._tier: Any = None
         #: the lowest index so far
         self._first: int | None = None
 
@@ -158,7 +156,7 @@ class ChoicesReader:
         return self._take(payload) if payload is not None else Verdict.PASS
 
     def read_all(self, events: Sequence[bytes]) -> None:
-        """See `EventReader.read_all`. Decoded in one go they take a quarter of the time."""
+        """See `EventReader.read_all`. Decoded and weighed in one go they take a third less time."""
         try:
             payloads = _PAYLOADS_DECODER.decode(b"[%b]" % b",".join(events))
         except UNREADABLE:
@@ -178,8 +176,10 @@ class ChoicesReader:
 
     def _text_alone(self, payload: _Payload) -> str | None:
         """The text of a chunk in which a choice goes on and nothing else is said; None for any other."""
-        choices = payload.choices
-        if not choices or len(choices) > 1 or payload.service_tier != self._tier or self._id is None:
+        choices, gathered = payload.choices, self._gathered
+        if not choices or len(choices) > 1 or self._id is None or gathered.model is None:
+            return None
+        if payload.service_tier not in (None, gathered.service_tier):
             return None
         choice = choices[0]
         part, index = choice.delta, choice.index
@@ -207,7 +207,6 @@ class ChoicesReader:
     def _head(self, payload: _Payload) -> None:
         if self._id is None:
             self._id, self._created = payload.id, payload.created
-        self._tier = payload.service_tier
         self._gathered.head(payload.model, payload.service_tier)
         if payload.error is not None:
             self._gathered.error = True

@@ -21,8 +21,8 @@ class Gathered:
     """What was read of an answer so far: of names the first model, the last of the others."""
 
     __slots__ = (
-        *("_ids", "_model", "_output", "_service_tier", "_sound", "_tools"),
-        *("error", "finish_reason", "id", "usage"),
+        *("_ids", "_model", "_output", "_sound", "_tools"),
+        *("error", "finish_reason", "id", "service_tier", "usage"),
     )
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Gathered:
         self.error = False
         self.id: str | None = None
         self._model: str | None = None
-        self._service_tier: str | None = None
+        self.service_tier: str | None = None
         #: calls: the choice that makes them, the tool, and the set that it is one of
         self._tools: dict[object, tuple[int, str, str | None]] = {}
         #: the first id that each of them was named with
@@ -44,7 +44,7 @@ class Gathered:
         if self._model is None and isinstance(model, str) and model:
             self._model = model
         if isinstance(service_tier, str):
-            self._service_tier = service_tier
+            self.service_tier = service_tier
 
     def ended(self, reason: object) -> None:
         """Take why it ended."""
@@ -131,7 +131,7 @@ class Gathered:
             usage=self.usage.reported(),
             model=self._model,
             finish_reason=self.finish_reason,
-            service_tier=self._service_tier,
+            service_tier=self.service_tier,
             tools=tuple([name for name, _ in called]),
             sets=tuple([among for _, among in called]),
             output_estimate=self.output_estimate,

@@ -8,7 +8,7 @@ from typing import Any, Final
 from gateway.core.errors import GatewayError
 from gateway.core.message import encode
 from gateway.dialects import openai_errors
-from gateway.dialects.base import Answer, Call, EventReader, OneByOne, Verdict, named_event, plain_before
+from gateway.dialects.base import Answer, Call, EventReader, Verdict, named_event, plain_before
 from gateway.dialects.fields import decode, flag_field, join, read_fields, string_field
 from gateway.dialects.gathered import Gathered
 from gateway.dialects.opening import opening_items, opening_text
@@ -119,7 +119,7 @@ class OpenAIResponses:
         return named_event({"type": "error", **told, "sequence_number": number, "error": nested})
 
 
-class ResponsesReader(OneByOne):
+class ResponsesReader(EventReader):
     """Reads the events of one stream, or one whole response.
 
     `model`: what was asked for; `weigh_input`: what the request weighs, which no event tells before the last.

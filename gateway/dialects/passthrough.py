@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.dialects import anthropic_errors, openai_errors
-from gateway.dialects.base import Answer, Call, EventReader, OneByOne, Verdict, plain_before
+from gateway.dialects.base import Answer, Call, EventReader, Verdict, plain_before
 from gateway.dialects.fields import decode, flag_field, read_fields, string_field
 from gateway.dialects.gathered import Gathered
 from gateway.dialects.texts import beyond, texts_of_fields
@@ -115,7 +115,7 @@ class PassThrough:
         return anthropic_errors.event(fault, request_id) if self._anthropic else openai_errors.event(fault)
 
 
-class PassThroughReader(OneByOne):
+class PassThroughReader(EventReader):
     """Reads events, or one whole answer as if it were an event."""
 
     def __init__(self) -> None:

@@ -91,7 +91,7 @@ class Answer:
             self._is_nonsense()
         if self._error is not None or (self.is_tainted and self.is_complete):
             self._connection.abort()
-        self.wake()
+        self._wake()
 
     def _is_nonsense(self) -> None:
         self.is_tainted = True
@@ -103,13 +103,13 @@ class Answer:
             self.is_complete = self.is_tainted = True
         elif not self.is_complete:
             self.fail(BrokenOff() if self.has_begun else NoAnswer())
-        self.wake()
+        self._wake()
 
     def fail(self, error: Exception) -> None:
         """Let whoever waits for it fail, once all that came before has been taken."""
         if self._error is None and not self.is_complete:
             self._error = error
-        self.wake()
+        self._wake()
 
     @property
     def _is_open_ended(self) -> bool:
@@ -169,7 +169,7 @@ class Answer:
             HttpFault: it does not come.
         """
         while not self.has_begun and self._error is None:
-            await self.wait()
+            await self._wait()
         if not self.has_begun and self._error is not None:
             raise self._error
 
@@ -180,7 +180,7 @@ class Answer:
             HttpFault: it breaks off here, or whatever `fail` was told.
         """
         while not self._pieces and not self.is_complete and self._error is None:
-            await self.wait()
+            await self._wait()
         if self._pieces:
             pieces, self._pieces, self._kept = self._pieces, [], 0
             self._connection.resume()
@@ -195,7 +195,7 @@ class Answer:
         self._parser = None
         return self.is_complete and not self.is_tainted
 
-    async def wait(self) -> None:
+    async def _wait(self) -> None:
         """Until something has happened to it. There is one at a time who waits."""
         self._waiter = asyncio.get_running_loop().create_future()
         try:
@@ -203,7 +203,7 @@ class Answer:
         finally:
             self._waiter = None
 
-    def wake(self) -> None:
+    def _wake(self) -> None:
         """Something has happened."""
         waiter = self._waiter
         if waiter is not None and not waiter.done():

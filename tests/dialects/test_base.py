@@ -14,7 +14,7 @@ from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import InvalidRequest
 from gateway.core.identity import hash_of, text_of
 from gateway.core.sse import MAX_EVENT_BYTES
-from gateway.dialects.base import Answer, OneByOne, StreamMeter, Verdict
+from gateway.dialects.base import Answer, EventReader, StreamMeter, Verdict
 from gateway.dialects.fields import decode, flag_field, read_fields, string_field, write_fields
 from gateway.dialects.opening import opening_items, opening_text
 from gateway.dialects.texts import estimate, texts, token_ids
@@ -23,7 +23,7 @@ from tests.support.timing import calls_made, in_time
 DEEP = 200_000
 
 
-class Reader(OneByOne):
+class Reader(EventReader):
     """Drops `drop`, ends at `end`, passes the rest unread until asked."""
 
     def __init__(self, plain: int | None = None) -> None:

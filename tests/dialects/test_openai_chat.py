@@ -610,6 +610,8 @@ def test_a_chunk_that_says_more_than_its_text_is_read_among_others(
 
     assert_the_same_at_once([chunk(), chunk(more=1), chunk()])
     assert_the_same_at_once([chunk(id=None, created=None), chunk(more=1)])
+    assert_the_same_at_once([chunk(model=None), chunk(model=None), chunk(more=1), chunk(model="another")])
+    assert_the_same_at_once([chunk(service_tier="a"), chunk(service_tier=""), chunk(more=1)])
 
 
 @pytest.mark.parametrize(
