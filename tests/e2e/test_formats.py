@@ -374,51 +374,43 @@ def test_what_the_provider_keeps_of_a_conversation_is_named_because_nobody_here_
     assert told(conversation="conv_1", prompt={"id": "pmpt_1"}) == "conversation,prompt"
 
 
-@pytest.mark.parametrize(
-    ("path", "part", "named"),
-    [
-        ("chat/completions", {"type": "file", "file": {"file_id": "file-1"}}, "file_id"),
-        ("responses", {"type": "input_file", "file_url": "https://example.org/a.pdf"}, "file_url"),
-        ("messages", {"type": "document", "source": {"type": "file", "file_id": "file_1"}}, "file_id"),
-    ],
-)
+#: by path: a part that names a file which it does not hold, and how
+FILES = [
+    ("chat/completions", {"type": "file", "file": {"file_id": "file-1"}}, "file_id"),
+    ("responses", {"type": "input_file", "file_url": "https://example.org/a.pdf"}, "file_url"),
+    ("messages", {"type": "document", "source": {"type": "file", "file_id": "file_1"}}, "file_id"),
+]
+
+
+def unseen(web: Web, session: str, path: str, items: list[dict[str, Any]]) -> str | None:
+    body = {"model": "mock-small", "input" if path == "responses" else "messages": items, "max_tokens": 10}
+    reply = web.post(f"/v1/{path}", body, {"x-session-id": session})
+    assert reply.status == 200
+    return reply.header("x-context-unseen")
+
+
+@pytest.mark.parametrize(("path", "part", "named"), FILES)
 def test_a_file_that_is_named_by_its_id_or_address_is_told_of(
     web: Web, session: str, path: str, part: dict[str, Any], named: str
 ) -> None:
-    items = [{"role": "user", "content": [part]}]
-    body = {"model": "mock-small", "input" if path == "responses" else "messages": items, "max_tokens": 10}
-    reply = web.post(f"/v1/{path}", body, {"x-session-id": session})
-    assert (reply.status, reply.header("x-context-unseen")) == (200, named)
+    assert unseen(web, session, path, [{"role": "user", "content": [part]}]) == named
 
 
-@pytest.mark.parametrize(
-    ("path", "part", "named"),
-    [
-        ("chat/completions", {"type": "file", "file": {"file_id": "file-1"}}, "file_id"),
-        ("responses", {"type": "input_file", "file_url": "https://example.org/a.pdf"}, "file_url"),
-        ("messages", {"type": "document", "source": {"type": "file", "file_id": "file_1"}}, "file_id"),
-    ],
-)
+@pytest.mark.parametrize(("path", "part", "named"), FILES)
 def test_a_file_is_told_of_on_all_turns_behind_it_and_not_once_it_is_taken_back(
     web: Web, session: str, path: str, part: dict[str, Any], named: str
 ) -> None:
     """The beginning of a long conversation is known, and is not looked through again."""
 
-    def told(items: list[dict[str, Any]]) -> str | None:
-        body = {"model": "mock-small", "input" if path == "responses" else "messages": items, "max_tokens": 10}
-        reply = web.post(f"/v1/{path}", body, {"x-session-id": session})
-        assert reply.status == 200
-        return reply.header("x-context-unseen")
-
     def asks(content: object) -> dict[str, Any]:
         return {"role": "user", "content": content}
 
     begun = [asks("word " * 2_000), {"role": "assistant", "content": "yes"}]
-    assert told([*begun, asks([part])]) == named
-    assert told([*begun, asks("not that one")]) is None
+    assert unseen(web, session, path, [*begun, asks([part])]) == named
+    assert unseen(web, session, path, [*begun, asks("not that one")]) is None
     for _ in range(3):
         begun += [asks([part]) if len(begun) == 2 else asks("go on"), {"role": "assistant", "content": "done"}]
-        assert told([*begun, asks("more")]) == named
+        assert unseen(web, session, path, [*begun, asks("more")]) == named
 
 
 def test_a_sessions_next_turn_is_expected_to_weigh_what_the_provider_keeps_too(web: Web, session: str) -> None:

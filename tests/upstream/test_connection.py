@@ -21,10 +21,11 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 @contextlib.asynccontextmanager
-async def connected(server: Answering) -> AsyncIterator[Connection]:
+async def connected(server: Answering | asyncio.Server) -> AsyncIterator[Connection]:
     lost = asyncio.Event()
+    port = server.port if isinstance(server, Answering) else server.sockets[0].getsockname()[1]
     _, connection = await asyncio.get_running_loop().create_connection(
-        lambda: Connection(lambda _: lost.set()), "127.0.0.1", server.port
+        lambda: Connection(lambda _: lost.set()), "127.0.0.1", port
     )
     try:
         yield connection
@@ -145,17 +146,13 @@ async def test_who_answers_before_a_large_body_is_there_reads_no_more_of_it() ->
         await refused.wait()
         writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        loop, port = asyncio.get_running_loop(), server.sockets[0].getsockname()[1]
-        _, connection = await loop.create_connection(lambda: Connection(lambda _: None), "127.0.0.1", port)
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, connected(server) as connection:
         body = bytes(50_000_000)
         head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
         answer = await asyncio.wait_for(connection.ask(head, body), LIMIT_S)
         assert (answer.status, await whole(answer)) == (413, b"too large")
         assert not connection.leave(), "the rest of the body would be taken for the next request"
-        connection.abort()
         refused.set()
-        await eventually(lambda: connection.is_lost, "it has ended")
 
 
 async def test_who_begins_to_answer_before_a_large_body_is_there_gets_all_of_it() -> None:
@@ -170,15 +167,11 @@ async def test_who_begins_to_answer_before_a_large_body_is_there_gets_all_of_it(
             await reader.read()
         writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0, limit=size) as server:
-        loop, port = asyncio.get_running_loop(), server.sockets[0].getsockname()[1]
-        _, connection = await loop.create_connection(lambda: Connection(lambda _: None), "127.0.0.1", port)
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, limit=size) as server, connected(server) as connection:
         head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size
         answer = await asyncio.wait_for(connection.ask(head, bytes(size)), LIMIT_S)
         assert await asyncio.wait_for(whole(answer), LIMIT_S) == b"whole"
         assert connection.leave()
-        connection.abort()
-        await eventually(lambda: connection.is_lost, "it has ended")
 
 
 async def test_who_answers_without_reading_is_asked_nothing_more_behind_what_was_not_read() -> None:
@@ -190,19 +183,16 @@ async def test_who_answers_without_reading_is_asked_nothing_more_behind_what_was
         await is_over.wait()
         writer.close()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        loop, port = asyncio.get_running_loop(), server.sockets[0].getsockname()[1]
-        transport, connection = await loop.create_connection(lambda: Connection(lambda _: None), "127.0.0.1", port)
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, connected(server) as connection:
+        assert connection._transport is not None
         # In place of a slow way.
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        connection._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         body = bytes(500_000)
         head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
         answer = await asyncio.wait_for(connection.ask(head, body), LIMIT_S)
         assert (answer.status, await whole(answer)) == (429, b"later")
         assert not connection.leave()
-        connection.abort()
         is_over.set()
-        await eventually(lambda: connection.is_lost, "it has ended")
 
 
 async def test_an_answer_that_we_end_ourselves_is_no_whole_one() -> None:
