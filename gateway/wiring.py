@@ -61,6 +61,7 @@ from gateway.server.handling import Rules
 from gateway.server.health import HealthApi, ProviderHealth, WorkerHealth
 from gateway.server.keyring import KeyRing
 from gateway.server.metrics import MetricsApi
+from gateway.server.serving import stop_without_parent
 from gateway.server.sessions import SessionsApi
 from gateway.server.shown import call_json, shown_id, totals_json
 from gateway.stores.blind import Blind
@@ -90,6 +91,7 @@ Load = Callable[[], config.Loaded]
 
 def app_from_environment() -> GatewayApp:
     """The application of a worker process, configured as its parent was (`config.pass_on`)."""
+    stop_without_parent()
     collect_rarely()
     return build_app(config.load_passed_on)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
+import multiprocessing
 import os
 import signal
 import socket
@@ -19,6 +22,8 @@ from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
 from gateway.server.protocol import GatewayProtocol, ServerConfig
+
+logger = logging.getLogger("gateway")
 
 #: longer than SDKs keep an idle connection, so that it is rarely we who close it under a request
 _KEEP_ALIVE_S = 75
@@ -70,6 +75,23 @@ def bind(host: str, port: int) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+
+
+def stop_without_parent() -> None:
+    """Have this worker end its calls and stop once its supervisor is gone: nobody would reload, replace or stop it.
+
+    It would keep the port, too. To be called in the loop; a process that nobody supervises stays as it is.
+    """
+    parent, loop = multiprocessing.parent_process(), asyncio.get_running_loop()
+    if parent is None:
+        return
+
+    def stop() -> None:
+        loop.remove_reader(parent.sentinel)
+        logger.error("the parent of all workers was killed: this one ends its calls and stops")
+        signal.raise_signal(signal.SIGTERM)
+
+    loop.add_reader(parent.sentinel, stop)
 
 
 class Supervisor(Multiprocess):

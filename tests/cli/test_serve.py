@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import os
 import re
@@ -567,6 +568,22 @@ def test_a_worker_that_gives_no_sign_of_life_any_more_is_replaced(serving: Serve
     assert gateway.web.chat("s").status == 200
 
 
+def test_workers_whose_parent_is_killed_end_their_calls_and_go(
+    serving: Serve, gateway_command: Commands, mock_server: MockServer, mock: Provider
+) -> None:
+    file = gateway_command.file(settings(mock_server.url, gateway_command.folder))
+    gateway = serving("-c", file, "--workers", "2")
+    workers = until(lambda: len(gateway.children) == 2 and gateway.children)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        stream = pool.submit(gateway.web.stream, "s", "chunks=20,interval=0.05")
+        until(lambda: mock.calls)
+        gateway.signal(signal.SIGKILL)
+        answer = stream.result(LIMIT_S)
+    assert b"data: [DONE]" in answer.body
+    until(lambda: not any(map(alive, workers)), STARTS_S, "nobody would reload or replace them")
+    says(gateway, "parent")
+
+
 SLOW = """
 import os, pathlib, sys, time
 if "--multiprocessing-fork" in sys.orig_argv:
@@ -612,11 +629,10 @@ def test_a_worker_that_dies_is_replaced_though_another_does_not_start(
 
 
 def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        # One that has ended and that its parent has not asked for is none.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 # --- secrets ------------------------------------------------------------------------------------------------------
