@@ -49,7 +49,7 @@ def session_of(incoming: Incoming, call: Call, policy: SessionPolicy) -> tuple[S
     """The session of a call where neither path nor headers name one, and whether it was derived.
 
     Raises:
-        SessionRequired: the body names none either, and the settings ask for one.
+        SessionRequired: the body names none either, and the settings ask for one, or the call does.
     """
     namespace = incoming.caller.namespace
     hints = {name: decode(call.fields[name]) for name in identity.BODY_FIELDS if name in call.fields}
@@ -57,17 +57,32 @@ def session_of(incoming: Incoming, call: Call, policy: SessionPolicy) -> tuple[S
     if named is not None:
         return SessionKey(namespace, named), False
     if policy.on_missing == "require":
-        raise SessionRequired(
-            "This gateway keeps a budget per session and the call names none. Send the header "
-            f"{policy.id_headers[0] if policy.id_headers else 'x-session-id'}, or use the base URL /s/SESSION/v1."
-        )
+        raise SessionRequired(f"This gateway keeps a budget per session and the call names none. {_how(policy)}")
     if policy.on_missing == "none":
+        asked = _asked_of_session(incoming)
+        if asked is not None:
+            raise SessionRequired(f"The header {asked} is for a session, and the call has none. {_how(policy)}")
         return None, False
     opening = incoming.endpoint.dialect.opening(call)
     # A call with nothing that tells conversations apart (embeddings, images) is kept per key and endpoint.
     parts = opening if opening is not None else [incoming.path]
     model = call.model if opening is not None else None
     return SessionKey(namespace, identity.derive(namespace, model, parts)), True
+
+
+def _how(policy: SessionPolicy) -> str:
+    first = policy.id_headers[0] if policy.id_headers else "x-session-id"
+    return f"Send the header {first}, or use the base URL /s/SESSION/v1."
+
+
+def _asked_of_session(incoming: Incoming) -> str | None:
+    """The header by which the call limits what its session spends, or has another one pay for it."""
+    directives = incoming.directives
+    if directives.parent is not None:
+        return "x-parent-session-id"
+    if directives.budget.tokens is not None:
+        return "x-session-budget-tokens"
+    return "x-session-budget-usd" if directives.budget.nano_usd is not None else None
 
 
 def routes_of(incoming: Incoming, call: Call, routes: Routes, session: SessionKey | None) -> tuple[Route, ...]:

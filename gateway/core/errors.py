@@ -47,7 +47,7 @@ class InvalidRequest(RequestFault):
 
 
 class SessionRequired(RequestFault):
-    """`sessions.on_missing` is `require` and the call names no session."""
+    """The call names no session and needs one: by `sessions.on_missing`, or for what it asks for."""
 
     code = "session_required"
 

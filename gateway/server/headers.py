@@ -220,7 +220,7 @@ def of_reply(reply: Reply, request: str) -> Headers:
         if reply.totals is not None:
             headers += _of_totals(reply.totals)
             headers.append((b"x-session-usage-final", b"true" if reply.final else b"false"))
-    if reply.final and reply.charge is not None:
+    if reply.charge is not None:
         headers.append((b"x-token-usage", usage_json(reply.charge.usage)))
     if reply.context is not None:
         headers += _of_context(reply.context)

@@ -154,14 +154,30 @@ def test_calls_without_a_session_may_be_left_uncounted(
     mock_server: MockServer, mock: Provider, gateway_server: StartGateway
 ) -> None:
     gateway = gateway_server(mock_server.url, **{"sessions.on_missing": "none"})
-    for stream in (True, False):
+    for stream in (False, True):
         answer = gateway.web.chat(stream=stream)
         assert answer.status == 200
         assert answer.header("x-session-id") is None
         assert answer.header("x-session-cumulative-total-tokens") is None
         assert answer.comments == {}
+        assert stream or json.loads(answer.header("x-token-usage") or "")["totalTokens"] == mock.billed().total_tokens
     assert gateway.web.get("/api/sessions").json["sessions"] == []
     assert gateway.web.chat("named").totals[2] > 0
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [("x-parent-session-id", "p"), ("x-session-budget-tokens", "1"), ("x-session-budget-usd", "0.5")],
+)
+def test_a_call_without_a_session_is_not_promised_what_only_one_has(
+    header: str, value: str, mock_server: MockServer, mock: Provider, gateway_server: StartGateway
+) -> None:
+    web = gateway_server(mock_server.url, **{"sessions.on_missing": "none"}).web
+    answer = web.post(CHAT, {"model": "mock-small", "messages": HI}, {header: value})
+    assert (answer.status, answer.error["code"]) == (400, "session_required")
+    assert header in answer.error["message"]
+    assert "x-session-id" in answer.error["message"]
+    assert mock.calls == []
 
 
 def test_configured_headers_name_sessions_first(

@@ -56,9 +56,13 @@ def test_a_final_answer_says_all() -> None:
 
 
 def test_a_stream_does_not_claim_to_be_final() -> None:
-    found = shown(Reply(200, [], b"", session=SessionKey("a", "s"), totals=TOTALS, charge=CHARGE))
+    found = shown(Reply(200, [], b"", session=SessionKey("a", "s"), totals=TOTALS))
     assert found["x-session-usage-final"] == "false"
     assert "x-token-usage" not in found
+
+
+def test_what_a_call_without_a_session_took_is_said_all_the_same() -> None:
+    assert shown(Reply(200, [], b"", charge=CHARGE))["x-token-usage"].startswith('{"promptTokens":7951,')
 
 
 def test_without_a_session_there_is_nothing_of_one() -> None:
