@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Container, Iterator, Mapping
 from decimal import Decimal
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,8 @@ _CACHE_SIZE: Final = 4096
 _ENTRY_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
 #: our provider name -> the prefix the table uses, where it differs
 _TABLE_PREFIX: Final = {"together": "together_ai", "fireworks": "fireworks_ai"}
+#: in a shell pattern, and in no model's name
+_MARKS: Final = frozenset("*?[")
 #: entries of one provider stand under several names
 _TABLE_FAMILY: Final = {
     "azure_text": "azure",
@@ -33,6 +36,16 @@ _TABLE_FAMILY: Final = {
     "fireworks_ai-embedding-models": "fireworks_ai",
     "ollama_chat": "ollama",
 }
+
+
+def is_pattern(wanted: str) -> bool:
+    """Whether it is a shell pattern and no part of a name."""
+    return not _MARKS.isdisjoint(wanted)
+
+
+def is_wanted(name: str, wanted: str) -> bool:
+    """Whether a model's name has this part, or is like this shell pattern."""
+    return fnmatchcase(name, wanted) if is_pattern(wanted) else wanted in name
 
 
 class Catalog:
@@ -67,10 +80,12 @@ class Catalog:
         return found
 
     def offered(self, providers: Container[str], wanted: str = "") -> Iterator[tuple[str, str]]:
-        """(provider, model) of every entry that one of these providers serves; `wanted`: part of the name."""
+        """(provider, model) of every entry that one of these providers serves; `wanted`: see `is_wanted`."""
         seen: set[tuple[str, str]] = set()
-        for provider, model in (*self._own_names(), *self._table_names(wanted)):
-            if provider in providers and wanted in f"{provider}/{model}" and (provider, model) not in seen:
+        part = "" if is_pattern(wanted) else wanted.rpartition("/")[2]
+        for provider, model in (*self._own_names(), *self._table_names(part)):
+            names = (model, f"{provider}/{model}")
+            if provider in providers and (provider, model) not in seen and any(is_wanted(one, wanted) for one in names):
                 seen.add((provider, model))
                 yield provider, model
 
@@ -80,12 +95,12 @@ class Catalog:
             if slash:
                 yield provider, model
 
-    def _table_names(self, wanted: str) -> Iterator[tuple[str, str]]:
+    def _table_names(self, part: str) -> Iterator[tuple[str, str]]:
         ours: dict[str, list[str]] = {}
         for mine, prefix in self._prefixes.items():
             ours.setdefault(_family(prefix), []).append(mine)
         for name, raw in self._table.items():
-            if wanted.rpartition("/")[2] not in name:
+            if part not in name:
                 continue
             entry = _decode_entry(raw) or {}
             theirs = entry.get("litellm_provider")

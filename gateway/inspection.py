@@ -149,16 +149,22 @@ class Inspector:
             return call.body, plan
         return write_fields(call.fields, {ITEMS[asked.contents.wire]: join(messages)}), plan
 
+    async def told(self, asked: Asked, plan: Plan, *, explain: bool) -> dict[str, Any]:
+        """What would be decided about a call, as `gateway trim` and /api/trim show it.
 
-def plan_json(plan: Plan, *, explain: bool) -> dict[str, Any]:
-    """What would be decided about a call. `note`: it would be decided otherwise, with a summary."""
-    found = context_json(plan.context, explain=explain)
-    if plan.needs is not None:
-        found["note"] = (
-            f"{plan.needs.model} would first be asked to summarize {plan.needs.count} messages; "
-            "this is what would be sent without that summary"
-        )
-    return found
+        `explain`: what would become of each message, too. `note`: it would be decided otherwise, with a summary.
+        """
+        found = context_json(plan.context, explain=explain)
+        if explain and not plan.context.fates:
+            found["items"] = [
+                {**item, "sent_tokens": item["tokens"], "rule": "kept"} for item in await self._items(asked)
+            ]
+        if plan.needs is not None:
+            found["note"] = (
+                f"{plan.needs.model} would first be asked to summarize {plan.needs.count} messages; "
+                "this is what would be sent without that summary"
+            )
+        return found
 
 
 def context_json(context: ContextRecord, *, explain: bool) -> dict[str, Any]:

@@ -84,14 +84,13 @@ def trim(  # noqa: PLR0917  # typer makes an option of each
     """Print the body as it would be forwarded."""
     from gateway.core.plan import Wishes
     from gateway.core.session import Remembered
-    from gateway.inspection import plan_json
 
     content = _read(body)
 
     async def work(inspector: Inspector) -> tuple[bytes, dict[str, Any]]:
         call, asked = inspector.read(content, model=model, wishes=Wishes(trim="auto", budget=budget))
         trimmed, plan = await inspector.trim(call, asked, Remembered())
-        return trimmed, plan_json(plan, explain=True)
+        return trimmed, await inspector.told(asked, plan, explain=True)
 
     trimmed, context = _inspected(config, work)
     if out is not None:
@@ -111,8 +110,7 @@ def _explain(context: dict[str, Any]) -> None:
         (str(item["index"]), item["role"], f"{item['tokens']:,}", f"{item['sent_tokens']:,}", item["rule"])
         for item in context["items"]
     ]
-    if rows:
-        print_table(("item", "role", "tokens", "sent", "rule"), rows, right=("item", "tokens", "sent"))
+    print_table(("item", "role", "tokens", "sent", "rule"), rows, right=("item", "tokens", "sent"))
     typer.echo(_summary(context), err=True)
 
 

@@ -7,18 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
-from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, load, print_json, print_table, stop
+from gateway.cli.common import AsJson, ConfigFile, Exit, config_problems, load, print_json, print_table, quoted, stop
 
 _NUMBERS = ("window", "output", "in $/M", "out $/M", "cached $/M")
 
 
 def models(
-    pattern: Annotated[str, typer.Argument(help="Part of the model's name.")] = "",
+    pattern: Annotated[str, typer.Argument(help="Part of the model's name, or a shell pattern.")] = "",
     config: ConfigFile = None,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="Most rows.")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """Provider, window, output limit, prices and tokenizer of models, and which file each came from."""
+    from gateway.catalog import is_pattern
     from gateway.core.errors import UnknownModel
     from gateway.opening import open_catalog
     from gateway.policies import routes_of
@@ -28,6 +29,8 @@ def models(
     with config_problems():
         catalog, routes = open_catalog(settings), routes_of(settings)
     rows = list(islice(models_json(routes, catalog, pattern), limit + 1))
+    if not rows and is_pattern(pattern):
+        stop(f"No model that is known has a name like {quoted(pattern)}.", Exit.FAILED)
     if not rows and pattern:
         # A name that no table knows still has a route.
         try:

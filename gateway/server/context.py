@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, get_args
@@ -18,7 +19,7 @@ from gateway.core.spending import Charged, affordable_input, claims_of, rate_of
 from gateway.core.steps import Step
 from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
-from gateway.inspection import SHOWN, plan_json
+from gateway.inspection import SHOWN
 from gateway.planning import Asked
 from gateway.server import headers as ours
 from gateway.server.auth import Access
@@ -30,6 +31,7 @@ from gateway.server.steps import step_of
 #: bodies of such requests that are looked at at once
 _BODIES_AT_ONCE: Final = 4
 _WIRES: Final = get_args(Wire)
+_BUDGET_FORM: Final = re.compile(r"0*[1-9][0-9]{0,15}", re.ASCII)
 
 
 class ContextApi:
@@ -49,7 +51,7 @@ class ContextApi:
         ]
 
     async def count(self, request: Request, access: Access) -> Any:
-        """POST /api/count?items=1&tools=1&wire=&session=: what a request body weighs."""
+        """POST /api/count?budget=&items=1&tools=1&wire=&session=: what a request body weighs."""
         lease = Lease(self._memory)
         try:
             _, asked, remembered = await self._read(request, access, lease)
@@ -58,7 +60,7 @@ class ContextApi:
             lease.release()
 
     async def context(self, request: Request, access: Access) -> Any:
-        """POST /api/context?items=1&tools=1&wire=&session=: the numbers that an agent hands on to its tools."""
+        """POST /api/context?budget=&items=1&tools=1&wire=&session=: the numbers that an agent hands on to its tools."""
         lease = Lease(self._memory)
         try:
             _, asked, remembered = await self._read(request, access, lease)
@@ -67,13 +69,14 @@ class ContextApi:
             lease.release()
 
     async def trim(self, request: Request, access: Access) -> Any:
-        """POST /api/trim?explain=1&session=: the body as it would be forwarded, and what was decided."""
+        """POST /api/trim?budget=&explain=1&wire=&session=: the body as it would be forwarded, and what was decided."""
         lease = Lease(self._memory)
         try:
             call, asked, remembered = await self._read(request, access, lease)
-            body, plan = await self._rules().inspector.trim(call, asked, remembered)
+            inspector = self._rules().inspector
+            body, plan = await inspector.trim(call, asked, remembered)
             explain = request.query_params.get("explain") in ("1", "true")
-            return {"body": msgspec.Raw(body), "context": plan_json(plan, explain=explain)}
+            return {"body": msgspec.Raw(body), "context": await inspector.told(asked, plan, explain=explain)}
         finally:
             lease.release()
 
@@ -88,7 +91,10 @@ class ContextApi:
         except Disconnected:
             raise errors.InvalidRequest("The request ended before its body did.") from None
         directives = ours.directives(headers)
-        call, asked = await rules.inspector.read_apart(body, wire=wire, wishes=directives.context)
+        asked_for = (directives.context.budget, _asked_budget(request))
+        budget = min((one for one in asked_for if one is not None), default=None)
+        wishes = replace(directives.context, budget=budget)
+        call, asked = await rules.inspector.read_apart(body, wire=wire, wishes=wishes)
         key = self._session(request, access)
         if key is None:
             return call, asked, Remembered()
@@ -102,9 +108,20 @@ class ContextApi:
         return call, await self._affordable(asked, charged, step), remembered
 
     def _session(self, request: Request, access: Access) -> SessionKey | None:
-        """The session the request is asked for, so that the answer is what would be sent."""
-        name = request.query_params.get("session") or request.headers.get("x-session-id")
-        return session_key(name, access.namespace) if name else None
+        """The session the request is asked for, so that the answer is what would be sent.
+
+        Raises:
+            InvalidRequest: what the query names can be none.
+        """
+        named = request.query_params.get("session")
+        name = named or request.headers.get("x-session-id")
+        key = session_key(name, access.namespace) if name else None
+        if named and key is None:
+            raise errors.InvalidRequest(
+                f'"session" is a session id: 1-255 characters of A-Z a-z 0-9 . _ : -; not "{named[:100]}".',
+                param="session",
+            )
+        return key
 
     async def _affordable(self, asked: Asked, charged: Charged, step: Step | None) -> Asked:
         """With the budget that the session's own, that of the session it works for, and its step leave."""
@@ -113,6 +130,20 @@ class ContextApi:
         most = step.context_budget if step is not None else None
         budget = min((one for one in (asked.wishes.budget, left, most) if one is not None), default=None)
         return replace(asked, wishes=replace(asked.wishes, budget=budget))
+
+
+def _asked_budget(request: Request) -> int | None:
+    """The context budget that the query asks for.
+
+    Raises:
+        InvalidRequest: it is none.
+    """
+    text = request.query_params.get("budget")
+    if text is None:
+        return None
+    if not _BUDGET_FORM.fullmatch(text):
+        raise errors.InvalidRequest('"budget" is a number of input tokens, 1 or more.', param="budget")
+    return int(text)
 
 
 def _shown(request: Request) -> list[str]:

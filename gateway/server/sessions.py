@@ -179,7 +179,7 @@ class SessionsApi:
         return text
 
     async def models(self, request: Request, access: Access) -> Any:
-        """GET /api/models?q=: what is known of the models whose name contains q."""
+        """GET /api/models?q=: what is known of the models whose name q is a part or a shell pattern of."""
         del access
         wanted = request.query_params.get("q", "")
         rules = self._rules()

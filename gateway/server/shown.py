@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from gateway.catalog import Catalog
+from gateway.catalog import Catalog, is_wanted
 from gateway.core.counting.context import NO_WEIGHT
 from gateway.core.ledger import Standing
 from gateway.core.modes import mode_for
@@ -132,10 +132,10 @@ def _usage_json(usage: Usage) -> dict[str, int]:
 
 
 def models_json(routes: Routes, catalog: Catalog, wanted: str) -> Iterator[dict[str, Any]]:
-    """The models of the configured providers whose name contains `wanted`, under the name a client asks for."""
+    """The models of the configured providers that are wanted (`is_wanted`), under the name a client asks for."""
     own = dict.fromkeys(routes.names())
     for name in own:
-        if wanted in name:
+        if is_wanted(name, wanted):
             route = routes.resolve(name)
             yield model_json(name, route, catalog.facts(route))
     for provider, model in catalog.offered(routes.providers, wanted):

@@ -74,6 +74,14 @@ def test_trim_explains_each_message(gateway_command: Commands, body: Path) -> No
     assert rows[0][-1] == "pinned"
 
 
+def test_trim_explains_each_message_of_what_fits(gateway_command: Commands, body: Path) -> None:
+    done = gateway_command("trim", body, "--explain")
+    rows = [line.split() for line in done.lines[1:]]
+    assert [row[0] for row in rows] == [str(index) for index in range(26)]
+    assert {row[-1] for row in rows} == {"kept"}
+    assert all(row[2] == row[3] for row in rows)
+
+
 def test_trim_writes_the_body_to_a_file(gateway_command: Commands, body: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     done = gateway_command("trim", body, "--budget", "2500", "-o", out)
@@ -91,6 +99,14 @@ def test_trim_says_what_cannot_be_fitted(gateway_command: Commands, body: Path) 
     done = gateway_command("trim", body, "--budget", "50")
     assert done.code == 1
     assert "messages[" in done.err
+
+
+def test_where_nothing_is_free_no_less_is_said_to_be(gateway_command: Commands, tmp_path: Path) -> None:
+    path = tmp_path / "hi.json"
+    path.write_text('{"model": "gpt-4o", "messages": [{"role": "user", "content": "hello there"}]}')
+    done = gateway_command("trim", path, "--budget", "1")
+    assert done.code == 1
+    assert " and 0 are free for them" in done.err
 
 
 @pytest.mark.parametrize("command", ["count", "trim"])

@@ -85,6 +85,21 @@ def test_a_model_that_no_provider_takes_is_a_sentence(gateway_command: Commands)
     assert "default_provider" in done.err
 
 
+def test_models_may_be_asked_for_by_a_pattern(gateway_command: Commands) -> None:
+    found = {row["model"] for row in json.loads(gateway_command("models", "gpt-4o-*", "--json", "--limit", "500").out)}
+    assert {"gpt-4o-mini", "gpt-4o-2024-08-06"} <= found
+    assert not any("gpt-4o-" not in name for name in found)
+    assert "gpt-4o" not in found
+    one = gateway_command("models", "mock-smal?", "--json", "-c", gateway_command.file(MOCK))
+    assert [row["model"] for row in json.loads(one.out)] == ["mock-small"]
+
+
+def test_a_pattern_like_which_there_is_nothing_is_no_model(gateway_command: Commands) -> None:
+    done = gateway_command.process("models", "no-such-*")
+    assert (done.code, done.out) == (1, "")
+    assert '"no-such-*"' in done.err
+
+
 def test_more_rows_than_the_limit_are_announced(gateway_command: Commands) -> None:
     done = gateway_command("models", "gpt", "--limit", "2")
     assert len(done.lines) == 3

@@ -127,6 +127,24 @@ def test_trim_gives_the_body_that_would_be_forwarded(fresh: Web, mock: Provider)
     assert found["context"]["trimmed"]
 
 
+def test_a_budget_may_be_asked_for_in_the_query(fresh: Web) -> None:
+    body = {**BODY, "messages": agent(12)}
+    found = fresh.post("/api/trim?explain=1&budget=2500", body).json
+    assert found == fresh.post("/api/trim?explain=1", body, {"x-context-budget": "2500"}).json
+    assert found["context"]["trimmed"]
+    lower = fresh.post("/api/trim?budget=9000000", body, {"x-context-budget": "2500"}).json
+    assert lower["body"] == found["body"]
+    assert fresh.post("/api/context?budget=2500", body).json["budget"] == 2_500
+    assert fresh.post("/api/count?budget=2500", body).json["budget"] == 2_500
+
+
+@pytest.mark.parametrize("query", ["budget=0", "budget=-5", "budget=many", "budget=", "session=a%20b", "session=x/y/z"])
+def test_what_a_query_cannot_mean_is_refused(query: str, fresh: Web) -> None:
+    for path in ("count", "context", "trim"):
+        answer = fresh.post(f"/api/{path}?{query}", BODY)
+        assert (answer.status, answer.error["param"]) == (400, query.partition("=")[0])
+
+
 def test_trim_knows_what_a_session_was_sent_before(fresh: Web, mock: Provider) -> None:
     headers = {"x-context-budget": "2500", "x-session-id": "s"}
     fresh.post(CHAT, {**BODY, "messages": agent(12)}, headers)

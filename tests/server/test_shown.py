@@ -92,6 +92,9 @@ def test_models_are_looked_up_by_a_part_of_their_name(
     assert named["window"] == 128_000
     assert float(named["price"]["input"]) > 0
     assert gateway.web.get("/api/models?q=no-such-model-anywhere").json["models"] == []
+    assert gateway.web.get("/api/models?q=gpt-4o-min?").json["models"] == [
+        model for model in models if model["model"].endswith("gpt-4o-mini")
+    ]
 
 
 def test_a_model_that_a_route_names_and_a_table_knows_is_listed_once(

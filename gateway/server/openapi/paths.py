@@ -63,6 +63,10 @@ PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "explain": _flag("explain", "What became of each message."),
     "items": _flag("items", "Each message's tokens."),
     "tools": _flag("tools", "The tokens of each tool's results."),
+    "budget": _parameter(
+        "budget", "query", "Input tokens, if lower than the configured ones; as `x-context-budget`.",
+        {"type": "integer", "minimum": 1},
+    ),
     "wire": _parameter(
         "wire", "query", "The body's format; guessed without it.", {"type": "string", "enum": list(WIRES)}
     ),
@@ -156,8 +160,9 @@ def _listing(name: str, about: str, schema: Schema, **more: Any) -> Mapping[str,
 
 
 _PART: Final = _parameter("q", "query", "A part of the name.", {"type": "string"})
+_LIKE: Final = _parameter("q", "query", "A part of the name, or a shell pattern.", {"type": "string"})
 _BODY: Final = {"type": "object", "description": "A request body of any of the formats that are weighed."}
-_LOOK: Final = ("items", "tools", "wire", "forSession")
+_LOOK: Final = ("budget", "items", "tools", "wire", "forSession")
 
 OWN: Final[Mapping[str, Mapping[str, Any]]] = {
     "/api/sessions": {
@@ -214,11 +219,11 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "/api/trim": {
         "post": _api("trim", "A request body as it would be forwarded, and what was decided.", "Trimmed",
-                     parameters=("explain", "wire", "forSession"), body=_BODY)
+                     parameters=("budget", "explain", "wire", "forSession"), body=_BODY)
     },
     "/api/models": {
         "get": _api("listModelFacts", "Provider, window, output limit and prices of models.", "Models",
-                    parameters=("limit", _PART))
+                    parameters=("limit", _LIKE))
     },
     "/api/events": {
         "get": {
