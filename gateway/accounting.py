@@ -217,11 +217,14 @@ class Accounts:
                 raise
         progress.routes = routes[:end]
         try:
-            return await self._reserve(progress, call)
+            taken = await self._reserve(progress, call)
         except (BudgetFault, PriceUnknown):
             # With its tool results shown shorter there may be room for all of them.
             progress.routes = routes
             raise
+        left_out = ", ".join(f"{route.provider}/{route.model}" for route in routes[end:])
+        progress.notes["left_out"] = f"{left_out}: its budget could not be held for them"
+        return taken
 
     async def _reserve(self, progress: Progress, call: Call) -> Taken:
         need, lost = partial(self._need, progress, call), partial(self._records.lost, progress)

@@ -404,8 +404,13 @@ def test_a_fallback_that_a_budget_has_no_room_for_is_left_out_and_refuses_nothin
         models=dear,
         **{"providers.second": {"base_url": second.url, **SECOND}, "budget.usd": "0.01"},
     )
-    assert ask(gateway).status == 200
-    assert second.provider.calls == []
+    reply = ask(gateway)
+    assert (reply.status, second.provider.calls) == (200, [])
+    notes = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json["notes"]
+    assert notes["left_out"].startswith("second/gpt-4o: "), "should it fail, this is why nobody else was asked"
+    assert (
+        "left_out" not in gateway.web.get(f"/api/calls/{ask(gateway, model='m').header('x-request-id')}").json["notes"]
+    )
 
 
 @pytest.mark.parametrize("is_connected", [False, True], ids=["not connected to it", "connected to it"])
