@@ -7,8 +7,9 @@ alone while much is kept. A break is told of behind all that came before it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -328,8 +329,12 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.BaseProtocol`."""
-        self.is_lost, self._transport = True, None
+        transport, self._transport = self._transport, None
+        self.is_lost = True
         if self._answer is not None:
+            if transport is not None:
+                for data in _left_in_tls(transport):
+                    self._answer.feed(data)
             self._answer.lost(exc)
         self._on_lost(self)
 
@@ -341,3 +346,11 @@ class Connection(asyncio.Protocol):
         """See `asyncio.BaseProtocol`."""
         self._is_full = False
         self._send()
+
+
+def _left_in_tls(transport: asyncio.Transport) -> Iterator[bytes]:
+    """What had come and was not read yet when the connection ended: what is paused under TLS is never told of it."""
+    tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+    with contextlib.suppress(ssl.SSLError):
+        while tls is not None and (data := tls.read(_KEPT)):
+            yield data

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import json
 import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import pytest
 from tests.conftest import StartGateway, StartUpstream, closed_port
 from tests.support.gateways import GatewayThread
 from tests.support.scripted import DONE, SSE_HEAD, ByteServer, Connection, chunk, completion, usage_chunk
-from tests.support.web import HI, Reply, Web
+from tests.support.web import HI, Reply, Web, chat_bytes, connect
 
 KEY = "provider-0123456789abcdef"
 #: a name that only the proxy knows the address of
@@ -106,6 +108,39 @@ def test_a_certificate_for_another_name_is_refused(
 
 def test_it_is_not_looked_at_where_that_is_wished(provider: ByteServer, start: Callable[..., GatewayThread]) -> None:
     assert chat(start(provider.url, verify=False).web).status == 200
+
+
+@pytest.mark.parametrize("size", [1_000_000, 4_000_000])
+@pytest.mark.parametrize("framing", ["length", "end"])
+def test_a_large_answer_is_whole_whose_sender_closes_behind_it(
+    framing: str, size: int, provider: ByteServer, certificate: Path, start: Callable[..., GatewayThread]
+) -> None:
+    body = completion(padding="x" * size)
+    length = b"content-length: %d\r\n" % len(body) if framing == "length" else b""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n" + length + b"\r\n"
+    provider.script = lambda connection: connection.send(head + body)
+    web = start(provider.url, ca_file=str(certificate)).web
+    for _ in range(5):
+        reply = chat(web)
+        assert (reply.status, len(reply.body)) == (200, len(body))
+    assert reply.totals == (50, 25, 75)
+
+
+def test_a_large_stream_is_whole_whose_sender_closes_behind_it_and_whose_reader_is_slow(
+    provider: ByteServer, certificate: Path, start: Callable[..., GatewayThread]
+) -> None:
+    body = chunk("x" * 1000) * 8_000 + usage_chunk() + DONE
+    provider.script = lambda connection: connection.send(SSE_HEAD + body)
+    web = start(provider.url, ca_file=str(certificate)).web
+    request = chat_bytes(json.dumps({"model": "m", "messages": HI, "stream": True}).encode())
+    with connect(web.url) as sock:
+        sock.sendall(request)
+        came = bytearray()
+        while piece := sock.recv(32 * 1024):
+            came += piece
+            time.sleep(0.004)
+    assert came.count(b"x" * 1000) == 8_000
+    assert b"data: [DONE]" in came
 
 
 # --- proxies -------------------------------------------------------------------------------------------------------------------
