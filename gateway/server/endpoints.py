@@ -298,7 +298,9 @@ class Forwarder:
         if fault is None or connection.gone:
             return
         if not connection.started:
-            await _send_fault(connection.send, incoming.endpoint, fault, incoming.request_id)
+            # Where it was cut within the head of its answer, there is no other.
+            with contextlib.suppress(RuntimeError):
+                await _send_fault(connection.send, incoming.endpoint, fault, incoming.request_id)
         elif connection.is_events:
             # In a file or an image it would be taken for a part of it.
             number = connection.next_number()
@@ -377,6 +379,5 @@ async def _send_fault(send: Send, target: Endpoint, fault: GatewayError, request
         *ours.of_fault(fault),
         _CLOSE,
     ]
-    with contextlib.suppress(RuntimeError):
-        await send({"type": "http.response.start", "status": fault.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.start", "status": fault.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

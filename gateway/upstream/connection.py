@@ -130,7 +130,8 @@ class Answer:
     def on_header(self, name: bytes, value: bytes) -> None:
         """Of the head, or behind a body in chunks, where nobody needs it."""
         if not self.has_begun:
-            self.headers.append((name, value))
+            # Blanks before the colon are no part of a name, and not to be passed on (RFC 9112, section 5.1).
+            self.headers.append((name.rstrip(b" \t"), value))
             self._head_bytes += len(name) + len(value)
 
     def on_headers_complete(self) -> None:

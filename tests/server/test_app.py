@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from gateway.wiring import build_app
 from tests.conftest import StartGateway
 from tests.support.gateways import until, write_config
 from tests.support.timing import LIMIT_S, in_time
+from tests.support.web import HI
 
 
 class Lifespan:
@@ -46,13 +48,20 @@ async def ask(app: GatewayApp, path: str, kind: str = "http") -> list[Any]:
     async def receive() -> Any:
         return {"type": "http.disconnect"}
 
-    scope = {
+    await app(scope_of(path, kind), receive, send)
+    return sent
+
+
+def scope_of(path: str, kind: str = "http") -> dict[str, Any]:
+    return {
         "type": kind, "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"",
         "headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 1), "http_version": "1.1", "scheme": "http",
         "server": ("127.0.0.1", 80), "root_path": "",
     }  # fmt: skip
-    await app(scope, receive, send)
-    return sent
+
+
+def chat_body() -> bytes:
+    return json.dumps({"model": "mock-small", "messages": HI}).encode()
 
 
 def app_of(file: Path) -> GatewayApp:
@@ -70,6 +79,28 @@ async def test_what_nobody_foresaw_does_not_end_it_without_a_word(caplog: pytest
     assert (record.levelname, record.message) == ("ERROR", "the gateway ends in a bug")
     assert record.exc_info
     assert "never thought of" in str(record.exc_info[1])
+
+
+async def test_a_head_that_the_server_does_not_send_leaves_nobody_waiting(
+    tmp_path: Path, mock_server: MockServer
+) -> None:
+    app = app_of(write_config(tmp_path, mock_server.url, {}))
+    lifespan = Lifespan(app)
+    await lifespan.say("startup")
+    came = [{"type": "http.request", "body": chat_body(), "more_body": False}]
+
+    async def receive() -> Any:
+        return came.pop() if came else await asyncio.Future()
+
+    async def send(message: Any) -> None:
+        raise RuntimeError(f"Invalid HTTP header name in {message['type']}")
+
+    scope = {**scope_of("/v1/chat/completions"), "method": "POST"}
+    # It returns without an answer, and a server closes the connection then.
+    serving = asyncio.create_task(app(scope, receive, send))
+    assert await asyncio.wait({serving}, timeout=LIMIT_S) == ({serving}, set())
+    await lifespan.say("shutdown")
+    await lifespan.ended()
 
 
 async def test_it_serves_between_start_and_stop_only(tmp_path: Path) -> None:
