@@ -415,7 +415,6 @@ class Exchange:
         if progress.sent_at is None:
             progress.sent_at = gateway.clock()
         progress.head_at, progress.status = None, CLIENT_CLOSED
-        self._work(is_so=True)
         sending = gateway.upstreams[progress.route.provider].send(outgoing)
         answer = await sending.__aenter__()
         progress.sending = sending

@@ -177,8 +177,8 @@ class UpstreamFault(GatewayError):
     status = 502
     code = "upstream_unreachable"
     retry = True
-    #: nothing of the request reached the provider, so that asking again costs nothing
-    is_unsent: ClassVar[bool] = False
+    #: nothing of the request reached the provider, so that asking again costs nothing, and may help
+    may_pass: ClassVar[bool] = False
     #: it says how the provider does, and not what one request was like
     is_providers: ClassVar[bool] = True
 
@@ -190,7 +190,24 @@ class UpstreamUnreachable(UpstreamFault):
 class UpstreamRefused(UpstreamUnreachable):
     """No connection came about, so that nothing was sent."""
 
-    is_unsent = True
+    may_pass = True
+
+
+class UpstreamHungUp(UpstreamUnreachable):
+    """A connection that was kept had ended by the time it was used: it says nothing of how the provider does."""
+
+    is_providers = False
+
+
+class UpstreamBusy(UpstreamFault):
+    """All connections that the provider may have are in use, and none came free in time. Nothing was sent."""
+
+    status = 503
+    code = "upstream_busy"
+    openai_type = "overloaded_error"
+    anthropic_type = "overloaded_error"
+    retry_after = 1
+    is_providers = False
 
 
 class UpstreamOpenCircuit(UpstreamFault):
@@ -226,7 +243,7 @@ class UpstreamTimeout(UpstreamFault):
 class UpstreamNotAccepted(UpstreamTimeout):
     """No connection was accepted in time, so that nothing was sent."""
 
-    is_unsent = True
+    may_pass = True
 
 
 class GatewayFault(GatewayError):

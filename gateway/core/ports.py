@@ -567,6 +567,8 @@ class Upstream(Protocol):
     def send(self, request: Outgoing) -> AbstractAsyncContextManager[UpstreamReply]:
         """Send; the body of the `with` reads the answer, leaving it gives the connection back.
 
+        `request.at_work` is told before anything is sent: until then, nothing is lost where the client leaves.
+
         Raises:
             UpstreamUnreachable, UpstreamTimeout, UpstreamProtocolError: before the head of an answer was there.
         """

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import re
+import select
 import ssl
 from collections.abc import Callable, Iterator
 from typing import Final, cast
@@ -24,6 +27,10 @@ _NOTHING: Final = memoryview(b"")
 _INTERIM: Final = range(100, 200)
 _SWITCHING: Final = 101
 _TURNED_AWAY: Final = 400
+_KEEP_ALIVE: Final = b"keep-alive"
+_TIMEOUT: Final = re.compile(rb"(?:^|[\s,])timeout\s*=\s*\"?(\d{1,9})", re.IGNORECASE)
+#: for a request to arrive before the other side's time is up, and for clocks that tick in seconds
+_MARGIN_S: Final = 1.0
 
 
 class HttpFault(Exception):
@@ -32,6 +39,14 @@ class HttpFault(Exception):
 
 class NoAnswer(HttpFault):
     """The connection ended before an answer began."""
+
+
+class HungUp(NoAnswer):
+    """So did one that had been kept: it may have ended before the request was there."""
+
+
+class NotAsked(NoAnswer):
+    """It had ended before anything was sent."""
 
 
 class NotHttp(HttpFault):
@@ -162,6 +177,15 @@ class Answer:
             self.is_complete = True
             self.is_tainted = self.is_tainted or self._parser is None or not self._parser.should_keep_alive()
 
+    @property
+    def kept_s(self) -> float:
+        """See `Connection.kept_s`."""
+        for name, value in self.headers:
+            if len(name) == len(_KEEP_ALIVE) and name.lower() == _KEEP_ALIVE:
+                said = _TIMEOUT.search(value)
+                return float(said[1]) - _MARGIN_S if said is not None else math.inf
+        return math.inf
+
     # --- whoever waits for it ------------------------------------------------------------------------------------
 
     async def begun(self) -> None:
@@ -217,8 +241,8 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, on_lost: Callable[[Connection], None]) -> None:
         self.is_lost = False
-        #: monotonic; when it was last used
-        self.since = 0.0
+        #: monotonic; may be used again until then. 0: it has not been used yet
+        self.until = 0.0
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
         self._answer: Answer | None = None
@@ -229,8 +253,22 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether a request may be sent: of an end that the system knows of we are told a turn later."""
+        """Whether a request may be sent."""
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it is open and nothing has come: of an end that the system knows of we are told a turn later."""
+        if self._transport is None or not self.is_open:
+            return False
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return not poll.poll(0)
+
+    @property
+    def kept_s(self) -> float:
+        """How long the other side keeps it behind the answer, as far as it says so, less what a request may take."""
+        return self._answer.kept_s if self._answer is not None else 0.0
 
     async def ask(self, head: bytes, body: bytes = b"", *, has_body: bool = True, has_end: bool = True) -> Answer:
         """Send a request; its answer once the head of it is there.
@@ -246,7 +284,7 @@ class Connection(asyncio.Protocol):
         """
         answer = self._answer = Answer(self, has_body=has_body, has_end=has_end)
         if self._transport is None or not self.is_open:
-            raise NoAnswer
+            raise NotAsked
         if len(body) <= _PIECE:
             self._transport.write(head + body)
         else:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from gateway.core.errors import (
+    UpstreamBusy,
     UpstreamFault,
+    UpstreamHungUp,
     UpstreamNotAccepted,
     UpstreamProtocolError,
     UpstreamRefused,
@@ -23,12 +25,18 @@ from gateway.core.errors import (
 )
 from gateway.core.ports import Outgoing, Upstream, UpstreamReply
 from gateway.core.values import dataclass
-from gateway.upstream.connection import Answer, BrokenOff, Connection, HttpFault, NoAnswer
-from gateway.upstream.origin import NotAccepted, NotConnected, NotLetThrough, Origin, WrongProxy
+from gateway.upstream.connection import Answer, BrokenOff, Connection, HttpFault, HungUp, NoAnswer, NotAsked
+from gateway.upstream.origin import NoneFree, NotAccepted, NotConnected, NotLetThrough, Origin, WrongProxy
 from gateway.upstream.silence import Silence
 
 #: what is raised on the way
-_FOREIGN: Final = (OSError, HttpFault, NotAccepted, NotConnected, ValueError)
+_FOREIGN: Final = (OSError, HttpFault, NoneFree, NotAccepted, NotConnected, ValueError)
+#: Before there is a connection nothing was sent; without an answer the provider may have read it all.
+_KINDS: Final = (
+    (NotConnected | NotAsked, UpstreamRefused),
+    (HungUp, UpstreamHungUp),
+    (Exception, UpstreamUnreachable),
+)
 #: may be sent again where an old connection turns out to be dead (RFC 9110, section 9.2.2)
 _IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
 #: whose requests say their length even where there is nothing in them (RFC 9110, section 8.6)
@@ -60,7 +68,9 @@ class HttpUpstream:
         self._name = name
         self._limits = limits
         self._host = urlsplit(base_url).netloc.rpartition("@")[2]
-        self._origin = Origin(base_url, connect_s=limits.connect_s, most=max_connections, tls=tls, proxy=proxy)
+        self._origin = Origin(
+            base_url, connect_s=limits.connect_s, wait_s=limits.first_byte_s, most=max_connections, tls=tls, proxy=proxy
+        )
 
     def send(self, request: Outgoing) -> _Sending:
         """See `Upstream.send`."""
@@ -69,21 +79,23 @@ class HttpUpstream:
     async def request(self, request: Outgoing) -> tuple[Connection, Answer]:
         """Send, and wait for the head of the answer. The connection is to be handed to `leave`."""
         try:
-            head = self._head(request)
-            async with asyncio.timeout(self._limits.first_byte_s):
-                return await self._asked(request, head)
+            return await self._asked(request, self._head(request))
         except _FOREIGN as error:
             raise self._translated(error) from error
 
     async def _asked(self, request: Outgoing, head: bytes, *, fresh: bool = False) -> tuple[Connection, Answer]:
         connection = await self._origin.take(fresh=fresh)
+        request.at_work(is_so=True)
         try:
-            return connection, await connection.ask(head, request.body, has_body=request.method != "HEAD")
+            async with asyncio.timeout(self._limits.first_byte_s):
+                return connection, await connection.ask(head, request.body, has_body=request.method != "HEAD")
         except BaseException as error:
             self.leave(connection)
-            is_dead = isinstance(error, NoAnswer) and connection.since > 0
-            if not is_dead or request.method not in _IDEMPOTENT:
+            if fresh or not isinstance(error, NoAnswer) or not connection.until:
                 raise
+            self._origin.forget_idle()
+            if request.method not in _IDEMPOTENT and not isinstance(error, NotAsked):
+                raise HungUp from error
         return await self._asked(request, head, fresh=True)
 
     def leave(self, connection: Connection) -> None:
@@ -134,6 +146,11 @@ class HttpUpstream:
 
     def _translated(self, error: Exception) -> UpstreamFault:
         """Ours for what was raised."""
+        if isinstance(error, NoneFree):
+            return UpstreamBusy(
+                f"{self._provider} has no connection free: all were in use for {self._limits.first_byte_s:g} s "
+                "(timeout_s.first_byte). Try again shortly, or raise its max_connections."
+            )
         if isinstance(error, NotAccepted):
             return UpstreamNotAccepted(
                 f"{self._provider} did not accept a connection within {self._limits.connect_s:g} s (timeout_s.connect)."
@@ -144,8 +161,7 @@ class HttpUpstream:
                 f"(first_byte {self._limits.first_byte_s:g} s, between_bytes {self._limits.between_bytes_s:g} s)."
             )
         if isinstance(error, NotConnected | NoAnswer | OSError):
-            # Before there is a connection nothing was sent; without an answer the provider may have read it all.
-            kind = UpstreamRefused if isinstance(error, NotConnected) else UpstreamUnreachable
+            kind = next(kind for what, kind in _KINDS if isinstance(error, what))
             return kind(f"{self._provider} cannot be reached: {_reason(error)}. Try again shortly.")
         said = "broke off its answer" if isinstance(error, BrokenOff) else "did not answer in valid HTTP"
         return UpstreamProtocolError(f"{self._provider} {said}. Try again; if it stays so, ask the provider.")

@@ -30,8 +30,12 @@ _NEXT_ADDRESS_S: Final = 0.25
 _PORTS: Final = {"http": 80, "https": 443}
 _OK: Final = range(200, 300)
 _ENDS_WITHIN_S: Final = 1.0
-#: until when addresses are believed, and they
-_UNKNOWN: Final[tuple[float, Sequence[AddrInfoType]]] = (0.0, ())
+#: for an answer of whoever knows addresses, where some are known from before
+_PATIENCE_S: Final = 1.0
+
+
+class NoneFree(Exception):
+    """All connections were in use for longer than anybody may wait."""
 
 
 class NotAccepted(Exception):
@@ -87,23 +91,36 @@ class Origin:
     Args:
         url: an address there.
         connect_s: time to connect, TLS and proxy included.
-        most: connections at once; whoever is one too many waits.
+        most: connections at once; whoever is one too many waits, up to `wait_s`.
         tls: how its certificate is checked; True: by the authorities of the system, False: not at all.
         proxy: the address of one to go through.
     """
 
-    def __init__(self, url: str, *, connect_s: float, most: int, tls: ssl.SSLContext | bool, proxy: str | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        connect_s: float,
+        wait_s: float,
+        most: int,
+        tls: ssl.SSLContext | bool,
+        proxy: str | None,
+    ) -> None:
         self.place = Place(url)
         self.proxy = Place(proxy) if proxy and is_address(proxy) else None
         self._is_proxy_wrong = bool(proxy) and self.proxy is None
         self._connect_s = connect_s
+        self._wait_s = wait_s
         # Here and not with the first call: to read the authorities takes 30 ms, and all calls would wait.
         is_tls = self.place.is_tls or (self.proxy is not None and self.proxy.is_tls)
         self._context = (tls if isinstance(tls, ssl.SSLContext) else _default_context(verify=tls)) if is_tls else None
         self._slots = asyncio.Semaphore(most)
         self._all: set[Connection] = set()
         self._idle: list[Connection] = []
-        self._addresses = _UNKNOWN
+        #: until when the addresses are believed, and they; those that are not are better than none
+        self._believed_until = 0.0
+        self._addresses: Sequence[AddrInfoType] = ()
+        self._looking_up: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._pruning: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -113,13 +130,13 @@ class Origin:
         """A connection for one request: one that was used before, or a new one. To be given back.
 
         Raises:
-            NotAccepted, NotConnected: there is none.
+            NoneFree, NotAccepted, NotConnected: there is none.
         """
-        await self._slots.acquire()
+        await self._place_free()
         try:
             while self._idle and not fresh:
                 connection = self._idle.pop()
-                if connection.is_open and self._loop.time() - connection.since < _KEEPALIVE_S:
+                if connection.is_quiet and self._loop.time() < connection.until:
                     return connection
                 connection.abort()
             return await self._opened()
@@ -127,26 +144,43 @@ class Origin:
             self._slots.release()
             raise
 
+    async def _place_free(self) -> None:
+        if not self._slots.locked():
+            await self._slots.acquire()
+            return
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise NoneFree from None
+
     def give(self, connection: Connection) -> None:
         """Give a connection back, whatever became of its request."""
         self._slots.release()
-        if not connection.leave() or self._is_closed:
+        kept_s = min(connection.kept_s, _KEEPALIVE_S)
+        if not connection.leave() or self._is_closed or kept_s <= 0:
             connection.abort()
             return
-        connection.since = self._loop.time()
+        connection.until = self._loop.time() + kept_s
         self._idle.append(connection)
         if self._pruning is None:
             self._pruning = self._loop.call_later(_KEEPALIVE_S, self._prune)
 
+    def forget_idle(self) -> None:
+        """Drop all that are kept: one of them was found dead, and they are of its age."""
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.abort()
+
     def _prune(self) -> None:
         """Drop those that nobody has used for long."""
         self._pruning = None
-        since = self._loop.time() - _KEEPALIVE_S
-        for connection in [one for one in self._idle if one.since <= since]:
+        now = self._loop.time()
+        for connection in [one for one in self._idle if one.until <= now]:
             self._idle.remove(connection)
             connection.abort()
         if self._idle:
-            self._pruning = self._loop.call_at(self._idle[0].since + _KEEPALIVE_S, self._prune)
+            self._pruning = self._loop.call_at(min(one.until for one in self._idle), self._prune)
 
     def _forget(self, connection: Connection) -> None:
         self._all.discard(connection)
@@ -170,10 +204,10 @@ class Origin:
                     connection.abort()
                     raise
         except TimeoutError as error:
-            self._addresses = _UNKNOWN
+            self._believed_until = 0.0
             raise NotAccepted from error
         except (OSError, HttpFault, NotLetThrough, UnicodeError) as error:
-            self._addresses = _UNKNOWN
+            self._believed_until = 0.0
             raise NotConnected from error
         # Not before: who is left in the middle of a handshake behind a proxy may never be told of its end.
         if not connection.is_lost:
@@ -182,6 +216,7 @@ class Origin:
 
     async def _connected(self, place: Place) -> Connection:
         sock = await start_connection(await self._resolved(place), happy_eyeballs_delay=_NEXT_ADDRESS_S)
+        self._begin_with(sock)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             context, name = (self._context, place.host) if place.is_tls else (None, None)
@@ -194,11 +229,30 @@ class Origin:
         return connection
 
     async def _resolved(self, place: Place) -> Sequence[AddrInfoType]:
-        until, found = self._addresses
-        if self._loop.time() >= until:
-            found = await self._loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
-            self._addresses = self._loop.time() + _ADDRESSES_S, found
-        return found
+        """The addresses; where nobody says anything new of them, those that were known.
+
+        All wait for one question, which nobody ends by leaving: its thread would go on waiting, and there are few.
+        """
+        if self._loop.time() < self._believed_until:
+            return self._addresses
+        if self._looking_up is None or self._looking_up.done():
+            self._looking_up = self._loop.create_task(self._look_up(place))
+            # Where some are known, nobody asks why no new ones are.
+            self._looking_up.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.wait({self._looking_up}, timeout=_PATIENCE_S if self._addresses else None)
+        if self._looking_up.done() and not self._addresses:
+            self._looking_up.result()
+        return self._addresses
+
+    async def _look_up(self, place: Place) -> None:
+        self._addresses = await self._loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        self._believed_until = self._loop.time() + _ADDRESSES_S
+
+    def _begin_with(self, sock: socket.socket) -> None:
+        """Try the address that answered first from now on: one before it may swallow what is sent to it."""
+        with contextlib.suppress(OSError):
+            peer = sock.getpeername()
+            self._addresses = sorted(self._addresses, key=lambda one: one[4] != peer)
 
     async def _through_proxy(self, connection: Connection) -> None:
         """What is for a place in TLS goes through a tunnel, of which the proxy sees nothing."""
@@ -220,6 +274,8 @@ class Origin:
             self._ended.set()
         if self._pruning is not None:
             self._pruning.cancel()
+        if self._looking_up is not None:
+            self._looking_up.cancel()
         for connection in list(self._all):
             connection.abort()
         with contextlib.suppress(TimeoutError):

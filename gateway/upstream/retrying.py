@@ -77,7 +77,7 @@ class RetryingUpstream:
             try:
                 reply = await self._try(sending)
             except UpstreamFault as fault:
-                wait = self._retry.wait(tries, None, self._chance()) if fault.is_unsent else None
+                wait = self._retry.wait(tries, None, self._chance()) if fault.may_pass else None
                 if wait is None:
                     raise
                 reason = fault.code
@@ -91,7 +91,6 @@ class RetryingUpstream:
             # Whoever leaves now leaves nothing behind that would be billed.
             request.at_work(is_so=False)
             await self._sleep(wait)
-            request.at_work(is_so=True)
 
     async def _try(self, sending: AbstractAsyncContextManager[UpstreamReply]) -> UpstreamReply:
         self._breaker = self._breaker.asked()

@@ -228,6 +228,39 @@ def test_a_client_that_closes_only_its_sending_side_is_charged_for_what_was_begu
         assert usage["total_tokens"] == 0
 
 
+# --- before it was sent ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("on_disconnect", ["drain", "cancel"])
+def test_a_call_that_waits_for_a_connection_is_not_sent_for_a_client_that_has_left_and_costs_nothing(
+    on_disconnect: str, stream: bool, gateway_server: StartGateway
+) -> None:
+    is_free = threading.Event()
+
+    def answer(connection: Connection) -> None:
+        assert is_free.wait(LIMIT_S)
+        connection.whole(completion())
+
+    with ByteServer(answer) as server:
+        row = {"base_url": server.url, "auth": "none", "max_connections": 1}
+        web = gateway_server(server.url, **{"providers.upstream": row, "sessions.on_disconnect": on_disconnect}).web
+        first = threading.Thread(target=lambda: web.chat("first"))
+        first.start()
+        until(lambda: server.requests, what="the only connection is taken")
+        body = json.dumps({"model": "mock-small", "messages": HI, "stream": stream}).encode()
+        with connect(web.url) as sock:
+            sock.sendall(chat_bytes(body, b"x-session-id: s").replace(b"connection: close\r\n", b""))
+            until(lambda: web.get("/api/health").json["worker"]["calls"] == 2)
+        until(lambda: web.get("/api/health").json["worker"]["calls"] == 1, what="the call has ended")
+        is_free.set()
+        first.join()
+        assert web.chat("first").status == 200
+    assert len(server.requests) == 2, "those of the first session"
+    [left] = web.get("/api/sessions/s/calls").json["calls"]
+    assert (left["outcome"], left["usage"]) == ("client_left", None)
+
+
 # --- what a session's step makes of it ------------------------------------------------------------------------------
 
 STEPS = [{"name": "s", "sequence": ["read", "write"]}]

@@ -75,6 +75,7 @@ class FakeUpstream:
     @asynccontextmanager
     async def send(self, request: Outgoing) -> AsyncIterator[FakeReply]:
         self.sent.append(request)
+        request.at_work(is_so=True)
         answer = self.answer(request)
         self.open += 1
         try:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.core.errors import (
+    UpstreamBusy,
     UpstreamFault,
     UpstreamNotAccepted,
     UpstreamProtocolError,
@@ -68,6 +69,39 @@ async def test_nothing_is_sent_that_the_caller_did_not_send(byte_server: StartUp
         await read(upstream, outgoing(server.url, b"", "GET"))
     names = {name for request in server.requests for name, _ in request.headers}
     assert names <= {"host", "x-a", "content-length", "accept-encoding"}
+
+
+async def test_who_waits_for_a_connection_does_not_wait_for_the_provider() -> None:
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readuntil(b"{}"):
+            await asyncio.sleep(0.2)
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+
+    async with await asyncio.start_server(slow, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        limits = Limits(connect_s=LIMIT_S, first_byte_s=0.35, between_bytes_s=LIMIT_S)
+        upstream, told = HttpUpstream("p", f"{url}/v1", limits, max_connections=1), list[bool]()
+        request = replace(outgoing(url), at_work=lambda *, is_so: told.append(is_so))
+        asked = [asyncio.create_task(read(upstream, request)) for _ in range(4)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        await upstream.aclose()
+    # Each waits for the provider 0.2 s, the second 0.2 s for a connection besides; the others give up waiting.
+    assert found[:2] == [(200, b""), (200, b"")]
+    for busy in found[2:]:
+        assert isinstance(busy, UpstreamBusy)
+        assert not busy.is_providers
+        assert not busy.may_pass
+        assert "max_connections" in busy.message
+    assert told == [True, True], "nothing was sent of the others"
+
+
+async def test_nobody_is_told_of_work_before_there_is_a_connection() -> None:
+    told = list[bool]()
+    url = f"http://127.0.0.1:{closed_port()}"
+    async with upstream_of(url) as upstream:
+        with pytest.raises(UpstreamRefused):
+            await read(upstream, replace(outgoing(url), at_work=lambda *, is_so: told.append(is_so)))
+    assert told == []
 
 
 async def test_packed_answers_are_not_unpacked_and_cookies_not_kept(byte_server: StartUpstream) -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from gateway.core.errors import UpstreamProtocolError, UpstreamUnreachable
+from gateway.core.errors import UpstreamHungUp, UpstreamProtocolError, UpstreamUnreachable
 from gateway.core.ports import Outgoing
 from gateway.upstream import origin
 from gateway.upstream.connection import Connection
 from gateway.upstream.http import HttpUpstream, Limits
 from gateway.upstream.origin import NotConnected, Origin, Place
+from tests.conftest import closed_port
 from tests.support.timing import LIMIT_S, eventually
 from tests.upstream.answering import answering, ok
 
@@ -25,7 +28,7 @@ LIMITS = Limits(connect_s=30, first_byte_s=30, between_bytes_s=30)
 
 @asynccontextmanager
 async def origin_of(url: str, most: int = 10) -> AsyncIterator[Origin]:
-    made = Origin(url, connect_s=LIMIT_S, most=most, tls=True, proxy=None)
+    made = Origin(url, connect_s=LIMIT_S, wait_s=LIMIT_S, most=most, tls=True, proxy=None)
     yield made
     await made.aclose()
 
@@ -136,6 +139,70 @@ async def test_addresses_are_believed_for_a_while_and_no_longer_than_somebody_an
     assert len(asked) == 3
 
 
+async def test_all_wait_for_one_answer_to_where_a_place_is_and_who_leaves_does_not_end_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, asked, answer = asyncio.get_running_loop(), list[object](), asyncio.Event()
+    look_up = loop.getaddrinfo
+
+    async def slow(host: object, *args: Any, **options: Any) -> Any:
+        asked.append(host)
+        await answer.wait()
+        return await look_up(host, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(loop, "getaddrinfo", slow)
+    async with answering() as server, origin_of(server.url) as place:
+        waiting = [asyncio.create_task(place.take()) for _ in range(5)]
+        await eventually(lambda: asked, "it is asked for")
+        waiting[0].cancel()
+        await asyncio.wait({waiting[0]})
+        answer.set()
+        for connection in await asyncio.gather(*waiting[1:]):
+            place.give(connection)
+        assert len(asked) == 1
+
+
+@pytest.mark.parametrize("is_mute", [False, True])
+async def test_addresses_that_were_known_hold_while_nobody_says_any(
+    is_mute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(origin, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(origin, "_ADDRESSES_S", 0.0)
+
+    async def away(*_: object, **__: object) -> Any:
+        if is_mute:
+            await asyncio.sleep(LIMIT_S)
+        raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+
+    async with answering() as server, origin_of(server.url) as place:
+        place.give(await place.take())
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", away)
+        for _ in range(2):
+            place.give(await place.take())
+        assert server.connections == 3
+
+
+async def test_the_address_that_answered_is_the_first_to_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, tried = asyncio.get_running_loop(), list[object]()
+    connect = loop.sock_connect
+
+    async def noted(sock: socket.socket, address: Any) -> None:
+        tried.append(address[0])
+        await connect(sock, address)
+
+    async with answering() as server, origin_of(server.url) as place:
+
+        async def both(*_: object, **__: object) -> Any:
+            of = socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, ""
+            return [(*of, ("127.0.0.2", closed_port())), (*of, ("127.0.0.1", server.port))]
+
+        monkeypatch.setattr(loop, "getaddrinfo", both)
+        monkeypatch.setattr(loop, "sock_connect", noted)
+        for _ in range(2):
+            place.give(await place.take())
+    assert tried == ["127.0.0.2", "127.0.0.1", "127.0.0.1"]
+
+
 async def test_where_no_connection_comes_about_others_may_try() -> None:
     async with origin_of("http://127.0.0.1:9", most=1) as place:
         for _ in range(3):
@@ -186,7 +253,7 @@ async def test_a_tunnel_begins_behind_the_head_whatever_that_says(let_through: b
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         proxy = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        place = Origin("https://provider.invalid", connect_s=LIMIT_S, most=1, tls=True, proxy=proxy)
+        place = Origin("https://provider.invalid", connect_s=LIMIT_S, wait_s=LIMIT_S, most=1, tls=True, proxy=proxy)
         taking = asyncio.ensure_future(place.take())
         await asyncio.wait_for(hello.wait(), LIMIT_S)
         taking.cancel()
@@ -222,6 +289,70 @@ async def test_at_the_end_those_in_use_end_too(length: bytes) -> None:
             with pytest.raises(UpstreamProtocolError):
                 await anext(pieces)
         await upstream.aclose()
+
+
+@pytest.mark.parametrize(
+    ("said", "is_kept"),
+    [
+        (b"keep-alive: timeout=60, max=100", True),
+        (b"Keep-Alive: max=5, timeout=2", True),
+        (b"keep-alive: timeout=1", False),
+        (b"keep-alive: timeout=0", False),
+        (b"keep-alive: max=1", True),
+        (b"keep-alive: idletimeout=0", True),
+    ],
+)
+async def test_a_connection_is_kept_no_longer_than_the_other_side_keeps_it(said: bytes, is_kept: bool) -> None:
+    async with answering(ok(b"", said), ok(b"", said)) as server, origin_of(server.url) as place:
+        first = await place.take()
+        await used(first)
+        place.give(first)
+        assert (first in place._idle) is is_kept
+        if is_kept and b"=2" in said:
+            await asyncio.sleep(1.1)
+            second = await place.take()
+            assert second is not first
+            place.give(second)
+
+
+async def test_what_comes_unasked_is_given_to_nobody_however_early() -> None:
+    async with answering(ok(), ok(b"mine")) as server, upstream_of(server.url) as upstream:
+        await ask(upstream, server.url)
+        os.write(server.writers[0].get_extra_info("socket").fileno(), ok(b"evil"))  # in this turn: nobody has read it
+        assert await ask(upstream, server.url) == b"mine"
+        assert server.connections == 2
+
+
+async def test_a_kept_connection_that_is_dead_says_nothing_of_its_provider_but_of_those_of_its_age() -> None:
+    async with answering(ok(), ok(), None, ok(b"new")) as server, upstream_of(server.url) as upstream:
+        taken = [await upstream._origin.take() for _ in range(2)]
+        for connection in taken:
+            await used(connection)
+        for connection in taken:
+            upstream.leave(connection)
+        with pytest.raises(UpstreamHungUp) as raised:
+            await ask(upstream, server.url)
+        assert not raised.value.is_providers
+        assert not raised.value.may_pass, "it may have been read"
+        assert not upstream._origin._idle
+        assert await ask(upstream, server.url) == b"new"
+
+
+async def test_what_was_not_sent_over_a_connection_that_ended_just_then_goes_over_another() -> None:
+    async with answering(ok(), ok(b"new")) as server, upstream_of(server.url) as upstream:
+        await ask(upstream, server.url)
+        [kept] = upstream._origin._idle
+        place, take = upstream._origin, upstream._origin.take
+
+        async def ending(*, fresh: bool = False) -> Connection:
+            connection = await take(fresh=fresh)
+            if connection is kept:
+                connection.abort()
+            return connection
+
+        place.take = ending  # type: ignore[method-assign]
+        assert await ask(upstream, server.url) == b"new"
+        assert len(server.requests) == 2
 
 
 async def test_what_may_be_sent_twice_is_where_an_old_connection_is_dead() -> None:

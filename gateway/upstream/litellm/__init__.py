@@ -114,6 +114,7 @@ class _Sending:
         key = self._key()
         loaded = await self._upstream.library()
         loaded.keep_quiet()
+        self._request.at_work(is_so=True)
         try:
             async with asyncio.timeout(settings.first_byte_s):
                 return await self._answer(loaded, form, key)
