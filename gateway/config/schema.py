@@ -15,6 +15,7 @@ from gateway.config.section import Section as _Section
 from gateway.config.steps import AgentFile, AgentSteps, StepRow, check_steps
 from gateway.core import redis_url
 from gateway.core.addresses import is_address
+from gateway.core.forwarding import AUTH_HEADER, FRAMING
 from gateway.core.identity import is_valid
 from gateway.core.ledger import MOST_USD
 from gateway.core.ports import is_reserved
@@ -22,6 +23,7 @@ from gateway.core.steps import DEFAULT_AGENT
 
 _DURATION: Final = re.compile(r"(\d+)([smhd])\Z")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _JOURNALS: Final = "~/.local/share/gateway/journal"
@@ -299,8 +301,15 @@ class Provider(_Section):
 
     @model_validator(mode="after")
     def _key_is_sent(self) -> Provider:
-        if self.auth == "none" and self.key.get_secret_value():
+        if not self.key.get_secret_value():
+            return self
+        if self.auth == "none":
             raise ValueError("auth: none sends no key; set auth: bearer, x-api-key or api-key")
+        if AUTH_HEADER[self.auth].decode() in self.headers:
+            raise ValueError(
+                f"auth: {self.auth} sends the key as {AUTH_HEADER[self.auth].decode()}, and headers has another; take "
+                'it out of headers, or set key: ""'
+            )
         return self
 
     @model_validator(mode="after")
@@ -317,7 +326,9 @@ class Provider(_Section):
         for name, text in value.items():
             if not _HEADER_NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is no header name")
-            if not re.fullmatch(r"[\t\x20-\x7e]*", text):
+            if name.lower().encode() in FRAMING:
+                raise ValueError(f"{name!r} is written by the gateway for each request; leave it out")
+            if not _HEADER_VALUE.fullmatch(text):
                 raise ValueError(f"the value of {name!r} holds characters that no header may")
         return {name.lower(): text for name, text in value.items()}
 

@@ -32,10 +32,12 @@ _HOP_BY_HOP: Final = frozenset(
         b"te", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings",
     }
 )  # fmt: skip
-#: of the caller and not the provider's business, or written anew by the client that sends the request on
+#: of one connection, or written anew by the client that sends the request on
+FRAMING: Final = _HOP_BY_HOP | {b"host", b"content-length", b"accept-encoding", b"expect"}
+#: of the caller and not the provider's business
 _PRIVATE: Final = frozenset(
     {
-        b"host", b"cookie", b"origin", b"referer", b"content-length", b"accept-encoding", b"expect",
+        b"cookie", b"origin", b"referer",
         b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip",
     }
 )  # fmt: skip
@@ -46,14 +48,15 @@ _OURS: Final = frozenset(
         b"x-context-budget", b"x-context-trim", b"x-response-mode", b"x-request-id", b"x-session-agent",
     }
 )  # fmt: skip
-_NOT_SENT: Final = _HOP_BY_HOP | _PRIVATE | _OURS
+_NOT_SENT: Final = FRAMING | _PRIVATE | _OURS
 _NOT_RETURNED: Final = _HOP_BY_HOP | {b"content-length", b"set-cookie", b"set-cookie2", b"alt-svc"}
 #: what only the gateway may say; another gateway behind this one says it of its own sessions
 _OUR_PREFIXES: Final = (
     b"x-session-", b"x-context-", b"x-gateway-", b"x-token-usage", b"x-response-mode", b"access-control-",
 )  # fmt: skip
 _UNSENDABLE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-_AUTH_HEADER: Final[Mapping[AuthStyle, bytes]] = {
+#: what carries the credential
+AUTH_HEADER: Final[Mapping[AuthStyle, bytes]] = {
     "bearer": b"authorization",
     "x-api-key": b"x-api-key",
     "api-key": b"api-key",
@@ -159,7 +162,7 @@ def request_headers(
 
 def _own_credential(provider: Provider) -> tuple[bytes, bytes]:
     value = provider.key.encode("latin-1", "replace")
-    return _AUTH_HEADER[provider.auth], b"Bearer " + value if provider.auth == "bearer" else value
+    return AUTH_HEADER[provider.auth], b"Bearer " + value if provider.auth == "bearer" else value
 
 
 def check_credential(headers: Sequence[tuple[bytes, bytes]], provider: Provider, others: Iterable[Provider]) -> None:

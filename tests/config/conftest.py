@@ -1,0 +1,40 @@
+"""A text as gateway.yaml, in an environment of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from gateway.config import Loaded, load
+from gateway.core.errors import ConfigError
+
+Load = Callable[..., Loaded]
+Problems = Callable[..., list[str]]
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> Load:
+    """Loads a text with these variables and no others."""
+
+    def run(text: str = "", environment: Mapping[str, str] | None = None) -> Loaded:
+        file = tmp_path / "gateway.yaml"
+        file.write_text(text, "utf-8")
+        return load(file, environment=environment or {})
+
+    return run
+
+
+@pytest.fixture
+def problems(loaded: Load) -> Problems:
+    """What is wrong with a text; nothing, where it is loaded."""
+
+    def run(text: str = "", environment: Mapping[str, str] | None = None) -> list[str]:
+        try:
+            loaded(text, environment)
+        except ConfigError as error:
+            return error.problems
+        return []
+
+    return run
