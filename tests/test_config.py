@@ -233,6 +233,7 @@ def test_without_an_environment_of_its_own_it_reads_the_processs(
         ("auth: {keys: [{name: a, key: 0123456789abcdef, rpm: 99999999999999999999999}]}", "auth.keys[0].rpm: input should be less than or equal to 9007199254740992"),
         ("auth: {keys: [{name: a, key: 0123456789abcdef}, {name: a, key: 0123456789abcdeg}]}", "auth: two keys have the same name"),
         ("auth: {keys: [{name: a, key: 0123456789abcdef}, {name: b, key: 0123456789abcdef}]}", "auth: two names have the same key"),
+        ("auth: {admin_key: 0123456789abcdef, keys: [{name: a, key: 0123456789abcdef}]}", "auth: admin_key is a client's key too, who could then raise every budget; choose another"),
     ],
 )  # fmt: skip
 def test_a_problem_is_named_by_its_key_path_with_what_is_wrong(loaded: Load, text: str, problem: str) -> None:
@@ -266,6 +267,7 @@ def test_a_number_that_can_be_no_secret_is_shown(loaded: Load, text: str, got: s
         "auth: {keys: [{name: a, key: 1234567890123456}]}",
         "auth: {keys: [{name: 1234567890123456, key: 0123456789abcdef}]}",
         "auth: {admin_key: 1234567890123456}",
+        "auth: {admin_key: '1234567890123456', keys: [{name: a, key: '1234567890123456'}]}",
         "providers: {budget: {base_url: 'http://h', key: 1234567890123456}}",
         "providers: {retries: {base_url: 'http://h', key: 1234567890123456}}",
         "providers: {openai: {headers: {x: 1234567890123456}}}",

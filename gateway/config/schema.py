@@ -160,6 +160,8 @@ class Auth(_Section):
             raise ValueError("two keys have the same name")
         if len(set(secrets)) < len(secrets):
             raise ValueError("two names have the same key")
+        if self.admin_key is not None and self.admin_key.get_secret_value() in secrets:
+            raise ValueError("admin_key is a client's key too, who could then raise every budget; choose another")
         return self
 
 
