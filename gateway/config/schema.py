@@ -260,6 +260,16 @@ class Provider(_Section):
         "instead of list prices. Not read with adapter litellm.",
     )
 
+    @field_validator("key")
+    @classmethod
+    def _key(cls, value: SecretStr) -> SecretStr:
+        if not _HEADER_VALUE.fullmatch(value.get_secret_value()):
+            raise ValueError(
+                "holds a line break or another character that no header may; look where it is read from: only visible "
+                "ASCII characters can be sent"
+            )
+        return value
+
     @field_validator("dialects")
     @classmethod
     def _dialects(cls, value: tuple[Format, ...] | None) -> tuple[Format, ...] | None:

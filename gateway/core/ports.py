@@ -571,6 +571,7 @@ class Upstream(Protocol):
 
         Raises:
             UpstreamUnreachable, UpstreamTimeout, UpstreamProtocolError: before the head of an answer was there.
+            RequestFault: it cannot be sent as it came.
         """
         ...
 

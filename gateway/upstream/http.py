@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from gateway.core.errors import (
+    InvalidRequest,
     UpstreamBusy,
     UpstreamFault,
     UpstreamHungUp,
@@ -78,8 +79,9 @@ class HttpUpstream:
 
     async def request(self, request: Outgoing) -> tuple[Connection, Answer]:
         """Send, and wait for the head of the answer. The connection is to be handed to `leave`."""
+        head = self._head(request)
         try:
-            return await self._asked(request, self._head(request))
+            return await self._asked(request, head)
         except _FOREIGN as error:
             raise self._translated(error) from error
 
@@ -106,7 +108,8 @@ class HttpUpstream:
         """The head of a request.
 
         Raises:
-            ValueError: something in it would be read as another line.
+            InvalidRequest: something in it would be read as another line. What is configured was looked at when it was
+                read, so that this came with the call.
         """
         place, proxy = self._origin.place, self._origin.proxy
         path = _behind_host(request.url)
@@ -125,7 +128,9 @@ class HttpUpstream:
             fields, count = b"%bcontent-length: %d\r\n" % (fields, len(request.body)), count + 1
         head = b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), path, fields)
         if head.count(b"\r") != count or head.count(b"\n") != count or b"\0" in head:
-            raise ValueError("a line break in a header")
+            raise InvalidRequest(
+                "A header or the address of this call holds a line break or a zero byte. Leave it out."
+            )
         return head
 
     async def pieces(self, answer: Answer) -> AsyncIterator[bytes]:

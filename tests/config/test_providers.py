@@ -54,3 +54,20 @@ def test_a_built_in_providers_key_out_of_the_environment_counts_too(problems: Pr
     [problem] = problems(text, {"OPENAI_API_KEY": SECRET})
     assert problem.startswith("providers.openai: auth: bearer sends the key as authorization")
     assert problems(text.replace("{headers", "{key: '', headers"), {"OPENAI_API_KEY": SECRET}) == []
+
+
+# --- key ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("middle", ["\n", "\r", "\0", "\x7f", "é", "“", "\u2028"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(middle: str, problems: Problems) -> None:
+    key = f"hunter2{middle}{SECRET}"
+    for text, environment in ((provider(key=key), {}), (provider(key="${KEY}"), {"KEY": key})):
+        [problem] = problems(text, environment)
+        assert problem.startswith("providers.x.key: holds a line break or another character that no header may")
+        assert "hunter2" not in problem
+
+
+def test_blanks_around_a_key_are_no_part_of_it(loaded: Load) -> None:
+    found = loaded(provider(key="${KEY}"), {"KEY": f" {SECRET}\r\n"}).settings.providers["x"]
+    assert found.key.get_secret_value() == SECRET

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.core.errors import (
+    InvalidRequest,
     UpstreamBusy,
     UpstreamFault,
     UpstreamNotAccepted,
@@ -22,7 +23,9 @@ from gateway.core.errors import (
     UpstreamUnreachable,
 )
 from gateway.core.ports import Outgoing
+from gateway.core.retrying import BreakerPolicy, RetryPolicy
 from gateway.upstream.http import HttpUpstream, Limits, proxy_for, tls_context
+from gateway.upstream.retrying import RetryingUpstream
 from tests.conftest import StartUpstream, closed_port, full_backlog
 from tests.support.scripted import Connection, Script
 from tests.support.timing import LIMIT_S, eventually, in_time
@@ -145,6 +148,18 @@ async def test_a_body_of_any_size_arrives_whole_with_its_length(size: int, byte_
     assert request.header("content-length") == str(size)
     assert request.header("transfer-encoding") is None
     assert request.body == body[:size]
+
+
+async def test_a_line_break_that_came_with_a_call_is_not_the_providers_fault(byte_server: StartUpstream) -> None:
+    server = byte_server(lambda connection: connection.whole(b""))
+    async with upstream_of(server.url) as inner:
+        upstream = RetryingUpstream("p", inner, RetryPolicy(2), BreakerPolicy(1, 60))
+        broken = replace(outgoing(server.url), headers=[(b"x-a", b"1\nx-b: 2")])
+        with pytest.raises(InvalidRequest, match="header or the address of this call holds a line break"):
+            async with upstream.send(broken):
+                pass
+        assert upstream.asked_in_s is None
+    assert server.requests == []
 
 
 async def test_nobody_listens() -> None:
