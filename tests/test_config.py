@@ -226,6 +226,11 @@ def test_without_an_environment_of_its_own_it_reads_the_processs(
         ("default_provider: opnai", "default_provider: there is no such provider (did you mean openai?)"),
         ("models: [{match: a, provider: grok}]", "models[0].provider: there is no such provider (did you mean groq?)"),
         ("models: [{provider: openai}]", "models[0].match: field required"),
+        ("models: [{match: '', provider: openai}]", "models[0].match: matches no model; * matches all"),
+        ("providers: {x/y: {base_url: 'http://h'}}", "providers: 'x/y' cannot be a provider's name, as calls say provider/model; leave out the slash"),
+        ("providers: {'': {base_url: 'http://h'}}", "providers: '' cannot be a provider's name, as calls say provider/model"),
+        ("providers: {openai: {key_prefixes: [sk-, ' ']}}", "providers.openai.key_prefixes: an empty one is how every credential begins; leave it out"),
+        ("store: {url: 'sqlite:///tmp/x.db?mode=ro'}", "store.url: sqlite://PATH takes no options; leave out the question mark and what is behind it"),
         ("models: [{match: a, provider: openai, price: {input: -1, output: 1}}]", "models[0].price.input: input should be greater than or equal to 0"),
         ("server: {workers: 2}\nstore: {url: 'memory://'}", "server.workers: more than one worker needs a store they share; set store.url to sqlite://PATH"),
         ("auth: {keys: [{name: a b, key: 0123456789abcdef}]}", "auth.keys[0].name: use 1-255 characters of A-Z a-z 0-9 . _ : -"),
@@ -372,6 +377,18 @@ def test_a_header_that_could_not_be_sent_names_no_session(loaded: Load) -> None:
         found = problems_of(loaded, f"sessions: {{id_headers: [X-Good, '{name}']}}")
         assert [problem.partition(":")[0] for problem in found] == ["sessions.id_headers"]
     assert loaded("sessions: {id_headers: [X-Good_1]}").settings.sessions.id_headers == ("x-good_1",)
+
+
+def test_a_header_that_holds_a_credential_or_says_something_else_names_no_session(loaded: Load) -> None:
+    for name in ("Authorization", "x-api-key", "API-Key", "x-goog-api-key", "x-portkey-virtual-key"):
+        [problem] = problems_of(loaded, f"sessions: {{id_headers: [X-Good, {name}]}}")
+        assert problem == (
+            f"sessions.id_headers: {name.lower()} holds a credential, which would be stored and logged as a session's id"
+        )
+    for name in ("X-Parent-Session-Id", "x-session-agent", "x-session-budget-tokens", "x-context-trim"):
+        [problem] = problems_of(loaded, f"sessions: {{id_headers: [X-Good, {name}]}}")
+        assert problem.startswith(f"sessions.id_headers: {name.lower()} says something else of a call than its session")
+    assert loaded("sessions: {id_headers: [x-session-id, x-request-id]}").settings.sessions.id_headers
 
 
 def test_every_problem_is_named_at_once(loaded: Load) -> None:

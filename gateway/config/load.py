@@ -19,6 +19,7 @@ import yaml
 from pydantic import ValidationError
 
 from gateway.config.complaints import described, served_by_nobody, unknown_agents, unknown_providers, unshared_store
+from gateway.config.notes import without_effect
 from gateway.config.only import with_only
 from gateway.config.schema import Facts, KeyBudget, Settings
 from gateway.config.variables import FILE_VARIABLE, REFERENCE, References, overrides, unknown_variables
@@ -95,7 +96,8 @@ def load(
     if problems:
         raise ConfigError(problems)
     sources = _key_sources(_with_built_in(raw, built_in).get("providers"), env)
-    return Loaded(settings, path, sources, tuple(unknown_variables(env, providers, references.named)))
+    notes = (*unknown_variables(env, providers, references.named), *without_effect(settings))
+    return Loaded(settings, path, sources, notes)
 
 
 def key_budget(values: Mapping[str, object]) -> KeyBudget:

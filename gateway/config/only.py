@@ -32,5 +32,6 @@ def with_only(
     }
     if rows is None or isinstance(rows, list):  # of anything else the schema says what is wrong with it
         kept = [{**facts, **row, "provider": name} if isinstance(row, dict) else row for row in rows or ()]
-        found["models"] = [*kept, *([{"match": "*", "provider": name, **facts}] if facts else ())]
+        is_whole = not facts or any(isinstance(row, dict) and row.get("match") == "*" for row in kept)
+        found["models"] = kept if is_whole else [*kept, {"match": "*", "provider": name, **facts}]
     return found

@@ -15,7 +15,7 @@ from gateway.config.section import Section as _Section
 from gateway.config.steps import AgentFile, AgentSteps, StepRow, check_steps
 from gateway.core import redis_url
 from gateway.core.addresses import is_address
-from gateway.core.forwarding import AUTH_HEADER, FRAMING
+from gateway.core.forwarding import AUTH_HEADER, FRAMING, OURS, is_credential
 from gateway.core.identity import is_valid
 from gateway.core.ledger import MOST_USD
 from gateway.core.ports import is_reserved
@@ -25,6 +25,9 @@ _DURATION: Final = re.compile(r"(\d+)([smhd])\Z")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+#: of our own headers, those that may name a session
+_MAY_NAME_SESSIONS: Final = frozenset({b"x-session-id", b"x-request-id"})
 
 _JOURNALS: Final = "~/.local/share/gateway/journal"
 
@@ -270,6 +273,13 @@ class Provider(_Section):
             )
         return value
 
+    @field_validator("key_prefixes")
+    @classmethod
+    def _key_prefixes(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in value:
+            raise ValueError("an empty one is how every credential begins; leave it out")
+        return value
+
     @field_validator("dialects")
     @classmethod
     def _dialects(cls, value: tuple[Format, ...] | None) -> tuple[Format, ...] | None:
@@ -390,6 +400,13 @@ class Model(Facts):
         None, description="The agent, out of agents:, whose steps its calls take; whatever x-session-agent says."
     )
 
+    @field_validator("match")
+    @classmethod
+    def _match(cls, value: str) -> str:
+        if not value:
+            raise ValueError("matches no model; * matches all")
+        return value
+
     @field_validator("provider")
     @classmethod
     def _some_provider(cls, value: str | dict[str, float]) -> str | dict[str, float]:
@@ -436,7 +453,13 @@ class Sessions(_Section):
     def _header_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not all(map(_HEADER_NAME.fullmatch, value)):
             raise ValueError("holds what is no header name; use letters, digits and -, as in x-session-id")
-        return tuple(name.lower() for name in value)
+        names = tuple(name.lower() for name in value)
+        for name in names:
+            if is_credential(name.encode()):
+                raise ValueError(f"{name} holds a credential, which would be stored and logged as a session's id")
+            if name.encode() in OURS - _MAY_NAME_SESSIONS:
+                raise ValueError(f"{name} says something else of a call than its session; leave it out")
+        return names
 
     @field_validator("ttl")
     @classmethod
@@ -575,6 +598,8 @@ class StoreSettings(_Section):
     @field_validator("url")
     @classmethod
     def _url(cls, value: str) -> str:
+        if value.startswith("sqlite://") and "?" in value:
+            raise ValueError("sqlite://PATH takes no options; leave out the question mark and what is behind it")
         if value == "memory://" or (value.startswith("sqlite://") and len(value) > len("sqlite://")):
             return value
         try:
@@ -666,6 +691,16 @@ class Settings(_Section):
     store: StoreSettings = Field(StoreSettings(), description="Where sessions are kept.")
     telemetry: Telemetry = Field(Telemetry(), description="Log and metrics.")
     callbacks: Callbacks = Field(Callbacks(), description="Who else is told of calls. See docs/callbacks.md.")
+
+    @field_validator("providers")
+    @classmethod
+    def _providers(cls, value: dict[str, Provider]) -> dict[str, Provider]:
+        for name in value:
+            if not name or "/" in name:
+                raise ValueError(
+                    f"{name!r} cannot be a provider's name, as calls say provider/model; leave out the slash"
+                )
+        return value
 
     @field_validator("steps")
     @classmethod

@@ -42,13 +42,13 @@ _PRIVATE: Final = frozenset(
     }
 )  # fmt: skip
 #: spoken between client and gateway
-_OURS: Final = frozenset(
+OURS: Final = frozenset(
     {
         b"x-session-id", b"x-parent-session-id", b"x-session-budget-tokens", b"x-session-budget-usd",
         b"x-context-budget", b"x-context-trim", b"x-response-mode", b"x-request-id", b"x-session-agent",
     }
 )  # fmt: skip
-_NOT_SENT: Final = FRAMING | _PRIVATE | _OURS
+_NOT_SENT: Final = FRAMING | _PRIVATE | OURS
 _NOT_RETURNED: Final = _HOP_BY_HOP | {b"content-length", b"set-cookie", b"set-cookie2", b"alt-svc"}
 #: what only the gateway may say; another gateway behind this one says it of its own sessions
 _OUR_PREFIXES: Final = (

@@ -16,12 +16,14 @@ Problems = Callable[..., list[str]]
 
 @pytest.fixture
 def loaded(tmp_path: Path) -> Load:
-    """Loads a text with these variables and no others."""
+    """Loads a text with these variables and flags and no others."""
 
-    def run(text: str = "", environment: Mapping[str, str] | None = None) -> Loaded:
+    def run(
+        text: str = "", environment: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
+    ) -> Loaded:
         file = tmp_path / "gateway.yaml"
         file.write_text(text, "utf-8")
-        return load(file, environment=environment or {})
+        return load(file, environment=environment or {}, flags=flags)
 
     return run
 

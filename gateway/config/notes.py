@@ -1,0 +1,58 @@
+"""What is no problem of a configuration, but may be a mistake: keys without effect, each line with its path.
+
+No line repeats a text that stands in the file: a secret may stand in the wrong place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Final
+
+from gateway.config.schema import Model, Settings
+
+_WILD: Final = frozenset("*?[")
+
+
+def without_effect(settings: Settings) -> list[str]:
+    """What is set and changes nothing, as another key stands against it."""
+    return [*_unreached(settings), *_unasked(settings), *_unread(settings)]
+
+
+def _unreached(settings: Settings) -> Iterator[str]:
+    """Routes that no call takes by the name it gives."""
+    seen: dict[str, int] = {}
+    for index, row in enumerate(settings.models):
+        prefix, slash, _ = row.match.partition("/")
+        earlier = _earlier(row, seen)
+        if slash and prefix in settings.providers:
+            yield (
+                f"models[{index}].match: no call comes here: names that begin with {prefix}/ go to the provider "
+                f"{prefix} without a route"
+            )
+        elif earlier is not None:
+            yield f"models[{index}].match: no call comes here: models[{earlier}] takes all its names; put it before"
+        seen.setdefault(row.match, index)
+
+
+def _earlier(row: Model, seen: dict[str, int]) -> int | None:
+    """The route before it that surely takes all its calls; of two patterns only `*` and the same one are sure."""
+    if row.match in seen:
+        return seen[row.match]
+    is_name = not _WILD & set(row.match)
+    taken = (at for match, at in seen.items() if match == "*" or (is_name and fnmatchcase(row.match, match)))
+    return next(taken, None)
+
+
+def _unasked(settings: Settings) -> Iterator[str]:
+    """A model for summaries that nobody asks for."""
+    context = settings.context
+    if context.summary.model is not None and "summarize" not in context.strategies:
+        yield "context.summary.model: is not called, as context.strategies has no summarize; add it there"
+
+
+def _unread(settings: Settings) -> Iterator[str]:
+    """Authorities to trust where anybody is trusted."""
+    for name, provider in settings.providers.items():
+        if provider.tls.ca_file is not None and not provider.tls.verify:
+            yield f"providers.{name}.tls.ca_file: is not read, as verify: false trusts anybody; leave verify out"

@@ -1,0 +1,64 @@
+"""Keys without effect are named, and are no problem: they may be meant for later."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.config.conftest import Load
+
+BLOCK = {"base_url": "http://127.0.0.1:1/v1", "auth": "none"}
+FACTS = {"price": {"input": 1, "output": 2}}
+
+
+def routes(*matches: str) -> str:
+    return json.dumps({"models": [{"match": match, "provider": "groq"} for match in matches]})
+
+
+def before(index: int, earlier: int) -> str:
+    return f"models[{index}].match: no call comes here: models[{earlier}] takes all its names; put it before"
+
+
+@pytest.mark.parametrize(
+    ("matches", "notes"),
+    [
+        (("*", "gpt-*", "llama"), (before(1, 0), before(2, 0))),
+        (("gpt-*", "llama", "gpt-*", "llama"), (before(2, 0), before(3, 1))),
+        (("llama", "gpt-?", "gpt-5"), (before(2, 1),)),
+        (("gpt-5", "gpt-*", "*"), ()),
+        (("gpt-*", "gpt-5*", "[*]", "*-mini"), ()),
+    ],
+)
+def test_a_route_behind_one_that_takes_all_its_calls_is_noted(
+    matches: tuple[str, ...], notes: tuple[str, ...], loaded: Load
+) -> None:
+    assert loaded(routes(*matches)).notes == notes
+
+
+def test_a_route_for_names_that_begin_with_a_provider_is_noted(loaded: Load) -> None:
+    [note] = loaded(routes("openai/gpt-5", "qwen/qwen3", "open*/x")).notes
+    assert note == (
+        "models[0].match: no call comes here: names that begin with openai/ go to the provider openai without a route"
+    )
+
+
+def test_the_route_that_serve_adds_for_one_provider_is_not_noted(loaded: Load) -> None:
+    assert loaded(routes("a", "*"), flags={"only_provider": {"name": "m", "block": BLOCK, "facts": FACTS}}).notes == ()
+
+
+def test_a_model_for_summaries_without_summarize_is_noted(loaded: Load) -> None:
+    text = "context: {strategies: [drop], summary: {model: gpt-5.1-mini}}"
+    assert loaded(text).notes == (
+        "context.summary.model: is not called, as context.strategies has no summarize; add it there",
+    )
+    assert loaded(text.replace("[drop]", "[summarize, drop]")).notes == ()
+
+
+def test_authorities_beside_verify_false_are_noted(loaded: Load) -> None:
+    text = "providers: {openai: {tls: {verify: false, ca_file: ca.pem}}}"
+    assert loaded(text).notes == (
+        "providers.openai.tls.ca_file: is not read, as verify: false trusts anybody; leave verify out",
+    )
+    assert loaded(text.replace("false", "true")).notes == ()
+    assert loaded(text.replace(", ca_file: ca.pem", "")).notes == ()
