@@ -23,7 +23,7 @@ from gateway.core.ports import Store, Upstream
 from gateway.core.retrying import BreakerPolicy, RetryPolicy
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.signing import signing_key
-from gateway.counters.registry import FALLBACK, Counters, is_dotted_path
+from gateway.counters.registry import FALLBACK, NAMES, Counters, is_dotted_path
 from gateway.inspection import Inspector
 from gateway.planning import Planner, Threads
 from gateway.policies import context_policy, routes_of, table_names
@@ -76,17 +76,27 @@ def add_counters(counters: Counters, settings: config.Settings) -> None:
     """Make the token counters known that routes name by their dotted path.
 
     Raises:
-        ConfigError: one of them cannot be made; the problem names the route.
+        ConfigError: one of them cannot be made, or a route names a tokenizer that is not known; the problem names it.
     """
     problems = []
     for index, row in enumerate(settings.models):
-        if row.tokenizer is not None and is_dotted_path(row.tokenizer):
-            try:
-                counters.add(row.tokenizer)
-            except ConfigError as error:
-                problems += [f"models[{index}].tokenizer: {problem}" for problem in error.problems]
+        if not row.tokenizer:
+            continue
+        try:
+            _add_counter(counters, row.tokenizer)
+        except ConfigError as error:
+            problems += [f"models[{index}].tokenizer: {problem}" for problem in error.problems]
     if problems:
         raise ConfigError(problems)
+
+
+def _add_counter(counters: Counters, tokenizer: str) -> None:
+    if is_dotted_path(tokenizer):
+        counters.add(tokenizer)
+    elif tokenizer not in NAMES:
+        meant = "".join(f" (did you mean {close}?)" for close in difflib.get_close_matches(tokenizer, NAMES, n=1))
+        known = f"{', '.join(NAMES)}, or your own as package.module:Class"
+        raise ConfigError([f"there is no such tokenizer{meant}; known: {known}. Without it that of its family counts"])
 
 
 def load_counters(counters: Counters, settings: config.Settings) -> None:

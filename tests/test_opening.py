@@ -75,6 +75,19 @@ def test_every_route_whose_counter_cannot_be_made_is_named() -> None:
     ]
 
 
+def test_a_tokenizer_that_nobody_knows_is_refused_with_those_that_are_known() -> None:
+    names = ["o200k", "my-tokenizer", "", None, "cl100k_base", "chars/4", "heuristic"]
+    models = [{"match": str(number), "provider": "openai", "tokenizer": name} for number, name in enumerate(names)]
+    known = (
+        "known: o200k_base, cl100k_base, heuristic, chars/4, or your own as package.module:Class. "
+        "Without it that of its family counts"
+    )
+    assert problems_of(settings(models=models)) == [
+        f"models[0].tokenizer: there is no such tokenizer (did you mean o200k_base?); {known}",
+        f"models[1].tokenizer: there is no such tokenizer; {known}",
+    ]
+
+
 @pytest.mark.parametrize(("named", "loaded"), [(None, False), ("cl100k_base", True)])
 def test_what_a_route_counts_with_is_loaded_at_start_besides_the_usual(named: str | None, *, loaded: bool) -> None:
     counters = Counters()

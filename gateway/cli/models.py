@@ -21,12 +21,14 @@ def models(
     """Provider, window, output limit, prices and tokenizer of models, and which file each came from."""
     from gateway.catalog import is_pattern
     from gateway.core.errors import UnknownModel
-    from gateway.opening import open_catalog
+    from gateway.counters.registry import Counters
+    from gateway.opening import add_counters, open_catalog
     from gateway.policies import routes_of
     from gateway.server.shown import model_json, models_json
 
     settings = load(config).settings
     with config_problems():
+        add_counters(Counters(), settings)  # else it would show what nothing is counted with
         catalog, routes = open_catalog(settings), routes_of(settings)
     rows = list(islice(models_json(routes, catalog, pattern), limit + 1))
     if not rows and is_pattern(pattern):

@@ -71,6 +71,13 @@ def test_a_route_of_the_configuration_goes_before_the_tables(gateway_command: Co
     }  # fmt: skip
 
 
+def test_a_tokenizer_that_nothing_is_counted_with_is_not_shown(gateway_command: Commands) -> None:
+    route = "{match: mine, provider: openai, tokenizer: o200k}"
+    done = gateway_command("models", "mine", "-c", gateway_command.file(f"models: [{route}]"))
+    assert (done.code, done.out) == (2, "")
+    assert "models[0].tokenizer: there is no such tokenizer (did you mean o200k_base?)" in done.err
+
+
 def test_an_unknown_model_is_said_to_be_known_nowhere_and_where_it_would_go(gateway_command: Commands) -> None:
     (row,) = json.loads(gateway_command("models", "no-such-model-1", "--json").out)
     assert (row["model"], row["provider"]) == ("no-such-model-1", "openai")
