@@ -12,13 +12,31 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
 from pydantic import BaseModel, ValidationError
+from yaml.error import MarkedYAMLError
+from yaml.parser import ParserError
+from yaml.reader import ReaderError
+from yaml.scanner import ScannerError
 
 from gateway.config.schema import BUILT_IN_ROUTES, Settings
 from gateway.core.errors import UnknownModel
 from gateway.core.routing import ModelRule, Routes
 
 #: how pydantic names the alternatives of a union
-_KIND: Final = re.compile(r"literal\[.*\]|constrained-(?:int|float|str)")
+_KIND: Final = re.compile(r"(?:literal|dict|lax-or-strict|function-[a-z]+)\[.*\]|constrained-(?:int|float|str)")
+#: what pydantic says in words of Python
+_WORDS: Final = {
+    "dict_type": "input should be keys and values, like {a: b}",
+    "model_type": "input should be keys and values, like {a: b}",
+    "tuple_type": "input should be a list, like [a, b]",
+    "path_type": "input should be a path",
+    "too_short": "needs %(min_length)d or more entries, and has %(actual_length)d",
+    "too_long": "takes %(max_length)d entries or fewer, and has %(actual_length)d",
+}
+#: what a parser says in words that need those before them
+_SAID: Final = {
+    "but found another document": "it holds more than one document (---)",
+    "second occurrence": "an anchor (&) stands there twice",
+}
 
 #: keys that name a model which the gateway calls by itself
 _CALLED_BY_US: Final = ("budget.summary_model", "context.summary.model")
@@ -106,23 +124,73 @@ def unshared_store(settings: Settings) -> list[str]:
     return []
 
 
+def not_yaml(error: Exception, text: str) -> str:
+    """Where a text is no YAML, and why."""
+    mark = getattr(error, "problem_mark", None)
+    if not isinstance(error, MarkedYAMLError) or mark is None:
+        return f": {_unmarked(error)}"
+    place = f" (line {mark.line + 1}, column {mark.column + 1})"
+    line = text.split("\n")[mark.line :][:1]
+    if line and line[0][max(mark.column - 1, 0) :].startswith("${"):
+        return f'{place}: between brackets a text with ${{NAME}} needs quotes, like {{url: "${{NAME}}"}}'
+    return f"{place}: {_reason(error)}"
+
+
+def _unmarked(error: Exception) -> str:
+    if isinstance(error, ReaderError):
+        return "it holds a control character"
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    return "it holds a date or a number that there is not; a text that looks like one needs quotes"
+
+
+def _reason(error: MarkedYAMLError) -> str:
+    """What the parser says, without what it read."""
+    said = _SAID.get(error.problem or "", error.problem or "the reason is not known")
+    if "alias" in said or "tag" in said:
+        return "a text that begins with *, & or ! needs quotes"
+    # A scanner names signs such as '}', a composer and a constructor whole texts.
+    return said if isinstance(error, ScannerError | ParserError) else re.split("['\"]", said)[0].strip()
+
+
 def described(error: ValidationError) -> list[str]:
     """What the schema complains about, one line for each key."""
     lines: dict[str, str] = {}
-    for problem in error.errors(include_url=False):
+    problems = error.errors(include_url=False)
+    for problem in problems:
+        if _is_of_another_kind(problem, problems):
+            continue
         # A value that may be a word or a number is complained about once for each.
-        location = tuple(part for part in problem["loc"] if not (isinstance(part, str) and _KIND.fullmatch(part)))
+        location = _keys(problem["loc"])
         path = _dotted(location)
         if problem["type"] == "extra_forbidden":
             siblings = _siblings(location)
             lines[path] = f"there is no such key{_did_you_mean(str(location[-1]), siblings)}"
             continue
-        text = problem["msg"].removeprefix("Value error, ")
+        text = _worded(problem)
         text = f"{text[:1].lower()}{text[1:]}{_shown(location, problem.get('input'))}"
         if path in lines:
             text = f"{lines[path].partition(' (got')[0]}, or {text.removeprefix('input should be ')}"
         lines[path] = text
     return [f"{path}: {text}" for path, text in lines.items()]
+
+
+def _worded(problem: Mapping[str, Any]) -> str:
+    own, said = _WORDS.get(problem["type"]), str(problem["msg"])
+    return said.removeprefix("Value error, ") if own is None else own % problem.get("ctx", {})
+
+
+def _keys(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    return tuple(part for part in location if not (isinstance(part, str) and _KIND.fullmatch(part)))
+
+
+def _is_of_another_kind(problem: Mapping[str, Any], problems: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether it complains of the kind of a value that is of another that would do, in which something is wrong."""
+    kinds = problem["loc"][:-1]
+    is_choice = _keys(problem["loc"][-1:]) == ()
+    return is_choice and any(
+        other["loc"][: len(kinds)] == kinds and len(_keys(other["loc"])) > len(_keys(kinds)) for other in problems
+    )
 
 
 def _shown(location: tuple[int | str, ...], value: object) -> str:

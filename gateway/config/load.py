@@ -18,7 +18,14 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
-from gateway.config.complaints import described, served_by_nobody, unknown_agents, unknown_providers, unshared_store
+from gateway.config.complaints import (
+    described,
+    not_yaml,
+    served_by_nobody,
+    unknown_agents,
+    unknown_providers,
+    unshared_store,
+)
 from gateway.config.notes import without_effect
 from gateway.config.only import with_only
 from gateway.config.schema import Facts, KeyBudget, Settings
@@ -238,9 +245,10 @@ def _refuse_what_is_no_file(named: Path) -> None:
 
 
 def _read_yaml(path: Path) -> dict[Any, Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    loader, text = getattr(yaml, "CSafeLoader", yaml.SafeLoader), ""
     try:
-        parser = loader(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        parser = loader(text)
         try:
             root = parser.get_single_node()
             twice = list(_twice(root, "", set()))
@@ -251,9 +259,7 @@ def _read_yaml(path: Path) -> dict[Any, Any]:
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else "it is not UTF-8 text"
         raise ConfigError([f"{path}: cannot be read: {reason}"]) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else ""
-        raise ConfigError([f"{path}: is not valid YAML{place}"]) from None
+        raise ConfigError([f"{path}: is not valid YAML{not_yaml(error, text)}"]) from None
     if twice:
         raise ConfigError(twice)
     if value is None:

@@ -605,6 +605,8 @@ class StoreSettings(_Section):
         try:
             redis_url.parse(value)
         except ValueError:
+            if value.partition("://")[0] in redis_url.SCHEMES:
+                raise
             raise ValueError(
                 "must be memory://, sqlite://PATH, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/SERVICE/DB or "
                 "redis+cluster://HOST:PORT,… (rediss… over TLS)"

@@ -5,11 +5,20 @@ Options may follow as in other URLs, behind a question mark: for TLS, and what s
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Final, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from gateway.core.values import dataclass
 
+Kind = Literal["single", "sentinel", "cluster"]
+
+#: what an address begins with, before ://
+SCHEMES: Final[Mapping[str, Kind]] = {
+    "redis": "single", "redis+sentinel": "sentinel", "redis+cluster": "cluster",
+    "rediss": "single", "rediss+sentinel": "sentinel", "rediss+cluster": "cluster",
+}  # fmt: skip
 _PORTS: Final = {"single": 6379, "sentinel": 26379, "cluster": 6379}
 #: files of the certificates that are trusted, of our own one and of its key, and whether names have to match
 _TLS: Final = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname")
@@ -25,7 +34,7 @@ class Address:
         options: those of the URL, each a name and its value.
     """
 
-    kind: Literal["single", "sentinel", "cluster"]
+    kind: Kind
     hosts: tuple[tuple[str, int], ...]
     shown: str
     tls: bool = False
@@ -43,46 +52,65 @@ def parse(url: str) -> Address:
     """Read a URL: hosts with commas between them, the service's name for sentinels, the number of the database.
 
     Raises:
-        ValueError: it is none; the message does not repeat it.
+        ValueError: it is none; the message says which part is wrong and does not repeat it.
     """
-    kinds: dict[str, Literal["single", "sentinel", "cluster"]] = {
-        **dict.fromkeys(("redis", "rediss"), "single"),
-        **dict.fromkeys(("redis+sentinel", "rediss+sentinel"), "sentinel"),
-        **dict.fromkeys(("redis+cluster", "rediss+cluster"), "cluster"),
-    }
     scheme, _, rest = url.partition("://")
     where, _, query = rest.partition("?")
     place, _, path = where.partition("/")
     who, _, hosts = place.rpartition("@")
     shown = f"{scheme}://{hosts}{'/' if path else ''}{path}"
     tls = scheme.startswith("rediss")
-    try:
-        kind = kinds[scheme]
-        user, _, password = who.partition(":")
-        steps = path.split("/") if path else []
-        service = unquote(steps.pop(0)) if kind == "sentinel" else ""
-        db = int(steps.pop(0)) if steps else 0
-        found = tuple(_host(one, _PORTS[kind]) for one in hosts.split(","))
-        is_ours = not steps and db >= 0 and (kind != "cluster" or not db) and (kind != "single" or len(found) == 1)
-        if not is_ours or (kind == "sentinel" and not service):
-            raise ValueError(path)
-        options = _options(query, (*(_TLS if tls else ()), *(_SENTINEL if kind == "sentinel" else ())))
-    except (KeyError, ValueError, IndexError):
-        raise ValueError("this is no address of a Redis") from None
+    kind = SCHEMES.get(scheme)
+    if kind is None:
+        raise ValueError("this is no address of a Redis")
+    user, _, password = who.partition(":")
+    found = tuple(_host(one, _PORTS[kind]) for one in hosts.split(","))
+    if kind == "single" and len(found) > 1:
+        raise ValueError("several hosts are for redis+sentinel:// and redis+cluster://")
+    service, db = _behind_hosts(kind, path)
+    options = _options(query, (*(_TLS if tls else ()), *(_SENTINEL if kind == "sentinel" else ())))
     return Address(kind, found, shown, tls, unquote(user) or None, unquote(password) or None, db, service, options)
 
 
 def _host(text: str, port: int) -> tuple[str, int]:
-    parts = urlsplit(f"//{text}")
-    if not parts.hostname or parts.path or parts.query:
-        raise ValueError(text)
-    return parts.hostname, parts.port or port
+    try:
+        parts = urlsplit(f"//{text}")
+        host, named = parts.hostname, parts.port
+    except ValueError:
+        host, named = None, None
+    if not host or parts.path or parts.query or named == 0:
+        raise ValueError(
+            "each host is a name or an address, with a port between 1 and 65535 where it names one; / ? # in a "
+            "password are written %2F %3F %23"
+        )
+    return host, named or port
+
+
+def _behind_hosts(kind: Kind, path: str) -> tuple[str, int]:
+    """The service of sentinels, and the database."""
+    steps, service = path.split("/") if path else [], ""
+    if kind == "sentinel":
+        service = unquote(steps.pop(0)) if steps else ""
+        if not service:
+            raise ValueError("behind the sentinels stands the name of their service, as in /mymaster/0")
+    text = "/".join(steps) if steps else "0"
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise ValueError("what stands behind the hosts is the database, a number as in /0")
+    if kind == "cluster" and int(text):
+        raise ValueError("a cluster has no database but 0")
+    return service, int(text)
 
 
 def _options(query: str, known: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    found = tuple(parse_qsl(query, strict_parsing=True)) if query else ()
+    try:
+        found = tuple(parse_qsl(query, strict_parsing=True)) if query else ()
+    except ValueError:
+        raise ValueError("each option behind the question mark is NAME=VALUE") from None
     names = [name for name, _ in found]
-    is_ours = len(set(names)) == len(names) and set(names) <= set(known)
-    if not is_ours or dict(found).get("ssl_check_hostname", "true") not in ("true", "false"):
-        raise ValueError(query)
+    if not set(names) <= set(known):
+        raise ValueError(f"there is no such option here; known: {', '.join(known) or 'none, without TLS (rediss://)'}")
+    if len(set(names)) < len(names):
+        raise ValueError("an option stands there twice")
+    if dict(found).get("ssl_check_hostname", "true") not in ("true", "false"):
+        raise ValueError("ssl_check_hostname is true or false")
     return found

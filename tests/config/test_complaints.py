@@ -1,0 +1,72 @@
+"""Complaints are in words of the file, one for each fault, and repeat nothing that may be a secret."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.config.conftest import Problems
+
+SECRET = "hunter2"
+MAPPING = "input should be keys and values, like {a: b}"
+LIST = "input should be a list, like [a, b]"
+QUOTES = 'between brackets a text with ${NAME} needs quotes, like {url: "${NAME}"}'
+MARKS = "a text that begins with *, & or ! needs quotes"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("providers: {openai: 3}", f"providers.openai: {MAPPING}"),
+        ("providers: 3", f"providers: {MAPPING}"),
+        ("auth: {keys: [3]}", f"auth.keys[0]: {MAPPING}"),
+        ("agents: {a: 3}", f"agents.a: {MAPPING}"),
+        ("models: 3", f"models: {LIST}"),
+        ("context: {strategies: drop}", f"context.strategies: {LIST}"),
+        ("context: {strategies: []}", "context.strategies: needs 1 or more entries, and has 0"),
+        (
+            "models: [{match: x, provider: openai, fallback: [a, b, c, d, e, f, g, h]}]",
+            "models[0].fallback: takes 7 entries or fewer, and has 8",
+        ),
+        ("store: {journal: 3}", "store.journal: input should be 'auto' or 'off', or a path"),
+        ("models: [{match: x, provider: {openai: 0}}]", "models[0].provider.openai: input should be greater than 0"),
+        ("models: [{match: x, provider: {openai: {}}}]", "models[0].provider.openai: input should be a valid number"),
+        (
+            "models: [{match: x, provider: 3}]",
+            "models[0].provider: input should be a valid string, or keys and values, like {a: b}",
+        ),
+    ],
+)
+def test_one_fault_is_one_complaint_in_words_of_the_file(text: str, problem: str, problems: Problems) -> None:
+    assert problems(text) == [problem]
+
+
+def test_a_variable_that_is_no_list_is_told_how_one_is_written(problems: Problems) -> None:
+    assert problems("", {"GATEWAY_SESSIONS_ID_HEADERS": "x-foo"}) == [f"sessions.id_headers: {LIST}"]
+    assert problems("", {"GATEWAY_SESSIONS_ID_HEADERS": "[x-foo, x-bar]"}) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("store: {url: ${URL}}", f" (line 1, column 15): {QUOTES}"),
+        ("store:\n  {url: 'a', b: redis://${HOST}/1}", f" (line 2, column 26): {QUOTES}"),
+        ("auth: [${KEY:-hunter2}]", f" (line 1, column 9): {QUOTES}"),
+        ("auth: {admin_key: *hunter2}", f" (line 1, column 19): {MARKS}"),
+        ("auth: {admin_key: !hunter2 a}", f" (line 1, column 19): {MARKS}"),
+        ("auth: {admin_key: !hun!hunter2 a}", f" (line 1, column 19): {MARKS}"),
+        ("a: &hunter2 1\nb: &hunter2 2", " (line 2, column 4): an anchor (&) stands there twice"),
+        ("a: 1\n---\nb: 2", " (line 2, column 1): it holds more than one document (---)"),
+        ("a: hunter2: b", " (line 1, column 11): mapping values are not allowed"),
+        ("a: 'hunter2", " (line 1, column 12): found unexpected end of stream"),
+        ("a: \x07hunter2", ": it holds a control character"),
+        ("a: 2024-99-99", ": it holds a date or a number that there is not; a text that looks like one needs quotes"),
+    ],
+)
+def test_what_is_no_yaml_has_a_reason_that_repeats_nothing(text: str, reason: str, problems: Problems) -> None:
+    [problem] = problems(text)
+    assert problem.partition("is not valid YAML")[2].startswith(reason)
+    assert SECRET not in problem
+
+
+def test_a_variable_in_quotes_between_brackets_is_read(problems: Problems) -> None:
+    assert problems('store: {url: "${URL}"}', {"URL": "memory://"}) == []
