@@ -23,13 +23,15 @@ FILE_VARIABLE: Final = "GATEWAY_CONFIG"
 #: how a text of the file names one
 REFERENCE: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _PREFIX: Final = "GATEWAY_"
+_PROVIDERS: Final = f"{_PREFIX}PROVIDERS_"
 _OURS: Final = re.compile(rf"{_PREFIX}\w+", re.ASCII)
 #: What Kubernetes puts into each pod for a Service named `gateway` or `gateway-…`. One with `enableServiceLinks: false`
 #: gets none of it.
 _SERVICE: Final = re.compile(r"GATEWAY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 _SERVICE_PORT: Final = re.compile(r"(tcp|udp|sctp)://")
-#: how alike a name must be to be proposed
+#: how alike a name must be to be proposed; all that is said of one provider is alike
 _ALIKE: Final = 0.5
+_SAME_PROVIDER: Final = 0.9
 
 
 def overrides(env: Mapping[str, str], providers: Iterable[str]) -> dict[str, object]:
@@ -50,10 +52,11 @@ def unknown_variables(env: Mapping[str, str], providers: Iterable[str], named: I
         providers: their names, which are parts of keys.
         named: the variables that stand in the file.
     """
-    keys = [_variable(dotted) for dotted, _ in _leaves(Settings, "", list(providers))]
+    names = list(providers)
+    keys = [_variable(dotted) for dotted, _ in _leaves(Settings, "", names)]
     known = {*keys, *named, FILE_VARIABLE}
     return [
-        f"{name}: this variable sets nothing: there is no such key{_nearest(name, keys)}"
+        f"{name}: this variable sets nothing: {_why(name, keys, names)}"
         for name, value in sorted(env.items())
         if _OURS.fullmatch(name) and name not in known and not _is_of_kubernetes(name, value)
     ]
@@ -64,9 +67,17 @@ def _is_of_kubernetes(name: str, value: str) -> bool:
     return _SERVICE.fullmatch(name) is not None or (name.endswith("_PORT") and _SERVICE_PORT.match(value) is not None)
 
 
-def _nearest(name: str, keys: Iterable[str]) -> str:
+def _why(name: str, keys: list[str], providers: list[str]) -> str:
+    blocks = tuple(_variable(f"providers.{provider}.") for provider in providers)
+    if name.startswith(_PROVIDERS) and not name.startswith(blocks):
+        meant = _nearest(name, keys, _SAME_PROVIDER)
+        return f"no such provider is configured{meant}; it has to stand in the file first, below providers:"
+    return f"there is no such key{_nearest(name, keys, _ALIKE)}"
+
+
+def _nearest(name: str, keys: Iterable[str], cutoff: float) -> str:
     rests = [key.removeprefix(_PREFIX) for key in keys]  # what all of them begin with makes none alike
-    close = difflib.get_close_matches(name.removeprefix(_PREFIX).upper(), rests, n=1, cutoff=_ALIKE)
+    close = difflib.get_close_matches(name.removeprefix(_PREFIX).upper(), rests, n=1, cutoff=cutoff)
     return f" (did you mean {_PREFIX}{close[0]}?)" if close else ""
 
 

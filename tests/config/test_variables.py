@@ -45,6 +45,23 @@ def test_a_variable_that_is_nearly_a_key_is_named_with_it_and_never_its_value(na
     assert line == f"{name}: this variable sets nothing: there is no such key (did you mean {meant}?)"
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("GATEWAY_PROVIDERS_MY_PROV_BASE_URL", ""),
+        ("GATEWAY_PROVIDERS_MY_PROV_BASEURL", ""),
+        ("GATEWAY_PROVIDERS_OPENAI", ""),
+        ("GATEWAY_PROVIDERS_OPNAI_BASE_URL", " (did you mean GATEWAY_PROVIDERS_OPENAI_BASE_URL?)"),
+    ],
+)
+def test_a_variable_of_a_provider_that_is_not_configured_says_where_that_has_to_stand(name: str, meant: str) -> None:
+    (line,) = unknown_variables({name: SECRET}, ["openai", "groq"])
+    assert line == (
+        f"{name}: this variable sets nothing: no such provider is configured{meant}; "
+        "it has to stand in the file first, below providers:"
+    )
+
+
 def test_a_variable_that_is_like_no_key_is_named_alone() -> None:
     assert unknown_variables({"GATEWAY_NOPE": SECRET}, []) == [
         "GATEWAY_NOPE: this variable sets nothing: there is no such key"
