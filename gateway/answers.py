@@ -17,7 +17,7 @@ from gateway.core.ports import Headers, UpstreamReply
 from gateway.core.spending import Allowance
 from gateway.core.usage import Charge, Totals
 from gateway.dialects.base import Call, StreamMeter
-from gateway.dialects.glimpsed import Glimpse, glimpsed
+from gateway.dialects.glimpsed import Glimpse, glimpsed, read_whole
 from gateway.progress import Progress
 from gateway.upstream.pieces import chain, check_packing, for_a_while, is_packed, unpacked
 
@@ -145,7 +145,7 @@ class Answers:
             progress.outcome = "upstream_broken"
             raise
         body = b"".join(read)
-        progress.answer = progress.dialect.answer(body)
+        progress.answer = read_whole(dialect, body, has_texts=has_texts)
         if progress.answer.error:
             body = masked(body, self._secrets)
         progress.outcome = "ok"

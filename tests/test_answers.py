@@ -118,6 +118,26 @@ async def test_bytes_that_are_no_text_spoil_neither_the_answer_nor_its_count(wor
     assert spent(world) == ("provider", 10, 5)
 
 
+@pytest.mark.parametrize("flaw", [b"\xef\xbb\xbf%b", b"%b\r\n--", b"%b\0", b"%b,}"])
+async def test_an_answer_whose_json_has_a_flaw_is_passed_on_as_it_is_and_charged_by_its_usage(
+    world: World, flaw: bytes
+) -> None:
+    body = flaw % (completion()[:-1] if flaw.endswith(b"}") else completion())
+    world.upstream.answer = lambda _: FakeReply(pieces=[body])
+    reply, came = await world.call()
+    assert (reply.status, came) == (200, body)
+    assert spent(world) == ("provider", 10, 5)
+
+
+@pytest.mark.parametrize("text", ["x" * 1_700 + "\x01", "x" * 1_700])
+async def test_a_raw_control_character_takes_nothing_from_the_weight_of_an_event(world: World, text: str) -> None:
+    event = chunk("here").replace(b"here", text.encode())
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), event, chunk("b"), DONE])
+    _, came = await world.call(world.incoming(STREAM))
+    assert event in came
+    assert spent(world)[2] in (426, 427)
+
+
 async def test_a_number_that_nobody_can_mean_spoils_nothing_else(world: World) -> None:
     world.upstream.answer = lambda _: FakeReply(
         pieces=[completion().replace(b'"created": 1', b'"created": ' + b"9" * 5_000)]

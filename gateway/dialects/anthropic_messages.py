@@ -8,7 +8,7 @@ from typing import Any, Final
 from gateway.core.errors import GatewayError
 from gateway.dialects import anthropic_errors
 from gateway.dialects.base import MAX_TOOLS, Answer, Call, EventReader, Verdict, named_event, plain_before
-from gateway.dialects.fields import decode, flag_field, join, messages_field, model_field, read_fields
+from gateway.dialects.fields import decode_answer, flag_field, join, messages_field, model_field, read_fields
 from gateway.dialects.gathered import Gathered
 from gateway.dialects.limits import anthropic_tier
 from gateway.dialects.opening import opening_items, opening_text
@@ -64,7 +64,7 @@ class AnthropicMessages:
     def answer(self, body: bytes) -> Answer:
         """See `Dialect.answer`."""
         reader = MessagesReader()
-        reader.whole(decode(body))
+        reader.whole(decode_answer(body))
         return reader.answer()
 
     def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
@@ -104,7 +104,7 @@ class MessagesReader(EventReader):
         """See `EventReader.read`."""
         if data == b"[DONE]":
             return Verdict.LAST
-        value = decode(data)
+        value = decode_answer(data)
         if not isinstance(value, dict):
             return Verdict.PASS
         match value.get("type"):

@@ -12,7 +12,7 @@ from gateway.core.message import encode
 from gateway.core.values import dataclass
 from gateway.dialects import openai_errors
 from gateway.dialects.base import MAX_TOOLS, Answer, Call, EventReader, Verdict
-from gateway.dialects.fields import UNREADABLE, Fields, decode
+from gateway.dialects.fields import UNREADABLE, Fields, decode, decode_answer
 from gateway.dialects.gathered import Gathered
 from gateway.dialects.texts import texts_of_fields
 
@@ -288,7 +288,7 @@ def _decode_payload(data: bytes) -> _Payload | None:
     except UNREADABLE:
         pass
     # A part of it is not of the documented type, or a number no double holds: read what can be read.
-    value = decode(data)
+    value = decode_answer(data)
     if not isinstance(value, dict):
         return None
     raw_choices = value.get("choices")

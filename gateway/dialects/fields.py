@@ -19,6 +19,8 @@ AnyFields = Mapping[str, bytes | msgspec.Raw]
 _ANY_DECODER: Final = msgspec.json.Decoder()
 #: of a number that anybody means
 _MOST_DIGITS: Final = 400
+#: what may stand before a value
+_BLANK: Final = " \t\r\n\0"
 #: raised for what is no JSON, also where it is no text
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 #: top-level fields of a body; no API has a hundred
@@ -186,9 +188,28 @@ def decode(raw: bytes | msgspec.Raw) -> Any:
         return None
 
 
+def decode_answer(raw: bytes) -> Any:
+    """The same of an answer, also where it has a flaw that clients read over; None where it holds a second value.
+
+    A byte order mark, raw control characters in a text, bytes behind the value: it says what it says all the same.
+    """
+    value = decode(raw)
+    if value is not None:
+        return value
+    text = bytes(raw).decode("utf-8-sig", "replace").lstrip(_BLANK)
+    try:
+        value, end = _LENIENT_DECODER.raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return None if text.find("{", end) >= 0 else value
+
+
 def _int(digits: str) -> int | None:
     """A whole number; none of so many digits that Python does not read them."""
     return int(digits) if len(digits) < _MOST_DIGITS else None
+
+
+_LENIENT_DECODER: Final = json.JSONDecoder(strict=False, parse_int=_int)
 
 
 def string_field(fields: Fields, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What can be read of a JSON answer of which not all is there: it broke off, or is too long to be read.
+"""What can be read of a JSON answer of which not all is there, or not all can be read.
 
 The usage that it reports counts as in a whole one. Without it texts are weighed, as far as they can be told from
 numbers and pictures: the bytes of a vector or of an image are no tokens.
@@ -13,6 +13,7 @@ from typing import Final
 
 from gateway.core.counting.heuristic import estimate_tokens
 from gateway.dialects.base import Answer, Dialect
+from gateway.dialects.fields import decode_answer
 
 #: bytes in which texts are looked for
 _LOOKED_AT: Final = 1024 * 1024
@@ -31,6 +32,7 @@ _USAGE: Final = b'"usage"'
 _TRAILING: Final = 64
 #: how many of those are tried, the last one first
 _TRIES: Final = 8
+_NOTHING: Final = Answer()
 _decoder: Final = json.JSONDecoder()
 
 
@@ -54,6 +56,14 @@ class Glimpse:
     def answer(self) -> Answer:
         """What it says."""
         return _seen(self._dialect, bytes(self._head), bytes(self._tail), has_texts=self._has_texts)
+
+
+def read_whole(dialect: Dialect, body: bytes, *, has_texts: bool) -> Answer:
+    """What a whole answer says; see `Glimpse`. One whose JSON has a flaw is billed, and some clients read over it."""
+    answer = dialect.answer(body)
+    if answer != _NOTHING or not body.lstrip(_BEFORE).startswith((b"{", b"[")) or decode_answer(body) is not None:
+        return answer
+    return _seen(dialect, body[:_LOOKED_AT], body, has_texts=has_texts)
 
 
 def glimpsed(dialect: Dialect, body: bytes, *, has_texts: bool) -> Answer:

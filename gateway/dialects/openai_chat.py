@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from gateway.core.message import encode, text_parts
 from gateway.dialects.base import Call
 from gateway.dialects.choices import CHAT_FORM, ChoicesDialect, asks_for_usage, usage_wish
-from gateway.dialects.fields import decode, flag_field, join, messages_field, model_field, read_fields
+from gateway.dialects.fields import decode_answer, flag_field, join, messages_field, model_field, read_fields
 from gateway.dialects.opening import opening_items
 
 
@@ -62,7 +62,7 @@ def completion_request(model: str, messages: Sequence[Mapping[str, object]], lim
 
 def completion_text(body: bytes) -> str | None:
     """The text of a whole answer; None where there is none, or the model or its provider would not give it."""
-    value = decode(body)
+    value = decode_answer(body)
     choices = value.get("choices") if isinstance(value, dict) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict) or choice.get("finish_reason") == "content_filter":

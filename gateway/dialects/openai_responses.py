@@ -9,7 +9,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.message import encode
 from gateway.dialects import openai_errors
 from gateway.dialects.base import Answer, Call, EventReader, Verdict, named_event, plain_before
-from gateway.dialects.fields import decode, flag_field, join, read_fields, string_field
+from gateway.dialects.fields import decode_answer, flag_field, join, read_fields, string_field
 from gateway.dialects.gathered import Gathered
 from gateway.dialects.opening import opening_items, opening_text
 from gateway.dialects.reported import Reported
@@ -92,7 +92,7 @@ class OpenAIResponses:
     def answer(self, body: bytes) -> Answer:
         """See `Dialect.answer`."""
         reader = ResponsesReader(None, lambda: 0)
-        reader.whole(decode(body))
+        reader.whole(decode_answer(body))
         return reader.answer()
 
     def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
@@ -144,7 +144,7 @@ class ResponsesReader(EventReader):
         """See `EventReader.read`."""
         if data == b"[DONE]":
             return Verdict.LAST
-        value = decode(data)
+        value = decode_answer(data)
         if not isinstance(value, dict):
             return Verdict.PASS
         kind = value.get("type")
@@ -258,7 +258,7 @@ class ResponsesReader(EventReader):
     def cut_short(self) -> bytes:
         """See `EventReader.cut_short`. The events that end each item and say all of it again are left out."""
         self._gathered.ended("max_output_tokens")
-        known = decode(self._begun)["response"] if self._begun is not None else {}
+        known = decode_answer(self._begun)["response"] if self._begun is not None else {}
         try:
             return self._ended(known, self._delivered.items())
         except RecursionError:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.dialects import anthropic_errors, openai_errors
 from gateway.dialects.base import Answer, Call, EventReader, Verdict, plain_before
-from gateway.dialects.fields import decode, flag_field, read_fields, string_field
+from gateway.dialects.fields import decode_answer, flag_field, read_fields, string_field
 from gateway.dialects.gathered import Gathered
 from gateway.dialects.texts import beyond, texts_of_fields
 
@@ -129,7 +129,7 @@ class PassThroughReader(EventReader):
         """See `EventReader.read`."""
         if data == _END:
             return Verdict.LAST
-        value = decode(data)
+        value = decode_answer(data)
         if not isinstance(value, dict):
             return Verdict.PASS
         self._envelope(value, input_side_only=False)

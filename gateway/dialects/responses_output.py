@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import Any, Final
 
 from gateway.core.values import dataclass
-from gateway.dialects.fields import decode
+from gateway.dialects.fields import decode_answer
 
 #: bytes of output that are kept of one stream, items of it, and texts of an item
 MAX_KEPT: Final = 1024 * 1024
@@ -67,7 +67,7 @@ class _Item:
 
     def value(self) -> dict[str, object]:
         """The item as far as it came."""
-        found = decode(self.event) if self.event is not None else None
+        found = decode_answer(self.event) if self.event is not None else None
         item = dict(found["item"]) if found is not None else dict(self.bare)
         if self.is_done:
             return item

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.dialects import CHAT, endpoint
 from gateway.dialects.base import Answer
-from gateway.dialects.glimpsed import Glimpse, glimpsed
+from gateway.dialects.glimpsed import Glimpse, glimpsed, read_whole
 from gateway.dialects.passthrough import PassThrough
 
 USAGE = {"prompt_tokens": 100, "completion_tokens": 40, "total_tokens": 140}
@@ -101,3 +101,44 @@ def test_what_says_nothing_of_usage_is_taken_for_none() -> None:
 def test_what_is_no_json_is_text() -> None:
     assert glimpsed(CHAT, b"x" * 20_000, has_texts=True).output_estimate == 5_000
     assert glimpsed(CHAT, b"x" * 20_000, has_texts=False).output_estimate == 0
+
+
+FLAWED = {
+    "a byte order mark": lambda body: b"\xef\xbb\xbf" + body,
+    "bytes behind it": lambda body: body + b"\r\n0\r\n",
+    "a zero behind it": lambda body: body + b"\0",
+    "a comma too many": lambda body: body[:-1] + b",}",
+    "a raw line end": lambda body: body.replace(b"hello", b"hel\nlo"),
+    "nested deep": lambda body: body[:-1] + b',"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "a second object": lambda body: body[:-1] + b"}\n" + body,
+}
+
+
+@pytest.mark.parametrize("flaw", FLAWED)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", chat("hello" * 40, usage=USAGE)),
+        ("completions", json.dumps({"choices": [{"text": "hello" * 40}], "usage": USAGE}).encode()),
+        ("messages", json.dumps({"content": [{"type": "text", "text": "hello" * 40}], "usage": USAGE}).encode()),
+        (
+            "responses",
+            json.dumps({"output": [{"content": [{"type": "t", "text": "hello" * 40}]}], "usage": USAGE}).encode(),
+        ),
+        ("rerank", json.dumps({"content": "hello" * 40, "usage": USAGE}).encode()),
+    ],
+)
+def test_a_whole_one_with_a_flaw_is_read(path: str, body: bytes, flaw: str) -> None:
+    dialect = endpoint("POST", path).dialect
+    flawed = FLAWED[flaw](body)
+    assert told(read_whole(dialect, flawed, has_texts=True)) == (100, 40)
+    bare = FLAWED[flaw](body.replace(b'"usage"', b'"none"'))
+    assert told(read_whole(dialect, bare, has_texts=True)) is None
+    assert read_whole(dialect, bare, has_texts=True).output_estimate >= 50
+
+
+def test_a_whole_one_that_is_no_json_or_says_nothing_is_not_searched() -> None:
+    images = endpoint("POST", "images/generations").dialect
+    picture = json.dumps({"created": 1, "data": [{"b64_json": "x", "text": "hello"}]}).encode()
+    for body in (b"", b"{}", b"null", b"<html>hello</html>", picture):
+        assert read_whole(images, body, has_texts=True) == Answer()
