@@ -37,6 +37,8 @@ class _Choice(msgspec.Struct, gc=False):
     text: Any = None
     finish_reason: Any = None
     index: Any = 0
+    #: Moonshot's, beside or in the place of that of the chunk
+    usage: Any = None
 
 
 class _Payload(msgspec.Struct, gc=False):
@@ -183,7 +185,13 @@ class ChoicesReader:
             return None
         choice = choices[0]
         part, index = choice.delta, choice.index
-        if part is None or type(part.content) is not str or type(index) is not int or index not in self._running:
+        if (
+            choice.usage is not None
+            or part is None
+            or type(part.content) is not str
+            or type(index) is not int
+            or index not in self._running
+        ):
             return None
         if not payload.usage is payload.x_groq is payload.error is choice.finish_reason is part.tool_calls is None:
             return None
@@ -213,6 +221,8 @@ class ChoicesReader:
 
     def _choice(self, choice: _Choice) -> None:
         gathered, index = self._gathered, choice.index
+        if choice.usage is not None:
+            gathered.usage.add(choice.usage)
         number, name = (index, index) if type(index) is int else (0, str(index))
         if self._first is None or number < self._first:
             self._first = number
@@ -302,6 +312,5 @@ def _lenient_choice(item: object) -> _Choice:
         return _Choice()
     part = item.get("delta") or item.get("message")
     delta = _Delta(**{name: part.get(name) for name in _Delta.__struct_fields__}) if isinstance(part, dict) else None
-    return _Choice(
-        delta=delta, text=item.get("text"), finish_reason=item.get("finish_reason"), index=item.get("index", 0)
-    )
+    named = {name: item.get(name) for name in ("text", "finish_reason", "usage")}
+    return _Choice(delta=delta, index=item.get("index", 0), **named)

@@ -141,6 +141,7 @@ class PassThroughReader(EventReader):
         choices = value.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict):
+                self._gathered.usage.add(choice.get("usage"))
                 self._said(choice)
                 self._said(choice.get("delta"))
                 self._said(choice.get("message"))

@@ -39,6 +39,41 @@ def delta(**fields: object) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": fields}]}
 
 
+def usage(prompt: int, output: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+
+
+def stream(*chunks: object, drop_usage: bool = True) -> tuple[bytes, Answer]:
+    """What of a stream passes that comes in one piece, and what is read of it."""
+    events = [b"data: " + json.dumps(one, separators=(",", ":")).encode() + b"\n\n" for one in chunks]
+    meter = StreamMeter(CHAT.reader(call(), drop_usage=drop_usage))
+    return meter.feed(b"".join(events)) + meter.close(), meter.answer()
+
+
+def spoken(text: str, **more: object) -> dict[str, Any]:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": None, **more}
+    return {"id": "c", "model": "m", "choices": [choice]}
+
+
+@pytest.mark.parametrize("last", [{"finish_reason": "stop"}, {}])
+@pytest.mark.parametrize("beside", [[], [{"id": "c", "model": "m", "choices": [], "usage": usage(50, 9)}]])
+def test_usage_of_a_choice_is_read_once_and_passes(last: dict[str, str], beside: list[dict[str, Any]]) -> None:
+    said = [spoken("a"), spoken("b"), spoken("c", usage=usage(50, 8)), spoken("d", usage=usage(50, 9), **last)]
+    passed, answer = stream(*said, *beside)
+    assert answer.usage is not None
+    assert (answer.usage.input_tokens, answer.usage.output_tokens, answer.usage.total_tokens) == (50, 9, 59)
+    assert passed.count(b'"usage"') == 2, "nobody but the provider says it there"
+
+
+def test_usage_of_a_choice_is_read_where_a_number_of_it_is_none() -> None:
+    answer = answer_to(
+        {"choices": [{"delta": {"content": 7}, "usage": {**usage(50, 9), "cached_tokens": 20}}], "id": 1}
+    )
+    assert answer.usage is not None
+    assert (answer.usage.input_tokens, answer.usage.output_tokens, answer.usage.cache_read_tokens) == (50, 9, 20)
+    assert answer_to({"choices": [{"message": {}, "usage": "many"}, 7]}).usage is None
+
+
 # --- reading a request ------------------------------------------------------------------------------------------------------
 
 

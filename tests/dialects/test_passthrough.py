@@ -223,6 +223,13 @@ def test_an_error_event_is_noted(event: dict[str, Any]) -> None:
     assert answer_to(event).error
 
 
+def test_usage_of_a_choice_is_read() -> None:
+    usage = {"prompt_tokens": 5, "completion_tokens": 2}
+    reported = PassThrough("x").answer(json.dumps({"choices": [{"delta": {}, "usage": usage}]}).encode()).usage
+    assert reported is not None
+    assert (reported.input_tokens, reported.output_tokens) == (5, 2)
+
+
 DELTA = b'event: d\ndata: {"type":"content_block_delta","delta":{"text":"hi"}}\n\n'
 DONE = b"data: [DONE]\n\n"
 
