@@ -2,7 +2,8 @@
 
 The rules, each from recorded answers: the last word counts, field by field; null never erases; a running total on
 every chunk is not added up; details are parts of their parent; `total_tokens` is the provider's own; zero is zero and
-absent is absent. Values that are no count (text, booleans, negatives, NaN) read as absent, huge ones are cut to 2^53.
+absent is absent, but nothing but zeros erases nothing. Values that are no count (text, booleans, negatives, NaN) read
+as absent, huge ones are cut to 2^53.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ _CACHE_WRITE: Final = (
     "cache_creation_input_tokens",
 )
 _INPUT: Final = frozenset(("prompt_tokens", "input_tokens", *_CACHE_READ, *_CACHE_WRITE))
+_OUTPUT: Final = ("completion_tokens", "output_tokens")
 _REASONING: Final = (
     "completion_tokens_details.reasoning_tokens", "output_tokens_details.reasoning_tokens",
     "output_tokens_details.thinking_tokens", "reasoning_tokens",
@@ -120,13 +122,29 @@ class UsageReader:
             fields.pop("output_tokens", None)
             if not any(fields.values()):
                 return
-        elif "cost" in usage:
-            self._cost_usd = _cost(usage) if usage["cost"] is not None else self._cost_usd
+        elif self._is_empty_end(fields):
+            self._take_cost(usage, unless_zero=True)
+            return
+        else:
+            self._take_cost(usage)
         inputs = [fields[name] for name in _INPUT & fields.keys()]
         if inputs and not any(inputs):
             # Some end with zeros where there is nothing to add to what they began with.
             fields = {name: number for name, number in fields.items() if name not in _INPUT or name not in self._fields}
         self._fields.update(fields)
+
+    def _is_empty_end(self, fields: Mapping[str, int]) -> bool:
+        """Whether these are the zeros with which some streams end; that of a side which alone is missing is none."""
+        if not fields or any(fields.values()) or not any(self._fields.values()):
+            return False
+        said = self.reported()
+        is_missing = said is None or said.output_tokens is None
+        return not (is_missing and fields.keys().isdisjoint(_INPUT) and not fields.keys().isdisjoint(_OUTPUT))
+
+    def _take_cost(self, usage: Mapping[str, object], *, unless_zero: bool = False) -> None:
+        said = usage.get("cost")
+        if said is not None and (said or not unless_zero):
+            self._cost_usd = _cost(usage)
 
     def reported(self) -> Reported | None:
         """All that was said, or None where nothing was."""
@@ -138,7 +156,7 @@ class UsageReader:
 
 
 def _reported(fields: Mapping[str, int], cost_usd: Decimal | None = None) -> Reported | None:
-    output_tokens = _first(fields, ("completion_tokens", "output_tokens"))
+    output_tokens = _first(fields, _OUTPUT)
     total = fields.get("total_tokens")
     read = _first(fields, _CACHE_READ) or 0
     write = _first(fields, _CACHE_WRITE) or 0

@@ -135,6 +135,47 @@ def test_zero_is_zero() -> None:
     assert found.complete(50, 60) == (Usage(), "provider")
 
 
+ZEROS = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"prompt_tokens": 50, "completion_tokens": 7, "total_tokens": 57}, (50, 7, 57)),
+        ({"input_tokens": 50, "output_tokens": 7}, (50, 7, 57)),
+        ({"total_tokens": 57}, (57, 0, 57)),
+        ({"prompt_tokens": 50, "total_tokens": 50}, (50, 0, 50)),
+        ({"prompt_tokens": 50}, (50, 1_000_000, 1_000_050)),
+        ({"completion_tokens": 7}, (1_000_000, 7, 1_000_007)),
+    ],
+)
+@pytest.mark.parametrize("zeros", [ZEROS, {**ZEROS, "prompt_tokens_details": {"cached_tokens": 0}, "cost": 0}])
+def test_zeros_that_close_a_stream_erase_nothing(
+    said: dict[str, int], expected: tuple[int, int, int], zeros: dict[str, Any]
+) -> None:
+    assert sides(said, zeros, zeros) == expected
+    found = read({**said, "cost": 0.5}, zeros)
+    assert found is not None
+    assert found.cost_usd == Decimal("0.5")
+
+
+def test_zeros_at_the_beginning_are_the_first_word() -> None:
+    said = {"prompt_tokens": 50, "completion_tokens": 7, "total_tokens": 57}
+    assert sides(ZEROS, ZEROS, said, ZEROS) == (50, 7, 57)
+
+
+def test_a_zero_of_the_side_that_is_missing_is_its_count() -> None:
+    assert sides({"input_tokens": 50}, {"output_tokens": 0}) == (50, 0, 50)
+    assert sides({"input_tokens": 50, "output_tokens": 7}, {"output_tokens": 0}) == (50, 7, 57)
+    assert sides({"output_tokens": 7}, {"completion_tokens": 0}) == (1_000_000, 7, 1_000_007)
+
+
+def test_a_cost_beside_zeros_at_the_end_is_read() -> None:
+    found = read({"prompt_tokens": 50, "completion_tokens": 7}, {**ZEROS, "cost": 0.5})
+    assert found is not None
+    assert (found.output_tokens, found.cost_usd) == (7, Decimal("0.5"))
+
+
 @pytest.mark.parametrize(
     ("reported", "expected", "source"),
     [
