@@ -30,8 +30,8 @@ _VERSION: Final = re.compile(r"[-@:](?:\d{4}-\d\d-\d\d|\d{4}|\d{6}|\d{8}|latest)
 class Records:
     """Makes records.
 
-    `cached_weight`: what a token counts that the provider had cached; `estimate_missing`: whether usage that no
-    provider reports is estimated; `cost_reporters`: providers that say what a call costs.
+    `cached_weight`: what a token counts that the provider had cached; `estimate_missing`: whether a side of which
+    nothing is reported is estimated, or counts as nothing; `cost_reporters`: providers that say what a call costs.
     """
 
     def __init__(
@@ -119,18 +119,23 @@ class Records:
             return None
         reported = answer.usage
         if reported is not None and reported.has_tokens:
-            input_missing = reported.input_tokens is None
-            usage, source = reported.complete(input_estimate(progress) if input_missing else 0, answer.output_estimate)
+            usage, source = reported.complete(*self._estimates(progress, answer))
             return Charge(usage, source, self._cost(progress, usage, answer))
         failed_empty = answer.error and not answer.output_estimate
         # A stream of events on a path nobody knows is a model's answer all the same.
         unknown_stream = progress.is_event_stream and answer.output_estimate > 0
         if failed_empty or not (endpoint.estimated or unknown_stream):
             return None
-        if not self._estimate_missing:
-            return Charge(Usage(), "estimated", self._told(progress.route, answer) or Decimal(0))
-        usage = Usage.of(input_estimate(progress), answer.output_estimate)
+        usage = Usage.of(*self._estimates(progress, answer))
         return Charge(usage, "estimated", self._cost(progress, usage, answer))
+
+    def _estimates(self, progress: Progress, answer: Answer) -> tuple[int, int]:
+        """Tokens of the sides of which nothing was reported; of one that was, whatever."""
+        if not self._estimate_missing:
+            return 0, 0
+        reported = answer.usage
+        is_known = reported is not None and reported.input_tokens is not None
+        return 0 if is_known else input_estimate(progress), answer.output_estimate
 
     def _spent(self, progress: Progress, charge: Charge | None, answer: Answer) -> Amount:
         """What is taken from budgets: of a service tier with unknown prices, no less than of the standard one."""

@@ -100,6 +100,21 @@ def test_without_a_report_it_is_estimated_or_counted_as_nothing_as_the_settings_
     assert (nothing.usage.total_tokens, nothing.cost_usd) == (0, Decimal(0))
 
 
+def test_a_side_alone_that_was_not_reported_counts_as_nothing_where_the_settings_say_so(world: World) -> None:
+    zero = records(estimate_missing=False)
+    for reported, tokens in ((Reported(50, None, None), (50, 0)), (Reported(None, 5, None), (0, 5))):
+        charge = zero.of(answered(world, Answer(reported, output_estimate=7))).charge
+        assert charge is not None
+        assert (charge.usage.input_tokens, charge.usage.output_tokens, charge.source) == (*tokens, "mixed")
+
+
+def test_what_counts_as_nothing_has_no_cost_where_the_price_is_not_known(world: World) -> None:
+    made = Records(lambda _: ModelFacts(), lambda: 7.0, cached_weight=1.0, estimate_missing=False)
+    charge = made.of(answered(world, Answer(output_estimate=7))).charge
+    assert charge is not None
+    assert (charge.usage.total_tokens, charge.cost_usd) == (0, None)
+
+
 @pytest.mark.parametrize(
     ("given", "tokens"), [([7] * 4_000, 4_000), ([[7] * 50, [7] * 30], 80), (["four" * 6, [7]], 7)]
 )

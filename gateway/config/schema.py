@@ -445,7 +445,7 @@ class Sessions(_Section):
         "comment", description="Totals in a last comment line of each stream."
     )
     usage_missing: Literal["estimate", "zero"] = Field(
-        "estimate", description="What a call costs whose usage nobody reported."
+        "estimate", description="What a side of a call counts of which no usage is reported."
     )
 
     @field_validator("id_headers")
