@@ -16,7 +16,7 @@ from gateway.core.forwarding import header, masked, response_headers
 from gateway.core.ports import Headers, UpstreamReply
 from gateway.core.spending import Allowance
 from gateway.core.usage import Charge, Totals
-from gateway.dialects.base import Call, StreamMeter
+from gateway.dialects.base import Answer, Call, StreamMeter
 from gateway.dialects.glimpsed import Glimpse, glimpsed, read_whole
 from gateway.progress import Progress
 from gateway.upstream.pieces import chain, check_packing, for_a_while, is_packed, unpacked
@@ -243,8 +243,13 @@ class Answers:
     # --- passed on unread --------------------------------------------------------------------------------------
 
     async def _unread(self, progress: Progress, answer: UpstreamReply, pieces: AsyncIterator[bytes]) -> Reply:
-        """Files, audio, images."""
-        reply = await self._as_it_comes(progress, answer, pieces)
+        """Files, audio, images; what is a text is weighed on its way, as that of a transcription."""
+        glimpse = None
+        if progress.incoming.endpoint.metered and not _is_embeddings(progress):
+            is_text = header(answer.headers, b"content-type").lower().startswith(b"text/")
+            glimpse = Glimpse(progress.dialect, has_texts=True) if is_text else None
+            progress.reader = glimpse.answer if glimpse is not None else _not_seen
+        reply = await self._as_it_comes(progress, answer, pieces, glimpse)
         length = header(answer.headers, b"content-length")
         if length and not is_packed(answer):
             reply.headers.append((b"content-length", length))
@@ -324,6 +329,10 @@ async def read_error(answer: UpstreamReply) -> bytes:
 
 def _is_embeddings(progress: Progress) -> bool:
     return progress.incoming.endpoint.operation == _EMBEDDINGS
+
+
+def _not_seen() -> Answer:
+    return Answer(is_seen=False)
 
 
 def _pieces(answer: UpstreamReply) -> AsyncIterator[bytes]:

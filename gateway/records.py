@@ -138,13 +138,33 @@ class Records:
         return 0 if is_known else input_estimate(progress), answer.output_estimate
 
     def _spent(self, progress: Progress, charge: Charge | None, answer: Answer) -> Amount:
-        """What is taken from budgets: of a service tier with unknown prices, no less than of the standard one."""
-        prices = self._prices(progress, answer) if charge is not None and charge.cost_usd is None else []
-        if charge is not None and prices:
+        """What is taken from budgets: where the cost is not known, no less than what is known of it."""
+        if charge is None or charge.cost_usd is not None:
+            return spent_by(charge, self._cached_weight)
+        prices = self._prices(progress, answer)
+        if prices:
             tier = as_name(answer.service_tier or "")
             progress.notes.setdefault("price", f'not known of the service tier "{tier}", which is a dearer one')
             charge = replace(charge, cost_usd=max(standard_cost(charge.usage, price) for price in prices))
-        return spent_by(charge, self._cached_weight)
+        spent, hold = spent_by(charge, self._cached_weight), progress.taken.hold if progress.taken is not None else None
+        if hold is None or self._is_input_seen(progress, answer):
+            return spent
+        # Of a form nothing is known but its size, and by that it was held.
+        return spent._replace(nano_usd=max(spent.nano_usd, hold.fixed.nano_usd))
+
+    def _is_input_seen(self, progress: Progress, answer: Answer) -> bool:
+        """Whether the input is known, or can be estimated: a form or a file is not looked into."""
+        reported, call = answer.usage, progress.call
+        if (reported is not None and reported.input_tokens is not None) or not self._estimate_missing:
+            return True
+        return call is None or bool(call.fields) or not call.body
+
+    def _is_output_seen(self, progress: Progress, answer: Answer) -> bool:
+        """The same of the output: sound and pictures are not weighed."""
+        reported = answer.usage
+        if (reported is not None and reported.output_tokens is not None) or not self._estimate_missing:
+            return True
+        return answer.is_seen or not progress.response_bytes
 
     def _told(self, route: Route, answer: Answer) -> Decimal | None:
         """What the call costs on the word of its provider."""
@@ -155,6 +175,9 @@ class Records:
         told = self._told(progress.route, answer)
         if told is not None:
             return told
+        if not (self._is_input_seen(progress, answer) and self._is_output_seen(progress, answer)):
+            progress.notes["price"] = "not known of sound, pictures or files whose usage was not reported"
+            return None
         others = Decimal(0)
         for name, part in answer.usage.named if answer.usage is not None else ():
             if name != answer.model:

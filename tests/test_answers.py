@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from decimal import Decimal
+from math import ceil
 
 import pytest
 
 from gateway.answers import MAX_WHOLE_ANSWER
 from gateway.calls import SessionPolicy
 from gateway.core.errors import UpstreamProtocolError
-from gateway.core.ledger import Claim
+from gateway.core.ledger import Claim, Limits
 from gateway.core.ports import LOST
+from gateway.core.spending import BudgetPolicy
 from tests.support.fakes import JSON, KEY, SSE, STREAM, FakeReply, World
 from tests.support.scripted import DONE, chunk, completion, usage_chunk
 
@@ -280,3 +283,66 @@ async def test_a_refusal_of_the_provider_is_passed_on_with_the_totals_and_costs_
     assert body == b'{"error":"slow down"}'
     assert reply.totals is not None
     assert reply.totals.total_tokens == 15
+
+
+# --- sound and pictures -------------------------------------------------------------------------------------------
+
+
+FORM = (
+    b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nq-x\r\n--b\r\n\r\n' + b"\0" * 9_000 + b"\r\n--b--\r\n"
+)
+FORM_HEADERS = [(b"x-session-id", b"s"), (b"content-type", b"multipart/form-data; boundary=b")]
+SPEECH = b'{"model":"q-x","input":"say this"}'
+USAGE = b', "usage": {"input_tokens": 50, "output_tokens": 7}}'
+
+
+async def charged(world: World, path: str, body: bytes, kind: bytes, answer: bytes) -> tuple[int, int, Decimal | None]:
+    world.upstream.answer = lambda _: FakeReply(headers=[(b"content-type", kind)], pieces=[answer[:9], answer[9:]])
+    headers = {"headers": FORM_HEADERS} if body is FORM else {}
+    _, came = await world.call(world.incoming(body, path, **headers))
+    assert came == answer
+    charge = world.record.charge
+    assert charge is not None
+    return charge.usage.input_tokens, charge.usage.output_tokens, charge.cost_usd
+
+
+@pytest.mark.parametrize("kind", [b"audio/mpeg", b"application/octet-stream"])
+async def test_what_sound_costs_is_not_known(world: World, kind: bytes) -> None:
+    tokens_in, tokens_out, usd = await charged(world, "audio/speech", SPEECH, kind, b"\xff\xfb" * 900)
+    assert (tokens_in > 0, tokens_out, usd) == (True, 0, None)
+    assert (await world.store.totals(KEY)).unpriced_calls == 1
+    assert "sound" in world.record.notes["price"]
+    assert world.record.spent.nano_usd > 0, "of a budget no less is taken than is known"
+
+
+@pytest.mark.parametrize(
+    "answer", [b'{"data": [{"b64_json": "aGVsbG8="}]}', b'{"data": [{"url": "http://x"}]}', b'{"audio": "aGVsbG8="}']
+)
+async def test_nor_is_what_a_picture_costs(world: World, answer: bytes) -> None:
+    assert (await charged(world, "images/generations", SPEECH, b"application/json", answer))[1:] == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "output"),
+    [
+        (b"application/json", b'{"text": "' + b"word" * 100 + b'"}', 100),
+        (b"text/plain; charset=utf-8", b"word" * 100, 100),
+    ],
+)
+async def test_a_transcription_is_weighed_and_what_its_sound_costs_is_not_known(
+    kind: bytes, answer: bytes, output: int
+) -> None:
+    world = World(budget=BudgetPolicy(session=Limits(nano_usd=10**9)))
+    assert await charged(world, "audio/transcriptions", FORM, kind, answer) == (0, output, None)
+    hold = ceil(len(FORM) / 4) * 1_000
+    assert world.record.spent.nano_usd == max(hold, output * 10_000)
+
+
+async def test_media_whose_usage_is_reported_have_their_cost(world: World) -> None:
+    said = await charged(world, "audio/transcriptions", FORM, b"application/json", b'{"text": "words"' + USAGE)
+    assert said == (50, 7, Decimal("0.00012"))
+
+
+async def test_one_without_any_media_has_its_estimated_cost(world: World) -> None:
+    answer = b'{"results": [{"index": 0, "relevance_score": 0.5}]}'
+    assert (await charged(world, "rerank", SPEECH, b"application/json", answer))[2] == Decimal("0.000002")

@@ -56,6 +56,7 @@ class Answer:
     """What a dialect reads from an answer, streamed or not. `output_estimate`: tokens of the delivered text.
 
     `id`: under which its provider may keep it, where that is so in the format.
+    `is_seen`: False where it delivered sound or pictures that nobody here weighs.
     `sets`: of each of the tools the MCP server or namespace that it is one of, where the answer says so.
     """
 
@@ -68,6 +69,7 @@ class Answer:
     output_estimate: int = 0
     error: bool = False
     id: str | None = None
+    is_seen: bool = True
 
 
 class Verdict(enum.Enum):

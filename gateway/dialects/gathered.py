@@ -22,7 +22,7 @@ class Gathered:
 
     __slots__ = (
         *("_ids", "_model", "_output", "_sound", "_tools"),
-        *("error", "finish_reason", "id", "service_tier", "usage"),
+        *("error", "finish_reason", "id", "is_seen", "service_tier", "usage"),
     )
 
     def __init__(self) -> None:
@@ -30,6 +30,7 @@ class Gathered:
         self.finish_reason: str | None = None
         self.error = False
         self.id: str | None = None
+        self.is_seen = True
         self._model: str | None = None
         self.service_tier: str | None = None
         #: calls: the choice that makes them, the tool, and the set that it is one of
@@ -137,4 +138,5 @@ class Gathered:
             output_estimate=self.output_estimate,
             error=self.error,
             id=self.id,
+            is_seen=self.is_seen,
         )

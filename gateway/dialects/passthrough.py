@@ -30,6 +30,11 @@ _ENVELOPES: Final = ("response", "message", "x_groq")
 _DELTA_TEXTS: Final = ("content", "text", "thinking", "partial_json")
 #: where whole answers of them have it: Messages, Responses
 _WHOLE_TEXTS: Final = ("content", "output")
+#: that of a transcription or a translation; a stream of one says at its end all of it again
+_TRANSCRIPT: Final = "text"
+#: where an answer or an event has sound or a picture, and where one of several pictures is
+_MEDIA: Final = ("audio", "b64_json")
+_PICTURE: Final = ("b64_json", "url")
 
 
 class PassThrough:
@@ -145,11 +150,18 @@ class PassThroughReader(EventReader):
                 self._said(choice)
                 self._said(choice.get("delta"))
                 self._said(choice.get("message"))
-        for name in _WHOLE_TEXTS:
-            self._gathered.weigh(value.get(name))
+        self._whole(value)
         if value.get("error") is not None:
             self._gathered.error = True
         return Verdict.PASS
+
+    def _whole(self, value: dict[str, Any]) -> None:
+        for name in _WHOLE_TEXTS:
+            self._gathered.weigh(value.get(name))
+        if self._gathered.is_empty:
+            self._gathered.weigh(value.get(_TRANSCRIPT))
+        if _holds_media(value):
+            self._gathered.is_seen = False
 
     def _envelope(self, value: dict[str, Any], *, input_side_only: bool) -> None:
         self._gathered.usage.add(value.get("usage"), input_side_only=input_side_only)
@@ -176,3 +188,10 @@ class PassThroughReader(EventReader):
     def cut_short(self) -> bytes:
         """See `EventReader.cut_short`. None is known: these streams are never cut."""
         return b""
+
+
+def _holds_media(value: Mapping[str, Any]) -> bool:
+    data = value.get("data")
+    first = data[0] if isinstance(data, list) and data else None
+    is_picture = isinstance(first, dict) and any(isinstance(first.get(name), str) for name in _PICTURE)
+    return is_picture or any(isinstance(value.get(name), str) for name in _MEDIA)

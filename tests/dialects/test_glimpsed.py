@@ -138,7 +138,6 @@ def test_a_whole_one_with_a_flaw_is_read(path: str, body: bytes, flaw: str) -> N
 
 
 def test_a_whole_one_that_is_no_json_or_says_nothing_is_not_searched() -> None:
-    images = endpoint("POST", "images/generations").dialect
-    picture = json.dumps({"created": 1, "data": [{"b64_json": "x", "text": "hello"}]}).encode()
-    for body in (b"", b"{}", b"null", b"<html>hello</html>", picture):
-        assert read_whole(images, body, has_texts=True) == Answer()
+    ranked = json.dumps({"created": 1, "data": [{"score": 1, "document": {"text": "hello"}}]}).encode()
+    for body in (b"", b"{}", b"null", b"<html>hello</html>", ranked):
+        assert read_whole(endpoint("POST", "rerank").dialect, body, has_texts=True) == Answer()
