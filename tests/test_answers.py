@@ -165,6 +165,17 @@ async def test_nor_do_they_spoil_a_stream(world: World) -> None:
     assert spent(world) == ("provider", 10, 5)
 
 
+@pytest.mark.parametrize("is_asked", [True, False])
+async def test_usage_behind_the_end_mark_is_charged_and_shown_to_whoever_asked_for_it(
+    world: World, is_asked: bool
+) -> None:
+    body = STREAM[:-1] + b',"stream_options":{"include_usage":true}}' if is_asked else STREAM
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), DONE + usage_chunk()])
+    _, came = await world.call(world.incoming(body))
+    assert spent(world) == ("provider", 10, 5)
+    assert came == chunk("a") + b": 15\n\n" + DONE + (usage_chunk() if is_asked else b"")
+
+
 async def test_the_end_mark_is_out_only_after_the_settlement(world: World) -> None:
     world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), usage_chunk() + DONE])
     async with world.gateway.handle(world.incoming(STREAM)) as reply:

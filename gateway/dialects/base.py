@@ -134,7 +134,8 @@ class StreamMeter:
 
     def _pass(self, region: bytes) -> bytes:
         if self.ended:
-            self._hold(region)
+            for block in split_events(region):
+                self._hold(block)
             return b""
         plain = self._reader.plain_prefix(region)
         if plain:
@@ -158,9 +159,10 @@ class StreamMeter:
             self._held = block
         return verdict is Verdict.PASS
 
-    def _hold(self, after_end: bytes) -> None:
-        if len(self._held) < _HELD_BYTES:
-            self._held += after_end
+    def _hold(self, block: bytes) -> None:
+        """Keep what comes behind the end mark. Some say only there what the stream used."""
+        if self._read(block) is not Verdict.DROP and len(self._held) < _HELD_BYTES:
+            self._held += block
 
     def _catch_up(self) -> None:
         if self._unread:

@@ -504,8 +504,11 @@ def test_the_end_mark_and_what_follows_it_are_held_back_until_the_close() -> Non
     assert meter.feed(b"data: a\n\ndata: end\n\n: after\n\n") == b"data: a\n\n"
     assert meter.ended
     assert meter.feed(b"data: drop\n\n") == b""
-    assert meter.close() == b"data: end\n\n: after\n\ndata: drop\n\n"
-    assert reader.seen == [b"a", b"end"]
+    assert meter.feed(b"data: b\n\nda") == b""
+    assert meter.feed(b"ta: dr") == b""
+    assert meter.feed(b"op\n\ndata: drop") == b""
+    assert meter.close() == b"data: end\n\n: after\n\ndata: b\n\n"
+    assert reader.seen == [b"a", b"end", b"drop", b"b", b"drop", b"drop"]
 
 
 def test_a_stream_that_goes_on_after_its_end_mark_does_not_fill_the_memory() -> None:
