@@ -51,9 +51,8 @@ OURS: Final = frozenset(
 _NOT_SENT: Final = FRAMING | _PRIVATE | OURS
 _NOT_RETURNED: Final = _HOP_BY_HOP | {b"content-length", b"set-cookie", b"set-cookie2", b"alt-svc"}
 #: what only the gateway may say; another gateway behind this one says it of its own sessions
-_OUR_PREFIXES: Final = (
-    b"x-session-", b"x-context-", b"x-gateway-", b"x-token-usage", b"x-response-mode", b"access-control-",
-)  # fmt: skip
+OUR_NAMES: Final = (b"x-session-", b"x-context-", b"x-gateway-", b"x-token-usage", b"x-response-mode")
+_OUR_PREFIXES: Final = (*OUR_NAMES, b"access-control-")
 _UNSENDABLE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 #: what carries the credential
 AUTH_HEADER: Final[Mapping[AuthStyle, bytes]] = {

@@ -78,6 +78,20 @@ def split_events(region: bytes) -> list[bytes]:
     return [*blocks, last] if last else blocks
 
 
+def without_comments(region: bytes, names: tuple[bytes, ...]) -> bytes:
+    """These bytes less the events that are nothing but comments, each of which begins with one of these names."""
+    # What the cut of a CR LF left in front of one belongs to the event before it.
+    return b"".join(
+        [block if not _is_comment(block, names) else block[: block.startswith(b"\n")] for block in split_events(region)]
+    )
+
+
+def _is_comment(block: bytes, names: tuple[bytes, ...]) -> bool:
+    lines = [line for line in _LINE_END.split(block) if line]
+    is_whole = bool(lines) and block.endswith((b"\n", b"\r"))
+    return is_whole and all(line.startswith(b": ") and line.startswith(names, 2) for line in lines)
+
+
 def data_of_events(region: bytes) -> list[bytes]:
     """The data of each event of a region that ends with a blank line; events without data are left out."""
     if region.startswith(b"data: "):

@@ -11,14 +11,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from gateway.core.errors import GatewayError
+from gateway.core.forwarding import OUR_NAMES
 from gateway.core.message import encode
-from gateway.core.sse import EventBuffer, data_of_events, event_data, split_events
+from gateway.core.sse import EventBuffer, data_of_events, event_data, split_events, without_comments
 from gateway.core.values import dataclass
 from gateway.dialects.fields import Fields, write_fields
 from gateway.dialects.reported import Reported
 
 #: what may follow the end mark before `close`; more is nobody's answer
 _HELD_BYTES: Final = 64 * 1024
+#: how the totals begin that a gateway behind this one writes of its own sessions
+_OUR_COMMENT: Final = b": x-"
 #: events of a stream that may wait to be read
 _UNREAD_BYTES: Final = 64 * 1024
 #: tool calls of one answer that are remembered by name
@@ -112,6 +115,8 @@ class EventReader(Protocol):
 class StreamMeter:
     """Reads a stream on its way through. The bytes it returns are those that came in, less the dropped events.
 
+    Dropped as well is what another gateway says of its own sessions in comments, as its headers are.
+
     The end mark is held back, so that what the client takes for the end comes after the settlement. Events that surely
     pass are read later, many at once: a piece that waits for nothing reaches the client sooner, and reading a hundred
     events in one go costs a third of reading them one by one between other calls.
@@ -133,6 +138,8 @@ class StreamMeter:
         return self._pass(region) if region else region
 
     def _pass(self, region: bytes) -> bytes:
+        if _OUR_COMMENT in region:
+            region = without_comments(region, OUR_NAMES)
         if self.ended:
             for block in split_events(region):
                 self._hold(block)

@@ -511,6 +511,39 @@ def test_the_end_mark_and_what_follows_it_are_held_back_until_the_close() -> Non
     assert reader.seen == [b"a", b"end", b"drop", b"b", b"drop", b"drop"]
 
 
+OURS = b": x-session-usage-source: provider\n: x-token-usage: {}\n: x-session-cumulative-token-usage: {}\n\n"
+COMMENTED = [
+    (b"data: a\n\n" + OURS + b"data: end\n\n", b"data: a\n\ndata: end\n\n"),
+    (OURS + OURS + b"data: a\n\n" + OURS, b"data: a\n\n"),
+    (b"data: a\n\ndata: end\n\n" + OURS, b"data: a\n\ndata: end\n\n"),
+    (b"data: a\n\n" + OURS[:-1], b"data: a\n\n"),
+    *[
+        (kept, kept)
+        for kept in (
+            b": keep-alive\n\ndata: a\n\n: x-other: 1\n\n",
+            b": x-session-calls: 1\n: note\n\ndata: a\n\n",
+            b": x-session-calls: 1\ndata: a\n\n",
+            b"data: a: x-session-calls: 1\n\ndata: b\n\n",
+            b"data: a\n\n: x-session-calls",
+        )
+    ],
+]
+
+
+@pytest.mark.parametrize(("came", "kept"), COMMENTED)
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize("plain", [None, 1])
+def test_comments_of_a_gateway_behind_this_one_are_dropped_wherever_the_stream_is_cut(
+    came: bytes, kept: bytes, line_end: bytes, plain: int | None
+) -> None:
+    came, kept = came.replace(b"\n", line_end), kept.replace(b"\n", line_end)
+    cuts = [[came[:cut], came[cut:]] for cut in range(len(came))]
+    for pieces in [*cuts, [came[at : at + 1] for at in range(len(came))]]:
+        passed, tail, _ = meter_all(pieces, plain)
+        # Of a comment that ends within a CR LF the LF is left, which reads as nothing.
+        assert (b"".join(passed) + tail).lstrip(b"\n").replace(b"\r\n\n", b"\r\n") == kept
+
+
 def test_a_stream_that_goes_on_after_its_end_mark_does_not_fill_the_memory() -> None:
     meter = StreamMeter(Reader())
     meter.feed(b"data: end\n\n")

@@ -14,6 +14,7 @@ from gateway.client import Counts
 from gateway.mock import MockServer, Provider, ToolCall, Turn
 from tests.conftest import StartGateway
 from tests.support.conversations import TOOLS, agent
+from tests.support.formats import Format
 from tests.support.gateways import GatewayThread
 from tests.support.web import shown_usage
 
@@ -195,3 +196,18 @@ def test_a_summary_that_the_gateway_writes_is_in_the_same_totals(
     assert [call.model for call in mock.calls] == ["gpt-4o", "short-1", "gpt-4o"]
     assert usage_of(gateway, "main") == billed_by(mock)
     assert shown_usage(raw.headers["x-session-cumulative-token-usage"])[2] == mock.billed().total_tokens
+
+
+@pytest.mark.parametrize("wire", ["chat", "messages", "responses"])
+def test_of_a_gateway_behind_this_one_a_stream_says_no_totals(
+    mock_server: MockServer, gateway_server: StartGateway, wire: str
+) -> None:
+    inner = gateway_server(mock_server.url)
+    outer = gateway_server(inner.url)
+    form = Format(wire)
+    body = form.body([{"role": "user", "content": "hello"}], stream=True)
+    for gateway in (inner, outer):
+        reply = gateway.web.post(form.path, body, {"x-session-id": "s"})
+        assert reply.body.count(b": x-session-cumulative-token-usage") == 1
+    assert usage_of(outer, "s")[2] == 1
+    assert b": x-session-cumulative-calls: 1\n" in reply.body
