@@ -28,6 +28,8 @@ _CUT_ESCAPE: Final = re.compile(r"\\u[0-9a-fA-F]{0,3}\Z")
 #: what may stand before a value: a byte order mark, and blank space
 _BEFORE: Final = b"\xef\xbb\xbf \t\r\n"
 _USAGE: Final = b'"usage"'
+#: within a text the quotes would not stand so
+_PICTURE: Final = b'"b64_json"'
 #: of a whole answer: blank space behind it, at the most
 _TRAILING: Final = 64
 #: how many of those are tried, the last one first
@@ -79,7 +81,8 @@ def glimpsed(dialect: Dialect, body: bytes, *, has_texts: bool) -> Answer:
 def _seen(dialect: Dialect, head: bytes, end: bytes, *, has_texts: bool) -> Answer:
     usage = _last_usage(end) or _last_usage(head)
     answer = dialect.answer(b'{"usage":%b}' % usage) if usage is not None else Answer()
-    return replace(answer, output_estimate=int(_weight(head)) if has_texts else 0)
+    output = int(_weight(head)) if has_texts else 0
+    return replace(answer, output_estimate=output, is_seen=_PICTURE not in head)
 
 
 def _weight(head: bytes) -> float:

@@ -73,7 +73,9 @@ def test_numbers_and_pictures_are_no_tokens(cut: int) -> None:
     assert glimpsed(EMBEDDINGS, vector[:-cut], has_texts=False) == Answer()
     images = endpoint("POST", "images/generations").dialect
     picture = json.dumps({"created": 1, "data": [{"b64_json": "iVBORw0KGgo" * 20_000}]}).encode()
-    assert glimpsed(images, picture[:-cut], has_texts=True).output_estimate == 0
+    seen = glimpsed(images, picture[:-cut], has_texts=True)
+    assert (seen.output_estimate, seen.is_seen) == (0, False)
+    assert glimpsed(CHAT, chat('the "b64_json": "x"')[:-cut], has_texts=True).is_seen
 
 
 def test_of_a_long_one_the_beginning_and_the_end_are_enough() -> None:
