@@ -122,13 +122,15 @@ class StreamMeter:
     events in one go costs a third of reading them one by one between other calls.
     """
 
-    __slots__ = ("_buffer", "_held", "_reader", "_unread", "_unread_bytes", "ended")
+    __slots__ = ("_answer", "_buffer", "_held", "_reader", "_unread", "_unread_bytes", "ended")
 
     def __init__(self, reader: EventReader) -> None:
         self.ended = False
         self._reader = reader
         self._buffer = EventBuffer()
         self._held = b""
+        #: what nothing behind the end mark changes any more
+        self._answer: Answer | None = None
         self._unread: list[bytes] = []
         self._unread_bytes = 0
 
@@ -164,10 +166,11 @@ class StreamMeter:
         if verdict is Verdict.LAST:
             self.ended = True
             self._held = block
+            self._answer = _if_complete(self._reader.answer())
         return verdict is Verdict.PASS
 
     def _hold(self, block: bytes) -> None:
-        """Keep what comes behind the end mark. Some say only there what the stream used."""
+        """Keep what comes behind the end mark; what a stream used some say only there."""
         if self._read(block) is not Verdict.DROP and len(self._held) < _HELD_BYTES:
             self._held += block
 
@@ -188,6 +191,8 @@ class StreamMeter:
 
     def answer(self) -> Answer:
         """All that was read so far."""
+        if self._answer is not None:
+            return self._answer
         self._catch_up()
         return self._reader.answer()
 
@@ -200,6 +205,11 @@ class StreamMeter:
         """See `EventReader.cut_short`. What had come of an event that is not whole is left out."""
         self._catch_up()
         return self._reader.cut_short()
+
+
+def _if_complete(answer: Answer) -> Answer | None:
+    """An answer whose usage was reported, else None."""
+    return answer if answer.usage is not None and answer.usage.output_tokens is not None else None
 
 
 def plain_before(region: bytes, marks: Iterable[bytes]) -> int:
