@@ -26,6 +26,8 @@ _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
+#: of a request to a provider; a host of one's own is for one that is called by its address
+_WRITTEN: Final = FRAMING - {b"host"}
 #: of our own headers, those that may name a session
 _MAY_NAME_SESSIONS: Final = frozenset({b"x-session-id", b"x-request-id"})
 
@@ -348,7 +350,7 @@ class Provider(_Section):
         for name, text in value.items():
             if not _HEADER_NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is no header name")
-            if name.lower().encode() in FRAMING:
+            if name.lower().encode() in _WRITTEN:
                 raise ValueError(f"{name!r} is written by the gateway for each request; leave it out")
             if not _HEADER_VALUE.fullmatch(text):
                 raise ValueError(f"the value of {name!r} holds characters that no header may")

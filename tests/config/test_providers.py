@@ -22,12 +22,18 @@ def provider(**block: object) -> str:
     "name",
     [
         *("Connection", "keep-alive", "Proxy-Authorization", "te", "trailer", "Transfer-Encoding", "upgrade"),
-        *("Host", "content-length", "Accept-Encoding", "expect"),
+        *("content-length", "Accept-Encoding", "expect"),
     ],
 )
 def test_a_header_that_frames_requests_is_refused(name: str, problems: Problems) -> None:
     [problem] = problems(provider(headers={"x-a": "1", name: SECRET}))
     assert problem == f"providers.x.headers: {name!r} is written by the gateway for each request; leave it out"
+
+
+def test_a_provider_that_is_called_by_its_address_may_be_named_in_a_header(loaded: Load) -> None:
+    assert loaded(provider(headers={"Host": "inner.example"})).settings.providers["x"].headers == {
+        "host": "inner.example"
+    }
 
 
 @pytest.mark.parametrize(
