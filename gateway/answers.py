@@ -201,7 +201,7 @@ class Answers:
             progress.outcome, progress.fault = "upstream_broken", fault
             reply.broken = True
             await self._accounts.settle(progress)
-            tail = meter.close()
+            tail = meter.broken_off()
             yield tail + progress.dialect.error_event(fault, progress.incoming.request_id, meter.next_number())
             return
         tail = meter.close()

@@ -577,6 +577,27 @@ def test_an_event_that_no_blank_line_closes_is_read_at_the_end(rest: bytes, tail
     assert meter.ended == ended
 
 
+@pytest.mark.parametrize(
+    ("rest", "tail"),
+    [
+        (b"", b""),
+        (b'data: {"a":1}', b'data: {"a":1}\n\n'),
+        (b'event: x\r\ndata: {"a":1}\r\n', b'event: x\r\ndata: {"a":1}\n\n'),
+        (b'data: {"a":', b""),
+        (b'event: x\ndata: {"a":1,', b""),
+        (b"event: x\n", b""),
+        (b"da", b""),
+        (b": comm", b""),
+        (b"data: end", b"data: end\n\n"),
+        (b"data: drop", b""),
+    ],
+)
+def test_what_a_broken_stream_ends_with_spoils_no_event_behind_it(rest: bytes, tail: bytes) -> None:
+    meter = StreamMeter(Reader())
+    assert meter.feed(b"data: x\n\n" + rest) == b"data: x\n\n"
+    assert meter.broken_off() == tail
+
+
 def test_events_that_surely_pass_are_read_before_anyone_asks_for_the_answer() -> None:
     reader = Reader(plain=0)
     meter = StreamMeter(reader)
