@@ -243,9 +243,10 @@ class Answers:
     # --- passed on unread --------------------------------------------------------------------------------------
 
     async def _unread(self, progress: Progress, answer: UpstreamReply, pieces: AsyncIterator[bytes]) -> Reply:
-        """Files, audio, images; what is a text is weighed on its way, as that of a transcription."""
-        glimpse = None
-        if progress.incoming.endpoint.metered and not _is_embeddings(progress):
+        """Files, audio, images; the text of a transcription is weighed on its way."""
+        glimpse, endpoint = None, progress.incoming.endpoint
+        # In the place of a model's answer a text is a page of somebody's on the way.
+        if endpoint.metered and endpoint.wire is None and not _is_embeddings(progress):
             is_text = header(answer.headers, b"content-type").lower().startswith(b"text/")
             glimpse = Glimpse(progress.dialect, has_texts=True) if is_text else None
             progress.reader = glimpse.answer if glimpse is not None else _not_seen
