@@ -155,7 +155,7 @@ TESTED_ELSEWHERE = {
     "composing": "e2e/test_context.py",
 }
 #: tested as a whole from outside: the built-in provider over HTTP, the commands by what they print, a file by its text
-TESTED_AS_A_WHOLE = {"mock": "mock", "cli": "cli", "config": "test_config.py"}
+TESTED_AS_A_WHOLE = {"mock": "mock", "cli": "cli", "config": "config"}
 
 
 def imports(source: str) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 
@@ -12,7 +12,6 @@ import pytest
 
 from gateway.config import (
     BUILT_IN_ROUTES,
-    Loaded,
     data_folder,
     duration,
     is_loopback,
@@ -25,24 +24,9 @@ from gateway.config import (
     template,
 )
 from gateway.core.errors import ConfigError
+from tests.config.conftest import Load
 
 SECRET = "sk-hunter2-hunter2-hunter2"
-
-Load = Callable[..., Loaded]
-
-
-@pytest.fixture
-def loaded(tmp_path: Path) -> Load:
-    """Loads a text as gateway.yaml, with these variables and flags and no others."""
-
-    def run(
-        text: str = "", environment: Mapping[str, str] | None = None, flags: Mapping[str, object] | None = None
-    ) -> Loaded:
-        file = tmp_path / "gateway.yaml"
-        file.write_text(text, "utf-8")
-        return load(file, environment=environment or {}, flags=flags)
-
-    return run
 
 
 def problems_of(loaded: Load, text: str, environment: Mapping[str, str] | None = None) -> list[str]:
