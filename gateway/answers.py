@@ -211,7 +211,9 @@ class Answers:
         yield passed + await self._closing(progress, tail)
         # The end mark is out; whatever follows changes nothing, and reading it frees the connection for another call.
         async for piece in for_a_while(pieces, _AFTER_END_S):
-            yield piece
+            meter.feed(piece)
+        if behind := meter.close():
+            yield behind
 
     async def _no_events(
         self, progress: Progress, answer: UpstreamReply, begun: bytes, pieces: AsyncIterator[bytes]

@@ -33,6 +33,8 @@ TABLE: dict[type[GatewayError], tuple[int, str, str, str, bool, int | None]] = {
     errors.NotMetered: (400, "not_metered", "invalid_request_error", "invalid_request_error", False, None),
     errors.PriceUnknown: (400, "price_unknown", "invalid_request_error", "invalid_request_error", False, None),
     errors.UpstreamRefused: (502, "upstream_unreachable", "api_error", "api_error", True, None),
+    errors.UpstreamHungUp: (502, "upstream_unreachable", "api_error", "api_error", True, None),
+    errors.UpstreamBusy: (503, "upstream_busy", "overloaded_error", "overloaded_error", True, 1),
     errors.UpstreamOpenCircuit: (503, "upstream_open_circuit", "overloaded_error", "overloaded_error", True, 1),
     errors.UpstreamUnreachable: (502, "upstream_unreachable", "api_error", "api_error", True, None),
     errors.UpstreamProtocolError: (502, "upstream_protocol_error", "api_error", "api_error", True, None),
@@ -66,7 +68,7 @@ def test_every_error_a_caller_can_meet_is_in_the_table() -> None:
 
 def test_no_two_errors_share_a_code() -> None:
     # What is told apart for our own use is the same, to a caller.
-    inner = (errors.UpstreamRefused, errors.UpstreamUntranslated, errors.UpstreamNotAccepted)
+    inner = (errors.UpstreamRefused, errors.UpstreamHungUp, errors.UpstreamUntranslated, errors.UpstreamNotAccepted)
     codes = [kind.code for kind in TABLE if kind not in inner]
     assert len(set(codes)) == len(codes)
 

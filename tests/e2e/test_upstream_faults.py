@@ -260,15 +260,20 @@ def test_a_stream_without_an_end_mark_that_ends_as_http_does_is_whole(scripted: 
     assert not any("error" in event for event in answer.events)
 
 
-def test_what_follows_the_end_mark_changes_nothing_that_was_reported(scripted: Scripted, session: str) -> None:
+@pytest.mark.parametrize("pause_s", [0, 0.2])
+def test_what_follows_the_end_mark_changes_nothing_that_was_reported(
+    pause_s: float, scripted: Scripted, session: str
+) -> None:
     def script(connection: Connection) -> None:
         connection.send(SSE_HEAD + chunk("one") + usage_chunk(30, 4) + DONE)
+        time.sleep(pause_s)
         connection.send(usage_chunk(1000, 1000) + b"garbage \x00\xff\n\n" + DONE)
 
     answer = scripted.play(script).stream(session)
     assert answer.clean
     assert answer.totals == (30, 4, 34)
     assert b"1000" not in answer.body, "nobody asked for it"
+    assert b"garbage" in answer.body
     assert scripted.web.get(f"/api/sessions/{session}").json["calls"] == 1
 
 

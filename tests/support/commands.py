@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -76,6 +77,12 @@ class Commands:
         return path
 
 
+def _command_of(pid: str) -> str:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # one that has ended since
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
 class Serving:
     """`gateway serve …` in a process of its own, from its first line on."""
 
@@ -110,7 +117,7 @@ class Serving:
     def children(self) -> list[int]:
         """Its worker processes."""
         pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [int(pid) for pid in pids if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+        return [int(pid) for pid in pids if "spawn_main" in _command_of(pid)]
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
