@@ -19,6 +19,8 @@ from gateway.core.counting.tools import compact, strings_of
 Wire = Literal["chat", "responses", "messages", "completions"]
 #: characters of a tool's name that are kept: it stands in records
 _NAME_CHARACTERS: Final = 256
+#: the kinds of `Counts` that are tokens of what stands there, each once
+_SAID: Final = ("text", "result", "call", "thinking", "inline", "other")
 #: A decoded object is a dict, which is seen at once; to ask for a Mapping takes ten times as long.
 _OBJECT: Final = (dict, Mapping)
 
@@ -129,7 +131,7 @@ class _Tally:
         else:
             inner = _Tally(self.count)
             _parts(inner, content)
-            said, tokens = "\0".join(strings_of(content)), inner.sums.get("text", 0) + inner.sums.get("other", 0)
+            said, tokens = "\0".join(strings_of(content)), sum(inner.sums.get(kind, 0) for kind in _SAID)
             self.media += inner.media
         self.add("results", 1)
         self.add("result", tokens)

@@ -146,6 +146,17 @@ def test_images_in_a_result_are_images_and_its_text_is_the_results(words: Any) -
     assert (found.counts.result, found.counts.text, found.media, found.asks) == (2, 0, (Media("image"),), False)
 
 
+def test_all_that_stands_in_a_result_is_the_results(words: Any) -> None:
+    inner = [
+        {"type": "text", "text": "a b"},
+        {"type": "tool_result", "content": "c d e"},
+        {"type": "tool_use", "id": "1", "name": "look", "input": "f g"},
+        {"type": "thinking", "thinking": "h"},
+    ]
+    found = measure("messages", {"role": "user", "content": [{"type": "tool_result", "content": inner}]}, words)
+    assert counts(found) == {"result": 2 + 3 + 3 + 1, "results": 1, "messages": 1}
+
+
 @pytest.mark.parametrize("content", ["a b", [{"type": "text", "text": "a b"}]])
 def test_a_system_text_is_a_message_of_its_own(words: Any, content: Any) -> None:
     found = text_measure(content, words)
