@@ -145,7 +145,9 @@ def _files(value: object, depth: int = 0) -> Iterator[str]:
     if not isinstance(value, dict) or depth > _DEEPEST:
         return
     for name in _WITHIN:
-        yield from _files(value.get(name), depth)
+        inner = value.get(name)
+        # What stands there by itself is one level more, as what stands in a list.
+        yield from _files([inner] if isinstance(inner, dict) else inner, depth)
     kind = value.get("type")
     if isinstance(kind, str) and kind in _PARTS:
         yield from _named([value, *(inner for name in _HOLDERS if isinstance(inner := value.get(name), dict))])

@@ -60,10 +60,16 @@ def truncate(text: str, limit: int | None) -> tuple[str, bool]:
 
 def count_json(value: object) -> int:
     """Tokens of all text inside a decoded JSON value; keys and the tags `type` and `role` are not text."""
-    if isinstance(value, str):
-        return FILE_TOKENS if value.startswith("data:") else count(value)
-    if isinstance(value, list):
-        return sum(map(count_json, value))
-    if isinstance(value, dict):
-        return sum(count_json(item) for key, item in value.items() if key not in {"type", "role"})
-    return 0 if value is None else 1
+    total = 0
+    waiting = [value]  # No function that calls itself: JSON can be read deeper than functions may call each other.
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            total += FILE_TOKENS if item.startswith("data:") else count(item)
+        elif isinstance(item, list):
+            waiting += item
+        elif isinstance(item, dict):
+            waiting += (inner for key, inner in item.items() if key not in {"type", "role"})
+        else:
+            total += item is not None
+    return total

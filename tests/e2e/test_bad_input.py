@@ -110,6 +110,12 @@ def test_half_a_character_is_refused_by_its_name(path: str, web: Web) -> None:
     assert "lone surrogate" in answer.error["message"]
 
 
+def nested(begin: bytes, end: bytes, times: int) -> bytes:
+    """A request whose message holds a part in a part in a part, and so on."""
+    content = begin * times + b'"x"' + end * times
+    return b'{"model":"mock-small","messages":[{"role":"user","content":' + content + b"}]}"
+
+
 ODD_BODIES = {
     "lone surrogate": b'{"model":"mock-small","messages":[{"role":"user","content":"\\ud800"}]}',
     "lone surrogate in a key": b'{"model":"mock-small","messages":[],"\\udfff":1}',
@@ -123,6 +129,11 @@ ODD_BODIES = {
     + b',"metadata":[1],"conversation":{"id":5},"prompt_cache_key":{},"session_id":[]}',
     "odd output limits": PLAIN[:-1] + b',"max_tokens":-5,"n":-1,"stop":1e400}',
     "moderately deep": b'{"model":"mock-small","messages":[' + b"[" * 900 + b"]" * 900 + b"]}",
+    # Python 3.11 reads a thousand levels, later ones ten thousand and more; functions may call each other less deep.
+    "results in results": nested(b'[{"type":"tool_result","content":', b"}]", 350),
+    "results in results, deep": nested(b'[{"type":"tool_result","content":', b"}]", 3_000),
+    "documents in documents": nested(b'[{"type":"document","source":{"type":"content","content":', b"}}]", 2_000),
+    "files in files": nested(b'{"type":"file","file_id":"f","content":', b"}", 5_000),
     "control characters as model": b'{"model":"a\\r\\nx-evil: 1",' + MESSAGES + b"}",
     "long model": b'{"model":"' + b"m" * 100_000 + b'",' + MESSAGES + b"}",
     "odd stream options": b'{"model":"mock-small","stream":true,"stream_options":[1],' + MESSAGES + b"}",

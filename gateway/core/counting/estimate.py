@@ -335,19 +335,23 @@ _PDF_BYTES_A_PAGE: Final = 50_000
 _FILE_BYTES_A_TOKEN: Final = 40
 
 
-def weigh_tools(value: object, counter: TokenCounter) -> Tools:
+#: namespaces in namespaces that are looked into, more than there are
+_MOST_NAMESPACES: Final = 8
+
+
+def weigh_tools(value: object, counter: TokenCounter, depth: int = 0) -> Tools:
     """Definitions of tools in any wire format, decoded. Their order does not matter."""
     total = Tools()
     for tool in value if isinstance(value, list) else [value]:
-        total = _add_tools(total, _weigh_tool(tool, counter))
+        total = _add_tools(total, _weigh_tool(tool, counter, depth))
     return total
 
 
-def _weigh_tool(tool: object, counter: TokenCounter) -> Tools:
+def _weigh_tool(tool: object, counter: TokenCounter, depth: int) -> Tools:
     if not isinstance(tool, Mapping):
         return Tools(server_json=counter.count(compact(tool)))
-    if isinstance(tool.get("tools"), list) and tool.get("type") == "namespace":
-        return weigh_tools(tool["tools"], counter)
+    if isinstance(tool.get("tools"), list) and tool.get("type") == "namespace" and depth < _MOST_NAMESPACES:
+        return weigh_tools(tool["tools"], counter, depth + 1)
     inner = tool.get("function", tool.get("custom"))
     holder = inner if isinstance(inner, Mapping) else tool
     name, description = holder.get("name"), holder.get("description")

@@ -19,6 +19,9 @@ from gateway.core.counting.tools import compact, strings_of
 Wire = Literal["chat", "responses", "messages", "completions"]
 #: characters of a tool's name that are kept: it stands in records
 _NAME_CHARACTERS: Final = 256
+#: Deeper than parts stand in parts; what is deeper counts as the JSON it is. How deep JSON can be read is no measure:
+#: since Python 3.12 that is deeper than functions may call each other.
+_DEEPEST: Final = 8
 #: the kinds of `Counts` that are tokens of what stands there, each once
 _SAID: Final = ("text", "result", "call", "thinking", "inline", "other")
 #: A decoded object is a dict, which is seen at once; to ask for a Mapping takes ten times as long.
@@ -82,8 +85,9 @@ class Measure(NamedTuple):
 class _Tally:
     """A measure in the making."""
 
-    def __init__(self, count: Callable[[str], int]) -> None:
+    def __init__(self, count: Callable[[str], int], depth: int = 0) -> None:
         self.count = count
+        self._depth = depth
         self.sums: dict[str, int] = {}
         self.media: list[Media] = []
         self.results: list[ToolResult] = []
@@ -129,14 +133,23 @@ class _Tally:
         if isinstance(content, str):
             said, tokens = content, self.count(content) if content else 0
         else:
-            inner = _Tally(self.count)
-            _parts(inner, content)
+            inner = _Tally(self.count, self._depth)
+            inner.within(content)
             said, tokens = "\0".join(strings_of(content)), sum(inner.sums.get(kind, 0) for kind in _SAID)
             self.media += inner.media
         self.add("results", 1)
         self.add("result", tokens)
         digest = blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         self.results.append(ToolResult(call_id if isinstance(call_id, str) else "", digest, tokens))
+
+    def within(self, content: object) -> None:
+        """The parts inside a part."""
+        if self._depth == _DEEPEST:
+            self.unknown(content)
+            return
+        self._depth += 1
+        _parts(self, content)
+        self._depth -= 1
 
     def measure(self, role: str, *, messages: int = 1, asks: bool = False) -> Measure:
         calls = self.sums.get("calls", 0)
@@ -232,7 +245,7 @@ def _source(tally: _Tally, source: object, kind: str, detail: str = "") -> list[
         tally.say("text", data)
         return [Media("text")]
     if form == "content":
-        _parts(tally, source.get("content"))
+        tally.within(source.get("content"))
         return []
     if isinstance(data, str):
         return [media.from_base64(data, media_type if isinstance(media_type, str) else "", kind, detail)]

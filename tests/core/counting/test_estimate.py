@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -406,6 +407,29 @@ def test_nesting_deeper_than_any_reader_is_no_failure(shipped: Estimator) -> Non
         assert shipped.estimate(read_request("chat", body)).tokens >= 0
     raw = b'{"role":"user","content":' + b"[" * 100_000
     assert shipped.estimate(read_request("chat", {}, messages=[raw])).tokens > 1000
+
+
+def _result(inner: object) -> object:
+    return [{"type": "tool_result", "tool_use_id": "t", "content": inner}]
+
+
+def _document(inner: object) -> object:
+    return [{"type": "document", "source": {"type": "content", "content": inner}}]
+
+
+def _namespace(inner: object) -> object:
+    return [{"type": "namespace", "name": "n", "tools": inner}]
+
+
+@pytest.mark.parametrize("within", [_result, _document, _namespace])
+def test_parts_in_parts_deeper_than_functions_may_call_each_other_are_weighed(
+    within: Callable[[object], object], shipped: Estimator
+) -> None:
+    deep: Any = "bottom " * 500
+    for _ in range(5_000):
+        deep = within(deep)
+    body = {"tools": deep} if within is _namespace else {"messages": [{"role": "user", "content": deep}]}
+    assert shipped.estimate(read_request("messages", body)).tokens > 500
 
 
 def test_a_table_without_families_still_counts(words: Any) -> None:
