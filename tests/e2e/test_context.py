@@ -303,16 +303,16 @@ def test_a_mark_that_means_nothing_is_refused_by_its_place(web: Web, session: st
 def test_the_openai_sdk_runs_a_long_agent_within_its_budget(
     gateway: GatewayThread, mock: Provider, session: str, streamed: bool
 ) -> None:
-    client = openai.OpenAI(
+    with openai.OpenAI(
         base_url=f"{gateway.url}/v1", api_key="k", max_retries=0,
         default_headers={"x-session-id": session, "x-context-budget": "2500"},
-    )  # fmt: skip
-    create: Any = client.chat.completions.with_raw_response.create
-    for steps in range(1, 25, 3):
-        raw = create(model="gpt-4o", messages=agent(steps), tools=TOOLS, stream=streamed)
-        assert int(raw.headers["x-context-tokens"]) <= 2500
-        if streamed:
-            assert [chunk for chunk in raw.parse() if chunk.choices]
+    ) as client:  # fmt: skip
+        create: Any = client.chat.completions.with_raw_response.create
+        for steps in range(1, 25, 3):
+            raw = create(model="gpt-4o", messages=agent(steps), tools=TOOLS, stream=streamed)
+            assert int(raw.headers["x-context-tokens"]) <= 2500
+            if streamed:
+                assert [chunk for chunk in raw.parse() if chunk.choices]
     assert len(mock.calls) == 8
 
 

@@ -326,36 +326,36 @@ def test_a_stream_takes_more_as_it_goes_and_ends_where_its_budget_ends(
 def test_the_anthropic_sdk_runs_a_long_agent_within_its_budget(
     gateway: GatewayThread, mock: Provider, session: str
 ) -> None:
-    client = anthropic.Anthropic(
+    with anthropic.Anthropic(
         base_url=gateway.url, api_key="k", max_retries=0,
         default_headers={"x-session-id": session, "x-context-budget": "2500"},
-    )  # fmt: skip
-    create: Any = client.messages.with_raw_response.create
-    for steps in range(1, 25, 3):
-        raw = create(**Format("messages").agent(steps), stream=steps % 2 == 0)
-        assert int(raw.headers["x-context-tokens"]) <= 2500
-        if steps % 2 == 0:
-            assert [event.type for event in raw.parse()][-1] == "message_stop"
-        else:
-            assert raw.parse().usage.input_tokens > 0
+    ) as client:  # fmt: skip
+        create: Any = client.messages.with_raw_response.create
+        for steps in range(1, 25, 3):
+            raw = create(**Format("messages").agent(steps), stream=steps % 2 == 0)
+            assert int(raw.headers["x-context-tokens"]) <= 2500
+            if steps % 2 == 0:
+                assert [event.type for event in raw.parse()][-1] == "message_stop"
+            else:
+                assert raw.parse().usage.input_tokens > 0
     assert len(mock.calls) == 8
 
 
 def test_the_openai_sdk_runs_a_long_agent_by_responses_within_its_budget(
     gateway: GatewayThread, mock: Provider, session: str
 ) -> None:
-    client = openai.OpenAI(
+    with openai.OpenAI(
         base_url=f"{gateway.url}/v1", api_key="k", max_retries=0,
         default_headers={"x-session-id": session, "x-context-budget": "2500"},
-    )  # fmt: skip
-    create: Any = client.responses.with_raw_response.create
-    for steps in range(1, 25, 3):
-        raw = create(**Format("responses").agent(steps), stream=steps % 2 == 0)
-        assert int(raw.headers["x-context-tokens"]) <= 2500
-        if steps % 2 == 0:
-            assert [event.type for event in raw.parse()][-1] == "response.completed"
-        else:
-            assert raw.parse().usage.input_tokens > 0
+    ) as client:  # fmt: skip
+        create: Any = client.responses.with_raw_response.create
+        for steps in range(1, 25, 3):
+            raw = create(**Format("responses").agent(steps), stream=steps % 2 == 0)
+            assert int(raw.headers["x-context-tokens"]) <= 2500
+            if steps % 2 == 0:
+                assert [event.type for event in raw.parse()][-1] == "response.completed"
+            else:
+                assert raw.parse().usage.input_tokens > 0
     assert len(mock.calls) == 8
 
 

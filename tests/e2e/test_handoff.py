@@ -73,9 +73,10 @@ def small(strict: Provider, mock_server: MockServer, gateway_server: StartGatewa
 
 
 @pytest.fixture
-def played(small: GatewayThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
-    """Run a recipe against the gateway, as a module of its own."""
+def played(small: GatewayThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Played]:
+    """Run a recipe against the gateway, as a module of its own. Its clients are closed at the end."""
     monkeypatch.setenv("OPENAI_API_KEY", "any")
+    modules: list[Any] = []
 
     def run(code: str) -> Any:
         file = tmp_path / "recipe.py"
@@ -87,9 +88,14 @@ def played(small: GatewayThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setitem(sys.modules, "recipe", module)
         module.search = search
         spec.loader.exec_module(module)
+        modules.append(module)
         return module
 
-    return run
+    yield run
+    for value in [value for module in modules for value in vars(module).values()]:
+        client = getattr(value, "root_client", value)  # of LangChain's models
+        if isinstance(client, openai.OpenAI):
+            client.close()
 
 
 def said(client: str, module: Any) -> str:

@@ -71,9 +71,10 @@ def test_the_evaluation_example_goes_through_its_steps_within_one_turn(
         mock_server.url,
         **{"agents": {"writer": str(EVALUATION)}, "providers.upstream.allowed_tools": has_choice},
     )
-    client = openai.OpenAI(api_key="none", base_url=gateway.base_url, max_retries=0)
     headers = {"x-session-id": "essay", "x-session-agent": "writer"}
-    assert agent_run(client, "Please evaluate the draft.", headers) == [
+    with openai.OpenAI(api_key="none", base_url=gateway.base_url, max_retries=0) as client:
+        taken = agent_run(client, "Please evaluate the draft.", headers)
+    assert taken == [
         ("critique", "1", "read_draft"),
         ("debate", "0", "list_flaws"),
         ("debate", "1", "argue_for"),
