@@ -7,6 +7,7 @@ docs/handoff.md shows it at work.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
 import urllib.request
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from math import ceil
 from threading import Lock
 from typing import Any, Final, Self
+from urllib.error import HTTPError
 from urllib.parse import unquote, urlencode
 
 #: what stands around a tool's result in a request, in tokens
@@ -116,8 +118,14 @@ def fetch_counts(
     request = urllib.request.Request(  # noqa: S310 - the address is the agent's own
         f"{_BASE.sub('', base_url, count=1)}/api/context{query}", json.dumps(body).encode(), headers
     )
-    with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310
-        return Counts.from_json(json.load(answer))
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as answer:  # noqa: S310
+            return Counts.from_json(json.load(answer))
+    except HTTPError as refused:
+        # As it is raised it holds the connection open until somebody closes it, which hardly anybody does.
+        with refused:
+            said = io.BytesIO(refused.read())
+        raise HTTPError(refused.url, refused.code, refused.reason, refused.headers, said) from None
 
 
 async def afetch_counts(base_url: str, body: Mapping[str, Any], **options: Any) -> Counts:
