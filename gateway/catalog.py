@@ -18,7 +18,7 @@ import msgspec
 
 from gateway.config import Facts, PriceRow
 from gateway.core.pricing import Price, price_from_table, price_per_million
-from gateway.core.routing import ModelFacts, Route
+from gateway.core.routing import ModelFacts, Route, is_pattern
 
 LITELLM_FILE: Final = "model_prices_and_context_window_backup.json"
 _CACHE_SIZE: Final = 4096
@@ -26,8 +26,6 @@ _CACHE_SIZE: Final = 4096
 _ENTRY_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
 #: our provider name -> the prefix the table uses, where it differs
 _TABLE_PREFIX: Final = {"together": "together_ai", "fireworks": "fireworks_ai"}
-#: in a shell pattern, and in no model's name
-_MARKS: Final = frozenset("*?[")
 #: entries of one provider stand under several names
 _TABLE_FAMILY: Final = {
     "azure_text": "azure",
@@ -36,11 +34,6 @@ _TABLE_FAMILY: Final = {
     "fireworks_ai-embedding-models": "fireworks_ai",
     "ollama_chat": "ollama",
 }
-
-
-def is_pattern(wanted: str) -> bool:
-    """Whether it is a shell pattern and no part of a name."""
-    return not _MARKS.isdisjoint(wanted)
 
 
 def is_wanted(name: str, wanted: str) -> bool:

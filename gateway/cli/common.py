@@ -37,8 +37,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 
 #: characters of a user's own words that are repeated to them
 _REPEATED: Final = 80
-#: what `gateway.core.identity.is_valid` takes
-ID_RULE: Final = 'a session id is 1-255 characters of A-Z a-z 0-9 . _ : - (neither "." nor "..")'
 #: columns of a table that goes to a file
 _WIDEST: Final = 100_000
 #: to which text is folded at most

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import typer
 
 from gateway.cli.address import url_of
-from gateway.cli.common import ID_RULE, AsJson, ConfigFile, Exit, load, print_json, quoted, stop
+from gateway.cli.common import AsJson, ConfigFile, Exit, load, print_json, quoted, stop
 
 #: what a base URL may hold: it ends up in shells, TOML, JSON and Python, and a path is added to it
 _URL: Final = re.compile(r"https?://[A-Za-z0-9\[][A-Za-z0-9._~:/\[\]@!$&'()*+,;=%-]*")
@@ -130,14 +130,14 @@ def env(
 
 def _path(client: str, known: Client, session: str | None) -> str:
     """What names the session, where one is named."""
-    from gateway.core.identity import is_valid
+    from gateway.core.identity import ID_FORM, is_valid
 
     if session is None:
         return ""
     if known.names_sessions:
         stop(f"{client} names its sessions by itself; leave --session out.", Exit.USAGE)
     if not is_valid(session):
-        stop(f"--session {quoted(session)}: {ID_RULE}.", Exit.USAGE)
+        stop(f"--session {quoted(session)}: a session id is {ID_FORM}.", Exit.USAGE)
     return f"/s/{session}"
 
 

@@ -85,12 +85,12 @@ def add(  # noqa: PLR0917  # typer calls it by name
     """
     import secrets
 
-    from gateway.core.identity import is_valid
+    from gateway.core.identity import ID_FORM, is_valid
     from gateway.core.ports import StoredKey, is_reserved
     from gateway.server.auth import digest
 
     if not is_valid(name):
-        stop(f"{quoted(name)} is no name: 1-255 characters of A-Z a-z 0-9 . _ : -", Exit.USAGE)
+        stop(f"{quoted(name)} is no name: it is {ID_FORM}.", Exit.USAGE)
     if is_reserved(name):
         stop(f'"{name}" is a name for callers without a key, whose sessions it would see; choose another.', Exit.USAGE)
     if any(key.name == name for key in load(config).settings.auth.keys):

@@ -19,8 +19,8 @@ def models(
     as_json: AsJson = False,
 ) -> None:
     """Provider, window, output limit, prices and tokenizer of models, and which file each came from."""
-    from gateway.catalog import is_pattern
     from gateway.core.errors import UnknownModel
+    from gateway.core.routing import is_pattern
     from gateway.counters.registry import Counters
     from gateway.opening import add_counters, open_catalog
     from gateway.policies import routes_of

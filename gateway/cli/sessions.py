@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from gateway.cli.common import (
-    ID_RULE,
     AsJson,
     ConfigFile,
     Exit,
@@ -207,11 +206,12 @@ def _tell(now: dict[str, Any], said: str, *, as_json: bool) -> None:
 
 
 def _key(text: str) -> SessionKey:
+    from gateway.core.identity import ID_FORM
     from gateway.server.sessions import session_key
 
     key = session_key(text, None)
     if key is None:
-        stop(f"{quoted(text)} is no session id; {ID_RULE}. That of a client key is KEY/ID.", Exit.USAGE)
+        stop(f"{quoted(text)} is no session id, which is {ID_FORM}. That of a client key is KEY/ID.", Exit.USAGE)
     return key
 
 

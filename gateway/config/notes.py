@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from typing import Final
 
 from gateway.config.schema import Model, Settings
-
-_WILD: Final = frozenset("*?[")
+from gateway.core.routing import is_pattern
 
 
 def without_effect(settings: Settings) -> list[str]:
@@ -39,7 +37,7 @@ def _earlier(row: Model, seen: dict[str, int]) -> int | None:
     """The route before it that surely takes all its calls; of two patterns only `*` and the same one are sure."""
     if row.match in seen:
         return seen[row.match]
-    is_name = not _WILD & set(row.match)
+    is_name = not is_pattern(row.match)
     taken = (at for match, at in seen.items() if match == "*" or (is_name and fnmatchcase(row.match, match)))
     return next(taken, None)
 

@@ -16,7 +16,7 @@ from gateway.config.steps import AgentFile, AgentSteps, StepRow, check_steps
 from gateway.core import redis_url
 from gateway.core.addresses import is_address
 from gateway.core.forwarding import AUTH_HEADER, FRAMING, OURS, is_credential
-from gateway.core.identity import is_valid
+from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.ledger import MOST_USD
 from gateway.core.ports import is_reserved
 from gateway.core.steps import DEFAULT_AGENT
@@ -127,7 +127,7 @@ class ClientKey(_Section):
     @classmethod
     def _name(cls, value: str) -> str:
         if not is_valid(value):
-            raise ValueError("use 1-255 characters of A-Z a-z 0-9 . _ : -")
+            raise ValueError(f"use {ID_FORM}")
         if is_reserved(value):
             raise ValueError("is a name for callers without a key, whose sessions it would see; choose another")
         return value
@@ -718,9 +718,7 @@ class Settings(_Section):
             if name == DEFAULT_AGENT:
                 raise ValueError(f"{name!r} is the agent of calls that name none; its steps stand in `steps:`")
             if not is_valid(name):
-                raise ValueError(
-                    f"the name of an agent has 1-255 characters of A-Z a-z 0-9 . _ : - ; {name!r} does not do"
-                )
+                raise ValueError(f"the name of an agent is {ID_FORM}; {name!r} does not do")
         return value
 
 

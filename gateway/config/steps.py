@@ -9,7 +9,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from gateway.config.section import Section
-from gateway.core.identity import is_valid
+from gateway.core.identity import ID_FORM, is_valid
+from gateway.core.routing import is_pattern
 from gateway.core.steps import MOST_RECENT, is_any
 
 #: characters of a message that are looked at, from its end
@@ -19,7 +20,6 @@ _MOST_S: Final = 0.02
 #: messages of which it stays known what was found
 _MOST_MESSAGES: Final = 8
 _MOST_STEPS: Final = 64
-_WILD: Final = frozenset("*?[")
 
 Patterns = tuple[str, ...]
 
@@ -144,7 +144,7 @@ class StepRow(Section):
     @classmethod
     def _name(cls, value: str) -> str:
         if not is_valid(value):
-            raise ValueError("use 1-255 characters of A-Z a-z 0-9 . _ : -")
+            raise ValueError(f"use {ID_FORM}")
         return value
 
     @model_validator(mode="after")
@@ -183,7 +183,7 @@ AgentFile = Annotated[AgentSteps, BeforeValidator(_no_path, json_schema_input_ty
 
 def _is_barred(tool: str, available: AvailableTools) -> bool:
     """Whether a step surely may not call it; of a pattern only the denial of the same pattern is sure."""
-    if _WILD & set(tool):
+    if is_pattern(tool):
         return tool in available.denied or "*" in available.denied or available.allowed == ()
     return is_any(tool, available.denied) or (available.allowed is not None and not is_any(tool, available.allowed))
 

@@ -17,6 +17,8 @@ from gateway.core.message import CACHE_MARKS
 
 # "." and ".." would be taken for folders in a path
 _VALID: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]{1,255}\Z")
+#: what `is_valid` takes, for messages
+ID_FORM: Final = '1-255 characters of A-Z a-z 0-9 . _ : - (neither "." nor "..")'
 
 #: Headers of other gateways and of clients that name their session by themselves, in order.
 KNOWN_HEADERS: Final = (
@@ -41,7 +43,7 @@ _MODEL_DATE: Final = re.compile(r"(?:[-@](?:\d{8}|\d{4}-\d{2}-\d{2}|latest|previ
 
 
 def is_valid(session_id: str) -> bool:
-    """1-255 characters of `A-Z a-z 0-9 . _ : -`."""
+    """Whether it has the form of a session's id, or of another name that clients give: see `ID_FORM`."""
     return _VALID.match(session_id) is not None
 
 

@@ -16,9 +16,15 @@ from gateway.core.errors import UnknownModel
 from gateway.core.pricing import Price
 from gateway.core.values import dataclass
 
-_PATTERN: Final = frozenset("*?[")
+#: in a shell pattern, and in no name
+_MARKS: Final = frozenset("*?[")
 #: providers and models that one call may be sent to, one after the other
 MOST_ROUTES: Final = 8
+
+
+def is_pattern(text: str) -> bool:
+    """Whether it is a shell pattern and no name, nor part of one."""
+    return not _MARKS.isdisjoint(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +147,7 @@ class Routes:
 
     def names(self) -> list[str]:
         """The model names that routes spell out, aliases among them."""
-        return [rule.match for rule in self._rules if not _PATTERN & set(rule.match)]
+        return [rule.match for rule in self._rules if not is_pattern(rule.match)]
 
     def leads_to(self, model: str, provider: str) -> bool:
         """Whether a call for this very name goes to this provider, under this name."""

@@ -15,7 +15,7 @@ from gateway.core.forwarding import OUR_NAMES
 from gateway.core.message import encode
 from gateway.core.sse import EventBuffer, data_of_events, event_data, split_events, without_comments
 from gateway.core.values import dataclass
-from gateway.dialects.fields import Fields, decode, write_fields
+from gateway.dialects.fields import Fields, decode_answer, write_fields
 from gateway.dialects.reported import Reported
 
 #: what may follow the end mark before `close`; more is nobody's answer
@@ -195,7 +195,7 @@ class StreamMeter:
         An event that lacks nothing but its blank line gets one. Half of one would be taken for a part of the next.
         """
         rest = self._buffer.rest()
-        is_whole = isinstance(decode(event_data(rest)), dict)
+        is_whole = isinstance(decode_answer(event_data(rest)), dict)
         passed = self._pass(rest)
         held, self._held = self._held, b""
         return b"".join([block.rstrip(b"\r\n") + b"\n\n" for block in (held, passed if is_whole else b"") if block])

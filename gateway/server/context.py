@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, get_args
@@ -13,6 +12,8 @@ from starlette.routing import Route as Path
 
 from gateway.core import errors
 from gateway.core.counting.measure import Wire
+from gateway.core.identity import ID_FORM
+from gateway.core.plan import Wishes
 from gateway.core.ports import SessionKey, Store
 from gateway.core.session import Remembered
 from gateway.core.spending import Charged, affordable_input, claims_of, rate_of
@@ -31,7 +32,6 @@ from gateway.server.steps import step_of
 #: bodies of such requests that are looked at at once
 _BODIES_AT_ONCE: Final = 4
 _WIRES: Final = get_args(Wire)
-_BUDGET_FORM: Final = re.compile(r"0*[1-9][0-9]{0,15}", re.ASCII)
 
 
 class ContextApi:
@@ -91,9 +91,7 @@ class ContextApi:
         except Disconnected:
             raise errors.InvalidRequest("The request ended before its body did.") from None
         directives = ours.directives(headers)
-        asked_for = (directives.context.budget, _asked_budget(request))
-        budget = min((one for one in asked_for if one is not None), default=None)
-        wishes = replace(directives.context, budget=budget)
+        wishes = _lowered(directives.context, _asked_budget(request))
         call, asked = await rules.inspector.read_apart(body, wire=wire, wishes=wishes)
         key = self._session(request, access)
         if key is None:
@@ -117,10 +115,7 @@ class ContextApi:
         name = named or request.headers.get("x-session-id")
         key = session_key(name, access.namespace) if name else None
         if named and key is None:
-            raise errors.InvalidRequest(
-                f'"session" is a session id: 1-255 characters of A-Z a-z 0-9 . _ : -; not "{named[:100]}".',
-                param="session",
-            )
+            raise errors.InvalidRequest(f'"session" is a session id: {ID_FORM}; not "{named[:100]}".', param="session")
         return key
 
     async def _affordable(self, asked: Asked, charged: Charged, step: Step | None) -> Asked:
@@ -128,8 +123,7 @@ class ContextApi:
         standings = await self._store.standings(claims_of(self._rules().budget, charged))
         left = affordable_input(standings, asked.wishes.output, rate_of(asked.facts.price, 0, None))
         most = step.context_budget if step is not None else None
-        budget = min((one for one in (asked.wishes.budget, left, most) if one is not None), default=None)
-        return replace(asked, wishes=replace(asked.wishes, budget=budget))
+        return replace(asked, wishes=_lowered(asked.wishes, left, most))
 
 
 def _asked_budget(request: Request) -> int | None:
@@ -141,9 +135,13 @@ def _asked_budget(request: Request) -> int | None:
     text = request.query_params.get("budget")
     if text is None:
         return None
-    if not _BUDGET_FORM.fullmatch(text):
-        raise errors.InvalidRequest('"budget" is a number of input tokens, 1 or more.', param="budget")
-    return int(text)
+    return ours.context_budget(text.encode(), '"budget"', "budget")
+
+
+def _lowered(wishes: Wishes, *budgets: int | None) -> Wishes:
+    """The same with the least of these context budgets and its own."""
+    budget = min((one for one in (wishes.budget, *budgets) if one is not None), default=None)
+    return replace(wishes, budget=budget)
 
 
 def _shown(request: Request) -> list[str]:

@@ -26,7 +26,7 @@ from gateway.core.errors import (
     ShuttingDown,
 )
 from gateway.core.forwarding import header
-from gateway.core.identity import is_valid
+from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.ports import Headers
 from gateway.core.values import dataclass
 from gateway.dialects import WITHOUT_BODY, Endpoint, endpoint
@@ -148,7 +148,7 @@ class Forwarder:
                     "The gateway carries no WebSockets. Send requests by POST, with stream: true for events."
                 )
             if session is not None and not is_valid(session):
-                raise InvalidRequest("A session id in the path has 1-255 characters of A-Z a-z 0-9 . _ : -")
+                raise InvalidRequest(f"A session id in the path is {ID_FORM}.")
             if scope.get("client") is None:
                 # Reset before it was accepted: nobody waits for an answer, and who called cannot be told any more.
                 raise InvalidRequest("The connection was closed before the request was read.")

@@ -9,7 +9,7 @@ from typing import Final
 
 from gateway.calls import NO_DIRECTIVES, Directives, Reply, Stepped
 from gateway.core.errors import GatewayError, InvalidRequest
-from gateway.core.identity import is_valid
+from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.ledger import MOST_USD, NO_LIMITS, Limits, nano
 from gateway.core.modes import MODES, ResponseMode, stricter
 from gateway.core.plan import Trim, Wishes
@@ -131,12 +131,20 @@ def _wishes(headers: Headers) -> Wishes:
             if trim is None:
                 raise InvalidRequest("The header x-context-trim is off, auto or shadow.", param="x-context-trim")
         elif name == b"x-context-budget":
-            if not _BUDGET_FORM.fullmatch(value.strip()):
-                raise InvalidRequest(
-                    "The header x-context-budget is a number of input tokens, 1 or more.", param="x-context-budget"
-                )
-            budget = min(int(value), budget or MAX_TOKENS)
+            asked = context_budget(value, "The header x-context-budget", "x-context-budget")
+            budget = min(asked, budget or MAX_TOKENS)
     return _NO_WISHES if trim is None and budget is None else Wishes(trim, budget)
+
+
+def context_budget(value: bytes, what: str, param: str) -> int:
+    """The tokens that a request asks its context to fit into; `what`: where it says so.
+
+    Raises:
+        InvalidRequest: it is no such number.
+    """
+    if not _BUDGET_FORM.fullmatch(value.strip()):
+        raise InvalidRequest(f"{what} is a number of input tokens, 1 or more.", param=param)
+    return int(value)
 
 
 def _declared(headers: Headers) -> Limits:
@@ -194,9 +202,7 @@ def _name(headers: Headers, wanted: bytes, what: str) -> str | None:
             text = value.decode("latin-1").strip()
             if not is_valid(text):
                 header = wanted.decode()
-                raise InvalidRequest(
-                    f"The header {header} is {what}: 1-255 characters of A-Z a-z 0-9 . _ : -", param=header
-                )
+                raise InvalidRequest(f"The header {header} is {what}: {ID_FORM}.", param=header)
             return text
     return None
 

@@ -32,12 +32,6 @@ from gateway.upstream.silence import Silence
 
 #: what is raised on the way
 _FOREIGN: Final = (OSError, HttpFault, NoneFree, NotAccepted, NotConnected, ValueError)
-#: Before there is a connection nothing was sent; without an answer the provider may have read it all.
-_KINDS: Final = (
-    (NotConnected | NotAsked, UpstreamRefused),
-    (HungUp, UpstreamHungUp),
-    (Exception, UpstreamUnreachable),
-)
 #: may be sent again where an old connection turns out to be dead (RFC 9110, section 9.2.2)
 _IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
 #: whose requests say their length even where there is nothing in them (RFC 9110, section 8.6)
@@ -166,8 +160,7 @@ class HttpUpstream:
                 f"(first_byte {self._limits.first_byte_s:g} s, between_bytes {self._limits.between_bytes_s:g} s)."
             )
         if isinstance(error, NotConnected | NoAnswer | OSError):
-            kind = next(kind for what, kind in _KINDS if isinstance(error, what))
-            return kind(f"{self._provider} cannot be reached: {_reason(error)}. Try again shortly.")
+            return _kind(error)(f"{self._provider} cannot be reached: {_reason(error)}. Try again shortly.")
         said = "broke off its answer" if isinstance(error, BrokenOff) else "did not answer in valid HTTP"
         return UpstreamProtocolError(f"{self._provider} {said}. Try again; if it stays so, ask the provider.")
 
@@ -220,6 +213,13 @@ def _behind_host(url: str) -> bytes:
     start = min((place for mark in "/?" if (place := behind.find(mark)) >= 0), default=len(behind))
     path = behind[start:].encode()
     return path if path.startswith(b"/") else b"/" + path
+
+
+def _kind(error: Exception) -> type[UpstreamUnreachable]:
+    """Before there is a connection nothing was sent; without an answer the provider may have read it all."""
+    if isinstance(error, NotConnected | NotAsked):
+        return UpstreamRefused
+    return UpstreamHungUp if isinstance(error, HungUp) else UpstreamUnreachable
 
 
 def _reason(error: Exception) -> str:

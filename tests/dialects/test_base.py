@@ -583,6 +583,7 @@ def test_an_event_that_no_blank_line_closes_is_read_at_the_end(rest: bytes, tail
         (b"", b""),
         (b'data: {"a":1}', b'data: {"a":1}\n\n'),
         (b'event: x\r\ndata: {"a":1}\r\n', b'event: x\r\ndata: {"a":1}\n\n'),
+        (b'data: {"a":"\x01"}', b'data: {"a":"\x01"}\n\n'),
         (b'data: {"a":', b""),
         (b'event: x\ndata: {"a":1,', b""),
         (b"event: x\n", b""),

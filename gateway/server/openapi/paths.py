@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from gateway.core.identity import ID_FORM
 from gateway.inspection import WIRES
 from gateway.server.finding import SORTS
 from gateway.server.headers import DIRECTIVES, EXPOSED, READ
@@ -25,7 +26,7 @@ _PROXIED_SERVERS: Final = (
     {
         "url": "/s/{session}",
         "description": "the same, with the session named by the path",
-        "variables": {"session": {"default": "my-session", "description": "A-Z a-z 0-9 . _ : -, 1 to 255 of them"}},
+        "variables": {"session": {"default": "my-session", "description": ID_FORM}},
     },
 )
 _WHOLE_HEADERS: Final = ("-tokens", "-tokens-original", "-calls", "-index")
