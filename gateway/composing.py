@@ -40,6 +40,8 @@ from gateway.summaries import NoSummaryError, Summaries
 _LEAST_WINDOW: Final = 256
 #: what is asked for where a provider refused a request for its length and did not say how long it may be
 _SHORTER: Final = 0.8
+#: tokens that every model takes which is served today
+_LEAST_KNOWN: Final = 4_096
 _UNKEPT: Final = "decision not kept: the store is away"
 
 
@@ -234,6 +236,17 @@ class Composer:
             limit = min(limit, room_in(plan.window, plan.safe_tokens) or limit)
         progress.notes["output_limit"] = f"{limit}, {why}"
         return with_limit(call.fields, wire, limit, provider.limit_field, is_held=is_held)
+
+    @staticmethod
+    def may_be_too_long(progress: Progress) -> bool:
+        """Whether its provider may yet refuse it for its length, and it could be fitted again.
+
+        What is far below every window that is known, or may be, goes through without a look at how its answer begins.
+        """
+        plan = progress.plan
+        if plan is None or progress.asked is None:
+            return False
+        return plan.context.tokens > (_LEAST_KNOWN if plan.window is None else plan.window // 2)
 
     async def fit_again(self, progress: Progress, found: LengthError) -> bool:
         """Learn from a provider's refusal for length; whether there is now something shorter to send."""

@@ -1,7 +1,8 @@
-"""The first event of a stream, looked at as long as its call can still go elsewhere.
+"""The first event of a stream, looked at as long as its call can still be sent again, shorter or to somebody else.
 
 Some providers take a request with status 200 and refuse it in the first event, or behind those that only say that it
-was taken. Nothing of the answer is there by then: it costs nothing, and the next model may have one.
+was taken: OpenAI does so with streams of Responses that are too long. Nothing of the answer is there by then: it costs
+nothing, and the next try may have one.
 """
 
 from __future__ import annotations
@@ -51,12 +52,16 @@ _TOO_LONG: Final = 400
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """An answer whose first pieces were read."""
+    """An answer whose first pieces were read.
+
+    `refusal`: what its first event says, as an answer of its own, where that is what another try may not be told.
+    """
 
     status: int
     headers: Sequence[tuple[bytes, bytes]]
     first: list[bytes]
     rest: AsyncIterator[bytes]
+    refusal: AlreadyRead | None = None
 
     def chunks(self) -> AsyncIterator[bytes]:
         """See `UpstreamReply.chunks`."""
@@ -71,22 +76,26 @@ def is_event_stream(answer: UpstreamReply) -> bool:
     )
 
 
-async def looked_at(answer: UpstreamReply, reader: EventReader) -> UpstreamReply:
-    """The answer as it came; what its first event says where that is a refusal another provider may not have.
+async def looked_at(answer: UpstreamReply, reader: EventReader) -> Begun:
+    """The answer as it came, and whether its first event refuses the call.
 
     Raises:
         UpstreamFault: it broke off before.
     """
     pieces = answer.chunks()
     first, said = await _first(pieces)
-    if said:
-        reader.read(said)
-        if reader.answer().error:
-            status, body = _status(said), _plain(said)
-            # What is too long for one model another may take; any other such request is the caller's to mend.
-            if status in FAILED or length_error(_TOO_LONG, body) is not None:
-                return AlreadyRead(status, [(b"content-type", b"application/json")], body)
-    return Begun(answer.status, answer.headers, first, pieces)
+    return Begun(answer.status, answer.headers, first, pieces, _refusal(said, reader) if said else None)
+
+
+def _refusal(said: bytes, reader: EventReader) -> AlreadyRead | None:
+    reader.read(said)
+    if not reader.answer().error:
+        return None
+    status, body = _status(said), _plain(said)
+    # What is too long may be cut, or another model takes it; any other such request is the caller's to mend.
+    if status not in FAILED and length_error(_TOO_LONG, body) is None:
+        return None
+    return AlreadyRead(status, [(b"content-type", b"application/json")], body)
 
 
 async def _first(pieces: AsyncIterator[bytes]) -> tuple[list[bytes], bytes]:

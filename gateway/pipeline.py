@@ -44,7 +44,7 @@ from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.steps import Agent, Step
 from gateway.dialects.base import Call
 from gateway.dialects.length_error import length_error
-from gateway.first_event import is_event_stream, looked_at
+from gateway.first_event import Begun, is_event_stream, looked_at
 from gateway.planning import Planner
 from gateway.progress import CLIENT_CLOSED, Progress
 from gateway.records import Records
@@ -328,12 +328,7 @@ class Exchange:
         await self._make_ready(call)
         if call.stream and progress.before is None:
             progress.before = await gateway.accounts.totals_now(progress)
-        answer = await self._send(call)
-        if progress.route is progress.routes[-1] or not is_event_stream(answer):
-            return answer
-        begun = await looked_at(answer, progress.dialect.reader(call, drop_usage=False))
-        progress.is_too_long = isinstance(begun, AlreadyRead) and begun.status not in FAILED
-        return begun
+        return await self._send(call)
 
     async def _make_ready(self, call: Call) -> None:
         """Decide what is sent, and hold what it may cost. Tool results shrink before a call is refused.
@@ -370,7 +365,8 @@ class Exchange:
         is_fitted = False
         while True:
             progress.is_too_long = False
-            answer = await self._attempt(call, ask_usage=ask)
+            came = await self._looked_at(call, await self._attempt(call, ask_usage=ask), is_fitted=is_fitted)
+            answer = came.refusal if isinstance(came, Begun) and came.refusal is not None else came
             if 200 <= answer.status < 300:  # noqa: PLR2004
                 if asks and not ask:
                     # Only now is it sure that our field was the reason, not a client's words that the error repeats.
@@ -379,7 +375,7 @@ class Exchange:
                 gateway.steps.taken(progress)
                 return answer
             if answer.status not in TELLING:
-                return answer
+                return self._passed_on(came, answer)
             body = await read_error(answer)
             found = length_error(answer.status, body)
             progress.is_too_long = found is not None or answer.status == TOO_LARGE
@@ -391,8 +387,25 @@ class Exchange:
             elif found is not None and not is_fitted and await gateway.composer.fit_again(progress, found):
                 is_fitted = True
             else:
-                return AlreadyRead(answer.status, without_packing(answer.headers), body)
+                return self._passed_on(came, AlreadyRead(answer.status, without_packing(answer.headers), body))
             await progress.hang_up()
+
+    async def _looked_at(self, call: Call, answer: UpstreamReply, *, is_fitted: bool) -> UpstreamReply:
+        """The answer; of a stream how it begins, where it may yet refuse what could be sent again."""
+        progress, composer = self._p, self._gateway.composer
+        is_of_use = self._has_next or (not is_fitted and composer.may_be_too_long(progress))
+        if not is_of_use or not is_event_stream(answer):
+            return answer
+        return await looked_at(answer, progress.dialect.reader(call, drop_usage=False))
+
+    @property
+    def _has_next(self) -> bool:
+        """Whether there is somebody to ask where this provider has no answer."""
+        return self._p.route is not self._p.routes[-1]
+
+    def _passed_on(self, came: UpstreamReply, refusal: UpstreamReply) -> UpstreamReply:
+        """What to take for the answer: where nobody else is asked, a stream that refuses stays a stream."""
+        return refusal if self._has_next or not isinstance(came, Begun) else came
 
     def _work(self, *, is_so: bool) -> None:
         self._p.is_at_work = is_so

@@ -12,7 +12,7 @@ from gateway import first_event
 from gateway.dialects.base import named_event
 from gateway.dialects.openai_chat import OpenAIChat
 from gateway.dialects.openai_responses import OpenAIResponses
-from gateway.first_event import is_event_stream, looked_at
+from gateway.first_event import Begun, is_event_stream, looked_at
 from gateway.upstream.pieces import AlreadyRead
 from tests.support.fakes import BODY, SSE, FakeReply
 from tests.support.scripted import chunk
@@ -22,7 +22,14 @@ CALL = DIALECT.read(BODY)
 
 
 async def looked(*pieces: bytes) -> tuple[int, bytes]:
-    answer = await looked_at(FakeReply(headers=SSE, pieces=list(pieces)), DIALECT.reader(CALL, drop_usage=False))
+    return await told(
+        await looked_at(FakeReply(headers=SSE, pieces=list(pieces)), DIALECT.reader(CALL, drop_usage=False))
+    )
+
+
+async def told(begun: Begun) -> tuple[int, bytes]:
+    """The status and the body of its refusal, else of the answer itself."""
+    answer = begun.refusal or begun
     return answer.status, b"".join([piece async for piece in answer.chunks()])
 
 
@@ -71,8 +78,7 @@ LONG = {"code": "context_length_exceeded", "message": "Your input exceeds the co
 async def looked_of_responses(*pieces: bytes) -> tuple[int, bytes]:
     dialect = OpenAIResponses()
     reader = dialect.reader(dialect.read(b'{"model":"m","input":"hi","stream":true}'), drop_usage=False)
-    answer = await looked_at(FakeReply(headers=SSE, pieces=list(pieces)), reader)
-    return answer.status, b"".join([piece async for piece in answer.chunks()])
+    return await told(await looked_at(FakeReply(headers=SSE, pieces=list(pieces)), reader))
 
 
 @pytest.mark.parametrize(
