@@ -20,6 +20,7 @@ from gateway.dialects.contents import Contents
 from gateway.dialects.fields import decode
 
 _USER: Final = b'"user"'
+_REMINDER: Final = "<system-reminder>"
 #: beginnings of which it stays known, and characters of a message, from its end
 _MOST: Final = 256
 _CHARACTERS: Final = 16 * 1024
@@ -96,10 +97,15 @@ def _user_text(message: Any) -> str | None:
     if not isinstance(message, dict) or message.get("role") != "user":
         return None
     content = message.get("content")
-    if isinstance(content, list) and content and all(map(_is_result, content)):
-        return None
-    return text_parts(content)
+    if not isinstance(content, list) or not content:
+        return text_parts(content)
+    words = [part for part in content if not _is_nobodys(part)]
+    return text_parts(words) if words else None
 
 
-def _is_result(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "tool_result"
+def _is_nobodys(part: Any) -> bool:
+    """The result of a tool, or what Claude Code puts beside it to remind the model of something."""
+    if not isinstance(part, dict):
+        return False
+    text = part.get("text")
+    return part.get("type") == "tool_result" or (isinstance(text, str) and text.lstrip().startswith(_REMINDER))

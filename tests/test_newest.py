@@ -51,6 +51,12 @@ def newest(wire: Wire, elements: Any) -> str | None:
         ("messages", [{"role": "user", "content": "a"},
                       {"role": "user", "content": [{"type": "tool_result", "content": "b"},
                                                    {"type": "text", "text": "c"}]}], "c"),
+        ("messages", [{"role": "user", "content": "a"},
+                      {"role": "user", "content": [{"type": "tool_result", "content": "b"},
+                                                   {"type": "text", "text": "<system-reminder>c</system-reminder>"}]}],
+         "a"),
+        ("messages", [{"role": "user", "content": [{"type": "text", "text": "<system-reminder>c</system-reminder>"},
+                                                   {"type": "text", "text": "a"}]}], "a"),
         ("messages", [{"role": "user", "content": []}], ""),
     ],
 )  # fmt: skip

@@ -66,7 +66,7 @@ class MessagesView(View):
         self._kinds = [one.kind for one in reads]
         self._system = _well_placed(self._kinds)
         compact = max((place for place, one in enumerate(reads) if one.is_compact), default=-1)
-        must = {compact, *_leader(self._kinds), *_beside(self._kinds, self._system)}
+        must = {compact, *_leader(self._kinds), *_beside(self._kinds, self._system), *_asked(reads)}
         super().__init__(
             elements,
             [piece.message for piece, _ in found],
@@ -161,6 +161,16 @@ def _leader(kinds: Sequence[str]) -> Iterable[int]:
     words = max((place for place, kind in enumerate(kinds) if kind == "words"), default=-1)
     spoken = (place for place in range(words + 1, len(kinds)) if kinds[place] in _SPOKEN)
     return [place for place in [next(spoken, None)] if place is not None and kinds[place] == "thought"]
+
+
+def _asked(reads: Sequence[_Read]) -> Iterable[int]:
+    """The last words that stand alone, where the last of all stand beside results.
+
+    Claude Code puts reminders there: what the user wants done was said before.
+    """
+    places = [place for place, one in enumerate(reads) if one.kind == "words"]
+    alone = [place for place in places if not any(piece.is_result for piece in reads[place].pieces)]
+    return alone[-1:] if alone[-1:] != places[-1:] else ()
 
 
 def _well_placed(kinds: Sequence[str]) -> frozenset[int]:

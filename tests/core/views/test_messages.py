@@ -184,7 +184,7 @@ def test_the_same_id_in_another_turn_ties_nothing() -> None:
 def test_what_a_server_still_works_on_is_held() -> None:
     loop = [asks("s", called(0, "s")), told(0, {"type": "text", "text": "And?"})]
     more = [{"role": "assistant", "content": [called(1, "s")]}, told(1)]
-    assert held(TASK, SAID, TASK, *loop, *more) == {3, 5}
+    assert held(TASK, SAID, TASK, *loop, *more) == {2, 3, 5}
     conversation = Conversation.of(view(TASK, SAID, TASK, *loop, *more).messages, pinned={3})
     assert [unit.indices for unit in conversation.units][3:] == [range(3, 6), range(6, 7)], "with all their results"
     assert held(TASK, *loop, SAID, TASK) == set()
@@ -259,7 +259,16 @@ def test_the_thinking_that_the_last_turn_began_with_is_held() -> None:
 
 def test_words_behind_results_begin_a_turn() -> None:
     words = {"type": "text", "text": "And be quick."}
-    assert held(TASK, thinking(0), told(0, words), thinking(1), told(1), using(2), told(2)) == {3}
+    assert held(TASK, thinking(0), told(0, words), thinking(1), told(1), using(2), told(2)) == {0, 3}
+
+
+def test_what_was_asked_is_held_where_later_words_stand_beside_results() -> None:
+    reminder = {"type": "text", "text": "<system-reminder>The list is empty.</system-reminder>"}
+    loop = [using(0), told(0, reminder), using(1), told(1, reminder)]
+    assert held(SAID, TASK, *loop) == {1}
+    assert held(TASK, using(0), told(0), SAID, TASK, *loop) == {4}
+    assert held(TASK, *loop, SAID, TASK) == set(), "the last words of all stand alone"
+    assert held(*loop) == set()
 
 
 @pytest.mark.parametrize("kind", ["thinking", "redacted_thinking"])
