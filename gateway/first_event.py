@@ -2,7 +2,7 @@
 
 Some providers take a request with status 200 and refuse it in the first event, or behind those that only say that it
 was taken: OpenAI does so with streams of Responses that are too long. Nothing of the answer is there by then: it costs
-nothing, and the next try may have one.
+nothing, unless the refusal itself reports usage, and the next try may have one.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ async def looked_at(answer: UpstreamReply, reader: EventReader) -> Begun:
 
 def _refusal(said: bytes, reader: EventReader) -> AlreadyRead | None:
     reader.read(said)
-    if not reader.answer().error:
+    answer = reader.answer()
+    # What is billed as well is an answer: it is charged as it comes, and nobody else is asked.
+    if not answer.error or (answer.usage is not None and answer.usage.is_billed):
         return None
     status, body = _status(said), _plain(said)
     # What is too long may be cut, or another model takes it; any other such request is the caller's to mend.

@@ -51,6 +51,12 @@ async def test_a_refusal_has_the_status_that_it_would_have_had_by_itself(error: 
     assert await looked(b"data: " + said[:7], said[7:] + b"\n\n" + chunk("late")) == (status, said)
 
 
+async def test_a_refusal_that_reports_usage_is_an_answer() -> None:
+    for usage, status in (({"prompt_tokens": 7, "completion_tokens": 0}, 200), ({"prompt_tokens": 0}, 503)):
+        event = b"data: " + json.dumps({"error": {"code": 503}, "usage": usage}).encode() + b"\n\n"
+        assert (await looked(event))[0] == status
+
+
 @pytest.mark.parametrize("code", [400, 401, 422, "invalid_request_error", "invalid_prompt"])
 async def test_a_refusal_that_others_would_repeat_is_left_to_the_client(code: object) -> None:
     event = b"data: " + json.dumps({"error": {"code": code}}).encode() + b"\n\n"

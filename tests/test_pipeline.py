@@ -517,7 +517,10 @@ TAKEN = named_event({"type": "response.created", "response": {"id": "r", "usage"
 FAILED = named_event({"type": "response.failed", "response": {"id": "r", "usage": None, "error": TOO_LONG}})
 LATE: dict[str, tuple[str, list[bytes]]] = {
     "responses": ("input", [TAKEN + FAILED]),
-    "chat/completions": ("messages", [b": waiting\n\n", b"data: " + json.dumps({"error": TOO_LONG}).encode() + b"\n\n"]),
+    "chat/completions": (
+        "messages",
+        [b": waiting\n\n", b"data: " + json.dumps({"error": TOO_LONG}).encode() + b"\n\n"],
+    ),
 }
 
 

@@ -73,6 +73,11 @@ class Reported:
         """Whether it says more than what the call costs."""
         return self.input_tokens is not None or self.output_tokens is not None
 
+    @property
+    def is_billed(self) -> bool:
+        """Whether it says that anything is paid for."""
+        return bool(self.input_tokens or self.output_tokens or self.cost_usd)
+
     def complete(self, estimated_input: int, estimated_output: int) -> tuple[Usage, UsageSource]:
         """The usage to charge: what was reported, and the estimate for a side of which nothing was."""
         source: UsageSource = (
