@@ -77,6 +77,12 @@ class Weighing(NamedTuple):
     learned: Learned
     keys: tuple[bytes, ...] | None
 
+    @property
+    def alone(self) -> Weighing:
+        """The same as far as the session itself has taught it."""
+        learned = self.learned.alone
+        return Weighing(weigh(self.came.request, self.came.estimate, learned, self.came.key), learned, self.keys)
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -136,8 +142,19 @@ class Planner:
         self._reading_ahead = Lock()
 
     async def plan(self, asked: Asked, remembered: Remembered, window: int | None = None, *, use: Use = "off") -> Plan:
-        """What to send. `window`: what a provider said just now; `use`: whether a summary may be asked for first."""
-        came, learned, keys = await self._weigh(asked, remembered, window)
+        """What to send. `window`: what a provider said just now; `use`: whether a summary may be asked for first.
+
+        No call is refused for what other sessions taught: it would report nothing that puts that right.
+        """
+        weighing = await self._weigh(asked, remembered, window)
+        plan = await self._planned(asked, weighing, remembered, use)
+        if plan.is_safe or not weighing.learned.is_of_others:
+            return plan
+        alone = await self._planned(asked, weighing.alone, remembered, use)
+        return alone if alone.is_safe else plan
+
+    async def _planned(self, asked: Asked, weighing: Weighing, remembered: Remembered, use: Use) -> Plan:
+        came, learned, keys = weighing
         budget = budget_of(self.policy, asked.facts, asked.wishes, learned.window)
         trim = asked.wishes.trim or self.policy.trim
         window = window_of(asked.facts, learned.window)

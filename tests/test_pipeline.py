@@ -24,7 +24,7 @@ from gateway.dialects.base import named_event
 from gateway.pipeline import Exchange
 from tests.support.fakes import BODY, KEY, SSE, STREAM, AwayStore, FakeReply, World
 from tests.support.records import record
-from tests.support.scripted import DONE, chunk, usage_chunk
+from tests.support.scripted import DONE, chunk, completion, usage_chunk
 from tests.support.timing import eventually
 
 
@@ -510,6 +510,25 @@ async def test_what_is_too_long_nobody_says_how_much_is_cut_below_what_was_sent_
     first, second = (one.body for one in world.upstream.sent)
     assert (reply.status, first) == (200, body)
     assert len(second) < len(first)
+
+
+@pytest.mark.parametrize("trim", ["auto", "off", "shadow"])
+@pytest.mark.parametrize("reported", [[9_000], [10, 10, 10, 9_000]], ids=["the first", "among others"])
+async def test_what_others_were_reported_at_shuts_no_session_out(reported: list[int], trim: Any) -> None:
+    world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)))
+
+    async def ask(session: str, tokens: int) -> int:
+        usage = {"prompt_tokens": tokens, "completion_tokens": 5, "total_tokens": tokens + 5}
+        world.upstream.answer = lambda _: FakeReply(pieces=[completion(usage=usage)])
+        incoming = world.incoming(headers=[(b"x-session-id", session.encode())])
+        wishes = replace(incoming.directives.context, trim=trim)
+        incoming = replace(incoming, directives=replace(incoming.directives, context=wishes))
+        return (await world.call(incoming))[0].status
+
+    first = [await ask(f"first-{number}", tokens) for number, tokens in enumerate(reported)]
+    assert first == [200] * len(reported)
+    assert [await ask(f"later-{number}", 10) for number in range(5)] == [200] * 5
+    assert await ask(f"first-{len(reported) - 1}", 10) == 400, "its own report is true of itself"
 
 
 TOO_LONG = {"code": "context_length_exceeded", "message": "Your input exceeds the context window of this model."}

@@ -168,6 +168,16 @@ class Learned:
     window: int | None = None
     kept: int = 0
 
+    @property
+    def is_of_others(self) -> bool:
+        """Whether other sessions taught any of it but the window."""
+        return bool(self.offsets or self.surprises or self.frames)
+
+    @property
+    def alone(self) -> Learned:
+        """What the session taught, and the window."""
+        return Learned(last_turn=self.last_turn, window=self.window, kept=self.kept)
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -194,6 +204,12 @@ class Plan:
     needs: NeedsSummary | None = None
     window: int | None = None
     beside: int = 0
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether what is sent surely is within its budget."""
+        budget = self.context.budget
+        return self.overflow is None and (budget is None or self.safe_tokens <= budget)
 
 
 def window_of(facts: ModelFacts, learned_window: int | None) -> int | None:

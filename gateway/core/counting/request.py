@@ -20,7 +20,9 @@ Piece = Any
 _SERVER_FIELDS: Final = frozenset(
     {
         *("mcp_servers", "web_search_options", "plugins", "container"),
-        *("previous_response_id", "conversation"),
+        *("previous_response_id", "conversation", "prompt"),
+        # xAI, Azure
+        *("search_parameters", "data_sources"),
     }
 )
 #: where a system text stands that is no message
@@ -118,7 +120,8 @@ def read_request(
         schema_about=about if isinstance(about, str) else "",
         forced=bool(name) or (choice is not None and _is_forced(choice)),
         forced_name=name,
-        server=any(_given(body, field) is not None for field in _SERVER_FIELDS & body.keys()),
+        # What is a template's name elsewhere is what was said in completions.
+        server=any(_given(body, field) is not None for field in _SERVER_FIELDS & body.keys() if field != ITEMS[wire]),
         thinking=_thinks(decoded(body.get("thinking")), decoded(body.get("reasoning"))),
         tokenizer=tokenizer,
         others=_others(wire, body, has_schema=form.get("schema") is not None),

@@ -70,6 +70,9 @@ def test_plain_text_is_exact_only_with_the_familys_own_tokenizer(make: Any, word
         ({"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]}, "media"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "server"),
         ({"web_search_options": {}}, "server"),
+        ({"search_parameters": {"mode": "on"}}, "server"),
+        ({"data_sources": [{}]}, "server"),
+        ({"prompt": {"id": "pmpt_1"}}, "server"),
         ({"messages": [{"role": "user", "content": [{"type": "new"}]}]}, "other"),
     ],
 )
