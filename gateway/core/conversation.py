@@ -244,7 +244,8 @@ class Conversation:
     def prefix(self, size: int, salt: str = "") -> str:
         """Hash of the first `size` messages; `salt` separates tenants, models or settings."""
         salted = digest(salt.encode("utf-8", "surrogatepass"))
-        return blake2b(b"".join(self.keys[:size]), digest_size=16, key=salted).hexdigest()
+        identities = [one.identity for one in self.sketches[:size]]
+        return blake2b(b"".join(identities), digest_size=16, key=salted).hexdigest()
 
 
 def _spans(sketches: Sequence[Sketch], start: int) -> Iterator[tuple[int, int]]:

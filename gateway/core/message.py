@@ -63,6 +63,9 @@ class Sketch:
     length: int = 0
     #: hash of its text
     text_key: bytes = b""
+    #: Hash of all of it but its cache marks, and but for how its text is put: clients that mark a message write its one
+    #: text as a list, and as a string again once the mark has moved on.
+    identity: bytes = b""
     #: it may be dropped with its unit, but never be rewritten: signed reasoning, images, unknown parts
     sealed: bool = False
     #: what a provider would not take
@@ -227,9 +230,10 @@ def sketch(raw: bytes) -> Sketch:
     """Read a message; never raises."""
     message, is_odd = read(raw)
     if not isinstance(message, dict):
-        return Sketch(UNKNOWN, sealed=True)
+        return Sketch(UNKNOWN, sealed=True, identity=digest(raw))
     content = message.get("content")
     text = text_parts(content)
+    text_key = digest(text.encode("utf-8", "surrogatepass"))
     calls = _calls(message)
     return Sketch(
         role=str(message.get("role")),
@@ -237,10 +241,28 @@ def sketch(raw: bytes) -> Sketch:
         names=tuple((str(call.get("id")), str(_function(call).get("name"))) for call in calls),
         answers=_answered_id(message),
         length=len(text),
-        text_key=digest(text.encode("utf-8", "surrogatepass")),
+        text_key=text_key,
+        identity=digest(plain(raw)) if is_odd or not _is_one_text(content) else _identity(message, text_key),
         sealed=is_odd or _is_sealed(message, content),
         faults=tuple(_faults(message, content, calls)),
     )
+
+
+def _is_one_text(content: object) -> bool:
+    if not isinstance(content, list):
+        return isinstance(content, str)
+    part = content[0] if len(content) == 1 else None
+    return (
+        isinstance(part, dict)
+        and part.get("type") == "text"
+        and isinstance(part.get("text"), str)
+        and part.keys() <= _OF_TEXT
+    )
+
+
+def _identity(message: Message, text_key: bytes) -> bytes:
+    rest = {name: value for name, value in message.items() if name != "content" and name not in CACHE_MARKS}
+    return digest(encode(rest) + text_key)
 
 
 def _calls(message: Message) -> list[Mapping[str, Any]]:

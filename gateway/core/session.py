@@ -16,9 +16,10 @@ from gateway.core.counting.calibration import LastTurn
 from gateway.core.steps.machine import StepState
 from gateway.core.values import dataclass
 
-#: Conversations of one session that are remembered: the agent's own, and those of a few helpers that share its id.
-MAX_EPOCHS: Final = 8
-#: Characters of all summaries of a session: each of eight conversations may have one of the usual size, of 800 tokens.
+#: Conversations of one session that are remembered: the agent's own, and those of its helpers that share its id. Each
+#: takes a few characters for each of its messages.
+MAX_EPOCHS: Final = 32
+#: Characters of all summaries of a session: eight of its conversations may have one of the usual size, of 800 tokens.
 MAX_SUMMARIES: Final = 64 * 1024
 #: agents of which a session remembers where they are in their steps
 MAX_AGENTS: Final = 8

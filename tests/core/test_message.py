@@ -49,6 +49,33 @@ def test_a_cache_mark_does_not_change_the_key(marked: bytes) -> None:
     assert (is_marked(bare), is_marked(marked)) == (False, True)
 
 
+@pytest.mark.parametrize(
+    ("content", "is_same"),
+    [
+        ([{"type": "text", "text": "a"}], True),
+        ([{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}], True),
+        ([{"type": "text", "text": "b"}], False),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": ""}], False),
+        ([{"type": "text", "text": "a", "citations": []}], False),
+        ([{"type": "input_text", "text": "a"}], False),
+        ([{"type": "text", "text": 5}], False),
+        (["a"], False),
+        ([], False),
+        (None, False),
+    ],
+)
+def test_one_text_is_the_same_as_a_list_and_as_a_string(content: Any, is_same: bool) -> None:
+    said = {"role": "user", "content": "a", "name": "n"}
+    as_list = sketch(json.dumps({**said, "content": content}).encode())
+    assert (as_list.identity == sketch(encode(said)).identity) is is_same
+    assert as_list.identity != sketch(encode({**said, "role": "assistant"})).identity
+
+
+@pytest.mark.parametrize("raw", [b"5", b"{", b'{"role":"user","content":[1]}', b'{"role":"user","content":"\\ud800"}'])
+def test_whatever_cannot_be_read_is_itself_only(raw: bytes) -> None:
+    assert sketch(raw).identity not in (b"", sketch(raw + b" ").identity)
+
+
 def test_openais_mark_is_one_like_anthropics() -> None:
     mark = b'"prompt_cache_breakpoint":{"mode":"explicit","ttl":"30m"}'
     part = b'{"role":"user","content":[{"type":"text","text":"a"%b}]}'

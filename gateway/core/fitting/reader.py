@@ -33,7 +33,7 @@ What = tuple[int, ...] | str
 FRAME: Final = 4
 
 #: What things take beside their texts, in bytes: objects, tables, references.
-_SKETCH_BYTES: Final = 600
+_SKETCH_BYTES: Final = 650
 _CALL_BYTES: Final = 400
 _BLOCK_BYTES: Final = 250
 _TERM_BYTES: Final = 100

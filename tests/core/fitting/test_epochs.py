@@ -353,6 +353,21 @@ def test_a_mark_that_moves_on_is_sent_where_it_is_now_and_nowhere_else() -> None
         assert done.tokens == sum(COUNT(done.messages))
 
 
+def test_a_beginning_is_known_again_where_a_mark_made_lists_of_texts() -> None:
+    limit, plain = 700, session(8)
+    first = fit(Conversation.of_messages(plain), limit, Reader(COUNT))
+    assert first.epoch is not None
+    listed = [
+        one if one["role"] == "tool" else {**one, "content": [{"type": "text", "text": one["content"], **MARK}]}
+        for one in plain
+    ]
+    reader = Reader(COUNT)
+    for messages in (listed, plain, listed):
+        done = fit(Conversation.of_messages(messages, reader), limit, reader, epoch=first.epoch)
+        assert done.epoch is first.epoch
+        assert [fate.rule for fate in done.fates] == [fate.rule for fate in first.fates]
+
+
 # --- priorities ------------------------------------------------------------------------------------------------------
 
 
