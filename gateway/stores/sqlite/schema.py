@@ -187,8 +187,10 @@ def connect(path: Path, *, busy_timeout_s: float) -> sqlite3.Connection:
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Bring the file to the newest format, in one transaction."""
+    is_due = True
     try:
-        if _format_of(connection) < len(MIGRATIONS):
+        is_due = _format_of(connection) < len(MIGRATIONS)
+        if is_due:
             # Another worker may be at it: a gigabyte takes ten seconds.
             connection.execute(f"PRAGMA busy_timeout={_PATIENCE_MS}")
         connection.execute("BEGIN IMMEDIATE")
@@ -202,7 +204,8 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
         if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_READONLY:
             what, remedy = "be written", "Let the gateway write to it and to its folder"
         else:
-            what, remedy = f"be brought to format {len(MIGRATIONS)}", "Look whether another program holds it"
+            what = f"be brought to format {len(MIGRATIONS)}" if is_due else "be used"
+            remedy = "Look whether another program holds it"
         raise StoreUnavailable(
             f"The store {path} cannot {what}: {error}. {remedy}, or name another file in store.url."
         ) from error

@@ -21,8 +21,8 @@ from gateway.core.session import Remembered, SessionState
 from gateway.core.tools import ToolUse
 from gateway.core.usage import Totals
 from gateway.stores.sqlite import SqliteStore
-from gateway.stores.sqlite.schema import MIGRATIONS
-from tests.stores.files import CHARGE, KEY, MakeRecord, opened, query, write
+from gateway.stores.sqlite.schema import MIGRATIONS, connect, migrate
+from tests.stores.files import CHARGE, KEY, MakeRecord, locked, opened, query, write
 
 
 async def test_a_new_file_and_its_folder_are_for_their_owner_only(path: Path, record: MakeRecord) -> None:
@@ -369,3 +369,14 @@ async def test_a_file_that_cannot_be_brought_to_the_newest_format_is_left_as_it_
         SqliteStore(path)
     assert query(path, "SELECT name, sql FROM sqlite_master") == before
     assert query(path, "PRAGMA user_version") == [(1,)]
+
+
+async def test_a_file_of_the_newest_format_that_is_locked_is_not_said_to_be_old(path: Path) -> None:
+    async with opened(path):
+        pass
+    connection = connect(path, busy_timeout_s=0.01)
+    try:
+        with locked(path), pytest.raises(StoreUnavailable, match="cannot be used: database is locked"):
+            migrate(connection, path)
+    finally:
+        connection.close()
