@@ -19,7 +19,7 @@ def dedupe(draft: Draft) -> Draft:
     """Point every result that may be changed at the first result with the same content, if that is sent whole."""
     seen: dict[bytes, int] = {}
     changes: dict[int, Decision] = {}
-    free = {index for unit in draft.open_units() if not unit.sealed for index in unit.indices}
+    free = may_point(draft)
     for item in draft.conversation.items:
         if not may_share(item) or draft.decisions[item.index] != KEEP:
             continue
@@ -27,6 +27,12 @@ def dedupe(draft: Draft) -> Draft:
         if first != item.index and item.index in free:
             changes[item.index] = Same(first)
     return draft.having(changes) if changes else draft
+
+
+def may_point(draft: Draft) -> set[int]:
+    """The messages that may come to point at others: not those that others point at already."""
+    free = {index for unit in draft.open_units() if not unit.sealed for index in unit.indices}
+    return free - draft.pointing().keys()
 
 
 def may_share(item: Item) -> bool:

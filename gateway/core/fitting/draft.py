@@ -175,6 +175,14 @@ class Draft:
             if unit.start >= self.first and not unit.pinned and not is_summed(self.decisions[unit.start])
         ]
 
+    def pointing(self) -> dict[int, dict[int, Same]]:
+        """Of each result that others point at: those, and how they do."""
+        found: dict[int, dict[int, Same]] = {}
+        for index, decision in enumerate(self.decisions):
+            if isinstance(decision, Same):
+                found.setdefault(decision.of, {})[index] = decision
+        return found
+
     @property
     def summary(self) -> tuple[int, Summary] | None:
         """The summary, and the message in whose place it stands."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gateway.core.conversation import Item
-from gateway.core.fitting.dedupe import SHORTEST, may_share
+from gateway.core.fitting.dedupe import SHORTEST, may_point, may_share
 from gateway.core.fitting.draft import KEEP, Decision, Draft, Same
 from gateway.core.fitting.parts import apart
 from gateway.core.fitting.reader import Reader
@@ -35,7 +35,7 @@ def overlap(draft: Draft) -> Draft:
     """Leave out of every result that may be changed what an earlier one says already."""
     seen: dict[bytes, int] = {}
     changes: dict[int, Decision] = {}
-    free = {index for unit in draft.open_units() if not unit.sealed for index in unit.indices}
+    free = may_point(draft)
     for item in draft.conversation.items:
         if draft.decisions[item.index] != KEEP or not may_share(item):
             continue

@@ -6,7 +6,7 @@ messages, and `drop` is what is left when choosing took too long.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Final, Protocol
 
@@ -69,15 +69,15 @@ class Condense:
 
     def apply(self, draft: Draft, limit: int) -> Draft:
         """Choose; what is beyond the characters is not even read."""
-        read, changes = 0, dict[int, Decision]()
+        read, unread = 0, list[Unit]()
         task = draft.conversation.task
         for unit in reversed(draft.open_units()):
             read += sum(draft.conversation.items[index].length for index in unit.indices)
             if read > self.most_characters and unit.start != task:
-                changes.update(dict.fromkeys(unit.indices, DROP))
-        if not changes:
+                unread.append(unit)
+        if not unread:
             return filled(draft, condense(draft, limit, self.worth), limit)
-        return Drop().apply(draft.having(changes), limit)
+        return Drop().apply(_left_out(draft, -1, unread)[0], limit)
 
 
 def filled(draft: Draft, chosen: Draft, limit: int) -> Draft:
@@ -89,16 +89,29 @@ def filled(draft: Draft, chosen: Draft, limit: int) -> Draft:
     room = limit - chosen.total()
     if room <= _EMPTY * (limit - fixed):
         return chosen
-    changes: dict[int, Decision] = {}
+    now, told = list(chosen.decisions), set[int]()
     for unit in reversed(draft.open_units()):
-        was = {index: draft.decisions[index] for index in unit.indices}
-        if draft.conversation.priority(unit) == 0 or all(chosen.decisions[i] == was[i] for i in was):
+        was = {index: _restored(draft.decisions[index], index, now, told) for index in unit.indices}
+        if draft.conversation.priority(unit) == 0 or all(now[index] == was[index] for index in was):
             continue
-        more = sum(draft.weight(index) - chosen.weight(index) for index in unit.indices)
+        more = sum(draft.weight_as(index, was[index]) - chosen.weight(index) for index in unit.indices)
         if more <= room:
             room -= more
-            changes.update(was)
+            for index, decision in was.items():
+                now[index], before = decision, draft.decisions[index]
+                if decision == KEEP and isinstance(before, Same) and not before.parts:
+                    told.add(before.of)
+    changes = {index: decision for index, decision in enumerate(now) if decision != chosen.decisions[index]}
     return chosen.having(changes) if changes else chosen
+
+
+def _restored(was: Decision, index: int, now: Sequence[Decision], told: Collection[int]) -> Decision:
+    """What a message was. What pointed at a result that is not whole now is itself, unless a newer copy told it."""
+    if index in told:
+        return ()
+    if not isinstance(was, Same) or now[was.of] == KEEP:
+        return was
+    return () if was.of in told and not was.parts else KEEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +125,23 @@ class Shorten:
     may_drop: bool = False
 
     def apply(self, draft: Draft, limit: int) -> Draft:
-        """Cut the middle out until it fits."""
+        """Cut the middle out until it fits; what points at what was cut goes the same way."""
         total = draft.total()
         changes: dict[int, Decision] = {}
-        for unit in by_priority(draft):
-            for index in () if unit.sealed else unit.indices:
-                if total <= limit:
-                    return draft.having(changes)
-                before = draft.weight(index)
-                if draft.decisions[index] == KEEP and before > 2 * self.tokens:
-                    known = draft.known(index)
-                    changes[index] = known.sliced.closed(_ends(known, self.tokens / 2))
-                    total += draft.weight_as(index, changes[index]) - before
-        return draft.having(changes)
+        pointing = draft.pointing()
+        long = [index for unit in by_priority(draft) if not unit.sealed for index in unit.indices]
+        for index in long:
+            if total <= limit:
+                break
+            before = draft.weight_as(index, KEEP)
+            if changes.get(index, draft.decisions[index]) == KEEP and before > 2 * self.tokens:
+                known = draft.known(index)
+                alone = _alone(pointing.get(index, {}), changes)
+                long += alone
+                alone[index] = known.sliced.closed(_ends(known, self.tokens / 2))
+                total += sum(draft.weight_as(i, now) - draft.weight(i) for i, now in alone.items())
+                changes.update(alone)
+        return draft.having(changes) if changes else draft
 
 
 def _ends(known: Known, each: float) -> set[int]:
@@ -175,7 +192,7 @@ class Summarize:
         if self.use == "off" or not units or (old is not None and old[0] < draft.first):
             return draft
         room = self.tokens + AROUND - (draft.weight(old[0]) if old is not None else 0)
-        lighter, rest = _left_out(draft, limit - room, units, orphans=KEEP)
+        lighter, rest = _left_out(draft, limit - room, units)
         needed = sum(lighter.decisions[unit.start] == DROP for unit in units)
         ids = ids_of(old[1].id if old is not None else None, (_keys(draft, unit) for unit in units))
         # Best is what is needed, then the next more; less is still enough for this turn.
@@ -206,8 +223,7 @@ def _keys(draft: Draft, unit: Unit) -> Sequence[bytes]:
 
 def _summed(draft: Draft, units: Sequence[Unit], summary: str, text: str) -> Draft:
     """The draft with a summary in the place of these units and the summary before it."""
-    # A newer copy of what is told in short now is no copy any more.
-    without, _ = _left_out(draft, -1, units, orphans=KEEP)
+    without, _ = _left_out(draft, -1, units)
     first, *others = _stood_for(draft, units)
     changes: dict[int, Decision] = dict.fromkeys(others, SUMMED)
     return without.having({**changes, first: Summary(summary, 1 + len(others), text)})
@@ -261,31 +277,35 @@ def by_priority(draft: Draft) -> list[Unit]:
     return sorted(draft.open_units(), key=draft.conversation.priority)
 
 
-def _left_out(draft: Draft, limit: int, units: Iterable[Unit], *, orphans: Decision = ()) -> tuple[Draft, int]:
-    """The draft without as many of the units as it takes to fit, and its tokens.
-
-    `orphans`: what becomes of results that pointed at all of one that is gone.
-    """
+def _left_out(draft: Draft, limit: int, units: Iterable[Unit]) -> tuple[Draft, int]:
+    """The draft without as many of the units as it takes to fit, and its tokens."""
     weights = [*draft.weights()]
     total = sum(weights)
     changes: dict[int, Decision] = {}
-    pointing: dict[int, dict[int, Decision]] = {}
-    for index, decision in enumerate(draft.decisions):
-        if isinstance(decision, Same):
-            # When the other is gone, what pointed at all of it points at nothing (a gap mark is shorter still), and
-            # what a part was left out of is whole again.
-            pointing.setdefault(decision.of, {})[index] = KEEP if decision.parts else orphans
+    pointing = draft.pointing()
     for unit in units:
         if total <= limit:
             break
         total -= sum(weights[index] for index in unit.indices)
         changes.update(dict.fromkeys(unit.indices, DROP))
-        alone = {i: now for index in unit.indices for i, now in pointing.get(index, {}).items() if i not in changes}
-        for index, decision in alone.items():
-            now = draft.weight_as(index, decision)
-            total, weights[index] = total + now - weights[index], now
-        changes.update(alone)
+        for source in unit.indices:
+            alone = _alone(pointing.get(source, {}), changes)
+            for index, decision in alone.items():
+                now = draft.weight_as(index, decision)
+                total, weights[index] = total + now - weights[index], now
+            changes.update(alone)
     return (draft.having(changes) if changes else draft), total
+
+
+def _alone(pointing: Mapping[int, Same], changes: Mapping[int, Decision]) -> dict[int, Decision]:
+    """What becomes of what points at a result that is not sent whole any more.
+
+    The newest copy has its content back, which would be told nowhere; the others are the same again, and a gap mark is
+    the shortest there is. What a part was left out of is whole again.
+    """
+    left = {index: same for index, same in pointing.items() if index not in changes}
+    newest = max((index for index, same in left.items() if not same.parts), default=None)
+    return {index: KEEP if same.parts or index == newest else () for index, same in left.items()}
 
 
 def _stub(draft: Draft, limit: int, *, reads: bool) -> Draft:

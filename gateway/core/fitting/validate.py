@@ -6,12 +6,16 @@ bytes that would be sent.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from gateway.core.conversation import Conversation, Item
-from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES, Sketch, read
+from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES, Sketch, plain, read
+
+#: words that stand for what another result says
+_POINTS: Final = re.compile(r"\[(?:same as|\d+ (?:items?|paragraphs?) as in) the result of ([^\]]*)\]")
 
 
 def problems(
@@ -31,6 +35,7 @@ def problems(
     found.extend(_lost(before, after))
     found.extend(_strangers(before, after))
     found.extend(_invented(before, after))
+    found.extend(_pointless(before, after))
     if tokens > limit:
         found.append(f"{tokens} tokens are over the limit of {limit}")
     return found
@@ -149,3 +154,37 @@ def _strangers(before: Conversation, after: Conversation) -> Iterator[str]:
         yield from (f"call {pair[0]} was never made" for pair in message.names if pair not in names)
         if message.sealed and message.role == "assistant":
             yield "signed reasoning was changed"
+
+
+def _pointless(before: Conversation, after: Conversation) -> Iterator[str]:
+    """Results that point at one which is not sent before them, or not whole."""
+    as_they_were = set(before.keys)
+    for place, (message, key, raw) in enumerate(zip(after.sketches, after.keys, after.messages, strict=True)):
+        if message.role in RESULT_ROLES and key not in as_they_were and b" the result of " in raw:
+            # What a tool says of itself is no such word.
+            said = "".join(_text(one) for one in _results(before, message.answers))
+            for found in _POINTS.finditer(_text(raw)):
+                if found[0] not in said and not _is_whole(before, after, found[1], place):
+                    yield f"{found[0]} is not true"
+
+
+def _is_whole(before: Conversation, after: Conversation, call: str, place: int) -> bool:
+    """Whether a result of this call stands before a place as it came, perhaps with more behind it."""
+    came = _results(before, call)
+    sent = [
+        raw for message, raw in zip(after.sketches[:place], after.messages, strict=False) if message.answers == call
+    ]
+    return any(plain(was) == plain(now) or _continues(was, now) for was in came for now in sent)
+
+
+def _results(conversation: Conversation, call: str | None) -> list[bytes]:
+    pairs = zip(conversation.sketches, conversation.messages, strict=True)
+    return [raw for message, raw in pairs if message.answers == call and message.role in RESULT_ROLES]
+
+
+def _text(raw: bytes) -> str:
+    """The text of a result."""
+    message = read(raw)[0]
+    content = message.get("content") if isinstance(message, dict) else None
+    parts = content if isinstance(content, list) else [content]
+    return "\n".join(str(part.get("text") if isinstance(part, dict) else part) for part in parts)

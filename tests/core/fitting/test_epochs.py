@@ -416,11 +416,12 @@ def test_whole_units_go_by_priority_and_then_by_age() -> None:
 
 
 def test_every_message_has_its_fate_and_a_resumed_turn_tells_the_same() -> None:
-    twice = [*session(6), *step(9), {**step(1)[0], "tool_calls": [{**step(1)[0]["tool_calls"][0], "id": "x"}]}]
-    twice += [{**step(1)[1], "tool_call_id": "x"}, {"role": "assistant", "content": "That was all."}]
+    again = {**step(9)[0]["tool_calls"][0], "id": "x"}
+    twice = [*session(6), *step(9, size=7), {**step(9)[0], "tool_calls": [again]}]
+    twice += [{**step(9, size=7)[1], "tool_call_id": "x"}, {"role": "assistant", "content": "That was all."}]
     twice += [{"role": "user", "content": "What is entry A003 worth?"}]
-    strategies = (Dedupe(), Shorten(tokens=30), Drop())
-    first = run(twice, 215, strategies=strategies, recall="all", low_water=0.9)
+    strategies = (Dedupe(), Shorten(tokens=45), Drop())
+    first = run(twice, 400, strategies=strategies, recall="all", low_water=0.9)
     assert {"dedupe", "shorten", "drop"} <= first.actions.keys()
     assert {fate.rule for fate in first.fates} >= {"pinned", "dedupe", "shorten", "drop"}
     assert [fate.role for fate in first.fates] == [message["role"] for message in twice]
@@ -433,10 +434,10 @@ def test_every_message_has_its_fate_and_a_resumed_turn_tells_the_same() -> None:
     }
     assert first.epoch is not None
     kept = Epoch.from_json(json.loads(json.dumps(first.epoch.to_json())))
-    again = run([*twice, {"role": "assistant", "content": "210."}], 1000, kept, strategies=strategies)
-    assert again.actions == first.actions
-    assert [fate.rule for fate in again.fates[:-3]] == [fate.rule for fate in first.fates[:-2]]
-    assert again.applied == ()
+    resumed = run([*twice, {"role": "assistant", "content": "210."}], tokens(twice) - 100, kept, strategies=strategies)
+    assert resumed.actions == first.actions
+    assert [fate.rule for fate in resumed.fates[:-3]] == [fate.rule for fate in first.fates[:-2]]
+    assert resumed.applied == ()
 
 
 def test_old_lines_that_were_added_are_told() -> None:

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 from gateway.core.conversation import Conversation
+from gateway.core.fitting.dedupe import dedupe
 from gateway.core.fitting.draft import DROP, KEEP, Draft, Same
 from gateway.core.fitting.epoch import Epoch
 from gateway.core.fitting.epochs import fit
@@ -97,3 +98,10 @@ def test_it_is_told_as_dedupe_and_an_epoch_holds_it() -> None:
     assert (again.messages, again.epoch) == (first.messages, first.epoch)
     wrong = Epoch(first.epoch.prefix, first.epoch.size, "k4 =2/1-9 k1 =2 k2")
     assert fit(conversation, limit, Reader(weigher(len)), epoch=wrong, policy=policy).messages == first.messages
+
+
+def test_what_others_point_at_stays_whole() -> None:
+    again = rows(1, 2, 3, 4)
+    done = overlap(dedupe(session(rows(1, 2, 3), again, again)))
+    assert changes(done) == {6: Same(4)}
+    assert changes(dedupe(session(again, again, again).having({6: Same(4)}))) == {6: Same(4)}

@@ -8,7 +8,17 @@ import pytest
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Draft, Same, Summary
 from gateway.core.fitting.reader import Reader, weigher
-from gateway.core.fitting.strategies import DEFAULT, Condense, Dedupe, Drop, Shorten, Strategy, Summarize, strategies_of
+from gateway.core.fitting.strategies import (
+    DEFAULT,
+    Condense,
+    Dedupe,
+    Drop,
+    Shorten,
+    Strategy,
+    Summarize,
+    filled,
+    strategies_of,
+)
 from gateway.core.fitting.summary import Passage, SummaryNeeded
 
 LINES = "".join(f"line number {n} with A{n}B{n}C{n} {'x' * 20}\n" for n in range(60))
@@ -86,17 +96,59 @@ def test_an_unknown_strategy_is_refused_by_name() -> None:
         strategies_of(["dedupe", "shrink"], shorten_tokens=50)
 
 
-def test_what_pointed_at_a_result_that_is_left_out_points_at_nothing() -> None:
-    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    unit: list[dict[str, Any]] = [
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "a", "content": LINES},
-    ]
-    again = [{**unit[0], "tool_calls": [{**call, "id": "b"}]}, {**unit[1], "tool_call_id": "b"}]
-    draft = Dedupe().apply(draft_of(USER, *unit, *again, LAST), 0)
+def looks(*contents: str) -> list[dict[str, Any]]:
+    """A call and its result for each, a, b, c and so on."""
+    found: list[dict[str, Any]] = []
+    for name, content in zip("abcdefgh", contents, strict=False):
+        call = {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        found.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        found.append({"role": "tool", "tool_call_id": name, "content": content})
+    return found
+
+
+def test_the_newest_that_pointed_at_a_result_which_is_left_out_has_its_content_back() -> None:
+    draft = Dedupe().apply(draft_of(USER, *looks(LINES, LINES, LINES), LAST), 0)
+    assert draft.decisions[4::2] == (Same(2), Same(2))
     done = Drop().apply(draft, draft.total() - 10)
-    assert done.decisions == (KEEP, DROP, DROP, KEEP, (), KEEP)
+    assert done.decisions == (KEEP, DROP, DROP, KEEP, (), KEEP, KEEP, KEEP)
     assert done.total() <= draft.total() - 10
+    assert Drop().apply(draft, 100).decisions[1:7] == (DROP,) * 6
+
+
+def test_nothing_points_at_what_was_shortened() -> None:
+    items = [{"id": n, "name": f"name {n} of a long list of items"} for n in range(60)]
+    draft = draft_of(SHORT, *looks(json.dumps(items[:40]), json.dumps(items[20:]), LINES, LINES), LAST)
+    pointing = Dedupe().apply(draft, 0)
+    assert pointing.decisions[2:9:2] == (KEEP, Same(2, tuple(range(20))), KEEP, Same(6))
+    limit = pointing.total() - 100
+    first = Shorten(tokens=300).apply(pointing, limit)
+    assert isinstance(first.decisions[2], tuple)
+    assert first.decisions[4] == KEEP or isinstance(first.decisions[4], tuple)
+    assert first.total() <= limit
+    all_of_it = Shorten(tokens=300).apply(pointing, 0)
+    assert all(isinstance(decision, tuple) for decision in all_of_it.decisions[2:9:2])
+
+
+def test_what_is_too_much_to_read_leaves_its_content_to_the_newest_that_pointed_at_it() -> None:
+    draft = Dedupe().apply(draft_of(USER, *looks(LINES, "other", LINES, "more", LINES, "end"), LAST), 0)
+    done = Condense(most_characters=len(LINES) + 10).apply(draft, draft.total() + 1000)
+    assert done.decisions[1:7] == (DROP,) * 6
+    assert done.decisions[7:13] == (KEEP,) * 6
+
+
+def test_what_fills_the_room_points_at_nothing_that_is_not_there() -> None:
+    same = "status ok and all is well\n" * 40
+    draft = draft_of({"role": "user", "content": "poll"}, *looks(same, same, "short", same), LAST)
+    pointing = Dedupe().apply(draft, 0)
+    chosen = pointing.having(dict.fromkeys(range(1, 9), DROP))
+    room = chosen.total() + draft.weight(2) + 700
+    done = filled(pointing, chosen, room)
+    assert done.decisions[8] == KEEP
+    assert done.decisions[4] == ()
+    assert done.total() <= room
+    tight = filled(pointing, chosen, chosen.total() + 500)
+    assert tight.decisions[8] == DROP
+    assert tight.decisions[6] == KEEP
 
 
 def test_drop_and_shorten_begin_with_what_is_worth_least() -> None:

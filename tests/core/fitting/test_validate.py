@@ -78,6 +78,22 @@ def test_what_the_client_sent_wrong_is_not_held_against_the_result() -> None:
     assert found(*before, before=before) == []
 
 
+MARKS = ["[same as the result of a]", "new\n\n[1 paragraph as in the result of a]", "[2 items as in the result of a]"]
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_a_result_points_only_at_what_is_sent_whole(mark: str) -> None:
+    before = [TASK, call("a"), result("a", "long " * 50), call("b"), result("b", "long " * 50), *END]
+    pointing = [call("b"), result("b", mark), *END]
+    assert found(TASK, call("a"), result("a", "long " * 50), *pointing, before=before) == []
+    assert found(TASK, call("a"), result("a", "long " * 50 + "\n\nmore"), *pointing, before=before) == []
+    problem = f"{mark[mark.index('[') :]} is not true"
+    assert found(TASK, *pointing, before=before) == [problem]
+    assert found(TASK, call("a"), result("a", "long [...]"), *pointing, before=before) == [problem]
+    own = [TASK, call("a"), result("a"), call("b"), result("b", f"long {mark}"), *END]
+    assert found(TASK, *pointing, before=own) == []
+
+
 TOLD = {"role": "assistant", "content": "[summary of 4 earlier messages]\nFound."}
 
 
