@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.core.fitting.watch import Watch
 from gateway.core.message import Message, is_deep
+from gateway.core.notation import bared, parse_whole, written
 from gateway.core.values import dataclass
 
 GAP: Final = "[...]"
@@ -31,7 +32,9 @@ TABLE_ROWS: Final = 3
 #: JSON nested deeper than this is written as it is: no key line can tell where it belongs
 _DEEPEST: Final = 12
 
-_write: Final = json.JSONEncoder(ensure_ascii=False, separators=(", ", ": ")).encode
+#: For values that are shown without quotes, a number is a text like any other: so it keeps its spelling.
+_DECODER: Final = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
+_CONSTANTS: Final = {True: "true", False: "false", None: "null"}
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?;])\s+|(?<=[\u3002\uff01\uff1f\uff1b])")
 
 
@@ -98,10 +101,11 @@ def slice_message(message: Message, watch: Watch | None = None) -> Sliced:
     for number, call in enumerate(message.get("tool_calls") or ()):
         function = call["function"]
         arguments = str(function.get("arguments") or "")
-        long = list(_long_strings(arguments))
+        long = list(_long_strings(_read_arguments(arguments), ()))
         for path, text in long:
             add(Slot((number, *path), in_arguments=True), [(piece, -1) for piece in watch.over(cut_text(text))])
-        fixed.append(f"{function.get('name')} {_without(arguments, long) if long else arguments}")
+        shown = _having(arguments, [(path, GAP) for path, _ in long]) if long else arguments
+        fixed.append(f"{function.get('name')} {shown}")
     return Sliced(tuple(slots), tuple(blocks), "\n".join(fixed), is_verbatim)
 
 
@@ -179,10 +183,34 @@ def _gap_before(before: Sequence[str], text: str) -> str:
 
 def _with_arguments(call: Mapping[str, Any], changes: Sequence[tuple[tuple[int | str, ...], str]]) -> dict[str, Any]:
     function = call["function"]
-    arguments = json.loads(function["arguments"])
+    return {**call, "function": {**function, "arguments": _having(function["arguments"], changes)}}
+
+
+# --- call arguments ---------------------------------------------------------------------------------------------------
+
+
+def _read_arguments(arguments: str) -> dict[str, Any]:
+    """Those of long arguments, numbers as bare values; none of what is short or no object."""
+    value = parse_whole(arguments) if len(arguments) > LONG_ARGUMENTS else None
+    return value if isinstance(value, dict) else {}
+
+
+def _long_strings(value: Any, path: tuple[int | str, ...]) -> Iterator[tuple[tuple[int | str, ...], str]]:
+    """The strings inside arguments that are long themselves, with their paths."""
+    pairs: Any = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in pairs:
+        if isinstance(inner, str) and len(inner) > LONGEST and bared(inner) is None:
+            yield (*path, key), inner
+        elif isinstance(inner, dict | list):
+            yield from _long_strings(inner, (*path, key))
+
+
+def _having(arguments: str, changes: Iterable[tuple[tuple[int | str, ...], str]]) -> str:
+    """Long arguments with other texts in some places."""
+    value = _read_arguments(arguments)
     for path, text in changes:
-        _put(arguments, path, text)
-    return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
+        _put(value, path, text)
+    return written(value)
 
 
 def _put(value: Any, path: Sequence[int | str], text: str) -> None:
@@ -191,50 +219,22 @@ def _put(value: Any, path: Sequence[int | str], text: str) -> None:
     value[path[-1]] = text
 
 
-# --- call arguments ---------------------------------------------------------------------------------------------------
-
-
-def _long_strings(arguments: str) -> Iterator[tuple[tuple[int | str, ...], str]]:
-    """The strings inside long arguments that are long themselves, with their paths."""
-    if len(arguments) <= LONG_ARGUMENTS:
-        return
-    value = parse_json(arguments)
-    if isinstance(value, dict):
-        yield from _strings_of(value, ())
-
-
-def _strings_of(value: Any, path: tuple[int | str, ...]) -> Iterator[tuple[tuple[int | str, ...], str]]:
-    pairs: Any = value.items() if isinstance(value, dict) else enumerate(value)
-    for key, inner in pairs:
-        if isinstance(inner, str) and len(inner) > LONGEST:
-            yield (*path, key), inner
-        elif isinstance(inner, dict | list):
-            yield from _strings_of(inner, (*path, key))
-
-
-def _without(arguments: str, long: Sequence[tuple[tuple[int | str, ...], str]]) -> str:
-    value = json.loads(arguments)
-    for path, _ in long:
-        _put(value, path, GAP)
-    return json.dumps(value, ensure_ascii=False)
-
-
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
 def _cut(text: str, watch: Watch) -> Iterator[tuple[str, int]]:
     """Pieces of a text and the number of the piece each needs, or -1."""
-    value = parse_json(text) if len(text) > COMPACT and text.lstrip()[:1] in ("{", "[") else None
+    value = _read_json(text) if len(text) > COMPACT and text.lstrip()[:1] in ("{", "[") else None
     if isinstance(value, dict | list) and value:
         yield from _json_lines(value, watch)
     else:
         yield from ((piece, -1) for piece in watch.over(cut_text(text)))
 
 
-def parse_json(text: str) -> Any:
-    """The value, or None where the text is no JSON (or nested too deep for one)."""
+def _read_json(text: str) -> Any:
+    """The value, numbers as texts; None where the text is no JSON (or nested too deep for one)."""
     try:
-        value = json.loads(text)
+        value = _DECODER.decode(text)
     except (ValueError, RecursionError):
         return None
     return None if is_deep(value) else value
@@ -321,7 +321,7 @@ def _is_short(value: dict[str, Any] | list[Any]) -> bool:
 
 
 def _is_plain(value: Any) -> bool:
-    return isinstance(value, int | float | str) and len(str(value)) <= COMPACT
+    return isinstance(value, bool) or (isinstance(value, str) and len(value) <= COMPACT)
 
 
 def _add_string(lines: list[tuple[str, int]], path: str, text: str) -> None:
@@ -346,15 +346,15 @@ def _add_table(lines: list[tuple[str, int]], path: str, rows: Sequence[Mapping[s
     head = len(lines)
     lines.append((f"{path or 'rows'} | " + " | ".join(map(str, rows[0])) + "\n", -1))
     for row in rows:
-        cells = (value if isinstance(value, str) else _compact(value) for value in row.values())
-        lines.append((" | ".join(cells).replace("\n", " ") + "\n", head))
+        cells = " | ".join(map(_compact, row.values()))
+        lines.append((cells.replace("\n", " ") + "\n", head))
 
 
 def _add_list(lines: list[tuple[str, int]], path: str, values: Sequence[Any]) -> None:
     """Plain values, as many a line as fit; the first line names them."""
     waiting = f"{path}: " if path else ""
     for value in values:
-        waiting += f"{value}, "
+        waiting += f"{_compact(value)}, "
         if len(waiting) >= COMPACT:
             lines.append((waiting.rstrip() + "\n", -1))
             waiting = ""
@@ -363,5 +363,11 @@ def _add_list(lines: list[tuple[str, int]], path: str, values: Sequence[Any]) ->
 
 
 def _compact(value: Any) -> str:
-    """JSON without quotes, which are a quarter of its tokens; it is to be read, not parsed."""
-    return _write(value).replace('"', "")
+    """JSON without quotes, which are a quarter of its tokens, nor escapes for them; it is to be read, not parsed."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        return "{" + ", ".join([f"{key}: {_compact(inner)}" for key, inner in value.items()]) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_compact, value)) + "]"
+    return _CONSTANTS[value]

@@ -6,7 +6,6 @@ result leaves out the parts that stand word for word in one earlier result that 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Final
 
@@ -17,6 +16,7 @@ from gateway.core.fitting.parts import apart
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.watch import Watch
 from gateway.core.message import decode, digest
+from gateway.core.notation import written
 from gateway.core.values import dataclass
 
 #: a part is itself, and not a word that stands everywhere
@@ -66,7 +66,8 @@ def parts_of(item: Item, raw: bytes, reader: Reader, watch: Watch) -> Sequence[_
     def compute() -> tuple[_Part, ...]:
         watch.tick(1 + item.length // _PART)
         parts, _, _ = apart(decode(raw).get("content"))
-        written = [json.dumps(part).encode() for part in parts]
-        return tuple(_Part(digest(part), len(part)) for part in written)
+        # half of a surrogate pair has no bytes of its own
+        raws = [written(part).encode("utf-8", "surrogatepass") for part in parts]
+        return tuple(_Part(digest(raw), len(raw)) for raw in raws)
 
     return reader.kept("parts", item.key, compute, lambda parts: _PART_BYTES * len(parts))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection
 from typing import Any, Final
 
-from gateway.core.fitting.blocks import parse_json
+from gateway.core.notation import parse_whole, written
 
 _PARAGRAPHS: Final = "\n\n"
 
@@ -22,18 +21,17 @@ def without(content: object, gone: Collection[int], source: str | None) -> str:
 
 
 def apart(content: object) -> tuple[list[Any], str, Callable[[list[Any]], str]]:
-    """The parts of a content, what to call one, and how to put them together again; a list of parts has none."""
+    """The parts of a content, what to call one, and how to put them together again; a list of parts has none.
+
+    Numbers in them are bare values, see `gateway.core.notation`.
+    """
     text = content if isinstance(content, str) else ""
-    value = parse_json(text) if text.lstrip()[:1] in ("{", "[") else None
+    value = parse_whole(text)
     if isinstance(value, list):
-        return value, "item", _compact
+        return value, "item", written
     if isinstance(value, dict):
         lists = [name for name, inner in value.items() if isinstance(inner, list)]
         if lists:
             longest = max(lists, key=lambda name: len(value[name]))
-            return value[longest], "item", lambda left: _compact({**value, longest: left})
+            return value[longest], "item", lambda left: written({**value, longest: left})
     return text.split(_PARAGRAPHS), "paragraph", _PARAGRAPHS.join
-
-
-def _compact(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

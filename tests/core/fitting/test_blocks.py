@@ -86,6 +86,33 @@ def test_json_becomes_lines_with_their_paths() -> None:
     assert lines[-1] == "Third.\n"
 
 
+#: what a number of Python's would write otherwise, if it could be one
+NUMBERS = ("9007199254740993.07", "123456789012345678.9", "1.10", "-0", "1E+05", "0.1e-7", "9" * 5000)
+
+
+@pytest.mark.parametrize("number", [*NUMBERS[:-1], "NaN", "-Infinity"])
+def test_numbers_are_shown_as_they_were_written(number: str) -> None:
+    cells = ", ".join(f'{{"id": {number}, "of": [{number}, {{}}]}}' for _ in range(12))
+    values = ", ".join([number] * 60)
+    text = f'{{"one": {number}, "short": {{"a": {number}}}, "values": [{values}], "rows": [{cells}]}}'
+    shown = "".join(texts_of(tool(text)))
+    assert shown.startswith(f"one: {number}\nshort: {{a: {number}}}\nvalues: {number}, {number}, ")
+    assert shown.endswith("rows | id | of\n" + f"{number} | [{number}, {{}}]\n" * 12)
+
+
+def test_texts_without_their_quotes_are_not_escaped() -> None:
+    said = {"path": r"C:\data\new", "said": 'She said "no".', "code": "a\nb", "on": True, "of": None}
+    shown = r'{path: C:\data\new, said: She said "no"., code: a' + "{}b, on: true, of: null}}\n"
+    lines = texts_of(tool(json.dumps({"it": said, "pad": "x" * 100})))
+    assert lines[0] == "it: " + shown.replace("{}b", "\nb").replace("}}", "}")
+    rows = texts_of(tool(json.dumps([{"id": n, "it": said} for n in range(3)])))
+    assert rows[1] == "0 | " + shown.replace("{}b", " b").replace("}}", "}")
+
+
+def test_a_list_of_yes_and_no_says_so_as_json_does() -> None:
+    assert "".join(texts_of(tool(json.dumps({"a": [True, False] * 20})))).startswith("a: true, false, true, ")
+
+
 def test_a_list_may_end_with_a_full_line() -> None:
     assert texts_of(tool(json.dumps({"a": ["x" * 159, "y" * 159]}))) == [f"a: {'x' * 159},\n", f"{'y' * 159},\n"]
 
@@ -120,6 +147,15 @@ def test_long_strings_in_arguments_are_cut_and_the_arguments_stay_json() -> None
     assert out["tool_calls"][1] is message["tool_calls"][1]
     assert "a.py" in sliced.fixed
     assert "line 0" not in sliced.fixed
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_numbers_in_arguments_that_are_cut_are_as_they_were_written(number: str) -> None:
+    message = caller(f'{{"amount": {number}, "of": [{number}], "text": {json.dumps(LINES * 2)}}}')
+    sliced = slice_message(message)
+    shown = render(message, sliced, [])["tool_calls"][0]["function"]["arguments"]
+    assert shown == f'{{"amount":{number},"of":[{number}],"text":"{GAP}"}}'
+    assert f"edit {shown}" in sliced.fixed
 
 
 @pytest.mark.parametrize("arguments", ["{" + "x" * 900, json.dumps(["x" * 900]), "{}", ""])

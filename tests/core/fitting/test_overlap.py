@@ -58,6 +58,12 @@ def test_a_row_of_the_same_id_that_says_something_else_stays() -> None:
     assert changes(overlap(session(rows(1, 2), other))) == {}
 
 
+def test_a_row_whose_number_differs_beyond_the_digits_of_a_float_stays() -> None:
+    first, other = (rows(1, 2, 3).replace('"D', f'9007199254740993.0{digit}, "id": "D') for digit in (7, 8))
+    assert changes(overlap(session(first, other))) == {}
+    assert changes(overlap(session(first, f" {first}"))) == {4: Same(2, (0, 1, 2))}
+
+
 def test_what_is_short_or_stands_nowhere_whole_stays() -> None:
     numbers = json.dumps(list(range(200)))
     image = [{"type": "image_url", "image_url": {"url": "x" * 500}}]

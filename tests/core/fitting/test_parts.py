@@ -6,16 +6,19 @@ from typing import Any
 import pytest
 
 from gateway.core.fitting.parts import apart, without
+from gateway.core.notation import bare
 
 
 @pytest.mark.parametrize(
     ("content", "parts"),
     [
-        ("[1, {}]", [1, {}]),
-        ('{"total": 2, "tags": [1], "rows": [1, 2]}', [1, 2]),
+        ("[1, {}]", [bare("1"), {}]),
+        ('{"total": 2, "tags": [1], "rows": [1, 2]}', [bare("1"), bare("2")]),
         ('{"total": 2}', ['{"total": 2}']),
         ("one\n\ntwo\nthree", ["one", "two\nthree"]),
         ("[broken", ["[broken"]),
+        ('{"a": 1}\n{"a": 2}', ['{"a": 1}\n{"a": 2}']),
+        ('{"a": [1], "a": [2]}', ['{"a": [1], "a": [2]}']),
         (None, [""]),
         ([{"type": "text", "text": "a"}], [""]),
     ],
@@ -29,6 +32,11 @@ def test_the_mark_stands_where_the_first_part_stood_and_json_stays_json() -> Non
     shown = json.loads(without('{"n": 1, "rows": [{"a": "é"}, 2]}', (0,), "c0"))
     assert shown == {"n": 1, "rows": ["[1 item as in the result of c0]", 2]}
     assert without("a\n\nb\n\nc", (1, 2), "c0") == "a\n\n[2 paragraphs as in the result of c0]"
+
+
+def test_what_stays_keeps_the_spelling_of_its_numbers() -> None:
+    shown = without('{"n": 1.10, "rows": [9007199254740993.07, 2, 1E+5]}', (1,), "c0")
+    assert shown == '{"n":1.10,"rows":[9007199254740993.07,"[1 item as in the result of c0]",1E+5]}'
 
 
 @pytest.mark.parametrize("gone", [(), (2,), (0, 9)])

@@ -77,6 +77,14 @@ def test_other_json_is_shown_as_paths_and_values() -> None:
     assert "order.id: W-4711\n" in short
 
 
+def test_numbers_and_paths_stand_as_the_tool_wrote_them() -> None:
+    accounts = ", ".join(
+        f'"acc_{n}": {{"balance": 9007199254740993.{n:02}, "rate": 1.10, "path": "C:\\\\acc_{n}"}}' for n in range(60)
+    )
+    short = extract(f'{{"accounts": {{{accounts}}}}}', 120)
+    assert r"accounts.acc_1: {balance: 9007199254740993.01, rate: 1.10, path: C:\acc_1}" in short
+
+
 def test_a_wide_table_is_shown_with_the_keys_beside_the_values() -> None:
     rows = [{"id": n, "content": {f"name of field {m}": m * n for m in range(30)}} for n in range(9)]
     lines = extract(json.dumps(rows), 400).split("\n")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gateway.core.message import DEEPEST
-from gateway.core.modes.notation import Parsed, bare, bared, parse, written
+from gateway.core.notation import Parsed, bare, bared, parse, parse_whole, written
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,17 @@ def test_white_space_and_needless_escapes_go() -> None:
 )
 def test_what_is_no_json_or_odd_or_huge_is_not_read(text: str) -> None:
     assert parse(text) is None
+    assert parse_whole(text) is None
 
 
 def test_lines_of_objects_are_read() -> None:
     parsed = parse('{"a":1}\r\n\n  \n{"a":[2.0]}\n')
     assert parsed == Parsed([{"a": bare("1")}, {"a": [bare("2.0")]}], is_lines=True)
+
+
+def test_a_whole_text_is_no_lines() -> None:
+    assert parse_whole('{"a":1}\n{"a":2}') is None
+    assert parse_whole(' {"a":1.0} ') == {"a": bare("1.0")}
 
 
 def test_a_line_after_a_list_is_no_list() -> None:

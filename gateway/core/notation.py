@@ -59,7 +59,7 @@ class Parsed:
 
 def parse(text: str) -> Parsed | None:
     """What a text says as JSON or JSON lines; None for all else, and for what is odd or huge."""
-    if text.lstrip()[:1] not in ("{", "[") or sum(map(text.count, _COUNTED)) > _MOST_VALUES or _is_marked(text):
+    if not _may_be_read(text):
         return None
     values = _parsed([text])
     if values is not None:
@@ -68,6 +68,16 @@ def parse(text: str) -> Parsed | None:
     if values is None or not all(isinstance(value, dict) for value in values):
         return None
     return Parsed(values, is_lines=True)
+
+
+def parse_whole(text: str) -> dict[str, Any] | list[Any] | None:
+    """The object or list that a text is, numbers as bare values; None for all else, JSON lines among it."""
+    values = _parsed([text]) if _may_be_read(text) else None
+    return values[0] if values is not None else None
+
+
+def _may_be_read(text: str) -> bool:
+    return text.lstrip()[:1] in ("{", "[") and sum(map(text.count, _COUNTED)) <= _MOST_VALUES and not _is_marked(text)
 
 
 def _is_marked(text: str) -> bool:
