@@ -93,7 +93,7 @@ class ContextRecord:
         budget: input tokens the call was allowed, the smallest of all limits; None where nothing limits it.
         conversation_tokens: of what was sent, all but tool results.
         tool_tokens: tool results in what was sent, each counted once.
-        trimmed: number of messages by the rule that changed them.
+        trimmed: number of messages by the rule that changed them, as `fates` tell it.
         shadow: it was only decided; what was sent is what came.
         key: under which the difference to the reported usage is learned.
         estimate: `tokens` before anything learned was added.

@@ -47,7 +47,8 @@ EXPOSED: Final[Mapping[str, str]] = {
     "x-context-tokens": "input tokens that the provider is expected to report for what was sent",
     "x-context-tokens-original": "the same for what came, tool results as in `x-response-mode`",
     "x-context-trimmed": (
-        "`none`, or the number of messages by what was done with them: `dedupe=3,condense=12,drop=4`"
+        "`none`, or the number of messages (of items, in a Responses request) by what was done with them: "
+        "`dedupe=3,condense=12,drop=4`"
     ),
     "x-context-shadow": "with `trim: shadow`: what would have been done",
     "x-context-conversation-tokens": "of what was sent, all but tool results",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -391,6 +392,28 @@ def planned_as(wire: Wire, raws: Sequence[bytes], place: Room, tools: Sequence[A
         view.messages, reader, pinned=view.held, keep_last_turns=place.policy.keep_last_turns
     )
     return make_room(came, view, conversation, place, Scales(ESTIMATOR, reader))
+
+
+def asked_twice(wire: Wire, number: int) -> list[bytes]:
+    """Words and two calls that are one message with their reasoning, or have their results in one element."""
+    task, call, result, said, _ = (json.loads(raw) for raw in elements(wire, number + 1)[-5:])
+    if wire == "responses":
+        thought = {"type": "reasoning", "id": f"rs_{number}", "summary": [], "encrypted_content": "x" * 80}
+        found = [task, thought, call, {**call, "call_id": f"d{number}"}, result, {**result, "call_id": f"d{number}"}]
+    else:
+        (use,), (answer,) = call["content"], result["content"]
+        uses, answers = [use, {**use, "id": f"d{number}"}], [answer, {**answer, "tool_use_id": f"d{number}"}]
+        found = [task, {**call, "content": uses}, {**result, "content": answers}]
+    return [json.dumps(one).encode() for one in (*found, said)]
+
+
+@pytest.mark.parametrize("wire", OTHERS)
+def test_elements_are_counted_and_not_the_messages_that_they_are_read_as(wire: Wire) -> None:
+    raws = [raw for number in range(8) for raw in asked_twice(wire, number)]
+    plan = planned_as(wire, raws, room(900))
+    rules = Counter(fate.rule for fate in plan.context.fates)
+    assert dict(plan.context.trimmed) == {rule: rules[rule] for rule in rules if rule not in ("kept", "pinned")}
+    assert plan.context.trimmed["drop"] == len(raws) - len(plan.messages or ())
 
 
 @pytest.mark.parametrize("keep_last_turns", [1, 3])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -33,6 +33,15 @@ class Fate(NamedTuple):
     rule: str
 
 
+#: of messages that are sent as they came
+UNCHANGED: Final = ("kept", "pinned")
+
+
+def actions_of(fates: Iterable[Fate]) -> Mapping[str, int]:
+    """How many were changed, by the rule that did it."""
+    return dict(Counter(fate.rule for fate in fates if fate.rule not in UNCHANGED))
+
+
 @dataclass(frozen=True, slots=True)
 class Sent:
     """What the first messages of a conversation became, and what that takes off; it holds no message that was kept."""
@@ -49,8 +58,6 @@ class Sent:
     framing: Framing
     #: the rule that changed each of them
     hows: Mapping[int, str]
-    #: messages by that rule
-    actions: Mapping[str, int]
 
     @classmethod
     def of(cls, draft: Draft) -> Sent:
@@ -59,10 +66,7 @@ class Sent:
         tokens, saved = _weighed(draft, made)
         hows = {index: rule_of(draft.decisions[index], draft.rules.get(index, "")) for index in sorted(made)}
         marked = draft.conversation.marked & made.keys()
-        return cls(
-            draft.decisions, draft.recalls, draft.rules, made, marked, tokens, saved, draft.reader.framing,
-            hows, dict(Counter(hows.values())),
-        )  # fmt: skip
+        return cls(draft.decisions, draft.recalls, draft.rules, made, marked, tokens, saved, draft.reader.framing, hows)
 
     def weighed(self, draft: Draft) -> Sent:
         """The same by the framing that there is now; `draft` begins with these messages."""
@@ -91,7 +95,6 @@ class Sent:
             tokens={**self.tokens, index: tokens},
             saved=self.saved + draft.came[index] - tokens,
             hows={**self.hows, index: "recall"},
-            actions={**self.actions, "recall": self.actions.get("recall", 0) + 1},
         )
 
     @property
@@ -131,8 +134,6 @@ class Fitted:
     epoch: Epoch | None
     #: the strategies that changed something in this turn; empty where what was sent before still fits
     applied: tuple[str, ...]
-    #: messages by the rule that changed them, in this turn or before
-    actions: Mapping[str, int]
     conversation: Conversation = field(repr=False)
     came: Sequence[int] = field(repr=False)
     sent: Sent | None = field(repr=False)
@@ -141,7 +142,7 @@ class Fitted:
     def untouched(cls, conversation: Conversation, came: Sequence[int], tokens: int) -> Fitted:
         """Everything as it came."""
         return cls(
-            tokens, tokens, changed=False, epoch=None, applied=(), actions={},
+            tokens, tokens, changed=False, epoch=None, applied=(),
             conversation=conversation, came=came, sent=None,
         )  # fmt: skip
 
@@ -163,7 +164,6 @@ class Fitted:
             changed=True,
             epoch=epoch,
             applied=applied,
-            actions=sent.actions,
             conversation=conversation,
             came=came,
             sent=sent,
@@ -213,6 +213,11 @@ class Fitted:
         for index, rule in self.sent.hows.items() if self.sent is not None else ():
             rules[index] = rule
         return tuple(map(Fate._make, zip(roles, self.came, after, rules, strict=True)))
+
+    @property
+    def actions(self) -> Mapping[str, int]:
+        """Messages by the rule that changed them, in this turn or before."""
+        return actions_of(self.fates)
 
     def decoded(self) -> list[Any]:
         """The messages to send as values; None for bytes that are no JSON."""

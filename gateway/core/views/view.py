@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
-from gateway.core.fitting.receipt import Fate
+from gateway.core.fitting.receipt import UNCHANGED, Fate
 from gateway.core.message import decode, digest, encode
 
 T = TypeVar("T")
@@ -123,7 +123,7 @@ class View(ABC):
     def _fate(self, element: int, fates: Sequence[Fate]) -> Fate:
         mine = [fates[index] for index in self.owned[element]]
         first = [fates[index] for index in self.owned[element] if self.places[index][0] == element]
-        told = next((fate for fate in mine if fate.rule not in ("kept", "pinned")), mine[0])
+        told = next((fate for fate in mine if fate.rule not in UNCHANGED), mine[0])
         before, after = sum(fate.tokens_before for fate in first), sum(fate.tokens_after for fate in first)
         return Fate(told.role, before, after, told.rule)
 

@@ -243,7 +243,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             "conversation_tokens": whole("of what was sent, all but tool results"),
             "tool_tokens": whole("tool results in what was sent"),
             "tools": named("ToolWeights"),
-            "trimmed": table(whole(), "messages by what was done with them"),
+            "trimmed": table(whole(), "messages (of Responses: items) by what was done with them, as in `items`"),
             "shadow": flag("it was only decided; what was sent is what came"),
             "items": rows(named("Fate"), "with `explain=1`: each message that came; empty where nothing was changed"),
             "note": text("it would be decided otherwise, with a summary"),

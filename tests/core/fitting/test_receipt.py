@@ -34,7 +34,7 @@ def test_what_was_sent_holds_what_was_made_and_nothing_that_was_kept() -> None:
     done = before.having({0: (0,), 1: DROP}).ruled(before, "shorten")
     sent = Sent.of(replace(done, recalls={3: ((1, (2,)),)}))
     assert list(sent.made) == [0, 1, 3]
-    assert sent.actions == {"shorten": 1, "drop": 1, "recall": 1}
+    assert sent.hows == {0: "shorten", 1: "drop", 3: "recall"}
     assert sent.saved == before.total() - replace(done, recalls=sent.recalls).total()
     assert sent.size_bytes > sum(len(made.raw or b"") for made in sent.made.values())
 
