@@ -37,7 +37,7 @@ class Counts:
     """What the gateway says of one call.
 
     Attributes:
-        conversation_tokens: of what was sent, all but tool results.
+        conversation_tokens: of what was sent, texts, calls and thinking; no tool results or definitions of tools.
         tool_tokens: the tool results in it, each counted once by its id and by its content.
         budget: input tokens that a call may take; None where nothing limits it.
         remaining: what is left of that beside what was sent.

@@ -124,10 +124,11 @@ class Inspector:
         }
 
     async def trim(self, call: Call, asked: Asked, remembered: Remembered) -> tuple[bytes, Plan]:
-        """The body as it would be forwarded, and why.
+        """The body as it would be forwarded with its tool results as they came, and why.
 
-        No model is ever called for this. Where one would be asked for a summary first, the body is as it would be if
-        that failed, and the plan says what it needs.
+        No result is shown in a response mode: what that leaves out would have to be kept. Nor is a model ever called
+        for this. Where one would be asked for a summary first, the body is as it would be if that failed, and the plan
+        says what it needs.
 
         Raises:
             ContextOverflow: it cannot be made to fit.

@@ -81,7 +81,7 @@ def trim(  # noqa: PLR0917  # typer makes an option of each
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the body as it would be forwarded."""
+    """Print the body as it would be forwarded, with its tool results as they came (no response mode)."""
     from gateway.core.plan import Wishes
     from gateway.core.session import Remembered
 

@@ -91,7 +91,7 @@ class ContextRecord:
         original_tokens: the same for what came.
         source: how good these numbers are.
         budget: input tokens the call was allowed, the smallest of all limits; None where nothing limits it.
-        conversation_tokens: of what was sent, all but tool results.
+        conversation_tokens: of what was sent, texts, calls and thinking; no tool results or definitions of tools.
         tool_tokens: tool results in what was sent, each counted once.
         trimmed: number of messages by the rule that changed them, as `fates` tell it.
         shadow: it was only decided; what was sent is what came.

@@ -69,7 +69,7 @@ class ContextApi:
             lease.release()
 
     async def trim(self, request: Request, access: Access) -> Any:
-        """POST /api/trim?budget=&explain=1&wire=&session=: the body as it would be forwarded, and what was decided."""
+        """POST /api/trim?budget=&explain=1&wire=&session=: the body as it would be forwarded, and why."""
         lease = Lease(self._memory)
         try:
             call, asked, remembered = await self._read(request, access, lease)

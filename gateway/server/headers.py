@@ -51,7 +51,9 @@ EXPOSED: Final[Mapping[str, str]] = {
         "`dedupe=3,condense=12,drop=4`"
     ),
     "x-context-shadow": "with `trim: shadow`: what would have been done",
-    "x-context-conversation-tokens": "of what was sent, all but tool results",
+    "x-context-conversation-tokens": (
+        "of what was sent, texts, calls and thinking, system texts too; no tool results, definitions of tools or images"
+    ),
     "x-context-tool-tokens": "tool results in what was sent, each counted once",
     "x-context-budget-tokens": "input tokens that this call was allowed; absent where nothing limits it",
     "x-context-remaining-tokens": "of these, what is left beside what was sent and its margin: room for tool results",

@@ -14,6 +14,7 @@ from tests.support.conversations import TOOLS, agent
 from tests.support.formats import Format
 from tests.support.web import CHAT, Web
 
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 BODY: dict[str, Any] = {"model": "gpt-4o", "messages": agent(4), "tools": TOOLS}
 
 
@@ -46,6 +47,17 @@ def test_a_body_is_counted_in_its_parts(fresh: Web, mock: Provider) -> None:
     assert [item["role"] for item in found["items"]] == [message["role"] for message in BODY["messages"]]
     assert sum(item["tokens"] for item in found["items"]) < found["tokens"]
     assert mock.calls == []
+
+
+def test_the_conversation_is_told_without_definitions_and_images(fresh: Web) -> None:
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}}
+    words = [{"type": "text", "text": "hello world"}]
+
+    def conversation(content: Any, **fields: Any) -> int:
+        body = {"model": "gpt-4o", "messages": [{"role": "user", "content": content}], **fields}
+        return int(fresh.post("/api/context", body).json["conversation_tokens"])
+
+    assert conversation(words) == conversation(words, tools=TOOLS) == conversation([*words, image]) == 2
 
 
 def test_plain_text_is_counted_exactly(fresh: Web) -> None:
@@ -125,6 +137,12 @@ def test_trim_gives_the_body_that_would_be_forwarded(fresh: Web, mock: Provider)
     assert found["body"] == json.loads(mock.calls[-1].body)
     assert len(found["context"]["items"]) == len(body["messages"])
     assert found["context"]["trimmed"]
+
+
+def test_trim_shows_results_as_they_came_whatever_the_mode(fresh: Web) -> None:
+    headers = {"x-session-id": "shown", "x-response-mode": "summary"}
+    assert fresh.post(CHAT, BODY, headers).header("x-response-mode") == "summary"
+    assert fresh.post("/api/trim", BODY, headers).json["body"] == BODY
 
 
 def test_a_budget_may_be_asked_for_in_the_query(fresh: Web) -> None:

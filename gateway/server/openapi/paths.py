@@ -219,8 +219,14 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
                      parameters=_LOOK, body=_BODY)
     },
     "/api/trim": {
-        "post": _api("trim", "A request body as it would be forwarded, and what was decided.", "Trimmed",
-                     parameters=("budget", "explain", "wire", "forSession"), body=_BODY)
+        "post": _api(
+            "trim",
+            "A request body as it would be forwarded with its tool results as they came, whatever response mode is in "
+            "force, and what was decided.",
+            "Trimmed",
+            parameters=("budget", "explain", "wire", "forSession"),
+            body=_BODY,
+        )
     },
     "/api/models": {
         "get": _api("listModelFacts", "Provider, window, output limit and prices of models.", "Models",

@@ -156,8 +156,9 @@ _CALL_FIELDS: Final = {
     "notes": table(text(), "what else is known, by name"),
     "context": maybe(named("Context")),
 }
+_CONVERSATION: Final = "texts, calls and thinking, system texts too; no tool results, definitions of tools or images"
 _WEIGHT_FIELDS: Final = {
-    "conversation_tokens": whole("all but tool results"),
+    "conversation_tokens": whole(_CONVERSATION),
     "budget": whole("input tokens that are allowed; null where nothing limits them", null=True),
     "items": rows(
         record("one message", {"index": whole(), "role": text(), "tokens": whole()}), "with `items=1`: each message"
@@ -240,7 +241,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             "source": text("how good these numbers are", one_of=get_args(Source)),
             "budget": whole("input tokens that were allowed", null=True),
             "remaining": whole("of them, beside what was sent and its margin", null=True),
-            "conversation_tokens": whole("of what was sent, all but tool results"),
+            "conversation_tokens": whole(f"of what was sent, {_CONVERSATION}"),
             "tool_tokens": whole("tool results in what was sent"),
             "tools": named("ToolWeights"),
             "trimmed": table(whole(), "messages (of Responses: items) by what was done with them, as in `items`"),
