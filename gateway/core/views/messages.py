@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from gateway.core.counting.measure import is_compaction
 from gateway.core.message import decode, encode, read
-from gateway.core.views.raw import fields_of, items_of, list_of, object_of
+from gateway.core.views.raw import compact, fields_of, items_of, list_of, object_of
 from gateway.core.views.view import SEAL, Book, Changes, View, as_came, entries, opaque, said, sealed
 
 #: no set: what stands there may be no name at all
@@ -25,6 +25,7 @@ _USERS = ("words", "results")
 _SPOKEN = ("said", "thought")
 _SYSTEM = ("system", "changes", "sealed")
 _THINKING = ("thinking", "redacted_thinking")
+_CALL = "tool_use"
 #: calls that run where the model does; their results are the assistant's words
 _SERVED = ("server_tool_use", "mcp_tool_use")
 
@@ -269,7 +270,8 @@ def _spans(reads: Sequence[_Read]) -> Iterator[range]:
 def _together(elements: Sequence[bytes], *, is_held: bool) -> _Piece:
     """Calls of several messages. None of these is changed: they stand together or not at all."""
     blocks = [block for raw in elements for block in _listed(decode(raw)["content"])]
-    return _Piece(encode({**_spoken({}, blocks), **SEAL}), is_held=is_held)
+    arguments = [text for raw in elements for text in _arguments(raw)]
+    return _Piece(encode({**_spoken({}, blocks, arguments), **SEAL}), is_held=is_held)
 
 
 def _size(found: _Read) -> int:
@@ -290,7 +292,7 @@ def _read(raw: bytes) -> _Read:
     if message["role"] == "user":
         return _Read(tuple(_of_user(message, content)), kind)
     return _Read(
-        (_Piece(encode(_spoken(message, content))),),
+        (_Piece(encode(_spoken(message, content, _arguments(raw) if any(map(_stays, content)) else ()))),),
         kind,
         calls=any(map(_stays, content)),
         is_compact=any(map(is_compaction, content)),
@@ -347,8 +349,15 @@ def _is_listed(message: Any) -> bool:
     return isinstance(content, list) and all(isinstance(block, dict) for block in content)
 
 
-def _spoken(message: Mapping[str, Any], content: Sequence[Any]) -> dict[str, Any]:
-    calls = [_call(block) for block in content if _stays(block)]
+def _arguments(raw: bytes) -> list[str]:
+    """Those of an element's calls."""
+    blocks = [fields_of(block) for block in items_of(fields_of(raw)["content"])]
+    return [compact(block.get("input", b"{}")) for block in blocks if decode(block.get("type", b"null")) == _CALL]
+
+
+def _spoken(message: Mapping[str, Any], content: Sequence[Any], arguments: Sequence[str]) -> dict[str, Any]:
+    used = [block for block in content if _stays(block)]
+    calls = [_call(block, text) for block, text in zip(used, arguments, strict=True)]
     parts = said([block for block in content if not _stays(block)])
     found: dict[str, Any] = {"role": "assistant", "content": parts}
     if calls:
@@ -358,11 +367,10 @@ def _spoken(message: Mapping[str, Any], content: Sequence[Any]) -> dict[str, Any
 
 def _stays(block: Mapping[str, Any]) -> bool:
     """A call: it is never changed, only left out with its message."""
-    return block.get("type") == "tool_use"
+    return block.get("type") == _CALL
 
 
-def _call(block: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = encode(block.get("input", {})).decode()
+def _call(block: Mapping[str, Any], arguments: str) -> dict[str, Any]:
     function = {"name": block.get("name"), "arguments": arguments}
     return {"id": block.get("id"), "type": "function", "function": function} | _marks(block)
 

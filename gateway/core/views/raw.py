@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from gateway.core.message import encode
+from gateway.core.notation import parse_whole, written
 
 _SPACE: Final = re.compile(r"[ \t\n\r]*+")
 #: finds where a value ends; numbers are not made
@@ -38,6 +39,13 @@ def object_of(fields: Mapping[str, bytes]) -> bytes:
 def list_of(items: Iterable[bytes]) -> bytes:
     """The list of these items."""
     return b"[" + b",".join(items) + b"]"
+
+
+def compact(raw: bytes) -> str:
+    """An object or list without its white space, and numbers as they are spelled; all else as it came."""
+    text = raw.decode()
+    value = parse_whole(text)
+    return written(value) if value is not None else text
 
 
 def _values(text: str) -> Iterator[tuple[object, str]]:

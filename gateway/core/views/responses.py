@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from gateway.core.message import decode, encode, read, text_parts
-from gateway.core.views.raw import fields_of, items_of, list_of, object_of
+from gateway.core.views.raw import compact, fields_of, items_of, list_of, object_of
 from gateway.core.views.view import Book, Changes, View, as_came, entries, opaque, said, sealed
 
 #: no set: what stands there may be no name at all
@@ -264,7 +264,7 @@ def _read(raw: bytes) -> _Read:
         return _Read(kind, part=_deed(item), program=program, by=by)
     call_id = _call_id(item)
     if kind == "call":
-        return _Read(kind, part=_call(item), call_id=call_id, id=str(item.get("id") or ""), by=by)
+        return _Read(kind, part=_call(item, raw), call_id=call_id, id=str(item.get("id") or ""), by=by)
     message = encode({"role": "tool", "tool_call_id": call_id, "content": _output(item)})
     return _Read(kind, message, call_id=call_id, by=by)
 
@@ -329,12 +329,13 @@ def _calls_of(group: _Group) -> bool:
     return isinstance(group.message, dict) and bool(group.message["tool_calls"])
 
 
-def _call(item: Mapping[str, Any]) -> dict[str, Any]:
+def _call(item: Mapping[str, Any], raw: bytes) -> dict[str, Any]:
     name = item.get("name", item["type"])
     if isinstance(item.get("arguments"), str):
         arguments = item["arguments"]
     else:
-        arguments = encode({key: item[key] for key in ("input", "action", "operation") if key in item}).decode()
+        fields = fields_of(raw)
+        arguments = compact(object_of({key: fields[key] for key in ("input", "action", "operation") if key in fields}))
     return {"id": item["call_id"], "type": "function", "function": {"name": name, "arguments": arguments}}
 
 

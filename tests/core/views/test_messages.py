@@ -304,6 +304,17 @@ def test_a_summary_before_thinking_is_told_by_the_user() -> None:
 NUMBERS = b'{"n":[1E5,1.10,-0.0,3.14159265358979323846264338327950288],"t":"\\u30a8\\/"}'
 
 
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_arguments_of_calls_are_told_with_their_numbers_as_they_came(is_followed: bool) -> None:
+    asked = NUMBERS.replace(b",", b" , ")
+    call = b'{"type":"tool_use","id":"t0","name":"f","input":' + asked + b"}"
+    said = b'{"role":"assistant","content":[{"type":"text","text":"a"},' + call + b"]}"
+    more = b'{"role":"assistant","content":[' + call.replace(b"t0", b"t1") + b"]}"
+    found = view_of("messages", [encode(TASK), said, *([more] if is_followed else []), encode(told(0))])
+    told_of = [one["function"]["arguments"] for one in seen(found)[1]["tool_calls"]]
+    assert told_of == [NUMBERS.decode().replace("\\u30a8\\/", "エ/")] * (1 + is_followed)
+
+
 def test_what_is_beside_a_change_keeps_its_bytes() -> None:
     text, more = b'{"type":"text","text":"\\u30a8 long"}', b'{"type":"text","citations":null,"text":"\\u30a8"}'
     call = b'{"type":"tool_use","id":"t0","name":"f","input":' + NUMBERS + b"}"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.views.raw import fields_of, items_of, list_of, object_of
+from gateway.core.views.raw import compact, fields_of, items_of, list_of, object_of
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -25,6 +25,19 @@ def test_an_object_comes_apart_into_its_fields(value: dict[str, Any], indent: in
     assert list(fields) == list(value)
     assert [json.loads(one) for one in fields.values()] == list(value.values())
     assert json.loads(object_of(fields)) == value
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (b'{"a" : [ 1.10, 1E5,-0 ] }', '{"a":[1.10,1E5,-0]}'),
+        (b"1.10", "1.10"),
+        (b'"a"', '"a"'),
+        ('["\ufdd0", 1]'.encode(), '["\ufdd0", 1]'),
+    ],
+)
+def test_compact_json_keeps_the_spelling_of_numbers(raw: bytes, text: str) -> None:
+    assert compact(raw) == text
 
 
 @given(value=st.lists(values), indent=st.none() | st.integers(0, 2))

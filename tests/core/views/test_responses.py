@@ -145,6 +145,14 @@ def test_what_a_model_did_by_itself_stands_with_its_words(kind: str) -> None:
     assert sketch(found.messages[1]).sealed
 
 
+def test_what_a_call_is_to_do_is_told_with_its_numbers_as_they_came() -> None:
+    called = b'{"type":"computer_call","call_id":"a","action":{"type":"wait", "seconds":1.10}}'
+    output = {"type": "computer_call_output", "call_id": "a", "output": "done"}
+    found = view_of("responses", [encode(TASK), called, encode(output), encode(NEXT)])
+    (call,) = json.loads(found.messages[1])["tool_calls"]
+    assert call["function"]["arguments"] == '{"action":{"type":"wait","seconds":1.10}}'
+
+
 @pytest.mark.parametrize("kind", ["local_shell_call", "computer_call", "apply_patch_call", "tool_search_call"])
 def test_other_calls_of_the_client_have_results_too(kind: str) -> None:
     result = kind.removesuffix("_call") + "_output" if kind == "tool_search_call" else f"{kind}_output"
