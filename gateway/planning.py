@@ -276,6 +276,7 @@ class Planner:
             priorities=dict.fromkeys(view.stale, 0.0) | priorities,
             keep_last_turns=self.policy.keep_last_turns,
             unmarked=_unmarked(contents),
+            takes_turns=contents.wire == "chat",  # the others join neighbours of one role, or take any
         )
 
     async def message_tokens(self, asked: Asked) -> list[int]:

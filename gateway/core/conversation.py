@@ -98,6 +98,8 @@ class Conversation:
     priorities: Mapping[int, float] = field(default_factory=dict)
     keep_last_turns: int = 1
     book: SketchBook | None = None
+    #: who takes them may want roles in the order that they came in
+    takes_turns: bool = True
 
     @classmethod
     def of(
@@ -110,6 +112,7 @@ class Conversation:
         priorities: Mapping[int, float] | None = None,
         keep_last_turns: int = 1,
         unmarked: int = 0,
+        takes_turns: bool = True,
     ) -> Conversation:
         """The messages of a chat request, each as it stands in the body.
 
@@ -123,6 +126,7 @@ class Conversation:
             keep_last_turns: a turn begins with a user's message. 1 keeps the last user's message and what the
                 conversation ends with; 2 also the whole turn before, and so on.
             unmarked: so many at the beginning are known to have no cache marks.
+            takes_turns: whether those who take the messages may want roles in the order that they came in.
 
         Raises:
             ValueError: a priority is negative, endless or no number.
@@ -132,7 +136,9 @@ class Conversation:
         plains = [*messages[:unmarked], *plains_of(messages[unmarked:])]
         known = keys if keys is not None else tuple(map(digest, plains))
         marked = frozenset([index for index, raw in enumerate(messages) if plains[index] is not raw])
-        return cls(tuple(messages), known, marked, frozenset(pinned), priorities or {}, keep_last_turns, reader)
+        return cls(
+            tuple(messages), known, marked, frozenset(pinned), priorities or {}, keep_last_turns, reader, takes_turns
+        )
 
     @classmethod
     def of_messages(

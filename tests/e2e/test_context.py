@@ -68,6 +68,22 @@ def test_the_next_turn_begins_with_the_same_bytes(web: Web, mock: Provider, sess
     assert reply.header("x-context-trimmed") != "none"
 
 
+def test_who_spoke_by_turns_still_does(web: Web, mock: Provider, session: str) -> None:
+    """Some providers refuse anything else, such as a user's words behind a result."""
+    talk: list[dict[str, Any]] = [{"role": "system", "content": "You help."}]
+    for turn in range(25):
+        talk.append({"role": "user", "content": f"Question {turn} about order A{turn}0."})
+        ask(web, session, talk, {"x-context-budget": "1200"})
+        messages = sent(mock)
+        assert [message["role"] for message in messages[1:]] == ["user", "assistant"] * (len(messages) // 2 - 1) + [
+            "user"
+        ]
+        talk.append(
+            {"role": "assistant", "content": f"Order A{turn}0 has parcels: " + f"P{turn}7 to hall {turn}. " * 12}
+        )
+    assert len(messages) < len(talk) - 1
+
+
 def test_another_gateway_on_the_same_store_sends_the_same(
     mock_server: MockServer, mock: Provider, gateway_server: StartGateway
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Final
 
 from gateway.core.fitting.draft import KEEP, Draft, Summary
 from gateway.core.fitting.offers import GAP_TOKENS
+from gateway.core.fitting.order import in_order, without_marks
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.strategies import Drop, Strategy, first_to_go, leading
@@ -39,7 +40,7 @@ def cut(draft: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> tuple
             break
     else:
         return dropped(fresh, limit, policy), (*applied, "drop")
-    same = _unchanged(draft, fresh, policy.stale * (limit - fixed)) if was_sent else 0
+    same = _unchanged(draft, in_order(fresh), policy.stale * (limit - fixed)) if was_sent else 0
     if same > start:
         # The same choice with less room behind what stays, not another one.
         kept, kept_applied = _apply(draft.reopened(same, fresh.steps), target, limit, policy.strategies)
@@ -55,7 +56,7 @@ def _cut_tail(draft: Draft, low: int, limit: int, policy: FitPolicy) -> tuple[Dr
     """
     tail = max(_appended(draft), _protected(draft, limit))
     fixed = system_tokens(draft)
-    if sum(draft.weights()[:tail]) - fixed > policy.settled * (limit - fixed):
+    if sum(without_marks(draft).weights()[:tail]) - fixed > policy.settled * (limit - fixed):
         return None
     # A long newest result may hold the half of it, and can be cut on the next turn: then less is enough.
     for target in (low, (low + limit) // 2):
@@ -75,7 +76,7 @@ def _appended(draft: Draft) -> int:
 def _apply(draft: Draft, target: int, limit: int, strategies: Sequence[Strategy]) -> tuple[Draft, tuple[str, ...]]:
     """Down to the target; once a strategy has done all that should be done, the limit is enough."""
     applied: list[str] = []
-    enough = target
+    enough, draft = target, without_marks(draft)
     if any(strategy.may_drop for strategy in strategies):
         lighter = first_to_go(draft, target)
         if lighter is not draft:

@@ -21,6 +21,7 @@ from gateway.core.conversation import Conversation, Item
 from gateway.core.fitting.cut import cut, dropped, given_up, system_tokens, with_task
 from gateway.core.fitting.draft import KEEP, Draft, Same
 from gateway.core.fitting.epoch import Epoch, Plan
+from gateway.core.fitting.order import in_order
 from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader
@@ -33,6 +34,11 @@ from gateway.core.message import digest
 
 #: most that last words may take to be kept whole
 _WORDS: Final = 0.125
+#: to make room for an order
+_TRIES: Final = 3
+
+#: what was made, and the strategies that made it
+_Made = tuple[Draft, tuple[str, ...]]
 
 
 def fit(
@@ -120,19 +126,42 @@ def _fitted(
                 sent, now = _continued(draft, sent, epoch, limit, policy=policy, salt=salt)
                 return Fitted.having(conversation, came, before, sent=sent, epoch=now)
             start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, sent.made)
-        done, applied = cut(start, limit, policy, was_sent=sent is not None)
-        done = with_task(done, limit)
+        done, applied = _ordered(lambda room: _cut(start, room, policy, was_sent=sent is not None), limit)
         # It may have been enough to take back what was repeated.
         applied = applied or ("recall",)
     except Expired:
-        done, applied = given_up(start, limit, policy), ("drop",)
+        done, applied = _ordered(lambda room: (given_up(start, room, policy), ("drop",)), limit)
     else:
         done = _recalled(done, before, done.total(), limit, policy)
     if problems(conversation, done.sent(), done.total(), limit, done.inserted()):
         # Our own mistake; whole units can be left out without making any.
-        done, applied = dropped(draft, limit, policy), ("drop",)
+        done, applied = _ordered(lambda room: (dropped(draft, room, policy), ("drop",)), limit)
     sent, now = _remembered(done, salt, lambda: Sent.of(done))
     return Fitted.having(conversation, came, before, sent=sent, epoch=now, applied=applied)
+
+
+def _ordered(make: Callable[[int], _Made], limit: int) -> _Made:
+    """What is made for a limit, with its roles in the order that came; for less, where that leaves no room for it.
+
+    To be within the limit comes first: not everyone wants them so.
+    """
+    plain, room = make(limit), limit
+    done, applied = plain
+    for _ in range(_TRIES):
+        done = in_order(done)
+        if done.total() <= limit:
+            return done, applied
+        room -= done.total() - limit
+        try:
+            done, applied = make(room)
+        except ContextOverflow:
+            break
+    return plain
+
+
+def _cut(start: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> _Made:
+    done, applied = cut(start, limit, policy, was_sent=was_sent)
+    return with_task(done, limit), applied
 
 
 def _continued(

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -438,3 +439,31 @@ def test_without_leave_to_ask_it_is_as_if_there_were_no_summaries(messages: Mess
         messages, limit, policy=FitPolicy(strategies=(Dedupe(), Summarize(), Condense(), Drop())), summaries=known
     )
     assert (plain and plain.messages) == (other and other.messages)
+
+
+#: for the marks of what was left out
+ROOM = 300
+STRICT = {("tool", "user"), ("user", "user"), ("assistant", "assistant")}
+
+
+def neighbours(messages: Sequence[Mapping[str, Any]]) -> set[tuple[str, str]]:
+    return set(pairwise(message["role"] for message in messages if message["role"] != "system")) & STRICT
+
+
+@pytest.mark.parametrize("policy", POLICIES[:7], ids=range(7))
+@given(messages=conversations(), limit=limits)
+@settings(law, max_examples=15)
+def test_roles_stay_in_the_order_that_came_turn_by_turn(policy: FitPolicy, messages: Messages, limit: int) -> None:
+    epoch: Epoch | None = None
+    reader = Reader(WEIGH)
+    for stop in range(2, len(messages) + 1):
+        if messages[stop - 1]["role"] == "assistant" or (stop < len(messages) and messages[stop]["role"] == "tool"):
+            continue
+        conversation = Conversation.of_messages(messages[:stop], reader)
+        pinned = total([conversation.messages[index] for index in conversation.pinned])
+        done = fitted(conversation, limit, epoch, policy, reader=reader)
+        if done is None:
+            continue
+        epoch = done.epoch
+        if pinned + ROOM <= limit:
+            assert neighbours(done.decoded()) <= neighbours(messages[:stop])
