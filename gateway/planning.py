@@ -188,7 +188,10 @@ class Planner:
 
     def _roomy(self, came: Weighed, contents: Contents, keys: Sequence[bytes], room: Room, scales: Scales) -> Plan:
         view = self.view(contents)
-        return make_room(came, view, self._conversation(view, contents, keys), room, scales)
+        # Messages and Responses join neighbours of one role, or take any.
+        takes_turns = contents.wire == "chat" and self._estimator.family(came.request).turns == "strict"
+        conversation = self._conversation(view, contents, keys, takes_turns=takes_turns)
+        return make_room(came, view, conversation, room, scales)
 
     def view(self, contents: Contents) -> View:
         """Its messages as chat messages."""
@@ -264,7 +267,9 @@ class Planner:
             self.known.keep(contents.wire, begun, instead_of=start)
         return estimator.sums(request, fresh[last:], keys[last:], before), known + keys
 
-    def _conversation(self, view: View, contents: Contents, keys: Sequence[bytes]) -> Conversation:
+    def _conversation(
+        self, view: View, contents: Contents, keys: Sequence[bytes], *, takes_turns: bool
+    ) -> Conversation:
         """`keys`: of the elements."""
         asked = (contents.priorities or {}).items()
         priorities = {index: priority for place, priority in asked for index in view.indices({place})}
@@ -276,7 +281,7 @@ class Planner:
             priorities=dict.fromkeys(view.stale, 0.0) | priorities,
             keep_last_turns=self.policy.keep_last_turns,
             unmarked=_unmarked(contents),
-            takes_turns=contents.wire == "chat",  # the others join neighbours of one role, or take any
+            takes_turns=takes_turns,
         )
 
     async def message_tokens(self, asked: Asked) -> list[int]:

@@ -17,8 +17,15 @@ from tests.support.web import CHAT, Reply, Web
 BUDGET = {"x-context-budget": "2500"}
 
 
-def ask(web: Web, session: str, messages: list[dict[str, Any]], headers: dict[str, str] | None = None) -> Reply:
-    body = {"model": "gpt-4o", "messages": messages, "tools": TOOLS}
+def ask(
+    web: Web,
+    session: str,
+    messages: list[dict[str, Any]],
+    headers: dict[str, str] | None = None,
+    *,
+    model: str = "gpt-4o",
+) -> Reply:
+    body = {"model": model, "messages": messages, "tools": TOOLS}
     return web.post(CHAT, body, {"x-session-id": session, **(headers or {})})
 
 
@@ -73,7 +80,7 @@ def test_who_spoke_by_turns_still_does(web: Web, mock: Provider, session: str) -
     talk: list[dict[str, Any]] = [{"role": "system", "content": "You help."}]
     for turn in range(25):
         talk.append({"role": "user", "content": f"Question {turn} about order A{turn}0."})
-        ask(web, session, talk, {"x-context-budget": "1200"})
+        ask(web, session, talk, {"x-context-budget": "1200"}, model="mistral-large")
         messages = sent(mock)
         assert [message["role"] for message in messages[1:]] == ["user", "assistant"] * (len(messages) // 2 - 1) + [
             "user"

@@ -19,6 +19,7 @@ _KNOWN_LIMIT: Final = 4096
 _LISTS: Final = ("models", "providers", "wires")
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "rendering": ("typescript", "json"),
+    "turns": ("strict", "any"),
     "thoughts": ("all", "turn", "none"),
 }
 _RULES: Final = ("tiles", "patches", "fixed")
@@ -37,6 +38,7 @@ class Family:
     wires: tuple[str, ...] = ("*",)
     tokenizer: str = "o200k_base"
     exact: bool = False  # plain text is predicted to the token
+    turns: Literal["strict", "any"] = "strict"  # whether two of one role in a row may be refused
     spread: float = (
         0.02  # how far the provider's figure may lie above the estimate while nothing is learned, a share of it
     )
