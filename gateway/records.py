@@ -22,7 +22,7 @@ from gateway.dialects.texts import as_name, estimate, token_ids
 from gateway.progress import CLIENT_CLOSED, TOO_SLOW, Progress
 
 #: outcomes of calls that nobody waited for to the end
-_LEFT: Final = frozenset({"client_left", "cut_at_shutdown", TOO_SLOW})
+_LEFT: Final = frozenset({"client_left", "client_stalled", "cut_at_shutdown", TOO_SLOW})
 #: what stands behind a model's name in that of one of its versions: `-2024-08-06`, `-20250514`, `-0613`, `@20250514`
 _VERSION: Final = re.compile(r"[-@:](?:\d{4}-\d\d-\d\d|\d{4}|\d{6}|\d{8}|latest)")
 

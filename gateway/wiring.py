@@ -18,7 +18,7 @@ from functools import partial
 from gateway import __version__, catalog, config
 from gateway.budgeting import Budgets
 from gateway.calls import SessionPolicy
-from gateway.core.errors import ConfigError
+from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.core.ids import call_id
 from gateway.core.ports import Observer, Store, Upstream
 from gateway.core.routing import Routes
@@ -326,8 +326,12 @@ class Worker:
 
     async def _expire(self) -> None:
         while True:
-            with contextlib.suppress(Exception):
+            try:
                 await self.store.expire(time.time() - self._ttl_s)
+            except StoreUnavailable:
+                pass  # what is old is still there in an hour
+            except Exception:
+                logger.exception("what is old was not forgotten this time")
             await asyncio.sleep(_EXPIRE_EVERY_S)
 
     async def aclose(self) -> None:

@@ -153,7 +153,7 @@ async def test_a_call_that_is_cancelled_again_while_it_settles_leaves_nothing_op
     await cancelled_twice(world, body, "settle")
     assert (world.leases.count, world.upstream.open) == (0, 0)
     [(record, totals)] = world.recorder.records
-    assert (record.outcome, totals) == ("client_stalled", None)
+    assert (record.outcome, record.status, totals) == ("client_stalled", 499, None)
     await world.settler.aclose()
     assert (await world.store.totals(KEY)).calls == 1
 

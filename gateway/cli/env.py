@@ -22,7 +22,7 @@ _SHELL: Final = "a shell"
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """What to set. `$$v1` and `$$root` stand for the base URL with and without `/v1`, both with the session's path.
+    """What to set. `$v1` and `$root` stand for the base URL with and without `/v1`, both with the session's path.
 
     `where`: None for variables of a shell, else where the text belongs, or is entered. `names_sessions`: by itself, so
     that the path names none.

@@ -31,8 +31,10 @@ async def _probe(settings: Settings) -> list[tuple[str, bool]]:
 async def _open(settings: Settings) -> tuple[str, bool]:
     try:
         store = open_store(settings)
-        await store.ping()
-        await store.aclose()
+        try:
+            await store.ping()
+        finally:
+            await store.aclose()
     except StoreUnavailable as fault:
         return f"store.url: {fault.message}", True
     return f"store.url: {settings.store.shown_url} can be written", False

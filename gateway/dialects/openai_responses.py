@@ -258,7 +258,9 @@ class ResponsesReader(EventReader):
     def cut_short(self) -> bytes:
         """See `EventReader.cut_short`. The events that end each item and say all of it again are left out."""
         self._gathered.ended("max_output_tokens")
-        known = decode_answer(self._begun)["response"] if self._begun is not None else {}
+        # None where it is nested as deep as could be read from where it was read.
+        begun = decode_answer(self._begun) if self._begun is not None else None
+        known = begun["response"] if begun is not None else {}
         try:
             return self._ended(known, self._delivered.items())
         except RecursionError:

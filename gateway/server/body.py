@@ -14,6 +14,8 @@ from gateway.core.ports import Headers
 
 #: seconds for which a body that is too large is read and thrown away
 _DISCARD_S: Final = 10.0
+#: of a length that anybody means
+_MOST_DIGITS: Final = 18
 
 Receive = Callable[[], Awaitable[Any]]
 
@@ -125,8 +127,9 @@ async def _next(receive: Receive, silence_s: float) -> Any:
 
 
 def _announces_more(headers: Headers, limit: int) -> bool:
-    announced = header(headers, b"content-length")
-    return announced.isdigit() and int(announced) > limit
+    # Of more digits than that Python makes no number.
+    announced = header(headers, b"content-length").lstrip(b"0")
+    return announced.isdigit() and (len(announced) > _MOST_DIGITS or int(announced) > limit)
 
 
 def _too_large(limit: int) -> PayloadTooLarge:

@@ -136,6 +136,17 @@ class Forwarder:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        # From here on a reload waits for it.
+        self._reading += 1
+        try:
+            begun = await self._begun(scope, receive, send)
+        finally:
+            self._reading -= 1
+        if begun is not None:
+            await self._run(*begun, receive, send)
+
+    async def _begun(self, scope: Scope, receive: Receive, send: Send) -> tuple[Incoming, Lease] | None:
+        """The request, read to its end, and the memory it takes; None where there is nobody to serve any more."""
         headers: Headers = scope["headers"]
         call_id = self._gateway.new_id()
         request_id = ours.request_id(headers) or call_id
@@ -155,12 +166,11 @@ class Forwarder:
             peer = scope["client"][0]
             await self._keys.ready()
             caller = self._authenticator.caller(headers, peer, reads=scope["method"] in _READING)
-        except GatewayError as fault:
+        except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
             await discard(receive, headers)
-            await _send_fault(send, target or endpoint(scope["method"], ""), fault, request_id)
-            return
+            await _send_fault(send, target or endpoint(scope["method"], ""), _as_fault(error, request_id), request_id)
+            return None
         body, unpacked, refused, directives = b"", False, None, NO_DIRECTIVES
-        self._reading += 1
         lease = Lease(self._memory)
         try:
             await self._admit(receive, headers)
@@ -170,16 +180,17 @@ class Forwarder:
             target = endpoint(scope["method"], path, anthropic=_speaks_anthropic(headers), body=body)
         except Disconnected:
             lease.release()
-            return
-        except GatewayError as fault:
-            refused = fault
-        finally:
-            self._reading -= 1
+            return None
+        except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
+            refused = _as_fault(error, request_id)
+        except BaseException:
+            lease.release()
+            raise
         incoming = Incoming(
             call_id, request_id, scope["method"], path, scope["query_string"].decode("latin-1"), headers, body,
             unpacked, target, caller, session, self._gateway.clock(), refused, directives,
         )  # fmt: skip
-        await self._run(incoming, receive, send, lease)
+        return incoming, lease
 
     async def _admit(self, receive: Receive, headers: Headers) -> None:
         if self._closing:
@@ -190,7 +201,7 @@ class Forwarder:
                 f"{self._limits.max_concurrency} calls are under way (server.max_concurrency). Try again shortly."
             )
 
-    async def _run(self, incoming: Incoming, receive: Receive, send: Send, lease: Lease) -> None:
+    async def _run(self, incoming: Incoming, lease: Lease, receive: Receive, send: Send) -> None:
         connection = _Connection(send, asyncio.current_task(), lease)
         task = asyncio.get_running_loop().create_task(self._serve(incoming, connection))
         self._running[task] = connection
@@ -239,10 +250,8 @@ class Forwarder:
             await self._tell_cut(incoming, connection)
             if connection.started and not connection.gone:
                 connection.break_off()
-        except Exception:
-            logger.exception("call %s failed in a bug", incoming.request_id)
-            fault = InternalError(f"The gateway failed; the operator finds the reason under {incoming.request_id}.")
-            await self._tell_bug(incoming, connection, fault)
+        except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
+            await self._tell_bug(incoming, connection, _as_fault(error, incoming.request_id))
         finally:
             connection.finished = True
             # The call leads back to its connection: what holds itself waits for the garbage collector.
@@ -367,6 +376,14 @@ def _speaks_anthropic(headers: Headers) -> bool:
 
 def _is_events(headers: Headers) -> bool:
     return header(headers, b"content-type").partition(b";")[0].strip().lower() == b"text/event-stream"
+
+
+def _as_fault(error: Exception, request_id: str) -> GatewayError:
+    """What a client is told; of a bug, which is logged, no more than where its reason stands."""
+    if isinstance(error, GatewayError):
+        return error
+    logger.error("call %s failed in a bug", request_id, exc_info=error)
+    return InternalError(f"The gateway failed; the operator finds the reason under {request_id}.")
 
 
 async def _send_fault(send: Send, target: Endpoint, fault: GatewayError, request_id: str) -> None:

@@ -71,7 +71,8 @@ EXPOSED: Final[Mapping[str, str]] = {
     "x-should-retry": "on an error of the gateway: whether sending the call again can help",
 }
 _TRIMS: Final[Mapping[bytes, Trim]] = {b"off": "off", b"auto": "auto", b"shadow": "shadow"}
-_BUDGET_FORM: Final = re.compile(rb"0*[1-9][0-9]{0,14}")
+#: of more digits Python makes no number
+_BUDGET_FORM: Final = re.compile(rb"0{0,32}[1-9][0-9]{0,14}")
 #: what a request may ask with
 DIRECTIVES: Final[Mapping[bytes, str]] = {
     b"x-context-budget": "input tokens for this call, where that is less than what it is allowed anyway",

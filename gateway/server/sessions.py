@@ -120,12 +120,14 @@ class SessionsApi:
                 '{"active_step": "review", "sequence_index": 1, "agent": "writer"}; without "agent" it is the default '
                 'one, without "sequence_index" the beginning of the step.'
             )
+        if "active_step" not in asked and len(asked) > 1:
+            raise errors.InvalidRequest('"agent" and "sequence_index" go with "active_step". Name the step as well.')
         limits = decided_limits(asked["budget"]) if "budget" in asked else None
-        if "active_step" in asked:
-            setting = setting_of(asked, self._rules().agents)
-            await set_step(self._store, key, setting, self._observers, time.time())
+        setting = setting_of(asked, self._rules().agents) if "active_step" in asked else None
         if "budget" in asked:
             await self._store.decide(key.account, limits)
+        if setting is not None:
+            await set_step(self._store, key, setting, self._observers, time.time())
         return await self._changed(key, access)
 
     async def _changed(self, key: SessionKey, access: Access) -> dict[str, Any]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
-from gateway.core.ports import RecordRefused
+from gateway.core.ports import RecordRefused, StoredKey
 
 logger = logging.getLogger("gateway")
 
 #: what comes of reading a value that is none of ours
+_KEYS: Final = msgspec.json.Decoder(StoredKey)
 _UNREADABLE: Final = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
 
 
@@ -40,6 +41,30 @@ def refusing(call_id: str) -> Iterator[None]:
         if isinstance(error, StoreUnavailable) and not isinstance(error, StoreDamaged):
             raise
         raise RecordRefused(f"The store cannot take call {call_id}: {type(error).__name__}: {error}") from error
+
+
+class UnreadKeys:
+    """Client keys that this version cannot read, each of which is named in the log once, and opens to nobody."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def read(self, rows: Iterable[tuple[str, bytes]]) -> list[StoredKey]:
+        """Those of these rows, by name."""
+        found = []
+        for name, value in rows:
+            try:
+                found.append(_KEYS.decode(value))
+            except _UNREADABLE as error:
+                if name not in self._names:
+                    self._names.add(name)
+                    logger.error(  # noqa: TRY400  # what it cannot read says enough
+                        "the client key %s in the store cannot be read, and nobody can call with it: %s. Revoke it, "
+                        "and make another",
+                        name,
+                        error,
+                    )
+        return sorted(found, key=lambda key: key.name)
 
 
 class UnreadHolds:

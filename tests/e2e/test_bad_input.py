@@ -310,6 +310,22 @@ def test_a_request_id_that_cannot_be_echoed_is_replaced(request_id: bytes, web: 
     assert web.get(f"/api/calls/{shown}").json["request_id"] == shown
 
 
+@pytest.mark.parametrize(
+    "name", ["x-context-budget", "x-session-budget-tokens", "x-session-budget-usd", "x-response-mode"]
+)
+def test_a_number_of_thousands_of_digits_is_refused_and_its_memory_given_back(name: str, web: Web) -> None:
+    # A worker holds 16 bodies of the largest size at once.
+    body = json.dumps({"model": "mock-small", "messages": HI, "pad": "x" * 2**20}).encode()
+    for _ in range(3):
+        is_a_clear_refusal(talk(web.url, chat_bytes(body, f"{name}: {'0' * 5_000}1".encode())), 400)
+    assert talk(web.url, chat_bytes(PLAIN)).status == 200
+
+
+def test_a_length_of_thousands_of_digits_is_a_length_like_any_other(web: Web) -> None:
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {'0' * 5_000}{len(PLAIN)}\r\n\r\n"
+    assert talk(web.url, head.encode() + PLAIN).status == 200
+
+
 @pytest.mark.parametrize("size", [70_000, 1 << 20, 20 << 20])
 def test_a_header_that_is_too_large_is_refused(size: int, web: Web, mock: Provider) -> None:
     with in_time():

@@ -146,6 +146,9 @@ def test_a_session_that_was_only_the_parent_of_others_is_reset_and_deleted(web: 
 
 def test_a_budget_that_was_set_before_the_first_call_is_deleted(web: Web, session: str) -> None:
     assert web.send("PATCH", f"/api/sessions/{session}", {"budget": {"tokens": 9}}).status == 200
+    for stray in ({"agent": "writer"}, {"sequence_index": 1}):
+        refused = web.send("PATCH", f"/api/sessions/{session}", {"budget": {"tokens": 8}, **stray})
+        assert (refused.status, "active_step" in refused.error["message"]) == (400, True)
     assert web.send("DELETE", f"/api/sessions/{session}").status == 200
     assert web.send("DELETE", f"/api/sessions/{session}").status == 404
     assert web.chat(session).status == 200

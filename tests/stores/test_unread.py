@@ -12,7 +12,7 @@ import pytest
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import Amount, Claim, Granted, Hold
-from gateway.core.ports import LOST, CallRecord, OpenHold, RecordRefused, SessionKey, Store
+from gateway.core.ports import LOST, CallRecord, OpenHold, RecordRefused, SessionKey, Store, StoredKey
 from gateway.core.session import Places, SessionState
 from gateway.core.steps import StepState
 from gateway.core.usage import Charge, Usage
@@ -50,6 +50,7 @@ class Spoilt:
     moments: Time
     lost: Spoil
     hold: Spoil
+    key: Spoil
 
 
 @pytest.fixture(params=["sqlite", "redis", "cluster"])
@@ -62,6 +63,7 @@ async def spoilt(request: pytest.FixtureRequest, path: Path, moments: Time) -> A
             moments,
             lambda call_id: rewrite(path, call_id, JUNK.encode()),
             lambda hold_id: write(path, "UPDATE holds SET value = ? WHERE id = ?", JUNK.encode(), hold_id),
+            lambda name: write(path, "UPDATE keys SET value = ? WHERE name = ?", JUNK.encode(), name),
         )
     else:
         server = request.getfixturevalue(f"redis_{'server' if request.param == 'redis' else 'cluster'}")
@@ -74,6 +76,7 @@ async def spoilt(request: pytest.FixtureRequest, path: Path, moments: Time) -> A
             moments,
             lambda call_id: cli("-c", "-p", port, "hset", _KEYS.calls(home)[2], call_id, "junk"),
             lambda hold_id: cli("-c", "-p", port, "hset", _KEYS.hold(hold_id, tag), "v", JUNK),
+            lambda name: cli("-c", "-p", port, "hset", _KEYS.client_keys, name, JUNK),
         )
     yield made
     await made.store.aclose()
@@ -324,3 +327,16 @@ async def test_a_call_left_by_its_worker_that_the_store_refuses_is_set_aside_onc
     assert await calls_of(store, KEY) == 1, "it is still there for a worker that can settle it"
     await settler.aclose()
     await store.aclose()
+
+
+async def test_a_client_key_that_cannot_be_read_opens_to_nobody_and_leaves_the_others(
+    spoilt: Spoilt, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = StoredKey("good", b"digest", 1.0)
+    for key in (good, StoredKey("bad", b"other", 1.0)):
+        assert await spoilt.store.add_key(key)
+    spoilt.key("bad")
+    for _ in range(2):
+        assert list(await spoilt.store.keys()) == [good]
+    assert len(said(caplog, "client key bad")) == 1
+    assert await spoilt.store.revoke_key("bad")

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import StoreConflict, StoreUnavailable
 from gateway.core.ledger import DIMENSIONS, AccountKey, Claim, Dimension, Granted, Refused, Standing
@@ -49,11 +47,10 @@ from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.settings import warn_of_loss
 from gateway.stores.redis.together import Books, BooksTogether, Clerk
 from gateway.stores.redis.values import Kept
-from gateway.stores.unread import refusing
+from gateway.stores.unread import UnreadKeys, refusing
 
 #: keys live this much longer than what they hold is kept, or up to an hour less: the hourly clearing comes first
 _GRACE_S: Final = 10_800.0
-_KEYS: Final = msgspec.json.Decoder(StoredKey)
 #: of a session's fields
 _LAST_TURN: Final = ("last_key", "residual", "frames", "kept")
 
@@ -92,6 +89,7 @@ class RedisStore:
         self._now = now
         self._shown = address.shown
         self._is_looked_at = False
+        self._unread_keys = UnreadKeys()
         self._keys = Keys(prefix)
         self._verb = scripts.call
         open_node = partial(SingleLink, scripts=scripts, timeout_s=timeout_s, connections=connections)
@@ -286,8 +284,9 @@ class RedisStore:
 
     async def keys(self) -> Sequence[StoredKey]:
         """See `Store.keys`."""
-        [rows] = await self._link.call(("HVALS", self._keys.client_keys))
-        return sorted(map(_KEYS.decode, rows), key=lambda key: key.name)
+        [rows] = await self._link.call(("HGETALL", self._keys.client_keys))
+        names = (name.decode("utf-8", "replace") for name in rows[::2])
+        return self._unread_keys.read(zip(names, rows[1::2], strict=True))
 
     async def add_key(self, key: StoredKey) -> bool:
         """See `Store.add_key`."""

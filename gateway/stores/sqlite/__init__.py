@@ -43,7 +43,7 @@ from gateway.stores.sqlite import accounts, deletion, kept, latest, rows
 from gateway.stores.sqlite.place import Hidden, Moved, Place
 from gateway.stores.sqlite.schema import connect, migrate, rewrite_format
 from gateway.stores.sqlite.writer import RETRY_S, Writer
-from gateway.stores.unread import UnreadHolds, refusing
+from gateway.stores.unread import UnreadHolds, UnreadKeys, refusing
 
 T = TypeVar("T")
 
@@ -85,6 +85,7 @@ class SqliteStore:
         self._moment = moment
         self._loop = asyncio.get_running_loop()
         self._unread = UnreadHolds()
+        self._unread_keys = UnreadKeys()
         self._since_checkpoint = 0
         self._checkpoint: asyncio.Task[None] | None = None
         self._thread_lock = threading.Lock()
@@ -219,7 +220,7 @@ class SqliteStore:
 
     async def keys(self) -> Sequence[StoredKey]:
         """See `Store.keys`."""
-        return self._at_once(rows.keys)
+        return self._unread_keys.read(self._at_once(rows.keys))
 
     async def add_key(self, key: StoredKey) -> bool:
         """See `Store.add_key`."""

@@ -88,7 +88,6 @@ _RESET: Final = (
     "WHERE namespace = ? AND id = ?"
 )
 _RECORDS: Final = msgspec.json.Decoder(CallRecord)
-_KEYS: Final = msgspec.json.Decoder(StoredKey)
 _EPOCHS: Final = msgspec.json.Decoder(tuple[int, ...])
 
 
@@ -319,9 +318,9 @@ def _unpacked(text: bytes) -> str:
     return zlib.decompress(text).decode("utf-8", "surrogatepass")
 
 
-def keys(connection: sqlite3.Connection) -> list[StoredKey]:
-    """The client keys, by name."""
-    return [_KEYS.decode(value) for (value,) in connection.execute("SELECT value FROM keys ORDER BY name")]
+def keys(connection: sqlite3.Connection) -> list[tuple[str, bytes]]:
+    """Names and values of the client keys."""
+    return connection.execute("SELECT name, value FROM keys").fetchall()
 
 
 def add_key(connection: sqlite3.Connection, key: StoredKey) -> bool:

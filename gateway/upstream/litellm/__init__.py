@@ -229,7 +229,7 @@ def _translated(
     """
     try:
         body = msgspec.json.decode(request.body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         body = None
     if not isinstance(body, dict):
         raise InvalidRequest("The body must be a JSON object.")
