@@ -159,27 +159,33 @@ def _strangers(before: Conversation, after: Conversation) -> Iterator[str]:
 def _pointless(before: Conversation, after: Conversation) -> Iterator[str]:
     """Results that point at one which is not sent before them, or not whole."""
     as_they_were = set(before.keys)
-    for place, (message, key, raw) in enumerate(zip(after.sketches, after.keys, after.messages, strict=True)):
-        if message.role in RESULT_ROLES and key not in as_they_were and b" the result of " in raw:
-            # What a tool says of itself is no such word.
-            said = "".join(_text(one) for one in _results(before, message.answers))
-            for found in _POINTS.finditer(_text(raw)):
-                if found[0] not in said and not _is_whole(before, after, found[1], place):
-                    yield f"{found[0]} is not true"
-
-
-def _is_whole(before: Conversation, after: Conversation, call: str, place: int) -> bool:
-    """Whether a result of this call stands before a place as it came, perhaps with more behind it."""
-    came = _results(before, call)
-    sent = [
-        raw for message, raw in zip(after.sketches[:place], after.messages, strict=False) if message.answers == call
+    changed = [
+        (place, message.answers, raw)
+        for place, (message, key, raw) in enumerate(zip(after.sketches, after.keys, after.messages, strict=True))
+        if message.role in RESULT_ROLES and key not in as_they_were and b" the result of " in raw
     ]
+    came, sent = (_results(before), _results(after)) if changed else ({}, {})
+    for place, call, raw in changed:
+        # What a tool says of itself is no such word.
+        said = "".join(_text(one) for _, one in came.get(call, ()))
+        for found in _POINTS.finditer(_text(raw)):
+            now = [one for at, one in sent.get(found[1], ()) if at < place]
+            if found[0] not in said and not _is_whole([one for _, one in came.get(found[1], ())], now):
+                yield f"{found[0]} is not true"
+
+
+def _is_whole(came: Sequence[bytes], sent: Sequence[bytes]) -> bool:
+    """Whether one of these results is sent as it came, perhaps with more behind it."""
     return any(plain(was) == plain(now) or _continues(was, now) for was in came for now in sent)
 
 
-def _results(conversation: Conversation, call: str | None) -> list[bytes]:
-    pairs = zip(conversation.sketches, conversation.messages, strict=True)
-    return [raw for message, raw in pairs if message.answers == call and message.role in RESULT_ROLES]
+def _results(conversation: Conversation) -> Mapping[str | None, Sequence[tuple[int, bytes]]]:
+    """Results and where they stand, by the call that they answer."""
+    found: dict[str | None, list[tuple[int, bytes]]] = {}
+    for place, (message, raw) in enumerate(zip(conversation.sketches, conversation.messages, strict=True)):
+        if message.role in RESULT_ROLES:
+            found.setdefault(message.answers, []).append((place, raw))
+    return found
 
 
 def _text(raw: bytes) -> str:
