@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Final, Literal, get_args
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.ports import OPEN_NAMESPACE, CallRecord, Page, SessionView, Store
+from gateway.core.ports import OPEN_NAMESPACE, CallRecord, Page, SessionKey, SessionView, Store
 from gateway.core.values import dataclass
 from gateway.stores.cursor import Cursor
 
@@ -23,6 +23,8 @@ SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
 MOST: Final = 10_000
 _PAGE: Final = 1_000
 _CALLS_PAGE: Final = 200
+#: records of a session that are read at once, where the newest of all sessions are looked for
+_RECORDS_PAGE: Final = 20
 _PICO: Final = Decimal(10) ** 12
 
 
@@ -94,7 +96,10 @@ async def _pages(store: Store, wanted: Wanted, cursor: str | None, most: int) ->
 
 
 async def newest_calls(store: Store, namespace: str | None, limit: int) -> Sequence[CallRecord]:
-    """The newest records of all sessions of a namespace (None: of all), newest first."""
+    """The newest records of all sessions of a namespace (None: of all), newest first.
+
+    At most a page of each session is read beyond those that are among them when it is read.
+    """
     found: list[CallRecord] = []  # oldest first
     cursor: str | None = None
     while True:
@@ -102,13 +107,24 @@ async def newest_calls(store: Store, namespace: str | None, limit: int) -> Seque
         for view in page.sessions:
             if len(found) == limit and found[0].started_at >= view.last_call_at:
                 return found[::-1]
-            for record in await store.calls(view.key, limit):
-                insort(found, record, key=_by_id)
-            del found[:-limit]
+            await _add_newest(store, view.key, found, limit)
         cursor = page.cursor
         if cursor is None:
             return found[::-1]
         await asyncio.sleep(0)
+
+
+async def _add_newest(store: Store, session: SessionKey, found: list[CallRecord], limit: int) -> None:
+    """Add those of a session that are among the newest `limit` of all found."""
+    size, before = min(limit, _RECORDS_PAGE), None
+    while True:
+        records = await store.calls(session, size, before)
+        for record in records:
+            insort(found, record, key=_by_id)
+        del found[:-limit]
+        if len(records) < size or (len(found) == limit and records[-1].call_id < found[0].call_id):
+            return
+        before = records[-1].call_id
 
 
 def _by_id(record: CallRecord) -> str:

@@ -101,6 +101,35 @@ async def test_a_session_whose_last_call_is_long_still_gives_its_newer_ones() ->
     assert [one.started_at for one in await newest_calls(store, "alice", 2)] == [1102.0, 1101.0]
 
 
+class Counted(MemoryStore):
+    """Knows how many records were read."""
+
+    read = 0
+
+    async def calls(self, session: SessionKey, limit: int, before: str | None = None) -> Sequence[CallRecord]:
+        records = await super().calls(session, limit, before)
+        self.read += len(records)
+        return records
+
+
+async def test_the_newest_calls_of_many_long_sessions_are_found_without_reading_all_of_them() -> None:
+    sessions, each, limit = 12, 100, 90
+    store = Counted()
+    for number in range(each):
+        for name in range(sessions):
+            await store.settle(record(f"s{name}", 1000.0 + number * sessions + name))
+    found = await newest_calls(store, None, limit)
+    assert [one.started_at for one in found] == [1000.0 + sessions * each - 1 - place for place in range(limit)]
+    # The n-th session has an n-th of the newest among those found until then, and a page is read beyond them.
+    assert store.read <= sum(limit // (place + 1) + 20 for place in range(sessions))
+
+
+async def test_the_newest_calls_of_one_session_may_be_more_than_a_page() -> None:
+    store = await filled([record("a", 1000.0 + number) for number in range(100)])
+    found = await newest_calls(store, None, 70)
+    assert [one.started_at for one in found] == [1099.0 - place for place in range(70)]
+
+
 def test_an_order_that_nobody_knows_is_refused() -> None:
     assert sort_of(None) == "recent"
     assert sort_of("cost") == "cost"

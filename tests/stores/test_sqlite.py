@@ -95,6 +95,16 @@ async def test_a_closed_store_says_so_instead_of_hanging(path: Path, record: Mak
         await store.ping()
 
 
+async def test_work_that_waits_for_a_lock_keeps_no_other_work_of_the_loop_waiting(path: Path) -> None:
+    async with opened(path) as store:
+        with locked(path):
+            pings = [asyncio.create_task(store.ping()) for _ in range(30)]
+            await asyncio.sleep(0)
+            await asyncio.wait_for(asyncio.to_thread(int), LIMIT_S)
+            assert sum(ping.done() for ping in pings) <= 1
+        await asyncio.gather(*pings, return_exceptions=True)
+
+
 # --- several writers --------------------------------------------------------------------------------------------------
 
 

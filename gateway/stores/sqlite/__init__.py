@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -88,7 +88,8 @@ class SqliteStore:
         self._unread_keys = UnreadKeys()
         self._since_checkpoint = 0
         self._checkpoint: asyncio.Task[None] | None = None
-        self._thread_lock = threading.Lock()
+        # One connection, so one thread, which goes with the store; the loop's own are for work that waits for no lock.
+        self._thread = ThreadPoolExecutor(1, "sqlite")
         self._hot = connect(path, busy_timeout_s=5)
         try:
             migrate(self._hot, path)
@@ -181,12 +182,8 @@ class SqliteStore:
                 await self._in_thread(lambda db: db.execute(_CHECKPOINT.format("RESTART")).fetchone())
 
     async def _in_thread(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        def locked() -> T:
-            with self._thread_lock:
-                return work(self._slow)
-
         try:
-            return await asyncio.to_thread(locked)
+            return await self._loop.run_in_executor(self._thread, work, self._slow)
         except sqlite3.Error as error:
             raise self._unavailable(error) from error
 
@@ -367,10 +364,12 @@ class SqliteStore:
         """See `Store.aclose`. What is still waiting to be written is written."""
         if self._checkpoint is not None:
             await self._checkpoint
-        await self._writer.drain()
-        with self._thread_lock:
-            self._slow.close()
-        self._hot.close()
+        try:
+            await self._writer.drain()
+        finally:
+            # What still reads comes to its end first.
+            await self._loop.run_in_executor(self._thread, self._slow.close)
+            self._hot.close()
 
 
 if TYPE_CHECKING:
