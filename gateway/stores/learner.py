@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -32,6 +33,10 @@ _FRAMES: Final = "frames\n"
 _WINDOW: Final = "window\n"
 #: How long a window is gone by. As long as it is, nothing longer is sent that could show it to be wrong.
 _WINDOW_S: Final = 3600.0
+#: How long a window, or none, is taken for what the other workers know too. Numbers come back with the next write.
+_WINDOW_FRESH_S: Final = 30.0
+#: for which a store that was away is not asked again for the same
+_AWAY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,13 @@ class _Window:
 Known = tuple[Residual, ...] | _Window | None
 
 
+class _Kept(NamedTuple):
+    """What is known of a key, and until when (Unix seconds) that holds without asking the store."""
+
+    known: Known
+    until: float
+
+
 class Learner(Observer):
     """Offsets of estimates by calibration key, and windows by model. `now`: Unix seconds, the same for all workers."""
 
@@ -55,7 +67,7 @@ class Learner(Observer):
         self._store = store
         self._write_after_s = write_after_s
         self._now = now
-        self._known: dict[str, Known] = {}
+        self._kept: dict[str, _Kept] = {}
         self._new_numbers: dict[str, list[Residual]] = {}
         self._new_windows: dict[str, _Window] = {}
         self._writing: asyncio.Task[None] | None = None
@@ -83,24 +95,26 @@ class Learner(Observer):
         name = f"{provider}\n{model}"
         said: Known = self._new_windows.get(name)
         if said is None:
-            said = await self._look_up(_WINDOW + name)
+            said = await self._look_up(_WINDOW + name, _WINDOW_FRESH_S)
         if not isinstance(said, _Window) or abs(self._now() - said.at) >= _WINDOW_S:
             return None
         return said.tokens or None
 
-    async def _look_up(self, key: str) -> Known:
-        """From memory, else from the store; a store that is away knows nothing."""
-        if key not in self._known:
-            value = None
-            with contextlib.suppress(StoreUnavailable):
-                value = await self._store.learned(key)
-            self._keep(key, value)
-        return self._known[key]
+    async def _look_up(self, key: str, fresh_s: float = math.inf) -> Known:
+        """From memory, else from the store; while that is away, what was known before."""
+        kept = self._kept.get(key)
+        if kept is not None and self._now() < kept.until:
+            return kept.known
+        try:
+            return self._keep(key, _known_from(await self._store.learned(key)), fresh_s)
+        except StoreUnavailable:
+            return self._keep(key, kept.known if kept is not None else None, _AWAY_S)
 
-    def _keep(self, key: str, value: bytes | None) -> None:
-        if len(self._known) >= _MOST_KEYS and key not in self._known:
-            del self._known[next(iter(self._known))]
-        self._known[key] = _known_from(value, self._now())
+    def _keep(self, key: str, known: Known, fresh_s: float) -> Known:
+        if len(self._kept) >= _MOST_KEYS and key not in self._kept:
+            del self._kept[next(iter(self._kept))]
+        self._kept[key] = _Kept(known, self._now() + fresh_s)
+        return known
 
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
         """See `Observer.record`: what the provider reported of a call, less what was estimated."""
@@ -119,7 +133,8 @@ class Learner(Observer):
     def _refute(self, provider: str, model: str, tokens: int) -> None:
         """Forget a window that a call was answered beyond."""
         name = f"{provider}\n{model}"
-        known = self._new_windows.get(name) or self._known.get(_WINDOW + name)
+        kept = self._kept.get(_WINDOW + name)
+        known = self._new_windows.get(name) or (kept.known if kept is not None else None)
         if isinstance(known, _Window) and 0 < known.tokens < tokens:
             self.report_window(provider, model, 0)
 
@@ -165,7 +180,8 @@ class Learner(Observer):
             self._new_windows = {**windows, **self._new_windows}
             return
         for key, value in now.items():
-            self._keep(key, value)
+            fresh_s = _WINDOW_FRESH_S if key.startswith(_WINDOW) else math.inf
+            self._keep(key, _known_from(value), fresh_s)
 
     async def aclose(self) -> None:
         """Write what is new, once."""
@@ -195,15 +211,14 @@ def _decode(value: bytes | None) -> object:
     return None
 
 
-def _known_from(value: bytes | None, now: float) -> Known:
+def _known_from(value: bytes | None) -> Known:
     """Numbers, or a window; None for nothing, and for what is none of ours."""
     found = _decode(value)
     if isinstance(found, list):
         return residuals_from(found)
     if isinstance(found, dict):
         return _window_from(found.get("window"), found.get("at"))
-    # As it was written before it had its time: it is as new as it can be.
-    return _window_from(found, now)
+    return None
 
 
 def _window_from(tokens: object, at: object) -> _Window | None:

@@ -136,6 +136,34 @@ async def test_a_window_holds_for_an_hour_whoever_learned_it() -> None:
     assert await Learner(store, now=lambda: clock[0]).window("p", "m") is None
 
 
+async def test_a_window_that_another_worker_learns_is_known_to_all_within_a_minute() -> None:
+    store, clock = AwayStore(), [1e9]
+    first, second = (Learner(store, now=lambda: clock[0]) for _ in range(2))
+    assert await second.window("p", "m") is None
+    first.report_window("p", "m", 2_000)
+    await settled(first)
+    clock[0] += 60
+    assert await second.window("p", "m") == 2_000
+    asked, store.away = store.asked, True
+    assert [await second.window("p", "m") for _ in range(3)] == [2_000] * 3
+    assert store.asked == asked, "the store is not asked on each call"
+    clock[0] += 60
+    assert [await second.window("p", "m") for _ in range(3)] == [2_000] * 3, "what was known holds while it is away"
+    assert store.asked == asked + 1
+
+
+async def test_what_a_store_could_not_say_is_asked_again_when_it_is_back() -> None:
+    store, clock = AwayStore(), [1e9]
+    first, second = (Learner(store, now=lambda: clock[0]) for _ in range(2))
+    first.report("k", off(3))
+    await settled(first)
+    store.away = True
+    assert [await second.offsets("k") for _ in range(3)] == [()] * 3
+    store.away = False
+    clock[0] += 60
+    assert await second.offsets("k") == (off(3),)
+
+
 async def test_a_window_that_is_not_written_yet_holds_for_an_hour() -> None:
     clock = [1e9]
     store = AwayStore()
@@ -165,15 +193,6 @@ async def test_a_window_of_a_clock_that_was_far_ahead_is_none() -> None:
     ahead.report_window("p", "m", 2_000)
     await settled(ahead)
     assert await Learner(store, now=lambda: 1e9).window("p", "m") is None
-
-
-async def test_a_window_that_was_written_without_its_time_holds_for_an_hour_from_when_it_is_read() -> None:
-    store, clock = MemoryStore(), [1e9]
-    await store.learn({"window\np\nm": lambda _: b"8192"})
-    learner = Learner(store, now=lambda: clock[0])
-    assert await learner.window("p", "m") == 8192
-    clock[0] += 3_600
-    assert await learner.window("p", "m") is None
 
 
 def answered(tokens: int) -> CallRecord:
