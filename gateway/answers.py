@@ -181,7 +181,7 @@ class Answers:
         try:
             async for piece in pieces:
                 if is_first and _JSON.match(piece):
-                    async for part in self._no_events(progress, answer, piece, pieces):
+                    async for part in self._no_events(progress, answer, chain([piece], pieces), reply):
                         yield part
                     return
                 # Some send blank lines until their answer is there.
@@ -216,15 +216,16 @@ class Answers:
             yield behind
 
     async def _no_events(
-        self, progress: Progress, answer: UpstreamReply, begun: bytes, pieces: AsyncIterator[bytes]
+        self, progress: Progress, answer: UpstreamReply, pieces: AsyncIterator[bytes], reply: Reply
     ) -> AsyncIterator[bytes]:
         """JSON that calls itself a stream: the client gets it as it came, and no comment before it."""
-        body = (await self._whole(progress, answer, begun, pieces)).body
-        if isinstance(body, bytes):
-            yield body
+        whole = await self._whole(progress, answer, b"", pieces)
+        if isinstance(whole.body, bytes):
+            yield whole.body
             return
-        async for piece in body:
+        async for piece in whole.body:
             yield piece
+        reply.broken = whole.broken
 
     async def _end_of_budget(self, progress: Progress, meter: StreamMeter) -> bytes:
         """End a stream for which no more could be held, as if the length the client asked for had been reached."""

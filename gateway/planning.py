@@ -208,10 +208,16 @@ class Planner:
             try:
                 view = self.view(contents)
                 read_ahead(view.messages, _keys_of(view, contents, keys), filled, reader, expired)
+            except Exception:
+                logger.exception("messages cannot be read ahead; a cut reads them all the same")
             finally:
                 self._reading_ahead.release()
 
-        self._threads.fitting.submit(work)
+        try:
+            self._threads.fitting.submit(work)
+        except RuntimeError:
+            # The worker is stopping.
+            self._reading_ahead.release()
 
     async def weigh(self, asked: Asked, remembered: Remembered) -> Weighing:
         """What a request weighs."""

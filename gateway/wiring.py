@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from gateway import __version__, catalog, config
@@ -339,15 +339,17 @@ class Worker:
         for chore in self._chores:
             chore.cancel()
         await asyncio.gather(*self._chores, return_exceptions=True)
-        await self.events_api.aclose()
-        await self._parts.aclose()
-        self._threads.close()
-        await self._callbacks.aclose()
-        if self._otel is not None:
-            await asyncio.to_thread(self._otel.close)
-        await self._leases.aclose()
-        await self._settler.aclose()
-        await self._learner.aclose()
+        # From the last to the first, each whatever becomes of the others.
+        async with AsyncExitStack() as closing:
+            closing.push_async_callback(self._learner.aclose)
+            closing.push_async_callback(self._settler.aclose)
+            closing.push_async_callback(self._leases.aclose)
+            if self._otel is not None:
+                closing.push_async_callback(asyncio.to_thread, self._otel.close)
+            closing.push_async_callback(self._callbacks.aclose)
+            closing.callback(self._threads.close)
+            closing.push_async_callback(self._parts.aclose)
+            closing.push_async_callback(self.events_api.aclose)
 
 
 class _Parts:
@@ -407,9 +409,10 @@ class _Parts:
         return [_provider_health(name, rows[name].adapter, upstream) for name, upstream in self._upstreams.items()]
 
     async def aclose(self) -> None:
-        await self.forwarder.close()
-        for upstream in self._upstreams.values():
-            await upstream.aclose()
+        async with AsyncExitStack() as closing:
+            for upstream in self._upstreams.values():
+                closing.push_async_callback(upstream.aclose)
+            closing.push_async_callback(self.forwarder.close)
 
 
 def _provider_health(name: str, adapter: str, upstream: RetryingUpstream) -> ProviderHealth:

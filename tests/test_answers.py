@@ -39,6 +39,17 @@ async def test_a_whole_answer_that_is_too_large_to_be_read_is_passed_on_and_esti
     assert charge.usage.input_tokens > 0
 
 
+async def test_an_answer_that_breaks_off_where_it_is_passed_on_is_told_whatever_it_called_itself(world: World) -> None:
+    piece = b"{" + b" " * (1 << 20)
+    pieces = [piece] * (MAX_WHOLE_ANSWER // len(piece) + 2)
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[*pieces, UpstreamProtocolError("broken")])
+    async with world.gateway.handle(world.incoming(STREAM)) as reply:
+        assert not isinstance(reply.body, bytes)
+        async for _ in reply.body:
+            assert not reply.broken
+        assert reply.broken
+
+
 def spent(world: World) -> tuple[str, int, int]:
     charge = world.record.charge
     assert charge is not None

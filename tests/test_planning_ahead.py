@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -20,14 +20,17 @@ from gateway.dialects.fields import read_fields
 from gateway.planning import Asked, Planner
 from gateway.stores.learner import Learner
 from gateway.stores.memory import MemoryStore
+from tests.support.timing import eventually
+
+P = TypeVar("P", bound=Planner)
 
 MESSAGES = [{"role": "user", "content": f"Parcel {number} lies at depot {number * 7}."} for number in range(40)]
 
 
-def planner_of() -> Planner:
+def planner_of(kind: type[P]) -> P:
     estimator = Estimator(config.families(), lambda _: CharacterCounter(), CountCache())
     learner = Learner(MemoryStore())
-    return Planner(estimator, lambda _: True, learner, ContextPolicy(), deadline_s=60, clock=time.monotonic)
+    return kind(estimator, lambda _: True, learner, ContextPolicy(), deadline_s=60, clock=time.monotonic)
 
 
 def asked(planner: Planner, **wishes: Any) -> Asked:
@@ -47,7 +50,7 @@ def fitting_threads() -> set[threading.Thread]:
 async def test_near_its_budget_a_conversation_is_read_ahead_beside_the_loop(
     share: float, trim: Any, *, reads: bool
 ) -> None:
-    planner = planner_of()
+    planner = planner_of(Planner)
     weighed, _, _ = await planner.weigh(asked(planner), Remembered())
     before = fitting_threads()
     plan = await planner.plan(asked(planner, budget=int(weighed.expected.tokens * share), trim=trim), Remembered())
@@ -56,8 +59,36 @@ async def test_near_its_budget_a_conversation_is_read_ahead_beside_the_loop(
     planner.close()
 
 
+class Blind(Planner):
+    """Cannot read messages."""
+
+    looked = 0
+
+    def view(self, contents: Any) -> Any:
+        self.looked += 1
+        raise RecursionError(f"{len(contents.messages)} messages")
+
+
+async def test_what_goes_wrong_beside_the_loop_is_logged_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    planner = planner_of(Blind)
+    weighed, _, _ = await planner.weigh(asked(planner), Remembered())
+    for turn in (1, 2):
+        await planner.plan(asked(planner, budget=int(weighed.expected.tokens * 1.2)), Remembered())
+        await eventually(lambda turn=turn: caplog.text.count("RecursionError: 40 messages") == turn)  # type: ignore[misc]
+    assert planner.looked == 2
+    planner.close()
+
+
+async def test_a_call_that_is_planned_while_the_worker_stops_is_planned() -> None:
+    planner = planner_of(Planner)
+    weighed, _, _ = await planner.weigh(asked(planner), Remembered())
+    planner.close()
+    plan = await planner.plan(asked(planner, budget=int(weighed.expected.tokens * 1.2)), Remembered())
+    assert plan.overflow is None
+
+
 async def test_where_nobody_limits_it_nothing_is_read_ahead() -> None:
-    planner = planner_of()
+    planner = planner_of(Planner)
     before = fitting_threads()
     await planner.plan(asked(planner), Remembered())
     assert fitting_threads() == before

@@ -28,7 +28,7 @@ class KeyRing:
         self._keys: Mapping[bytes, StoredKey] = {}
         self._read_at: float | None = None
         self._failed_at = 0.0
-        self._failure: StoreUnavailable | None = None
+        self._failure: str | None = None
         self._lock = asyncio.Lock()
 
     @property
@@ -61,12 +61,12 @@ class KeyRing:
             except StoreUnavailable as error:
                 # Those known a moment ago still hold; they are asked for again soon, not by each call.
                 if self._read_at is None:
-                    self._failed_at, self._failure = self._clock(), error
+                    self._failed_at, self._failure = self._clock(), error.message
                     raise
             self._read_at = self._clock()
 
     def _is_fresh(self) -> bool:
         if self._failure is not None and self._read_at is None and self._clock() - self._failed_at < _AWAY_S:
             # Each of those who wait would wait as long once more.
-            raise self._failure
+            raise StoreUnavailable(self._failure)
         return self._read_at is not None and self._clock() - self._read_at < _FRESH_S

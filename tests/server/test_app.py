@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from gateway import config
+from gateway.core.counting.calibration import Residual
 from gateway.mock import MockServer
 from gateway.server.app import GatewayApp
-from gateway.wiring import build_app
+from gateway.stores.memory import MemoryStore
+from gateway.wiring import Worker, build_app
 from tests.conftest import StartGateway
 from tests.support.gateways import until, write_config
 from tests.support.timing import LIMIT_S, in_time
@@ -117,6 +119,22 @@ async def test_it_serves_between_start_and_stop_only(tmp_path: Path) -> None:
     assert (await lifespan.say("shutdown"))["type"] == "lifespan.shutdown.complete"
     await lifespan.ended()
     assert (await ask(app, "/healthz"))[0]["status"] == 503
+
+
+async def test_what_cannot_be_closed_keeps_nothing_else_open(tmp_path: Path) -> None:
+    def load() -> config.Loaded:
+        return config.load(write_config(tmp_path, "http://127.0.0.1:1", {}), environment={})
+
+    async def fail() -> None:
+        raise OSError("stuck")
+
+    store = MemoryStore()
+    worker = Worker(store, load().settings, load)
+    worker.events_api.aclose = worker.forwarder.close = fail  # type: ignore[method-assign]
+    worker._learner.report("k", Residual(5, 1_000))  # what is closed last
+    with pytest.raises(OSError, match="stuck"):
+        await worker.aclose()
+    assert await store.learned("offsets\nk") is not None
 
 
 async def test_a_wrong_configuration_stops_the_start_and_says_why(tmp_path: Path) -> None:

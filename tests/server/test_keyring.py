@@ -75,6 +75,16 @@ async def test_while_the_store_is_away_the_known_keys_hold_and_unread_ones_let_n
         await KeyRing(store, clock).ready()
 
 
+async def test_those_who_come_while_a_store_is_not_asked_again_are_told_each_for_themselves() -> None:
+    store = FlakyStore()
+    store.away = True
+    ring = KeyRing(store, Clock())
+    told = await asyncio.gather(*(ring.ready() for _ in range(3)), return_exceptions=True)
+    assert [str(error) for error in told] == ["away"] * 3
+    assert len({id(error) for error in told}) == 3, "an exception that is raised again grows with each time"
+    assert store.asked == 1
+
+
 async def test_keys_that_were_read_at_the_start_open_when_the_store_goes_away_before_the_first_call() -> None:
     store, clock = FlakyStore(), Clock()
     await store.add_key(CAROL)
