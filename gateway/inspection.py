@@ -156,7 +156,7 @@ class Inspector:
         `explain`: what would become of each message, too. `note`: it would be decided otherwise, with a summary.
         """
         found = context_json(plan.context, explain=explain)
-        if explain and not plan.context.fates:
+        if explain and not plan.context.message_fates:
             found["items"] = [
                 {**item, "sent_tokens": item["tokens"], "rule": "kept"} for item in await self._items(asked)
             ]
@@ -184,7 +184,7 @@ def context_json(context: ContextRecord, *, explain: bool) -> dict[str, Any]:
         "shadow": context.shadow,
     }
     if explain:
-        found["items"] = [fate_json(index, fate) for index, fate in enumerate(context.fates)]
+        found["items"] = [fate_json(index, fate) for index, fate in enumerate(context.message_fates)]
     return found
 
 

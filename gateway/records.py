@@ -9,6 +9,7 @@ from decimal import Decimal
 from math import ceil
 from typing import Final
 
+from gateway.core.fitting.receipt import Fates
 from gateway.core.ledger import NOTHING, Amount
 from gateway.core.ports import LOST, CallRecord
 from gateway.core.pricing import Price, cost, standard_cost
@@ -107,7 +108,7 @@ class Records:
         record = self.of(progress)
         usage = Usage.of(need.input_tokens, 0)
         charge = Charge(usage, "estimated", need.rate.input * need.input_tokens if need.rate is not None else None)
-        context = replace(record.context, fates=()) if record.context is not None else None
+        context = replace(record.context, message_fates=Fates()) if record.context is not None else None
         spent = spent_by(charge, self._cached_weight)
         return replace(record, outcome=LOST, charge=charge, spent=spent, context=context)
 

@@ -30,7 +30,7 @@ from gateway.core.fitting.epochs import find, fit
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader
-from gateway.core.fitting.receipt import Fitted, actions_of
+from gateway.core.fitting.receipt import Fates, Fitted
 from gateway.core.fitting.summary import NeedsSummary, Passage, SummaryNeeded, Use, asking
 from gateway.core.message import Message, encode
 from gateway.core.ports import ContextRecord
@@ -505,12 +505,12 @@ def _plan(case: _Case, sent: Weighed, room: Room, fitted: Fitted, epoch: Epoch |
     came, is_changed, messages = case.came, fitted.changed, tuple(sent.request.messages)
     if is_changed and (faults := new_faults(came.request.wire, case.view.elements, messages)):
         raise Unsound("; ".join(faults))
-    fates = case.view.fates(fitted.fates) if is_changed else ()
+    fates = case.view.fates(fitted.fates) if is_changed else Fates()
     record = replace(
         _record(came, came if room.shadow else sent, room.budget, room.policy.safety),
-        trimmed=actions_of(fates),
+        trimmed=fates.actions,
         shadow=room.shadow,
-        fates=fates,
+        message_fates=fates,
     )
     return Plan(
         record,

@@ -16,7 +16,7 @@ from gateway.core.counting.calibration import LastTurn
 from gateway.core.counting.context import ToolWeights
 from gateway.core.counting.estimate import Source
 from gateway.core.errors import StoreUnavailable
-from gateway.core.fitting.receipt import Fate
+from gateway.core.fitting.receipt import Fates
 from gateway.core.ledger import (
     NO_LIMITS,
     NOTHING,
@@ -93,13 +93,13 @@ class ContextRecord:
         budget: input tokens the call was allowed, the smallest of all limits; None where nothing limits it.
         conversation_tokens: of what was sent, texts, calls and thinking; no tool results or definitions of tools.
         tool_tokens: tool results in what was sent, each counted once.
-        trimmed: number of messages by the rule that changed them, as `fates` tell it.
+        trimmed: number of messages by the rule that changed them, as their fates tell it.
         shadow: it was only decided; what was sent is what came.
         key: under which the difference to the reported usage is learned.
         estimate: `tokens` before anything learned was added.
         frames: of what was sent, see `Estimate`; None in what was written before they were counted.
         before: this session's last turn, where what was added is what that taught.
-        fates: of each message that came, in order; empty where nothing was changed.
+        message_fates: of each message that came, in order; empty where nothing was changed.
         tool_weights: how many results of each tool make `tool_tokens`, and their tokens.
         margin: tokens that are kept free beside `tokens`, as these are an estimate.
         kept: the part of `tokens` that stands on an earlier answer, which the provider keeps.
@@ -117,7 +117,7 @@ class ContextRecord:
     before: LastTurn | None = None
     trimmed: Mapping[str, int] = field(default_factory=dict)
     shadow: bool = False
-    fates: tuple[Fate, ...] = ()
+    message_fates: Fates = Fates()  # of no message, and nobody changes it
     tool_weights: ToolWeights = field(default_factory=dict)
     margin: int = 0
     kept: int = 0

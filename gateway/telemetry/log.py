@@ -202,8 +202,8 @@ def text_line(call: CallRecord, totals: Totals | None, left: Allowance | None = 
 def _trimmed(context: ContextRecord) -> str:
     rules = ", ".join(f"{rule} {number}" for rule, number in context.trimmed.items())
     if context.shadow:
-        return f"{len(context.fates)} items {context.original_tokens:,} tok (shadow: {rules})"
-    return f"{len(context.fates)} items {context.original_tokens:,}→{context.tokens:,} tok ({rules})"
+        return f"{len(context.message_fates)} items {context.original_tokens:,} tok (shadow: {rules})"
+    return f"{len(context.message_fates)} items {context.original_tokens:,}→{context.tokens:,} tok ({rules})"
 
 
 def json_line(call: CallRecord, totals: Totals | None) -> str:

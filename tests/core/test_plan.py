@@ -147,8 +147,8 @@ def test_a_plan_is_within_its_budget_with_its_margin_and_says_what_it_did() -> N
     assert context.tokens == sent.expected.tokens
     assert context.original_tokens == weighed(raws).expected.tokens
     assert context.saved_tokens == context.original_tokens - context.tokens > 0
-    assert len(context.fates) == len(raws)
-    changed = [fate for fate in context.fates if fate[3] not in ("kept", "pinned")]
+    assert len(context.message_fates) == len(raws)
+    changed = [fate for fate in context.message_fates if fate[3] not in ("kept", "pinned")]
     assert sum(context.trimmed.values()) == len(changed) > 0
     parts = sent.estimate.context
     assert (context.conversation_tokens, context.tool_tokens) == (parts.conversation_tokens, parts.tool_tokens)
@@ -347,7 +347,7 @@ def test_every_action_has_a_name_when_time_is_over() -> None:
     raws = [raws[0], json.dumps(task).encode(), *raws[2:], json.dumps(last).encode()]
     context = planned(raws, room(300, expired=lambda: True)).context
     assert set(context.trimmed) == {"drop"}
-    assert {fate[3] for fate in context.fates} == {"drop", "pinned"}
+    assert {fate[3] for fate in context.message_fates} == {"drop", "pinned"}
 
 
 # --- other formats ------------------------------------------------------------------------------------------------
@@ -411,7 +411,7 @@ def asked_twice(wire: Wire, number: int) -> list[bytes]:
 def test_elements_are_counted_and_not_the_messages_that_they_are_read_as(wire: Wire) -> None:
     raws = [raw for number in range(8) for raw in asked_twice(wire, number)]
     plan = planned_as(wire, raws, room(900))
-    rules = Counter(fate.rule for fate in plan.context.fates)
+    rules = Counter(fate.rule for fate in plan.context.message_fates)
     assert dict(plan.context.trimmed) == {rule: rules[rule] for rule in rules if rule not in ("kept", "pinned")}
     assert plan.context.trimmed["drop"] == len(raws) - len(plan.messages or ())
 

@@ -15,6 +15,7 @@ import pytest
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.counting.context import ToolWeight
 from gateway.core.errors import InvalidRequest
+from gateway.core.fitting.receipt import Fate, Fates
 from gateway.core.ledger import Limits
 from gateway.core.ports import LOST, CallRecord, ContextRecord, SessionKey, SessionView, Store, StoredKey
 from gateway.core.session import MAX_KEPT, Places, Remembered, SessionState, kept_as
@@ -158,9 +159,9 @@ async def test_a_record_comes_back_as_it_was_written(store: Store, record: MakeR
 
 
 async def test_a_record_comes_back_with_what_was_weighed(store: Store, record: MakeRecord) -> None:
-    fates = (("user", 7, 7, "sticky"), ("tool", 9, 2, "digest_results"))
+    fates = Fates.of([Fate("user", 7, 7, "kept"), Fate("tool", 9, 2, "condense")])
     weights = {"search": ToolWeight(2, 90), "größer …": ToolWeight(1, 7)}
-    context = weighed(trimmed={"digest_results": 1}, shadow=True, fates=fates, tool_weights=weights)
+    context = weighed(trimmed={"digest_results": 1}, shadow=True, message_fates=fates, tool_weights=weights)
     full = record(context=context)
     await store.settle(full)
     assert await store.call("alice", full.call_id) == full

@@ -18,7 +18,7 @@ from typing import TextIO
 import pytest
 
 import gateway
-from gateway.core.fitting.receipt import Fate
+from gateway.core.fitting.receipt import Fate, Fates
 from gateway.core.ports import CallRecord, ContextRecord, SessionKey
 from gateway.core.spending import Allowance
 from gateway.core.usage import Charge, Totals, Usage
@@ -126,7 +126,7 @@ TRIMMED = replace(
         key="k",
         estimate=7_960,
         trimmed={"dedupe": 3, "condense": 12},
-        fates=(Fate("user", 10, 10, "kept"),) * 41,
+        message_fates=Fates.of([Fate("user", 10, 10, "kept")] * 41),
     ),
 )
 

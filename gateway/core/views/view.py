@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
-from gateway.core.fitting.receipt import UNCHANGED, Fate
+from gateway.core.fitting.receipt import UNCHANGED, Fate, Fates
 from gateway.core.message import decode, digest, encode
 
 T = TypeVar("T")
@@ -116,9 +116,10 @@ class View(ABC):
         """The messages of some elements."""
         return frozenset(index for place in elements if 0 <= place < len(self.owned) for index in self.owned[place])
 
-    def fates(self, fates: Sequence[Fate]) -> tuple[Fate, ...]:
+    def fates(self, fates: Fates) -> Fates:
         """Those of the messages as those of the elements. Tokens stand at the first element of a message."""
-        return tuple(self._fate(element, fates) for element in range(len(self.elements)))
+        each = tuple(fates)
+        return Fates.of(self._fate(element, each) for element in range(len(self.elements)))
 
     def _fate(self, element: int, fates: Sequence[Fate]) -> Fate:
         mine = [fates[index] for index in self.owned[element]]
@@ -151,9 +152,9 @@ class ChatView(View):
             forms[index] = form
         return tuple([form for form in forms if form is not None])
 
-    def fates(self, fates: Sequence[Fate]) -> tuple[Fate, ...]:
+    def fates(self, fates: Fates) -> Fates:
         """See `View.fates`."""
-        return tuple(fates)
+        return fates
 
     def _changed(self, element: int, forms: Changes) -> bytes:
         raise AssertionError(f"chat message {element} is changed by its {len(forms)} forms alone")

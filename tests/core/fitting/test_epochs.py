@@ -217,7 +217,7 @@ def test_what_was_sent_whole_turns_ago_is_kept_as_it_came_where_that_is_asked_fo
     messages = [*session(8), *ask]
     kept = fit(Conversation.of_messages(messages, keep_last_turns=2), 800, Reader(COUNT))
     assert kept.messages[-6:] == raws(ask)
-    assert [fate.rule for fate in kept.fates[-6:]] == ["pinned"] * 6
+    assert [fate.rule for fate in [*kept.fates][-6:]] == ["pinned"] * 6
     assert fit(Conversation.of_messages(messages), 400, Reader(COUNT)).messages[-6:] != raws(ask)
 
 
@@ -228,7 +228,7 @@ def test_results_that_were_not_read_yet_go_out_whole_while_there_is_room() -> No
     room = tokens(messages[-3:]) + tokens(START)
     whole = fit(Conversation.of_messages(messages), room, Reader(COUNT), policy=FitPolicy(low_water=0.5))
     assert whole.messages[-3:] == newest
-    assert [fate.rule for fate in whole.fates[-3:]] == ["pinned"] * 3
+    assert [fate.rule for fate in [*whole.fates][-3:]] == ["pinned"] * 3
     # Less room is no reason to refuse the call.
     cut = fit(Conversation.of_messages(messages), room - 60, Reader(COUNT))
     assert cut.tokens <= room - 60
@@ -436,7 +436,7 @@ def test_every_message_has_its_fate_and_a_resumed_turn_tells_the_same() -> None:
     kept = Epoch.from_json(json.loads(json.dumps(first.epoch.to_json())))
     resumed = run([*twice, {"role": "assistant", "content": "210."}], tokens(twice) - 100, kept, strategies=strategies)
     assert resumed.actions == first.actions
-    assert [fate.rule for fate in resumed.fates[:-3]] == [fate.rule for fate in first.fates[:-2]]
+    assert [fate.rule for fate in [*resumed.fates][:-3]] == [fate.rule for fate in [*first.fates][:-2]]
     assert resumed.applied == ()
 
 
@@ -505,7 +505,7 @@ def test_out_of_time_what_was_sent_before_stays_and_more_is_left_out() -> None:
     assert done.applied == ("drop",)
     cut = [fate.rule for fate in first.fates].count("condense")
     assert cut > 0
-    assert all(fate.rule in ("drop", was.rule) for was, fate in zip(first.fates[:-2], done.fates, strict=False))
+    assert all(fate.rule in ("drop", was.rule) for was, fate in zip([*first.fates][:-2], done.fates, strict=False))
 
 
 def test_out_of_time_not_even_the_task_is_read() -> None:

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import DROP, KEEP, Decision, Draft, Same
 from gateway.core.fitting.epoch import Epoch
 from gateway.core.fitting.reader import Reader, weigher
-from gateway.core.fitting.receipt import Fate, Fitted, Sent, rule_of
+from gateway.core.fitting.receipt import Fate, Fates, Fitted, Sent, rule_of
 
 TEXT = "a line of text that is long enough to be a block of its own\n"
 
@@ -61,3 +62,17 @@ def test_what_fits_has_no_epoch_and_no_actions() -> None:
     assert fitted.messages == before.conversation.messages
     assert (fitted.changed, fitted.epoch, fitted.actions) == (False, None, {})
     assert [fate.rule for fate in fitted.fates] == ["kept", "kept", "kept", "pinned"]
+
+
+def test_fates_are_kept_in_columns_and_told_one_by_one() -> None:
+    rows = [Fate("user", 9, 9, "pinned"), *[Fate("tool", 400 + n, n % 2, "drop") for n in range(200)]]
+    rows += [Fate("tool", 5, 3, "condense"), Fate("user", 2, 2, "kept")]
+    fates = Fates.of(rows)
+    assert (len(fates), list(fates), fates[1], fates[-1]) == (len(rows), rows, rows[1], rows[-1])
+    assert fates.actions == {"drop": 200, "condense": 1}
+    assert msgspec.json.decode(msgspec.json.encode(fates), type=Fates) == fates
+    assert len(msgspec.json.encode(fates)) < len(msgspec.json.encode(rows)) / 2
+
+
+def test_no_message_has_no_fate() -> None:
+    assert (Fates.of([]), len(Fates()), list(Fates()), Fates().actions) == (Fates(), 0, [], {})
