@@ -57,6 +57,8 @@ ANSWER_WITHIN_S = 40.0
 #: at the end: leases, and two looks at the journals that others left
 SETTLED_WITHIN_S = 40.0
 CALLS_KEPT, SESSIONS_SHOWN = 1000, 1000
+#: what a gateway logs of bugs only
+COMPLAINTS = ("Traceback", " bug", "is lost")
 #: a client that is told to come again later does so
 AFTER_503_S = 0.3
 #: a call without a budget is not known to the store before it has lasted for two ticks
@@ -474,9 +476,18 @@ class Gateway:
             sys.exit(f"no budget could be set: {answer!r}")
 
     def complaints(self) -> list[str]:
-        """What a gateway only says of bugs."""
+        """What a gateway only says of bugs, each with the line before it."""
         lines = self.log.read_text(errors="replace").splitlines()
-        return [line for line in lines if "Traceback" in line or " bug" in line or "is lost" in line]
+        found = [place for place, line in enumerate(lines) if any(one in line for one in COMPLAINTS)]
+        return ["\n".join(lines[max(0, place - 1) : _block_end(lines, place)]) for place in found]
+
+
+def _block_end(lines: Sequence[str], place: int) -> int:
+    """Behind the lines that belong to one: those of a traceback are indented, but for the exception that ends it."""
+    end = place + 1
+    while end < len(lines) and lines[end].startswith(" "):
+        end += 1
+    return end + 1 if end > place + 1 else end
 
 
 def _command_line(pid: int) -> bytes:
