@@ -55,8 +55,9 @@ class _Read(NamedTuple):
     part: dict[str, Any] | None = None
     call_id: str = ""
     role: str = ""
-    #: of the item itself, where it is a call; the provider knows by it what it came of
+    #: of the item itself, where the model made it; the provider knows by it what it came of
     id: str = ""
+    is_reasoning: bool = False
     #: the program that it is, and the one that it belongs to, by their `call_id`
     program: str = ""
     by: str = ""
@@ -70,6 +71,8 @@ class _Group:
     message: dict[str, Any] | bytes
     #: reasoning or deeds are in it: what follows belongs to them
     binds: bool = False
+    #: reasoning is
+    reasons: bool = False
     #: and something has come of them
     is_made: bool = False
     #: results of its calls have come: nothing more belongs to it
@@ -213,7 +216,7 @@ class _Grouping:
             group.is_made = True
             self._join(group, place, [], [item.part])
         else:
-            group.binds = True
+            group.binds, group.reasons = True, group.reasons or item.is_reasoning
             self._join(group, place, [item.part])
         return group
 
@@ -261,12 +264,17 @@ def _read(raw: bytes) -> _Read:
         return _Read(kind, message, role=item["role"])
     program, by = _program(item)
     if kind == "deed":
-        return _Read(kind, part=_deed(item), program=program, by=by)
+        is_reasoning = _is_name(item) or item["type"] == "reasoning"
+        return _Read(kind, part=_deed(item), id=_id(item), is_reasoning=is_reasoning, program=program, by=by)
     call_id = _call_id(item)
     if kind == "call":
-        return _Read(kind, part=_call(item, raw), call_id=call_id, id=str(item.get("id") or ""), by=by)
+        return _Read(kind, part=_call(item, raw), call_id=call_id, id=_id(item), by=by)
     message = encode({"role": "tool", "tool_call_id": call_id, "content": _output(item)})
     return _Read(kind, message, call_id=call_id, by=by)
+
+
+def _id(item: Mapping[str, Any]) -> str:
+    return str(item.get("id") or "")
 
 
 def _program(item: Mapping[str, Any]) -> tuple[str, str]:
@@ -316,11 +324,13 @@ def _call_id(item: Mapping[str, Any]) -> Any:
 def _goes_on(group: _Group, item: _Read) -> bool:
     """Whether what the model did belongs to what it did before.
 
-    Clients may put each result directly behind its call. A call behind results may then have come of the reasoning
-    before them, and a provider that knows the call refuses it without that.
+    Clients may put each result directly behind its call. What stands behind results may then have come of the reasoning
+    before them, and a provider that knows it refuses it without that.
     """
     if item.kind == "call":
         return not group.is_answered or (group.binds and item.id != "")
+    if group.reasons and not item.is_reasoning:
+        return not group.is_answered or item.id != ""
     # Reasoning behind calls is that of the next answer.
     return not group.is_answered and not _calls_of(group)
 

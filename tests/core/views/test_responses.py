@@ -243,6 +243,22 @@ def test_calls_that_came_of_one_reasoning_stand_together_between_their_results()
     assert view(TASK, *loop[:3], said, *loop[3:], NEXT).places[3:6] == ((4,), (5,), (6,)), "another answer"
 
 
+@pytest.mark.parametrize("kind", ["web_search_call", "code_interpreter_call", "mcp_call"])
+def test_what_a_model_did_beside_its_calls_stands_with_the_reasoning_that_both_came_of(kind: str) -> None:
+    deed = {"type": kind, "id": "x_1", "status": "completed"}
+    behind = [thought("2"), call("c"), output("c"), NEXT]
+    found = view(TASK, thought("1"), call("a"), deed, output("a"), *behind)
+    assert found.places == ((0,), (1, 2, 3), (4,), (5, 6), (7,), (8,))
+    assert restored(found, dict.fromkeys((1, 2))) == [TASK, *behind]
+    # each result directly behind its call
+    found = view(TASK, thought("1"), call("a"), output("a"), deed, *behind)
+    assert found.places == ((0,), (1, 2, 4), (3,), (5, 6), (7,), (8,))
+    assert restored(found, dict.fromkeys((1, 2))) == [TASK, *behind]
+    # nothing was reasoned
+    found = view(TASK, call("a"), output("a"), deed, call("c"), output("c"), NEXT)
+    assert found.places == ((0,), (1,), (2,), (3, 4), (5,), (6,))
+
+
 def test_calls_that_the_provider_knows_nothing_of_stand_alone() -> None:
     unnamed = {name: value for name, value in call("b").items() if name != "id"}
     found = view(TASK, thought("1"), call("a"), output("a"), unnamed, output("b"), NEXT)
