@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import exceptions
 from redis.crc import key_slot
 
 from gateway.core.errors import StoreUnavailable
@@ -360,3 +361,23 @@ async def test_a_frozen_server_of_a_cluster_keeps_nobody_waiting_and_no_other_se
     finally:
         await store.aclose()
         cluster.kill()
+
+
+class SlowToClose:
+    """redis-py's table of who has which keys, whose connections take too long to be seen closed."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
+
+    async def aclose(self, attr: str = "nodes_cache") -> None:
+        await self._manager.aclose(attr)
+        raise exceptions.TimeoutError("Timed out closing connection")
+
+
+async def test_a_connection_that_is_slow_to_close_keeps_nobody_from_the_servers(clustered: RedisStore) -> None:
+    link: Any = clustered._link
+    link._cluster.nodes_manager = SlowToClose(link._cluster.nodes_manager)
+    assert await clustered.keys() == []

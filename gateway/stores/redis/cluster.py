@@ -8,6 +8,7 @@ again where a server is down, beyond our deadline; and it puts no commands of di
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -24,6 +25,8 @@ from gateway.stores.redis.servers import cluster_of
 _HOPS: Final = 5
 #: where the first key of a script stands
 _FIRST_KEY: Final = 3
+#: what can go wrong while the servers are asked for each other
+_FAULTS: Final = (RedisError, RedisClusterException, OSError)
 
 Node = tuple[str, int]
 
@@ -116,12 +119,18 @@ class ClusterLink:
         try:
             async with asyncio.timeout(self._timeout_s):
                 await manager.initialize(last_failed_node_name=silent)
-        except (RedisError, RedisClusterException, OSError) as error:
+        except _FAULTS as error:
             raise unavailable(self._address.shown, error) from error
         finally:
-            await manager.aclose()
-            await manager.aclose("startup_nodes")
+            await self._hang_up()
         self._is_known, self._silent = True, None
+
+    async def _hang_up(self) -> None:
+        """End the connections that were asked over: closed they are, also where that took too long to see it."""
+        manager = self._cluster.nodes_manager
+        for nodes in ("nodes_cache", "startup_nodes"):
+            with contextlib.suppress(*_FAULTS):
+                await manager.aclose(nodes)
 
     async def aclose(self) -> None:
         """See `Link.aclose`."""
