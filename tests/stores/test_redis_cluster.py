@@ -364,16 +364,16 @@ async def test_a_frozen_server_of_a_cluster_keeps_nobody_waiting_and_no_other_se
 
 
 class SlowToClose:
-    """redis-py's table of who has which keys, whose connections take too long to be seen closed."""
+    """Something of redis-py's whose connections take too long to be seen closed."""
 
-    def __init__(self, manager: Any) -> None:
-        self._manager = manager
+    def __init__(self, known: Any) -> None:
+        self._known = known
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._manager, name)
+        return getattr(self._known, name)
 
-    async def aclose(self, attr: str = "nodes_cache") -> None:
-        await self._manager.aclose(attr)
+    async def aclose(self, *which: str) -> None:
+        await self._known.aclose(*which)
         raise exceptions.TimeoutError("Timed out closing connection")
 
 
@@ -381,3 +381,11 @@ async def test_a_connection_that_is_slow_to_close_keeps_nobody_from_the_servers(
     link: Any = clustered._link
     link._cluster.nodes_manager = SlowToClose(link._cluster.nodes_manager)
     assert await clustered.keys() == []
+
+
+async def test_a_store_whose_connections_are_slow_to_close_is_closed(redis_server: RedisServer) -> None:
+    store = RedisStore(redis_server.url, timeout_s=PATIENT_S)
+    await store.ping()
+    link: Any = store._link
+    link._pool = SlowToClose(link._pool)
+    await store.aclose()

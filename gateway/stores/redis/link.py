@@ -249,9 +249,12 @@ class SingleLink:
             under_way: list[asyncio.Future[Any]] = [*self._running, *self._tasks]
             # `gather` would not let their callbacks run, from Python 3.12 on, once all of them are done.
             await asyncio.wait(under_way)
-        await self._pool.aclose()
+        # A connection that is slow to close is closed all the same.
+        with contextlib.suppress(*_FAULTS):
+            await self._pool.aclose()
         if isinstance(self._pool, SentinelConnectionPool):
-            await self._pool.sentinel_manager.aclose()
+            with contextlib.suppress(*_FAULTS):
+                await self._pool.sentinel_manager.aclose()
 
 
 OpenNode = Callable[[Address], SingleLink]
