@@ -18,6 +18,9 @@ from gateway.core.notation import bared, parse_whole, written
 from gateway.core.values import dataclass
 
 GAP: Final = "[...]"
+#: in the last line of a result that is shown shorter, before where its full text is kept
+WAY: Final = "; full text: GET /api/results/"
+_GAP_LINE: Final = f"{GAP}\n"
 #: A block longer than this is cut at a sentence or a space: about 60 tokens, a sentence or two.
 LONGEST: Final = 240
 #: Lines shorter than this are joined with the next: a gap mark costs as much as a few words.
@@ -40,7 +43,7 @@ _SENTENCE_END: Final = re.compile(r"(?<=[.!?;])\s+|(?<=[\u3002\uff01\uff1f\uff1b
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A piece of one slot; `needs` is the block that must be kept with it (a table's head)."""
+    """A piece of one slot; `needs` is the block that must be kept with it: a table's head, the way to a full text."""
 
     text: str
     slot: int
@@ -160,7 +163,7 @@ def _texts(sliced: Sliced, picked: Sequence[int]) -> list[str]:
     gap = [False] * len(sliced.slots)
     for number, block in enumerate(sliced.blocks):
         if number in kept:
-            if gap[block.slot]:
+            if gap[block.slot] and not block.text.startswith(_GAP_LINE):
                 pieces[block.slot].append(_gap_before(pieces[block.slot], block.text))
             pieces[block.slot].append(block.text)
             gap[block.slot] = False
@@ -173,8 +176,10 @@ def _texts(sliced: Sliced, picked: Sequence[int]) -> list[str]:
 
 
 def _gap_before(before: Sequence[str], text: str) -> str:
-    """A gap on a line of its own between lines, and between spaces inside one."""
+    """A gap on a line of its own between lines, and between spaces inside one; nothing where one stands already."""
     last = before[-1] if before else "\n"
+    if f"\n{last}".endswith(f"\n{_GAP_LINE}"):
+        return ""
     lead = "" if last[-1:].isspace() or not before else " "
     if not text:
         return lead + GAP
@@ -228,7 +233,15 @@ def _cut(text: str, watch: Watch) -> Iterator[tuple[str, int]]:
     if isinstance(value, dict | list) and value:
         yield from _json_lines(value, watch)
     else:
-        yield from ((piece, -1) for piece in watch.over(cut_text(text)))
+        pieces = [*watch.over(cut_text(text))]
+        last = len(pieces) - 1
+        needs = last if pieces and _is_way(pieces[last]) else -1
+        yield from ((piece, needs if number < last else -1) for number, piece in enumerate(pieces))
+
+
+def _is_way(text: str) -> bool:
+    """Whether a last piece says where the full text is: who reads a part of the rest must be able to ask for all."""
+    return WAY in text and text.endswith("]")
 
 
 def _read_json(text: str) -> Any:

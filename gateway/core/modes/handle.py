@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
+from gateway.core.fitting.blocks import WAY
 from gateway.core.notation import bared, parse, written
 
 #: what a handle is made of
@@ -22,7 +23,7 @@ _SEARCHED: Final = 100_000
 _VALUE: Final = 32
 #: a key or column
 _NAME: Final = 40
-_POINTER: Final = re.compile(r"\[.{1,300} [\d,]{1,20} characters; full text: GET /api/results/[A-Za-z0-9_-]{1,128}\]")
+_POINTER: Final = re.compile(rf"\[.{{1,300}} [\d,]{{1,20}} characters{re.escape(WAY)}[A-Za-z0-9_-]{{1,128}}\]")
 #: a line that says what went wrong; the last one says it best in most languages
 TROUBLE: Final = re.compile(
     r"(?i)\b(?:\w*error|\w*exception|traceback|fail(?:s|ed|ure)?|fatal|panic|denied|refused|not found|no such"
@@ -38,7 +39,7 @@ def pointer(what: str, size: int, handle: str) -> str:
     """
     if _HANDLE.fullmatch(handle) is None:
         raise ValueError("a handle is made of at most 128 letters, digits, _ and -")
-    return f"[{what} {size:,} characters; full text: GET /api/results/{handle}]"
+    return f"[{what} {size:,} characters{WAY}{handle}]"
 
 
 def points(text: str) -> bool:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.fitting.blocks import GAP, LONGEST, cut_text, render, slice_message
+from gateway.core.modes.handle import pointer
 
 
 def tool(content: Any) -> dict[str, Any]:
@@ -45,6 +46,24 @@ def test_kept_lines_stand_as_they_stood_and_gaps_are_marked_once() -> None:
     assert content_with(tool(LINES), 0) == f"{lines[0]}{GAP}"
     assert content_with(tool(LINES)) == GAP
     assert content_with(tool(LINES), *range(5)) == LINES
+
+
+def test_a_gap_beside_one_that_the_text_has_already_is_marked_once() -> None:
+    # An extract has marks of its own, each joined with the line behind it.
+    shown = "".join(f"line {n} {'x' * 40}\n{GAP}\n" for n in range(4)) + f"line 4 {'x' * 40}"
+    lines = [f"line {n} {'x' * 40}\n" for n in range(5)]
+    assert content_with(tool(shown), 0, 2) == f"{lines[0]}{GAP}\n{lines[2]}{GAP}"
+    assert content_with(tool(shown), 1) == f"{GAP}\n{lines[1]}{GAP}"
+    assert content_with(tool(f"{LINES}{GAP}\n"), 0, 5) == f"{LINES.splitlines()[0]}\n{GAP}\n"
+
+
+def test_what_is_kept_of_a_result_keeps_the_way_to_its_full_text() -> None:
+    way = pointer("summary of", 9000, "tr_1")
+    assert content_with(tool(f"{LINES}{way}"), 2) == f"{GAP}\n{LINES.splitlines()[2]}\n{GAP}\n{way}"
+    assert content_with(tool(f"{LINES}{way}")) == GAP
+    long = pointer("text, 90 lines, begins: " + "word " * 50, 9000, "tr_2")
+    assert content_with(tool(long), 0) == long
+    assert content_with(tool(f"{way}\n{LINES}"), 2) == f"{GAP}\n{LINES.splitlines()[1]}\n{GAP}"
 
 
 def test_a_gap_inside_a_line_stands_between_spaces() -> None:
