@@ -9,7 +9,7 @@ from gateway.core import errors
 from gateway.core.ports import Observer, SessionKey, Store
 from gateway.core.routing import Route
 from gateway.core.session import SessionState
-from gateway.core.steps import DEFAULT_AGENT, Agent, Step, StepState
+from gateway.core.steps import DEFAULT_AGENT, Agent, Facts, Step, StepState
 from gateway.core.values import dataclass
 from gateway.telling import tell_step
 
@@ -42,9 +42,15 @@ def _place(place: StepState, agent: Agent | None) -> dict[str, Any]:
 
 
 def step_of(state: SessionState, agents: Mapping[str, Agent], route: Route, asked: str | None) -> Step | None:
-    """The step that a session's calls are in. `asked`: the agent that a request names, where its route has none."""
+    """The step that a session's next call begins in. `asked`: the agent that a request names, where its route has none.
+
+    Where conditions look at more than tools, the one that it is in: only the call itself can tell.
+    """
     agent = agents.get(route.agent or asked or DEFAULT_AGENT)
-    return agent.step(state.steps.get(agent.name, _AT_START)) if agent is not None else None
+    if agent is None:
+        return None
+    at = state.steps.get(agent.name, _AT_START)
+    return agent.step(at if agent.reads_facts else agent.entered(at, Facts()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,7 @@ def setting_of(asked: Mapping[str, Any], agents: Mapping[str, Agent]) -> Setting
     index = asked.get("sequence_index", 0)
     if "sequence_index" in asked and (step is None or type(index) is not int or not 0 <= index < len(step.sequence)):
         entries = len(step.sequence) if step is not None else 0
-        most = f"it has {entries} entries" if entries else "here is none"
+        most = f"0 to {entries - 1}, as it has {entries}" if entries else "here is none"
         raise errors.InvalidRequest(
             f'"sequence_index" is the number of entries of the step\'s sequence that are done: {most}.',
             param="sequence_index",
