@@ -158,7 +158,7 @@ def described(error: ValidationError) -> list[str]:
     lines: dict[str, str] = {}
     problems = error.errors(include_url=False)
     for problem in problems:
-        if _is_of_another_kind(problem, problems):
+        if _is_of_another_kind(problem, problems) or _is_counted_without(problem, problems):
             continue
         # A value that may be a word or a number is complained about once for each.
         location = _keys(problem["loc"])
@@ -190,6 +190,14 @@ def _is_of_another_kind(problem: Mapping[str, Any], problems: Sequence[Mapping[s
     is_choice = _keys(problem["loc"][-1:]) == ()
     return is_choice and any(
         other["loc"][: len(kinds)] == kinds and len(_keys(other["loc"])) > len(_keys(kinds)) for other in problems
+    )
+
+
+def _is_counted_without(problem: Mapping[str, Any], problems: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a list is called too short only because entries in which something is wrong are not counted."""
+    place = problem["loc"]
+    return problem["type"] == "too_short" and any(
+        other["loc"][: len(place)] == place and len(other["loc"]) > len(place) for other in problems
     )
 
 

@@ -23,6 +23,7 @@ MARKS = "a text that begins with *, & or ! needs quotes"
         ("models: 3", f"models: {LIST}"),
         ("context: {strategies: drop}", f"context.strategies: {LIST}"),
         ("context: {strategies: []}", "context.strategies: needs 1 or more entries, and has 0"),
+        ("agents: {a: {steps: [{name: 3}]}}", "agents.a.steps[0].name: input should be a valid string"),
         (
             "models: [{match: x, provider: openai, fallback: [a, b, c, d, e, f, g, h]}]",
             "models[0].fallback: takes 7 entries or fewer, and has 8",
