@@ -95,6 +95,10 @@ def add(  # noqa: PLR0917  # typer calls it by name
         stop(f'"{name}" is a name for callers without a key, whose sessions it would see; choose another.', Exit.USAGE)
     if any(key.name == name for key in load(config).settings.auth.keys):
         stop(f'"{name}" is the name of a key in the configuration (auth.keys); choose another.', Exit.USAGE)
+    for pattern in models or ():
+        # A script's empty variable must not make a key that is shown to have all models, and has none.
+        if not pattern or any(char.isspace() or char == "," for char in pattern):
+            stop(f"--models {quoted(pattern)} is no pattern of a model's name; repeat --models for more.", Exit.USAGE)
     limits = _limits(budget_tokens, budget_usd, budget_calls, window)
     key = f"gw-{secrets.token_urlsafe(32)}"
     kept = StoredKey(name, digest(key), time.time(), tuple(models or ()), limits, rpm)

@@ -73,6 +73,8 @@ def test_a_key_that_makes_no_sense_is_refused(
         (["x", "--budget-tokens", str(2**53 + 1)], f'--budget-tokens "{2**53 + 1}": input should be less than'),
         (["x", "--window", "soon"], '--window "soon": must be a duration like 90s'),
         (["a\x07b"], '"a?b" is no name'),
+        (["x", "--models", ""], '--models "" is no pattern of a model\'s name'),
+        (["x", "--models", "gpt-*,claude-*"], '--models "gpt-*,claude-*" is no pattern of a model\'s name; repeat'),
     ],
 )
 def test_what_is_refused_is_named_as_it_was_typed(asked: list[str], said: str, gateway_command: Commands) -> None:
