@@ -17,7 +17,7 @@ from yaml.parser import ParserError
 from yaml.reader import ReaderError
 from yaml.scanner import ScannerError
 
-from gateway.config.schema import BUILT_IN_ROUTES, Settings
+from gateway.config.schema import BUILT_IN_ROUTES, NO_DURATION, Settings
 from gateway.core.errors import UnknownModel
 from gateway.core.routing import ModelRule, Routes
 
@@ -32,6 +32,8 @@ _WORDS: Final = {
     "too_short": "needs %(min_length)d or more entries, and has %(actual_length)d",
     "too_long": "takes %(max_length)d entries or fewer, and has %(actual_length)d",
 }
+#: keys whose text is a duration
+_DURATIONS: Final = frozenset({"ttl", "window"})
 #: what a parser says in words that need those before them
 _SAID: Final = {
     "but found another document": "it holds more than one document (---)",
@@ -131,6 +133,8 @@ def not_yaml(error: Exception, text: str) -> str:
         return f": {_unmarked(error)}"
     place = f" (line {mark.line + 1}, column {mark.column + 1})"
     line = text.split("\n")[mark.line :][:1]
+    if line and line[0][mark.column : mark.column + 1] == "\t":
+        return f"{place}: a tab stands where YAML takes spaces only"
     if line and line[0][max(mark.column - 1, 0) :].startswith("${"):
         return f'{place}: between brackets a text with ${{NAME}} needs quotes, like {{url: "${{NAME}}"}}'
     return f"{place}: {_reason(error)}"
@@ -176,6 +180,8 @@ def described(error: ValidationError) -> list[str]:
 
 
 def _worded(problem: Mapping[str, Any]) -> str:
+    if problem["type"] == "string_type" and problem["loc"][-1:] and problem["loc"][-1] in _DURATIONS:
+        return NO_DURATION
     own, said = _WORDS.get(problem["type"]), str(problem["msg"])
     return said.removeprefix("Value error, ") if own is None else own % problem.get("ctx", {})
 

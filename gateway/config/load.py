@@ -265,7 +265,8 @@ def _read_yaml(path: Path) -> dict[Any, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ConfigError([f"{path}: must hold keys and values, not {type(value).__name__}"])
+        held = "a list" if isinstance(value, list) else "a text" if isinstance(value, str) else "a single value"
+        raise ConfigError([f"{path}: must hold keys and values, like server: {{port: 8484}}, not {held}"])
     return value
 
 

@@ -35,6 +35,9 @@ _JOURNALS: Final = "~/.local/share/gateway/journal"
 
 Positive = Annotated[float, Field(gt=0)]
 
+#: what is said of a duration that is none
+NO_DURATION: Final = "must be a duration like 90s, 15m, 12h or 30d"
+
 
 def duration(text: str) -> int:
     """Seconds of `90s`, `15m`, `12h`, `30d`.
@@ -44,7 +47,7 @@ def duration(text: str) -> int:
     """
     match = _DURATION.match(text)
     if match is None or int(match[1]) == 0:
-        raise ValueError("must be a duration like 90s, 15m, 12h or 30d")
+        raise ValueError(NO_DURATION)
     return int(match[1]) * _SECONDS[match[2]]
 
 

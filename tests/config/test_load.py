@@ -395,8 +395,9 @@ def test_every_reference_to_a_provider_that_is_not_there_is_named_at_once(loaded
     ("text", "why"),
     [
         ("a: [", "is not valid YAML"),
-        ("- a", "must hold keys and values, not list"),
-        ("just text", "not str"),
+        ("- a", "must hold keys and values, like server: {port: 8484}, not a list"),
+        ("just text", "not a text"),
+        ("8484", "not a single value"),
         ("a: \x07", "YAML"),
     ],
 )
