@@ -86,7 +86,7 @@ class HealthApi:
         """Why calls that come now find the store away; None: they do not."""
         problem, worker = await self._problem(), self._look()
         if problem is None and worker.is_away:
-            return f"The store was away, and {worker.waiting} settled calls wait for it. Try again shortly."
+            return f"The store was away. Settled calls that wait for it: {worker.waiting}. Try again shortly."
         return problem
 
     async def _problem(self) -> str | None:

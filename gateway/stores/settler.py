@@ -92,7 +92,7 @@ class Settler:
         """
         if self._is_away and not self.is_open:
             raise StoreUnavailable(
-                f"The store is away and {len(self._waiting)} settled calls wait for it. Try again shortly."
+                f"The store is away. Settled calls that wait for it: {len(self._waiting)}. Try again shortly."
             )
 
     def away(self, error: StoreUnavailable) -> None:

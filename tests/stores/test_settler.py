@@ -66,7 +66,7 @@ async def test_while_the_store_is_away_new_calls_are_refused_and_settlements_kep
     settler = Settler(store)
     store.away = True
     assert [await settler.settle(record()) for _ in range(2)] == [None, None]
-    with pytest.raises(StoreUnavailable, match=r"2 settled calls"):
+    with pytest.raises(StoreUnavailable, match=r"away\. Settled calls that wait for it: 2\."):
         settler.check()
     await settler.aclose()
 

@@ -205,7 +205,8 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
             what, remedy = "be written", "Let the gateway write to it and to its folder"
         else:
             what = f"be brought to format {len(MIGRATIONS)}" if is_due else "be used"
-            remedy = "Look whether another program holds it"
+            is_full = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL
+            remedy = "Make room on its disk" if is_full else "Look whether another program holds it"
         raise StoreUnavailable(
             f"The store {path} cannot {what}: {error}. {remedy}, or name another file in store.url."
         ) from error

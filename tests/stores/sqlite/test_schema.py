@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 import stat
@@ -67,6 +68,14 @@ async def test_a_file_that_cannot_be_written_is_refused_with_the_remedy(path: Pa
         file.write(b"\x03")
     with pytest.raises(StoreUnavailable, match=r"cannot be written: .*readonly.*Let the gateway write to it"):
         SqliteStore(path)
+
+
+def test_a_disk_that_is_full_is_a_reason_to_make_room_on_it(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA max_page_count=1")
+        with pytest.raises(StoreUnavailable, match=r"disk is full\. Make room on its disk, or name another file"):
+            migrate(connection, path)
 
 
 async def test_an_older_version_that_stays_open_and_writes_its_own_format_down_keeps_nobody_from_the_file(
