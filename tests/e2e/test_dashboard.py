@@ -378,6 +378,22 @@ def test_a_narrow_page_in_either_colour_has_nothing_beside_it(
         assert (red < 64) == (scheme == "dark")
 
 
+@pytest.mark.parametrize("width", [780, 1000, 1180])
+def test_in_a_window_of_middling_width_names_are_still_to_be_read(ui: Ui, width: int) -> None:
+    ui.page.set_viewport_size({"width": width, "height": 700})
+    for place, column in (
+        ("#/", "Session"),
+        ("#/sessions", "Session"),
+        ("#/session/agent-1", "Model"),
+        ("#/models", "Model"),
+    ):
+        page = ui.show(place)
+        head = page.locator("main .table:not(.short)").get_by_role("columnheader", name=column, exact=True)
+        expect(head).to_be_visible()
+        assert (head.bounding_box() or {"width": 0})["width"] >= 200, place
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, place
+
+
 def test_colours_are_chosen_and_kept(ui: Ui) -> None:
     page = ui.show("#/session/agent-1")
     page.get_by_label("Colours").select_option("dark")

@@ -4,6 +4,8 @@
  */
 import { fill, h } from "./dom.js";
 
+/** What a column without a width has at the least: names of sessions and models stand there. */
+const LEAST = "16rem";
 /** rows above and below those in view, so that the keyboard always has a next one */
 const AROUND = 12;
 
@@ -44,6 +46,9 @@ export class Table {
     this.below = spacer();
     this.body = h("tbody", {}, this.above, this.below);
     this.table = h("table", {}, h("caption", { class: "sr" }, options.label), h("thead", {}, this.head()), this.body);
+    // Else a window of middling width would take all of it from the column that has what others leave.
+    const widths = options.columns.map((column) => column.width ?? LEAST);
+    this.table.style.setProperty("--least", `calc(${widths.join(" + ")})`);
     this.element = h("div", { class: "table", tabindex: 0, role: "region", "aria-label": options.label }, this.table);
     this.element.addEventListener("scroll", () => this.draw(), { passive: true });
     this.element.addEventListener("keydown", (event) => this.move(event));
