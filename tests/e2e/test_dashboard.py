@@ -218,6 +218,17 @@ def test_a_call_is_opened_with_its_record_and_the_fate_of_each_message(ui: Ui) -
     expect(page.get_by_role("link", name="agent-1")).to_be_visible()
 
 
+def test_numbers_that_round_up_to_the_next_unit_are_told_in_that(ui: Ui) -> None:
+    ui.show("#/")
+    numbers = {9_999: "9999", 10_049: "10 k", 999_499: "999 k", 999_500: "1 M", 999_999_999: "1 G", 2.5e12: "2.50 T"}
+    shown = ui.page.evaluate(
+        """numbers => import(document.querySelector("script[type=module]").src.replace("app.js", "format.js"))
+            .then(format => numbers.map(format.compact))""",
+        list(numbers),
+    )
+    assert [text.replace("\u202f", " ") for text in shown] == list(numbers.values())
+
+
 def test_a_new_call_of_the_session_appears_by_itself(ui: Ui) -> None:
     ui.gateway.web.chat("grows")
     page = ui.show("#/session/grows")

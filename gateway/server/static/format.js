@@ -26,18 +26,29 @@ export function number(value, digits = 0) {
 }
 
 /**
+ * 1 call, 12 calls.
+ * @param {number} count
+ * @param {string} noun
+ */
+export function many(count, noun) {
+  return `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+}
+
+/**
  * 1.23 M: three digits are enough to compare.
  * @param {number | null | undefined} value
  */
 export function compact(value) {
   if (value === null || value === undefined) return NONE;
-  for (const [size, unit] of /** @type {[number, string][]} */ ([
-    [1e9, "G"],
-    [1e6, "M"],
-    [1e4, "k"],
+  // What three digits round up to the next unit is told in that: 1 M, not 1.00e+3 k.
+  for (const [size, least, unit] of /** @type {[number, number, string][]} */ ([
+    [1e12, 999.5e9, "T"],
+    [1e9, 999.5e6, "G"],
+    [1e6, 999.5e3, "M"],
+    [1e3, 1e4, "k"],
   ])) {
-    if (Math.abs(value) >= size) {
-      const scaled = unit === "k" ? value / 1e3 : value / size;
+    if (Math.abs(value) >= least) {
+      const scaled = value / size;
       return `${scaled.toPrecision(3).replace(/\.?0+$/, (zeros) => (zeros.startsWith(".") ? "" : zeros))}${THIN}${unit}`;
     }
   }
