@@ -265,6 +265,11 @@ def test_a_budget_is_raised_lifted_and_set_back_after_a_look_at_what_changes(ui:
     expect(page.get_by_text("No budget: nothing limits this session.")).to_be_visible()
     assert limits() is None
     page.get_by_role("button", name="Change budget").click()
+    expect(dialog.locator("#budget-calls-used")).to_have_text("used 1")
+    dialog.get_by_label("Calls").fill("1")
+    dialog.get_by_role("button", name="Review").click()
+    expect(dialog).to_contain_text("less than is used: further calls are refused")
+    dialog.get_by_role("button", name="Back").click()
     dialog.get_by_role("button", name="As configured").click()
     dialog.get_by_role("button", name="Set this budget").click()
     expect(page.locator(".bars")).to_contain_text(re.compile("of 60.000"))

@@ -36,6 +36,7 @@
  * @property {string} usage_source
  * @property {string | null} cost_usd
  * @property {{input_tokens: number, calls: number}} saved_by_trimming
+ * @property {{tokens: number, calls: number}} used_with_children
  * @property {Budget | null} budget
  * @property {string} response_mode
  * @property {boolean} derived_id

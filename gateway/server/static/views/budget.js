@@ -8,7 +8,9 @@ import { fill, h } from "../dom.js";
 import { number, usd } from "../format.js";
 
 /** @typedef {import("../types.js").Session} Session */
-/** @typedef {{name: "tokens" | "usd" | "calls", text: string, step: string, format: (value: number) => string}} Unit */
+/**
+ * @typedef {{name: "tokens" | "usd" | "calls", text: string, step: string, format: (value: number | null) => string}} Unit
+ */
 
 /** @type {Unit[]} */
 const UNITS = [
@@ -26,7 +28,7 @@ export async function changeBudget(session, then) {
   const budget = session.budget;
   const done = await dialog(`Budget of ${session.id}`, (close) => {
     const problem = h("p", { class: "problem", role: "alert", hidden: true });
-    const fields = UNITS.map((unit) => field(unit, budget?.[unit.name] ?? null, Number(budget?.used[unit.name] ?? 0)));
+    const fields = UNITS.map((unit) => field(unit, budget?.[unit.name] ?? null, usedOf(session, unit.name)));
     const review = h("div", {});
     const form = h(
       "form",
@@ -92,9 +94,20 @@ export async function changeBudget(session, then) {
 }
 
 /**
+ * What a limit would be held against: a session uses up a budget also before it has one. Null: nobody knows.
+ * @param {Session} session
+ * @param {Unit["name"]} unit
+ */
+function usedOf({ budget, used_with_children: used, cost_usd: cost }, unit) {
+  if (budget) return Number(budget.used[unit]);
+  if (unit !== "usd") return used[unit];
+  return cost === null ? null : Number(cost);
+}
+
+/**
  * @param {Unit} unit
  * @param {string | number | null} limit
- * @param {number} used
+ * @param {number | null} used
  */
 function field(unit, limit, used) {
   const id = `budget-${unit.name}`;
@@ -156,8 +169,9 @@ function changes(session, asked) {
     const limit = asked[unit.name];
     const said = (/** @type {string | number | null} */ value) =>
       value === null ? "no limit" : unit.format(Number(value));
-    const used = Number(session.budget?.used[unit.name] ?? 0);
-    const warning = limit !== null && limit <= used ? " – less than is used: further calls are refused" : "";
+    const used = usedOf(session, unit.name);
+    const warning =
+      limit !== null && used !== null && limit <= used ? " – less than is used: further calls are refused" : "";
     return `${unit.text}: ${said(old)} → ${said(limit)}${warning}`;
   });
 }
