@@ -299,7 +299,9 @@ def _key(request: Request, access: Access) -> SessionKey:
 
 
 def _no_session(key: SessionKey) -> errors.NotFound:
-    return errors.NotFound(f'There is no session "{key.id}". It may never have called, or has expired (sessions.ttl).')
+    return errors.NotFound(
+        f'There is no session "{key.id}". No call of it may have ended yet, or it has expired (sessions.ttl).'
+    )
 
 
 def _limit(request: Request) -> int:

@@ -218,6 +218,19 @@ def test_a_call_is_opened_with_its_record_and_the_fate_of_each_message(ui: Ui) -
     expect(page.get_by_role("link", name="agent-1")).to_be_visible()
 
 
+def test_of_a_call_that_was_refused_nothing_is_said_to_have_been_sent(ui: Ui) -> None:
+    body = {"model": "mock-large", "messages": agent(1)}
+    refused = ui.gateway.web.post(CHAT, body, {"x-session-id": "poor", "x-session-budget-tokens": "1"})
+    assert refused.error["code"] == "budget_exhausted"
+    page = ui.show(f"#/call/{refused.header('x-request-id')}")
+    facts = page.locator("main .receipt")
+    expect(facts).to_contain_text(re.compile(r"Sent\s*nothing; it would have been \d+ tokens"))
+    expect(facts).to_contain_text("Of what was to be sent")
+    expect(facts).to_contain_text("No message was sent.")
+    expect(facts).to_contain_text(re.compile(r"Allowed\s*1 token(?!s)"))
+    expect(page.get_by_text("chat, chat")).to_have_count(0)
+
+
 def test_numbers_that_round_up_to_the_next_unit_are_told_in_that(ui: Ui) -> None:
     ui.show("#/")
     numbers = {9_999: "9999", 10_049: "10 k", 999_499: "999 k", 999_500: "1 M", 999_999_999: "1 G", 2.5e12: "2.50 T"}
@@ -302,7 +315,7 @@ def test_what_the_gateway_refuses_is_said_where_it_was_asked_for(ui: Ui) -> None
 def test_a_session_that_is_not_there_is_said_not_to_be(ui: Ui) -> None:
     ui.watched.allowed = ("404",)
     page = ui.show("#/session/nobody")
-    expect(page.get_by_text('There is no session "nobody"')).to_be_visible()
+    expect(page.get_by_text('There is no session "nobody". No call of it may have ended yet')).to_be_visible()
 
 
 # --- models and health --------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
  */
 import { api } from "../api.js";
 import { facts, h } from "../dom.js";
-import { bytes, clock, exact, milliseconds, number, percent, usd } from "../format.js";
+import { bytes, clock, exact, many, milliseconds, number, percent, usd } from "../format.js";
 import { to } from "../router.js";
 import { Table } from "../table.js";
 import { OUTCOMES, outcome, rules } from "./calls.js";
@@ -72,7 +72,7 @@ function record(found) {
   return facts([
     ["Began", [clock(found.started_at), h("span", { class: "muted" }, ` ${exact(found.started_at)}`)]],
     ["Model", h("span", { class: "mono" }, `${found.provider}/${model}`)],
-    ["Kind", `${found.operation}, ${found.dialect}${found.stream ? ", streamed" : ""}`],
+    ["Kind", [...new Set([found.operation, found.dialect, ...(found.stream ? ["streamed"] : [])])].join(", ")],
     [
       "Status",
       `${found.status}${found.error_code ? `, ${found.error_code}` : ""}${found.finish_reason ? `, ended by ${found.finish_reason}` : ""}`,
@@ -119,7 +119,7 @@ function noted(name) {
  * @param {Call} found
  * @param {string} heading its element
  */
-function receipt({ context, usage, usage_source: source }, heading) {
+function receipt({ context, outcome: end, usage, usage_source: source }, heading) {
   if (!context)
     return h("p", { class: "muted" }, "It was not weighed: requests of its kind have no messages to choose among.");
   const off =
@@ -127,20 +127,26 @@ function receipt({ context, usage, usage_source: source }, heading) {
       ? (usage.input_tokens - context.tokens) / usage.input_tokens
       : null;
   const items = context.items ?? [];
+  const tokens = many(context.tokens, "token");
+  const isSent = end !== "refused";
   return h(
     "section",
     { class: "receipt" },
     h(heading, {}, "Context"),
     facts([
-      ["Came with", `${number(context.original_tokens)} tokens (${context.source})`],
+      ["Came with", `${many(context.original_tokens, "token")} (${context.source})`],
       [
         "Sent",
-        context.shadow ? "as it came (shadow): this is what would have been done" : `${number(context.tokens)} tokens`,
+        !isSent
+          ? `nothing; it would have been ${tokens}`
+          : context.shadow
+            ? "as it came (shadow): this is what would have been done"
+            : tokens,
       ],
-      ["Kept by the provider", context.kept_tokens ? `${number(context.kept_tokens)} tokens of both` : null],
-      ["Allowed", context.budget === null ? "nothing limits it" : `${number(context.budget)} tokens`],
+      ["Kept by the provider", context.kept_tokens ? `${many(context.kept_tokens, "token")} of both` : null],
+      ["Allowed", context.budget === null ? "nothing limits it" : many(context.budget, "token")],
       [
-        "Of what was sent",
+        isSent ? "Of what was sent" : "Of what was to be sent",
         `conversation ${number(context.conversation_tokens)}, tool results ${number(context.tool_tokens)}`,
       ],
       ["Changed", rules(context.trimmed) || "nothing"],
@@ -151,7 +157,7 @@ function receipt({ context, usage, usage_source: source }, heading) {
     ]),
     items.length
       ? [sharesOf(items), itemsTable(items)]
-      : h("p", { class: "muted" }, "Every message was sent as it came."),
+      : h("p", { class: "muted" }, isSent ? "Every message was sent as it came." : "No message was sent."),
   );
 }
 

@@ -4,7 +4,7 @@
  */
 import { Chart } from "../chart.js";
 import { choice, fill, h } from "../dom.js";
-import { compact, milliseconds, number, percent, timeOf, usd } from "../format.js";
+import { compact, many, milliseconds, number, percent, timeOf, usd } from "../format.js";
 
 /** @typedef {import("../types.js").Call} Call */
 /** @typedef {import("../types.js").Session} Session */
@@ -220,7 +220,7 @@ function strip(calls) {
     const boxes = stretches.map(([value, count]) => {
       const box = h(
         "li",
-        { class: `mode-${value}`, title: `${value || "none"}: ${count} calls` },
+        { class: `mode-${value}`, title: `${value || "none"}: ${many(count, "call")}` },
         value.replace("_", " ") || "–",
       );
       box.style.flexGrow = String(count);

@@ -129,7 +129,7 @@ function columns() {
       show: (row) => h("span", { title: number(row.output) }, compact(row.output)),
     },
     { name: "In", width: "4.8rem", numeric: true, hint: `input, ${perMillion}`, show: price("input") },
-    { name: "Out", width: "4.8rem", numeric: true, hint: `output, ${perMillion}`, show: price("output") },
+    { name: "Out", width: "4.8rem", numeric: true, wide: true, hint: `output, ${perMillion}`, show: price("output") },
     {
       name: "Cached",
       width: "5rem",

@@ -5,7 +5,7 @@
 import { ApiError, api, sessionPath } from "../api.js";
 import { choice, fill, h, meter, renew, tile } from "../dom.js";
 import { feed, merged } from "../feed.js";
-import { ago, clock, compact, exact, number, percent, usd } from "../format.js";
+import { ago, clock, compact, exact, many, number, percent, usd } from "../format.js";
 import { replace, to } from "../router.js";
 import { Table } from "../table.js";
 import { changeBudget, resetSession } from "./budget.js";
@@ -273,7 +273,7 @@ class SessionView {
         usage.reasoning_tokens ? `${number(usage.reasoning_tokens)} reasoning` : null,
       ),
       tile("Cost", usd(found.cost_usd), found.cost_usd === null ? "a price is not known" : null),
-      tile("Left out", number(saved.input_tokens), `in ${number(saved.calls)} calls`),
+      tile("Left out", number(saved.input_tokens), `in ${many(saved.calls, "call")}`),
       tile(
         "Results as",
         found.response_mode.replace("_", " "),
@@ -352,11 +352,16 @@ function toolsOf({ recent_tools: recent = [], tools = {}, steps = {} }) {
   const places = Object.entries(steps).filter(([, place]) => place.active_step);
   if (!recent.length && !counts.length && !places.length) return null;
   const weight = (/** @type {{results: number, result_tokens: number}} */ one) =>
-    `${number(one.results)} results of ${number(one.result_tokens)} tokens in its last call`;
+    `${many(one.results, "result")} of ${many(one.result_tokens, "token")} in its last call`;
   return h(
     "div",
     { class: "tools-used" },
-    places.map(([agent, place]) => [h("h2", {}, `Step of ${agent}`), h("p", {}, stepOf(place))]).flat(),
+    places
+      .map(([agent, place]) => [
+        h("h2", {}, agent === "default" ? "Step" : `Step of ${agent}`),
+        h("p", {}, stepOf(place)),
+      ])
+      .flat(),
     counts.length
       ? [
           h("h2", {}, "Tools by calls"),
