@@ -12,20 +12,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from threading import Lock
 from typing import Final, NamedTuple
 
 from gateway.core.counting.cache import CountCache
 from gateway.core.errors import StoreUnavailable
-from gateway.core.message import digest
+from gateway.core.message import digest, encode, read
 from gateway.core.modes import ResponseMode, original, show, with_summary
 from gateway.core.modes.extract import LONGEST
 from gateway.core.modes.summary import MOST, Summing
 from gateway.core.ports import SessionKey, Store
 from gateway.decisions import Decisions
 
+#: what a message has that makes calls, and what one of them has that asks for a full text
+_CALLS: Final = b'"tool_calls"'
+_HANDLE: Final = re.compile(rb"\btr_[0-9a-f]{32}\b")
 #: for messages as they were shown
 _CACHE_BYTES: Final = 32 * 2**20
 #: what an entry takes beside its bytes
@@ -107,7 +111,7 @@ class Results:
         """
         if mode not in ("raw", "table") and session is not None and self.most:
             with contextlib.suppress(StoreUnavailable):
-                shown = await self._shown(messages, mode, session)
+                shown = await self._answered(messages, await self._shown(messages, mode, session))
                 texts, refused = await self._missing(messages, shown, session)
                 shown = await self._without(refused, messages, shown)
                 if not is_summed:
@@ -191,6 +195,18 @@ class Results:
     ) -> Sequence[_Shown]:
         """What is shown, without handles that have no text."""
         places = [place for place, one in enumerate(shown) if one.handle in refused]
+        return await self._with_tables(places, messages, shown)
+
+    async def _answered(self, messages: Sequence[bytes], shown: Sequence[_Shown]) -> Sequence[_Shown]:
+        """What is shown, with nothing left out of what a call asked for by its handle: it would never be seen else."""
+        if not any(one.handle for one in shown):
+            return shown
+        places = [place for place in _asked_for(messages) if shown[place].handle]
+        return await self._with_tables(places, messages, shown)
+
+    async def _with_tables(
+        self, places: Sequence[int], messages: Sequence[bytes], shown: Sequence[_Shown]
+    ) -> Sequence[_Shown]:
         if not places:
             return shown
         tables = await self._shown([messages[place] for place in places], "table", None)
@@ -241,6 +257,29 @@ class Results:
         is_long = sum(len(messages[place]) for place in places) > _INLINE_BYTES
         instead = dict(zip(places, await asyncio.to_thread(work) if is_long else work(), strict=True))
         return [instead.get(place, one) for place, one in enumerate(shown)]
+
+
+def _asked_for(messages: Sequence[bytes]) -> Iterator[int]:
+    """The places of results whose calls have a handle among their arguments."""
+    asking: Collection[object] = ()
+    for place, raw in enumerate(messages):
+        if _CALLS in raw:
+            asking = _asking(raw) if _HANDLE.search(raw) else ()
+        elif asking:
+            message, _ = read(raw)
+            if isinstance(message, dict) and message.get("role") == "tool" and message.get("tool_call_id") in asking:
+                yield place
+
+
+def _asking(raw: bytes) -> Collection[object]:
+    """The ids of the calls in a message that have a handle among their arguments."""
+    message, _ = read(raw)
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    return [
+        call.get("id")
+        for call in (calls if isinstance(calls, list) else ())
+        if isinstance(call, dict) and _HANDLE.search(encode(call.get("function")))
+    ]
 
 
 def _size(text: str) -> int:

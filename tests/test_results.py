@@ -123,6 +123,34 @@ async def test_a_full_session_sends_the_same_bytes_on_every_turn_and_the_handles
     assert await full_texts(store, before) == TEXTS[:2]
 
 
+@pytest.mark.parametrize("mode", LOSSY)
+async def test_what_is_asked_for_by_its_handle_is_sent_whole_and_stays_so(mode: ResponseMode) -> None:
+    def calling(**calls: str) -> bytes:
+        made = [{"id": one, "type": "function", "function": {"name": "f", "arguments": calls[one]}} for one in calls]
+        return json.dumps({"role": "assistant", "content": None, "tool_calls": made}).encode()
+
+    def found(call: str, text: str) -> bytes:
+        return json.dumps({"role": "tool", "tool_call_id": call, "content": text}).encode()
+
+    results, text, rows = Results(MemoryStore(), 10 * SIZE), TEXTS[0], ROWS
+    messages = [calling(a="{}", b="{}"), found("a", text), found("b", rows)]
+    first = await results.show(messages, mode, KEY)
+    assert first is not None
+    handle, other = (json.loads(raw)["content"].rpartition(HANDLE)[2].rstrip("]") for raw in first.messages[1:])
+    asked = calling(a=json.dumps({"handle": handle}), b="{}", c=f'{{"path": "/api/results/{other}"}}')
+    messages += [asked, found("a", text), found("b", text), found("c", rows)]
+    # Ids may come again in another turn, for calls that ask for nothing.
+    messages += [calling(a="{}"), found("a", text), b'{"role": "user", "content": "go on"}']
+    for _ in range(2):
+        again = await results.show(messages, mode, KEY)
+        assert again is not None
+        assert again.messages[:3] == first.messages
+        whole, short, table = again.messages[4:7]
+        assert (whole, is_short(short), is_short(again.messages[8])) == (messages[4], True, True)
+        assert len(json.loads(table)["content"].splitlines()) == 82, "a table, with nothing left out"
+        assert set(again.texts) == set(first.texts)
+
+
 async def test_a_smaller_text_behind_one_that_there_is_no_room_for_is_kept() -> None:
     sent = await shown(Results(MemoryStore(), 2 * SIZE), TEXTS[0], TEXTS[1] * 2, TEXTS[2])
     assert [is_short(raw) for raw in sent] == [True, False, True]
