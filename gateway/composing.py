@@ -155,8 +155,11 @@ class Composer:
         view = self._planner.view(contents)
         # Nobody waits for a store that is known to be away: without it nothing can be kept, and nothing is left out.
         session = None if progress.book.is_blind else progress.session
+        # With the last of a budget a call is rather sent with a handle than refused for a text that it asked for.
+        is_asked, left = mode == progress.incoming.directives.mode, remaining_fraction(progress.book.standings)
+        is_answered = mode != "handle_only" or (is_asked and mode_for(left) != "handle_only")
         showing = progress.showing = await self._results.show(
-            view.messages, mode, session, is_summed=self._result_summaries.is_on
+            view.messages, mode, session, is_summed=self._result_summaries.is_on, is_answered=is_answered
         )
         if showing is None:
             return contents

@@ -103,15 +103,25 @@ class Results:
         self._cache = CountCache(_CACHE_BYTES, Lock())
 
     async def show(
-        self, messages: Sequence[bytes], mode: ResponseMode, session: SessionKey | None, *, is_summed: bool = False
+        self,
+        messages: Sequence[bytes],
+        mode: ResponseMode,
+        session: SessionKey | None,
+        *,
+        is_summed: bool = False,
+        is_answered: bool = True,
     ) -> Showing | None:
-        """The messages in a mode; None where none of them changes. `is_summed`: a model makes summaries.
+        """The messages in a mode; None where none of them changes.
+
+        `is_summed`: a model makes summaries; `is_answered`: what a call asked for by its handle is sent whole.
 
         Without a session, or while the store is away, nothing can be kept, and so nothing is left out: tables at most.
         """
         if mode not in ("raw", "table") and session is not None and self.most:
             with contextlib.suppress(StoreUnavailable):
-                shown = await self._answered(messages, await self._shown(messages, mode, session))
+                shown = await self._shown(messages, mode, session)
+                if is_answered:
+                    shown = await self._answered(messages, shown)
                 texts, refused = await self._missing(messages, shown, session)
                 shown = await self._without(refused, messages, shown)
                 if not is_summed:

@@ -66,6 +66,29 @@ def test_what_is_left_out_can_be_fetched_whole(gateway: GatewayThread, mock: Pro
         assert answer.header("x-content-type-options") == "nosniff"
 
 
+@pytest.mark.parametrize("asked", ["raw", "handle_only"])
+def test_a_fetched_text_is_sent_whole_but_not_for_the_last_of_a_budget(
+    gateway: GatewayThread, mock: Provider, session: str, asked: str
+) -> None:
+    messages = history(TEXT)
+    headers = {"x-session-id": session, "x-session-budget-tokens": "40000"}
+
+    def send(mode: str) -> str:
+        body = {"model": "mock-small", "messages": messages, "max_tokens": 9}
+        reply = gateway.web.post(CHAT, body, {**headers, "x-response-mode": mode})
+        assert reply.status == 200, reply.body
+        return str(sent(mock)[-1]["content"])
+
+    arguments = json.dumps({"handle": handle_in(send("handle_only"))})
+    made = {"id": "f", "type": "function", "function": {"name": "full_text", "arguments": arguments}}
+    messages.append({"role": "assistant", "content": None, "tool_calls": [made]})
+    messages.append({"role": "tool", "tool_call_id": "f", "content": TEXT})
+    assert send("summary") == send("handle_only") == TEXT
+    used = gateway.web.get(f"/api/sessions/{session}").json["cumulative_token_usage"]["total_tokens"]
+    gateway.web.chat(session, f"tokens={39_000 - used}/0", model="mock-large")
+    assert send(asked).endswith(f"{handle_in(sent(mock)[2]['content'])}]"), "it would be refused for the text"
+
+
 def test_the_same_mode_sends_the_same_bytes_on_every_turn(gateway: GatewayThread, mock: Provider, session: str) -> None:
     call(gateway.web, session, "summary", ROWS, TEXT)
     first = sent(mock)
