@@ -38,11 +38,22 @@ def named_session(incoming: Incoming, id_headers: Sequence[str]) -> SessionKey |
     """The session that the path or a header names; the body is not needed for it."""
     name = incoming.path_session
     if name is None:
-        headers: dict[str, str] = {}
-        for key, value in incoming.headers:
-            headers.setdefault(key.decode("latin-1"), value.decode("latin-1"))
-        name = identity.from_headers(headers, id_headers)
+        name = named_by_headers(incoming.headers, id_headers)
     return SessionKey(incoming.caller.namespace, name) if name is not None else None
+
+
+def named_by_headers(headers: Sequence[tuple[bytes, bytes]], id_headers: Sequence[str]) -> str | None:
+    """The session's id, where a header gives one."""
+    found: dict[str, str] = {}
+    for key, value in headers:
+        found.setdefault(key.decode("latin-1"), value.decode("latin-1"))
+    return identity.from_headers(found, id_headers)
+
+
+def named_by_body(call: Call) -> str | None:
+    """The session's id, where a field of the body gives one."""
+    hints = {name: decode(call.fields[name]) for name in identity.BODY_FIELDS if name in call.fields}
+    return identity.from_body(hints) if hints else None
 
 
 def session_of(incoming: Incoming, call: Call, policy: SessionPolicy) -> tuple[SessionKey | None, bool]:
@@ -52,8 +63,7 @@ def session_of(incoming: Incoming, call: Call, policy: SessionPolicy) -> tuple[S
         SessionRequired: the body names none either, and the settings ask for one, or the call does.
     """
     namespace = incoming.caller.namespace
-    hints = {name: decode(call.fields[name]) for name in identity.BODY_FIELDS if name in call.fields}
-    named = identity.from_body(hints) if hints else None
+    named = named_by_body(call)
     if named is not None:
         return SessionKey(namespace, named), False
     if policy.on_missing == "require":

@@ -78,7 +78,7 @@ class Budgets:
                 param="x-parent-session-id",
             )
         if known is not None or named is None:
-            found, _ = await self._above(session, known)
+            found, _ = await sessions_above(self._store, session, known)
             return found
         await self._above_with(session, named)
         state = await self._store.update(session, lambda state: state.with_parent(named))
@@ -97,7 +97,7 @@ class Budgets:
         Raises:
             InvalidRequest: that would be a circle, or too many.
         """
-        found, next_one = await self._above(session, named)
+        found, next_one = await sessions_above(self._store, session, named)
         if next_one is None:
             return found
         refused = f'Session "{session.id}" cannot be called for by "{named}"'
@@ -109,20 +109,6 @@ class Budgets:
                 f"{_MOST_PARENTS}. Name a parent that has fewer than {_MOST_PARENTS} above itself"
             )
         raise InvalidRequest(f"{why}, or send no x-parent-session-id.", param="x-parent-session-id")
-
-    async def _above(self, session: SessionKey, parent: str | None) -> tuple[tuple[SessionKey, ...], SessionKey | None]:
-        """The parent, its parent and so on, as many as are charged, and who would be the next one.
-
-        A chain may grow at its top after it was used: those at its bottom are charged to fewer, and go on.
-        """
-        found: list[SessionKey] = []
-        while parent is not None:
-            key = SessionKey(session.namespace, parent)
-            if key == session or key in found or len(found) == _MOST_PARENTS:
-                return tuple(found), key
-            found.append(key)
-            parent = (await self._store.remembered(key)).state.parent
-        return tuple(found), None
 
     async def opening(self, session: SessionKey, charged: Charged, *, with_totals: bool) -> tuple[Opening, Book]:
         """What a call of a session begins with, and its accounts as they stand."""
@@ -245,3 +231,20 @@ class Budgets:
         self._leases.close(taken.lease.id)
         if taken.book.is_blind and taken.hold is not None:
             self._blind.settle(taken.hold, taken.units, spent)
+
+
+async def sessions_above(
+    store: Store, session: SessionKey, parent: str | None
+) -> tuple[tuple[SessionKey, ...], SessionKey | None]:
+    """The parent, its parent and so on, as many as are charged, and who would be the next one.
+
+    A chain may grow at its top after it was used: those at its bottom are charged to fewer, and go on.
+    """
+    found: list[SessionKey] = []
+    while parent is not None:
+        key = SessionKey(session.namespace, parent)
+        if key == session or key in found or len(found) == _MOST_PARENTS:
+            return tuple(found), key
+        found.append(key)
+        parent = (await store.remembered(key)).state.parent
+    return tuple(found), None

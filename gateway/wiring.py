@@ -398,6 +398,7 @@ class _Parts:
             limits.max_body,
             limits.body_timeout_s,
             agents=agents_of(settings),
+            id_headers=settings.sessions.id_headers,
         )
         self.forwarder = Forwarder(
             worker.gateway(settings, routes, upstreams, planner), authenticator, worker.keys, limits

@@ -63,6 +63,7 @@ ALLOWED = {
     "server": {
         *("core", "dialects", "stores", "counters", "upstream", "telemetry", "config", "catalog"),
         *("planning", "budgeting", "results", "inspection", "calls", "pipeline", "listing", "telling"),
+        "addressing",
     },
     "mock": set(),
     "benching": {"core", "stores", "mock"},

@@ -10,11 +10,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.routing import Route as Path
 
+from gateway.addressing import named_by_body, named_by_headers
+from gateway.budgeting import sessions_above
 from gateway.core import errors
 from gateway.core.counting.measure import Wire
 from gateway.core.identity import ID_FORM
 from gateway.core.plan import Wishes
-from gateway.core.ports import SessionKey, Store
+from gateway.core.ports import OPEN_NAMESPACE, SessionKey, Store
 from gateway.core.session import Remembered
 from gateway.core.spending import Charged, affordable_input, claims_of, rate_of
 from gateway.core.steps import Step
@@ -93,34 +95,43 @@ class ContextApi:
         directives = ours.directives(headers)
         wishes = _lowered(directives.context, _asked_budget(request))
         call, asked = await rules.inspector.read_apart(body, wire=wire, wishes=wishes)
-        key = self._session(request, access)
+        key = self._session(request, access, call)
         if key is None:
             return call, asked, Remembered()
         remembered = await self._store.remembered(key)
-        above = remembered.state.parent
-        parents = (SessionKey(key.namespace, above),) if above is not None else ()
+        state = remembered.state
+        above, _ = await sessions_above(self._store, key, state.parent or directives.parent)
         step = None
         if asked.contents.wire in VIEWED:
-            step = step_of(remembered.state, rules.agents, asked.route, directives.agent)
-        charged = Charged("", session=key, parents=parents)
+            step = step_of(state, rules.agents, asked.route, directives.agent)
+        charged = Charged("", session=key, parents=above, declared=directives.budget)
         return call, await self._affordable(asked, charged, step), remembered
 
-    def _session(self, request: Request, access: Access) -> SessionKey | None:
-        """The session the request is asked for, so that the answer is what would be sent.
+    def _session(self, request: Request, access: Access, call: Call) -> SessionKey | None:
+        """The session the request is for, so that the answer is what would be sent.
+
+        As the query names it, else as a call does, in a header or its body. None is derived: what names no session is
+        looked at by itself.
 
         Raises:
             InvalidRequest: what the query names can be none.
         """
-        named = request.query_params.get("session")
-        name = named or request.headers.get("x-session-id")
-        key = session_key(name, access.namespace) if name else None
-        if named and key is None:
-            raise errors.InvalidRequest(f'"session" is a session id: {ID_FORM}; not "{named[:100]}".', param="session")
-        return key
+        asked = request.query_params.get("session")
+        if asked:
+            key = session_key(asked, access.namespace)
+            if key is None:
+                raise errors.InvalidRequest(
+                    f'"session" is a session id: {ID_FORM}; not "{asked[:100]}".', param="session"
+                )
+            return key
+        name = named_by_headers(request.scope["headers"], self._rules().id_headers) or named_by_body(call)
+        return SessionKey(access.namespace or OPEN_NAMESPACE, name) if name is not None else None
 
     async def _affordable(self, asked: Asked, charged: Charged, step: Step | None) -> Asked:
-        """With the budget that the session's own, that of the session it works for, and its step leave."""
-        standings = await self._store.standings(claims_of(self._rules().budget, charged))
+        """With the budget that is left by those of the session, of the sessions above it, and of its step."""
+        claims = claims_of(self._rules().budget, charged)
+        found = await self._store.standings([claim.undeclared for claim in claims])
+        standings = [stands.lowered(claim.declared) for stands, claim in zip(found, claims, strict=True)]
         left = affordable_input(standings, asked.wishes.output, rate_of(asked.facts.price, 0, None))
         most = step.context_budget if step is not None else None
         return replace(asked, wishes=_lowered(asked.wishes, left, most))

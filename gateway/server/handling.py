@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ _NO_STORE: Final = {"cache-control": "no-store"}
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a reload replaces."""
+    """What a reload replaces. `id_headers`: those that name a session, before the known ones."""
 
     authenticator: Authenticator
     keys: KeyRing
@@ -40,6 +40,7 @@ class Rules:
     max_body: int
     body_timeout_s: float
     agents: Mapping[str, Agent] = field(default_factory=dict)
+    id_headers: Sequence[str] = ()
 
 
 def wrapped(rules: Callable[[], Rules], handler: Callable[[Request, Access], Awaitable[Any]]) -> Handler:

@@ -182,6 +182,56 @@ def test_what_a_sessions_own_budget_leaves_is_a_budget_too(
     assert web.post("/api/trim?session=s", body).json["context"]["tokens"] <= held["budget"]
 
 
+@pytest.mark.parametrize(
+    ("headers", "fields"),
+    [
+        ({"x-thread": "s"}, {}),
+        ({"x-litellm-session-id": "s"}, {}),
+        ({"x-my-own-session-id": "s"}, {}),
+        ({}, {"prompt_cache_key": "s"}),
+        ({}, {"metadata": {"session_id": "s"}}),
+    ],
+)
+def test_a_session_is_found_as_a_call_names_it(
+    headers: dict[str, str], fields: dict[str, Any], mock_server: MockServer, gateway_server: StartGateway
+) -> None:
+    settings = {"budget.tokens": 3_000, "sessions.id_headers": ["x-thread"]}
+    web = gateway_server(mock_server.url, **settings).web
+    call = {**BODY, **fields, "max_tokens": 10}
+    assert web.post(CHAT, call, headers).header("x-session-id") == "s"
+    for path in ("count", "context"):
+        found = web.post(f"/api/{path}", {**call, "messages": agent(12)}, headers).json
+        assert found["budget"] == web.post(f"/api/{path}?session=s", {**call, "messages": agent(12)}).json["budget"]
+        assert found["budget"] < 3_000
+    by_query = web.post("/api/count?session=other", call, headers).json["budget"]
+    assert by_query > found["budget"], "the query stands before what a call says"
+
+
+def test_all_sessions_above_one_limit_it_also_before_its_first_call(
+    mock_server: MockServer, gateway_server: StartGateway
+) -> None:
+    web = gateway_server(mock_server.url).web
+    body = {**BODY, "max_tokens": 10}
+
+    def budget(session: str, **headers: str) -> int | None:
+        named = {"x-session-id": session, **{name.replace("_", "-"): value for name, value in headers.items()}}
+        found: int | None = web.post("/api/context", body, named).json["budget"]
+        return found
+
+    web.post(CHAT, body, {"x-session-id": "top"})
+    web.post(CHAT, body, {"x-session-id": "middle", "x-parent-session-id": "top"})
+    web.post(CHAT, body, {"x-session-id": "leaf", "x-parent-session-id": "middle"})
+    assert web.send("PATCH", "/api/sessions/top", {"budget": {"tokens": 9_000}}).status == 200
+    top = budget("top")
+    assert top is not None
+    assert top < 9_000
+    assert budget("leaf") == budget("middle") == top
+    assert budget("new", x_parent_session_id="leaf") == top
+    declared = budget("new", x_session_budget_tokens="500")
+    assert declared is not None
+    assert declared < 500
+
+
 def test_the_budget_of_the_step_that_a_session_is_in_is_one_too(
     mock_server: MockServer, mock: Provider, gateway_server: StartGateway
 ) -> None:

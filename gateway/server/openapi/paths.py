@@ -72,7 +72,10 @@ PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = {
         "wire", "query", "The body's format; guessed without it.", {"type": "string", "enum": list(WIRES)}
     ),
     "forSession": _parameter(
-        "session", "query", "The session the request is for: what it knows and has left counts.", {"type": "string"}
+        "session", "query",
+        "The session the request is for: what it knows and has left counts. Without it, the one that a header or "
+        "the body names, as in a call; none is derived.",
+        {"type": "string"},
     ),
     **{
         name: _parameter(name, "header", about[0].upper() + about[1:] + ".", {"type": "string"})
