@@ -231,8 +231,12 @@ class _Stream(Response):
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
             self._api.leave(self._listener)
+        for error in ended:
+            # A listener that takes nothing is told by its connection that breaks; all else is a bug, for the log.
+            if isinstance(error, Exception) and not isinstance(error, TimeoutError):
+                raise error
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})

@@ -382,6 +382,19 @@ async def test_a_listener_that_takes_nothing_is_given_up() -> None:
         assert not one.ended  # the connection breaks
 
 
+async def test_a_bug_in_a_stream_is_not_kept_from_the_log() -> None:
+    async with world(heartbeat_s=0.01) as made:
+        one = await made.listen()
+        made.rules.authenticator = None
+        assert one.task is not None
+        async with asyncio.timeout(LIMIT_S):
+            with pytest.raises(AttributeError):
+                await one.task
+        assert not one.ended
+        made.know(ALICE)
+        assert (await made.listen()).status == 200
+
+
 async def test_whoever_listens_hears_what_waits_and_the_end_when_the_gateway_stops() -> None:
     async with world() as made:
         one = await made.listen()
