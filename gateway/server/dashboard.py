@@ -11,8 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from gateway.core import errors
-from gateway.core.values import dataclass
-from gateway.server.handling import fault_response
+from gateway.server.handling import StaticFile, fault_response, unless_known
 
 FOLDER: Final = Path(__file__).parent / "static"
 #: what a browser may do with the page: its own files and its own server, nothing else
@@ -42,13 +41,6 @@ _ASK_AGAIN: Final = "no-cache"
 _FOR_EVER: Final = "public, max-age=31536000, immutable"
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    body: bytes
-    kind: str
-    tag: str
-
-
 class Dashboard:
     """The files, read once. `is_on`: without it nothing is found under /ui."""
 
@@ -59,7 +51,7 @@ class Dashboard:
             digest.update(f"{name} {file.tag}\n".encode())
         self.version = digest.hexdigest()[:16]
         page = self._files.pop(_INDEX, None)
-        self._page = _file(page.body.replace(_VERSION, self.version.encode()), ".html") if page else None
+        self._page = StaticFile.of(page.body.replace(_VERSION, self.version.encode()), page.kind) if page else None
 
     def paths(self) -> list[Route]:
         """The routes."""
@@ -79,24 +71,19 @@ class Dashboard:
         return _answer(request, self._files.get(request.path_params["name"]), keep)
 
 
-def _read(folder: Path) -> dict[str, _File]:
+def _read(folder: Path) -> dict[str, StaticFile]:
     paths = (path for path in folder.rglob("*") if path.suffix in _TYPES)
-    return {path.relative_to(folder).as_posix(): _file(path.read_bytes(), path.suffix) for path in paths}
+    return {
+        path.relative_to(folder).as_posix(): StaticFile.of(path.read_bytes(), _TYPES[path.suffix]) for path in paths
+    }
 
 
-def _file(body: bytes, suffix: str) -> _File:
-    return _File(body, _TYPES[suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"')
-
-
-def _answer(request: Request, file: _File | None, keep: str) -> Response:
+def _answer(request: Request, file: StaticFile | None, keep: str) -> Response:
     if file is None:
         return fault_response(
             errors.NotFound("There is nothing under this path. The dashboard, where it is on, is /ui.")
         )
-    headers = {**_HEADERS, "etag": file.tag, "cache-control": keep}
-    if file.tag in (tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")):
-        return Response(status_code=304, headers=headers)
-    return Response(file.body, media_type=file.kind, headers=headers)
+    return unless_known(request, file, {**_HEADERS, "cache-control": keep})
 
 
 async def _without_slash(_: Request) -> Response:

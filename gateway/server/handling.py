@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Final
@@ -41,6 +42,29 @@ class Rules:
     body_timeout_s: float
     agents: Mapping[str, Agent] = field(default_factory=dict)
     id_headers: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    """What is served the same to everybody. `tag`: as HTTP's `ETag`."""
+
+    body: bytes
+    kind: str
+    tag: str
+
+    @classmethod
+    def of(cls, body: bytes, kind: str) -> StaticFile:
+        """The file with this content, of this media type."""
+        return cls(body, kind, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+
+
+def unless_known(request: Request, file: StaticFile, headers: Mapping[str, str]) -> Response:
+    """The file, or 304 where whoever asks has it already."""
+    headers = {**headers, "etag": file.tag}
+    known = (tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(","))
+    if file.tag in known:
+        return Response(status_code=304, headers=headers)
+    return Response(file.body, media_type=file.kind, headers=headers)
 
 
 def wrapped(rules: Callable[[], Rules], handler: Callable[[Request, Access], Awaitable[Any]]) -> Handler:

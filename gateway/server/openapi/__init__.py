@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any, Final
 
 import msgspec
@@ -11,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route as Path
 
 from gateway import __version__
+from gateway.server.handling import StaticFile, unless_known
 from gateway.server.openapi.paths import HEADERS, OWN, PARAMETERS, PROXIED, RESPONSES
 from gateway.server.openapi.shapes import SCHEMAS, faults
 
@@ -70,8 +70,7 @@ class OpenApi:
     """The handler; the document is written once."""
 
     def __init__(self) -> None:
-        self._body = msgspec.json.encode(document())
-        self._tag = f'"{hashlib.sha256(self._body).hexdigest()[:32]}"'
+        self._document = StaticFile.of(msgspec.json.encode(document()), "application/json")
 
     def paths(self) -> list[Path]:
         """The routes."""
@@ -79,8 +78,4 @@ class OpenApi:
 
     async def describe(self, request: Request) -> Response:
         """GET /openapi.json."""
-        headers = {**_CACHED, "etag": self._tag}
-        asked = request.headers.get("if-none-match", "").split(",")
-        if self._tag in (tag.strip().removeprefix("W/") for tag in asked):
-            return Response(status_code=304, headers=headers)
-        return Response(self._body, media_type="application/json", headers=headers)
+        return unless_known(request, self._document, _CACHED)
