@@ -104,7 +104,7 @@ def routes_of(incoming: Incoming, call: Call, routes: Routes, session: SessionKe
         UnknownModel: nobody has it, or it is not for this client key.
     """
     model = call.model
-    if not _only_lists(incoming):
+    if not is_listing(incoming):
         check_model(model, incoming.caller)
         _check_others(call, incoming.caller)
     if model is not None:
@@ -161,8 +161,8 @@ def seed_of(session: SessionKey | None, call_id: str) -> str:
     return f"{session.namespace}\0{session.id}" if session is not None else call_id
 
 
-def _only_lists(incoming: Incoming) -> bool:
-    """Many clients ask for the list of models before anything else; it costs nothing."""
+def is_listing(incoming: Incoming) -> bool:
+    """Whether a request asks for the list of models, or for one of them, as many clients do before anything else."""
     return incoming.method in ("GET", "HEAD") and incoming.path.partition("/")[0] == "models"
 
 

@@ -52,7 +52,7 @@ _NOTHING: Final = _Listed({}, {})
 
 
 class Listing:
-    """Answers GET /v1/models and /v1/models/{id}. `call` forwards a request, as it does any other."""
+    """Answers GET and HEAD of /v1/models and /v1/models/{id}. `call` forwards a request, as it does any other."""
 
     def __init__(
         self,
@@ -65,7 +65,11 @@ class Listing:
         self._patience_s = patience_s
 
     def handle(self, incoming: Incoming) -> AbstractAsyncContextManager[Reply]:
-        """The answer to one request; a context manager like that of any other call."""
+        """The answer to one request; a context manager like that of any other call.
+
+        That to HEAD has the body that GET would have: the server leaves it out. Its headers are made of it.
+        """
+        incoming = replace(incoming, method="GET")
         name = unquote(incoming.path.partition("/")[2].rstrip("/"))
         if incoming.refused is not None:
             return self._call(incoming)
@@ -127,11 +131,6 @@ class Listing:
             # Where the provider names the ends of its page, those it knows.
             return _reply({"has_more": False, **ends, **listed.around, "data": models}, reply)
         return _reply({"object": "list", **listed.around, "data": models}, reply)
-
-
-def is_listing(incoming: Incoming) -> bool:
-    """Whether a request asks for the list of models, or for one of them."""
-    return incoming.method == "GET" and incoming.path.partition("/")[0] == "models"
 
 
 def _reply(content: Mapping[str, Any], theirs: Reply | None = None) -> Reply:

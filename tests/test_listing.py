@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
 
 import anthropic
 import openai
@@ -181,6 +181,21 @@ def test_every_way_to_the_list_leads_to_it(path: str, named: GatewayThread) -> N
     assert names(named.web, path)[:3] == ["fast", "mock-large", "shared"]
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/fast", "/v1/models/deep", "/v1/models/other/deep"])
+def test_head_is_answered_like_get_without_the_body(path: str, named: GatewayThread) -> None:
+    connection = named.web.connect()
+    with contextlib.closing(connection):
+        heads = []
+        for method in ("GET", "HEAD", "GET"):
+            connection.request(method, path)
+            answer = connection.getresponse()
+            body = answer.read()
+            assert bool(body) == (method == "GET")
+            heads.append((answer.status, {n.lower() for n, _ in answer.getheaders()}, answer.headers["content-length"]))
+    assert heads[0] == heads[1] == heads[2]
+    assert heads[0][0] == 200
+
+
 def test_headers_of_the_providers_answer_stay_but_for_those_of_its_body(
     upstream: ByteServer, named: GatewayThread
 ) -> None:
@@ -331,7 +346,7 @@ async def test_a_provider_that_takes_too_long_is_not_waited_for(begins: bool) ->
         yield LIST[:20]
         await asyncio.sleep(60)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def call(incoming: Incoming) -> AsyncIterator[Reply]:
         try:
             if not begins:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Literal
 from urllib.parse import unquote_to_bytes
 
+from gateway.addressing import is_listing
 from gateway.calls import NO_DIRECTIVES, Incoming, Reply
 from gateway.core.errors import (
     GatewayError,
@@ -30,7 +31,7 @@ from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.ports import Headers
 from gateway.core.values import dataclass
 from gateway.dialects import WITHOUT_BODY, Endpoint, endpoint
-from gateway.listing import Listing, is_listing
+from gateway.listing import Listing
 from gateway.pipeline import Gateway
 from gateway.server import headers as ours
 from gateway.server.auth import Authenticator
