@@ -26,7 +26,6 @@ MAX_WHOLE_ANSWER: Final = 64 * 1024 * 1024
 _MAX_ERROR_BODY: Final = 1024 * 1024
 #: how long a provider may keep a stream open after its own end mark, until we stop reading for the connection's sake
 _AFTER_END_S: Final = 2.0
-_BUDGET_END: Final = "budget_end"
 _EMBEDDINGS: Final = "embeddings"
 #: what a JSON answer begins with, and a stream of events: the name of a field, or a comment
 _JSON: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*[{\[]")
@@ -229,7 +228,7 @@ class Answers:
 
     async def _end_of_budget(self, progress: Progress, meter: StreamMeter) -> bytes:
         """End a stream for which no more could be held, as if the length the client asked for had been reached."""
-        progress.outcome = _BUDGET_END
+        progress.outcome = "budget_end"
         tail = meter.cut_short()
         # The provider stops when it is hung up on; what it had made until then it bills, and so do we.
         await progress.hang_up()

@@ -38,7 +38,7 @@ from gateway.core.errors import (
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.core.forwarding import Provider, check_credential, has_key, holds_credential, request_headers, secrets_of
 from gateway.core.plan import SummaryModel
-from gateway.core.ports import AtWork, Observer, Outgoing, Store, Upstream, UpstreamReply, told_nobody
+from gateway.core.ports import CUTS, AtWork, Observer, Outgoing, Store, Upstream, UpstreamReply, told_nobody
 from gateway.core.retrying import FAILED, KEY_REFUSED, TOO_LARGE
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.steps import Agent, Step
@@ -141,8 +141,8 @@ class Gateway:
 
         `at_work` is told whether a provider may be at work on it: where none is, nothing is lost by a cancel.
 
-        A task in it that is cancelled is charged for what was delivered; the cancel's message, where it has one, is the
-        outcome in its record, else `client_left`.
+        A task in it that is cancelled is charged for what was delivered; the cancel's message, where it is a `Cut`, is
+        the outcome in its record, else `client_left`.
         """
         return Exchange(self, incoming, at_work)
 
@@ -207,8 +207,8 @@ class Exchange:
         progress = self._p
         if isinstance(error, Exception) and not progress.is_settled:
             progress.outcome, progress.status = "internal_error", 500
-        elif isinstance(error, asyncio.CancelledError) and error.args:
-            progress.outcome = str(error.args[0])
+        elif isinstance(error, asyncio.CancelledError):
+            progress.outcome = next((cut for cut in CUTS if error.args == (cut,)), progress.outcome)
         try:
             await self._gateway.accounts.settle(progress)
         finally:

@@ -17,7 +17,7 @@ from gateway.core.fitting.summary import Use
 from gateway.core.forwarding import header
 from gateway.core.modes import ResponseMode
 from gateway.core.plan import Plan
-from gateway.core.ports import AtWork, CallRecord, SessionKey, UpstreamReply, told_nobody
+from gateway.core.ports import TOO_SLOW, AtWork, CallRecord, Outcome, SessionKey, UpstreamReply, told_nobody
 from gateway.core.routing import Route
 from gateway.core.session import Remembered
 from gateway.core.spending import Charged
@@ -36,8 +36,6 @@ from gateway.results import Showing
 CLIENT_CLOSED: Final = 499
 #: https://www.w3.org/TR/trace-context/#traceparent-header
 _TRACE: Final = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-#: the outcome of a call of our own that nobody waited for any longer
-TOO_SLOW: Final = "too_slow"
 
 _NOTHING_REMEMBERED: Final = Remembered()
 _NO_ROUTE: Final = Route("", "")
@@ -95,7 +93,7 @@ class Progress:
     sent_at: float | None = None
     head_at: float | None = None
     status: int = CLIENT_CLOSED
-    outcome: str = "client_left"
+    outcome: Outcome = "client_left"
     fault: GatewayError | None = None
     answer: Answer | None = None
     reader: Callable[[], Answer] | None = None

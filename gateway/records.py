@@ -11,7 +11,7 @@ from typing import Final
 
 from gateway.core.fitting.receipt import Fates
 from gateway.core.ledger import NOTHING, Amount
-from gateway.core.ports import LOST, CallRecord
+from gateway.core.ports import CUTS, LOST, CallRecord, Outcome
 from gateway.core.pricing import Price, cost, standard_cost
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import kept_as
@@ -20,10 +20,10 @@ from gateway.core.usage import Charge, Usage
 from gateway.dialects.base import Answer, Call
 from gateway.dialects.elsewhere import left_behind
 from gateway.dialects.texts import as_name, estimate, token_ids
-from gateway.progress import CLIENT_CLOSED, TOO_SLOW, Progress
+from gateway.progress import CLIENT_CLOSED, Progress
 
 #: outcomes of calls that nobody waited for to the end
-_LEFT: Final = frozenset({"client_left", "client_stalled", "cut_at_shutdown", TOO_SLOW})
+_LEFT: Final = frozenset[Outcome]({"client_left", *CUTS})
 #: what stands behind a model's name in that of one of its versions: `-2024-08-06`, `-20250514`, `-0613`, `@20250514`
 _VERSION: Final = re.compile(r"[-@:](?:\d{4}-\d\d-\d\d|\d{4}|\d{6}|\d{8}|latest)")
 

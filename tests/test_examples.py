@@ -16,6 +16,7 @@ from typer.main import get_command
 from gateway import config
 from gateway.cli import app
 from gateway.core.errors import ConfigError
+from gateway.core.ports import OUTCOMES
 from gateway.server import headers, openapi
 from gateway.upstream.litellm.faults import NOT_TRANSLATABLE
 
@@ -247,6 +248,13 @@ def test_configuration_keys_that_a_document_names_exist(document: Path) -> None:
     named = re.findall(rf"`((?:{sections})\.[a-z_.]+)", document.read_text("utf-8"))
     # bench/steps.py is a file.
     assert [key for key in named if key.rstrip(".") not in known and not key.endswith(".py")] == []
+
+
+def test_each_outcome_is_explained_where_calls_are_shown_and_logged() -> None:
+    page = (ROOT / "docs/operations.md").read_text("utf-8").split("`outcome` is `ok`", 1)[1].split("\n", 1)[0]
+    table = (ROOT / "gateway/server/static/views/calls.js").read_text("utf-8").split("OUTCOMES = {", 1)[1].split("}")[0]
+    assert set(re.findall(r"^  (\w+):", table, re.MULTILINE)) == set(OUTCOMES)
+    assert {name for name in OUTCOMES if f"`{name}`" not in f"`ok`{page}"} == set()
 
 
 def test_operations_names_what_opentelemetry_is_sent() -> None:

@@ -158,6 +158,16 @@ async def test_a_call_that_is_cancelled_again_while_it_settles_leaves_nothing_op
     assert (await world.store.totals(KEY)).calls == 1
 
 
+async def test_only_a_known_reason_of_a_cancel_is_an_outcome(world: World) -> None:
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("a"), None])
+    task = asyncio.create_task(world.call(world.incoming(STREAM)))
+    await eventually(lambda: world.upstream.sent)
+    task.cancel("somebody else's words")
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert world.record.outcome == "client_left"
+
+
 async def test_a_call_that_is_cancelled_again_once_it_is_written_is_told_with_its_totals() -> None:
     world = World(budget=BudgetPolicy(session=Limits(tokens=1_000_000)))
     await cancelled_twice(world, STREAM, "standings")

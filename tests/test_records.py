@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import pytest
 
-from gateway.core.ports import LOST
+from gateway.core.ports import LOST, Outcome
 from gateway.core.pricing import price_per_million
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Need, Rate
@@ -154,7 +154,7 @@ def test_what_only_keeps_something_costs_nothing_but_for_a_stream_with_a_text(wo
     ],
 )
 def test_a_call_left_while_the_provider_was_at_work_is_charged_what_was_sent(
-    world: World, outcome: str, head_at: float | None, is_charged: bool
+    world: World, outcome: Outcome, head_at: float | None, is_charged: bool
 ) -> None:
     progress = answered(world, Answer())
     progress.outcome, progress.head_at, progress.billed = outcome, head_at, False

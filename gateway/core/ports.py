@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import field, replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Literal, Protocol, get_args, runtime_checkable
 
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.counting.context import ToolWeights
@@ -41,8 +41,30 @@ if TYPE_CHECKING:  # it is made of what stands here
 
 Headers = list[tuple[bytes, bytes]]
 
-#: How a call ended. `client_left` and `upstream_broken` calls are charged for what was delivered.
-Outcome = str
+#: Why the task of a call was cancelled, where it was not because its client left: the message of the cancel. The client
+#: took nothing for too long; the gateway stops; nobody waits any longer for a call of the gateway's own.
+Cut = Literal["client_stalled", "cut_at_shutdown", "too_slow"]
+STALLED: Final[Cut] = "client_stalled"
+SHUT_DOWN: Final[Cut] = "cut_at_shutdown"
+TOO_SLOW: Final[Cut] = "too_slow"
+CUTS: Final[tuple[Cut, ...]] = get_args(Cut)
+#: How a call ended; docs/operations.md tells what each means. A call that is cut or breaks off is charged for what was
+#: delivered.
+Outcome = Literal[
+    Cut,
+    "ok",
+    "provider_error",
+    "refused",
+    "upstream_failed",
+    "upstream_broken",
+    "budget_end",
+    "client_left",
+    "internal_error",
+    "worker_lost",
+]
+OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
+#: of a call whose worker was gone before it settled
+LOST: Final[Outcome] = "worker_lost"
 
 
 #: of callers on this machine where no client keys are needed
@@ -215,10 +237,6 @@ class CallRecord:
         if not reported or self.context is None or self.context.before is None:
             return None
         return reported - self.context.tokens
-
-
-#: outcome of a call whose worker was gone before it settled
-LOST: Final = "worker_lost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from gateway.core.errors import (
 )
 from gateway.core.forwarding import header
 from gateway.core.identity import ID_FORM, is_valid
-from gateway.core.ports import Headers
+from gateway.core.ports import SHUT_DOWN, STALLED, Headers
 from gateway.core.values import dataclass
 from gateway.dialects import WITHOUT_BODY, Endpoint, endpoint
 from gateway.listing import Listing
@@ -275,7 +275,7 @@ class Forwarder:
         connection.is_events = reply.is_events or _is_events(reply.headers)
         # A client that takes nothing holds a place that others wait for.
         task = asyncio.current_task()
-        stall = Silence(self._limits.write_timeout_s, lambda: task and task.cancel("client_stalled"))
+        stall = Silence(self._limits.write_timeout_s, lambda: task and task.cancel(STALLED))
         try:
             async for piece in body:
                 # Once the client has left the answer is only read for its usage.
@@ -321,7 +321,7 @@ class Forwarder:
         for task in tasks:
             if task in self._running:
                 self._running[task].cut = fault
-                task.cancel("cut_at_shutdown")
+                task.cancel(SHUT_DOWN)
         if tasks:
             await asyncio.wait(tasks, timeout=_CUT_S)
 

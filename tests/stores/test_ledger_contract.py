@@ -371,7 +371,7 @@ async def test_a_call_without_a_hold_is_charged_to_its_accounts_once(store: Stor
 async def test_a_call_without_a_charge_gives_its_hold_back(store: Store, hold: Make, session: str | None) -> None:
     opened = hold(claim(S, 100), claim(KEY, 100), session=session)
     await granted(store, opened)
-    await soon(store.settle(spends(opened, NOTHING, charge=None, outcome="upstream_error")))
+    await soon(store.settle(spends(opened, NOTHING, charge=None, outcome="provider_error")))
     for key in (S, KEY):
         assert await used_and_held(store, key) == (NOTHING, NOTHING)
     assert await soon(store.extend(opened.hold.id, 1)) is None
@@ -584,7 +584,7 @@ async def test_a_lost_call_that_cost_nothing_after_all_is_taken_back(store: Stor
     opened = hold(claim(S, 100))
     await granted(store, opened)
     await soon(store.settle(opened.as_lost()))
-    totals = await soon(store.settle(spends(opened, NOTHING, charge=None, outcome="upstream_error")))
+    totals = await soon(store.settle(spends(opened, NOTHING, charge=None, outcome="provider_error")))
     assert totals == Totals()
     assert await used_and_held(store) == (NOTHING, NOTHING)
 

@@ -9,6 +9,7 @@ from gateway.core.counting.estimate import Source
 from gateway.core.errors import GatewayError
 from gateway.core.fitting import overflow
 from gateway.core.modes import MODES
+from gateway.core.ports import OUTCOMES
 from gateway.core.usage import UsageSource
 
 Schema = Mapping[str, Any]
@@ -139,7 +140,7 @@ _CALL_FIELDS: Final = {
     "response_model": text("the model that the answer names", null=True),
     "stream": flag(),
     "status": whole("of the answer"),
-    "outcome": text("docs/operations.md lists them"),
+    "outcome": text("docs/operations.md says what each means", one_of=OUTCOMES),
     "error_code": text(null=True),
     "finish_reason": text(null=True),
     "tools": rows(text(), "that the answer asks for"),

@@ -34,7 +34,6 @@ _NONE: Final = "none"
 _TOGETHER: Final = (f'"{_OTHER}"}}', f'"{_NONE}"}}')
 _LONGEST_LABEL: Final = 128
 _FAILED_FROM: Final = 400
-_REFUSED: Final = "refused"
 #: every model and every tool has one number of these
 _BY_MODEL: Final = "gateway_cost_usd_total"
 _BY_TOOL: Final = "gateway_tool_calls_total"
@@ -103,7 +102,7 @@ class _Place:
             values[self._trimmed] += call.saved_tokens
         if "fallback" in call.notes:
             values[self._fallbacks] += 1
-        if call.outcome != _REFUSED:
+        if call.outcome != "refused":
             self._duration.observe(call.duration_s)
         if call.first_byte_s is not None:
             self._first_byte.observe(call.first_byte_s)
@@ -201,7 +200,7 @@ class Metrics(Observer):
         """See `Observer.record`."""
         del totals, left
         self._place(call).count(call)
-        if call.outcome == _REFUSED:
+        if call.outcome == "refused":
             self._add("gateway_refusals_total", "code", call.error_code or _NONE)
         else:
             self._overhead.observe(call.overhead_s)

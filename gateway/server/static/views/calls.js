@@ -22,6 +22,7 @@ export const OUTCOMES = {
   client_left: "The client left before the answer had ended.",
   client_stalled: "The client took nothing of the answer for too long.",
   cut_at_shutdown: "The gateway was stopped.",
+  too_slow: "A call of the gateway's own took too long.",
   worker_lost: "Its worker was gone before it was settled.",
   internal_error: "The gateway failed: a bug.",
 };
