@@ -36,7 +36,6 @@ _PATIENCE_S: Final = 3.0
 _CHARGED: Final = ("call_id", "request_id", "session", "provider", "model", "usage", "usage_source", "cost_usd")
 
 Event = Mapping[str, Any]
-Listener = Callable[[Event], object]
 
 
 @dataclass(frozen=True, slots=True)

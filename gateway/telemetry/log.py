@@ -167,10 +167,6 @@ class CallLog(Observer):
         line = json_line(call, totals) if self._as_json else text_line(call, totals, left)
         self._writer.put(line)
 
-    def close(self) -> None:
-        """Wait until what was recorded is written, for at most a second."""
-        self._writer.flush(_FLUSH_S)
-
 
 def text_line(call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> str:
     """One line.

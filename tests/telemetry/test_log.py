@@ -55,12 +55,6 @@ Pipe = tuple[int, TextIO]
 FAILED = replace(CALL, status=502, outcome="upstream_failed", error_code="upstream_unreachable", charge=None)
 
 
-def close(observer: log.CallLog) -> None:
-    """Close it once all is written: it would wait for a second only."""
-    log.flush(60)
-    observer.close()
-
-
 def test_a_line_for_people() -> None:
     assert log.text_line(CALL, TOTALS) == (
         "chat gpt-5.1 · session 7f3c · used 7,951+212 · session 63,410 tok, $0.103200 · 1.9 s"
@@ -150,7 +144,7 @@ def test_each_call_is_one_line(as_json: bool) -> None:
     observer = log.CallLog(stream, as_json=as_json)
     observer.record(CALL, TOTALS)
     observer.record(FAILED, None)
-    close(observer)
+    log.flush(60)
     assert stream.getvalue().count("\n") == 2
     assert all(json.loads(line) for line in stream.getvalue().splitlines() if as_json)
 
@@ -163,7 +157,7 @@ def test_calls_that_went_well_may_be_left_out() -> None:
     broken = replace(CALL, outcome="upstream_broken")
     for call in (CALL, FAILED, left, passed_on, broken):
         observer.record(call, TOTALS)
-    close(observer)
+    log.flush(60)
     outcomes = [json.loads(line)["outcome"] for line in stream.getvalue().splitlines()]
     assert outcomes == ["upstream_failed", "client_left", "provider_error", "upstream_broken"]
 
@@ -224,7 +218,7 @@ def test_nobody_waits_for_a_pipe_that_nobody_reads(pipe: Pipe) -> None:
 
     ends(record)
     with in_time(at_least=0.9):
-        ends(observer.close)  # it waits for a second
+        ends(log.flush)  # it waits for a second
 
     counts = {"call": 0, "dropped": 0}
 
@@ -293,18 +287,17 @@ def test_one_stream_has_one_thread_however_often_a_log_is_made_for_it() -> None:
     for observer in observers:
         observer.record(CALL, None)
     assert threading.active_count() <= before + 1
-    for observer in observers:
-        close(observer)
+    log.flush(60)
     assert stream.getvalue().count("\n") == 5
 
 
 def test_a_log_that_was_closed_writes_on() -> None:
     stream = io.StringIO()
     observer = log.CallLog(stream, as_json=False)
-    close(observer)
+    log.flush(60)
     for _ in range(2):
         observer.record(CALL, None)
-        close(observer)
+        log.flush(60)
     assert stream.getvalue().count("\n") == 2
 
 

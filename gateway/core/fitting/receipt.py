@@ -261,11 +261,6 @@ class Fitted:
             rules[index] = rule
         return Fates.in_columns(roles, self.came, after, rules)
 
-    @property
-    def actions(self) -> Mapping[str, int]:
-        """Messages by the rule that changed them, in this turn or before."""
-        return self.fates.actions
-
     def decoded(self) -> list[Any]:
         """The messages to send as values; None for bytes that are no JSON."""
         return [read(raw)[0] for raw in self.messages]

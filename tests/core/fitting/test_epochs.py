@@ -154,7 +154,7 @@ def test_recall_brings_back_what_is_asked_for_and_stays_on_later_turns() -> None
     limit = 500
     first = run([*session(9), ask], limit, recall="all", strategies=(Drop(),))
     assert b"A003 of page 0 is worth 210" in first.messages[-1]
-    assert first.actions["recall"] > 0
+    assert first.fates.actions["recall"] > 0
     answer = {"role": "assistant", "content": "210."}
     second = run([*session(9), ask, answer, {"role": "user", "content": "Thanks."}], limit, first.epoch, recall="off")
     assert second.messages[: len(first.messages)] == first.messages
@@ -199,8 +199,8 @@ def test_pinned_by_the_client_stays() -> None:
 def test_the_counts_of_a_trim_are_told() -> None:
     done = run(session(8), 500)
     assert done.tokens_before == tokens(session(8))
-    assert done.actions["drop"] == len(session(8)) - len(done.messages)
-    assert sum(done.actions.values()) > done.actions["drop"]
+    assert done.fates.actions["drop"] == len(session(8)) - len(done.messages)
+    assert sum(done.fates.actions.values()) > done.fates.actions["drop"]
     assert done.changed
 
 
@@ -209,7 +209,7 @@ def test_without_a_strategy_that_leaves_out_what_does_not_fit_is_refused() -> No
         with pytest.raises(ContextOverflow) as caught:
             run(session(8), 100, strategies=strategies)
         assert caught.value.needed > 100
-    assert "drop" not in run(session(8), tokens(session(8)) - 500, strategies=(Shorten(tokens=20),)).actions
+    assert "drop" not in run(session(8), tokens(session(8)) - 500, strategies=(Shorten(tokens=20),)).fates.actions
 
 
 def test_what_was_sent_whole_turns_ago_is_kept_as_it_came_where_that_is_asked_for() -> None:
@@ -384,7 +384,7 @@ def test_priority_nothing_goes_before_anything_else_is_touched() -> None:
         7: "drop",
     }
     assert done.applied == ("drop",)
-    assert done.actions == {"drop": 2}
+    assert done.fates.actions == {"drop": 2}
 
 
 def test_of_what_is_worth_nothing_no_more_goes_than_must_and_not_the_task() -> None:
@@ -394,7 +394,7 @@ def test_of_what_is_worth_nothing_no_more_goes_than_must_and_not_the_task() -> N
 
 def test_priority_nothing_is_no_leave_to_drop_where_nothing_may_be_dropped() -> None:
     done = prioritised(tokens(session(8)) - 20, {7: 0.0}, strategies=(Shorten(tokens=20),))
-    assert "drop" not in done.actions
+    assert "drop" not in done.fates.actions
 
 
 def test_a_high_priority_is_kept_longer() -> None:
@@ -422,12 +422,12 @@ def test_every_message_has_its_fate_and_a_resumed_turn_tells_the_same() -> None:
     twice += [{"role": "user", "content": "What is entry A003 worth?"}]
     strategies = (Dedupe(), Shorten(tokens=45), Drop())
     first = run(twice, 400, strategies=strategies, recall="all", low_water=0.9)
-    assert {"dedupe", "shorten", "drop"} <= first.actions.keys()
+    assert {"dedupe", "shorten", "drop"} <= first.fates.actions.keys()
     assert {fate.rule for fate in first.fates} >= {"pinned", "dedupe", "shorten", "drop"}
     assert [fate.role for fate in first.fates] == [message["role"] for message in twice]
     assert sum(fate.tokens_before for fate in first.fates) == first.tokens_before == tokens(twice)
     assert sum(fate.tokens_after for fate in first.fates) == first.tokens == sum(COUNT(first.messages))
-    assert first.actions == {
+    assert first.fates.actions == {
         rule: count
         for rule in ("dedupe", "shorten", "drop", "recall")
         if (count := sum(fate.rule == rule for fate in first.fates))
@@ -435,7 +435,7 @@ def test_every_message_has_its_fate_and_a_resumed_turn_tells_the_same() -> None:
     assert first.epoch is not None
     kept = Epoch.from_json(json.loads(json.dumps(first.epoch.to_json())))
     resumed = run([*twice, {"role": "assistant", "content": "210."}], tokens(twice) - 100, kept, strategies=strategies)
-    assert resumed.actions == first.actions
+    assert resumed.fates.actions == first.fates.actions
     assert [fate.rule for fate in [*resumed.fates][:-3]] == [fate.rule for fate in [*first.fates][:-2]]
     assert resumed.applied == ()
 
@@ -445,13 +445,13 @@ def test_old_lines_that_were_added_are_told() -> None:
     done = run([*session(9), ask], 500, recall="all", strategies=(Drop(),))
     assert done.fates[-1].rule == "recall"
     assert done.fates[-1].tokens_after > done.fates[-1].tokens_before
-    assert done.actions["recall"] == 1
+    assert done.fates.actions["recall"] == 1
 
 
 def test_what_fits_is_told_as_kept() -> None:
     done = run(session(2), 10_000)
     assert [fate.rule for fate in done.fates] == ["pinned", "pinned", "kept", "kept", "pinned", "pinned"]
-    assert done.actions == {}
+    assert done.fates.actions == {}
     assert done.decoded() == session(2)
 
 
@@ -491,7 +491,7 @@ def test_whenever_the_time_is_up_whole_units_are_left_out_and_it_fits(recall: An
         done, late = timed(calls, recall=recall)
         if late and recall == "off":
             assert done.applied == ("drop",)
-            assert set(done.actions) == {"drop"}
+            assert set(done.fates.actions) == {"drop"}
         calls += 1
     # 1,800 blocks are read, scored and offered more than once: the clock is looked at often enough
     assert calls > 15
@@ -541,4 +541,4 @@ def test_an_epoch_that_takes_too_long_to_read_is_not_needed() -> None:
     first = run(session(30), 3500)
     done, late = timed(0, first.epoch, limit=3500)
     assert late
-    assert list(done.actions) == ["drop"]
+    assert list(done.fates.actions) == ["drop"]

@@ -407,7 +407,7 @@ def test_a_session_with_summaries_is_sound_turn_by_turn_and_asks_only_when_it_cu
         assert done.tokens == total(done.messages) <= limit
         assert sum(fate.tokens_after for fate in done.fates) == done.tokens
         summed = [index for index, fate in enumerate(done.fates) if fate.rule == "summarize"]
-        assert len(summed) == done.actions.get("summarize", 0)
+        assert len(summed) == done.fates.actions.get("summarize", 0)
         told = [raw for raw in done.messages if b"[summary of " in raw]
         assert len(told) == bool(summed)
         if told:

@@ -97,7 +97,7 @@ def test_it_is_told_as_dedupe_and_an_epoch_holds_it() -> None:
     reader, policy = Reader(weigher(len)), FitPolicy(strategies=(Dedupe(), Drop()), low_water=1.0)
     limit = sum(reader.weights(conversation)) - 20
     first = fit(conversation, limit, reader, policy=policy)
-    assert first.actions == {"dedupe": 2}
+    assert first.fates.actions == {"dedupe": 2}
     assert first.epoch is not None
     assert first.epoch.plan == "k4 =2/1-2 k1 =2 k2"
     again = fit(conversation, limit, Reader(weigher(len)), epoch=first.epoch, policy=policy)

@@ -119,7 +119,7 @@ def test_turn_by_turn_a_reader_that_remembers_recalls_what_a_fresh_one_does() ->
         fitted = fit(Conversation.of_messages(turn, fresh), 900, fresh, epoch=second, policy=policy)
         second = fitted.epoch
         assert first == second
-        recalled += fitted.actions.get("recall", 0)
+        recalled += fitted.fates.actions.get("recall", 0)
     assert recalled
 
 

@@ -51,7 +51,7 @@ def test_the_receipt_tells_each_fate_and_its_sums() -> None:
     assert [fate.rule for fate in fitted.fates] == ["shorten", "drop", "kept", "recall"]
     assert fitted.fates[2] == Fate("assistant", before.came[2], before.came[2], "kept")
     assert sum(fate.tokens_after for fate in fitted.fates) == fitted.tokens == sum(weigher(len)(fitted.messages))
-    assert fitted.actions == {"shorten": 1, "drop": 1, "recall": 1}
+    assert fitted.fates.actions == {"shorten": 1, "drop": 1, "recall": 1}
     assert len(fitted.keys) == len(fitted.messages) == 3
     assert fitted.keys == Conversation.of(fitted.messages).keys
 
@@ -60,7 +60,7 @@ def test_what_fits_has_no_epoch_and_no_actions() -> None:
     before = draft()
     fitted = Fitted.untouched(before.conversation, before.came, before.total())
     assert fitted.messages == before.conversation.messages
-    assert (fitted.changed, fitted.epoch, fitted.actions) == (False, None, {})
+    assert (fitted.changed, fitted.epoch, fitted.fates.actions) == (False, None, {})
     assert [fate.rule for fate in fitted.fates] == ["kept", "kept", "kept", "pinned"]
 
 
