@@ -653,7 +653,7 @@ class Log(_Section):
 
     format: Literal["auto", "text", "json"] = Field("auto", description="auto: text on a terminal, else JSON lines.")
     level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="info: every call; warning: failures only."
+        "info", description="info: every call; warning: failed calls only; error: none, only the gateway's own errors."
     )
     bodies: bool = Field(
         default=False,
