@@ -17,7 +17,7 @@ from gateway.core import redis_url
 from gateway.core.addresses import is_address
 from gateway.core.forwarding import AUTH_HEADER, FRAMING, OURS, is_credential
 from gateway.core.identity import ID_FORM, is_valid
-from gateway.core.ledger import MOST_USD
+from gateway.core.ledger import LEAST_USD, MOST_USD
 from gateway.core.ports import is_reserved
 from gateway.core.steps import DEFAULT_AGENT
 
@@ -103,6 +103,13 @@ class KeyBudget(_Section):
     usd: Decimal | None = Field(None, ge=0, le=MOST_USD, description="US dollars.")
     calls: int | None = Field(None, ge=0, le=2**53, description="Calls.")
     window: str | None = Field(None, description="The budget refills after 1h, 1d, …; null: it is for life.")
+
+    @field_validator("usd")
+    @classmethod
+    def _usd(cls, value: Decimal | None) -> Decimal | None:
+        if value is not None and 0 < value < LEAST_USD:
+            raise ValueError(f"is less than a billionth of a dollar; use 0, or {LEAST_USD:f} and more")
+        return value
 
     @field_validator("window")
     @classmethod

@@ -26,6 +26,8 @@ MOST: Final = 2**53
 NANO: Final = 10**9
 #: The largest budget in US dollars. The cost of a session is counted a bit further: in trillionths, in 62 bits.
 MOST_USD: Final = 4_500_000
+#: The smallest above 0: budgets are counted in billionths.
+LEAST_USD: Final = Decimal(1) / NANO
 
 
 class Amount(NamedTuple):

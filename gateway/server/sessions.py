@@ -16,7 +16,7 @@ from starlette.routing import Route as Path
 
 from gateway.core import errors
 from gateway.core.identity import is_valid
-from gateway.core.ledger import MOST, MOST_USD, NOTHING, Claim, Dimension, Standing, nano
+from gateway.core.ledger import LEAST_USD, MOST, MOST_USD, NOTHING, Claim, Dimension, Standing, nano
 from gateway.core.ports import OPEN_NAMESPACE, Observer, SessionKey, Store
 from gateway.core.spending import BudgetPolicy
 from gateway.core.steps import Agent
@@ -273,10 +273,11 @@ def _decided(name: str, value: Any) -> int | None:
     except InvalidOperation:
         number = Decimal(-1)
     most = _MOST_LIMITS[_DIMENSIONS[name]]
-    is_whole = number.is_finite() and number == number.to_integral_value()
-    if not number.is_finite() or not 0 <= number <= most or (name != "usd" and not is_whole):
+    is_counted = number.is_finite() and (number.is_zero() or LEAST_USD <= number <= most)
+    if not is_counted or (name != "usd" and number != number.to_integral_value()):
+        what = f"0, a number from {LEAST_USD:f}" if name == "usd" else "a whole number from 0"
         raise errors.InvalidRequest(
-            f'"budget.{name}" is a number from 0 to {most:,}, whole where it is no money, or null for no limit.',
+            f'"budget.{name}" is {what} to {most:,}, or null for no limit.',
             param=f"budget.{name}",
         )
     return nano(number) if name == "usd" else int(number)

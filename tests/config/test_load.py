@@ -222,6 +222,8 @@ def test_without_an_environment_of_its_own_it_reads_the_processs(
         ("server: {workers: 2}\nstore: {url: 'memory://'}", "server.workers: more than one worker needs a store they share; set store.url to sqlite://PATH"),
         ("auth: {keys: [{name: a b, key: 0123456789abcdef}]}", "auth.keys[0].name: use 1-255 characters of A-Z a-z 0-9 . _ : -"),
         ("auth: {keys: [{name: a, key: short}]}", "auth.keys[0].key: a key needs at least 16 characters"),
+        ("budget: {usd: 1e-99999999}", "budget.usd: is less than a billionth of a dollar; use 0, or 0.000000001 and more"),
+        ("budget: {usd: '0.0000000009'}", "budget.usd: is less than a billionth of a dollar"),
         ("auth: {keys: [{name: a, key: 0123456789abcdef, rpm: 99999999999999999999999}]}", "auth.keys[0].rpm: input should be less than or equal to 9007199254740992"),
         ("auth: {keys: [{name: a, key: 0123456789abcdef}, {name: a, key: 0123456789abcdeg}]}", "auth: two keys have the same name"),
         ("auth: {keys: [{name: a, key: 0123456789abcdef}, {name: b, key: 0123456789abcdef}]}", "auth: two names have the same key"),

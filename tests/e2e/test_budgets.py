@@ -440,7 +440,8 @@ def test_a_stream_whose_worker_was_killed_is_charged_for_what_was_noted_when_its
         b'{"budget": {"tokens": -1}}', b'{"budget": {"tokens": 1.5}}', b'{"budget": {"tokens": true}}',
         b'{"budget": {"tokens": 1e400}}', b'{"budget": {"usd": "NaN"}}', b'{"budget": {"tokens": [1]}}',
         b'{"budget": {"tokens": 5}, "other": 1}', b'{"budget": {"tokens": 99999999999999999999}}',
-        b'{"budget": {"usd": 1e15}}', b'{"budget": {"usd": 4500000.01}}', b'{"budget": {"calls": 9007199254740993}}',
+        b'{"budget": {"usd": 1e15}}', b'{"budget": {"usd": "1e-99999999"}}',
+        b'{"budget": {"usd": 4500000.01}}', b'{"budget": {"calls": 9007199254740993}}',
         b'{"budget": "' + b"x" * 70_000 + b'"}', b'{"budget":' + b"[" * 5_000,
     ],
 )  # fmt: skip
