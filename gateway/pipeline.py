@@ -313,8 +313,9 @@ class Exchange:
             self._work(is_so=False)
             # A client that has left has its call cancelled: here, not while another provider is being asked.
             await asyncio.sleep(0)
-            before = progress.notes.get("fallback", "")
-            progress.notes["fallback"] = f"{before}{route.provider}/{route.model}: {reason}; "
+            failed = f"{route.provider}/{route.model}: {reason}"
+            before = progress.notes.get("fallback")
+            progress.notes["fallback"] = failed if before is None else f"{before}; {failed}"
 
     def _is_keyless(self, answer: UpstreamReply) -> bool:
         """Whether the provider refuses a key that is not the caller's."""

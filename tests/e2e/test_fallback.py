@@ -58,7 +58,7 @@ def test_a_model_whose_provider_fails_is_answered_by_the_next_and_charged_once(
     assert mock.billed().total_tokens == 0
     record = both.web.get(f"/api/calls/{reply.header('x-request-id')}").json
     assert (record["provider"], record["model"]) == ("second", "gpt-4o")
-    assert record["notes"]["fallback"] == f"upstream/main: {status}; "
+    assert record["notes"]["fallback"] == f"upstream/main: {status}"
 
 
 KEYS = {"providers.upstream.auth": "bearer", "providers.upstream.key": "sk-revoked-0123456789"}
@@ -81,7 +81,7 @@ def test_a_key_of_the_gateways_that_its_provider_refuses_is_stood_in_for(
     assert reply.status == 200
     assert reply.totals[2] == second.provider.billed().total_tokens > 0
     record = keyed.web.get(f"/api/calls/{reply.header('x-request-id')}").json
-    assert record["notes"]["fallback"] == f"upstream/main: {status}; "
+    assert record["notes"]["fallback"] == f"upstream/main: {status}"
 
 
 @pytest.mark.parametrize(("said", "told"), [((429, 401), 429), ((401, 429), 429), ((403, 401), 403)])
@@ -262,7 +262,7 @@ def test_a_stream_that_refuses_in_its_first_event_is_stood_in_for_and_costs_noth
     assert reply.status == 200
     assert b"event: error" not in reply.body
     record = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json
-    assert record["notes"]["fallback"] == f"upstream/main: {status}; "
+    assert record["notes"]["fallback"] == f"upstream/main: {status}"
     used = gateway.web.get("/api/sessions/s").json["cumulative_token_usage"]
     assert used["total_tokens"] == second.provider.billed().total_tokens
 

@@ -123,7 +123,7 @@ def test_the_error_of_the_estimate_is_a_share_of_what_was_reported_for_what_was_
 
 
 def test_tools_are_counted_by_name_retries_and_fallbacks_by_provider() -> None:
-    found = counted(replace(CALL, notes={"retries": "2, the last after 503", "fallback": "a/b: 500; "}), CALL)
+    found = counted(replace(CALL, notes={"retries": "2, the last after 503", "fallback": "a/b: 500"}), CALL)
     assert found.value("gateway_tool_calls_total", tool="search") == 4
     assert found.value("gateway_tool_calls_total", tool="read") == 2
     assert found.value("gateway_retries_total", provider="openai") == 2
