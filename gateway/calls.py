@@ -18,9 +18,6 @@ from gateway.core.values import dataclass
 from gateway.dialects import Endpoint
 from gateway.dialects.tools import Offer
 
-#: statuses under which a provider says that it does not take a request as it is; llama.cpp's server says so with 500
-TELLING: Final = frozenset({400, 413, 422, 500})
-
 
 @dataclass(frozen=True, slots=True)
 class SessionPolicy:

@@ -21,7 +21,7 @@ from gateway.calls import Incoming, Reply
 from gateway.core.errors import UnknownModel, UpstreamTimeout
 from gateway.core.routing import Routes
 from gateway.core.values import dataclass
-from gateway.progress import patience
+from gateway.patience import patience
 from gateway.upstream.pieces import chain
 
 #: a longer list is not read; the longest known, OpenRouter's, has less than one million

@@ -25,7 +25,7 @@ from gateway.accounting import Accounts
 from gateway.addressing import advisors_of, named_session, others_of, routes_of, session_of, speaking, with_form_model
 from gateway.answers import Answers, TotalsComment, read_error
 from gateway.budgeting import Budgets
-from gateway.calls import TELLING, Incoming, Reply, SessionPolicy
+from gateway.calls import Incoming, Reply, SessionPolicy
 from gateway.composing import Composer
 from gateway.core.errors import (
     BudgetExhausted,
@@ -39,7 +39,7 @@ from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextT
 from gateway.core.forwarding import Provider, check_credential, has_key, holds_credential, request_headers, secrets_of
 from gateway.core.plan import SummaryModel
 from gateway.core.ports import CUTS, AtWork, Observer, Outgoing, Store, Upstream, UpstreamReply, told_nobody
-from gateway.core.retrying import FAILED, KEY_REFUSED, TOO_LARGE
+from gateway.core.retrying import FAILED, KEY_REFUSED, TELLING, TOO_LARGE
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.steps import Agent, Step
 from gateway.dialects.base import Call

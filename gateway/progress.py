@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Final
 
 from gateway.budgeting import Book, Taken
 from gateway.calls import Incoming, Stepped
 from gateway.core.counting.measure import Wire
-from gateway.core.errors import GatewayError, UpstreamTimeout
+from gateway.core.errors import GatewayError
 from gateway.core.fitting.summary import Use
 from gateway.core.forwarding import header
 from gateway.core.modes import ResponseMode
 from gateway.core.plan import Plan
-from gateway.core.ports import TOO_SLOW, AtWork, CallRecord, Outcome, SessionKey, UpstreamReply, told_nobody
+from gateway.core.ports import AtWork, CallRecord, Outcome, SessionKey, UpstreamReply, told_nobody
 from gateway.core.routing import Route
 from gateway.core.session import Remembered
 from gateway.core.spending import Charged
@@ -173,22 +172,3 @@ class Progress:
         sending, self.sending = self.sending, None
         if sending is not None:
             await sending.__aexit__(None, None, None)
-
-
-@asynccontextmanager
-async def patience(seconds: float) -> AsyncIterator[None]:
-    """So long and no longer. What is cut says so in its record, and is told from what is cut because nobody waits.
-
-    Raises:
-        UpstreamTimeout: it took longer.
-    """
-    task = cast("asyncio.Task[object]", asyncio.current_task())
-    timer = asyncio.get_running_loop().call_later(seconds, task.cancel, TOO_SLOW)
-    try:
-        yield
-    except asyncio.CancelledError as error:
-        if error.args != (TOO_SLOW,) or task.uncancel() > 0:
-            raise
-        raise UpstreamTimeout(f"it took longer than {seconds:g} s") from None
-    finally:
-        timer.cancel()

@@ -13,19 +13,21 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from gateway.addressing import seed_of
-from gateway.calls import TELLING, Caller, Directives, Incoming, Purpose, Reply
+from gateway.calls import Caller, Directives, Incoming, Purpose, Reply
 from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import GatewayError
 from gateway.core.fitting.summary import NeedsSummary
 from gateway.core.forwarding import CREDENTIALS, Provider, holds_credential
 from gateway.core.message import Message
 from gateway.core.ports import Headers, SessionKey, Store
+from gateway.core.retrying import TELLING
 from gateway.core.routing import Route, Routes
 from gateway.core.spending import KeyBudget
 from gateway.core.values import dataclass
 from gateway.dialects import endpoint
 from gateway.dialects.openai_chat import completion_request, completion_text
-from gateway.progress import Progress, patience
+from gateway.patience import patience
+from gateway.progress import Progress
 
 T = TypeVar("T")
 

@@ -42,7 +42,8 @@ ALLOWED = {
     "newest": {"core", "dialects"},
     "telling": {"core"},
     "stepping": {"core", "dialects", "calls", "newest", "planning", "progress", "refusals", "telling"},
-    "summaries": {"core", "dialects", "addressing", "calls", "progress"},
+    "patience": {"core"},
+    "summaries": {"core", "dialects", "addressing", "calls", "patience", "progress"},
     "result_summaries": {"core", "decisions", "results", "progress", "summaries"},
     "composing": {
         *("core", "dialects", "stores", "planning", "results", "progress", "summaries", "result_summaries"),
@@ -54,7 +55,7 @@ ALLOWED = {
         *("addressing", "composing", "summaries", "result_summaries", "accounting", "records", "answers"),
         *("first_event", "refusals", "stepping"),
     },
-    "listing": {"core", "upstream", "calls", "addressing", "progress"},
+    "listing": {"core", "upstream", "calls", "addressing", "patience"},
     # no server: commands that serve nothing import this
     "opening": {
         *("core", "stores", "counters", "upstream", "telemetry", "config", "catalog", "policies", "planning"),

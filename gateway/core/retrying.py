@@ -24,6 +24,9 @@ FAILED: Final = frozenset({408, 429, 500, 502, 503, 504, *range(520, 525), 529})
 KEY_REFUSED: Final = frozenset({401, 402, 403})
 #: says of a request that it is too large, whatever the body says: another provider may take it
 TOO_LARGE: Final = 413
+#: Statuses under which a provider says what is wrong with a request, such as its length; llama.cpp and what is built on
+#: it says so with 500. 429 is none of them: a rate, a quota or a tariff, however it is worded.
+TELLING: Final = frozenset({400, TOO_LARGE, 422, 500})
 #: Statuses that say that a provider is not well. 429 says that it is well and busy; 500 and 520 some servers say of a
 #: request that they do not like, and one client's requests must not close the way of all others.
 _ILL: Final = frozenset({502, 503, 504, 521, 522, 523, 524, 529})

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.core.retrying import TELLING
 from gateway.core.values import dataclass
 from gateway.dialects.reported import count
 
@@ -31,8 +32,6 @@ class LengthError:
     output: int | None = None
 
 
-#: 500: llama.cpp and what is built on it. 429 is none of them: a rate, a quota or a tariff, however it is worded.
-_STATUSES: Final = frozenset({400, 413, 422, 500})
 #: Bytes of a body that are looked at.
 _MAX_BODY: Final = 65_536
 #: Characters of a message that are looked at; the longest known refusal has 300, nested in a proxy's 600.
@@ -230,7 +229,7 @@ _SENTENCES: Final = tuple(
 
 def length_error(status: int, body: bytes) -> LengthError | None:
     """The refusal in `body`; None where it is none, or one for another reason than length."""
-    if status not in _STATUSES:
+    if status not in TELLING:
         return None
     text = body[:_MAX_BODY].decode("utf-8", "replace").lstrip("\ufeff \t\r\n")
     return _read(text, 0)

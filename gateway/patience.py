@@ -1,0 +1,33 @@
+"""How long the gateway waits for a call of its own, or for a list that it can do without."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+from gateway.core.errors import UpstreamTimeout
+from gateway.core.ports import TOO_SLOW
+
+
+@asynccontextmanager
+async def patience(seconds: float) -> AsyncIterator[None]:
+    """Cancel what is inside after so long.
+
+    The cancel's message is the outcome in the record of a call that is cut by it. By the message it is also told from
+    a cancel that comes from outside: that one goes on as it came.
+
+    Raises:
+        UpstreamTimeout: it took longer.
+    """
+    task = cast("asyncio.Task[object]", asyncio.current_task())
+    timer = asyncio.get_running_loop().call_later(seconds, task.cancel, TOO_SLOW)
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if error.args != (TOO_SLOW,) or task.uncancel() > 0:
+            raise
+        raise UpstreamTimeout(f"it took longer than {seconds:g} s") from None
+    finally:
+        timer.cancel()
