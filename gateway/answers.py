@@ -30,7 +30,7 @@ _EMBEDDINGS: Final = "embeddings"
 #: what a JSON answer begins with, and a stream of events: the name of a field, or a comment
 _JSON: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*[{\[]")
 _EVENTS: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
-#: so many bytes tell which of them it is, unless it begins with far more blank space than anybody sends
+#: bytes that are waited for to tell the two apart; an answer begins with less blank space than that
 _TELLING_BYTES: Final = 64
 
 TotalsComment = Callable[[Totals, Charge | None, Allowance | None, Stepped | None], bytes]
@@ -90,7 +90,7 @@ class Answers:
         return begun
 
     async def failure(self, progress: Progress, answer: UpstreamReply) -> Reply:
-        """A provider's refusal or redirect: passed on as it is, never followed; it costs nothing."""
+        """A provider's refusal or redirect: passed on as it is, never followed; nothing is charged."""
         body = masked(await read_error(answer), self._secrets)
         # Not always what the last provider said: it may be what one before it did.
         progress.outcome, progress.status = "provider_error", answer.status

@@ -36,11 +36,11 @@ from gateway.results import Results
 from gateway.stores.learner import Learner
 from gateway.summaries import NoSummaryError, Summaries
 
-#: a smaller window is a provider's odd word for something else
+#: tokens; a provider that names a smaller window means something else by the number
 _LEAST_WINDOW: Final = 256
-#: what is asked for where a provider refused a request for its length and did not say how long it may be
+#: Share of the request's tokens that it is cut to where a provider refused it for its length and named no limit.
 _SHORTER: Final = 0.8
-#: tokens that every model takes which is served today
+#: tokens; every model that is served today has a window at least so large
 _LEAST_KNOWN: Final = 4_096
 _UNKEPT: Final = "decision not kept: the store is away"
 
@@ -113,7 +113,10 @@ class Composer:
 
     @staticmethod
     def _weighing(progress: Progress, contents: Contents) -> Weighing | None:
-        """What the contents weigh, should a step have looked at that. It serves once: later, more may be known."""
+        """What the contents weigh, where the steps have weighed them for the same model; None else.
+
+        Used once: on a second try the provider may have taught something, and they are weighed again.
+        """
         weighing, progress.weighing = progress.weighing, None
         if weighing is None or contents is not progress.contents:
             return None
@@ -122,7 +125,12 @@ class Composer:
 
     @staticmethod
     def _affordable(progress: Progress) -> int | None:
-        """Input tokens that the budgets allow; for another model than that for which something is held, that."""
+        """Input tokens that the budgets leave for this try; None where no budget says anything.
+
+        Before the hold: `Progress.affordable`, less the tokens by which summaries of results, which are made after
+        the hold, may be longer than what is shown until then (`Showing.more`). After it, on the first route: all of
+        that. After it, on a fallback: the tokens that are held for the input, as nothing is held anew.
+        """
         taken = progress.taken
         if taken is not None and taken.hold is not None and progress.route is not progress.routes[0]:
             return taken.hold.fixed.tokens if is_limited(progress.book.standings) else None
@@ -268,7 +276,10 @@ class Composer:
 
     @staticmethod
     def _has_less_room(progress: Progress, asked: Asked, plan: Plan, again: Plan) -> bool:
-        """Whether the limit that we set ourselves was too much for the window, and is lower with the same messages."""
+        """Whether sending the same messages again helps, as the output limit that we set will be lower now.
+
+        Input and answer share the window: now that it is known to be smaller, less of it is left for the answer.
+        """
         limit = progress.taken.limit if progress.taken is not None else None
         if limit is None or again.messages != plan.messages or output_limit(asked.contents.fields, asked.contents.wire):
             return False

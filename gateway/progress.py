@@ -44,19 +44,54 @@ _NO_BOOK: Final = Book()
 
 @dataclass(slots=True)
 class Progress:
-    """One call: what came in, and what became of it so far.
+    """One call: what came in, and what became of it so far. Each part of the pipeline fills in what it finds.
 
-    `started_at` is wall time, `sent_at` and `head_at` are monotonic. `routes`: where it may go, `route`: the one whose
-    turn it is, `is_too_long`: for that one, `is_at_work`: it may be working on it, which `at_work` is told.
-    `others`: models that the call tells its providers to call in the place of its own, at each of them; `advisors`:
-    those that its own one may ask.
-    `affordable`: input tokens that its budgets allow. `is_holding`: something may be held.
-    `contents`: of the call, and their `weighing`, where a step had to look at them; `step`: the one that it was begun
-    in; `narrowed`: how the provider is told which tools may be called.
-    `before`: the session's totals as they were read before it was sent, where they go out before its answer.
-    `reader` tells what was read of an answer that has not come to its end; `billed`: the provider charges for it;
-    `is_unheard`: its client had left before it came to that.
-    `record` and `totals` are there once it was settled, or was about to be.
+    Attributes:
+        incoming: the request as it came.
+        started_at: seconds since the epoch.
+        call: the body as its dialect reads it; None until it is read.
+        session: the one it is charged to; None where there is none, or it is not known yet.
+        derived: the session's id was made of how the conversation begins.
+        routes: the models that may answer it, at their providers, in the order in which they are tried.
+        route: the one of them that is being tried, or answered.
+        others: models that the call tells its providers to call in the place of its own, at each of them.
+        advisors: models that the call lets its own one ask, at each of its providers.
+        is_too_long: the provider that is being tried has refused the request for its length.
+        is_at_work: that provider may be working on it, so that leaving it costs something.
+        at_work: is told each time `is_at_work` changes.
+        charged: whose accounts the call is charged to.
+        book: how these accounts stood when they were read.
+        remembered: what the session keeps from earlier calls.
+        stepped: where its agent is in its steps; None without steps.
+        contents: its messages, where the steps had to look at them; else they are read when it is weighed.
+        weighing: what these weighed for the steps, to be used once instead of weighing them again.
+        step: the step that was active when it came; that of its record.
+        narrowed: how the provider is told which tools may be called.
+        mode: how its tool results are shown.
+        showing: its tool results as they are shown; None where all are as they came.
+        asked: what was planned for: contents, route, limits.
+        use: whether a summary of left-out messages may still be asked for; a call waits for one at most.
+        plan: what of the messages is sent, and what that weighs.
+        affordable: input tokens that its budgets allowed before anything was held; None where no budget says.
+        before: the session's totals before it was sent: a stream's headers go out before its usage is known.
+        is_holding: the store was asked to hold something; it may have done so even where no answer came.
+        taken: the hold; None before it.
+        sending: the open request to the provider, to be closed.
+        sent_at: monotonic seconds, when it was first sent.
+        head_at: the same, when the head of the answer came.
+        status: of the answer, for the record.
+        outcome: how it ended, for the record.
+        fault: why there is no answer, or why it broke off.
+        answer: what was read of an answer that came to its end.
+        reader: gives what was read so far of one that has not.
+        billed: the provider charges for it: it has accepted the call.
+        is_unheard: its client had left before the answer ended.
+        is_event_stream: the answer is a stream of events.
+        response_bytes: that were passed on.
+        notes: remarks for its record, by name.
+        record: as it was, or is about to be, written; None before.
+        totals: the session's after it was written.
+        is_settled: its record was made, its hold given up and the observers told; nothing is done a second time.
     """
 
     incoming: Incoming

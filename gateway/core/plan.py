@@ -42,18 +42,20 @@ from gateway.core.views import View, new_faults
 Trim = Literal["auto", "off", "shadow"]
 Overflow = Literal["error", "forward", "least"]
 
-#: of a window nobody reserved anything of: room for an answer
+#: Kept free of a window for the answer where neither the settings nor the call say how long it may be: this share of
+#: the window, at most so many tokens.
 _RESERVE_SHARE: Final = 0.1
 _RESERVE_MOST: Final = 4096
-#: what an answer may claim of a window: some clients ask for more than the model has
+#: Most of a window that is kept free for an answer, as a share: some clients ask for more than the model has.
 _RESERVE_SHARE_MOST: Final = 0.5
-#: A result may weigh more than its messages do: by a rounding, or in a form of its own. Each try asks for so much less.
+#: Messages are chosen by what they weigh as chat messages. In the request's own format the choice may weigh more: then
+#: it is made again for a limit that is lower by the difference, so many times.
 _TRIES: Final = 3
-#: no message fits into
+#: a limit, in tokens, that only what must stay is left at
 _NOTHING: Final = 0
-#: what a model is taken to have a window of where nobody says, to make a summary
+#: tokens; the window that a model which makes summaries is taken to have where nobody says
 _UNKNOWN_WINDOW: Final = 32_000
-#: of that window: its tokens are estimated without anything learned
+#: Share of its window that a summary's question may fill: it is estimated, without anything learned.
 _SURE_SHARE: Final = 0.9
 
 
@@ -116,10 +118,13 @@ class Unsound(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """A request and what the provider is expected to report for it.
+    """A request and what the provider is expected to report for it, in tokens.
 
-    `kept`: of an earlier answer, beside what is `expected` of the request itself. Nothing here can cut it, and it makes
-    nothing else be cut: how much of it the provider drops is not known, and what is sent is what was said last.
+    `expected` is of the request itself. `kept` comes on top where the request goes on from an answer that the provider
+    keeps (`previous_response_id`): what that answer and all before it weigh. The context budget leaves it
+    out: it cannot be cut here, nobody knows how much of it the provider drops, and what is sent beside it is what was
+    said last, which should stay.
+    `key`: under which this kind of request is learned.
     """
 
     request: Request
@@ -140,12 +145,15 @@ class Weighed:
 
     @property
     def framed(self) -> int:
-        """The estimate with what its frames add: all else that was learned is the same whatever is left out."""
+        """The estimate and the part of what was learned that grows with the number of frames (see `Estimate`).
+
+        It is what a choice among messages can change; `beyond`, the rest of what was learned, is a constant.
+        """
         return self.estimate.tokens + round(self.expected.frame * self.estimate.frames)
 
     @property
     def beyond(self) -> int:
-        """What else was learned."""
+        """Tokens that were learned and stay the same whatever messages are left out; may be negative."""
         return self.expected.tokens - self.framed
 
     def fits(self, budget: int | None, safety: float | None) -> bool:
@@ -157,8 +165,13 @@ class Weighed:
 class Learned:
     """What is known from earlier calls.
 
-    `offsets`, `surprises` and `frames` of this kind of request (see `corrected`), this session's last turn, the model's
-    window as its provider said it, tokens of the earlier answer that the request goes on from.
+    Attributes:
+        offsets: by how much requests of this kind were off; this and the next two see `corrected`.
+        surprises: by how much they were off although their session's last turn was known.
+        frames: what each frame added.
+        last_turn: of this session.
+        window: of the model, in tokens, as its provider named it in a refusal.
+        kept: tokens of the earlier answer that the request goes on from.
     """
 
     offsets: Sequence[Residual] = ()
@@ -185,14 +198,14 @@ class Plan:
 
     Attributes:
         context: what was weighed and decided.
-        safe_tokens: that what is sent surely does not weigh more than, without what the provider keeps.
+        safe_tokens: the most that what is sent may weigh: expected tokens and margin, without what the provider keeps.
         messages: to send instead of those that came; None: as they came.
         epoch: a decision to remember, as JSON; None where nothing new was decided.
         resumed: the prefix of the epoch it goes on from.
         overflow: why it must not be sent at all.
-        needs: the summary that has to be made before this can be decided; the rest is as if nothing were.
+        needs: the summary that has to be made first. Then the plan is to be made again; this one changes nothing.
         window: of the model, as far as anyone knows.
-        beside: of what is sent, tokens that no message has, see `Estimate`: no provider keeps them.
+        beside: tokens of what is sent that belong to no message (tools, schema, frame), see `Estimate.beside`.
     """
 
     context: ContextRecord
@@ -239,13 +252,19 @@ def _reserve(policy: ContextPolicy, facts: ModelFacts, wishes: Wishes, window: i
 
 
 def key_of(request: Request, estimate: Estimate, kept: int = 0) -> str:
-    """Under which the errors of estimates like this one are learned. Where it is known what is kept, that is none."""
+    """The key under which errors of estimates like this one are learned.
+
+    Requests that go on from a kept answer of known weight have one of their own: that weight is a guess too.
+    """
     shape = f"{estimate.shape}+kept" if kept else estimate.shape
     return calibration_key(request.provider, request.model, request.wire, shape)
 
 
 def weigh(request: Request, estimate: Estimate, learned: Learned, key: str | None = None) -> Weighed:
-    """The request with its estimate corrected by what was learned; `key`: of what, where that is of another shape."""
+    """The request with its estimate corrected by what was learned.
+
+    `key`: correct it as a request of this key, where that is not the key of its own shape.
+    """
     key = key or key_of(request, estimate, learned.kept)
     expected = corrected(estimate, key, learned.offsets, learned.last_turn, learned.surprises, frames=learned.frames)
     return Weighed(request, estimate, expected, key, learned.kept)
@@ -290,12 +309,12 @@ class Room:
     Attributes:
         budget: input tokens of the whole request.
         policy: the settings.
-        shadow: only decide and report.
-        state: what the session remembers.
+        shadow: decide and report, but send what came.
+        state: what the session remembers: decisions of earlier turns, and summaries.
         learned: what earlier calls taught.
         expired: says True once the choice has taken too long.
-        use: whether a summary may be asked for, or one that was made be used; a shadow does without.
-        salt: tells decisions apart that must not be taken for one another.
+        use: whether a summary may be asked for, or one that was made be used; with `shadow`, neither.
+        salt: part of the name of a decision: one for another model, or of a shadow, is not gone on from.
     """
 
     budget: int
@@ -371,10 +390,13 @@ def _needs(passage: Passage, model: SummaryModel | None, estimator: Estimator) -
 
 
 def _roomy(case: _Case, room: Room) -> Plan:
-    """The plan of the same request before, else one with a margin, else one without, else the least that can be sent.
+    """The first plan that can be made of four.
 
-    Neither a margin nor what was learned is a reason to refuse what may be within the budget: the provider knows, and
-    what it says is learned.
+    That of the very same request before; one that is within the budget with its margin; one that is within it without;
+    the least that can be sent.
+
+    The margin and what was learned may be wrong. So a request that would only be over the budget because of them is
+    sent all the same: what the provider says to it is learned.
     """
     came, epoch = _as_sent_last(case.came, room.learned), _epoch(case, room)
     bare = room.budget - (came.beyond if came.expected.last is not None else 0)
@@ -390,10 +412,11 @@ def _roomy(case: _Case, room: Room) -> Plan:
 
 
 def _as_sent_last(came: Weighed, learned: Learned) -> Weighed:
-    """What came by what was learned of what this session sent last, if it may come out as such a request.
+    """What came, weighed as if it were of the kind that this session sent last, where it may become that by a cut.
 
-    What was left out of that is mostly left out again: an image that is no more sent says nothing of what is, and the
-    calls of all that came may add more than can be learned.
+    A request that came with images, say, is of another kind once they are cut. What this session was reported last is
+    of the cut kind, and the cut will mostly leave out the same things again; so the limit for the choice is better
+    worked out with what was learned of that kind, and with the number of frames that was sent then.
     """
     last = learned.last_turn
     if last is None or not may_become(came.key, last.key):
@@ -403,7 +426,7 @@ def _as_sent_last(came: Weighed, learned: Learned) -> Weighed:
 
 
 def _safely(came: Weighed, room: Room) -> int:
-    """The largest estimate, with its frames, that is surely within the budget."""
+    """The limit for `Weighed.framed`, in tokens, so that what is sent is within the budget with its margin."""
     if room.policy.safety is not None:
         return int(room.budget / room.policy.safety) - came.beyond
     known = room.learned
@@ -414,10 +437,10 @@ def _safely(came: Weighed, room: Room) -> int:
 
 
 def _again(case: _Case, room: Room, epoch: Epoch | None, most: int) -> Plan | None:
-    """What was sent when this very request came before, if it is within `most`.
+    """What was sent when this very request came before (a client's retry), if it is within `most` tokens.
 
-    It need not be within a margin, nor is there more to recall: it may have been sent because nothing else could be, or
-    with less than all the room, as it weighs more in its own form. Other bytes would be paid in full.
+    The same bytes are in the provider's cache; others would be paid in full. So no margin is asked for, and no old
+    lines are recalled into room that is left: last time there may have been reasons to leave it.
     """
     if epoch is None or epoch.size != len(case.conversation.keys):
         return None
@@ -435,10 +458,13 @@ def _again(case: _Case, room: Room, epoch: Epoch | None, most: int) -> Plan | No
 
 
 def _fitted(case: _Case, room: Room, epoch: Epoch | None, most: int, key: str) -> Plan:
-    """The plan of a choice that weighs no more than `most` in its own form, as far as requests of that key go.
+    """The plan of a choice that weighs no more than `most` tokens in the request's own format.
+
+    `key`: the kind of request that `most` was worked out for. A choice that comes out as another kind must also be
+    expected to be within the whole budget.
 
     Raises:
-        ContextOverflow: there is none; it says the tokens of what must stay as chat messages.
+        ContextOverflow: there is none; its numbers are of what must stay, as chat messages.
     """
     beside = case.came.estimate.beside
     limit = most - beside
@@ -456,7 +482,11 @@ def _fitted(case: _Case, room: Room, epoch: Epoch | None, most: int, key: str) -
 
 
 def _least(case: _Case, room: Room, epoch: Epoch | None, overflow: ContextOverflow) -> Plan:
-    """The plan of what must stay, where that is within the bare budget in its own form, or may be over it."""
+    """The plan of what must stay: where its estimate, with nothing learned, is within the budget, or may be over it.
+
+    Raises:
+        ContextOverflow: it is over the budget, and `on_overflow` is not `least`.
+    """
     beside = case.came.estimate.beside
     fitted = _fit(case, room, epoch, overflow.needed)
     sent = _weighed_anew(case, room, fitted)

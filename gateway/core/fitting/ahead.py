@@ -29,7 +29,7 @@ MOST_BYTES: Final = 32 * 1024
 def read_ahead(
     messages: Sequence[bytes], keys: Sequence[bytes], filled: float, reader: Reader, expired: Callable[[], bool] = never
 ) -> int:
-    """Read a few of the messages, which fill so much of their budget; how many were looked at."""
+    """Read a few of the messages ahead of a cut; how many were looked at. `filled`: their share of the budget."""
     stop = math.ceil(len(messages) * min(1.0, (filled - START) / (END - START)))
     raws = messages[max(0, stop - MOST_MESSAGES) : max(0, stop)]
     few = sum(1 for size in accumulate(len(raw) for raw in reversed(raws)) if size <= MOST_BYTES)

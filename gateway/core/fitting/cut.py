@@ -1,7 +1,8 @@
-"""A cut: what is left of a draft that is over its limit, from the place on from which it may be other than it was sent.
+"""A cut: what is left of a draft that is over its limit.
 
-It goes down to the low-water mark, so that the next turns only append. What the client had cached and what was sent
-stays as far as that can be.
+It goes down to the low-water mark, so that the next turns only append: what must stay, and a share of the room beside
+that (`FitPolicy.low_water`). What the client had cached and what was sent before stays at the beginning as far as that
+can be.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from gateway.core.fitting.strategies import Drop, Strategy, first_to_go, leading
 from gateway.core.fitting.watch import Watch
 from gateway.core.message import SYSTEM_ROLES
 
-#: Most that the beginning of a task is given that would have been left out: a share, or the tokens of some sentences.
-#: More of a long one takes the room of old lines that are asked for.
+#: Most room that is given to the beginning of a task of which a cut left nothing: a share of the limit, and at least
+#: so many tokens (some sentences). More would take the room of old lines that the last messages ask for.
 _TASK: Final = 0.05
 _TASK_TOKENS: Final = 64
 
@@ -50,9 +51,10 @@ def cut(draft: Draft, limit: int, policy: FitPolicy, *, was_sent: bool) -> tuple
 
 
 def _cut_tail(draft: Draft, low: int, limit: int, policy: FitPolicy) -> tuple[Draft, tuple[str, ...]] | None:
-    """Only what was appended since the last cut, if that is enough and what the cut left is small.
+    """Cut only what was appended since the last cut, if that is enough and what that cut left is small.
 
-    All that was sent behind the place of a cut is paid in full again, and the newest stretch is the end of it.
+    All that stands behind the first change is paid in full again, and the newest stretch is the last of it: to change
+    only that is the cheapest.
     """
     tail = max(_appended(draft), _protected(draft, limit))
     fixed = system_tokens(draft)
@@ -95,7 +97,10 @@ def _apply(draft: Draft, target: int, limit: int, strategies: Sequence[Strategy]
 
 
 def with_task(draft: Draft, limit: int) -> Draft:
-    """The task by its beginning where a cut left no more than a mark of it, and there is room: all else is about it."""
+    """Put the beginning of the task back where a cut left only `[...]` of it and there is room.
+
+    Everything else in the conversation is about the task.
+    """
     task = draft.conversation.task
     if task is None or task < draft.first or draft.decisions[task] != ():
         return draft

@@ -16,7 +16,7 @@ from gateway.core.fitting.watch import Watch
 from gateway.core.message import Message, decode
 from gateway.core.values import dataclass
 
-#: said before old lines that are repeated; neutral, and no instruction
+#: the heading before old lines that are repeated; neutral, so that no model takes it for an instruction
 EARLIER: Final = "[earlier in this conversation]"
 
 
@@ -163,7 +163,7 @@ class Draft:
         return draft
 
     def ruled(self, before: Draft, rule: str) -> Draft:
-        """`rule` is what decided where this draft is other than the one before it."""
+        """This draft, with the name of the strategy that decided wherever it differs from the one before."""
         changed = (i for i, (was, now) in enumerate(zip(before.decisions, self.decisions, strict=True)) if was != now)
         return self._followed(replace(self, rules={**self.rules, **dict.fromkeys(changed, rule)}), frozenset())
 

@@ -6,8 +6,8 @@ messages are appended as they come until the limit is hit, and then enough is cu
 then the beginning is left alone as far as a fresh choice would hardly differ.
 
 A turn on which nothing new has to be decided is cheap: what an epoch makes of its messages is kept by the reader, and
-so is the verdict of the validator on it. What was appended since is sent as it came, behind a unit that is sent as it
-came, so that it can break nothing that the client has not broken.
+so is the verdict of the validator on it. What was appended since is sent as it came and need not be checked: nothing of
+it was changed, so that what is wrong with it is the client's.
 """
 
 from __future__ import annotations

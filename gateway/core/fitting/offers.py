@@ -19,7 +19,7 @@ from gateway.core.fitting.worth import Scores
 
 #: tokens a block costs beside its text: a gap mark, as often as not
 GAP_TOKENS: Final = 1.5
-#: what rounding may leave of the worth of a block that says nothing more
+#: A worth below this is a rounding error of 0: the block says nothing that is not kept already.
 _NOTHING: Final = 1e-9
 
 #: what can be taken: its ratio less than 0, its place (less than 0: the opening of a unit), the least that it may cost

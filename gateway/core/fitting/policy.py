@@ -26,13 +26,15 @@ class FitPolicy:
     #: more often. None is 0.7, and 0.48 with recall, which brings back what is asked for and costs less than what it
     #: saves to send little on every turn.
     low_water: float | None = None
-    #: With recall, what a cut left is settled up to this share: the next one takes from what came behind it. More
-    #: starves the new, and without recall what was lost once would be lost for good.
+    #: Only with recall: while what an earlier cut left takes no more than this share, the next cut leaves it alone and
+    #: takes from what came behind it. With a higher share the new messages would lose too much; without recall what
+    #: was cut once would never come back.
     settled: float = 0.5
-    #: What was sent stays through a cut as long as no more than this share of it is other than a fresh choice.
+    #: A cut leaves the beginning as it was sent up to where the tokens on which it differs from a fresh choice are more
+    #: than this share.
     stale: float = 0.2
     recall: Recall = "off"
-    #: at most this share for recalled lines, each turn
+    #: recalled lines take at most this share on each turn
     recall_share: float = 0.25
     #: and at most this many times what the trimming saves this turn: what is recalled is paid in full once, and what
     #: is saved is saved on every later turn again

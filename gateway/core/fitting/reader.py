@@ -153,7 +153,7 @@ class Reader:
     ) -> None:
         self._weigh = weigh
         self._name = ""
-        #: added to weights as they are asked for: it changes from turn to turn as it is learned, so that all that is
+        #: Added only to weights that are asked for: it changes from turn to turn as it is learned, so that all that is
         #: remembered, and all that is made, is weighed without it
         self.framing = _UNFRAMED
         self._lexicon = Lexicon(limit_bytes // _LEXICON_SHARE)

@@ -17,11 +17,11 @@ from gateway.core.fitting.draft import DROP, KEEP, Decision, Draft, Step
 from gateway.core.fitting.offers import Entry, Offer, Opening, Stock
 from gateway.core.fitting.worth import Scores, Worth
 
-#: Blocks are chosen by estimated tokens; so often the result is weighed and the rest of the room filled.
+#: Blocks are chosen by estimated tokens. Then the result is weighed, and what room is left is filled: so many times.
 _ROUNDS: Final = 3
 #: room smaller than this share of the limit is left empty
 _CLOSE: Final = 0.02
-#: a ratio that is looked at again is the same but for this part of it
+#: two ratios of worth and tokens that differ by less than this part are taken for the same
 _SAME: Final = 1e-12
 
 

@@ -40,7 +40,7 @@ class Strategy(Protocol):
         """The draft at `limit` tokens or less if this can be done, else as light as it gets."""
 
 
-#: of what a choice may leave empty before it is filled up
+#: A choice that leaves more than this share of the limit empty is filled up with the newest units.
 _EMPTY: Final = 0.5
 
 
@@ -118,7 +118,7 @@ def _restored(was: Decision, index: int, now: Sequence[Decision], told: Collecti
 class Shorten:
     """Head and tail of long messages, oldest first."""
 
-    #: about what is left of each, half of it head
+    #: tokens that are left of each long message, about: half of them its head, half its tail
     tokens: int = 300
     name: str = "shorten"
     is_last_word: bool = False

@@ -21,7 +21,7 @@ Use = Literal["off", "known", "ask"]
 #: tokens of the message round a summary: role, and the line that says what it is
 AROUND: Final = 20
 
-#: what is left of a text that is cut, and how much of that is its beginning
+#: Stands where the middle of a text was cut out; of what is left of it, this share is its beginning.
 _CUT: Final = " [...] "
 _HEAD: Final = 0.6
 #: of words a token is about three quarters; a model told to fill its limit is cut off at it
