@@ -208,8 +208,8 @@ def _webhook_of(row: config.Webhook, metrics: Metrics | None) -> Webhook:
         headers=[(name.encode(), value.encode()) for name, value in row.headers.items()],
         timeout_s=row.timeout_s,
     )
-    limits = http.Limits(row.timeout_s, row.timeout_s, row.timeout_s)
-    upstream = http.HttpUpstream(shown, row.url, limits, max_connections=SENDERS, proxy=http.proxy_for(row.url))
+    timeouts = http.Timeouts(row.timeout_s, row.timeout_s, row.timeout_s)
+    upstream = http.HttpUpstream(shown, row.url, timeouts, max_connections=SENDERS, proxy=http.proxy_for(row.url))
     return Webhook(target, upstream, counted=metrics.sent if metrics is not None else lambda _: None)
 
 
@@ -256,7 +256,7 @@ def _plain(name: str, row: config.Provider, *, tls: ssl.SSLContext | bool) -> Up
     return http.HttpUpstream(
         name,
         row.base_url,
-        http.Limits(row.timeout_s.connect, row.timeout_s.first_byte, row.timeout_s.between_bytes),
+        http.Timeouts(row.timeout_s.connect, row.timeout_s.first_byte, row.timeout_s.between_bytes),
         max_connections=row.max_connections,
         tls=tls,
         proxy=http.proxy_for(row.base_url),

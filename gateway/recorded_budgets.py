@@ -40,8 +40,8 @@ from gateway.core.spending import (
     KeyBudget,
     Need,
     accounts_of,
-    budget_json,
     claims_of,
+    dimension_json,
     hold_for,
     limit_to_set,
     rate_of,
@@ -121,7 +121,7 @@ def _outcome(call: Noted, number: int, accounts: dict[AccountKey, Account], rule
     found = reserve(accounts, hold, now)
     if isinstance(found, Refused):
         needed = usd(found.needed) if found.dimension == "nano_usd" else found.needed
-        why = {**budget_json(found.standing, found.dimension, call.at), "needed": needed}
+        why = {**dimension_json(found.standing, found.dimension, call.at), "needed": needed}
         return Outcome(call, number, came, budget, mode, refused=why)
     granted, changes = found
     accounts.update(changes)

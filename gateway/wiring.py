@@ -55,7 +55,7 @@ from gateway.server.app import GatewayApp
 from gateway.server.auth import Access, Authenticator, KeyRule, digest
 from gateway.server.context import ContextApi
 from gateway.server.dashboard import Dashboard
-from gateway.server.endpoints import Forwarder, Limits
+from gateway.server.endpoints import Bounds, Forwarder
 from gateway.server.events import EventsApi
 from gateway.server.handling import Rules
 from gateway.server.health import HealthApi, ProviderHealth, WorkerHealth
@@ -375,7 +375,7 @@ class _Parts:
             lambda: worker.keys.keys,
             is_required=settings.auth.required,
         )
-        limits = Limits(
+        bounds = Bounds(
             max_body=int(server.max_body_mb * 2**20),
             max_concurrency=server.max_concurrency,
             body_timeout_s=server.body_timeout_s,
@@ -395,13 +395,13 @@ class _Parts:
             worker.catalog,
             inspector,
             budget_policy(settings),
-            limits.max_body,
-            limits.body_timeout_s,
+            bounds.max_body,
+            bounds.body_timeout_s,
             agents=agents_of(settings),
             id_headers=settings.sessions.id_headers,
         )
         self.forwarder = Forwarder(
-            worker.gateway(settings, routes, upstreams, planner), authenticator, worker.keys, limits
+            worker.gateway(settings, routes, upstreams, planner), authenticator, worker.keys, bounds
         )
 
     def providers(self) -> list[ProviderHealth]:

@@ -300,7 +300,7 @@ def refusal(refused: Refused, claim: Claim, policy: BudgetPolicy, now: float) ->
     """What the caller is told. `now`: the time of day, seconds since the epoch."""
     stands, name = refused.standing, refused.dimension
     at = DIMENSIONS.index(name)
-    arithmetic = budget_json(stands, name, now) | {"needed": _number(refused.needed, name)}
+    arithmetic = dimension_json(stands, name, now) | {"needed": _number(refused.needed, name)}
     if stands.key.kind == "rate":
         limited = RateLimited(
             f"The client key makes more than its {stands.limits.calls:,} requests a minute. "
@@ -355,7 +355,7 @@ def _command_name(key: AccountKey) -> str:
     return key.id if key.namespace == OPEN_NAMESPACE else f"{key.namespace}/{key.id}"
 
 
-def budget_json(stands: Standing, name: Dimension, now: float) -> dict[str, object]:
+def dimension_json(stands: Standing, name: Dimension, now: float) -> dict[str, object]:
     """One budget for programs: whose, of what, its limit, what is used, held and left, and when it refills."""
     at = DIMENSIONS.index(name)
     resets = None

@@ -24,7 +24,7 @@ class Disconnected(Exception):
     """The client left before its request was complete."""
 
 
-class Lease:
+class BodyMemory:
     """The memory that one request's body takes of what all bodies together may take."""
 
     __slots__ = ("_pool", "_taken")
@@ -62,7 +62,7 @@ class MemoryPool:
 
 
 async def read_body(
-    receive: Receive, headers: Headers, limit: int, silence_s: float, lease: Lease
+    receive: Receive, headers: Headers, limit: int, silence_s: float, memory: BodyMemory
 ) -> tuple[bytes, bool]:
     """The body, unpacked where it was sent packed, and whether it was.
 
@@ -76,22 +76,22 @@ async def read_body(
     if _announces_more(headers, limit):
         await discard(receive, headers)
         raise _too_large(limit)
-    body = await _read(receive, limit, silence_s, lease)
+    body = await _read(receive, limit, silence_s, memory)
     packing = header(headers, b"content-encoding").strip().lower().decode("latin-1")
     if not packing or packing == "identity" or not body:
         return body, False
     unpacked = await _unpack(body, packing, limit)
-    lease.grow(len(unpacked))
+    memory.grow(len(unpacked))
     return unpacked, True
 
 
-async def _read(receive: Receive, limit: int, silence_s: float, lease: Lease) -> bytes:
+async def _read(receive: Receive, limit: int, silence_s: float, memory: BodyMemory) -> bytes:
     pieces: list[bytes] = []
     size, more = 0, True
     while more:
         message = await _next(receive, silence_s)
         piece, more = message.get("body", b""), message.get("more_body", False)
-        lease.grow(len(piece))
+        memory.grow(len(piece))
         pieces.append(piece)
         size += len(piece)
         if size > limit:

@@ -26,7 +26,7 @@ from gateway.inspection import SHOWN
 from gateway.planning import Asked
 from gateway.server import headers as ours
 from gateway.server.auth import Access
-from gateway.server.body import Disconnected, Lease, MemoryPool, read_body
+from gateway.server.body import BodyMemory, Disconnected, MemoryPool, read_body
 from gateway.server.handling import Rules, wrapped
 from gateway.server.sessions import session_key
 from gateway.server.steps import step_of
@@ -42,7 +42,7 @@ class ContextApi:
     def __init__(self, store: Store, rules: Callable[[], Rules]) -> None:
         self._store = store
         self._rules = rules
-        self._memory = MemoryPool(_BODIES_AT_ONCE * rules().max_body)
+        self._pool = MemoryPool(_BODIES_AT_ONCE * rules().max_body)
 
     def paths(self) -> list[Path]:
         """The routes."""
@@ -54,42 +54,42 @@ class ContextApi:
 
     async def count(self, request: Request, access: Access) -> Any:
         """POST /api/count?budget=&items=1&tools=1&wire=&session=: what a request body weighs."""
-        lease = Lease(self._memory)
+        memory = BodyMemory(self._pool)
         try:
-            _, asked, remembered = await self._read(request, access, lease)
+            _, asked, remembered = await self._read(request, access, memory)
             return await self._rules().inspector.count(asked, remembered, _shown(request))
         finally:
-            lease.release()
+            memory.release()
 
     async def context(self, request: Request, access: Access) -> Any:
         """POST /api/context?budget=&items=1&tools=1&wire=&session=: the numbers that an agent hands on to its tools."""
-        lease = Lease(self._memory)
+        memory = BodyMemory(self._pool)
         try:
-            _, asked, remembered = await self._read(request, access, lease)
+            _, asked, remembered = await self._read(request, access, memory)
             return await self._rules().inspector.context(asked, remembered, _shown(request))
         finally:
-            lease.release()
+            memory.release()
 
     async def trim(self, request: Request, access: Access) -> Any:
         """POST /api/trim?budget=&explain=1&wire=&session=: the body as it would be forwarded, and why."""
-        lease = Lease(self._memory)
+        memory = BodyMemory(self._pool)
         try:
-            call, asked, remembered = await self._read(request, access, lease)
+            call, asked, remembered = await self._read(request, access, memory)
             inspector = self._rules().inspector
             body, plan = await inspector.trim(call, asked, remembered)
             explain = request.query_params.get("explain") in ("1", "true")
             return {"body": msgspec.Raw(body), "context": await inspector.told(asked, plan, explain=explain)}
         finally:
-            lease.release()
+            memory.release()
 
-    async def _read(self, request: Request, access: Access, lease: Lease) -> tuple[Call, Asked, Remembered]:
+    async def _read(self, request: Request, access: Access, memory: BodyMemory) -> tuple[Call, Asked, Remembered]:
         rules, headers = self._rules(), request.scope["headers"]
-        self._memory.limit = _BODIES_AT_ONCE * rules.max_body
+        self._pool.limit = _BODIES_AT_ONCE * rules.max_body
         wire = request.query_params.get("wire")
         if wire is not None and wire not in _WIRES:
             raise errors.InvalidRequest(f'"wire" is one of {", ".join(_WIRES)}.', param="wire")
         try:
-            body, _ = await read_body(request.receive, headers, rules.max_body, rules.body_timeout_s, lease)
+            body, _ = await read_body(request.receive, headers, rules.max_body, rules.body_timeout_s, memory)
         except Disconnected:
             raise errors.InvalidRequest("The request ended before its body did.") from None
         directives = ours.directives(headers)

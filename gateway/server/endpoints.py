@@ -35,7 +35,7 @@ from gateway.listing import Listing
 from gateway.pipeline import Gateway
 from gateway.server import headers as ours
 from gateway.server.auth import Authenticator
-from gateway.server.body import Disconnected, Lease, MemoryPool, discard, read_body
+from gateway.server.body import BodyMemory, Disconnected, MemoryPool, discard, read_body
 from gateway.server.keyring import KeyRing
 from gateway.upstream.silence import Silence
 
@@ -70,7 +70,7 @@ _CUT_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Bounds:
     """The bounds of one worker. Bytes and seconds."""
 
     max_body: int = 64 * 1024 * 1024
@@ -88,7 +88,7 @@ class _Connection:
 
     send: Send
     listener: asyncio.Task[None] | None
-    lease: Lease
+    memory: BodyMemory
     gone: bool = False
     started: bool = False
     finished: bool = False
@@ -119,15 +119,15 @@ class _Connection:
 class Forwarder:
     """The ASGI endpoint of everything that is forwarded. `close` ends what is still running."""
 
-    def __init__(self, gateway: Gateway, authenticator: Authenticator, keys: KeyRing, limits: Limits) -> None:
+    def __init__(self, gateway: Gateway, authenticator: Authenticator, keys: KeyRing, bounds: Bounds) -> None:
         self._gateway = gateway
         self._listing = Listing(gateway.routes, gateway.handle)
         self._keys = keys
         self._authenticator = authenticator
-        self._limits = limits
+        self._bounds = bounds
         self._running: dict[asyncio.Task[None], _Connection] = {}
         self._reading = 0
-        self._memory = MemoryPool(_BODIES_AT_ONCE * limits.max_body)
+        self._pool = MemoryPool(_BODIES_AT_ONCE * bounds.max_body)
         self._closing = False
 
     @property
@@ -146,7 +146,7 @@ class Forwarder:
         if begun is not None:
             await self._run(*begun, receive, send)
 
-    async def _begun(self, scope: Scope, receive: Receive, send: Send) -> tuple[Incoming, Lease] | None:
+    async def _begun(self, scope: Scope, receive: Receive, send: Send) -> tuple[Incoming, BodyMemory] | None:
         """The request, read to its end, and the memory it takes; None where there is nobody to serve any more."""
         headers: Headers = scope["headers"]
         call_id = self._gateway.new_id()
@@ -172,38 +172,38 @@ class Forwarder:
             await _send_fault(send, target or endpoint(scope["method"], ""), _as_fault(error, request_id), request_id)
             return None
         body, unpacked, refused, directives = b"", False, None, NO_DIRECTIVES
-        lease = Lease(self._memory)
+        memory = BodyMemory(self._pool)
         try:
             await self._admit(receive, headers)
-            limits = self._limits
-            body, unpacked = await read_body(receive, headers, limits.max_body, limits.body_timeout_s, lease)
+            bounds = self._bounds
+            body, unpacked = await read_body(receive, headers, bounds.max_body, bounds.body_timeout_s, memory)
             directives = ours.directives(headers)
             target = endpoint(scope["method"], path, anthropic=_speaks_anthropic(headers), body=body)
         except Disconnected:
-            lease.release()
+            memory.release()
             return None
         except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
             refused = _as_fault(error, request_id)
         except BaseException:
-            lease.release()
+            memory.release()
             raise
         incoming = Incoming(
             call_id, request_id, scope["method"], path, scope["query_string"].decode("latin-1"), headers, body,
             unpacked, target, caller, session, self._gateway.clock(), refused, directives,
         )  # fmt: skip
-        return incoming, lease
+        return incoming, memory
 
     async def _admit(self, receive: Receive, headers: Headers) -> None:
         if self._closing:
             raise ShuttingDown("The gateway is stopping. Try again shortly.")
-        if self.running > self._limits.max_concurrency:
+        if self.running > self._bounds.max_concurrency:
             await discard(receive, headers)
             raise Overloaded(
-                f"{self._limits.max_concurrency} calls are under way (server.max_concurrency). Try again shortly."
+                f"{self._bounds.max_concurrency} calls are under way (server.max_concurrency). Try again shortly."
             )
 
-    async def _run(self, incoming: Incoming, lease: Lease, receive: Receive, send: Send) -> None:
-        connection = _Connection(send, asyncio.current_task(), lease)
+    async def _run(self, incoming: Incoming, memory: BodyMemory, receive: Receive, send: Send) -> None:
+        connection = _Connection(send, asyncio.current_task(), memory)
         task = asyncio.get_running_loop().create_task(self._serve(incoming, connection))
         self._running[task] = connection
         connection.task = task
@@ -224,7 +224,7 @@ class Forwarder:
             self._client_left(task, connection)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.pop(task).lease.release()
+        self._running.pop(task).memory.release()
         if not task.cancelled() and task.exception() is not None:
             logger.error("a call ended in a bug", exc_info=task.exception())
 
@@ -232,10 +232,10 @@ class Forwarder:
         connection.gone = True
         if connection.left is not None:
             connection.left()
-        if self._limits.on_disconnect == "cancel" or not connection.busy:
+        if self._bounds.on_disconnect == "cancel" or not connection.busy:
             task.cancel()
         else:
-            timer = asyncio.get_running_loop().call_later(self._limits.drain_s, task.cancel)
+            timer = asyncio.get_running_loop().call_later(self._bounds.drain_s, task.cancel)
             task.add_done_callback(lambda _: timer.cancel())
 
     async def _serve(self, incoming: Incoming, connection: _Connection) -> None:
@@ -275,7 +275,7 @@ class Forwarder:
         connection.is_events = reply.is_events or _is_events(reply.headers)
         # A client that takes nothing holds a place that others wait for.
         task = asyncio.current_task()
-        stall = Silence(self._limits.write_timeout_s, lambda: task and task.cancel(STALLED))
+        stall = Silence(self._bounds.write_timeout_s, lambda: task and task.cancel(STALLED))
         try:
             async for piece in body:
                 # Once the client has left the answer is only read for its usage.
@@ -331,7 +331,7 @@ class Forwarder:
         left = {task for task, connection in self._running.items() if connection.gone}
         if left:
             # Nobody is connected any more, so the server did not wait for them; their usage is worth a wait.
-            await asyncio.wait(left, timeout=min(self._limits.shutdown_grace_s, self._limits.drain_s))
+            await asyncio.wait(left, timeout=min(self._bounds.shutdown_grace_s, self._bounds.drain_s))
         await self._cut(
             set(self._running), ShuttingDown("The gateway is stopping and cut this answer. Try again shortly.")
         )

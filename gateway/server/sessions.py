@@ -24,7 +24,7 @@ from gateway.inspection import context_json
 from gateway.server.auth import Access, require_admin
 from gateway.server.finding import Wanted, find_sessions, newest_calls, sort_of
 from gateway.server.handling import Handler, Rules, wrapped
-from gateway.server.shown import budget_json, call_json, models_json, session_json, session_tools_json, shown_id
+from gateway.server.shown import call_json, models_json, session_budget_json, session_json, session_tools_json, shown_id
 from gateway.server.steps import set_step, setting_of, steps_json
 
 _MAX_LIMIT: Final = 1000
@@ -206,7 +206,7 @@ async def changed_json(
     """A session after a change; of one that has never called, what there is to say."""
     (stands,) = await standings_of(store, [key], policy)
     view, placed = await store.session(key), await placed_json(store, key, agents)
-    shown = session_json(view, access, stands) if view else {"id": shown_id(key, access), **budget_json(stands)}
+    shown = session_json(view, access, stands) if view else {"id": shown_id(key, access), **session_budget_json(stands)}
     return {**shown, **placed}
 
 

@@ -35,7 +35,7 @@ def session_json(view: SessionView, access: Access, stands: Standing) -> dict[st
         "cost_usd": None if totals.unpriced_calls else f"{totals.cost_usd:.6f}",
         "saved_by_trimming": {"input_tokens": totals.saved_tokens, "calls": totals.trimmed_calls},
         "used_with_children": {"tokens": stands.used.tokens, "calls": stands.used.calls},
-        **budget_json(stands),
+        **session_budget_json(stands),
         "derived_id": view.derived,
     }
 
@@ -52,7 +52,7 @@ def session_tools_json(view: SessionView, records: Sequence[CallRecord]) -> dict
     return {"recent_tools": view.tools.recent[-_RECENT_TOOLS:], "tools": found}
 
 
-def budget_json(stands: Standing) -> dict[str, Any]:
+def session_budget_json(stands: Standing) -> dict[str, Any]:
     """What a session may spend, and the mode its tool results are in for that; null where nothing is limited."""
     if stands.limits.is_none:
         return {"budget": None, "response_mode": "raw"}

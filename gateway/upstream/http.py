@@ -39,7 +39,7 @@ _LONG: Final = frozenset({"POST", "PUT", "PATCH"})
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Timeouts:
     """Seconds: to connect, to the head of the answer, and between two pieces of it."""
 
     connect_s: float
@@ -54,17 +54,22 @@ class HttpUpstream:
         self,
         name: str,
         base_url: str,
-        limits: Limits,
+        timeouts: Timeouts,
         *,
         max_connections: int = 1024,
         tls: ssl.SSLContext | bool = True,
         proxy: str | None = None,
     ) -> None:
         self._name = name
-        self._limits = limits
+        self._timeouts = timeouts
         self._host = urlsplit(base_url).netloc.rpartition("@")[2]
         self._origin = Origin(
-            base_url, connect_s=limits.connect_s, wait_s=limits.first_byte_s, most=max_connections, tls=tls, proxy=proxy
+            base_url,
+            connect_s=timeouts.connect_s,
+            wait_s=timeouts.first_byte_s,
+            most=max_connections,
+            tls=tls,
+            proxy=proxy,
         )
 
     def send(self, request: Outgoing) -> _Sending:
@@ -83,7 +88,7 @@ class HttpUpstream:
         connection = await self._origin.take(fresh=fresh)
         request.at_work(is_so=True)
         try:
-            async with asyncio.timeout(self._limits.first_byte_s):
+            async with asyncio.timeout(self._timeouts.first_byte_s):
                 return connection, await connection.ask(head, request.body, has_body=request.method != "HEAD")
         except BaseException as error:
             self.leave(connection)
@@ -129,7 +134,7 @@ class HttpUpstream:
 
     async def pieces(self, answer: Answer) -> AsyncIterator[bytes]:
         """The body as it arrives; reading stops while the consumer is busy, so the socket pushes back."""
-        silence = Silence(self._limits.between_bytes_s, lambda: answer.fail(TimeoutError()))
+        silence = Silence(self._timeouts.between_bytes_s, lambda: answer.fail(TimeoutError()))
         try:
             while True:
                 silence.begin()
@@ -147,17 +152,18 @@ class HttpUpstream:
         """Ours for what was raised."""
         if isinstance(error, NoneFree):
             return UpstreamBusy(
-                f"{self._provider} has no connection free: all were in use for {self._limits.first_byte_s:g} s "
+                f"{self._provider} has no connection free: all were in use for {self._timeouts.first_byte_s:g} s "
                 "(timeout_s.first_byte). Try again shortly, or raise its max_connections."
             )
         if isinstance(error, NotAccepted):
             return UpstreamNotAccepted(
-                f"{self._provider} did not accept a connection within {self._limits.connect_s:g} s (timeout_s.connect)."
+                f"{self._provider} did not accept a connection within {self._timeouts.connect_s:g} s "
+                "(timeout_s.connect)."
             )
         if isinstance(error, TimeoutError):
             return UpstreamTimeout(
                 f"{self._provider} was silent for longer than timeout_s allows "
-                f"(first_byte {self._limits.first_byte_s:g} s, between_bytes {self._limits.between_bytes_s:g} s)."
+                f"(first_byte {self._timeouts.first_byte_s:g} s, between_bytes {self._timeouts.between_bytes_s:g} s)."
             )
         if isinstance(error, NotConnected | NoAnswer | OSError):
             return _kind(error)(f"{self._provider} cannot be reached: {_reason(error)}. Try again shortly.")

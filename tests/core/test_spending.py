@@ -39,8 +39,8 @@ from gateway.core.spending import (
     accounts_of,
     affordable_input,
     allowance,
-    budget_json,
     claims_of,
+    dimension_json,
     hold_for,
     is_limited,
     limit_to_set,
@@ -325,7 +325,7 @@ def test_a_budget_that_refills_says_when() -> None:
     minutes = stands(Limits(tokens=10, window_s=3_600), used=10, resets_s=600.0)
     fault = refusal(Refused(minutes, "tokens", 9, is_busy=False), claim(), POLICY, 1_795_000_000)
     assert "It refills in 10 min." in fault.message
-    assert budget_json(minutes, "tokens", 1_795_000_000)["resets_at"] == "2026-11-18T11:16:40Z"
+    assert dimension_json(minutes, "tokens", 1_795_000_000)["resets_at"] == "2026-11-18T11:16:40Z"
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(30, "30 s"), (7_300, "2 h"), (200_000, "2 d"), (90, "90 s")])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import InvalidRequest, Overloaded, PayloadTooLarge, RequestTimeout
-from gateway.server.body import Disconnected, Lease, MemoryPool, read_body
+from gateway.server.body import BodyMemory, Disconnected, MemoryPool, read_body
 from tests.support.timing import in_time
 
 LIMIT = 1000
@@ -36,7 +36,9 @@ def receiving(*pieces: bytes, then: str | None = None) -> Callable[[], Awaitable
 async def read(
     *pieces: bytes, headers: tuple[tuple[bytes, bytes], ...] = (), then: str | None = None, silence: float = 30
 ) -> tuple[bytes, bool]:
-    return await read_body(receiving(*pieces, then=then), list(headers), LIMIT, silence, Lease(MemoryPool(1 << 30)))
+    return await read_body(
+        receiving(*pieces, then=then), list(headers), LIMIT, silence, BodyMemory(MemoryPool(1 << 30))
+    )
 
 
 async def test_a_body_in_pieces_is_put_together() -> None:
@@ -104,7 +106,7 @@ async def test_what_cannot_be_unpacked_is_refused(encoding: bytes, body: bytes) 
 
 async def test_all_bodies_together_are_bounded_and_what_ends_makes_room() -> None:
     pool = MemoryPool(100)
-    first, second = Lease(pool), Lease(pool)
+    first, second = BodyMemory(pool), BodyMemory(pool)
     await read_body(receiving(b"x" * 60), [], LIMIT, 1, first)
     with pytest.raises(Overloaded, match="Try again"):
         await read_body(receiving(b"x" * 30, b"x" * 30), [], LIMIT, 1, second)

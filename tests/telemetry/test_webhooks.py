@@ -51,7 +51,7 @@ async def webhook(
     patience_s: float = 5,
 ) -> AsyncIterator[Webhook]:
     target = Target(url, "127.0.0.1", frozenset({"on_finish"}), key, [(b"authorization", b"Bearer hush")], timeout_s)
-    upstream = http.HttpUpstream("x", url, http.Limits(timeout_s, timeout_s, timeout_s), max_connections=SENDERS)
+    upstream = http.HttpUpstream("x", url, http.Timeouts(timeout_s, timeout_s, timeout_s), max_connections=SENDERS)
     made = Webhook(target, upstream, counted=counted.results.append, sleep=counted.sleep, chance=lambda: 0.5)
     try:
         yield made

@@ -16,14 +16,14 @@ from gateway.core.errors import InvalidRequest, UpstreamHungUp, UpstreamProtocol
 from gateway.core.ports import Outgoing
 from gateway.upstream import origin
 from gateway.upstream.connection import Connection
-from gateway.upstream.http import HttpUpstream, Limits
+from gateway.upstream.http import HttpUpstream, Timeouts
 from gateway.upstream.origin import NotConnected, Origin, Place
 from tests.conftest import closed_port
 from tests.support.timing import LIMIT_S, eventually
 from tests.upstream.answering import answering, ok
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
-LIMITS = Limits(connect_s=30, first_byte_s=30, between_bytes_s=30)
+LIMITS = Timeouts(connect_s=30, first_byte_s=30, between_bytes_s=30)
 
 
 @asynccontextmanager
