@@ -27,6 +27,7 @@ from gateway.core.spending import (
 from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
 from gateway.dialects.contents import MOST_MESSAGES, Contents, contents_of, with_messages
+from gateway.dialects.fields import join
 from gateway.dialects.length_error import LengthError
 from gateway.dialects.limits import asks_no_answer, is_loose, output_limit, with_limit
 from gateway.planning import Asked, Planner, Weighing
@@ -229,7 +230,11 @@ class Composer:
         changes: dict[str, object] = dict(progress.narrowed.fields)
         if wire is not None:
             changes |= self._limited(progress, call, wire, provider)
-        return progress.dialect.write(call, model, ask_usage=ask_usage, messages=messages, changes=changes)
+            if messages is not None:
+                changes[ITEMS[wire]] = join(messages)
+        if ask_usage:
+            changes |= progress.dialect.usage_wish(call)
+        return call.written(model, changes)
 
     def _limited(self, progress: Progress, call: Call, wire: Wire, provider: Provider) -> dict[str, object]:
         """The fields that bound the answer: as the budget allows, else as the step has it, else as is held for it."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from gateway.core.errors import GatewayError
 from gateway.dialects import anthropic_errors
 from gateway.dialects.base import MAX_TOOLS, Answer, Call, EventReader, Verdict, named_event, plain_before
-from gateway.dialects.fields import decode_answer, flag_field, join, messages_field, model_field, read_fields
+from gateway.dialects.fields import decode_answer, flag_field, messages_field, model_field, read_fields
 from gateway.dialects.gathered import Gathered
 from gateway.dialects.limits import anthropic_tier
 from gateway.dialects.opening import opening_items, opening_text
@@ -38,19 +38,10 @@ class AnthropicMessages:
         messages_field(fields)
         return Call("chat", model, stream=flag_field(fields, "stream"), body=body, fields=fields, usage_asked=True)
 
-    def write(
-        self,
-        call: Call,
-        model: str,
-        *,
-        ask_usage: bool,
-        messages: Sequence[bytes] | None = None,
-        changes: Mapping[str, object] | None = None,
-    ) -> bytes:
-        """See `Dialect.write`."""
-        del ask_usage
-        changed = {} if messages is None else {"messages": join(messages)}
-        return call.written(model, {**(changes or {}), **changed})
+    def usage_wish(self, call: Call) -> Mapping[str, object]:
+        """See `Dialect.usage_wish`."""
+        del call
+        return {}
 
     def opening(self, call: Call) -> list[str] | None:
         """See `Dialect.opening`."""

@@ -248,19 +248,8 @@ class Dialect(Protocol):
         """
         ...
 
-    def write(
-        self,
-        call: Call,
-        model: str,
-        *,
-        ask_usage: bool,
-        messages: Sequence[bytes] | None = None,
-        changes: Mapping[str, object] | None = None,
-    ) -> bytes:
-        """The body to send: the call's own bytes where nothing changes.
-
-        `messages`: instead of the call's own; `changes`: further top-level fields to set.
-        """
+    def usage_wish(self, call: Call) -> Mapping[str, object]:
+        """The fields to set so that a stream reports its usage; none where it does so anyway, or is no stream."""
         ...
 
     def opening(self, call: Call) -> list[str] | None:

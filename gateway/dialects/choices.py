@@ -77,20 +77,19 @@ def asks_for_usage(fields: Fields) -> bool:
     return isinstance(options, dict) and options.get("include_usage") is True
 
 
-def usage_wish(call: Call) -> dict[str, object]:
-    """The fields to set so that a stream reports its usage; none where it does or where there is no stream."""
-    if not call.stream or call.usage_asked:
-        return {}
-    options = decode(call.fields.get("stream_options", b"null"))
-    return {"stream_options": {**(options if isinstance(options, dict) else {}), "include_usage": True}}
-
-
 class ChoicesDialect:
     """What a `Dialect` of chat and one of completions do alike."""
 
     _form: Form
     #: the fields of a request that hold texts
     _text_fields: Sequence[str]
+
+    def usage_wish(self, call: Call) -> Mapping[str, object]:
+        """See `Dialect.usage_wish`."""
+        if not call.stream or call.usage_asked:
+            return {}
+        options = decode(call.fields.get("stream_options", b"null"))
+        return {"stream_options": {**(options if isinstance(options, dict) else {}), "include_usage": True}}
 
     def input_text(self, call: Call) -> Iterator[str]:
         """See `Dialect.input_text`."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from gateway.dialects.base import Call
-from gateway.dialects.choices import COMPLETIONS_FORM, ChoicesDialect, asks_for_usage, usage_wish
+from gateway.dialects.choices import COMPLETIONS_FORM, ChoicesDialect, asks_for_usage
 from gateway.dialects.fields import flag_field, model_field, read_fields
 
 
@@ -27,19 +25,6 @@ class Completions(ChoicesDialect):
             fields=fields,
             usage_asked=asks_for_usage(fields),
         )
-
-    def write(
-        self,
-        call: Call,
-        model: str,
-        *,
-        ask_usage: bool,
-        messages: Sequence[bytes] | None = None,
-        changes: Mapping[str, object] | None = None,
-    ) -> bytes:
-        """See `Dialect.write`. A prompt has no messages; `ask_usage` as in chat."""
-        del messages
-        return call.written(model, {**(changes or {}), **(usage_wish(call) if ask_usage else {})})
 
     def opening(self, call: Call) -> list[str] | None:
         """See `Dialect.opening`: a prompt is no conversation."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from gateway.core.message import encode, text_parts
 from gateway.dialects.base import Call
-from gateway.dialects.choices import CHAT_FORM, ChoicesDialect, asks_for_usage, usage_wish
-from gateway.dialects.fields import decode_answer, flag_field, join, messages_field, model_field, read_fields
+from gateway.dialects.choices import CHAT_FORM, ChoicesDialect, asks_for_usage
+from gateway.dialects.fields import decode_answer, flag_field, messages_field, model_field, read_fields
 from gateway.dialects.opening import opening_items
 
 
@@ -34,21 +34,6 @@ class OpenAIChat(ChoicesDialect):
             fields=fields,
             usage_asked=asks_for_usage(fields),
         )
-
-    def write(
-        self,
-        call: Call,
-        model: str,
-        *,
-        ask_usage: bool,
-        messages: Sequence[bytes] | None = None,
-        changes: Mapping[str, object] | None = None,
-    ) -> bytes:
-        """See `Dialect.write`. `ask_usage` sets `stream_options.include_usage` on a stream that lacks it."""
-        wanted = {**(changes or {}), **(usage_wish(call) if ask_usage else {})}
-        if messages is not None:
-            wanted["messages"] = join(messages)
-        return call.written(model, wanted)
 
     def opening(self, call: Call) -> list[str] | None:
         """See `Dialect.opening`."""

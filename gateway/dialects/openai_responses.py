@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from gateway.core.errors import GatewayError
 from gateway.core.message import encode
 from gateway.dialects import openai_errors
 from gateway.dialects.base import Answer, Call, EventReader, Verdict, named_event, plain_before
-from gateway.dialects.fields import decode_answer, flag_field, join, read_fields, string_field
+from gateway.dialects.fields import decode_answer, flag_field, read_fields, string_field
 from gateway.dialects.gathered import Gathered
 from gateway.dialects.opening import opening_items, opening_text
 from gateway.dialects.reported import Reported
@@ -66,19 +66,10 @@ class OpenAIResponses:
             usage_asked=True,
         )
 
-    def write(
-        self,
-        call: Call,
-        model: str,
-        *,
-        ask_usage: bool,
-        messages: Sequence[bytes] | None = None,
-        changes: Mapping[str, object] | None = None,
-    ) -> bytes:
-        """See `Dialect.write`. Messages are the items of `input`."""
-        del ask_usage
-        changed = {} if messages is None else {"input": join(messages)}
-        return call.written(model, {**(changes or {}), **changed})
+    def usage_wish(self, call: Call) -> Mapping[str, object]:
+        """See `Dialect.usage_wish`."""
+        del call
+        return {}
 
     def opening(self, call: Call) -> list[str] | None:
         """See `Dialect.opening`."""

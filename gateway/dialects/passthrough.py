@@ -6,7 +6,7 @@ APIs have it, since a model's answer that reports nothing is not free because it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from gateway.core.errors import GatewayError, InvalidRequest
@@ -73,18 +73,10 @@ class PassThrough:
             return Call(self._operation, None, stream=False, body=body, fields={})
         return Call(self._operation, model, stream=stream, body=body, fields=fields, usage_asked=True)
 
-    def write(
-        self,
-        call: Call,
-        model: str,
-        *,
-        ask_usage: bool,
-        messages: Sequence[bytes] | None = None,
-        changes: Mapping[str, object] | None = None,
-    ) -> bytes:
-        """See `Dialect.write`. Nothing is known of messages here."""
-        del ask_usage, messages
-        return call.written(model, changes or {})
+    def usage_wish(self, call: Call) -> Mapping[str, object]:
+        """See `Dialect.usage_wish`."""
+        del call
+        return {}
 
     def opening(self, call: Call) -> list[str] | None:
         """See `Dialect.opening`."""

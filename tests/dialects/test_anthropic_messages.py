@@ -12,6 +12,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.usage import Usage
 from gateway.dialects.anthropic_messages import AnthropicMessages
 from gateway.dialects.base import Answer, Call, EventReader, StreamMeter, Verdict
+from gateway.dialects.fields import join
 
 DIALECT = AnthropicMessages()
 DEEP = 200_000
@@ -90,14 +91,12 @@ def test_a_body_that_is_no_messages_call_is_refused_and_the_field_named(body: by
 
 def test_a_call_that_needs_no_change_keeps_its_bytes() -> None:
     found = call(stream=True)
-    assert DIALECT.write(found, "asked", ask_usage=True) is found.body
+    assert found.written("asked", DIALECT.usage_wish(found)) is found.body
 
 
 def test_what_is_changed_is_changed_and_every_other_byte_kept() -> None:
     found = DIALECT.read(b'{ "system" : [ ],"model":"alias","messages":[ {} ],"max_tokens": 9e0}')
-    sent = DIALECT.write(
-        found, "real", ask_usage=True, messages=[b'{"role": "user"}', b"{}"], changes={"max_tokens": 5}
-    )
+    sent = found.written("real", {"max_tokens": 5, "messages": join([b'{"role": "user"}', b"{}"])})
     assert sent == b'{"system":[ ],"model":"real","messages":[{"role": "user"},{}],"max_tokens":5}'
 
 

@@ -14,6 +14,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.usage import Usage
 from gateway.dialects import CHAT
 from gateway.dialects.base import Answer, Call, StreamMeter, Verdict
+from gateway.dialects.fields import join
 from gateway.dialects.openai_chat import completion_request, completion_text
 from gateway.dialects.texts import estimate
 
@@ -142,19 +143,17 @@ def test_usage_is_asked_for_only_by_a_plain_true(options: object, asked: bool) -
 )
 def test_a_call_that_needs_no_change_keeps_its_bytes(fields: dict[str, Any], ask: bool) -> None:
     found = call(**fields)
-    assert CHAT.write(found, "m", ask_usage=ask) is found.body
+    assert found.written("m", CHAT.usage_wish(found) if ask else {}) is found.body
 
 
 def test_an_alias_is_replaced_and_every_other_byte_kept() -> None:
     found = raw_call(b'{ "x" : 1e2,"model":"alias","messages":[ ] ,"y":"\\u0041"}')
-    assert CHAT.write(found, "real", ask_usage=False) == b'{"x":1e2,"model":"real","messages":[ ],"y":"\\u0041"}'
+    assert found.written("real", {}) == b'{"x":1e2,"model":"real","messages":[ ],"y":"\\u0041"}'
 
 
 def test_messages_that_are_fitted_stand_in_the_place_of_the_calls_own() -> None:
     found = raw_call(b'{"model":"m","messages":[{"a": 1},{}],"y":1}')
-    assert (
-        CHAT.write(found, "m", ask_usage=False, messages=[b'{"a": 1}']) == b'{"model":"m","messages":[{"a": 1}],"y":1}'
-    )
+    assert found.written("m", {"messages": join([b'{"a": 1}'])}) == b'{"model":"m","messages":[{"a": 1}],"y":1}'
 
 
 @pytest.mark.parametrize(
@@ -168,7 +167,8 @@ def test_messages_that_are_fitted_stand_in_the_place_of_the_calls_own() -> None:
 )
 def test_a_stream_is_made_to_report_its_usage(options: object, written: dict[str, Any]) -> None:
     fields = {} if options is ... else {"stream_options": options}
-    sent = json.loads(CHAT.write(call(stream=True, **fields), "m", ask_usage=True))
+    found = call(stream=True, **fields)
+    sent = json.loads(found.written("m", CHAT.usage_wish(found)))
     assert sent["stream_options"] == written
 
 

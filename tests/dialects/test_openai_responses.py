@@ -12,6 +12,7 @@ import pytest
 from gateway.core.errors import InvalidRequest
 from gateway.core.usage import Usage
 from gateway.dialects.base import Answer, Call, EventReader, StreamMeter, Verdict
+from gateway.dialects.fields import join
 from gateway.dialects.openai_responses import OpenAIResponses
 from gateway.dialects.responses_output import MAX_KEPT
 
@@ -95,15 +96,14 @@ def test_a_body_that_is_no_responses_call_is_refused_and_the_field_named(body: b
 
 def test_a_call_that_needs_no_change_keeps_its_bytes() -> None:
     found = call(stream=True)
-    assert DIALECT.write(found, "asked", ask_usage=True) is found.body
+    assert found.written("asked", DIALECT.usage_wish(found)) is found.body
     found = DIALECT.read(b'{"prompt":{"id":"pmpt_1"}}')
-    assert DIALECT.write(found, "", ask_usage=True) is found.body
+    assert found.written("", DIALECT.usage_wish(found)) is found.body
 
 
 def test_what_is_changed_is_changed_and_every_other_byte_kept() -> None:
     found = DIALECT.read(b'{ "store" : false,"model":"alias","input":[ {} ],"top_p": 9e-1}')
-    changes = {"max_output_tokens": 5}
-    sent = DIALECT.write(found, "real", ask_usage=True, messages=[b'{"role": "user"}', b"{}"], changes=changes)
+    sent = found.written("real", {"max_output_tokens": 5, "input": join([b'{"role": "user"}', b"{}"])})
     assert sent == (b'{"store":false,"model":"real","input":[{"role": "user"},{}],"top_p":9e-1,"max_output_tokens":5}')
 
 

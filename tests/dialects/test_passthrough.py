@@ -55,13 +55,13 @@ def test_a_json_body_is_read_for_its_model_and_stream() -> None:
 def test_a_body_that_cannot_be_read_is_forwarded_as_it_came(body: bytes) -> None:
     call = DIALECT.read(body)
     assert (call.model, call.stream, dict(call.fields)) == (None, False, {})
-    assert DIALECT.write(call, "other", ask_usage=True) is body
+    assert call.written("other", DIALECT.usage_wish(call)) is body
 
 
 def test_a_call_keeps_its_bytes_unless_a_route_renames_the_model() -> None:
     call = DIALECT.read(b'{"input": [ 1 ],"model":"alias"}')
-    assert DIALECT.write(call, "alias", ask_usage=True) is call.body
-    assert DIALECT.write(call, "real", ask_usage=True) == b'{"input":[ 1 ],"model":"real"}'
+    assert call.written("alias", DIALECT.usage_wish(call)) is call.body
+    assert call.written("real", DIALECT.usage_wish(call)) == b'{"input":[ 1 ],"model":"real"}'
 
 
 def test_a_body_that_is_to_be_read_is_refused_where_it_cannot_be() -> None:
@@ -72,7 +72,7 @@ def test_a_body_that_is_to_be_read_is_refused_where_it_cannot_be() -> None:
 
 def test_a_limit_is_set_and_every_other_byte_kept() -> None:
     call = DIALECT.read(b'{"input": [ 1 ],"model":"m"}')
-    assert DIALECT.write(call, "m", ask_usage=False, changes={"n": 1}) == b'{"input":[ 1 ],"model":"m","n":1}'
+    assert call.written("m", {"n": 1}) == b'{"input":[ 1 ],"model":"m","n":1}'
 
 
 def test_nothing_is_known_of_how_other_calls_open() -> None:
