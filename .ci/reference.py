@@ -20,6 +20,7 @@ from typer.main import get_command
 
 from gateway import config
 from gateway.cli import app
+from gateway.core.asked import DIRECTIVES, READ
 from gateway.core.errors import BudgetExhausted, GatewayError
 from gateway.core.forwarding import CREDENTIALS
 from gateway.core.identity import KNOWN_HEADERS
@@ -182,7 +183,7 @@ def sentence(text: str) -> str:
 
 def headers_page() -> str:
     """The page of all headers."""
-    asked = {**headers.READ, **{name.decode(): about for name, about in headers.DIRECTIVES.items()}}
+    asked = {name.decode(): about for name, about in {**READ, **DIRECTIVES}.items()}
     keys = ", ".join(code(name.decode()) for name in sorted(CREDENTIALS))
     return page(
         "Headers",

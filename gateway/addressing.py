@@ -12,6 +12,7 @@ import msgspec
 
 from gateway.calls import Caller, Incoming, SessionPolicy
 from gateway.core import identity
+from gateway.core.asked import BUDGET_TOKENS, BUDGET_USD, PARENT, SESSION
 from gateway.core.errors import InvalidRequest, SessionRequired, UnknownModel
 from gateway.core.forwarding import Provider, header
 from gateway.core.ports import SessionKey
@@ -81,7 +82,7 @@ def session_of(incoming: Incoming, call: Call, policy: SessionPolicy) -> tuple[S
 
 
 def _how(policy: SessionPolicy) -> str:
-    first = policy.id_headers[0] if policy.id_headers else "x-session-id"
+    first = policy.id_headers[0] if policy.id_headers else SESSION.decode()
     return f"Send the header {first}, or use the base URL /s/SESSION/v1."
 
 
@@ -89,10 +90,10 @@ def _asked_of_session(incoming: Incoming) -> str | None:
     """The header by which the call limits what its session spends, or has another one pay for it."""
     directives = incoming.directives
     if directives.parent is not None:
-        return "x-parent-session-id"
+        return PARENT.decode()
     if directives.budget.tokens is not None:
-        return "x-session-budget-tokens"
-    return "x-session-budget-usd" if directives.budget.nano_usd is not None else None
+        return BUDGET_TOKENS.decode()
+    return BUDGET_USD.decode() if directives.budget.nano_usd is not None else None
 
 
 def routes_of(incoming: Incoming, call: Call, routes: Routes, session: SessionKey | None) -> tuple[Route, ...]:

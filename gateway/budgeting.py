@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from gateway.core.asked import PARENT
 from gateway.core.errors import InvalidRequest, PriceUnknown
 from gateway.core.ledger import Amount, Claim, Granted, Hold, Refused, Standing
 from gateway.core.ports import CallRecord, OpenHold, Opening, SessionKey, Store
@@ -75,7 +76,7 @@ class Budgets:
             raise InvalidRequest(
                 f'Session "{session.id}" was called for by "{known}" before, not by "{named}". '
                 "A session has one parent; name the same one, or start a new session.",
-                param="x-parent-session-id",
+                param=PARENT.decode(),
             )
         if known is not None or named is None:
             found, _ = await sessions_above(self._store, session, known)
@@ -108,7 +109,7 @@ class Budgets:
                 f"{refused}: {len(found) + 1} sessions or more would be above it, and a call is charged to at most "
                 f"{_MOST_PARENTS}. Name a parent that has fewer than {_MOST_PARENTS} above itself"
             )
-        raise InvalidRequest(f"{why}, or send no x-parent-session-id.", param="x-parent-session-id")
+        raise InvalidRequest(f"{why}, or send no {PARENT.decode()}.", param=PARENT.decode())
 
     async def opening(self, session: SessionKey, charged: Charged, *, with_totals: bool) -> tuple[Opening, Book]:
         """What a call of a session begins with, and its accounts as they stand."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final, Literal
 
+from gateway.core.asked import SESSION
 from gateway.core.errors import GatewayError
 from gateway.core.ledger import NO_LIMITS, Limits
 from gateway.core.modes import ResponseMode
@@ -23,7 +24,7 @@ from gateway.dialects.tools import Offer
 class SessionPolicy:
     """The `sessions:` settings that concern a call."""
 
-    id_headers: tuple[str, ...] = ("x-session-id",)
+    id_headers: tuple[str, ...] = (SESSION.decode(),)
     on_missing: Literal["derive", "require", "none"] = "derive"
     stream_totals: bool = True
     estimate_missing: bool = True

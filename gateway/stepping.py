@@ -14,6 +14,7 @@ from itertools import zip_longest
 from typing import Final
 
 from gateway.calls import Stepped
+from gateway.core.asked import AGENT
 from gateway.core.errors import InvalidRequest, StoreConflict, StoreDamaged, StoreUnavailable, ToolNotAllowed
 from gateway.core.forwarding import Provider
 from gateway.core.plan import NO_WISHES
@@ -145,9 +146,7 @@ class Steps:
             return self._agents.get(DEFAULT_AGENT)
         if name not in self._agents:
             known = ", ".join(sorted(self._agents)) or "none"
-            raise InvalidRequest(
-                f'There is no agent "{name}" with steps; configured: {known}.', param="x-session-agent"
-            )
+            raise InvalidRequest(f'There is no agent "{name}" with steps; configured: {known}.', param=AGENT.decode())
         return self._agents[name]
 
     async def _look(self, agent: Agent, progress: Progress, call: Call) -> Facts:

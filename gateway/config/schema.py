@@ -15,7 +15,8 @@ from gateway.config.section import Section as _Section
 from gateway.config.steps import AgentFile, AgentSteps, StepRow, check_steps
 from gateway.core import redis_url
 from gateway.core.addresses import is_address
-from gateway.core.forwarding import AUTH_HEADER, FRAMING, OURS, is_credential
+from gateway.core.asked import OURS, REQUEST_ID, SESSION
+from gateway.core.forwarding import AUTH_HEADER, FRAMING, is_credential
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.ledger import LEAST_USD, MOST_USD
 from gateway.core.ports import is_reserved
@@ -29,7 +30,7 @@ _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 #: of a request to a provider; a host of one's own is for one that is called by its address
 _WRITTEN: Final = FRAMING - {b"host"}
 #: of our own headers, those that may name a session
-_MAY_NAME_SESSIONS: Final = frozenset({b"x-session-id", b"x-request-id"})
+_MAY_NAME_SESSIONS: Final = frozenset({SESSION, REQUEST_ID})
 
 _JOURNALS: Final = "~/.local/share/gateway/journal"
 
@@ -436,7 +437,7 @@ class Sessions(_Section):
     """How calls are put together to sessions."""
 
     id_headers: tuple[str, ...] = Field(
-        ("x-session-id",), description="Headers that name the session, before the built-in list."
+        (SESSION.decode(),), description="Headers that name the session, before the built-in list."
     )
     on_missing: Literal["derive", "require", "none"] = Field(
         "derive", description="A call that names no session: guess it, refuse it, or keep nothing."

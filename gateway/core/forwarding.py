@@ -8,6 +8,7 @@ from dataclasses import field
 from typing import Final, Literal
 from urllib.parse import unquote_plus
 
+from gateway.core.asked import OURS, REQUEST_ID
 from gateway.core.errors import Unauthenticated
 from gateway.core.ports import Headers
 from gateway.core.values import dataclass
@@ -39,13 +40,6 @@ _PRIVATE: Final = frozenset(
     {
         b"cookie", b"origin", b"referer",
         b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip",
-    }
-)  # fmt: skip
-#: spoken between client and gateway
-OURS: Final = frozenset(
-    {
-        b"x-session-id", b"x-parent-session-id", b"x-session-budget-tokens", b"x-session-budget-usd",
-        b"x-context-budget", b"x-context-trim", b"x-response-mode", b"x-request-id", b"x-session-agent",
     }
 )  # fmt: skip
 _NOT_SENT: Final = FRAMING | _PRIVATE | OURS
@@ -221,7 +215,7 @@ def response_headers(headers: Sequence[tuple[bytes, bytes]], *, unpacked: bool) 
         if _UNSENDABLE.search(value):
             continue
         # Ours goes under that name; the provider's is what its support asks for.
-        returned.append((b"x-upstream-request-id" if lower == b"x-request-id" else lower, value))
+        returned.append((b"x-upstream-request-id" if lower == REQUEST_ID else lower, value))
     return returned
 
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from gateway.core.asked import PARENT
 from gateway.core.message import CACHE_MARKS
 
 # "." and ".." would be taken for folders in a path
@@ -34,7 +35,7 @@ KNOWN_HEADERS: Final = (
     "x-session-affinity",
     "x-openwebui-chat-id",
 )
-_NOT_SESSIONS: Final = frozenset({"x-parent-session-id"})
+_NOT_SESSIONS: Final = frozenset({PARENT.decode()})
 _LONGEST_MODEL_NAME: Final = 256
 #: made once: making an encoder costs more than its use on a small part
 _canonical: Final = json.JSONEncoder(sort_keys=True).encode

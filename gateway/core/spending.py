@@ -13,6 +13,7 @@ from math import ceil
 from shlex import quote
 from typing import Final, NamedTuple
 
+from gateway.core.asked import BUDGET_TOKENS, BUDGET_USD
 from gateway.core.errors import BudgetBusy, BudgetExhausted, BudgetFault, RateLimited
 from gateway.core.ledger import (
     DIMENSIONS,
@@ -328,7 +329,7 @@ def _remedy(stands: Standing, name: Dimension, claim: Claim, needed: int) -> str
     refills = f"It refills in {_time(stands.resets_s)}. " if stands.resets_s is not None else ""
     limit, at = stands.limits.of(name) or 0, DIMENSIONS.index(name)
     if claim.declared.of(name) == limit:
-        header = {"tokens": "x-session-budget-tokens", "nano_usd": "x-session-budget-usd"}.get(name, "")
+        header = {"tokens": BUDGET_TOKENS, "nano_usd": BUDGET_USD}.get(name, b"").decode()
         return f"{refills}The call itself declares this budget in {header}: raise it there, or start a new session."
     if stands.key.kind == "key":
         return f"{refills}Raise its budget where the key is configured (auth.keys, or gateway keys)."

@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
 from gateway.core import errors
+from gateway.core.asked import REQUEST_ID
 from gateway.core.ports import Store
 from gateway.server import headers
 from gateway.server.context import ContextApi
@@ -167,7 +168,7 @@ class GatewayApp:
 
         async def named(message: Any) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (headers.REQUEST_ID, request_id.encode())]
+                message["headers"] = [*message["headers"], (REQUEST_ID, request_id.encode())]
             await send(message)
 
         return named

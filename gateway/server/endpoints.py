@@ -17,6 +17,7 @@ from urllib.parse import unquote_to_bytes
 
 from gateway.addressing import is_listing
 from gateway.calls import NO_DIRECTIVES, Incoming, Reply
+from gateway.core.asked import REQUEST_ID
 from gateway.core.errors import (
     GatewayError,
     InternalError,
@@ -393,7 +394,7 @@ async def _send_fault(send: Send, target: Endpoint, fault: GatewayError, request
     headers: Headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),
-        (ours.REQUEST_ID, request_id.encode()),
+        (REQUEST_ID, request_id.encode()),
         *ours.of_fault(fault),
         _CLOSE,
     ]

@@ -8,6 +8,17 @@ from decimal import Decimal
 from typing import Final
 
 from gateway.calls import NO_DIRECTIVES, Directives, Reply, Stepped
+from gateway.core.asked import (
+    AGENT,
+    BUDGET_TOKENS,
+    BUDGET_USD,
+    CONTEXT_BUDGET,
+    CONTEXT_TRIM,
+    DIRECTIVES,
+    PARENT,
+    REQUEST_ID,
+    RESPONSE_MODE,
+)
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.ledger import MOST_USD, NO_LIMITS, Limits, nano
@@ -17,7 +28,6 @@ from gateway.core.ports import ContextRecord, Headers
 from gateway.core.spending import Allowance
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage
 
-REQUEST_ID: Final = b"x-request-id"
 #: every header of ours on an answer, and what it says; what a web page of an allowed origin may read
 EXPOSED: Final[Mapping[str, str]] = {
     "x-request-id": "the caller's own, else the gateway's; key of `GET /api/calls/{request_id}`",
@@ -73,21 +83,6 @@ EXPOSED: Final[Mapping[str, str]] = {
 _TRIMS: Final[Mapping[bytes, Trim]] = {b"off": "off", b"auto": "auto", b"shadow": "shadow"}
 #: of more digits Python makes no number
 _BUDGET_FORM: Final = re.compile(rb"0{0,32}[1-9][0-9]{0,14}")
-#: what a request may ask with
-DIRECTIVES: Final[Mapping[bytes, str]] = {
-    b"x-context-budget": "input tokens for this call, where that is less than what it is allowed anyway",
-    b"x-context-trim": "`auto`, `off` (send it as it is) or `shadow` (only report what would be done)",
-    b"x-session-budget-tokens": "a budget of the session in tokens, where it is lower than the configured one",
-    b"x-session-budget-usd": "the same in US dollars, such as `0.50`",
-    b"x-response-mode": "show tool results as `raw`, `table`, `summary` or `handle_only`; a budget may ask for less",
-    b"x-parent-session-id": "the session that this one works for, whose budget it spends too",
-    b"x-session-agent": "the agent whose steps the call takes",
-}
-#: what else is read of a request, beside its credential
-READ: Final[Mapping[str, str]] = {
-    "x-session-id": "the session that the call belongs to (the header's name: `sessions.id_headers`)",
-    "x-request-id": "the call's id, echoed and kept: 1 to 128 visible ASCII characters; it never suppresses a charge",
-}
 _TOKENS_FORM: Final = re.compile(rb"[0-9]{1,15}")
 _USD_FORM: Final = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,12})?")
 _NO_WISHES: Final = Wishes()
@@ -116,8 +111,8 @@ def directives(headers: Headers) -> Directives:
         _wishes(headers),
         _declared(headers),
         _response_mode(headers),
-        _name(headers, b"x-parent-session-id", "a session id"),
-        _name(headers, b"x-session-agent", "the name of an agent"),
+        _name(headers, PARENT, "a session id"),
+        _name(headers, AGENT, "the name of an agent"),
     )
 
 
@@ -130,12 +125,12 @@ def _wishes(headers: Headers) -> Wishes:
     trim: Trim | None = None
     budget: int | None = None
     for name, value in headers:
-        if name == b"x-context-trim":
+        if name == CONTEXT_TRIM:
             trim = _TRIMS.get(value.strip().lower())
             if trim is None:
-                raise InvalidRequest("The header x-context-trim is off, auto or shadow.", param="x-context-trim")
-        elif name == b"x-context-budget":
-            asked = context_budget(value, "The header x-context-budget", "x-context-budget")
+                raise _wrong(CONTEXT_TRIM, "off, auto or shadow")
+        elif name == CONTEXT_BUDGET:
+            asked = context_budget(value, f"The header {CONTEXT_BUDGET.decode()}", CONTEXT_BUDGET.decode())
             budget = min(asked, budget or MAX_TOKENS)
     return _NO_WISHES if trim is None and budget is None else Wishes(trim, budget)
 
@@ -160,18 +155,13 @@ def _declared(headers: Headers) -> Limits:
     tokens: int | None = None
     nano_usd: int | None = None
     for name, value in headers:
-        if name == b"x-session-budget-tokens":
+        if name == BUDGET_TOKENS:
             if not _TOKENS_FORM.fullmatch(value.strip()):
-                raise InvalidRequest(
-                    "The header x-session-budget-tokens is a number of tokens.", param="x-session-budget-tokens"
-                )
+                raise _wrong(BUDGET_TOKENS, "a number of tokens")
             tokens = min(int(value), tokens if tokens is not None else MAX_TOKENS)
-        elif name == b"x-session-budget-usd":
+        elif name == BUDGET_USD:
             if not _USD_FORM.fullmatch(value.strip()):
-                raise InvalidRequest(
-                    "The header x-session-budget-usd is a number of US dollars, such as 0.50.",
-                    param="x-session-budget-usd",
-                )
+                raise _wrong(BUDGET_USD, "a number of US dollars, such as 0.50")
             asked = nano(min(Decimal(MOST_USD), Decimal(value.strip().decode())))
             nano_usd = min(asked, nano_usd if nano_usd is not None else asked)
     return NO_LIMITS if tokens is None and nano_usd is None else Limits(tokens, nano_usd)
@@ -185,12 +175,10 @@ def _response_mode(headers: Headers) -> ResponseMode:
     """
     mode: ResponseMode = "raw"
     for name, value in headers:
-        if name == b"x-response-mode":
+        if name == RESPONSE_MODE:
             asked = next((one for one in MODES if one.encode() == value.strip().lower()), None)
             if asked is None:
-                raise InvalidRequest(
-                    f"The header x-response-mode is one of {', '.join(MODES)}.", param="x-response-mode"
-                )
+                raise _wrong(RESPONSE_MODE, f"one of {', '.join(MODES)}")
             mode = stricter(mode, asked)
     return mode
 
@@ -205,10 +193,14 @@ def _name(headers: Headers, wanted: bytes, what: str) -> str | None:
         if name == wanted:
             text = value.decode("latin-1").strip()
             if not is_valid(text):
-                header = wanted.decode()
-                raise InvalidRequest(f"The header {header} is {what}: {ID_FORM}.", param=header)
+                raise _wrong(wanted, f"{what}: {ID_FORM}")
             return text
     return None
+
+
+def _wrong(header: bytes, what: str) -> InvalidRequest:
+    """What is said of a header that cannot be read; `what`: it has to be."""
+    return InvalidRequest(f"The header {header.decode()} is {what}.", param=header.decode())
 
 
 def usage_json(usage: Usage | Totals) -> bytes:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from gateway.core.asked import DIRECTIVES, READ
 from gateway.core.identity import ID_FORM
 from gateway.inspection import WIRES
 from gateway.server.finding import SORTS
-from gateway.server.headers import DIRECTIVES, EXPOSED, READ
+from gateway.server.headers import EXPOSED
 from gateway.server.openapi.shapes import Schema, named
 
 _JSON: Final = "application/json"
@@ -78,8 +79,8 @@ PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = {
         {"type": "string"},
     ),
     **{
-        name: _parameter(name, "header", about[0].upper() + about[1:] + ".", {"type": "string"})
-        for name, about in {**READ, **{name.decode(): about for name, about in DIRECTIVES.items()}}.items()
+        name.decode(): _parameter(name.decode(), "header", about[0].upper() + about[1:] + ".", {"type": "string"})
+        for name, about in {**READ, **DIRECTIVES}.items()
     },
 }  # fmt: skip
 
@@ -153,7 +154,7 @@ def _proxied(name: str, about: str) -> Mapping[str, Any]:
         "default": {"$ref": "#/components/responses/ForwardedError"},
     }
     body = {"type": "object", "description": "As the provider takes it."}
-    asked = (*READ, *(header.decode() for header in DIRECTIVES))
+    asked = [header.decode() for header in (*READ, *DIRECTIVES)]
     operation = _operation(name, about, forwarded, parameters=asked, body=body, security=_CALLERS)
     return {"servers": list(_PROXIED_SERVERS), "post": operation}
 
