@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from gateway.core.usage import Charge, Totals, Usage
 from gateway.telemetry import callbacks
 from gateway.telemetry.callbacks import Callbacks, Shapes
 from gateway.telemetry.webhooks import Webhook
+from tests.support.timing import LIMIT_S
 
 CALL = CallRecord(
     call_id="01", request_id="mine", session=SessionKey("alice", "s"), derived_session=False, started_at=1.0,
@@ -254,4 +256,5 @@ def test_what_cannot_be_told_is_a_problem_of_the_configuration(name: str, proble
 
 
 async def test_it_ends_without_webhooks() -> None:
-    await told(All()).aclose()
+    async with asyncio.timeout(LIMIT_S):
+        await told(All()).aclose()

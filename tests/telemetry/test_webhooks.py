@@ -258,7 +258,7 @@ async def test_no_secret_and_no_path_is_ever_logged(receiver: Receiver, caplog: 
 
 async def test_what_waits_is_sent_before_the_end(receiver: Receiver) -> None:
     counted = Counted()
-    async with webhook(receiver.url, counted) as made:
+    async with asyncio.timeout(LIMIT_S), webhook(receiver.url, counted, patience_s=10 * LIMIT_S) as made:
         for number in range(30):
             made.put(f"m{number}", b"{}")
     assert counted.results == ["sent"] * 30
@@ -276,5 +276,5 @@ async def test_the_end_waits_for_nobody_for_long(receiver: Receiver, caplog: pyt
 
 
 async def test_a_webhook_that_was_never_used_ends_at_once() -> None:
-    async with webhook("http://127.0.0.1:1/", Counted()):
+    async with asyncio.timeout(LIMIT_S), webhook("http://127.0.0.1:1/", Counted(), patience_s=10 * LIMIT_S):
         pass
