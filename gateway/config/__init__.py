@@ -1,5 +1,6 @@
 """gateway.yaml -> frozen `Settings`."""
 
+from gateway.config.access import KeyBudget
 from gateway.config.callbacks import Callbacks, Webhook
 from gateway.config.load import (
     Loaded,
@@ -17,19 +18,11 @@ from gateway.config.load import (
     shared_metrics,
     template,
 )
+from gateway.config.models import Facts, Model, PriceRow
+from gateway.config.providers import Provider
 from gateway.config.restart import reloaded
-from gateway.config.schema import (
-    BUILT_IN_ROUTES,
-    Context,
-    Facts,
-    KeyBudget,
-    Model,
-    PriceRow,
-    Provider,
-    Settings,
-    duration,
-    json_schema,
-)
+from gateway.config.schema import BUILT_IN_ROUTES, Context, Settings, json_schema
+from gateway.config.section import duration
 from gateway.config.steps import AgentSteps, StepCondition, StepRow, matcher
 
 __all__ = [

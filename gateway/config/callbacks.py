@@ -8,11 +8,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
 
-from gateway.config.section import Section
+from gateway.config.section import HEADER_NAME, Section
 from gateway.core.addresses import is_address
 from gateway.core.signing import signing_key
 
-_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 #: what we say ourselves
 _OURS: Final = frozenset({"content-type", "content-length", "host", "connection", "transfer-encoding", "user-agent"})
@@ -60,7 +59,7 @@ class Webhook(Section):
     @classmethod
     def _headers(cls, value: dict[str, str]) -> dict[str, str]:
         for name, text in value.items():
-            if not _HEADER_NAME.fullmatch(name) or name.lower() in _OURS or name.lower().startswith("webhook-"):
+            if not HEADER_NAME.fullmatch(name) or name.lower() in _OURS or name.lower().startswith("webhook-"):
                 raise ValueError(f"{name!r} is no name for a further header")
             if not _HEADER_VALUE.fullmatch(text):
                 raise ValueError(f"the value of {name!r} must be visible ASCII characters")

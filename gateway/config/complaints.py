@@ -17,7 +17,8 @@ from yaml.parser import ParserError
 from yaml.reader import ReaderError
 from yaml.scanner import ScannerError
 
-from gateway.config.schema import BUILT_IN_ROUTES, NO_DURATION, Settings
+from gateway.config.schema import BUILT_IN_ROUTES, Settings
+from gateway.config.section import NO_DURATION
 from gateway.core.errors import UnknownModel
 from gateway.core.routing import ModelRule, Routes
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
+from gateway.config.access import KeyBudget
 from gateway.config.complaints import (
     described,
     not_yaml,
@@ -26,9 +27,10 @@ from gateway.config.complaints import (
     unknown_providers,
     unshared_store,
 )
+from gateway.config.models import Facts
 from gateway.config.notes import without_effect
 from gateway.config.only import with_only
-from gateway.config.schema import Facts, KeyBudget, Settings
+from gateway.config.schema import Settings
 from gateway.config.variables import FILE_VARIABLE, REFERENCE, References, overrides, unknown_variables
 from gateway.core.counting.families import Families, families_from
 from gateway.core.errors import ConfigError

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 
-from gateway.config.schema import Model, Settings
+from gateway.config.models import Model
+from gateway.config.schema import Settings
 from gateway.core.routing import is_pattern
 
 

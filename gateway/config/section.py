@@ -2,9 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args, get_origin
+import re
+from typing import Annotated, Any, Final, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_DURATION: Final = re.compile(r"(\d+)([smhd])\Z")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+#: the name of an HTTP header
+HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+#: what is said of a duration that is none
+NO_DURATION: Final = "must be a duration like 90s, 15m, 12h or 30d"
+
+
+def duration(text: str) -> int:
+    """Seconds of `90s`, `15m`, `12h`, `30d`.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    match = _DURATION.match(text)
+    if match is None or int(match[1]) == 0:
+        raise ValueError(NO_DURATION)
+    return int(match[1]) * _SECONDS[match[2]]
 
 
 class Section(BaseModel):

@@ -15,7 +15,8 @@ from typing import Any, Final, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel
 
-from gateway.config.schema import Provider, Settings
+from gateway.config.providers import Provider
+from gateway.config.schema import Settings
 from gateway.core.values import dataclass
 
 #: names the file where `-c` does not

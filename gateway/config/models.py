@@ -1,0 +1,75 @@
+"""The keys of a model: where its calls go, and what is known of it."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from gateway.config.section import Section
+
+
+class PriceRow(Section):
+    """USD per million tokens."""
+
+    input: Decimal = Field(ge=0, description="Of input tokens.")
+    output: Decimal = Field(ge=0, description="Of output tokens.")
+    cache_read: Decimal | None = Field(None, ge=0, description="Of input tokens read from a cache; null: as input.")
+    cache_write: Decimal | None = Field(None, ge=0, description="Of input tokens put into a cache; null: as input.")
+    cache_write_1h: Decimal | None = Field(None, ge=0, description="Of those kept for an hour; null: as cache_write.")
+
+
+class Facts(Section):
+    """What is known of a model."""
+
+    window: int | None = Field(None, ge=1, description="Context window in tokens.")
+    output: int | None = Field(None, ge=1, description="Most output tokens of one call.")
+    tokenizer: str | None = Field(None, description="Name of its tokenizer.")
+    price: PriceRow | None = Field(None, description="USD per million tokens.")
+    reasoning: bool | None = Field(
+        None,
+        description="Whether it may think before it answers, unseen and billed. A stream of a model that surely does "
+        "not may grow under a budget, see docs/budgets.md.",
+    )
+
+
+class Model(Facts):
+    """One route: which models, where to, under which name, and facts that override the tables."""
+
+    match: str = Field(description="Shell pattern of model names.")
+    provider: str | dict[str, Annotated[float, Field(gt=0, le=1000)]] = Field(
+        description="Name of a provider; or several, each with its share: {azure-east: 3, azure-west: 1}. A session "
+        "stays with its own as long as that one answers.",
+    )
+    name: str | None = Field(None, description="The name to send instead, for an alias.")
+    fallback: tuple[str, ...] = Field(
+        (),
+        max_length=7,
+        description="Models, as calls name them, to be called in this order where no provider of this one answers: it "
+        "is not reached, is silent, or says 408, 429, 500, 502, 503, 504, 520 to 524 or 529, refuses the gateway's own "
+        "key (401, 402, 403), or says that the request is too long or too large (413).",
+    )
+
+    agent: str | None = Field(
+        None, description="The agent, out of agents:, whose steps its calls take; whatever x-session-agent says."
+    )
+
+    @field_validator("match")
+    @classmethod
+    def _match(cls, value: str) -> str:
+        if not value:
+            raise ValueError("matches no model; * matches all")
+        return value
+
+    @field_validator("provider")
+    @classmethod
+    def _some_provider(cls, value: str | dict[str, float]) -> str | dict[str, float]:
+        if not value:
+            raise ValueError("must name a provider")
+        return value
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """The names of all that share its calls."""
+        return (self.provider,) if isinstance(self.provider, str) else tuple(self.provider)

@@ -1,0 +1,86 @@
+"""The keys of the store."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import Field, field_validator
+
+from gateway.config.section import Section
+from gateway.core import redis_url
+
+_JOURNALS: Final = "~/.local/share/gateway/journal"
+
+
+class StoreSettings(Section):
+    """Where sessions are kept."""
+
+    url: str = Field(
+        "sqlite://~/.local/share/gateway/gateway.db",
+        description="memory://, sqlite://PATH, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/SERVICE/DB, "
+        "redis+cluster://HOST:PORT,…; rediss instead of redis: over TLS. USER:PASSWORD@ may stand before the host, "
+        "ssl_ca_certs=FILE and other options behind a question mark.",
+        repr=False,
+    )
+    timeout_ms: int = Field(
+        250, ge=1, description="Longest wait for one exchange with the store (a call makes several)."
+    )
+    on_failure: Literal["closed", "open"] = Field(
+        "closed",
+        description="The store is away. closed: 503 store_unavailable; open: forward, within what was left of each "
+        "budget when it was last seen, and add everything when the store is back.",
+    )
+    journal: Literal["auto", "off"] | Path = Field(
+        "auto",
+        description="Folder for usage that the store has not confirmed; auto: beside the SQLite file, else "
+        "~/.local/share/gateway/journal; off: in memory only.",
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, value: str) -> str:
+        if value.startswith("sqlite://") and "?" in value:
+            raise ValueError("sqlite://PATH takes no options; leave out the question mark and what is behind it")
+        if value == "memory://" or (value.startswith("sqlite://") and len(value) > len("sqlite://")):
+            return value
+        try:
+            redis_url.parse(value)
+        except ValueError:
+            if value.partition("://")[0] in redis_url.SCHEMES:
+                raise
+            raise ValueError(
+                "must be memory://, sqlite://PATH, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/SERVICE/DB or "
+                "redis+cluster://HOST:PORT,… (rediss… over TLS)"
+            ) from None
+        return value
+
+    @property
+    def shown_url(self) -> str:
+        """Where it is, without a password."""
+        return redis_url.parse(self.url).shown if self.is_redis else self.url
+
+    @property
+    def is_redis(self) -> bool:
+        """Whether it is on servers of its own."""
+        return self.url.startswith("redis")
+
+    @property
+    def journal_path(self) -> Path | None:
+        """The folder of the journals, or None where there is none."""
+        if self.journal == "off" or self.url == "memory://":
+            return None
+        beside = self.sqlite_path
+        if beside is not None and not isinstance(self.journal, Path):
+            return beside.with_name(f"{beside.name}-journals")
+        folder = self.journal if isinstance(self.journal, Path) else Path(_JOURNALS)
+        # What waits for one store must not be settled in another.
+        return folder.expanduser() / hashlib.sha256(self.shown_url.encode()).hexdigest()[:12]
+
+    @property
+    def sqlite_path(self) -> Path | None:
+        """The database file, or None for another kind of store."""
+        if not self.url.startswith("sqlite://"):
+            return None
+        return Path(self.url.removeprefix("sqlite://")).expanduser()
