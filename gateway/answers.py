@@ -77,7 +77,7 @@ class Answers:
 
     @staticmethod
     async def _begun_with(progress: Progress, pieces: AsyncIterator[bytes]) -> bytes:
-        """What comes first, as much as it takes to tell what it is."""
+        """The first bytes of an answer, as many as it takes to tell JSON from a stream of events."""
         begun = b""
         try:
             async for piece in pieces:
@@ -217,7 +217,7 @@ class Answers:
     async def _no_events(
         self, progress: Progress, answer: UpstreamReply, pieces: AsyncIterator[bytes], reply: Reply
     ) -> AsyncIterator[bytes]:
-        """JSON that calls itself a stream: the client gets it as it came, and no comment before it."""
+        """JSON whose content type says that it is a stream: read whole, and passed on without a comment before it."""
         whole = await self._whole(progress, answer, b"", pieces)
         if isinstance(whole.body, bytes):
             yield whole.body

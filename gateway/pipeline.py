@@ -148,21 +148,24 @@ class Gateway:
 
 
 class _Earlier:
-    """What providers said before the last one was asked."""
+    """What the providers that were tried before said in the place of an answer: the last of it that is of use."""
 
     def __init__(self) -> None:
         self.answer: AlreadyRead | None = None
         self._fault: UpstreamFault | None = None
 
     def heard(self, said: AlreadyRead | GatewayError) -> None:
-        """A provider has no answer for now."""
+        """Keep what a provider said: its refusal as it was read, or the fault for which there is none."""
         if isinstance(said, AlreadyRead):
             self.answer, self._fault = said, None
         elif isinstance(said, UpstreamFault):
             self.answer, self._fault = None, said
 
     def instead_of(self, fault: GatewayError) -> AlreadyRead:
-        """What a caller is told where the last has none: that a request is too long for one does not hold for others.
+        """What the caller is told where the last provider ended in this fault.
+
+        Where the last one failed, that. Where the request only does not fit the last one, which says nothing of the
+        others, what an earlier one said, if one did.
 
         Raises:
             GatewayError: the fault, or an earlier one.
@@ -280,7 +283,7 @@ class Exchange:
         progress.notes["model"] = f"{step.model}, as the step has it"
 
     async def _answered(self, call: Call) -> UpstreamReply:
-        """The answer of the first provider that has one, else what the last said, or one before it of more use.
+        """The answer of the first provider that has one; else what is to be told instead, see `_Earlier.instead_of`.
 
         Raises:
             UpstreamFault: there is no answer.
@@ -318,7 +321,7 @@ class Exchange:
             progress.notes["fallback"] = failed if before is None else f"{before}; {failed}"
 
     def _is_keyless(self, answer: UpstreamReply) -> bool:
-        """Whether the provider refuses a key that is not the caller's."""
+        """Whether the provider refuses the key that the gateway holds, which another one may do better with."""
         return answer.status in KEY_REFUSED and has_key(self._gateway.providers[self._p.route.provider])
 
     async def _tried(self, call: Call) -> UpstreamReply:
@@ -392,7 +395,10 @@ class Exchange:
             await progress.hang_up()
 
     async def _looked_at(self, call: Call, answer: UpstreamReply, *, is_fitted: bool) -> UpstreamReply:
-        """The answer; of a stream how it begins, where it may yet refuse what could be sent again."""
+        """The answer; a stream after a look at its first event, where a refusal in it could still be helped.
+
+        That is where there is another provider to go to, or the request could be made shorter.
+        """
         progress, composer = self._p, self._gateway.composer
         is_of_use = self._has_next or (not is_fitted and composer.may_be_too_long(progress))
         if not is_of_use or not is_event_stream(answer):
@@ -405,7 +411,11 @@ class Exchange:
         return self._p.route is not self._p.routes[-1]
 
     def _passed_on(self, came: UpstreamReply, refusal: UpstreamReply) -> UpstreamReply:
-        """What to take for the answer: where nobody else is asked, a stream that refuses stays a stream."""
+        """What to take for the answer where the provider refused the request.
+
+        The refusal, as another provider may be asked. Where there is none, a stream that refused in its first event is
+        passed on as the stream that it is.
+        """
         return refusal if self._has_next or not isinstance(came, Begun) else came
 
     def _work(self, *, is_so: bool) -> None:
