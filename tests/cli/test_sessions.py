@@ -311,7 +311,7 @@ def test_a_budget_that_is_none_is_refused(gateway: GatewayThread, gateway_comman
         (["many"], 'tokens "many": '),
         (["9007199254740993"], "from 0 to 9,007,199,254,740,992"),
         (["--usd", "-1"], '--usd "-1": '),
-        (["--usd", "1e15"], "from 0 to 4,500,000"),
+        (["--usd", "1e15"], "from 0.000000001 to 4,500,000"),
         (["--calls", "nan"], '--calls "nan": '),
         (["5\x1b[2J"], 'tokens "5?[2J": '),
     ],
