@@ -62,6 +62,9 @@ class GatewayProtocol(HttpToolsProtocol):
         self._head = b""
         #: bytes of a head that came behind another message and went to the parser in parts
         self._pipelined = 0
+        #: the last data held a part of a body; bytes since then that held none, but its framing
+        self._fed = False
+        self._framing = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._rest_timer: asyncio.TimerHandle | None = None
 
@@ -109,10 +112,15 @@ class GatewayProtocol(HttpToolsProtocol):
             data = self._collect_head(data)
         if not data:
             return
+        self._fed = False
         super().data_received(data)
         self._idle = self._between
-        if self._in_head and not self.transport.is_closing():
+        if self._idle or self.transport.is_closing():
+            return
+        if self._in_head:
             self._bound_pipelined(len(data))
+        else:
+            self._bound_framing(len(data))
 
     def _bound_pipelined(self, size: int) -> None:
         """A head that came behind another message is in the parser in part: count it from its second piece on."""
@@ -121,6 +129,13 @@ class GatewayProtocol(HttpToolsProtocol):
             self._refuse_size()
         elif self._head_timer is None:
             self._await_head()
+
+    def _bound_framing(self, size: int) -> None:
+        """The parser keeps a trailer until it is whole, and its time is ours: count what comes without a body."""
+        self._framing = 0 if self._fed else self._framing + size
+        if self._framing > self._max_head_bytes:
+            limit = f"{self._max_head_bytes // 1024} KiB (server.max_header_kb)"
+            self._refuse(431, "headers_too_large", f"The trailers or extensions of a chunked body are over {limit}.")
 
     def _collect_head(self, data: bytes) -> bytes:
         """What may go to the parser now; nothing while the head is incomplete."""
@@ -145,7 +160,18 @@ class GatewayProtocol(HttpToolsProtocol):
         self._between = False
         self._in_head = True
         self._pipelined = 0
+        self._framing = 0
         super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header. What comes behind the body says nothing: who calls, and what for, is decided by then."""
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        self._fed = True
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         """The head is whole."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 import threading
 import time
@@ -73,6 +74,63 @@ def test_the_limit_is_per_request_and_not_per_connection(small: Web) -> None:
 
 def test_a_large_body_does_not_count_as_head(small: Web) -> None:
     assert small.post(CHAT, PLAIN + b" " * 100_000).status == 200
+
+
+def chunked_bytes(*headers: bytes) -> bytes:
+    """A chat in one chunk, without what ends it."""
+    head = chat_bytes(b"", b"transfer-encoding: chunked", *headers).replace(b"content-length: 0\r\n", b"")
+    return head + b"%x\r\n%b\r\n" % (len(PLAIN), PLAIN)
+
+
+ENDLESS = {
+    "trailers": (b"0\r\n", b"x-t: a\r\n" * 1000),
+    "one trailer": (b"0\r\nx-t: ", b"a" * 8000),
+    "the extension of a chunk": (b"1;x=", b"a" * 8000),
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_what_frames_a_body_is_bounded_like_a_head(what: str, small: Web) -> None:
+    begin, piece = ENDLESS[what]
+    with connect(small.url) as sock:
+        sock.sendall(chunked_bytes() + begin)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1000):
+                sock.sendall(piece)
+            pytest.fail("it was read on and on")
+
+
+def test_who_sends_too_long_trailers_is_told(small: Web) -> None:
+    with connect(small.url) as sock:
+        sock.sendall(chunked_bytes() + b"0\r\nx-t: ")
+        left = 200
+        while not select.select([sock], [], [], 0.01)[0] and left:
+            sock.sendall(b"a" * 100)
+            left -= 1
+        answer = read_all(sock)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert b"server.max_header_kb" in answer
+
+
+def test_a_chunked_body_whose_chunks_are_announced_apart_is_none_of_it(small: Web) -> None:
+    body = b" " * 3000 + PLAIN
+    head, _, _ = chunked_bytes().partition(b"\r\n\r\n")
+    with connect(small.url) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.sendall(head + b"\r\n\r\n")
+        for start in range(len(body)):
+            sock.sendall(b"1\r\n")
+            sock.sendall(body[start : start + 1] + b"\r\n")
+        sock.sendall(b"0\r\n\r\n")
+        assert read_all(sock).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_trailer_is_not_taken_for_a_header(small: Web) -> None:
+    with connect(small.url) as sock:
+        sock.sendall(chunked_bytes(b"x-session-id: named") + b"0\r\nx-session-id: other\r\nx-context-budget: -\r\n\r\n")
+        answer = read_all(sock)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"x-session-id: named\r\n" in answer
 
 
 def test_a_kept_connection_may_be_idle_for_longer_than_a_head_may_take(hasty: Web) -> None:
