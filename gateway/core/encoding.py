@@ -11,6 +11,8 @@ _ANY_HEADER: Final = 32 + zlib.MAX_WBITS
 #: bytes that tell a gzip and a zlib header from raw deflate
 _HEADER_BYTES: Final = 2
 _GZIP_MAGIC: Final = b"\x1f\x8b"
+#: what is unpacked at once: after each step and each member zlib hands back a copy of what it has not yet taken
+_SLICE: Final = 16 * 1024
 SUPPORTED: Final = frozenset({"gzip", "x-gzip", "deflate"})
 
 
@@ -39,6 +41,13 @@ class Unpacker:
             TooLarge: the limit is passed.
             Corrupt: the bytes cannot be unpacked.
         """
+        if len(piece) <= _SLICE:
+            yield from self._feed(piece, at_most)
+            return
+        for start in range(0, len(piece), _SLICE):
+            yield from self._feed(piece[start : start + _SLICE], at_most)
+
+    def _feed(self, piece: bytes, at_most: int) -> Iterator[bytes]:
         rest = self._head + piece
         if not self._header_known and len(rest) < _HEADER_BYTES:
             self._head = rest

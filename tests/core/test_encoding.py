@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, Unpacker, unpack
+from tests.support.timing import in_time
 
 TEXT = "".join(f"line {n}: häuser, 漢字, 🙂\n" for n in range(2_000)).encode()
 
@@ -117,6 +118,11 @@ def test_a_gzip_body_of_several_members_cut_anywhere_is_unpacked_whole() -> None
     for cut in range(len(packed) + 1):
         assert unpack_pieces([packed[:cut], packed[cut:]]) == (b"first second", True), cut
     assert unpack_pieces(packed[i : i + 1] for i in range(len(packed))) == (b"first second", True)
+
+
+def test_many_members_take_as_long_as_their_bytes() -> None:
+    with in_time():
+        assert unpack(gzip.compress(b"") * 400_000, 100) == b""
 
 
 def test_the_limit_holds_for_all_members_together() -> None:
