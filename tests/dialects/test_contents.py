@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.message import keys_of, plain
 from gateway.dialects.base import Call
 from gateway.dialects.contents import MOST_MESSAGES, Contents, contents_of
+from gateway.dialects.elsewhere import kept_elsewhere
 from gateway.dialects.fields import read_fields
 
 MARKED = b'{"role": "user", "cache_control": {"type": "ephemeral"}}'
@@ -59,6 +62,30 @@ def test_a_body_without_messages_has_no_contents() -> None:
 def test_a_body_of_far_too_many_messages_is_not_looked_into() -> None:
     assert contents_of(call({"messages": [1] * (MOST_MESSAGES + 1)}), "chat") is None
     assert contents_of(call({"messages": [1] * MOST_MESSAGES}), "chat") is not None
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("element", [b"1", b'{"type":"file_id"}'])
+def test_millions_of_messages_take_little_more_memory_than_their_bytes(element: bytes) -> None:
+    array = b"[" + b",".join([element] * 2_000_000) + b"]"
+    many = call(b'{"messages":' + array + b"}")
+    assert contents_of(many, "chat") is None  # what is made once is made
+    assert peak_of(lambda: contents_of(many, "chat")) < 3 * len(array) + 10 * 2**20
+    assert peak_of(lambda: kept_elsewhere(many.fields, "messages")) < 3 * len(array) + 10 * 2**20
+
+
+def test_what_stands_between_commas_in_texts_is_no_message_more() -> None:
+    text = "a," * 300_000
+    found = contents({"messages": [{"role": "user", "content": text}, {"role": "user", "content": "x"}]})
+    assert [json.loads(raw)["content"] for raw in found.messages or ()] == [text, "x"]
 
 
 def test_a_clients_mark_is_taken_out_and_everything_else_keeps_its_bytes() -> None:
