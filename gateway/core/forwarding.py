@@ -43,7 +43,17 @@ _PRIVATE: Final = frozenset(
     }
 )  # fmt: skip
 _NOT_SENT: Final = FRAMING | _PRIVATE | OURS
-_NOT_RETURNED: Final = _HOP_BY_HOP | {b"content-length", b"set-cookie", b"set-cookie2", b"alt-svc"}
+#: what a browser keeps or does for a whole site, which is the gateway's here, with its dashboard
+_OF_A_SITE: Final = frozenset(
+    {
+        b"set-cookie", b"set-cookie2", b"alt-svc", b"strict-transport-security", b"clear-site-data", b"refresh",
+        b"service-worker-allowed", b"report-to", b"nel",
+    }
+)  # fmt: skip
+_NOT_RETURNED: Final = _HOP_BY_HOP | _OF_A_SITE | {b"content-length"}
+#: what no browser shows as a page; the script of any other answer would run as one of the dashboard's
+_NO_PAGE: Final = (b"application/json", b"text/event-stream")
+_SANDBOX: Final = (b"content-security-policy", b"sandbox")
 #: what only the gateway may say; another gateway behind this one says it of its own sessions
 OUR_NAMES: Final = (b"x-session-", b"x-context-", b"x-gateway-", b"x-token-usage", b"x-response-mode")
 _OUR_PREFIXES: Final = (*OUR_NAMES, b"access-control-")
@@ -206,6 +216,7 @@ def response_headers(headers: Sequence[tuple[bytes, bytes]], *, unpacked: bool) 
     """The provider's headers that its client may see. `unpacked`: content-encoding no longer holds."""
     dropped = _named_by_connection(headers)
     returned: Headers = []
+    is_page = True
     for name, value in headers:
         lower = name.lower()
         if lower in _NOT_RETURNED or lower in dropped or lower.startswith(_OUR_PREFIXES):
@@ -214,8 +225,12 @@ def response_headers(headers: Sequence[tuple[bytes, bytes]], *, unpacked: bool) 
             continue
         if _UNSENDABLE.search(value):
             continue
+        if lower == b"content-type" and value.lower().startswith(_NO_PAGE):
+            is_page = False
         # Ours goes under that name; the provider's is what its support asks for.
         returned.append((b"x-upstream-request-id" if lower == REQUEST_ID else lower, value))
+    if is_page:
+        returned.append(_SANDBOX)
     return returned
 
 

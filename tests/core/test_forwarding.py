@@ -225,35 +225,63 @@ def test_a_credential_that_is_not_forwarded_needs_no_check(provider: Provider) -
     check_credential([(b"authorization", b"Bearer sk-ant-abc")], provider, ALL)
 
 
+JSON = (b"content-type", b"application/json")
+
+
+def returned(headers: list[tuple[bytes, bytes]], *, unpacked: bool) -> list[tuple[bytes, bytes]]:
+    """What is left of the headers of a JSON answer beside its type."""
+    return [pair for pair in response_headers([*headers, JSON], unpacked=unpacked) if pair != JSON]
+
+
+@pytest.mark.parametrize("content_type", [b"text/html", b"image/svg+xml", b"text/plain", b"", None])
+def test_what_a_browser_may_show_as_a_page_of_ours_runs_no_script(content_type: bytes | None) -> None:
+    pairs = [] if content_type is None else [(b"Content-Type", content_type)]
+    found = response_headers([*pairs, (b"content-security-policy", b"script-src *")], unpacked=False)
+    assert (b"content-security-policy", b"sandbox") in found
+
+
+@pytest.mark.parametrize(
+    "content_type", [b"application/json", b"Application/JSON; charset=utf-8", b"text/event-stream"]
+)
+def test_data_comes_as_it_is(content_type: bytes) -> None:
+    pairs = [(b"content-type", content_type)]
+    assert response_headers(pairs, unpacked=False) == pairs
+
+
+@pytest.mark.parametrize("name", ["Strict-Transport-Security", "Clear-Site-Data", "Refresh", "NEL", "Report-To"])
+def test_a_provider_says_nothing_of_the_gateways_site(name: str) -> None:
+    assert returned([(name.encode(), b"v")], unpacked=False) == []
+
+
 def test_a_providers_headers_pass_in_lower_case() -> None:
     pairs = [(b"X-RateLimit-Remaining", b"9"), (b"Retry-After", b"1"), (b"OpenAI-Version", b"a")]
-    assert response_headers(pairs, unpacked=False) == [(name.lower(), value) for name, value in pairs]
+    assert returned(pairs, unpacked=False) == [(name.lower(), value) for name, value in pairs]
 
 
 @pytest.mark.parametrize(
     "name", ["Connection", "Transfer-Encoding", "Content-Length", "Set-Cookie", "Alt-Svc", "Keep-Alive", "Upgrade"]
 )
 def test_what_holds_for_the_providers_connection_only_is_not_returned(name: str) -> None:
-    assert response_headers([(name.encode(), b"v")], unpacked=False) == []
+    assert returned([(name.encode(), b"v")], unpacked=False) == []
 
 
 def test_a_header_that_the_providers_connection_names_is_not_returned() -> None:
-    assert response_headers([(b"CONNECTION", b"X-Hop"), (b"X-Hop", b"1")], unpacked=False) == []
+    assert returned([(b"CONNECTION", b"X-Hop"), (b"X-Hop", b"1")], unpacked=False) == []
 
 
 def test_the_answers_content_encoding_is_dropped_only_where_it_was_unpacked() -> None:
     pairs = [(b"Content-Encoding", b"gzip")]
-    assert response_headers(pairs, unpacked=False) == [(b"content-encoding", b"gzip")]
-    assert response_headers(pairs, unpacked=True) == []
+    assert returned(pairs, unpacked=False) == [(b"content-encoding", b"gzip")]
+    assert returned(pairs, unpacked=True) == []
 
 
 @pytest.mark.parametrize("value", [b"a\r\nx: y", b"a\x00", b"\x1b[31m", b"\x7f"])
 def test_a_value_that_could_break_out_of_its_header_is_not_returned(value: bytes) -> None:
-    assert response_headers([(b"x-a", value), (b"x-b", b"tab\tis fine")], unpacked=False) == [(b"x-b", b"tab\tis fine")]
+    assert returned([(b"x-a", value), (b"x-b", b"tab\tis fine")], unpacked=False) == [(b"x-b", b"tab\tis fine")]
 
 
 def test_the_providers_request_id_does_not_hide_ours() -> None:
-    assert response_headers([(b"X-Request-Id", b"req_1")], unpacked=False) == [(b"x-upstream-request-id", b"req_1")]
+    assert returned([(b"X-Request-Id", b"req_1")], unpacked=False) == [(b"x-upstream-request-id", b"req_1")]
 
 
 @pytest.mark.parametrize(
@@ -267,7 +295,7 @@ def test_the_providers_request_id_does_not_hide_ours() -> None:
     ],
 )
 def test_a_provider_cannot_speak_in_the_gateways_name(name: str) -> None:
-    assert response_headers([(name.encode(), b"1")], unpacked=False) == []
+    assert returned([(name.encode(), b"1")], unpacked=False) == []
 
 
 @pytest.mark.parametrize(
