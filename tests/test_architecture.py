@@ -134,7 +134,6 @@ TESTED_ELSEWHERE = {
     "upstream.litellm.watched": "upstream/test_litellm.py",
     "upstream.litellm.wires": "e2e/test_translation.py",
     "upstream.litellm.blocks": "e2e/test_translation.py",
-    "upstream.pieces": "e2e/test_upstream_faults.py",  # packed, broken and endless answers of a real upstream
     "dialects": "dialects/test_endpoints.py",  # the table of endpoints
     "__main__": "cli",  # one line: python -m gateway
     # These show what they are worth only on a real port, with a real client and a real provider's faults.

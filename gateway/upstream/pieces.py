@@ -67,6 +67,8 @@ async def unpacked(answer: UpstreamReply) -> AsyncIterator[bytes]:
             empty = False
             for part in unpacker.feed(piece):
                 yield part
+                # One piece may hold a thousand times its size, and who takes it need not wait for anything.
+                await asyncio.sleep(0)
     except (Corrupt, TooLarge):
         raise UpstreamProtocolError("The provider's answer is packed and cannot be unpacked.") from None
     if not (empty or unpacker.complete):
