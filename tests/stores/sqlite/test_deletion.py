@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,38 @@ async def test_another_process_can_write_while_a_long_session_goes(
         assert during > 5
         assert query(path, "SELECT count(*) FROM calls WHERE session_id = 'long'") == [(0,)]
         assert (await store.totals(SessionKey("alice", "new"))).calls == 2 * during
+
+
+def slow(path: Path) -> sqlite3.Connection:
+    """A connection of a machine that is busy: each statement waits for its turn."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.set_trace_callback(lambda _: time.sleep(0.005))
+    return connection
+
+
+async def test_a_transaction_ends_early_where_its_statements_wait_for_their_turn(path: Path) -> None:
+    names = [f"old{number}" for number in range(100)]
+    async with opened(path):
+        fill(path, dict.fromkeys(names, 1))
+        connection = slow(path)
+        keys: Sequence[deletion.Key] = [("alice", name) for name in names]
+        gone, keys = deletion.delete_sessions(connection, keys, 2_000.0)
+        assert 0 < gone < 10
+        assert [key[1] for key in keys] == names[gone:]
+        assert deletion.delete_sessions(connection, keys[:1], 2_000.0) == (1, ())
+        connection.close()
+    assert query(path, "SELECT (SELECT count(*) FROM sessions), (SELECT count(*) FROM calls)") == [(99 - gone,) * 2]
+
+
+async def test_rows_without_a_session_go_in_few_statements(path: Path) -> None:
+    async with opened(path):
+        fill_changes(path, 450)
+        connection, statements = sqlite3.connect(path, isolation_level=None), list[str]()
+        connection.set_trace_callback(statements.append)
+        assert deletion.delete_old_states(connection, 2_000.0) == 450
+        connection.close()
+    assert len(statements) < 10
+    assert query(path, "SELECT count(*) FROM states") == [(0,)]
 
 
 async def test_no_transaction_of_a_deletion_takes_more_than_a_part(path: Path) -> None:
