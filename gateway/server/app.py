@@ -214,7 +214,9 @@ async def _alive(_: Request) -> Response:
 
 async def _http_error(_: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == 405:  # noqa: PLR2004
-        return fault_response(errors.MethodNotAllowed("This path does not take this method."))
+        answer = fault_response(errors.MethodNotAllowed("This path does not take this method."))
+        answer.headers.update(error.headers or {})  # `allow`: those that it takes
+        return answer
     return fault_response(errors.NotFound("There is nothing under this path."))
 
 

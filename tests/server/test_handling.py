@@ -45,6 +45,7 @@ def test_what_is_not_there_is_a_404(path: str, web: Web) -> None:
 def test_a_method_a_path_does_not_take_is_a_405(method: str, web: Web) -> None:
     answer = web.send(method, "/api/sessions")
     assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
+    assert set((answer.header("allow") or "").split(", ")) == {"GET", "HEAD"}
 
 
 @pytest.mark.parametrize(
