@@ -35,6 +35,8 @@ KNOWN_HEADERS: Final = (
     "x-session-affinity",
     "x-openwebui-chat-id",
 )
+#: what may stand around a header's value and is no part of it (RFC 9110, section 5.5)
+_AROUND: Final = " \t"
 _NOT_SESSIONS: Final = frozenset({PARENT.decode()})
 _LONGEST_MODEL_NAME: Final = 256
 #: made once: making an encoder costs more than its use on a small part
@@ -52,11 +54,12 @@ def from_headers(headers: Mapping[str, str], id_headers: Sequence[str]) -> str |
     """The first valid id among the headers (names in lower case)."""
     for name in (*id_headers, *KNOWN_HEADERS):
         value = headers.get(name)
-        if value is not None and is_valid(value):
-            return value
+        if value is not None and is_valid(named := value.strip(_AROUND)):
+            return named
     for name, value in headers.items():
-        if name.endswith("-session-id") and name.startswith("x-") and name not in _NOT_SESSIONS and is_valid(value):
-            return value
+        is_one = name.endswith("-session-id") and name.startswith("x-") and name not in _NOT_SESSIONS
+        if is_one and is_valid(named := value.strip(_AROUND)):
+            return named
     return None
 
 

@@ -68,6 +68,11 @@ def test_configured_headers_come_first_in_their_own_order() -> None:
     assert from_headers(headers, ("x-one", "x-two")) == "a"
 
 
+@pytest.mark.parametrize("name", ["x-session-id", "session-id", "x-my-session-id"])
+def test_blanks_around_an_id_are_no_part_of_it(name: str) -> None:
+    assert from_headers({name: "\t named  "}, ID_HEADERS) == "named"
+
+
 def test_an_invalid_id_is_skipped_for_the_next_header() -> None:
     assert from_headers({"x-session-id": "not valid", "session-id": "good"}, ID_HEADERS) == "good"
 
