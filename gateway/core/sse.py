@@ -18,6 +18,8 @@ MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 _BLANK_LINE: Final = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+#: An event of more lines is no provider's, and taking it apart would keep everybody else waiting.
+_MOST_LINES: Final = 100_000
 
 
 class EventBuffer:
@@ -103,9 +105,14 @@ def data_of_events(region: bytes) -> list[bytes]:
 
 
 def event_data(block: bytes) -> bytes:
-    """The data of one block: its `data` lines joined by LF; empty for a comment or an event without data."""
+    """The data of one block: its `data` lines joined by LF; empty for a comment or an event without data.
+
+    So it is for one of more than `_MOST_LINES`, which passes unread.
+    """
     if block.startswith(b"data: ") and block.find(b"\n") == len(block) - 2 and b"\r" not in block:
         return block[6:-2]
+    if len(block) > _MOST_LINES and block.count(b"\n") + block.count(b"\r") > _MOST_LINES:
+        return b""
     block = block.removeprefix(_BYTE_ORDER_MARK)
     lines = [_field_value(line) for line in _LINE_END.split(block) if line.startswith(b"data")]
     return b"\n".join(line for line in lines if line is not None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from gateway.core.sse import EventBuffer, data_of_events, event_data, split_events
@@ -144,3 +146,15 @@ def test_a_whole_event_passes_at_once_however_large() -> None:
 
 def test_a_comment_is_a_block_that_is_no_event() -> None:
     assert event_data(": totals: 漢\n\n".encode()) == b""
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
+def test_an_event_of_far_too_many_lines_passes_unread(end: bytes) -> None:
+    line = b"data: a" + end
+    assert event_data(line * 40_000 + end).count(b"a") == 40_000
+    tracemalloc.start()
+    try:
+        assert event_data(line * 200_000 + end) == b""
+        assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
+    finally:
+        tracemalloc.stop()
