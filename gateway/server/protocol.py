@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 import msgspec
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 MAX_HEADERS: Final = 256
@@ -36,6 +36,22 @@ class ServerConfig(Config):
 
     def configure_logging(self) -> None:
         """Do nothing."""
+
+
+class _UntilClosed(RequestResponseCycle):
+    """The answer to a client of HTTP/1.0, which knows no chunks: one of unknown length ends with its connection."""
+
+    _is_open = False
+
+    async def send(self, message: Any) -> None:
+        """See uvicorn, whose answers of unknown length are chunked for everybody."""
+        if message["type"] == "http.response.start":
+            self._is_open = all(name.lower() != b"content-length" for name, _ in message.get("headers", []))
+        if self._is_open:
+            # What it takes for the length that was announced: of this part, which is all there is to keep to.
+            self.chunked_encoding = False
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -179,6 +195,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._pipelined = 0
         self._stop_timer()
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.__class__ = _UntilClosed
 
     def on_message_complete(self) -> None:
         """The body is whole."""

@@ -133,6 +133,26 @@ def test_a_trailer_is_not_taken_for_a_header(small: Web) -> None:
     assert b"x-session-id: named\r\n" in answer
 
 
+@pytest.mark.parametrize("keep", [b"close", b"keep-alive"])
+def test_a_client_of_http_1_0_gets_no_chunks(keep: bytes, small: Web) -> None:
+    body = PLAIN[:-1] + b',"stream":true}'
+    request = chat_bytes(body).replace(b"HTTP/1.1", b"HTTP/1.0").replace(b"connection: close", b"connection: " + keep)
+    with connect(small.url) as sock:
+        sock.sendall(request)
+        head, _, events = read_all(sock).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert events.startswith(b"data: {")
+    assert events.endswith(b"data: [DONE]\n\n")
+
+
+def test_a_client_of_http_1_0_gets_a_whole_answer_as_it_is(small: Web) -> None:
+    answer = talk(small.url, chat_bytes(PLAIN).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert answer.status == 200
+    assert answer.body.endswith(b"}")
+    assert answer.header("content-length") == str(len(answer.body))
+
+
 def test_a_kept_connection_may_be_idle_for_longer_than_a_head_may_take(hasty: Web) -> None:
     request = chat_bytes(PLAIN).replace(b"connection: close\r\n", b"")
     with connect(hasty.url) as sock:
