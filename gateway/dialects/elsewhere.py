@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.core.counting.measure import Wire
-from gateway.dialects.contents import MOST_MESSAGES, Contents, elements
+from gateway.dialects.contents import MOST_MESSAGES, Contents, is_far_too_much
 from gateway.dialects.fields import UNREADABLE, AnyFields, Fields, decode, is_given
 
 #: fields of a Responses request that stand for content which its provider has
@@ -47,6 +47,7 @@ _ADDRESSES: Final = (_FILE_URL, "file_data", "document_url", "video_url", "audio
 _NAMED: Final = re.compile(
     rb'"(?:(file_id)"\s*+:|(?:file_url|file_data|document_url|video_url|audio_url|url)"\s*+:\s*+"[hH][tT][tT][pP])'
 )
+_LIST: Final = msgspec.json.Decoder(list[msgspec.Raw])
 #: deeper than parts stand in parts, and bytes of messages that are built to look for them
 _DEEPEST: Final = 8
 _MOST_BYTES: Final = 2**20
@@ -114,8 +115,10 @@ def _ids(fields: AnyFields, wire: Wire | None, names: Sequence[str]) -> tuple[st
 
 
 def _elements(array: bytes) -> Sequence[msgspec.Raw]:
+    if is_far_too_much(array):
+        return ()
     try:
-        return elements(array)
+        return _LIST.decode(array)
     except UNREADABLE:
         return ()
 

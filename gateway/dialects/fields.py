@@ -22,8 +22,6 @@ _MOST_DIGITS: Final = 400
 #: what may stand before a value
 _BLANK: Final = " \t\r\n\0"
 #: raised for what is no JSON, also where it is no text
-#: where an array has no such element
-ABSENT: Final = msgspec.Raw(b"")
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 #: top-level fields of a body; no API has a hundred
 _MAX_FIELDS: Final = 4096
@@ -159,17 +157,6 @@ def _refuse_duplicates(names: list[str]) -> None:
     raise InvalidRequest(
         f'The field "{name[:80]}" stands more than once in the request body. Send it once.', param=name[:80]
     )
-
-
-def head_decoder(length: int) -> msgspec.json.Decoder[msgspec.Struct]:
-    """Reads the first elements of an array, `ABSENT` where it has fewer; others are skipped and become no objects."""
-    elements = [(f"element{place}", msgspec.Raw, ABSENT) for place in range(length)]
-    return msgspec.json.Decoder(msgspec.defstruct("_Head", elements, array_like=True, gc=False))
-
-
-def is_there(raw: msgspec.Raw) -> bool:
-    """Whether it was an element of the array that a `head_decoder` has read."""
-    return raw is not ABSENT
 
 
 def write_fields(fields: Fields, changes: Mapping[str, object]) -> bytes:

@@ -9,8 +9,9 @@ from typing import Final
 import msgspec
 
 from gateway.core.identity import hash_of, text_of
-from gateway.dialects.fields import ABSENT, decode, head_decoder, is_there
+from gateway.dialects.fields import decode
 
+_ABSENT: Final = msgspec.Raw(b"")
 #: content that is decoded to find what identifies a conversation; text that needs no decoding is not counted
 _DECODED_BYTES: Final = 32 * 1024
 #: bytes of the longest role that is looked at, however it is escaped
@@ -18,12 +19,18 @@ _LONGEST_ROLE: Final = 64
 
 
 class _Item(msgspec.Struct, gc=False):
-    role: msgspec.Raw = ABSENT
-    content: msgspec.Raw = ABSENT
+    role: msgspec.Raw = _ABSENT
+    content: msgspec.Raw = _ABSENT
 
 
 class _Part(msgspec.Struct, gc=False):
-    text: msgspec.Raw = ABSENT
+    text: msgspec.Raw = _ABSENT
+
+
+def _head_decoder(length: int) -> msgspec.json.Decoder[msgspec.Struct]:
+    """Reads the first elements of an array; the others are skipped without becoming objects."""
+    elements = [(f"element{place}", msgspec.Raw, _ABSENT) for place in range(length)]
+    return msgspec.json.Decoder(msgspec.defstruct("_Head", elements, array_like=True, gc=False))
 
 
 _ITEM_DECODER: Final = msgspec.json.Decoder(_Item)
@@ -31,8 +38,8 @@ _PART_DECODER: Final = msgspec.json.Decoder(_Part)
 #: elements of an array that are looked at: nearly always enough, and the most there ever are
 _NEAR: Final = 16
 _FAR: Final = 1024
-_NEAR_DECODER: Final = head_decoder(_NEAR)
-_FAR_DECODER: Final = head_decoder(_FAR)
+_NEAR_DECODER: Final = _head_decoder(_NEAR)
+_FAR_DECODER: Final = _head_decoder(_FAR)
 
 
 def _elements(array: msgspec.Raw) -> Iterator[msgspec.Raw]:
@@ -43,10 +50,14 @@ def _elements(array: msgspec.Raw) -> Iterator[msgspec.Raw]:
         RecursionError: it is nested too deep to be read from here.
     """
     near = msgspec.structs.astuple(_NEAR_DECODER.decode(array))
-    yield from itertools.takewhile(is_there, near)
-    if is_there(near[-1]):
+    yield from itertools.takewhile(_is_there, near)
+    if _is_there(near[-1]):
         far = msgspec.structs.astuple(_FAR_DECODER.decode(array))
-        yield from itertools.takewhile(is_there, far[_NEAR:])
+        yield from itertools.takewhile(_is_there, far[_NEAR:])
+
+
+def _is_there(raw: msgspec.Raw) -> bool:
+    return raw is not _ABSENT
 
 
 def _first(raw: msgspec.Raw) -> bytes:
@@ -84,7 +95,7 @@ def _role_and_content(raw: msgspec.Raw) -> tuple[str | None, msgspec.Raw]:
     try:
         item = _ITEM_DECODER.decode(raw)
     except msgspec.DecodeError:
-        return None, ABSENT
+        return None, _ABSENT
     role = decode(item.role) if memoryview(item.role).nbytes <= _LONGEST_ROLE else None
     return role if isinstance(role, str) else None, item.content
 
@@ -121,7 +132,7 @@ class _OpeningReader:
 
 def _text_of_parts(raw: msgspec.Raw) -> str:
     try:
-        parts = list(itertools.takewhile(is_there, msgspec.structs.astuple(_FAR_DECODER.decode(raw))))
+        parts = list(itertools.takewhile(_is_there, msgspec.structs.astuple(_FAR_DECODER.decode(raw))))
     except (msgspec.DecodeError, RecursionError):
         parts = []
     return "\n".join(map(_text_or_hash, parts)) if 0 < len(parts) < _FAR else hash_of(memoryview(raw))
@@ -131,7 +142,7 @@ def _text_or_hash(raw: msgspec.Raw) -> str:
     try:
         text = raw if _first(raw) == b'"' else _PART_DECODER.decode(raw).text
     except (msgspec.DecodeError, RecursionError):
-        text = ABSENT
+        text = _ABSENT
     value = decode(text) if _first(text) == b'"' else None
     return value if isinstance(value, str) else hash_of(memoryview(raw))
 
