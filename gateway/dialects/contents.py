@@ -26,10 +26,11 @@ from gateway.dialects.fields import check_length, decode, join
 _WITHOUT_MESSAGES: Final = frozenset({"completions"})
 #: No provider takes so many; a body with more is not worth the time it would take to weigh each of them.
 MOST_MESSAGES: Final = 20_000
-#: Nor one of so many objects or commas: each is a token or more, but where they stand in no text each is also an object
-#: of ours, of which 54 MB took a gigabyte and 20 s.
+#: Nor one of so many objects, values or strings, each of which becomes an object of ours: 54 MB of them took a gigabyte
+#: and 20 s. What stands within texts does not count.
 MOST_OBJECTS: Final = 200_000
 _MOST_COMMAS: Final = 1_000_000
+_MOST_QUOTES: Final = 1_000_000
 #: a priority above this is as good as pinned
 MOST_PRIORITY: Final = 100.0
 PINNED: Final = "pinned"
@@ -126,11 +127,8 @@ def contents_of(call: Call, wire: Wire, known: Beginnings | None = None) -> Cont
         return None
     if not array.startswith(b"["):
         return Contents(wire, fields)
-    if is_far_too_much(array):
-        _refuse_marks(array)
-        return None
     if wire in _WITHOUT_MESSAGES:
-        return Contents(wire, fields)
+        return None if is_far_too_much(array) else Contents(wire, fields)
     try:
         return _of_array(wire, fields, array, known or _NOTHING_KNOWN)
     except (msgspec.DecodeError, RecursionError):
@@ -139,9 +137,9 @@ def contents_of(call: Call, wire: Wire, known: Beginnings | None = None) -> Cont
 
 def _of_array(wire: Wire, fields: Mapping[str, bytes], array: bytes, known: Beginnings) -> Contents | None:
     start, rest = _behind_known(wire, array, known)
-    fresh = _split(rest)
+    fresh = None if is_far_too_much(rest) else _split(rest)
     is_marked = _MARK in rest
-    if len(fresh) + (len(start.keys) if start is not None else 0) > MOST_MESSAGES:
+    if fresh is None or len(fresh) + (len(start.keys) if start is not None else 0) > MOST_MESSAGES:
         _refuse_marks(rest)
         return None
     marks = _Marks.of(_split(array), ITEMS[wire]) if is_marked else None
@@ -153,8 +151,18 @@ def _of_array(wire: Wire, fields: Mapping[str, bytes], array: bytes, known: Begi
 
 
 def is_far_too_much(array: bytes) -> bool:
-    """Whether an array is not worth to be taken apart, which is told without doing so."""
-    return len(array) > MOST_OBJECTS and (array.count(b"{") > MOST_OBJECTS or array.count(b",") > _MOST_COMMAS)
+    """Whether an array is not worth being taken apart, which is told without doing so."""
+    if len(array) <= MOST_OBJECTS or not _is_dense(array):
+        return False
+    # A long conversation may have as many in its texts, as logs and tables have: look at what stands outside of them.
+    plainly_quoted = array.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if plainly_quoted.count(b'"') > _MOST_QUOTES:
+        return True
+    return _is_dense(b"".join(plainly_quoted.split(b'"')[::2]))
+
+
+def _is_dense(text: bytes) -> bool:
+    return text.count(b"{") > MOST_OBJECTS or text.count(b",") > _MOST_COMMAS
 
 
 def _refuse_marks(array: bytes) -> None:

@@ -91,8 +91,10 @@ def test_what_is_far_too_much_takes_no_more_memory_than_its_bytes(array: bytes) 
     assert peak_of(lambda: kept_elsewhere(many.fields, "messages")) < len(array) + 2**20
 
 
-def test_a_long_text_with_many_commas_is_looked_into() -> None:
-    text = "a," * 300_000
+@pytest.mark.parametrize(
+    "text", ["a," * 1_500_000, '{"a": 1}, ' * 250_000, "\\\\{," * 300_000], ids=["table", "JSON", "odd"]
+)
+def test_a_long_text_with_many_commas_and_braces_is_looked_into(text: str) -> None:
     found = contents({"messages": [{"role": "user", "content": text}, {"role": "user", "content": "x"}]})
     assert [json.loads(raw)["content"] for raw in found.messages or ()] == [text, "x"]
 
