@@ -497,7 +497,10 @@ class Store(Protocol):
         ...
 
     async def calls(self, session: SessionKey, limit: int, before: str | None = None) -> Sequence[CallRecord]:
-        """A session's newest records, newest first; `before`: of those whose call id sorts before this one."""
+        """A session's newest records, newest first; `before`: of those whose call id sorts before this one.
+
+        Here and below, a record that this version cannot read is left out, and named in the log.
+        """
         ...
 
     async def call(self, namespace: str | None, request_id: str) -> CallRecord | None:

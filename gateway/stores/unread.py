@@ -10,12 +10,15 @@ from typing import Final
 import msgspec
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
-from gateway.core.ports import RecordRefused, StoredKey
+from gateway.core.ports import CallRecord, RecordRefused, StoredKey
 
 logger = logging.getLogger("gateway")
 
 #: what comes of reading a value that is none of ours
 _KEYS: Final = msgspec.json.Decoder(StoredKey)
+_RECORDS: Final = msgspec.json.Decoder(CallRecord)
+#: records that are named in the log: another version may have left any number of them
+_MOST_NAMED: Final = 100
 _UNREADABLE: Final = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
 
 
@@ -65,6 +68,27 @@ class UnreadKeys:
                         error,
                     )
         return sorted(found, key=lambda key: key.name)
+
+
+class UnreadRecords:
+    """Records of calls that this version cannot read: they are left out of lists, and named in the log once."""
+
+    def __init__(self) -> None:
+        self._ids: set[str] = set()
+
+    def read(self, call_id: str, value: bytes) -> CallRecord | None:
+        """The record; None where it cannot be read."""
+        try:
+            return _RECORDS.decode(value)
+        except _UNREADABLE as error:
+            if call_id not in self._ids and len(self._ids) < _MOST_NAMED:
+                self._ids.add(call_id)
+                logger.error(  # noqa: TRY400  # what it cannot read says enough
+                    "the record of call %s cannot be read and is left out of lists: %s. Totals and budgets have it",
+                    call_id,
+                    error,
+                )
+            return None
 
 
 class UnreadHolds:

@@ -44,11 +44,12 @@ def rewrite(path: Path, call_id: str, record: object) -> None:
 
 @dataclass(frozen=True)
 class Spoilt:
-    """A store, and ways to put into it what another version might have: in the place of a lost call, and of a hold."""
+    """A store, and ways to put into it what another version might have, in the place of what is there."""
 
     store: Store
     moments: Time
     lost: Spoil
+    record: Spoil
     hold: Spoil
     key: Spoil
 
@@ -61,6 +62,7 @@ async def spoilt(request: pytest.FixtureRequest, path: Path, moments: Time) -> A
         made = Spoilt(
             in_file,
             moments,
+            lambda call_id: rewrite(path, call_id, JUNK.encode()),
             lambda call_id: rewrite(path, call_id, JUNK.encode()),
             lambda hold_id: write(path, "UPDATE holds SET value = ? WHERE id = ?", JUNK.encode(), hold_id),
             lambda name: write(path, "UPDATE keys SET value = ? WHERE name = ?", JUNK.encode(), name),
@@ -75,6 +77,7 @@ async def spoilt(request: pytest.FixtureRequest, path: Path, moments: Time) -> A
             RedisStore(server.url, timeout_s=PATIENT_S, moment=moments.beside, ahead_s=lambda: moments.passed),
             moments,
             lambda call_id: cli("-c", "-p", port, "hset", _KEYS.calls(home)[2], call_id, "junk"),
+            lambda call_id: cli("-c", "-p", port, "hset", _KEYS.calls(home)[1], call_id, JUNK),
             lambda hold_id: cli("-c", "-p", port, "hset", _KEYS.hold(hold_id, tag), "v", JUNK),
             lambda name: cli("-c", "-p", port, "hset", _KEYS.client_keys, name, JUNK),
         )
@@ -132,6 +135,31 @@ async def test_what_is_refused_is_refused_each_time_and_writes_nothing(spoilt: S
     assert await store.standings([Claim(KEY.account)]) == before
     assert (await store.remembered(KEY)).state == SessionState()
     assert await calls_of(store, KEY) == 0
+
+
+async def test_a_record_that_cannot_be_read_keeps_no_other_from_being_seen(
+    spoilt: Spoilt, record: MakeRecord, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = spoilt.store
+    begin = (await store.latest(None, 0)).cursor
+    made = [record() for _ in range(6)]
+    for one in made:
+        await store.settle(one)
+    for place in (1, 3, 4):
+        spoilt.record(made[place].call_id)
+    readable = [made[place] for place in (5, 2, 0)]
+    for _ in range(2):
+        assert [list(await store.calls(KEY, limit)) for limit in (1, 2, 3, 9)] == [
+            readable[:1], readable[:2], readable, readable
+        ]  # fmt: skip
+    assert list(await store.calls(KEY, 9, made[4].call_id)) == readable[1:]
+    latest = await store.latest(begin, 9)
+    assert [one.call for one in latest.settled] == readable[::-1]
+    assert latest.cursor == begin + 6
+    assert await store.call("alice", made[3].call_id) is None
+    assert await store.call("alice", made[2].call_id) == made[2]
+    assert await calls_of(store, KEY) == 6
+    assert [len(said(caplog, "cannot be read", one.call_id)) for one in made] == [0, 1, 0, 1, 1, 0]
 
 
 async def test_when_the_store_is_back_what_it_refuses_keeps_nothing_waiting(

@@ -16,6 +16,7 @@ from gateway.stores.redis import values
 from gateway.stores.redis.keys import Keys, member_of, session_of, session_of_member, tag_of
 from gateway.stores.redis.link import Link
 from gateway.stores.redis.scripts import Command, Scripts
+from gateway.stores.unread import UnreadRecords
 
 #: what is looked at in one round trip
 _CHUNK: Final = 200
@@ -31,6 +32,7 @@ class Lists:
         self._link = link
         self._keys = keys
         self._verb = scripts.call
+        self._unread = UnreadRecords()
 
     async def views(self, sessions: Sequence[SessionKey]) -> list[SessionView | None]:
         """Sessions as they are now."""
@@ -77,15 +79,26 @@ class Lists:
             await self._link.call(("ZREM", name, *members))
 
     async def calls(self, session: SessionKey, limit: int, before: str | None = None) -> Sequence[CallRecord]:
-        """See `Store.calls`."""
+        """See `Store.calls`. In the place of each that cannot be read, an older one."""
         ids, records, _ = self._keys.calls(tag_of(session.namespace, session.id))
-        # All have the score 0: they lie in the order of their ids.
-        end = "+" if before is None else f"({before}"
-        [newest] = await self._link.call(("ZREVRANGEBYLEX", ids, end, "-", "LIMIT", 0, max(0, limit)))
-        if limit < 1 or not newest:
-            return []
-        [rows] = await self._link.call(("HMGET", records, *newest))
-        return [values.RECORDS.decode(row) for row in rows if row is not None]
+        found: list[CallRecord] = []
+        while len(found) < limit:
+            wanted = limit - len(found)
+            # All have the score 0: they lie in the order of their ids.
+            end = "+" if before is None else f"({before}"
+            [newest] = await self._link.call(("ZREVRANGEBYLEX", ids, end, "-", "LIMIT", 0, wanted))
+            if not newest:
+                break
+            [rows] = await self._link.call(("HMGET", records, *newest))
+            found += [one for at, row in zip(newest, rows, strict=True) if (one := self._read(at, row)) is not None]
+            if len(newest) < wanted:
+                break
+            before = newest[-1].decode()
+        return found
+
+    def _read(self, call_id: bytes, value: bytes | None) -> CallRecord | None:
+        """A record; None where it is gone, or cannot be read."""
+        return self._unread.read(call_id.decode(), value) if value is not None else None
 
     async def call(self, namespace: str | None, name: str) -> CallRecord | None:
         """See `Store.call`."""
@@ -101,7 +114,7 @@ class Lists:
                 continue
             [row] = await self._link.call(("HGET", self._keys.calls(where)[1], call_id))
             if row is not None:
-                return values.RECORDS.decode(row)
+                return self._unread.read(call_id, row)
         return None
 
     async def latest(self, after: int | None, limit: int) -> Latest:
@@ -112,9 +125,9 @@ class Lists:
         places = [("HGET", self._keys.calls(tag)[1], call_id) for call_id, tag, _ in noted]
         rows = await self._link.call(*places) if places else []
         settled = [
-            Settled(values.RECORDS.decode(row), None if session_of(tag) is None else totals)
-            for (_, tag, totals), row in zip(noted, rows, strict=True)
-            if row is not None
+            Settled(record, None if session_of(tag) is None else totals)
+            for (call_id, tag, totals), row in zip(noted, rows, strict=True)
+            if row is not None and (record := self._unread.read(call_id, row)) is not None
         ]
         return Latest(settled, cursor, missed)
 

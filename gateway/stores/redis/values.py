@@ -40,7 +40,6 @@ _CHANGED: Final = 2
 #: of `SessionView`, and then the totals
 VIEW: Final = ("derived", "created", "last", *(f"t{number}" for number in range(1, len(SUMS) + 1)))
 TOTALS: Final = VIEW[3:]
-RECORDS: Final = msgspec.json.Decoder(CallRecord)
 _HOLDS: Final = msgspec.json.Decoder(OpenHold)
 _ENTRIES: Final = msgspec.msgpack.Decoder(tuple[str, str, tuple[str | bool | None, ...]])
 encode_json: Final = msgspec.json.Encoder().encode

@@ -43,7 +43,7 @@ from gateway.stores.sqlite import accounts, deletion, kept, latest, rows
 from gateway.stores.sqlite.place import Hidden, Moved, Place
 from gateway.stores.sqlite.schema import connect, migrate, rewrite_format
 from gateway.stores.sqlite.writer import RETRY_S, Writer
-from gateway.stores.unread import UnreadHolds, UnreadKeys, refusing
+from gateway.stores.unread import UnreadHolds, UnreadKeys, UnreadRecords, refusing
 
 T = TypeVar("T")
 
@@ -86,6 +86,7 @@ class SqliteStore:
         self._loop = asyncio.get_running_loop()
         self._unread = UnreadHolds()
         self._unread_keys = UnreadKeys()
+        self._unread_records = UnreadRecords()
         self._since_checkpoint = 0
         self._checkpoint: asyncio.Task[None] | None = None
         # One connection, so one thread, which goes with the store; the loop's own are for work that waits for no lock.
@@ -273,34 +274,15 @@ class SqliteStore:
 
     async def calls(self, session: SessionKey, limit: int, before: str | None = None) -> Sequence[CallRecord]:
         """See `Store.calls`."""
-        values: tuple[object, ...] = (session.namespace, session.id)
-        if before is not None:
-            values += (before,)
-        older = "" if before is None else " AND call_id < ?"
-        query = f"SELECT record FROM calls WHERE namespace = ? AND session_id = ?{older} ORDER BY call_id DESC LIMIT ?"  # noqa: S608
-        values += (limit,)
-        return await self._in_thread(
-            lambda connection: [rows.record_of(row) for row in connection.execute(query, values)]
-        )
+        return await self._in_thread(lambda db: rows.calls(db, session, limit, before, self._unread_records))
 
     async def call(self, namespace: str | None, request_id: str) -> CallRecord | None:
         """See `Store.call`."""
-        condition = "" if namespace is None else " AND namespace = ?"
-        scope = () if namespace is None else (namespace,)
-
-        def read(connection: sqlite3.Connection) -> CallRecord | None:
-            for column in ("call_id", "request_id"):
-                query = f"SELECT record FROM calls WHERE {column} = ?{condition} ORDER BY call_id DESC LIMIT 1"  # noqa: S608
-                row = connection.execute(query, (request_id, *scope)).fetchone()
-                if row:
-                    return rows.record_of(row)
-            return None
-
-        return await self._in_thread(read)
+        return await self._in_thread(lambda db: rows.call(db, namespace, request_id, self._unread_records))
 
     async def latest(self, after: int | None, limit: int) -> Latest:
         """See `Store.latest`."""
-        return await self._in_thread(lambda db: latest.read(db, after, limit))
+        return await self._in_thread(lambda db: latest.read(db, after, limit, self._unread_records))
 
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""

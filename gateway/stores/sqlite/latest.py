@@ -8,15 +8,17 @@ from typing import Final
 import msgspec
 
 from gateway.core.ports import MOST_LATEST, Latest, Settled
-from gateway.stores.sqlite.rows import LAST_NUMBER, record_of
+from gateway.core.usage import Totals
+from gateway.stores.sqlite.rows import LAST_NUMBER
 from gateway.stores.sums import totals_of
+from gateway.stores.unread import UnreadRecords
 
 _LAST: Final = f"SELECT {LAST_NUMBER}"
-_READ: Final = "SELECT number, totals, record FROM calls WHERE number > ? ORDER BY number LIMIT ?"
+_READ: Final = "SELECT number, call_id, totals, record FROM calls WHERE number > ? ORDER BY number LIMIT ?"
 _TOTALS: Final = msgspec.json.Decoder(tuple[int, ...])
 
 
-def read(connection: sqlite3.Connection, after: int | None, limit: int) -> Latest:
+def read(connection: sqlite3.Connection, after: int | None, limit: int, unread: UnreadRecords) -> Latest:
     """See `Store.latest`."""
     last = connection.execute(_LAST).fetchone()[0]
     if after is None:
@@ -24,9 +26,10 @@ def read(connection: sqlite3.Connection, after: int | None, limit: int) -> Lates
     known = after if after <= last else 0  # else the file is another one by now
     begin = max(known, last - MOST_LATEST)
     rows = connection.execute(_READ, (begin, limit)).fetchall()
-    settled = [_settled(record, totals) for _, totals, record in rows]
+    records = [(unread.read(call_id, record), totals) for _, call_id, totals, record in rows]
+    settled = [Settled(record, _totals(totals)) for record, totals in records if record is not None]
     return Latest(settled, rows[-1][0] if rows else last, begin - known)
 
 
-def _settled(record: bytes, totals: bytes | None) -> Settled:
-    return Settled(record_of((record,)), totals_of(_TOTALS.decode(totals)) if totals is not None else None)
+def _totals(value: bytes | None) -> Totals | None:
+    return totals_of(_TOTALS.decode(value)) if value is not None else None

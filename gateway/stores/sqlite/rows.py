@@ -17,6 +17,7 @@ from gateway.core.usage import MAX_TOKENS, Totals
 from gateway.core.values import dataclass
 from gateway.stores.sqlite import accounts, kept
 from gateway.stores.sums import MAX_SUM, SUMS, sums_of, totals_of
+from gateway.stores.unread import UnreadRecords
 
 _SUM_LIST: Final = ", ".join(SUMS)
 #: of the call that was settled last, also where it is deleted
@@ -89,6 +90,9 @@ _RESET: Final = (
 )
 _RECORDS: Final = msgspec.json.Decoder(CallRecord)
 _EPOCHS: Final = msgspec.json.Decoder(tuple[int, ...])
+_CALLS: Final = (
+    "SELECT call_id, record FROM calls WHERE namespace = ? AND session_id = ?{} ORDER BY call_id DESC LIMIT ?"
+)
 
 
 def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> tuple[Totals, bool]:
@@ -172,7 +176,7 @@ def _lost(known: tuple[bytes, bytes | None], record: CallRecord) -> _Lost | None
     if record.outcome == LOST:
         return None
     value, epochs = known
-    lost = record_of((value,))
+    lost = _RECORDS.decode(value)
     if lost.outcome != LOST:
         return None
     # An older version kept none, and had none.
@@ -341,6 +345,28 @@ def view(row: Sequence[Any]) -> SessionView:
     return SessionView(key, created_at, last_call_at, totals_of(row[6:]), bool(derived), kept.tool_use(tools))
 
 
-def record_of(row: tuple[bytes]) -> CallRecord:
-    """A call as it was written."""
-    return _RECORDS.decode(row[0])
+def calls(
+    db: sqlite3.Connection, session: SessionKey, limit: int, before: str | None, unread: UnreadRecords
+) -> list[CallRecord]:
+    """See `Store.calls`. In the place of each that cannot be read, an older one."""
+    found: list[CallRecord] = []
+    while len(found) < limit:
+        wanted = limit - len(found)
+        older, bounds = ("", ()) if before is None else (" AND call_id < ?", (before,))
+        rows = db.execute(_CALLS.format(older), (session.namespace, session.id, *bounds, wanted)).fetchall()
+        found += [record for row in rows if (record := unread.read(*row)) is not None]
+        if len(rows) < wanted:
+            break
+        before = rows[-1][0]
+    return found
+
+
+def call(db: sqlite3.Connection, namespace: str | None, name: str, unread: UnreadRecords) -> CallRecord | None:
+    """See `Store.call`."""
+    condition, scope = ("", ()) if namespace is None else (" AND namespace = ?", (namespace,))
+    for column in ("call_id", "request_id"):
+        query = f"SELECT call_id, record FROM calls WHERE {column} = ?{condition} ORDER BY call_id DESC LIMIT 1"  # noqa: S608
+        row = db.execute(query, (name, *scope)).fetchone()
+        if row:
+            return unread.read(*row)
+    return None
