@@ -21,7 +21,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.message import plain
 from gateway.core.values import dataclass
 from gateway.dialects.base import Call
-from gateway.dialects.fields import check_length, decode, join
+from gateway.dialects.fields import check_length, decode, join, unescaped
 
 _WITHOUT_MESSAGES: Final = frozenset({"completions"})
 #: No provider takes so many; a body with more is not worth the time it would take to weigh each of them.
@@ -155,10 +155,8 @@ def is_far_too_much(array: bytes) -> bool:
     if len(array) <= MOST_OBJECTS or not _is_dense(array):
         return False
     # A long conversation may have as many in its texts, as logs and tables have: look at what stands outside of them.
-    plainly_quoted = array.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if plainly_quoted.count(b'"') > _MOST_QUOTES:
-        return True
-    return _is_dense(b"".join(plainly_quoted.split(b'"')[::2]))
+    array = unescaped(array)
+    return array.count(b'"') > _MOST_QUOTES or _is_dense(b"".join(array.split(b'"')[::2]))
 
 
 def _is_dense(text: bytes) -> bool:

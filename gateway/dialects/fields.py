@@ -170,6 +170,12 @@ def write_fields(fields: Fields, changes: Mapping[str, object]) -> bytes:
     return msgspec.json.encode(merged)
 
 
+def unescaped(text: bytes) -> bytes:
+    """JSON without the escapes in its strings: every quote that is left begins or ends one."""
+    # To look for one is quicker than to replace none.
+    return text.replace(rb"\\", b"").replace(rb"\"", b"") if b"\\" in text else text
+
+
 def join(items: Sequence[bytes]) -> msgspec.Raw:
     """The JSON array of these values."""
     return msgspec.Raw(b"[" + b",".join(items) + b"]")
