@@ -163,15 +163,22 @@ export class Charts {
 
   /** @param {number[]} xs */
   context(xs) {
-    const of = (/** @type {(context: import("../types.js").Context) => number | null} */ get) =>
-      this.calls.map(({ context }) => (context ? get(context) : null));
+    const of = (/** @type {(context: import("../types.js").Context, outcome: string) => number | null} */ get) =>
+      this.calls.map(({ context, outcome }) => (context ? get(context, outcome) : null));
     const came = of((context) => context.original_tokens);
+    // Of a call that was refused nothing was sent.
+    const sent = of((context, outcome) => (outcome === "refused" ? null : context.tokens));
     const most = Math.max(...came.map((one) => one ?? 0));
     // A limit far above all that came would leave nothing to see of it.
     const budget = of((context) => (context.budget !== null && context.budget < 3 * most ? context.budget : null));
     this.charts.context.set(
-      [xs, came, of((context) => (context.shadow ? context.original_tokens : context.tokens)), budget],
-      [xs, came, of((context) => context.tokens), of((context) => context.budget)],
+      [
+        xs,
+        came,
+        sent.map((tokens, index) => (tokens !== null && this.calls[index].context?.shadow ? came[index] : tokens)),
+        budget,
+      ],
+      [xs, came, sent, of((context) => context.budget)],
     );
     this.charts.context.element.hidden = came.every((one) => one === null);
   }
