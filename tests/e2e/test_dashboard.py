@@ -233,7 +233,7 @@ def test_of_a_call_that_was_refused_nothing_is_said_to_have_been_sent(ui: Ui) ->
     ui.gateway.web.post(CHAT, body, {"x-session-id": "poor", "x-session-budget-tokens": "1"})
     page = ui.show("#/session/poor")
     chart = page.locator("main .chart").filter(has_text="Context: as it came")
-    expect(chart).to_contain_text(re.compile(r"came\s*\d+\s*sent\s*–"))
+    expect(chart).to_contain_text(re.compile(r"came\s*\d+\s*sent\s*\u2013"))
 
 
 def test_numbers_that_round_up_to_the_next_unit_are_told_in_that(ui: Ui) -> None:
