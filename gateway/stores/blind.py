@@ -1,7 +1,7 @@
-"""What may be spent while the store is away: what was left when it was last seen, each worker for itself.
+"""What may be spent while the store is away: in each worker, what was left of an account when it saw that last.
 
-What others spend meanwhile is not known, so that a budget may be overspent by what was left of it in each worker, and
-not by more. When the store is back, it is told of everything, and nothing of this is of use any more.
+No worker knows what others spend meanwhile. So each of them may spend what was left, and a budget is overspent by no
+more than that. When the store is back it gets the records of all these calls, and what is counted here is dropped.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from gateway.core import ledger
 from gateway.core.ledger import Account, AccountKey, Amount, Claim, Granted, Hold, Limits, Moment, Refused, Standing
 from gateway.stores import clock
 
-#: accounts remembered, those seen last; and what was spent on so many that have no limit and hold nothing
+#: how many accounts are remembered as they were seen last, and for how many of those that have no limit and hold
+#: nothing it is remembered what was spent on them
 _REMEMBERED: Final = 20_000
 
 
 class Blind:
-    """Accounts as they were last seen, and what was spent on them since the store is away."""
+    """Accounts as they were last seen, and what was spent on them since the store went away."""
 
     def __init__(self, moment: Callable[[], Moment] = clock.now) -> None:
         self._moment = moment
         self._seen: OrderedDict[AccountKey, Standing] = OrderedDict()
         self._accounts: dict[AccountKey, Account] = {}
-        #: those whose limits count what was spent on them
+        #: accounts that have a limit: what was spent on them is not forgotten before the store is back
         self._limited: set[AccountKey] = set()
-        #: those without, on which nothing is held: the first ones were used longest ago
+        #: accounts that have none and on which nothing is held: the first ones were used longest ago, and go first
         self._idle: OrderedDict[AccountKey, None] = OrderedDict()
 
     def saw(self, standings: Iterable[Standing]) -> None:
-        """How accounts stand, as the store said: with their own limits, not with what one call declared."""
+        """Remember how accounts stand, as the store said: with their own limits, not with what one call declared."""
         for stands in standings:
             self._seen[stands.key] = stands
             self._seen.move_to_end(stands.key)
@@ -40,7 +41,7 @@ class Blind:
             self._seen.popitem(last=False)
 
     def saw_used(self, standings: Iterable[Standing]) -> None:
-        """What is used and held of accounts that were seen; with a call's limits, which are no other call's."""
+        """Remember what is used and held of accounts that were seen before, not the limits: those are of one call."""
         for stands in standings:
             seen = self._seen.get(stands.key)
             if seen is not None:
@@ -81,7 +82,7 @@ class Blind:
         return granted
 
     def settle(self, hold: Hold, units: int, spent: Amount) -> None:
-        """Put what was spent in the place of a hold; nothing where the store was back meanwhile."""
+        """Put what was spent in the place of a hold; not on accounts that `forget` has dropped meanwhile."""
         known = [claim.key for claim in hold.claims if claim.key in self._accounts]
         changes = ledger.settle(self._accounts, known, hold.amount(units), spent)
         self._accounts |= changes
@@ -93,7 +94,10 @@ class Blind:
             del self._accounts[key]
 
     def forget(self) -> None:
-        """The store is back. Until it says how an account stands, what was spent blindly stays so: it may go again."""
+        """The store is back: drop what was counted.
+
+        It stays in how accounts were seen last, should the store go again before it says how they stand.
+        """
         for key, account in self._accounts.items():
             seen = self._seen.get(key)
             if seen is not None:

@@ -25,5 +25,5 @@ def _boot() -> str:
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
-        # Then a boot shows in that the clock has gone back.
+        # Without a name, a new boot shows in that the clock has gone back; see `Moment.is_of_boot`.
         return ""

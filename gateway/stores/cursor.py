@@ -11,12 +11,12 @@ import msgspec
 from gateway.core.errors import InvalidRequest
 from gateway.core.ports import SessionView
 
-#: what a value may be: the integers of SQLite
+#: the integers that a value may be: SQLite takes no larger ones
 _INTEGERS: Final = range(-(2**63), 2**63)
 
 
 class Cursor(NamedTuple):
-    """Compares as the list is sorted (descending)."""
+    """`value`: tokens, or when the session was called last (Unix seconds). A smaller cursor comes later in the list."""
 
     value: float | int
     namespace: str

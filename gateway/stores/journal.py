@@ -30,9 +30,9 @@ _SUFFIX: Final = ".journal"
 #: of a file with what cannot be settled by this version: an operator has to look at it
 _ASIDE: Final = ".unread"
 _RECORDS: Final = msgspec.json.Decoder(CallRecord)
-#: one line; a record is a few kilobytes, with the fate of each of 20,000 messages a few megabytes
+#: bytes of one line; a record is a few kilobytes, with the fate of each of 20,000 messages a few megabytes
 _LONGEST: Final = 64 * 1024 * 1024
-#: for the log
+#: what the log advises an operator to do
 REMEDY: Final = "once a version that can runs here, let the name of the file end in .journal again"
 
 
@@ -84,7 +84,7 @@ class Journal:
             os.close(file)
 
     def clear(self) -> None:
-        """All that was appended has been settled."""
+        """Delete the file: all that was appended has been settled."""
         with self._lock:
             file, path = self._file, self._path
             self._file = self._path = None
@@ -92,7 +92,7 @@ class Journal:
                 if path is not None:
                     path.unlink(missing_ok=True)
             finally:
-                # One that could not be deleted is found like that of a worker that is gone, and counts once.
+                # One that could not be deleted is found like that of a worker that is gone, and charges nobody twice.
                 if file is not None:
                     os.close(file)
 
@@ -135,10 +135,11 @@ class Left:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        #: whether a line of it could not be read
         self._is_odd = False
 
     def records(self) -> Sequence[CallRecord]:
-        """What it holds and can be read."""
+        """The records in it that can be read."""
         found = []
         with self.path.open("rb") as lines:
             while line := lines.readline(_LONGEST):
@@ -153,7 +154,7 @@ class Left:
         return found
 
     def delete(self) -> None:
-        """All of it has been settled. What another version wrote, or damage changed, is set aside: it is a charge."""
+        """Delete it, as its records are settled; where some could not be read, set it aside: they are charges, too."""
         if self._is_odd:
             aside = self.path.with_suffix(_ASIDE)
             self.path.rename(aside)
@@ -165,7 +166,7 @@ class Left:
 
 
 def _is_ours(file: int, path: Path) -> bool:
-    """Lock a file that was just made, unless another worker has taken it for one left behind: then that deletes it."""
+    """Lock a file that was just made, unless another worker has taken it for one left behind and deletes it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -27,21 +27,23 @@ _MOST_KEYS: Final = 4096
 #: keys of one write: a few hundred take half a millisecond
 _SLICE: Final = 500
 _WRITE_AFTER_S: Final = 1.0
+#: what the keys in the store begin with, by what is kept under them
 _OFFSETS: Final = "offsets\n"
 _SURPRISES: Final = "surprises\n"
 _FRAMES: Final = "frames\n"
 _WINDOW: Final = "window\n"
-#: How long a window is gone by. As long as it is, nothing longer is sent that could show it to be wrong.
+#: Seconds for which a window is believed. Not for ever: while it is, nothing longer is sent that could refute it.
 _WINDOW_S: Final = 3600.0
-#: How long a window, or none, is taken for what the other workers know too. Numbers come back with the next write.
+#: Seconds after which the store is asked again for a window, which another worker may have been told by now. Numbers
+#: need no such question: each write brings back those of all workers.
 _WINDOW_FRESH_S: Final = 30.0
-#: for which a store that was away is not asked again for the same
+#: seconds for which a store that was away is not asked again for the same key
 _AWAY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """What a provider said of a model's window, and when (Unix seconds); 0 tokens: it is larger than was said."""
+    """The window that a provider named for a model, and when (Unix seconds); 0 tokens: a longer call was answered."""
 
     tokens: int
     at: float
@@ -131,7 +133,7 @@ class Learner(Observer):
             self._add(_SURPRISES + last.key, Residual(surprise, call.context.estimate))
 
     def _refute(self, provider: str, model: str, tokens: int) -> None:
-        """Forget a window that a call was answered beyond."""
+        """Forget a window that is smaller than the input of a call that was answered."""
         name = f"{provider}\n{model}"
         kept = self._kept.get(_WINDOW + name)
         known = self._new_windows.get(name) or (kept.known if kept is not None else None)

@@ -1,7 +1,7 @@
-"""Holds that are open in this worker: kept alive, noted how far they are, extended; and those that others left behind.
+"""The holds of this worker: renewed, extended, and noted with how far their streams are; and holds that others left.
 
-A worker that dies says nothing more of its holds. When their leases end, any worker that shares the store settles them
-from what was noted last.
+A worker that dies renews its holds no more. When their leases end, any worker that shares the store settles them by
+what was noted last.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gateway.core.ports import CallRecord, OpenHold, Store
 
 logger = logging.getLogger("gateway")
 
-#: between two notes of how far a stream is: what a crash may leave unknown
+#: seconds between two notes of how far a stream is: what came after the last one is not known after a crash
 TICK_S: Final = 1.0
-#: A lease is renewed when this share of it has passed, ...
+#: a lease is renewed when this share of it has passed
 _RENEW_AT: Final = 0.33
-#: ... and looked for in the store, where its worker is gone, so often
+#: seconds between two looks for holds whose lease has ended, and how many of them one look settles
 _SWEEP_S: Final = 5.0
 _SWEEP_MOST: Final = 100
 #: A hold is extended when fewer tokens than this are left of it; a fast model gives some hundred tokens a second.
@@ -37,12 +37,12 @@ class Lease:
     """One open hold.
 
     Attributes:
-        tokens: of the answer, held so far.
-        step: units by which it is extended as it is used up, see `Hold`; 0 where it is not.
-        answers: asked for in one call: a unit is a token of each.
-        delivered: tokens of the answer that have come.
-        pending: makes the hold that is not taken yet, see `take`; None: it is taken.
-        is_over: what has come is all that is held, and no more can be; the answer has to end.
+        tokens: how many of the answer are held so far.
+        step: units (see `Hold`) by which it is extended when it is nearly used up; 0: it never is.
+        answers: how many the call asks for: a unit is one token of each.
+        delivered: gives the tokens of the answer that have come.
+        pending: gives the hold to take, while it is not taken yet (see `Leases.take`); None: it is taken.
+        is_over: all that is held has come, and no more can be held: the answer has to end.
     """
 
     id: str
@@ -52,8 +52,9 @@ class Lease:
     delivered: Callable[[], int] = field(default=lambda: 0)
     pending: Callable[[], OpenHold] | None = None
     is_over: bool = False
-    #: bytes of the answer after which it was looked at last
+    #: bytes of the answer that had come when it was looked at last
     looked_at: int = 0
+    #: monotonic seconds, and tokens of the answer that the store knows of
     renewed_at: float = 0.0
     noted: int = 0
 
@@ -68,11 +69,11 @@ class Leases:
     Args:
         store: where they are.
         settle: takes the records of calls whose worker is gone.
-        lease_s: for how long a sign of life is enough.
+        lease_s: seconds that a hold lives on after it was renewed.
         is_away: whether the store is known to be away.
-        away: told when it is found to be.
-        tick_s: between two notes of how far streams are.
-        sweep_s: between two looks for holds that nobody keeps.
+        away: called with the error when the store is found to be away.
+        tick_s: seconds between two notes of how far streams are.
+        sweep_s: seconds between two looks for holds whose worker is gone.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Leases:
         self._tick_s = tick_s
         self._sweep_s = sweep_s
         self._open: dict[str, Lease] = {}
-        #: holds of others that were settled, and may be there still: what the store refused once, it would again
+        #: ids of left holds that were handed to `settle`: one that is still there was refused, and would be again
         self._handed_on: set[str] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -114,7 +115,7 @@ class Leases:
         return lease
 
     def close(self, hold_id: str) -> None:
-        """It is being settled."""
+        """Keep a hold no longer: its call is being settled."""
         self._open.pop(hold_id, None)
 
     async def _keep(self) -> None:
@@ -126,23 +127,23 @@ class Leases:
         """Note how far streams are, renew what is due, extend what is nearly used up.
 
         Raises:
-            StoreUnavailable: the store is away; what is used up has to end.
+            StoreUnavailable: the store is away; answers whose hold is used up were ended.
         """
         try:
             await self._renew()
             for lease in self._growing():
-                await self._kept_up(lease)
+                await self._keep_up_or_end(lease)
         except StoreUnavailable:
             for lease in self._growing():
                 lease.end_at(lease.delivered())
             raise
 
-    async def _kept_up(self, lease: Lease) -> None:
+    async def _keep_up_or_end(self, lease: Lease) -> None:
         delivered = lease.delivered()
         try:
             await self._keep_up(lease, delivered)
         except StoreDamaged:
-            # Of its accounts alone: the holds of others go on.
+            # Only an account of this hold is damaged: all others go on.
             lease.end_at(delivered)
 
     def _growing(self) -> list[Lease]:
@@ -177,9 +178,9 @@ class Leases:
         lease.end_at(delivered)
 
     async def take(self, lease: Lease) -> bool:
-        """Take the hold of a call that has lasted, or whose answer is about to be delivered; whether it is held.
+        """Take a hold that was put off, as its call has lasted or its answer is about to come; whether it is held.
 
-        It is not where a budget was set meanwhile that has too little left.
+        It is not held where a budget was set meanwhile that has too little left.
 
         Raises:
             StoreUnavailable: nothing is held.
@@ -191,6 +192,7 @@ class Leases:
         return True
 
     def _news(self, lease: Lease, now: float) -> int | None:
+        """The tokens to note of a hold; None where none have come since and its lease is not due."""
         if lease.pending is not None:
             return None
         delivered = lease.delivered()
@@ -198,7 +200,7 @@ class Leases:
         return delivered if delivered != lease.noted or is_due else None
 
     async def _keep_up(self, lease: Lease, delivered: int) -> None:
-        """Hold a step more than has come, however much that was since the last look."""
+        """Where little is left of a hold, extend it to a step beyond what has come, however much that is."""
         if lease.tokens - delivered >= _SOON_USED:
             return
         missing = delivered - lease.tokens
@@ -219,13 +221,13 @@ class Leases:
         Raises:
             StoreUnavailable: the store is away.
         """
-        # Ours may be among them, and all of ours are no reason not to see those of others.
+        # Our own may be among those found: so many more are asked for that they keep no others out.
         found = await self._store.overdue(_SWEEP_MOST + len(self._open) + len(self._handed_on))
         self._handed_on &= {opened.hold.id for opened in found}
         for opened in found:
             hold_id = opened.hold.id
             if hold_id in self._open or hold_id in self._handed_on:
-                continue  # ours: a store that was away kept us from renewing it; or it cannot be settled
+                continue  # ours, which could not be renewed while the store was away; or handed on already
             logger.warning("call %s was left by its worker: charged for what is known of it", hold_id)
             await self._settle(opened.as_lost())
             self._handed_on.add(hold_id)
@@ -238,7 +240,7 @@ class Leases:
 
 
 async def _survived(work: Callable[[], Awaitable[None]]) -> None:
-    """Do it, and go on whatever comes of it: holds that nobody renews any more would end calls that are well.
+    """Run `work`, and log what it raises: a task that ended here would let the leases of calls end that are well.
 
     Where the store is away nothing can be noted; the leases are long enough to wait for it.
     """

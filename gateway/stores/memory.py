@@ -51,7 +51,7 @@ V = TypeVar("V")
 
 
 class _Newest(Generic[K, V]):
-    """So many values, with the time of their last change; those changed last."""
+    """The `most` values that were changed last, with when each was (Unix seconds)."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -76,7 +76,7 @@ class _Newest(Generic[K, V]):
 
 @dataclass(slots=True)
 class _Results:
-    """The tool results of a session by handle, their bytes as UTF-8, and when any was kept last."""
+    """A session's tool results by handle, the bytes of all as UTF-8, and when any was kept last (Unix seconds)."""
 
     texts: dict[str, str] = field(default_factory=dict)
     size: int = 0
@@ -85,7 +85,7 @@ class _Results:
 
 @dataclass(slots=True)
 class _Leased:
-    """A hold, the last sign of life of whoever took it, and for how long that is enough."""
+    """A hold, when it was last renewed, and for how many seconds it lives on after that."""
 
     opened: OpenHold
     renewed: Moment
@@ -94,7 +94,7 @@ class _Leased:
 
 @dataclass(frozen=True, slots=True)
 class _Assumed:
-    """When a call that was taken for lost was charged: after how many resets of its session, in which epochs."""
+    """When a call that was taken for lost was charged: after how many resets of its session, and in which epochs."""
 
     resets: int = 0
     epochs: ledger.Epochs = field(default_factory=dict)
@@ -120,10 +120,11 @@ class MemoryStore:
         self._assumed: dict[str, _Assumed] = {}
         self._resets: dict[SessionKey, int] = {}
         self._last_turns: dict[SessionKey, LastTurn] = {}
-        self._kept: dict[SessionKey, str] = {}
+        self._kept_elsewhere: dict[SessionKey, str] = {}
         self._states = _Newest[SessionKey, SessionState](STATES_IN_ALL)
         self._lessons = _Newest[str, bytes](LESSONS_IN_ALL)
         self._latest = deque[tuple[str, Totals | None]](maxlen=MOST_LATEST)
+        #: calls settled in all: the place of the last one in their order
         self._noted = 0
 
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
@@ -160,16 +161,18 @@ class MemoryStore:
     def _settle_accounts(self, record: CallRecord, lost: CallRecord | None, assumed: _Assumed) -> None:
         leased = self._holds.pop(record.call_id, None)
         if lost is not None:
-            self._keep(ledger.correct(self._accounts, record.accounts, lost.spent, record.spent, assumed.epochs))
+            self._keep_accounts(
+                ledger.correct(self._accounts, record.accounts, lost.spent, record.spent, assumed.epochs)
+            )
             return
         if leased is not None:
             held = leased.opened.hold.amount(leased.opened.units)
             keys = [claim.key for claim in leased.opened.hold.claims]
-            self._keep(ledger.settle(self._accounts, keys, held, ledger.NOTHING))
-        self._keep(ledger.settle(self._accounts, record.accounts, ledger.NOTHING, record.spent))
+            self._keep_accounts(ledger.settle(self._accounts, keys, held, ledger.NOTHING))
+        self._keep_accounts(ledger.settle(self._accounts, record.accounts, ledger.NOTHING, record.spent))
 
     def _add(self, key: SessionKey, record: CallRecord, lost: CallRecord | None) -> None:
-        """Add a call to its session's totals, in the place of what it was taken for."""
+        """Add a call to its session's totals; `lost`: what it was charged as there before, None: nothing."""
         wrong = lost.charge if lost is not None else None
         if wrong is None and record.charge is None:
             return
@@ -192,7 +195,7 @@ class MemoryStore:
         if record.last_turn is not None:
             self._last_turns[key] = record.last_turn
         if record.kept:
-            self._kept[key] = (record.kept + self._kept.get(key, ""))[:MAX_KEPT]
+            self._kept_elsewhere[key] = (record.kept + self._kept_elsewhere.get(key, ""))[:MAX_KEPT]
 
     def _remember(self, record: CallRecord) -> None:
         is_new = record.call_id not in self._by_id
@@ -218,13 +221,13 @@ class MemoryStore:
         if leased is not None:
             return Granted(leased.opened.units, await self.standings(opened.hold.claims))
         if opened.hold.id in self._by_id:
-            # The call is over: this was under way for longer. Nobody would give it back.
+            # The call is over, and this comes late: a hold that is taken now would never be given back.
             return Granted(opened.hold.least, await self.standings(opened.hold.claims))
         outcome = ledger.reserve(self._accounts, opened.hold, self._moment())
         if isinstance(outcome, Refused):
             return outcome
         granted, changes = outcome
-        self._keep(changes)
+        self._keep_accounts(changes)
         self._holds[opened.hold.id] = _Leased(replace(opened, units=granted.units), self._moment(), lease_s)
         return granted
 
@@ -234,7 +237,7 @@ class MemoryStore:
         if leased is None:
             return None
         granted, changes = ledger.extend(self._accounts, leased.opened.hold, units, self._moment())
-        self._keep(changes)
+        self._keep_accounts(changes)
         leased.opened = replace(leased.opened, units=leased.opened.units + granted.units)
         return granted
 
@@ -266,9 +269,9 @@ class MemoryStore:
         """See `Store.decide`."""
         kept = self._accounts.get(account, ledger.EMPTY)
         decided = {**kept.decided, **limits} if limits is not None else {}
-        self._keep({account: replace(kept, decided=decided)})
+        self._keep_accounts({account: replace(kept, decided=decided)})
 
-    def _keep(self, changes: Mapping[AccountKey, ledger.Account]) -> None:
+    def _keep_accounts(self, changes: Mapping[AccountKey, ledger.Account]) -> None:
         self._accounts |= changes
         self._accounts_changed |= dict.fromkeys(changes, self._now())
 
@@ -328,7 +331,7 @@ class MemoryStore:
     async def remembered(self, session: SessionKey) -> Remembered:
         """See `Store.remembered`."""
         state = self._states.get(session) or SessionState()
-        return Remembered(state, self._last_turns.get(session), self._kept.get(session, ""))
+        return Remembered(state, self._last_turns.get(session), self._kept_elsewhere.get(session, ""))
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
         """See `Store.update`."""
@@ -405,13 +408,13 @@ class MemoryStore:
         self._states.drop(session)
         account = self._accounts.get(session.account)
         if account is not None:
-            self._keep({session.account: ledger.forgotten(account)})
+            self._keep_accounts({session.account: ledger.forgotten(account)})
         return self._forget(session)
 
     def _forget(self, session: SessionKey) -> bool:
         found = self._sessions.pop(session, None) is not None
         self._last_turns.pop(session, None)
-        self._kept.pop(session, None)
+        self._kept_elsewhere.pop(session, None)
         self._resets.pop(session, None)
         self._results.pop(session, None)
         for record in self._calls.pop(session, ()):
@@ -439,7 +442,7 @@ class MemoryStore:
         return len(old)
 
     def _expire_account(self, key: AccountKey) -> None:
-        """What calls under way hold stays, and goes when it is looked at again."""
+        """Forget an account; one on which calls under way hold something stays until a later `expire`."""
         if self._accounts[key].held == ledger.NOTHING:
             del self._accounts[key], self._accounts_changed[key]
 

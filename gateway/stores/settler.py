@@ -19,12 +19,13 @@ T = TypeVar("T")
 
 logger = logging.getLogger("gateway")
 
-#: see `Settler`
+#: see `most_waiting` of `Settler`
 _MAX_WAITING: Final = 10_000
+#: seconds between two offers of what waits
 _RETRY_S: Final = 0.5
-#: between two looks for what other workers left
+#: seconds between two looks for what other workers left
 _LOOK_S: Final = 10.0
-#: damages of which it stays known that the log has them
+#: messages about damage that are remembered, so that each is logged once
 _MOST_DAMAGES: Final = 1_000
 
 
@@ -35,9 +36,9 @@ class Settler:
 
     Args:
         store: where records belong.
-        journal: where they wait; None: in memory only, and they are gone with the process.
+        journal: where they wait for the store; None: in memory only, and they are gone with the process.
         is_open: whether calls are taken while the store is away.
-        most_waiting: records kept at hand; more are read from the journal again, and without one are lost.
+        most_waiting: records that wait in memory; further ones wait in the journal alone, and without one are lost.
     """
 
     def __init__(
@@ -55,22 +56,23 @@ class Settler:
         self._store = store
         self._journal = journal
         self._waiting: deque[CallRecord] = deque()
-        #: of these, those that are not on the disk
+        #: ids of those among them that are not in the journal
         self._unwritten: set[str] = set()
         self._is_away = False
+        #: whether the journal has records that do not wait in memory
         self._overflowed = False
-        #: records on their way into the journal
+        #: how many records are on their way into the journal
         self._writing = 0
         self._retry: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
-        #: that go on whoever is cancelled
+        #: writes to the disk, which go on though whoever waits for them is cancelled
         self._unfinished: set[asyncio.Task[Any]] = set()
-        #: what the log names once
+        #: what the log has named already
         self._damages: set[str] = set()
         self._unreadable: set[Path] = set()
 
     def start(self) -> None:
-        """Look for what workers left that are gone, now and again."""
+        """Look for journals of workers that are gone, now and again, from now on."""
         if self._journal is not None:
             self._looking = asyncio.create_task(self._look())
 
@@ -81,7 +83,7 @@ class Settler:
 
     @property
     def waiting(self) -> int:
-        """Settled calls that wait for the store, of this worker and as far as they are at hand."""
+        """How many settled calls of this worker wait for the store in memory."""
         return len(self._waiting)
 
     def check(self) -> None:
@@ -96,9 +98,9 @@ class Settler:
             )
 
     def away(self, error: StoreUnavailable) -> None:
-        """The store could not be used: until it can again, no call waits for it.
+        """Take note that the store could not be used: until it can again, no call waits for it.
 
-        One that is damaged in one place is there all the same, for all other calls.
+        Damage in one place is only logged: for all other calls the store is there.
         """
         if isinstance(error, StoreDamaged):
             self._name_damage(error)
@@ -145,10 +147,10 @@ class Settler:
     async def settle_with(self, record: CallRecord, ending: Ending) -> Totals:
         """Write one record, and with it what its call makes of its session's state; the session's totals after it.
 
-        No record waits for the store with its ending: where its session is by then, nobody knows now.
+        No record waits for the store with its ending: nobody knows now what state its session will be in by then.
 
         Raises:
-            StoreUnavailable: it has to be settled without the ending, and nothing is written down until it is.
+            StoreUnavailable: nothing is settled or journalled. `settle` has to be called, without the ending.
         """
         try:
             return await self._store.settle(record, ending)
@@ -169,7 +171,7 @@ class Settler:
         return await asyncio.shield(task)
 
     async def _keep(self, record: CallRecord) -> None:
-        """Have the record on the disk before anybody relies on it, and at hand for the store. No cancel ends that."""
+        """Write the record into the journal, and let it wait in memory to be offered again. No cancel ends that."""
         is_at_hand = len(self._waiting) < self._most_waiting
         if is_at_hand:
             self._waiting.append(record)
@@ -180,7 +182,7 @@ class Settler:
     async def _kept(self, record: CallRecord, *, is_at_hand: bool) -> None:
         try:
             is_written = await self._journalled(record)
-            # Before it is no longer being written: what is in the file alone must not be deleted with the file.
+            # Before `_writing` falls: a file that alone holds this record must not be deleted by `_all_settled`.
             if is_at_hand:
                 if not is_written:
                     self._unwritten.add(record.call_id)
@@ -198,27 +200,27 @@ class Settler:
             return False
         try:
             await asyncio.to_thread(self._journal.append, record)
-        except Exception as error:  # noqa: BLE001  # a disk's, or a value's that cannot be written
+        except Exception as error:  # noqa: BLE001  # of the disk, or of encoding
             if record.call_id not in self._unwritten:
                 logger.error("call %s cannot be journalled and waits in memory: %s", record.call_id, error)  # noqa: TRY400
             return False
         return True
 
     async def _write_down(self) -> None:
-        """Have on the disk what could not be written there before: it may have room again before the store is back."""
+        """Try again to journal what could not be: the disk may have room again before the store is back."""
         for record in [one for one in self._waiting if one.call_id in self._unwritten]:
             if not await self._surely(self._journalled(record)):
                 return
             self._unwritten.discard(record.call_id)
 
     async def _set_aside(self, record: CallRecord, refused: RecordRefused) -> bool:
-        """Keep a record that the store cannot take from waiting for it; whether it is on the disk."""
+        """Write a record that the store cannot take where it is not offered again; whether it is on the disk."""
         if self._journal is None:
             logger.error("settlement of call %s is lost", record.call_id, exc_info=refused)
             return False
         try:
             path = await asyncio.to_thread(self._journal.set_aside, record)
-        except Exception as error:  # a disk's, or a value's that cannot be written
+        except Exception as error:  # the disk fails, or a value cannot be encoded
             logger.error("call %s cannot be settled, nor set aside: %s", record.call_id, error, exc_info=refused)  # noqa: TRY400
             return False
         logger.error("call %s is not settled but set aside in %s; %s", record.call_id, path, REMEDY, exc_info=refused)
@@ -231,7 +233,7 @@ class Settler:
                 await self._drain()
                 await self._write_down()
             except Exception:
-                # Whatever it was, nobody else would find out that the store is back.
+                # Go on, whatever it was: nobody else would find out that the store is back.
                 logger.exception("settlements were not offered again this time")
 
     async def _drain(self) -> None:
@@ -242,7 +244,7 @@ class Settler:
                 await self._offer(self._waiting[0])
                 self._waiting.popleft()
             if not self._writing:
-                self._written()
+                self._all_settled()
 
     async def _offer(self, record: CallRecord) -> None:
         try:
@@ -251,12 +253,12 @@ class Settler:
             if not await self._set_aside(record, error):
                 self._overflowed = True
 
-    def _written(self) -> None:
-        """The store has taken all that was at hand."""
+    def _all_settled(self) -> None:
+        """The store has taken all that waited in memory: let go of the journal, and say that the store is back."""
         self._unwritten.clear()
         if self._journal is not None:
             if self._overflowed:
-                # The rest is in the file alone, which is found like that of a worker that is gone.
+                # The rest is in the file alone: once closed, it is found like that of a worker that is gone.
                 self._journal.close()
             else:
                 self._clear(self._journal)
@@ -271,7 +273,7 @@ class Settler:
         try:
             journal.clear()
         except OSError as error:
-            # It is read again, and what is in it counts once: no reason to refuse calls.
+            # It will be read again, which charges nobody twice: no reason to refuse calls.
             logger.error("the journal of what is settled cannot be deleted: %s", error)  # noqa: TRY400
 
     async def _look(self) -> None:
@@ -286,7 +288,7 @@ class Settler:
             await asyncio.sleep(_LOOK_S)
 
     async def recover(self) -> int:
-        """Settle what workers left in their journals that are gone; how many records it was.
+        """Settle the records in the journals of workers that are gone; how many it was.
 
         A file that cannot be read, or not be deleted, keeps no other from being settled.
 

@@ -13,12 +13,15 @@ from gateway.core.steps import StepState
 T = TypeVar("T")
 
 _EMPTY: Final = SessionState()
-#: states that stay decoded; one that was trimmed a few hundred times takes 0.1 ms to read
+#: states that stay decoded: to decode one of a session that was trimmed a few hundred times takes 0.1 ms
 _MOST: Final = 256
 
 
 class _Known(Generic[T]):
-    """Values by the very bytes that a store holds, so that none is older than the store; those that came last."""
+    """Decoded values, found by their encoded bytes: a state that has changed has other bytes, so none is out of date.
+
+    Those that came last are kept. `none`: the value of bytes that cannot be decoded.
+    """
 
     def __init__(self, kind: type[T], none: T) -> None:
         self._decoder = msgspec.json.Decoder(kind)
@@ -56,12 +59,12 @@ _PLACES: Final = _Known[Places](dict[str, StepState], _EMPTY.steps)
 
 
 def written(state: SessionState) -> bytes:
-    """What `read` reads: the session's next call, if it comes here, needs not even that."""
+    """The state as `read` takes it. It stays known here: the session's next call in this worker need not decode it."""
     return _STATES.written(state)
 
 
 def read(value: object) -> SessionState:
-    """What is no state of ours is none: the session's next request is looked at as if it were its first."""
+    """A state; an empty one where it cannot be read: the session's next request is then treated as its first."""
     return _STATES.read(value)
 
 
@@ -71,5 +74,5 @@ def written_steps(steps: Places) -> bytes:
 
 
 def read_steps(value: object) -> Places:
-    """What is none of ours is none: each agent begins anew."""
+    """The steps that `written_steps` wrote; none where they cannot be read: each agent then begins anew."""
     return _PLACES.read(value)

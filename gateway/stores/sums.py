@@ -1,4 +1,4 @@
-"""A session's totals as whole numbers in columns: what stores that add by themselves keep of them."""
+"""A session's totals as whole numbers, one to a column: SQLite and Redis keep them so and add to them by themselves."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SUMS: Final = (
     "reasoning_tokens", "estimated_tokens", "estimated_calls", "unpriced_calls", "trimmed_calls", "saved_tokens",
     "cost_pico_usd",
 )  # fmt: skip
-#: a sum stops here, and an addend one step before: their sum still fits 64 bits and never turns negative
+#: no sum grows past this and no addend is larger: counted in 64 bits, no sum ever turns negative
 MAX_SUM: Final = 2**62
 _PICO: Final = Decimal(10) ** 12
-#: about 4.6 million USD
+#: USD: about 4.6 million
 _MAX_COST: Final = MAX_SUM / _PICO
 
 
@@ -50,7 +50,7 @@ def totals_of(row: Sequence[int]) -> Totals:
 
 
 def stopped(totals: Totals) -> Totals:
-    """Totals that stop where those in columns do."""
+    """The totals, none larger than a column lets it grow: for a store that has no columns."""
     sums = {name: getattr(totals, name) for name in SUMS[:-1]}
     if totals.cost_usd <= _MAX_COST and max(sums.values()) <= MAX_SUM:
         return totals

@@ -1,4 +1,4 @@
-"""What a store cannot take, or this version cannot read in it: it is named, and keeps nothing else waiting."""
+"""Records that a store cannot take, and what this version cannot read in it: logged, and nothing else waits for it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from gateway.core.ports import CallRecord, RecordRefused, StoredKey
 
 logger = logging.getLogger("gateway")
 
-#: what comes of reading a value that is none of ours
 _KEYS: Final = msgspec.json.Decoder(StoredKey)
 _RECORDS: Final = msgspec.json.Decoder(CallRecord)
 #: records that are named in the log: another version may have left any number of them
 _MOST_NAMED: Final = 100
-_UNREADABLE: Final = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
-
-
+#: what is raised where a stored value is none of ours
+UNREADABLE: Final = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
 #: what a caller is told of damage
 MENDING: Final = "Trying again does not help: an operator has to mend it, or to delete the session"
 
@@ -33,7 +31,7 @@ def unreadable(account: str, store: str) -> str:
 
 @contextlib.contextmanager
 def refusing(call_id: str) -> Iterator[None]:
-    """Settle a call: what goes wrong is the fault of the record, or of what is in its place, unless the store is away.
+    """Settle a call within this: what goes wrong, unless the store is away, lies in its record or in what that meets.
 
     Raises:
         RecordRefused: it is not settled.
@@ -53,15 +51,15 @@ class UnreadKeys:
         self._names: set[str] = set()
 
     def read(self, rows: Iterable[tuple[str, bytes]]) -> list[StoredKey]:
-        """Those of these rows, by name."""
+        """The keys in these rows of names and values, sorted by name; without those that cannot be read."""
         found = []
         for name, value in rows:
             try:
                 found.append(_KEYS.decode(value))
-            except _UNREADABLE as error:
+            except UNREADABLE as error:
                 if name not in self._names:
                     self._names.add(name)
-                    logger.error(  # noqa: TRY400  # what it cannot read says enough
+                    logger.error(  # noqa: TRY400  # a traceback would say no more
                         "the client key %s in the store cannot be read, and nobody can call with it: %s. Revoke it, "
                         "and make another",
                         name,
@@ -80,7 +78,7 @@ class UnreadRecords:
         """The record; None where it cannot be read."""
         try:
             return _RECORDS.decode(value)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             if call_id not in self._ids and len(self._ids) < _MOST_NAMED:
                 self._ids.add(call_id)
                 logger.error(  # noqa: TRY400  # what it cannot read says enough
@@ -105,10 +103,10 @@ class UnreadHolds:
         """Read a hold, and go on where that cannot be done."""
         try:
             yield
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             if hold_id not in self._ids:
                 self._ids.add(hold_id)
-                logger.error(  # noqa: TRY400  # what it cannot read says enough
+                logger.error(  # noqa: TRY400  # a traceback would say no more
                     "call %s was left by its worker and cannot be read: %s. What it holds stays held until a gateway "
                     "of the version that wrote it runs on this store",
                     hold_id,

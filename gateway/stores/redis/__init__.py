@@ -49,9 +49,10 @@ from gateway.stores.redis.together import Books, BooksTogether, Clerk
 from gateway.stores.redis.values import Kept
 from gateway.stores.unread import UnreadKeys, refusing
 
-#: keys live this much longer than what they hold is kept, or up to an hour less: the hourly clearing comes first
+#: Keys live this many seconds longer than what they hold is kept, or up to an hour less (see `live` in prelude.lua),
+#: so that the hourly clearing comes first.
 _GRACE_S: Final = 10_800.0
-#: of a session's fields
+#: fields of a session: its last turn, and what it remembers of what its provider keeps
 _LAST_TURN: Final = ("last_key", "residual", "frames", "kept")
 
 
@@ -61,7 +62,7 @@ class RedisStore:
     Args:
         url: see `gateway.core.redis_url`.
         timeout_s: how long a request may take, from when it is sent.
-        ttl_s: for which sessions are kept; a server that no gateway clears any more forgets them by itself.
+        ttl_s: seconds for which sessions are kept; a server that no gateway clears any more forgets them by itself.
         prefix: of all keys, so that several gateways can share a server.
         connections: at most, to each server; each has many requests under way.
         now: gives the time of day, for what is called old.
@@ -123,7 +124,7 @@ class RedisStore:
 
     async def overdue(self, limit: int) -> Sequence[OpenHold]:
         """See `Store.overdue`."""
-        # Every gateway that serves begins with this, and no command of an operator does.
+        # Every gateway that serves asks this first, and no command of an operator asks it.
         await self._look()
         return await self._books.overdue(limit)
 
@@ -232,14 +233,14 @@ class RedisStore:
         return [handle for handle, is_there in zip(handles, found, strict=True) if not is_there]
 
     async def _find_on(self, session: SessionKey, handle: str) -> None:
-        """Have a handle that has a text lead to its session, for as long as that is kept from now on."""
+        """Have a handle's names lead to its session for as long as that is kept from now on."""
         for name, lead in self._leads(session, handle):
             [is_there] = await self._link.call(("PEXPIRE", name, self._clerk.ttl_ms))
             if not is_there:
                 await self._link.call(lead)
 
     def _leads(self, session: SessionKey, handle: str) -> Iterator[tuple[str, Command]]:
-        """Under which names a handle is looked for, and the verb that makes each lead to the session."""
+        """The names under which a handle is looked for, each with the verb that makes it lead to the session."""
         arguments = {"place": _tag(session), "ttl": self._clerk.ttl_ms}
         for scope in (None, session.namespace):
             name = self._keys.handled(scope, handle)
@@ -253,7 +254,7 @@ class RedisStore:
     async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
         """See `Store.keep_results`."""
         leads = [lead for handle in texts for _, lead in self._leads(session, handle)]
-        # What cannot be found is as good as lost: first the way to it.
+        # The names first: a text that is kept and cannot be found is as good as lost.
         await asyncio.gather(*map(self._each, [*leads, *self._clerk.noticed([session.account])]))
         keep = await asyncio.to_thread(self._keeping, session, texts, most)
         [refused] = await self._link.call(keep)

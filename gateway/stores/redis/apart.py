@@ -1,8 +1,8 @@
 """Accounts, holds and settlements in a cluster, where each session and each client key may be on another server.
 
 A hold is taken part by part: first where its call is at home, then on the other accounts in the order of the claims;
-what was taken is given back when a later part is refused. It can be found before it is taken, and is never taken after
-its lease has ended: should this process end in between, the hold is overdue like any other. A settlement does what is
+what was taken is given back when a later part is refused. A hold is listed before it is taken, and never taken after
+its lease has ended: should this process end in between, it is overdue like any other. A settlement does what is
 on other servers first and the session last, each once; offered again it goes on where it had stopped.
 """
 
@@ -26,13 +26,13 @@ from gateway.stores.redis.together import Books, Clerk, Settlement, home_of, set
 from gateway.stores.redis.values import Kept, Move
 from gateway.stores.unread import UnreadHolds
 
-#: a part of a hold was not taken: it came after the end of its lease
+#: status of reserve.lua: a part of a hold was not taken, as it came after the end of its lease
 _LATE = 2
 
 
 @dataclass(slots=True)
 class _Part:
-    """What of a hold lies in one slot."""
+    """The part of a hold that lies in one slot. `hold`: its key."""
 
     hold: str
     units: int
@@ -75,7 +75,7 @@ class BooksApart:
         return await self._level(parts, hold.claims)
 
     async def _surest(self, found: Refused, hold: Hold) -> Refused:
-        """Why a hold is refused: an account that was not asked any more may have what will not come back."""
+        """The refusal to give in place of one that may pass: an account that was not asked yet may refuse for good."""
         if not found.is_passing:
             return found
         stands = self.standings(hold.claims, await self._link.call(*self.ask_standings(hold.claims)))
@@ -110,7 +110,7 @@ class BooksApart:
         await self._forget(hold_id)
 
     async def _level(self, parts: Sequence[_Part], claims: Sequence[Claim]) -> Granted:
-        """Give back what one part has more than another."""
+        """Give back the units that a part has more than the smallest."""
         units = min(part.units for part in parts)
         for part in parts:
             if part.units > units:
@@ -170,7 +170,7 @@ class BooksApart:
         return found
 
     async def _left(self, hold_id: str, home: str, leaps: Leaps) -> list[OpenHold]:
-        """A hold whose time is over, if nobody may have it."""
+        """A hold whose lease is over; nothing where its worker may still renew it, or it is no hold any more."""
         *row, lease = await self._row(hold_id, home)
         if leaps.leaves(lease):
             return []
@@ -233,7 +233,7 @@ class BooksApart:
         await self._link.call(self._clerk.call("settle_part", names, arguments))
 
     async def _index(self, record: CallRecord, home: str, sums: Sequence[bytes | None], last: bytes | None) -> None:
-        """Make the call and its session findable: again, where whoever settled it first has ended before this."""
+        """Make the call and its session findable; also where it was settled before, by a worker that may have died."""
         index, ttl = self._clerk.index(record), self._clerk.ttl_ms
         commands: list[Command] = [
             ("SET", index["id"], home, "PX", ttl),
@@ -267,7 +267,7 @@ class BooksApart:
 
 
 def _by_tag(home: str, claims: Sequence[Claim]) -> list[tuple[str, list[Claim]]]:
-    """The claims by where they lie: those at home first, be there none, then the others in their order."""
+    """The claims by where they lie: those at home first, even if there are none, then the others in their order."""
     at_home = [claim for claim in claims if tag_of_account(claim.key) == home]
     others = [claim for claim in claims if tag_of_account(claim.key) != home]
     found: dict[str, list[Claim]] = {home: at_home}

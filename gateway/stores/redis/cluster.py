@@ -23,7 +23,7 @@ from gateway.stores.redis.servers import cluster_of
 
 #: servers that one command is sent on to, while keys move
 _HOPS: Final = 5
-#: where the first key of a script stands
+#: the place of the first key in the command that runs a script
 _FIRST_KEY: Final = 3
 #: what can go wrong while the servers are asked for each other
 _FAULTS: Final = (RedisError, RedisClusterException, OSError)
@@ -40,8 +40,9 @@ class ClusterLink:
         self._timeout_s = timeout_s
         self._cluster = cluster_of(address, timeout_s)
         self._links: dict[Node, SingleLink] = {}
-        #: whether it is known who has which keys, and who was silent since
+        #: whether it is known which server has which keys
         self._is_known = False
+        #: the server that did not answer since
         self._silent: Node | None = None
         self._asking: asyncio.Task[None] | None = None
 
@@ -79,7 +80,7 @@ class ClusterLink:
             replies[one] = await self._sent_on(node, commands[one], reply)
 
     async def _sent_on(self, node: Node, command: Command, reply: Any) -> Any:
-        """What the right server says, where the first one named another: it has done nothing then."""
+        """The reply; where that does nothing but name another server, the reply of the other one."""
         for _ in range(_HOPS):
             if isinstance(reply, (MovedError, ClusterDownError)):
                 self._is_known = False
@@ -126,7 +127,7 @@ class ClusterLink:
         self._is_known, self._silent = True, None
 
     async def _hang_up(self) -> None:
-        """End the connections that were asked over: closed they are, also where that took too long to see it."""
+        """Close the connections that this was asked over. One that fails to close in time is closed all the same."""
         manager = self._cluster.nodes_manager
         for nodes in ("nodes_cache", "startup_nodes"):
             with contextlib.suppress(*_FAULTS):

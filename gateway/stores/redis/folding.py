@@ -11,7 +11,7 @@ W = TypeVar("W")
 
 
 class Folding(Generic[K, W]):
-    """`write` makes all of some changes of a thing in one step; it gives a result, or an exception, for each."""
+    """`write` makes all changes of a thing that wait, in one step; it gives a result, or an exception, for each."""
 
     def __init__(self, write: Callable[[K, Sequence[W]], Awaitable[Sequence[Any]]]) -> None:
         self._write = write

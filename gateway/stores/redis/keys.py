@@ -16,22 +16,23 @@ from gateway.core.ports import SessionKey
 
 #: parts of the list of open holds in a cluster, so that no one server keeps them all
 SHARDS: Final = 16
+#: names that are remembered
 _NAMES: Final = 16_384
 
 
 @lru_cache(_NAMES)
 def tag_of(namespace: str, session_id: str) -> str:
-    """Of a session. What is quoted holds neither the slash between the two nor a brace."""
+    """The hash tag of a session. Quoted, neither of the two has the slash that stands between them, nor a brace."""
     return f"{quote(namespace, safe='')}/{quote(session_id, safe='')}"
 
 
 def tag_of_account(key: AccountKey) -> str:
-    """Of an account: its session's, or its client key's, which has no slash."""
+    """The hash tag of an account: its session's, or its client key's, which has no slash."""
     return tag_of(key.namespace, key.id) if key.kind == "session" else quote(key.namespace, safe="")
 
 
 def tag_of_call(call_id: str) -> str:
-    """Of a call without a session; no session's has two slashes in a row."""
+    """The hash tag of a call without a session; no session's begins with two slashes."""
     return f"//{quote(call_id, safe='')}"
 
 
@@ -56,21 +57,21 @@ def session_of_member(member: bytes) -> SessionKey:
 
 @lru_cache(_NAMES)
 def _account(key: AccountKey) -> str:
-    """An account, under any prefix."""
+    """The name of an account, behind any prefix."""
     name = "a" if key.kind == "session" else f"{key.kind}:{quote(key.id, safe='')}"
     return f"{{{tag_of_account(key)}}}:{name}"
 
 
 @lru_cache(_NAMES)
 def _sorted_list(namespace: str | None, sort: str) -> str:
-    """A list, under any prefix."""
+    """The name of a list of sessions, behind any prefix."""
     name = "tokens" if sort == "tokens" else "recent"
     return name if namespace is None else f"{name}:{quote(namespace, safe='')}"
 
 
 @lru_cache(_NAMES)
 def _under(prefix: str, tag: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Things that belong to one session, client key or call."""
+    """The names of things that belong to one session, client key or call."""
     return tuple([f"{prefix}{{{tag}}}:{name}" for name in names])
 
 
@@ -86,7 +87,9 @@ class Keys:
         self.client_keys = f"{prefix}{{keys}}"
         #: the calls that were settled last, and how many there were in all
         self.latest = f"{prefix}{{latest}}", f"{prefix}{{latest}}:n"
+        #: tags of sessions with an account or a state, by when that was noted last: finds those that never called
         self.alone = f"{prefix}alone"
+        #: tags, by when the oldest call that is kept under them began (ms)
         self.oldest = f"{prefix}oldest"
         self.ping = f"{prefix}ping"
 
@@ -111,7 +114,7 @@ class Keys:
         return self.under(tag, "u"), self.under(tag, "w")
 
     def all_of(self, tag: str) -> tuple[str, ...]:
-        """What a session has, in the order of the scripts that write or forget it."""
+        """All keys of a session, in the order in which settle.lua (behind the hold) and forget.lua name them."""
         return _under(self._prefix, tag, ("i", "c", "l", "s", "t", "x", "a", "u", "w"))
 
     def calls(self, tag: str) -> tuple[str, str, str]:
@@ -123,7 +126,7 @@ class Keys:
         return self._prefix + _account(key)
 
     def hold(self, hold_id: str, tag: str | None = None) -> str:
-        """A hold: by itself, or what of it lies in one slot."""
+        """A hold; with `tag`, the part of it that lies in the slot of that tag."""
         return f"{self._prefix}h:{hold_id}" if tag is None else self.under(tag, f"h:{hold_id}")
 
     def settled(self, tag: str, call_id: str) -> str:
@@ -135,7 +138,7 @@ class Keys:
         return f"{self._prefix}{{holds{number}}}", f"{self._prefix}{{holds{number}}}:p"
 
     def shard_of(self, hold_id: str) -> tuple[str, str]:
-        """Those among which a hold is."""
+        """The deadlines and places that a hold is among."""
         return self.shard(zlib.crc32(hold_id.encode()) % SHARDS)
 
     def place(self, call_id: str) -> str:
@@ -153,5 +156,5 @@ class Keys:
         return f"{self._prefix}r:{scope}{quote(request_id, safe='')}"
 
     def sorted_list(self, namespace: str | None, sort: str) -> str:
-        """The sessions of a namespace, or all, as they are sorted."""
+        """The sorted list of a namespace's sessions (None: of all)."""
         return self._prefix + _sorted_list(namespace, sort)

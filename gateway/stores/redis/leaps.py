@@ -1,6 +1,6 @@
-"""A server's clock that was set ahead, or a new server whose clock is ahead: leases look over whose workers are well.
+"""Leaps of a server's clock: set ahead, or a new server's that is ahead, it ends leases whose workers are well.
 
-Whoever looks for such leases regularly sees it by a clock of its own, and leaves each of them the time to be renewed.
+Whoever looks for such leases regularly sees a leap by its own clock, and leaves each of them the time to be renewed.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ import math
 from collections.abc import Callable
 from typing import Final
 
-#: that are none: answers take their time
+#: seconds by which a clock may be further ahead without a leap: replies take their time
 _SLACK_S: Final = 1.0
-#: the longest lease there is, for a hold that does not say
+#: the longest lease there is, for a hold that does not say its own
 _LONGEST_S: Final = 3600.0
 
 
 class Leaps:
-    """Of one server. `moment`: a clock in seconds that nobody sets."""
+    """The leaps of one server. `moment`: a clock in seconds that nobody sets."""
 
     def __init__(self, moment: Callable[[], float]) -> None:
         self._moment = moment
-        #: by how much the server's clock was ahead of ours at the last look
+        #: by how much the server's clock was ahead of ours at the last look; before the first, nothing is a leap
         self._ahead_s = math.inf
         self._leapt_at = -math.inf
 
@@ -33,6 +33,6 @@ class Leaps:
         self._ahead_s = ahead_s
 
     def leaves(self, lease: bytes | None) -> bool:
-        """Whether a hold with such a lease, in microseconds, may have an owner though its time is over."""
+        """Whether to leave a hold alone whose lease (microseconds) is over: the last leap is no further back."""
         lease_s = _LONGEST_S if lease is None else int(lease) / 1e6
         return self._moment() - self._leapt_at <= lease_s

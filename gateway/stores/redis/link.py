@@ -28,17 +28,17 @@ from gateway.stores.redis.servers import pool_of
 from gateway.stores.redis.wire import Request, Wire
 from gateway.stores.unread import MENDING, unreadable
 
-#: requests of one batch: their answers must come within the deadline of one
+#: requests of one batch, at most: all their answers must come within the deadline of one
 _BATCH: Final = 128
-#: between two looks at whom the sentinels name: what a master takes after a failover, not knowing of it, is lost
+#: seconds between two looks at whom the sentinels name: what a former master takes before it hears of that is lost
 _LOOK_S: Final = 1.0
 _SILENCE: Final = (TimeoutError, exceptions.TimeoutError)
 #: what can go wrong on the way to a server
 _FAULTS: Final = (RedisError, OSError, EOFError)
 _MOVED_ON: Final = ConnectionError("another server is to be asked")
-#: the place of an error in Lua; behind an @ is that of a command which the server refused, maybe for its own reasons
+#: a script failed by itself; behind an @ is the place of a command that the server refused, maybe for its own reasons
 _SCRIPT_FAILED: Final = re.compile(r"(?<!@)user_script:\d+: |WRONGTYPE")
-#: what such a script says of an account that is none
+#: what a script says of an account that it cannot read
 _NO_ACCOUNT: Final = re.compile(r"account (\S+) cannot be read")
 
 
@@ -58,7 +58,7 @@ class Link(Protocol):
         ...
 
     async def everywhere(self, *commands: Command) -> list[list[Any]]:
-        """What each server says to all of them; an error is said, too.
+        """The replies of each server to all of them, errors among them.
 
         Raises:
             StoreUnavailable: one of the servers did not answer in time.
@@ -71,7 +71,7 @@ class Link(Protocol):
 
 
 def unavailable(shown: str, error: BaseException) -> StoreUnavailable:
-    """What an operator is told."""
+    """What callers are told; `shown`: the address of the store as it may be shown."""
     code = getattr(error, "status_code", None)
     reason = f"{code or ''} {error}".strip() or type(error).__name__
     reason = "no answer in time" if isinstance(error, _SILENCE) else reason
@@ -103,11 +103,12 @@ class SingleLink:
         self._scripts = scripts
         self._timeout_s = timeout_s
         self._pool = pool_of(address, timeout_s, connections)
+        #: how many connections may be taken, made already or not
         self._free = connections
         self._idle: list[Wire] = []
-        #: taken from the pool once and for all, and not connected now
+        #: connections that were taken from the pool for good, and are closed now
         self._spare: list[AbstractConnection] = []
-        #: connected; what is not among them when it has rested was sent elsewhere meanwhile
+        #: connections to the server that is to be asked: any other is closed once its batch is answered
         self._good: set[Wire] = set()
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Request] = deque()
@@ -127,7 +128,7 @@ class SingleLink:
         return [await self.ask(*commands)]
 
     async def ask(self, *commands: Command) -> list[Any]:
-        """What the server says to each; an error is said, too.
+        """The reply to each, errors among them.
 
         Raises:
             StoreUnavailable: there was no answer in time.
@@ -237,7 +238,7 @@ class SingleLink:
 
     def _fail(self, batch: Sequence[Request], error: BaseException) -> None:
         if isinstance(error, _SILENCE):
-            # Those behind have waited for the same silence: each of them would wait as long once more.
+            # Those that wait for a connection would each wait for the same silence once more.
             batch = [*batch, *self._waiting]
             self._waiting.clear()
         for request in batch:

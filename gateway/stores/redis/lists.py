@@ -20,6 +20,7 @@ from gateway.stores.unread import UnreadRecords
 
 #: what is looked at in one round trip
 _CHUNK: Final = 200
+#: the last place among the calls that are kept under one request id
 _NAMESAKES: Final = 31
 #: digits of a call's id that are its time
 _TIME_DIGITS: Final = 12
@@ -142,7 +143,7 @@ class Lists:
         return bool(found)
 
     async def forget(self, session: SessionKey, before: float | None = None) -> bool:
-        """Forget a session with all that is its, if it was called last before this time."""
+        """Forget a session with all that belongs to it, if it was called last before this time (None: in any case)."""
         tag = tag_of(session.namespace, session.id)
         arguments = {} if before is None else {"before": before}
         [found] = await self._link.call(self._verb("forget", self._keys.all_of(tag), arguments))

@@ -1,7 +1,7 @@
-"""What sessions remember, moved from one version to the next: each change is compared with what a server has.
+"""Changes of what sessions remember, from one version to the next: a server takes those of the version that it has.
 
-A move is made of the state as it was seen last. Where somebody else was faster, the server answers with what it has,
-and the move is made of that. Those of one worker take turns.
+A change is made of the state as this worker saw it last. Where somebody else was faster, the server answers with the
+state that it has, and the change is made of that. Changes of a session in one worker take turns.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from gateway.stores.redis.scripts import Scripts
 from gateway.stores.redis.together import Books, Clerk, Settlement
 from gateway.stores.redis.values import Kept, Move
 
-#: times that somebody else was faster until a change is given up, and how long is waited at most before each
+#: tries until a change is given up, as somebody else was faster each time
 TRIES: Final = 12
+#: seconds by which the longest pause grows from one try to the next
 _PAUSE_S: Final = 0.004
-#: tries of a call that ends, until it is waited before the next
-_WITHOUT_PAUSE: Final = 2
+#: first tries of a call that ends, which go by the state as it was seen last; for later ones it is looked up
+_BY_LAST_SEEN: Final = 2
 #: states that stay known
 _SEEN: Final = 256
-#: versions are times of day in microseconds, or a little more
+#: versions are times of day in microseconds, or a little more; only an older release has smaller ones
 _FIRST_VERSION: Final = 10**15
 
 
@@ -53,7 +54,7 @@ class Moves:
         self._kept = _Seen()
 
     def saw(self, session: SessionKey, kept: Kept) -> None:
-        """Take what a server was seen to have."""
+        """Remember what a server was seen to have."""
         self._kept.put(session, kept)
 
     async def settle(self, record: CallRecord, ending: Ending | None) -> Totals:
@@ -65,7 +66,7 @@ class Moves:
         if session not in self._changes and session not in self._endings:
             kept = self._kept.get(session) or await self._look_up(session)
             totals = await self._end(session, ending, kept)
-        # Others are faster. Those of this worker take turns from here on.
+        # Somebody else was faster, or others of this worker wait already: those of this worker take turns.
         return totals or await self._endings.add(session, ending)
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
@@ -80,7 +81,7 @@ class Moves:
 
     async def _settle(self, record: CallRecord) -> Totals:
         done = await self._books.settle(record, None)
-        return done.totals if isinstance(done, Settlement) else Totals()  # pragma: no branch  # it goes by no state
+        return done.totals if isinstance(done, Settlement) else Totals()  # pragma: no branch  # without a move
 
     async def _end(self, session: SessionKey, ending: Ending, kept: Kept) -> Totals | None:
         """Settle a call that ends in this state; None where its session is in another one by now."""
@@ -112,7 +113,7 @@ class Moves:
             if away is None:
                 async with self._turn(session):
                     result = await self._ended(session, ending)
-                # The others would each wait for it anew.
+                # Each of the others would wait for an absent store anew.
                 away = result if _is_away(result) else None
             results.append(away or result)
         return results
@@ -121,7 +122,7 @@ class Moves:
         try:
             for number in range(TRIES):
                 # After a pause others have been faster again.
-                kept = (self._kept.get(session) if number < _WITHOUT_PAUSE else None) or await self._look_up(session)
+                kept = (self._kept.get(session) if number < _BY_LAST_SEEN else None) or await self._look_up(session)
                 totals = await self._end(session, ending, kept)
                 if totals is not None:
                     return totals
@@ -166,7 +167,8 @@ class _Seen:
 
     def put(self, session: SessionKey, kept: Kept) -> Kept:
         if 0 < kept.version < _FIRST_VERSION:
-            # An older release counts from one on, also for a session that comes back: such a version is no guess.
+            # An older release counts from one, and again from one for a session that was deleted: such a version may be
+            # that of another state.
             self._kept.pop(session, None)
             return kept
         self._kept[session] = kept

@@ -24,7 +24,7 @@ def _load() -> dict[str, tuple[str, bytes]]:
 
 
 class Scripts:
-    """Calls of the verbs. `ahead_s`: by how much the server's clock is taken to be ahead; for tests alone."""
+    """Calls of the verbs. `ahead_s`: by how many seconds the server's clock is taken to be ahead; for tests alone."""
 
     def __init__(self, ahead_s: Callable[[], float] | None = None) -> None:
         self._scripts = _load()

@@ -47,7 +47,7 @@ def pool_of(address: Address, timeout_s: float, connections: int) -> ConnectionP
 
 
 def _sentinel(address: Address, timeout_s: float) -> Sentinel:
-    """One that is silent leaves time for the others."""
+    """The sentinels. One that is silent leaves time to ask the others."""
     patience_s = timeout_s / len(address.hosts)
     told = dict(address.options)
     asked = _options(address, patience_s, patience_s) | {
@@ -60,7 +60,7 @@ def _sentinel(address: Address, timeout_s: float) -> Sentinel:
 
 def cluster_of(address: Address, timeout_s: float) -> RedisCluster:
     """A client of a cluster, which is asked where keys are, and for nothing else."""
-    patience_s = timeout_s / 3  # as many servers may be silent before one that knows is asked
+    patience_s = timeout_s / 3  # behind two servers that are silent there is time for a third
     return RedisCluster(
         startup_nodes=[ClusterNode(host, port) for host, port in address.hosts],
         # A part of the keys without a server is no reason not to serve the others.

@@ -34,10 +34,11 @@ from gateway.stores.redis.keys import Keys
 from gateway.stores.sums import SUMS, sums_of, totals_of
 
 _MICRO: Final = 1_000_000
+#: no limit, no window
 _NONE: Final = -1
-#: a settlement was not written, as others have changed the state
+#: status of settle.lua: nothing was written, as others have changed the state
 _CHANGED: Final = 2
-#: of `SessionView`, and then the totals
+#: fields of a session: those of `SessionView`, then the totals
 VIEW: Final = ("derived", "created", "last", *(f"t{number}" for number in range(1, len(SUMS) + 1)))
 TOTALS: Final = VIEW[3:]
 _HOLDS: Final = msgspec.json.Decoder(OpenHold)
@@ -90,7 +91,7 @@ def _limit(limit: int | None) -> int:
 
 
 def held(hold: Hold, claims: Iterable[Claim], keys: Keys) -> bytes:
-    """What a hold holds of each unit, and on which accounts, with their limits."""
+    """ARGV[3] of reserve.lua: what a hold holds at once and for each unit, and on which accounts, with their limits."""
     packed = []
     for claim in claims:
         window = claim.configured.window_s
@@ -100,7 +101,7 @@ def held(hold: Hold, claims: Iterable[Claim], keys: Keys) -> bytes:
 
 
 def accounts_of(accounts: Iterable[AccountKey], keys: Keys) -> list[tuple[str, str]]:
-    """Those that are charged when a call ends."""
+    """Those that are charged when a call ends: all but counts of requests."""
     return [(keys.account(key), key.kind) for key in dict.fromkeys(accounts) if key.kind != "rate"]
 
 
@@ -134,7 +135,7 @@ def account(row: Sequence[int]) -> Account:
     opened = None if row[6] == _NONE else _moment(row[6])
     decided: dict[Dimension, int | None] = {}
     for name, limit in zip(DIMENSIONS, row[7:], strict=True):
-        if limit >= _NONE:
+        if limit >= _NONE:  # a smaller one: none was decided
             decided[name] = None if limit == _NONE else limit
     return Account(Amount(*row[:3]), Amount(*row[3:6]), opened, decided)
 
@@ -186,7 +187,7 @@ def entry(call_id: str, tag: str, sums: Sequence[bytes | None]) -> bytes:
 
 
 def noted(packed: bytes) -> tuple[str, str, Totals]:
-    """What `entry`, or the script in its stead, noted."""
+    """What `entry` or settle.lua has packed."""
     call_id, tag, sums = _ENTRIES.decode(packed)
     return call_id, tag, totals_of([int(one or 0) for one in sums])
 

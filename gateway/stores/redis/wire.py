@@ -17,7 +17,7 @@ from redis.exceptions import InvalidResponse, MasterDownError, ReadOnlyError
 
 from gateway.stores.redis.scripts import Command
 
-#: another server may be the one to ask next time
+#: replies after which another server may be the one to ask
 _ELSEWHERE: Final = (ReadOnlyError, MasterDownError)
 _ENDED: Final = "Connection closed by server"
 _UNASKED: Final = "an answer that nobody asked for"
@@ -35,7 +35,7 @@ class Request:
 
     @classmethod
     def of(cls, commands: Sequence[Command], done: asyncio.Future[list[Any]]) -> Request:
-        """These. Whoever asks for what cannot be sent hears of it, and nobody who is behind."""
+        """These, packed at once: what cannot be packed fails for whoever asks for it, and for nobody else."""
         return cls(b"".join(map(pack_command, commands)), len(commands), done)  # type: ignore[arg-type]  # its stub says: one word
 
     def answer(self, replies: list[Any]) -> None:
@@ -74,11 +74,11 @@ class Wire(asyncio.Protocol):
         #: requests that are answered, and the replies so far to the one behind them
         self._answered = 0
         self._replies: list[Any] = []
-        #: by when all must be answered, and who looks whether they are: to set a timer for each batch costs more
+        #: by when (loop time) all must be answered, and the timer that looks: to set one for each batch costs more
         self._deadline = 0.0
         self._watch: asyncio.TimerHandle | None = None
         self._is_over = False
-        # redis-py says only there what it is connected by. Its own reader has to hear of the end: it waits for that.
+        # redis-py has its transport only there. Its own reader has to hear of the end, which redis-py waits for.
         self._transport: asyncio.Transport = connection._writer.transport  # type: ignore[union-attr, assignment]  # noqa: SLF001
         self._end_of_stream: Callable[[Exception | None], None] = self._transport.get_protocol().connection_lost
         self._transport.set_protocol(self)
@@ -139,7 +139,7 @@ class Wire(asyncio.Protocol):
         self.close(exc or ConnectionError(_ENDED))
 
     def close(self, error: Exception) -> None:
-        """Have it gone, once, for this reason."""
+        """Close it, once, and tell the owner why."""
         if self._is_over:
             return
         self._is_over = True

@@ -2,9 +2,9 @@
 
 What is written on the way of a call runs in the loop, in shared transactions (`writer.py`): a commit in WAL mode
 without fsync costs tens of microseconds, less than handing it to a thread. So do the reads of a row or two that every
-call makes. What can wait does not: a locked database raises at once and is tried again by timer until the deadline;
-checkpoints, lists and deletions run in a thread with a connection of their own. `synchronous=NORMAL`: a commit survives
-the end of any process at once, and a power cut from the last checkpoint of the operating system on.
+call makes. The loop waits for no lock: a locked database raises at once and is tried again by timer until the deadline.
+Checkpoints, lists and deletions run in a thread with a connection of their own. `synchronous=NORMAL`: a commit survives
+the end of any process at once, and a power cut once it is on the disk: after the next checkpoint at the latest.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ _CHECKPOINT_EVERY: Final = 200
 _CHECKPOINT: Final = "PRAGMA wal_checkpoint({})"
 #: pages (of 4 KiB) of the log from which on commits wait for it to be moved
 _LOG_PAGES: Final = 2048
-#: between two transactions of a deletion, longer than a settlement waits before it tries again
+#: seconds between two transactions of a deletion: longer than a settlement waits before it tries again
 _DELETE_PAUSE_S: Final = 2.5 * RETRY_S
-#: what such a transaction writes, in commits of settlements
+#: as how many commits such a transaction counts towards the next checkpoint
 _DELETE_WEIGHT: Final = 25
-#: what no patience helps against: the lower byte says what went wrong, the rest where
+#: errors that pass with no further try, by their lower byte, which says what went wrong; the rest says where
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-#: what has no session to go with
+#: deletions of old rows that may have no session to be deleted with
 _OLD_ROWS: Final = (
     deletion.delete_old_calls,
     deletion.delete_old_states,
@@ -70,7 +70,10 @@ _OLD_ROWS: Final = (
 
 
 class SqliteStore:
-    """See the module. Construct it where an event loop runs; `now` gives the time of day, `moment` that of holds."""
+    """See the module. Construct it where an event loop runs.
+
+    `timeout_s`: how long a locked file is waited for; `now` gives the time of day, `moment` that of holds.
+    """
 
     def __init__(
         self,
@@ -89,7 +92,7 @@ class SqliteStore:
         self._unread_records = UnreadRecords()
         self._since_checkpoint = 0
         self._checkpoint: asyncio.Task[None] | None = None
-        # One connection, so one thread, which goes with the store; the loop's own are for work that waits for no lock.
+        # One connection, `_slow`, so one thread, which ends with the store. The loop's own threads wait for no lock.
         self._thread = ThreadPoolExecutor(1, "sqlite")
         self._hot = connect(path, busy_timeout_s=5)
         try:
@@ -142,11 +145,11 @@ class SqliteStore:
 
     async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
         """See `Store.standings`."""
-        return self._at_once(lambda db: accounts.standings(db, claims, self._moment()))
+        return self._in_loop(lambda db: accounts.standings(db, claims, self._moment()))
 
     async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
         """See `Store.opening`."""
-        return self._at_once(lambda db: rows.opening(db, session, claims, self._moment(), with_totals=with_totals))
+        return self._in_loop(lambda db: rows.opening(db, session, claims, self._moment(), with_totals=with_totals))
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""
@@ -188,7 +191,7 @@ class SqliteStore:
         except sqlite3.Error as error:
             raise self._unavailable(error) from error
 
-    def _at_once(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _in_loop(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
             return work(self._hot)
         except sqlite3.Error as error:
@@ -196,11 +199,11 @@ class SqliteStore:
 
     async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
         """See `Store.missing_results`."""
-        return self._at_once(lambda db: [one for one in handles if not rows.has_result(db, session, one)])
+        return self._in_loop(lambda db: [one for one in handles if not rows.has_result(db, session, one)])
 
     async def results_size(self, session: SessionKey) -> int:
         """See `Store.results_size`."""
-        return self._at_once(lambda db: rows.results_size(db, session))
+        return self._in_loop(lambda db: rows.results_size(db, session))
 
     async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
         """See `Store.keep_results`."""
@@ -218,7 +221,7 @@ class SqliteStore:
 
     async def keys(self) -> Sequence[StoredKey]:
         """See `Store.keys`."""
-        return self._unread_keys.read(self._at_once(rows.keys))
+        return self._unread_keys.read(self._in_loop(rows.keys))
 
     async def add_key(self, key: StoredKey) -> bool:
         """See `Store.add_key`."""
@@ -230,15 +233,15 @@ class SqliteStore:
 
     async def totals(self, session: SessionKey) -> Totals:
         """See `Store.totals`."""
-        return self._at_once(lambda db: rows.read_totals(db, session))
+        return self._in_loop(lambda db: rows.read_totals(db, session))
 
     async def remembered(self, session: SessionKey) -> Remembered:
         """See `Store.remembered`."""
-        return self._at_once(lambda db: rows.remembered(db, session))
+        return self._in_loop(lambda db: rows.remembered(db, session))
 
     async def learned(self, key: str) -> bytes | None:
         """See `Store.learned`."""
-        return self._at_once(lambda db: rows.lesson(db, key))
+        return self._in_loop(lambda db: rows.lesson(db, key))
 
     async def session(self, session: SessionKey) -> SessionView | None:
         """See `Store.session`."""
@@ -349,7 +352,7 @@ class SqliteStore:
         try:
             await self._writer.drain()
         finally:
-            # What still reads comes to its end first.
+            # The thread first ends what it still reads.
             await self._loop.run_in_executor(self._thread, self._slow.close)
             self._hot.close()
 

@@ -1,4 +1,4 @@
-"""Accounts and holds: what the ledger's arithmetic is applied to, inside whatever transaction there is."""
+"""Accounts and holds: what the ledger's arithmetic is applied to, inside the caller's transaction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gateway.core.ledger import (
 )
 from gateway.core.ports import CallRecord, OpenHold
 from gateway.stores.sqlite.schema import hold_key
-from gateway.stores.unread import UnreadHolds, unreadable
+from gateway.stores.unread import UNREADABLE, UnreadHolds, unreadable
 
 _USED: Final = ("used_tokens", "used_nano_usd", "used_calls")
 _HELD: Final = ("held_tokens", "held_nano_usd", "held_calls")
@@ -49,7 +49,7 @@ _SETTLE: Final = (
     + "".join(f"{name} = min({name} + excluded.{name}, {MOST}), " for name in _USED)
     + "".join(f"{name} = max({name} - ?, 0), " for name in _HELD)
     + "changed_at = max(changed_at, excluded.changed_at) "
-    # Of what is no number it would make zero.
+    # What is no number would count as zero. No row is changed then, which the caller takes for damage.
     + "WHERE "
     + " AND ".join(f"typeof({name}) = 'integer'" for name in (*_USED, *_HELD))
 )
@@ -70,21 +70,20 @@ _ADD_UNITS: Final = (
     "UPDATE holds SET units = units + ?, held_tokens = ?, held_nano_usd = ?, held_calls = ? WHERE key = ? AND id = ?"
 )
 _RENEW: Final = "UPDATE holds SET boot = ?, mono = ?, wall = ?, noted = max(noted, ?) WHERE key = ? AND id = ?"
-#: `ledger.is_over`; the boot that a hold of this machine run has is nearly always this one
+#: `ledger.is_over`: renewed in another boot (of another name, or by a clock that was further on), or too long ago
 _OVERDUE: Final = (
     "SELECT id, units, noted, value FROM holds "
     "WHERE boot != :boot OR mono > :mono OR :mono - mono > lease_s LIMIT :limit"
 )
-_NONE: Final[ledger.Accounts] = {}
+_NO_ACCOUNTS: Final[ledger.Accounts] = {}
 _NOT_HELD: Final[tuple[Sequence[AccountKey], Amount]] = ((), NOTHING)
 _HOLDS: Final = msgspec.json.Decoder(OpenHold)
 #: limits that an operator set, as JSON
 _DECIDED: Final = msgspec.json.Decoder(dict[Dimension, int | None])
-#: the time in `COLUMNS`
+#: when a window began, as `COLUMNS` have it: the fields of a `Moment`
 _Opened = tuple[float, float, str]
-#: what comes of reading columns that hold no account
-_UNREADABLE: Final = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
-#: `ledger.anew` and `ledger.forgotten`
+
+#: `ledger.anew`, and with `_FORGET` within it `ledger.forgotten`
 _CLEAR: Final = (
     "UPDATE accounts SET used_tokens = 0, used_nano_usd = 0, used_calls = 0, epoch = epoch + 1{} "
     "WHERE kind = ? AND namespace = ? AND id = ?"
@@ -102,7 +101,7 @@ def reserve(db: sqlite3.Connection, opened: OpenHold, lease_s: float, now: Momen
     if units is not None:
         return Granted(units, standings(db, hold.claims, now))
     if is_settled:
-        # The call is over: this was under way for longer. Nobody would give it back.
+        # The call is over, and this comes late: a hold that is taken now would never be given back.
         return Granted(hold.least, standings(db, hold.claims, now))
     outcome = ledger.reserve(_accounts(db, (claim.key for claim in hold.claims)), hold, now)
     if isinstance(outcome, Refused):
@@ -145,7 +144,7 @@ def overdue(db: sqlite3.Connection, limit: int, now: Moment, unread: UnreadHolds
 
 
 def standings(
-    db: sqlite3.Connection, claims: Sequence[Claim], now: Moment, known: ledger.Accounts = _NONE
+    db: sqlite3.Connection, claims: Sequence[Claim], now: Moment, known: ledger.Accounts = _NO_ACCOUNTS
 ) -> tuple[Standing, ...]:
     """See `Store.standings`. `known`: accounts that were just read."""
     accounts = {**_accounts(db, (claim.key for claim in claims if claim.key not in known)), **known}
@@ -185,7 +184,7 @@ def settle(db: sqlite3.Connection, record: CallRecord, dropped: Held | None) -> 
 
 
 def correct(db: sqlite3.Connection, record: CallRecord, lost: CallRecord, charged: ledger.Epochs) -> None:
-    """Charge the accounts of a call that was taken for lost; `lost`: as what, and in which epochs it was `charged`."""
+    """Charge the accounts of a call that was taken for lost before; as `lost`, in the epochs `charged`."""
     accounts = _accounts(db, record.accounts)
     ended = record.started_at + record.duration_s
     _keep(db, ledger.correct(accounts, record.accounts, lost.spent, record.spent, charged), ended)
@@ -212,7 +211,7 @@ def _at(hold_id: str) -> tuple[int, str]:
 
 
 def _written(keys: Iterable[AccountKey]) -> str:
-    """Accounts that hold something, as a column holds them; no part of a key has a line break or a zero in it."""
+    """Accounts that hold something, as a column holds them; no part of a key has a line break or a zero byte."""
     return "\n".join(["\0".join(key) for key in keys if key.kind != "rate"])
 
 
@@ -237,7 +236,7 @@ def account(db: sqlite3.Connection, key: AccountKey, row: Sequence[Any]) -> Acco
     """
     try:
         return _account(row)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise damaged(db, key) from error
 
 

@@ -1,4 +1,4 @@
-"""What is deleted, a part at a time: each function is one transaction of a few milliseconds, and is called again."""
+"""Deletions in parts: each function is one transaction of a few milliseconds, called again until nothing is left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.stores.sqlite import accounts, kept
 Key = tuple[str, str]
 
 #: A client key's account stays: it must not begin anew because the key was not used for a while. So does one on which
-#: calls under way hold something: each would give its own back of what others hold by then.
+#: calls under way hold something: in a new one, each would give its own back out of what others hold by then.
 _IS_FREE: Final = "kind = 'session' AND held_tokens = 0 AND held_nano_usd = 0 AND held_calls = 0"
 #: call records, and other rows, that one transaction deletes: a few milliseconds in which nobody else can write
 _CHUNK: Final = 500
@@ -37,11 +37,12 @@ _DELETE_RESULTS: Final = "DELETE FROM results WHERE namespace = ? AND id = ?"
 _DELETE_ACCOUNT: Final = f"DELETE FROM accounts WHERE {_IS_FREE} AND namespace = ? AND id = ? AND changed_at < ?"  # noqa: S608  # constants
 _DELETE_OLD_CALLS: Final = "DELETE FROM calls WHERE number IN (SELECT number FROM calls WHERE call_id < ? LIMIT ?)"
 _DELETE_OLD_LESSONS: Final = "DELETE FROM lessons WHERE key IN (SELECT key FROM lessons WHERE changed_at < ? LIMIT ?)"
+#: the condition of rows of table {0} that are old and have no session
 _ALONE: Final = (
     "changed_at < :before AND NOT EXISTS "
     "(SELECT 1 FROM sessions WHERE sessions.namespace = {0}.namespace AND sessions.id = {0}.id)"
 )
-#: the two rows of a state go together
+#: the same for `states` and `tools`: the two rows of a session go together
 _BOTH_ALONE: Final = (
     _ALONE  # noqa: S608  # constants
     + " AND NOT EXISTS (SELECT 1 FROM {1} AS other WHERE other.namespace = {0}.namespace AND "
@@ -103,12 +104,12 @@ def delete_old_states(connection: sqlite3.Connection, before: float) -> int:
 
 
 def delete_old_tools(connection: sqlite3.Connection, before: float) -> int:
-    """The same for tools, which stand beside an agent's steps."""
+    """The same for rows of tools, which have the agents' steps, too."""
     return _delete_alone(connection, "tools", _BOTH_ALONE.format("tools", "states"), before)
 
 
 def delete_old_accounts(connection: sqlite3.Connection, before: float) -> int:
-    """The same for accounts: of parents that never called, or sessions that never did."""
+    """The same for accounts: of parents, or other sessions, that never called themselves."""
     return _delete_alone(connection, "accounts", f"{_IS_FREE} AND {_ALONE.format('accounts')}", before)
 
 
@@ -118,7 +119,7 @@ def delete_old_results(connection: sqlite3.Connection, before: float) -> int:
 
 
 def _delete_alone(connection: sqlite3.Connection, table: str, condition: str, before: float) -> int:
-    """They are looked for before the file is locked: nothing but a look at all of them finds them."""
+    """Rows are looked for before the file is locked: to find them the whole table is read."""
     find = f"SELECT namespace, id FROM {table} WHERE {condition} LIMIT :most"  # noqa: S608  # constants
     keys = connection.execute(find, {"before": before, "most": _CHUNK}).fetchall()
     if not keys:

@@ -19,7 +19,7 @@ from gateway.stores import states
 
 #: columns that `state_of` reads
 STATE: Final = "states.value, steps"
-#: to be joined to what has a namespace and an id: each of the rows may be missing, and may come before its session
+#: to be joined to what has a namespace and an id: either row may be missing, or be there before its session is
 JOINED: Final = "LEFT JOIN states USING (namespace, id) LEFT JOIN tools USING (namespace, id)"
 _KEPT: Final = f"SELECT {STATE}, tools.value FROM (SELECT ? AS namespace, ? AS id) {JOINED}"  # noqa: S608  # constants
 _KEEP_STATE: Final = (
@@ -31,7 +31,7 @@ _KEEP_ROW: Final = (
     "INSERT INTO tools (namespace, id, value, steps, changed_at) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
     "value = excluded.value, steps = coalesce(excluded.steps, steps), changed_at = excluded.changed_at"
 )
-#: as `_USES` reads it
+#: no tools, as `_USES` reads them
 _NONE_CALLED: Final = b"{}"
 _CLEAR_TOOLS: Final = "UPDATE tools SET value = x'7b7d' WHERE namespace = ? AND id = ?"
 _CHANGED_AT: Final = (
@@ -44,14 +44,14 @@ _USES: Final = msgspec.json.Decoder(ToolUse)
 
 
 class Row(NamedTuple):
-    """The row of a session's tools. `called`: as its column has them; None where there is no row."""
+    """The row of a session in `tools`. `called`: its column `value`, the tools as JSON; None where there is no row."""
 
     called: bytes | None
     steps: Places
 
 
 class Move(NamedTuple):
-    """What a call makes of that."""
+    """The row as a call found it, and the steps that the call ends in."""
 
     row: Row
     steps: Places
@@ -93,14 +93,14 @@ def change(db: sqlite3.Connection, key: SessionKey, make: Change, now: float) ->
         _keep_row(db, key, called, state.steps, now)
     is_same = state.epochs is before.epochs and state.summaries is before.summaries and state.parent == before.parent
     if not (is_same and is_moved):
-        # What stays as it is was looked at now, all the same: it must not go as old.
+        # Also where it is the same: with a new `changed_at` it is not deleted as old.
         rest = SessionState(state.epochs, state.summaries, state.parent)
         db.execute(_KEEP_STATE, (*_at(key), now, states.written(rest)))
     return state
 
 
 def _keep_row(db: sqlite3.Connection, key: SessionKey, called: bytes | None, steps: Places | None, now: float) -> None:
-    """Keep the row; without `steps` those that it has."""
+    """Write the row; where `steps` is None, those that it has stay."""
     written = states.written_steps(steps) if steps is not None else None
     db.execute(_KEEP_ROW, (*_at(key), called or _NONE_CALLED, written, now))
 
@@ -111,7 +111,7 @@ def clear_tools(db: sqlite3.Connection, key: SessionKey) -> None:
 
 
 def delete(db: sqlite3.Connection, namespace: str, session_id: str, before: float) -> None:
-    """Delete what is kept of a session if it was changed last before this time; else only what was called is gone."""
+    """Delete what is kept of a session if it was changed last before this time; else only forget its tools."""
     key = (namespace, session_id)
     if db.execute(_CHANGED_AT, key).fetchone()[0] < before:
         db.execute(_DELETE_STATE, key)

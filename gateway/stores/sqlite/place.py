@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-#: between two looks: they cost as much as a tenth of a transaction
+#: seconds between two looks: one costs a tenth of a transaction
 _LOOKS_S: Final = 0.1
 
 
@@ -22,7 +22,7 @@ class Hidden(sqlite3.OperationalError):
 
 
 class Place:
-    """The database, its log and the index of that, all of which are open."""
+    """The three open files of a store: the database, its log (-wal) and the log's index (-shm)."""
 
     def __init__(self, path: Path) -> None:
         self._paths = [path.with_name(path.name + end) for end in ("", "-wal", "-shm")]
@@ -30,7 +30,7 @@ class Place:
         self._looked_at = time.monotonic()
 
     def check(self, *, at_once: bool = False) -> None:
-        """Make sure that they are where they were. Nobody asks more often than now and then, but `at_once`.
+        """Make sure that they are where they were. Looks no more often than every `_LOOKS_S`, unless `at_once`.
 
         Raises:
             Moved: one is not, or another file is in its place.

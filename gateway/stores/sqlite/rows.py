@@ -20,7 +20,7 @@ from gateway.stores.sums import MAX_SUM, SUMS, sums_of, totals_of
 from gateway.stores.unread import UnreadRecords
 
 _SUM_LIST: Final = ", ".join(SUMS)
-#: of the call that was settled last, also where it is deleted
+#: the number of the call that was settled last, even if it was deleted since
 LAST_NUMBER: Final = (
     "max((SELECT coalesce(max(number), 0) FROM calls), (SELECT coalesce(max(number), 0) FROM forgotten))"
 )
@@ -29,7 +29,7 @@ _INSERT_CALL: Final = (
     f"VALUES ({LAST_NUMBER} + 1, ?, ?, ?, ?, ?, ?, ?)"
 )
 _RECORD: Final = "SELECT record, epochs FROM calls WHERE call_id = ?"
-#: it comes again for whoever watches
+#: with a new number the call comes again for whoever watches
 _CORRECT_CALL: Final = (
     f"UPDATE calls SET number = {LAST_NUMBER} + 1, totals = ?, epochs = NULL, record = ? WHERE call_id = ?"  # noqa: S608  # constants
 )
@@ -47,13 +47,13 @@ _ADD: Final = (
     + ", ".join(f"{name} = min({name} + excluded.{name}, {MAX_SUM})" for name in SUMS)
     + f" RETURNING {_SUM_LIST}"
 )
-#: never below zero, should they have begun anew since then
+#: takes a wrong charge off the sums, unless they were reset since; none falls below zero
 _TAKE_BACK: Final = (
     f"UPDATE sessions SET {', '.join(f'{name} = max(0, {name} - ?)' for name in SUMS)} "  # noqa: S608  # constants
     "WHERE namespace = ? AND id = ? AND resets = ?"
 )
 _TOTALS: Final = f"SELECT {_SUM_LIST} FROM sessions WHERE namespace = ? AND id = ?"  # noqa: S608  # constants
-#: what `view` reads of sessions that a query has chosen: only theirs is read of the tools
+#: what `view` reads; the condition comes inside, so that only the tools of the sessions that it chooses are read
 VIEW: Final = (
     f"SELECT namespace, id, derived, created_at, last_call_at, value, {_SUM_LIST} "  # noqa: S608  # constants
     "FROM (SELECT * FROM sessions WHERE {}) LEFT JOIN tools USING (namespace, id)"
@@ -62,7 +62,7 @@ _REMEMBERED: Final = (
     f"SELECT {kept.STATE}, kept, {_LAST_LIST} FROM (SELECT ? AS namespace, ? AS id) "  # noqa: S608  # constants
     f"{kept.JOINED} LEFT JOIN sessions USING (namespace, id)"
 )
-#: the same and more for a call that begins, in one look: its session's account may be missing, too
+#: the same and its session's account, for a call that begins, in one statement: that row may be missing, too
 _OPENING: Final = (
     f"SELECT {kept.STATE}, kept, {_LAST_LIST}, {', '.join(accounts.COLUMNS)}{{}} "  # noqa: S608  # constants
     f"FROM (SELECT ? AS namespace, ? AS id) AS asked {kept.JOINED} LEFT JOIN sessions USING (namespace, id) "
@@ -70,7 +70,7 @@ _OPENING: Final = (
 )
 _OPENING_ALONE: Final = _OPENING.format("")
 _OPENING_WITH_TOTALS: Final = _OPENING.format(f", {_SUM_LIST}")
-#: where the account begins in it, and the totals
+#: the columns of it with which the account begins, and the totals
 _ACCOUNT_AT: Final = 3 + len(_LAST)
 _SUMS_AT: Final = _ACCOUNT_AT + len(accounts.COLUMNS)
 _NO_SUMS: Final = (0,) * len(SUMS)
@@ -96,12 +96,12 @@ _CALLS: Final = (
 
 
 def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> tuple[Totals, bool]:
-    """Write a record and add its charge to its session, unless it was written before; the totals after it, and if so.
+    """Write a record and add its charge to its session, unless its call was settled before.
 
-    One that is written in the place of a call that was taken for lost is, too.
+    Gives the totals after it, and whether it was written: also where it takes the place of a call taken for lost.
     """
     held = accounts.drop_hold(connection, record.call_id)
-    # Nothing is held for a call that is settled.
+    # A call for which something was held is not settled yet.
     known = connection.execute(_RECORD, (record.call_id,)).fetchone() if held is None else None
     if known is not None:
         return _correct(connection, record, encoded, known)
@@ -130,7 +130,7 @@ def _correct(
 
 
 def _charge(connection: sqlite3.Connection, record: CallRecord) -> Sequence[int] | None:
-    """Add what a call cost to its session; the totals after it, as columns. None for a call without one."""
+    """Add what a call cost to its session; the totals after it, as columns. None for a call without a session."""
     key, charge = record.session, record.charge
     if key is None or charge is None:
         return _sums(connection, key)
@@ -172,14 +172,14 @@ class _Lost:
 
 
 def _lost(known: tuple[bytes, bytes | None], record: CallRecord) -> _Lost | None:
-    """What a call was written as when it was taken for lost, if it was: its own record goes into that place."""
+    """What a call was written as when it was taken for lost; None where it was not, or `record` says no more."""
     if record.outcome == LOST:
         return None
     value, epochs = known
     lost = _RECORDS.decode(value)
     if lost.outcome != LOST:
         return None
-    # An older version kept none, and had none.
+    # An older version kept no epochs, and did not count them.
     resets, *of_accounts = _EPOCHS.decode(epochs) if epochs else [0] * (1 + len(lost.accounts))
     return _Lost(lost, resets, dict(zip(lost.accounts, of_accounts, strict=True)))
 
@@ -228,7 +228,7 @@ def opening(
     """See `Store.opening`. The session's account comes with its row, those of others are looked up."""
     query = _OPENING_WITH_TOTALS if with_totals else _OPENING_ALONE
     row = connection.execute(query, (key.namespace, key.id)).fetchone()
-    # A row that is missing has nothing in any column, and one that is there has a number in these.
+    # A row that is missing is NULL in all columns, and the first of these is NULL in no row.
     columns = row[_ACCOUNT_AT:_SUMS_AT]
     account = accounts.account(connection, key.account, columns) if columns[0] is not None else EMPTY
     stands = accounts.standings(connection, claims, now, {key.account: account})
@@ -247,7 +247,7 @@ def _remembered(row: Sequence[Any]) -> Remembered:
 def _last_turn(last_key: object, residual: object, *frames: object) -> LastTurn | None:
     if not isinstance(last_key, str) or not isinstance(residual, int):
         return None
-    # An older version kept none.
+    # An older version kept no frames.
     known = [number for number in frames if isinstance(number, int)]
     return LastTurn(last_key, residual, *(known if len(known) == len(frames) else ()))
 
@@ -285,7 +285,7 @@ class Packed:
 
     @classmethod
     def of(cls, text: str) -> Packed:
-        """Tool results are repetitive: the fastest packing makes a third of them."""
+        """Pack a text. Tool results are repetitive: the fastest way makes them a third as large."""
         encoded = text.encode("utf-8", "surrogatepass")
         return cls(zlib.compress(encoded, 1), len(encoded))
 

@@ -31,7 +31,7 @@ MIGRATIONS: Final = (
     CREATE INDEX calls_of_session ON calls (namespace, session_id, call_id);
     CREATE INDEX calls_by_request ON calls (request_id) WHERE request_id IS NOT NULL;
     """,
-    # The time stands before the value: past a long value it could only be read by following the value's pages.
+    # `changed_at` stands before `value`: behind a long value it could only be read by following the value's pages.
     """
     ALTER TABLE sessions ADD COLUMN trimmed_calls INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE sessions ADD COLUMN saved_tokens INTEGER NOT NULL DEFAULT 0;
@@ -72,13 +72,14 @@ MIGRATIONS: Final = (
     UPDATE results SET size = unpacked_size(text);
     CREATE INDEX results_by_size ON results (namespace, id, size);
     """,
-    # How often what is used began anew. Of a call that was taken for lost: when it was charged, as `rows.py` reads it.
+    # How often an account and a session began anew. `epochs`: when a call that was taken for lost was charged, as
+    # `rows._Lost` has it.
     """
     ALTER TABLE accounts ADD COLUMN epoch INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE sessions ADD COLUMN resets INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE calls ADD COLUMN epochs BLOB;
     """,
-    # Beside the sessions: a call that asks for no tool does not write it.
+    # A table beside the sessions: a call that asks for no tool need not write it.
     """
     CREATE TABLE tools (namespace TEXT NOT NULL, id TEXT NOT NULL, value BLOB NOT NULL, PRIMARY KEY (namespace, id));
     """,
@@ -106,7 +107,7 @@ MIGRATIONS: Final = (
     CREATE INDEX calls_of_session ON calls (namespace, session_id, call_id);
     CREATE INDEX calls_by_request ON calls (request_id) WHERE request_id IS NOT NULL;
     """,
-    # Where agents are in their steps, out of the state: a call that asks for tools writes their row anyway.
+    # Where agents are in their steps moves out of the state: a call that asks for tools writes the row of tools anyway.
     """
     ALTER TABLE tools ADD COLUMN steps BLOB;
     ALTER TABLE tools ADD COLUMN changed_at REAL NOT NULL DEFAULT 0;
@@ -115,7 +116,7 @@ MIGRATIONS: Final = (
         ON CONFLICT DO UPDATE SET steps = excluded.steps, changed_at = excluded.changed_at;
     """,
     # Each page that a call writes costs as much as a statement. So calls are numbered in the order in which they were
-    # settled, from zero down where nobody noted it, and holds are found without an index. No number is given twice:
+    # settled (zero and below where that was not noted), and holds are found without an index. No number is given twice:
     # `forgotten` is the highest of those that are no longer there.
     """
     ALTER TABLE calls RENAME TO old_calls;
@@ -147,18 +148,19 @@ MIGRATIONS: Final = (
     INSERT INTO holds SELECT hold_key(id), * FROM old_holds;
     DROP TABLE old_holds;
     """,
-    # What the frames of the last turn add to what it was off by.
+    # The frames of the last turn, and what they add to its residual, as `LastTurn` has it.
     """
     ALTER TABLE sessions ADD COLUMN last_frames INTEGER;
     ALTER TABLE sessions ADD COLUMN last_added INTEGER;
     ALTER TABLE sessions ADD COLUMN last_over INTEGER;
     """,
-    # How much stands on the answers that its provider keeps.
+    # What the session remembers of answers that its provider keeps, as `CallRecord.kept` has it.
     """
     ALTER TABLE sessions ADD COLUMN kept TEXT;
     """,
 )
 
+#: how long a worker waits for another one that migrates the file
 _PATIENCE_MS: Final = 60_000
 #: marks a file as ours ("GATE")
 _APPLICATION_ID: Final = 0x47415445
@@ -254,12 +256,15 @@ def _steps_of(state: object) -> bytes | None:
 
 
 def rewrite_format(connection: sqlite3.Connection) -> None:
-    """Write what stands there already: a page of the file, and no change. Another version may have changed the file."""
+    """Write the format that the file has already: a page is written, and nothing changes, whichever version set it."""
     connection.execute(f"PRAGMA user_version={_format_of(connection)}")
 
 
 def _format_of(connection: sqlite3.Connection) -> int:
-    """The number in the header, or that of a view: versions before 10 that have the file open stamp the header."""
+    """The number in the header or in the view `format`, the larger one.
+
+    A gateway that knows no format above 9 and still has the file open writes its own number into the header.
+    """
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'format'").fetchone() is None:
         return version
@@ -268,7 +273,7 @@ def _format_of(connection: sqlite3.Connection) -> int:
 
 
 def hold_key(hold_id: str) -> int:
-    """Where a hold is found: no two that are open at once share these 64 bits, and no harm is done if they did.
+    """The number of a hold's row: 64 bits that no two open holds share in practice. If they did, one would be refused.
 
     It is part of the format, and never changes.
     """

@@ -13,7 +13,7 @@ from gateway.core.errors import StoreUnavailable
 
 T = TypeVar("T")
 
-#: after which a locked database is tried again
+#: seconds after which a locked database is tried again
 RETRY_S: Final = 0.002
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
@@ -22,7 +22,7 @@ Work = Callable[[sqlite3.Connection], T]
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """Something on its way into a transaction."""
+    """Something on its way into a transaction; after `deadline` (loop time) a locked database is not tried again."""
 
     work: Work[Any]
     done: asyncio.Future[Any]
@@ -36,7 +36,7 @@ class Writer:
         connection: used in the loop only.
         check: called before each transaction; raises where there must be none.
         timeout_s: how long a locked database is tried again.
-        fault: what callers are told where SQLite raised this.
+        fault: makes what callers are told of what SQLite raised.
         committed: called after each transaction.
     """
 
@@ -72,7 +72,7 @@ class Writer:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Let nothing begin meanwhile."""
+        """Begin no transaction within this."""
         self._paused = True
         try:
             yield
@@ -142,7 +142,7 @@ class Writer:
             self._schedule(RETRY_S)
 
     def _refused(self, batch: list[_Pending], error: Exception) -> None:
-        """One of them fails by itself: it hears of it, and no other of its transaction does."""
+        """What one of them raised is for that one alone: each runs again, in a transaction of its own."""
         if len(batch) > 1:
             for pending in batch:
                 self._flush_batch([pending])

@@ -1,6 +1,6 @@
--- Forget a session and all that is its. KEYS: ids and records of its calls, its lost ones, session, state, results,
--- account, tools (two). A.before, where given: only if its last call, and its state and account, lie before. What calls under
--- way hold on the account stays; one that cannot be read goes. Gives whether there was a session.
+-- Forget a session and all that belongs to it. KEYS: ids and records of its calls, its lost ones, session, state,
+-- results, account, tools (two). A.before, where given: only if its last call, and its state and account, lie before.
+-- What calls under way hold on the account stays; one that cannot be read goes. Gives whether there was a session.
 local session, state = KEYS[4], KEYS[5]
 local last = redis.call('HGET', session, 'last')
 if A.before and last and tonumber(last) >= tonumber(A.before) then

@@ -1,10 +1,13 @@
 -- What every verb begins with. ARGV[1]: by how many microseconds the server's clock is taken to be ahead, 0 but in
--- tests; ARGV[2]: the arguments, as msgpack; then what is any bytes, which this msgpack cannot hold. All amounts are whole numbers up to 2^53, which Lua counts exactly.
+-- tests; ARGV[2]: the arguments, as msgpack, with times to live (ttl) in milliseconds and leases in microseconds; then
+-- arguments of any bytes, which this msgpack cannot hold. All amounts are whole numbers up to 2^53, which Lua counts
+-- exactly.
 local MOST = 9007199254740992
 local NONE = -1 -- no limit, no window
-local HOUR = 3600000
+local HOUR = 3600000 -- milliseconds
 local A = cmsgpack.unpack(ARGV[2])
 
+-- Microseconds since the epoch.
 local function now()
     local time = redis.call('TIME')
     return time[1] * 1000000 + time[2] + ARGV[1]
@@ -22,8 +25,8 @@ end
 -- its epoch: how often what is used began anew. `was`: all of it as it was read. Nothing where what stands there is none.
 local FIELDS = { 'u1', 'u2', 'u3', 'h1', 'h2', 'h3', 'o', 'd1', 'd2', 'd3', 'e' }
 local ABSENT = { 0, 0, 0, 0, 0, 0, NONE, false, false, false, 0 }
--- What a session has used of which the server has lost the account but not the totals, as by an eviction: it must not
--- begin anew. Nothing where it is no session's, or one that was never charged.
+-- What a session has used by its totals, for where the server has lost its account but not these, as by an eviction:
+-- it must not begin anew. Nothing for an account that is no session's, or of a session that was never charged.
 local function from_totals(name)
     if string.sub(name, -3) ~= '}:a' then
         return nil
@@ -83,12 +86,11 @@ local function make_ready(name)
     ready[name] = load(name)
 end
 
+-- An account as `values.account` reads it; -2: no limit was decided.
 local function view(a)
     return { a.u[1], a.u[2], a.u[3], a.h[1], a.h[2], a.h[3], a.o, a.d[1] or -2, a.d[2] or -2, a.d[3] or -2 }
 end
 
--- Let a key live for A.ttl from now on, or for up to an hour less: a look costs less than a write, which also goes to
--- the disk and to replicas.
 local function is_ending(name)
     return redis.call('PTTL', name) < A.ttl - HOUR
 end
@@ -97,13 +99,16 @@ local function prolong(name)
     redis.call('PEXPIRE', name, A.ttl)
 end
 
+-- Let a key live for A.ttl from now on, or for up to an hour less: a look costs less than a write, which also goes to
+-- the disk and to replicas.
 local function live(name)
     if is_ending(name) then
         prolong(name)
     end
 end
 
--- A session's account goes when nobody touched it for long, a client key's stays, a count of requests ends itself.
+-- A session's account goes when nobody touched it for long, a client key's stays, a count of requests
+-- ends after two of its windows (microseconds).
 local function expire(name, kind, window)
     if kind == 'session' then
         live(name)
@@ -138,6 +143,7 @@ local function limit(a, claim, i)
     return math.min(granted, declared)
 end
 
+-- The account, in a new window where its last one has ended.
 local function current(a, claim, at)
     local window = claim[3]
     if window ~= NONE then
@@ -194,8 +200,9 @@ local function views(accounts)
     return found
 end
 
--- Forget a hold. Gives what it held on each account, and the accounts with their kinds: but for requests that were
--- counted. Where one of them, or of those that are charged, cannot be read, this fails before anything is written.
+-- Forget a hold. Gives what it held on each account, and the accounts with their kinds: without counts of
+-- requests, which are not given back. Where one of them, or of those that are charged, cannot be read, this fails before
+-- anything is written.
 local function end_hold(hold, charged)
     local kept = redis.call('HMGET', hold, 'u', 'f')
     local held = { amount = { 0, 0, 0 }, accounts = {} }
@@ -293,8 +300,9 @@ local function changed_since(name, version)
     return kept[1] ~= version and kept or nil
 end
 
--- Keep a state in the place of this version. Gives the version that it has now: no state ever has that of one that was
--- deleted or, A.step being random, lost with a server whose clock was ahead; somebody may still know of it.
+-- Keep a state in the place of this version. Gives its own version, under which no worker knows another state: neither
+-- one that was deleted, as it is no less than the time, nor, as A.step is random, one that was lost with a server whose
+-- clock was ahead.
 local function keep_state(name, version, value)
     version = math.max(version + 1 + A.step, now())
     redis.call('HSET', name, 'v', version, 's', value, 'at', A.at)

@@ -1,4 +1,4 @@
--- Begin leases anew, and note what was delivered. KEYS: the holds. A: noted (as many), ids, and maybe index.
+-- Begin leases anew, and note what was delivered. KEYS: the holds. A: noted (tokens) and ids of each, and maybe index.
 -- Gives the length of each lease, 0 for an unknown hold.
 local at, leases = now(), {}
 for k, hold in ipairs(KEYS) do

@@ -1,7 +1,7 @@
 -- Take a hold on all these accounts or on none. KEYS: the hold, what remembers its call as settled, the accounts.
 -- A: id, least, most, lease, home, and maybe: index, deadline, noticed (commands). ARGV[3]: fixed, unit, claims;
 -- ARGV[4]: the hold.
--- Gives {1, units, now, accounts} | {0, claim, now, account} | {2}: too late.
+-- Gives {1, units, now, accounts} | {0, number of the claim that refused, now, its account} | {2}: too late.
 local hold, settled = KEYS[1], KEYS[2]
 for _, command in ipairs(A.noticed or {}) do
     redis.call(unpack(command))
@@ -21,7 +21,7 @@ else
     over = redis.call('EXISTS', settled) == 1
 end
 if over then
-    -- The call is over: this was under way for longer. Nobody would give it back.
+    -- The call is over, and this comes late: a hold that is taken now would never be given back.
     return { 1, A.least, at, views(accounts) }
 end
 if A.deadline and at > A.deadline then

@@ -32,7 +32,7 @@ local function summed(sums, added)
     return found
 end
 
--- The same by the server. Gives the sums after it.
+-- Add these by HINCRBY, where Lua would not count exactly. Gives the sums after it.
 local function add_large(added)
     for i, sum in ipairs(added) do
         if sum ~= '0' then
@@ -45,7 +45,7 @@ local function add_large(added)
     return look().sums
 end
 
--- Add what an answer asked for, as `ToolUse.with_calls` does.
+-- Add what an answer asked for, as `ToolUse.with_calls` does. Gives whether any was known before.
 local function count_tools(added)
     local known = redis.call('RPUSH', recent, unpack(added.names)) > #added.names
     redis.call('LTRIM', recent, -added.recent, -1)
@@ -102,7 +102,7 @@ if A.lost then
 end
 local number = redis.call('ZCARD', ids)
 if number > A.keep then
-    -- Older records go, be it this one; their ids stay for as long as a call may be offered again.
+    -- The oldest record goes, even if it is this one; its id stays for as long as a call may be offered again.
     local place = math.max(A.keep, redis.call('ZREVRANK', ids, A.id))
     redis.call('HDEL', records, redis.call('ZREVRANGE', ids, place, place)[1])
     local old = redis.call('ZRANGEBYLEX', ids, '-', '(' .. A.oldest, 'LIMIT', 0, 10)
@@ -122,7 +122,7 @@ if was[2] and (was[4] or 0) == resets and redis.call('EXISTS', session) == 1 the
     kept = look()
 end
 local sums, last = kept.sums, kept.last
--- Whether all that is written here was there before, and so has an end already.
+-- Whether all that is written here was there before, and so has a time to live already.
 local is_known = kept.created and number > 1 and not A.lost
 if A.session and A.sums then
     local news = kept.created and {} or { 'created', A.started, 'derived', A.derived }

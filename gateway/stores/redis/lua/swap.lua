@@ -1,4 +1,4 @@
--- Keep a state if nobody has changed it since version A.version. KEYS: the state. ARGV[3]: it.
+-- Keep a state if nobody has changed it since version A.version. KEYS: the state. ARGV[3]: the new one.
 -- Gives {1, its version} | {0, version, value}.
 local kept = changed_since(KEYS[1], A.version)
 if kept then
