@@ -17,6 +17,7 @@ from gateway.counters import tiktoken
 
 #: what most models are counted with, and all that nothing is known of
 FALLBACK: Final = "o200k_base"
+#: counters that need no rank file
 _BARE: Final = (HeuristicCounter(), CharacterCounter())
 #: tokenizers that are known by a name
 NAMES: Final = (*tiktoken.TABLES, *(counter.name for counter in _BARE))

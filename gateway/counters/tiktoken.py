@@ -57,10 +57,10 @@ _FOLDER_VARIABLE: Final = "TIKTOKEN_CACHE_DIR"
 _CHUNK: Final = 64_000
 #: Characters of one text that are counted: about a million tokens. What is behind them is taken to be like them.
 _MOST_COUNTED: Final = 4_000_000
-#: how far back from a chunk's end a space is looked for
+#: characters from a chunk's end back in which a space is looked for
 _SEAM: Final = 2_000
 _SPACE: Final = re.compile(r"\s(?=\S*\Z)")
-#: of a rank file at once: some milliseconds
+#: bytes of a rank file that are read at once: some milliseconds
 _READ_BYTES: Final = 2**16
 
 
@@ -126,7 +126,7 @@ def _made(folder: Path, encoding: str) -> TiktokenCounter | None:
         made = tiktoken.Encoding(encoding, pat_str=table.pattern, mergeable_ranks=ranks, special_tokens={})
     except (ImportError, OSError, ValueError):
         return None
-    # The encoding goes on holding them, and has a copy of its own to work with.
+    # The encoding keeps this dictionary, and works with a copy of its own.
     ranks.clear()
     return TiktokenCounter(encoding, made.encode_ordinary)
 

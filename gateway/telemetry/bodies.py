@@ -18,7 +18,7 @@ from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, Unpacker
 from gateway.core.forwarding import header
 from gateway.core.ports import Outgoing, Upstream, UpstreamReply
 
-#: bytes that are kept of each body, and of what is packed in them
+#: bytes that are kept of each body, and shown of what is packed in them
 MOST: Final = 64 * 1024
 #: fields of a body that hold a credential, such as that of an MCP server
 _SECRET: Final = re.compile(
@@ -49,7 +49,7 @@ class _Body:
             return f"({self.size} bytes, packed: {self._encoding})"
         is_cut = self.size > len(self._kept) or len(plain) == MOST
         try:
-            # Where it was cut, a letter may have been.
+            # The cut may have gone through a letter.
             text = plain.decode("utf-8", "ignore" if is_cut else "strict")
         except UnicodeDecodeError:
             return f"({self.size} bytes that are no text)"

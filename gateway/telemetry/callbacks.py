@@ -30,9 +30,9 @@ logger = logging.getLogger("gateway")
 _FAULTS: Final = (Exception, SystemExit)
 
 EVENTS: Final = ("on_usage", "on_finish", "on_step")
-#: how long a gateway that stops waits for receivers
+#: seconds that receivers have when the gateway stops
 _PATIENCE_S: Final = 3.0
-#: of a call, what its usage event repeats
+#: fields of a call that its usage event repeats
 _CHARGED: Final = ("call_id", "request_id", "session", "provider", "model", "usage", "usage_source", "cost_usd")
 
 Event = Mapping[str, Any]

@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 _NANO: Final = 1_000_000_000
+#: the statuses from which on a call has failed
 _FAILED: Final = 500
 #: names of models that metrics tell apart; the SDK keeps a histogram of each for as long as the worker lives
 MOST_NAMES: Final = 400
+#: the statuses from which on an answer says nothing of whether there is such a model
 _REFUSED_FROM: Final = 400
 _OTHER: Final = "other"
 #: modules that need all of its packages
@@ -36,7 +38,7 @@ _NEEDED: Final = (
     "opentelemetry.exporter.otlp.proto.http.metric_exporter",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
 )
-#: for a collector, when the gateway stops
+#: seconds that a collector has when the gateway stops
 _PATIENCE_S: Final = 3.0
 #: the conventions' own words for providers, where ours differ
 _PROVIDERS: Final[Mapping[str, str]] = {
@@ -83,6 +85,7 @@ class Otel(Observer):
         self._tracers, self._meters = _providers(version)
         self._tracer = self._tracers.get_tracer("gateway", version)
         self._propagator = TraceContextTextMapPropagator()
+        #: provider and model as asked for; and these with the model that answered
         self._names: set[tuple[str, ...]] = set()
         self._kind = trace.SpanKind.SERVER
         self._error = trace.Status(trace.StatusCode.ERROR)

@@ -32,7 +32,7 @@ _LONGEST_WAIT_S: Final = 60.0
 _TAKEN: Final = range(200, 300)
 #: asked again: too many requests, and whatever is the receiver's own trouble
 _AGAIN: Final = frozenset({408, 429, *range(500, 600)})
-#: of an answer, which nobody needs; more of it is not worth the connection
+#: bytes of an answer that are read so that its connection can be used again; for more that is not worth it
 _READ_BYTES: Final = 64 * 1024
 
 
@@ -42,7 +42,8 @@ class Target:
 
     Attributes:
         shown: what may be said of `url`.
-        key: they are signed with; None: they are not.
+        key: that events are signed with; None: they are not signed.
+        timeout_s: for one try, with the answer.
     """
 
     url: str
@@ -61,7 +62,7 @@ class _Message:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What became of one try. `wait_s`: that the receiver asks for."""
+    """What became of one try. `said`: for the log; `wait_s`: seconds that the receiver asks to wait, if it does."""
 
     is_taken: bool
     may_be_tried_again: bool
@@ -92,7 +93,9 @@ class Webhook:
         self._queue = asyncio.Queue[_Message](MOST_WAITING)
         self._senders: list[asyncio.Task[None]] = []
         self._under_way = 0
+        #: events dropped since the queue was full
         self._dropped = 0
+        #: whether the last event was not taken
         self._is_failing = False
 
     def put(self, message_id: str, body: bytes) -> None:

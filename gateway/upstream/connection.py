@@ -21,15 +21,16 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 _MAX_HEAD: Final = 64 * 1024
 #: bytes of an answer that wait to be taken, from which on no more are read
 _KEPT: Final = 256 * 1024
-#: of a request at once: turns of the event loop come between
+#: bytes of a request that are sent in one turn of the event loop
 _PIECE: Final = 512 * 1024
 _NOTHING: Final = memoryview(b"")
 _INTERIM: Final = range(100, 200)
 _SWITCHING: Final = 101
+#: the statuses from which on a request was turned away
 _TURNED_AWAY: Final = 400
 _KEEP_ALIVE: Final = b"keep-alive"
 _TIMEOUT: Final = re.compile(rb"(?:^|[\s,])timeout\s*=\s*\"?(\d{1,9})", re.IGNORECASE)
-#: for a request to arrive before the other side's time is up, and for clocks that tick in seconds
+#: seconds less than the other side keeps a connection: a request takes time to arrive, and clocks tick in seconds
 _MARGIN_S: Final = 1.0
 
 
@@ -42,11 +43,11 @@ class NoAnswer(HttpFault):
 
 
 class HungUp(NoAnswer):
-    """So did one that had been kept: it may have ended before the request was there."""
+    """A connection that had been kept ended before an answer began: perhaps before the request was there."""
 
 
 class NotAsked(NoAnswer):
-    """It had ended before anything was sent."""
+    """The connection had ended before anything was sent."""
 
 
 class NotHttp(HttpFault):
@@ -73,7 +74,7 @@ class Answer:
         #: its head is there
         self.has_begun = False
         self.is_complete = False
-        #: something came that belongs to no answer, or the connection ends with this one
+        #: no other request may follow: something came that belongs to no answer, or the connection ends with this one
         self.is_tainted = not has_body
         self._connection = connection
         self._has_body = has_body
@@ -81,7 +82,7 @@ class Answer:
         self._error: Exception | None = None
         self._is_interim = False
         self._head_bytes = 0
-        #: bytes since the last of its body
+        #: bytes received since the last ones of its body: heads and marks of chunks must end some time
         self._mute_bytes = 0
         self._pieces: list[bytes] = []
         self._kept = 0
@@ -139,7 +140,7 @@ class Answer:
     # --- the parser's words --------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """One more than was asked for."""
+        """An answer begins; another one behind a whole one was not asked for."""
         self.is_tainted = self.is_tainted or self.is_complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -170,7 +171,7 @@ class Answer:
                 self._connection.pause()
 
     def on_message_complete(self) -> None:
-        """It has ended, unless that was only a word before it."""
+        """The answer has ended; or only an interim one (1xx) that came before it."""
         if self._is_interim:
             self._is_interim = False
         elif self.has_begun and self._has_end and not self.is_complete:
@@ -216,7 +217,7 @@ class Answer:
         return b""
 
     def leave(self) -> bool:
-        """Nobody takes any more of it; whether all of it has come, and nothing else."""
+        """Take no more of it; whether all of it has come, and nothing else."""
         # It holds the parser, which holds it: without this both would wait for the garbage collector.
         self._parser = None
         return self.is_complete and not self.is_tainted
@@ -258,7 +259,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether it is open and nothing has come: of an end that the system knows of we are told a turn later."""
+        """Whether it is open and nothing has come. Asks the system, which knows of an end a turn before we are told."""
         if self._transport is None or not self.is_open:
             return False
         poll = select.poll()
@@ -267,7 +268,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def kept_s(self) -> float:
-        """How long the other side keeps it behind the answer, as far as it says so, less what a request may take."""
+        """Seconds that the other side keeps it after the answer, less a margin; infinity where it does not say."""
         return self._answer.kept_s if self._answer is not None else 0.0
 
     async def ask(self, head: bytes, body: bytes = b"", *, has_body: bool = True, has_end: bool = True) -> Answer:
@@ -309,7 +310,7 @@ class Connection(asyncio.Protocol):
         asyncio.get_running_loop().call_soon(self._send)
 
     def leave(self) -> bool:
-        """Nobody reads on; whether another request may follow."""
+        """Take no more of the answer; whether another request may follow."""
         answer, self._answer = self._answer, None
         rest, self._rest = self._rest, _NOTHING
         is_over = answer is not None and answer.leave()

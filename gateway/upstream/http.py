@@ -30,12 +30,12 @@ from gateway.upstream.connection import Answer, BrokenOff, Connection, HttpFault
 from gateway.upstream.origin import NoneFree, NotAccepted, NotConnected, NotLetThrough, Origin, WrongProxy
 from gateway.upstream.silence import Silence
 
-#: what is raised on the way
+#: what is raised on the way to a provider, and becomes an error of ours
 _FOREIGN: Final = (OSError, HttpFault, NoneFree, NotAccepted, NotConnected, ValueError)
 #: may be sent again where an old connection turns out to be dead (RFC 9110, section 9.2.2)
 _IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
-#: whose requests say their length even where there is nothing in them (RFC 9110, section 8.6)
-_LONG: Final = frozenset({"POST", "PUT", "PATCH"})
+#: methods whose requests say their length even where it is zero (RFC 9110, section 8.6)
+_WITH_LENGTH: Final = frozenset({"POST", "PUT", "PATCH"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class HttpUpstream:
         return await self._asked(request, head, fresh=True)
 
     def leave(self, connection: Connection) -> None:
-        """Nobody reads on."""
+        """Give the connection back, as nobody reads on."""
         self._origin.give(connection)
 
     def _head(self, request: Outgoing) -> bytes:
@@ -123,7 +123,7 @@ class HttpUpstream:
             path = b"http://%b%b" % (place.netloc, path)
             if proxy.credential:
                 fields, count = b"%bproxy-authorization: %b\r\n" % (fields, proxy.credential), count + 1
-        if request.body or request.method in _LONG:
+        if request.body or request.method in _WITH_LENGTH:
             fields, count = b"%bcontent-length: %d\r\n" % (fields, len(request.body)), count + 1
         head = b"%b %b HTTP/1.1\r\n%b\r\n" % (request.method.encode(), path, fields)
         if head.count(b"\r") != count or head.count(b"\n") != count or b"\0" in head:
@@ -149,7 +149,7 @@ class HttpUpstream:
             silence.stop()
 
     def _translated(self, error: Exception) -> UpstreamFault:
-        """Ours for what was raised."""
+        """The error of ours for what was raised."""
         if isinstance(error, NoneFree):
             return UpstreamBusy(
                 f"{self._provider} has no connection free: all were in use for {self._timeouts.first_byte_s:g} s "

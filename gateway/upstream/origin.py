@@ -25,12 +25,13 @@ from gateway.upstream.connection import Answer, Connection, HttpFault
 _KEEPALIVE_S: Final = 45.0
 #: how long the addresses of a name are believed
 _ADDRESSES_S: Final = 30.0
-#: RFC 8305, section 5
+#: seconds after which the next address is tried as well (RFC 8305, section 5)
 _NEXT_ADDRESS_S: Final = 0.25
 _PORTS: Final = {"http": 80, "https": 443}
 _OK: Final = range(200, 300)
+#: seconds that connections have to end when all are closed
 _ENDS_WITHIN_S: Final = 1.0
-#: for an answer of whoever knows addresses, where some are known from before
+#: seconds that a call waits for the addresses of a name where some are known from before
 _PATIENCE_S: Final = 1.0
 
 
@@ -64,7 +65,10 @@ class WrongProxy(Exception):
 
 
 class Place:
-    """A scheme, a host and a port, of an address or a proxy's; `credential`: of its user and password."""
+    """Scheme, host and port of a provider's address or a proxy's.
+
+    `credential`: the Basic one of its user and password; empty where it names none.
+    """
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -90,8 +94,8 @@ class Origin:
 
     Args:
         url: an address there.
-        connect_s: time to connect, TLS and proxy included.
-        most: connections at once; whoever is one too many waits, up to `wait_s`.
+        connect_s: seconds to connect, TLS and proxy included.
+        most: connections at once; whoever is one too many waits, up to `wait_s` seconds.
         tls: how its certificate is checked; True: by the authorities of the system, False: not at all.
         proxy: the address of one to go through.
     """
@@ -117,7 +121,7 @@ class Origin:
         self._slots = asyncio.Semaphore(most)
         self._all: set[Connection] = set()
         self._idle: list[Connection] = []
-        #: until when the addresses are believed, and they; those that are not are better than none
+        #: until when (loop time) the addresses are not looked up again, and they: old ones are better than none
         self._believed_until = 0.0
         self._addresses: Sequence[AddrInfoType] = ()
         self._looking_up: asyncio.Task[None] | None = None
@@ -132,7 +136,7 @@ class Origin:
         Raises:
             NoneFree, NotAccepted, NotConnected: there is none.
         """
-        await self._place_free()
+        await self._slot_free()
         try:
             while self._idle and not fresh:
                 connection = self._idle.pop()
@@ -144,7 +148,7 @@ class Origin:
             self._slots.release()
             raise
 
-    async def _place_free(self) -> None:
+    async def _slot_free(self) -> None:
         if not self._slots.locked():
             await self._slots.acquire()
             return
@@ -209,7 +213,8 @@ class Origin:
         except (OSError, HttpFault, NotLetThrough, UnicodeError) as error:
             self._believed_until = 0.0
             raise NotConnected from error
-        # Not before: who is left in the middle of a handshake behind a proxy may never be told of its end.
+        # Not before: one that is left in the middle of a handshake behind a proxy may never be told of its end, and
+        # `aclose` would wait for it.
         if not connection.is_lost:
             self._all.add(connection)
         return connection
@@ -229,15 +234,15 @@ class Origin:
         return connection
 
     async def _resolved(self, place: Place) -> Sequence[AddrInfoType]:
-        """The addresses; where nobody says anything new of them, those that were known.
+        """The addresses; those from before where a new look-up fails or takes long.
 
-        All wait for one question, which nobody ends by leaving: its thread would go on waiting, and there are few.
+        All calls wait for one look-up, which goes on when they are left: its thread is busy in any case.
         """
         if self._loop.time() < self._believed_until:
             return self._addresses
         if self._looking_up is None or self._looking_up.done():
             self._looking_up = self._loop.create_task(self._look_up(place))
-            # Where some are known, nobody asks why no new ones are.
+            # Where some are known, nobody asks why it failed: taken here, or asyncio would log it.
             self._looking_up.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.wait({self._looking_up}, timeout=_PATIENCE_S if self._addresses else None)
         if self._looking_up.done() and not self._addresses:
@@ -255,7 +260,7 @@ class Origin:
             self._addresses = sorted(self._addresses, key=lambda one: one[4] != peer)
 
     async def _through_proxy(self, connection: Connection) -> None:
-        """What is for a place in TLS goes through a tunnel, of which the proxy sees nothing."""
+        """Have the proxy open a tunnel where the place is spoken to in TLS: it sees nothing of what goes through."""
         if self.proxy is None or not self.place.is_tls or self._context is None:
             return
         target, credential = self.place.authority, self.proxy.credential
@@ -284,7 +289,7 @@ class Origin:
 
 
 def _ascii(name: str) -> bytes:
-    """A name as it stands in requests and questions; what is none has no address, whatever it becomes."""
+    """A host's name for requests and look-ups; one that cannot be encoded becomes one that has no address."""
     try:
         return name.encode("ascii" if name.isascii() else "idna")
     except UnicodeError:

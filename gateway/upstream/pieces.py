@@ -76,7 +76,7 @@ async def unpacked(answer: UpstreamReply) -> AsyncIterator[bytes]:
 
 
 async def for_a_while(pieces: AsyncIterator[bytes], seconds: float) -> AsyncIterator[bytes]:
-    """What comes within that time; a failure is an end like any other."""
+    """The pieces that come within so many seconds; a failure is an end like any other."""
     until = asyncio.get_running_loop().time() + seconds
     with contextlib.suppress(GatewayError, TimeoutError, StopAsyncIteration):
         while True:

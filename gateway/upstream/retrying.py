@@ -64,7 +64,7 @@ class RetryingUpstream:
         return _Asking(self, request)
 
     async def asked(self, request: Outgoing) -> tuple[AbstractAsyncContextManager[UpstreamReply], UpstreamReply]:
-        """Ask, again if need be; what is to be left, and the answer.
+        """Ask, again if need be; what has to be left (`__aexit__`) once the answer was read, and the answer.
 
         Raises:
             UpstreamFault: there is none.

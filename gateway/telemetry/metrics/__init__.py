@@ -28,13 +28,13 @@ __all__ = ["CONTENT_TYPE", "FAMILIES", "MOST_MODELS", "MOST_TOOLS", "Metrics", "
 MOST_MODELS: Final = 200
 MOST_TOOLS: Final = 200
 _OTHER: Final = "other"
-#: where a call was refused before it had one
+#: the provider, model or code of a call that has none, as one that was refused early
 _NONE: Final = "none"
-#: how the series of such end
+#: how the series end that stand for many names, or none
 _TOGETHER: Final = (f'"{_OTHER}"}}', f'"{_NONE}"}}')
 _LONGEST_LABEL: Final = 128
 _FAILED_FROM: Final = 400
-#: every model and every tool has one number of these
+#: metrics of which each model, or each tool, that is told apart has one number
 _BY_MODEL: Final = "gateway_cost_usd_total"
 _BY_TOOL: Final = "gateway_tool_calls_total"
 _RESULTS: Final = "gateway_tool_result_tokens_total"
@@ -43,7 +43,11 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How a worker is doing now. `providers`: whether each is asked, or left alone."""
+    """How a worker is doing now.
+
+    `started_at`: seconds since the epoch. `calls`, `holds`: those under way. `waiting`: settled calls that wait for the
+    store. `providers`: whether each is asked (True), or left alone.
+    """
 
     version: str
     started_at: float
@@ -55,7 +59,7 @@ class State:
 
 
 class _Histogram:
-    """How often a value was within each bound and not within the next smaller one; added up where it is shown."""
+    """How many values lay within each bound and above the next smaller one; `exposition.py` adds them up."""
 
     def __init__(self, slots: Slots, family: str, labels: Mapping[str, str]) -> None:
         self._bounds = FAMILIES[family].buckets
@@ -258,7 +262,7 @@ class Metrics(Observer):
         self._slots.values[slot] += number
 
     def sent(self, result: str) -> None:
-        """What became of an event for a webhook: `sent`, `failed` or `dropped`."""
+        """Count what became of an event for a webhook: `sent`, `failed` or `dropped`."""
         self._add("gateway_webhooks_total", "result", result)
 
     def look(self, state: State) -> None:

@@ -9,7 +9,7 @@ from gateway.telemetry.metrics.families import FAMILIES
 from gateway.telemetry.metrics.slots import Name
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-#: it only grows while its process lives, and begins anew with it
+#: shown as another kind than it is kept as: it only grows, and is gone with its process
 _TYPES: Final = {"process_cpu_seconds_total": "counter"}
 
 

@@ -51,7 +51,8 @@ class Slots:
         self._folder = folder
         self._transient = frozenset(transient)
         self._slots: dict[Name, int] = {}
-        self._names: int | None = None
+        self._names_file: int | None = None
+        #: whether a name could not be written, and the log has said so
         self._is_full = False
         self.worker = 1
         self.values: MutableSequence[float] = array("d", bytes(_WIDTH * MOST_SLOTS))
@@ -86,9 +87,10 @@ class Slots:
                 self.values[number] = NOTHING
 
     def _take(self, names: Path) -> None:
+        """Go on with the names in this file, without one that was not written to its end."""
         known = _names_in(names)
-        self._names = os.open(names, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.ftruncate(self._names, sum(len(_line(name)) for name in known))
+        self._names_file = os.open(names, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.ftruncate(self._names_file, sum(len(_line(name)) for name in known))
         self._slots = {name: number for number, name in enumerate(known, 1)}
 
     def knows(self, family: str, series: str) -> bool:
@@ -113,13 +115,13 @@ class Slots:
 
     def _is_noted(self, name: Name) -> bool:
         """Whether the others find a name: what stands in the file in part would put all later ones in a wrong place."""
-        if self._names is None:
+        if self._names_file is None:
             return True
-        size = os.fstat(self._names).st_size
+        size = os.fstat(self._names_file).st_size
         try:
-            _write(self._names, _line(name))
+            _write(self._names_file, _line(name))
         except OSError as error:
-            os.ftruncate(self._names, size)
+            os.ftruncate(self._names_file, size)
             if not self._is_full:
                 logger.warning("some figures are not counted: %s", error.strerror)
             self._is_full = True
@@ -141,7 +143,7 @@ class Slots:
         """Names, numbers and whether its process is there, of each worker."""
         yield list(self._slots), self.values, True
         for file in self._folder.glob("*.names") if self._folder is not None else ():
-            if self._names is None or file.stem != str(self.worker):
+            if self._names_file is None or file.stem != str(self.worker):
                 names = _names_in(file)
                 numbers = array("d")
                 numbers.frombytes(file.with_suffix(".values").read_bytes()[: _WIDTH * (len(names) + 1)])

@@ -35,7 +35,7 @@ logger = logging.getLogger("gateway")
 
 _JSON: Final = ((b"content-type", b"application/json"),)
 _EVENTS: Final = ((b"content-type", b"text/event-stream; charset=utf-8"),)
-#: of a caller's headers, what the provider reads; all others are about the client's own API
+#: the one header of a caller that the provider reads; all others are about the client's own API
 _BETA: Final = b"anthropic-beta"
 
 

@@ -100,7 +100,7 @@ def with_effort(arguments: dict[str, Any], request: Mapping[str, Any], *, is_kno
 
 
 def without_empty_texts(messages: object) -> object:
-    """Messages of chat, the empty text beside tool calls left out: litellm has Anthropic's models read that it was."""
+    """Chat messages without the empty text beside tool calls: litellm would put words of its own there for Claude."""
     if not isinstance(messages, list):
         return messages
     return [

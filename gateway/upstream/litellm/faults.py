@@ -44,7 +44,7 @@ _BROKEN: Final = frozenset(
 _TIMEOUTS: Final = frozenset({"Timeout", "TimeoutException", "ReadTimeout", "TimeoutError", "APITimeoutError"})
 #: the code of a call that litellm cannot translate; it is answered in the place of the provider, and as its refusal
 NOT_TRANSLATABLE: Final = "not_translatable"
-#: litellm's own, about such a call
+#: litellm's own errors about such a call
 _OURS_TO_TELL: Final = frozenset({"UnsupportedParamsError", "LiteLLMUnknownProvider", "ImageFetchError"})
 _RETURNED: Final = frozenset({"retry-after", "request-id", "x-request-id", "x-should-retry", "retry-after-ms"})
 

@@ -57,8 +57,8 @@ class Library:
     """What is used of litellm.
 
     `chat`, `text` and `embed` call a provider. `messages` and `responses` translate requests and answers of these
-    formats, `ResponsesStream` streams. `supported` says what a model takes, `Timeout` holds two of our limits;
-    `clients` are its connections, `providers` the names it knows.
+    formats, `ResponsesStream` streams. `supported` says what a model takes, `Timeout` holds the time to connect
+    and that for all else; `clients` are its connections, `providers` the names it knows.
     """
 
     chat: Any

@@ -20,7 +20,7 @@ class Watched:
         #: the piece that was waited for at the beginning
         self._first: Any = None
         self._stream = stream
-        #: what talks to the provider; a text stream wraps it, and of some providers is the SDK's own
+        #: what talks to the provider: a text stream wraps it, or is itself that of the provider's SDK
         self._source = getattr(stream, "completion_stream", stream) if not hasattr(stream, "fetch_stream") else stream
 
     def __getattr__(self, name: str) -> Any:

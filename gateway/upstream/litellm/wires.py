@@ -74,6 +74,7 @@ _ONLY_ANTHROPIC: Final = (
     "mcp_servers", "container", "inference_geo", "speed", "thread", "compaction", "fallback_credit_token",
     "billing_policy",
 )  # fmt: skip
+#: fields that some API documents: where one is not translated, it is not passed on either
 _ALL: Final = frozenset.union(_CHAT, _TEXT, _EMBED, _MESSAGES, _RESPONSES, _KEPT_ELSEWHERE, _ONLY_ANTHROPIC)
 #: would change the limit, the model or the credential behind the gateway's back
 _NOT_EXTRA: Final = re.compile(
@@ -88,6 +89,7 @@ _NO_EXTRA: Final = frozenset(
 #: serve models of Anthropic in its format
 _ANTHROPICS: Final = frozenset({"anthropic", "anthropic_text"})
 _MODEL_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.:@/+-]{0,511}\Z")
+#: fields that an answer has even where they are null
 _NULLS: Final = frozenset({"content", "finish_reason", "logprobs"})
 _DONE: Final = b"data: [DONE]\n\n"
 
@@ -333,7 +335,7 @@ class Responses:
             number += 1
 
 
-#: path below /v1/ -> its format; and which of them have Anthropic's errors
+#: path below /v1/ -> its format
 TRANSLATIONS: Final[Mapping[str, type[Translation]]] = {
     "chat/completions": Chat,
     "completions": Text,
