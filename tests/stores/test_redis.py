@@ -563,6 +563,17 @@ async def test_a_password_is_used_and_never_said(start: StartServer, user: str) 
             await store.ping()
 
 
+async def test_overdue_holds_that_the_server_has_lost_keep_no_others_from_being_found(
+    store: RedisStore, redis_server: RedisServer, record: MakeRecord
+) -> None:
+    lost, left = record(), record()
+    for one in (lost, left):
+        assert isinstance(await store.reserve(held(one), 0.0), Granted)
+    redis_server.cli("del", Keys("gateway:").hold(lost.call_id))
+    assert await store.overdue(1) == []
+    assert [one.hold.id for one in await store.overdue(1)] == [left.call_id]
+
+
 async def test_a_database_of_its_number_is_used(redis_server: RedisServer) -> None:
     redis_server.flush()
     async with opened(f"{redis_server.url}/3") as store:

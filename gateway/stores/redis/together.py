@@ -24,7 +24,7 @@ CALLS_PER_SESSION: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The session's totals after a settlement; `version`: of its state, None where that was not moved."""
+    """The session's totals after a settlement; `version`: of its state, None where that was not changed."""
 
     totals: Totals
     version: int | None = None
@@ -33,9 +33,9 @@ class Settlement:
 class Books(Protocol):
     """What of a store deals with budgets; see `Store` for each.
 
-    A settlement moves its session's state in the same step; where that is another one by now, nothing is written, and
-    it is given. How accounts stand is asked for together with other things: by these commands, whose replies it is
-    read from.
+    A settlement with a `move` changes its session's state in the same step; where the state is another one by now,
+    nothing is written, and that state is given. `ask_standings` gives the commands that ask how accounts stand, to be
+    sent together with others; `standings` reads their replies.
     """
 
     async def settle(self, record: CallRecord, move: Move | None) -> Settlement | Kept: ...  # noqa: D102
@@ -70,7 +70,7 @@ class Clerk:
         self.now = now
 
     def basic(self) -> dict[str, Any]:
-        """How long keys live, and what time it is for whoever asks what is old."""
+        """How long keys live (ms), and the time of day (seconds) by which `expire` tells what is old."""
         return {"ttl": self.ttl_ms, "at": repr(self.now())}
 
     def taking(self, opened: OpenHold, lease_s: float) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class Clerk:
         return self.call("settle", keys, arguments, *more)
 
     def noticed(self, accounts: Sequence[AccountKey]) -> list[Command]:
-        """That sessions have accounts, so that those of sessions which never call can be found and forgotten."""
+        """Commands that note which sessions have accounts: `expire` finds those that never called by it."""
         now = repr(self.now())
         tags = [tag_of_account(key) for key in accounts if key.kind == "session"]
         if not tags:
@@ -120,21 +120,21 @@ class Clerk:
         return [("ZADD", self.keys.alone, "GT", *(part for tag in tags for part in (now, tag)))]
 
     def names(self, record: CallRecord) -> list[str]:
-        """Where a call is found by the request id that a client gave it."""
+        """The keys under which a call is found by the request id that a client gave it."""
         if record.request_id == record.call_id:
             return []
         scopes = [None] if record.session is None else [None, record.session.namespace]
         return [self.keys.named(scope, record.request_id) for scope in scopes]
 
     def lists(self, record: CallRecord) -> list[tuple[str, str]]:
-        """The lists that a call's session is in."""
+        """The lists that a call's session is in, by `recent` and by `tokens`."""
         if record.session is None:
             return []
         scopes = [None, record.session.namespace]
         return [(self.keys.sorted_list(scope, "recent"), self.keys.sorted_list(scope, "tokens")) for scope in scopes]
 
     def index(self, record: CallRecord) -> dict[str, Any]:
-        """Where a call and its session are to be found."""
+        """The argument `index` of settle.lua: where a call and its session are to be found."""
         tag = home_of(record)
         return {
             "holds": self.keys.holds,
@@ -210,13 +210,20 @@ class BooksTogether:
             return []
         names = [hold_id.decode() for hold_id, _ in ids]
         kept = await self._link.call(*(("HMGET", self._keys.hold(one), "u", "n", "v", "l") for one in names))
-        found = []
+        found, gone = list[OpenHold](), list[str]()
         for name, (*row, lease) in zip(names, kept, strict=True):
             if self._leaps.leaves(lease):
                 continue
             with self._unread.passed_over(name):
-                found.append(values.opened(row))
-        return [opened for opened in found[:limit] if opened is not None]
+                opened = values.opened(row)
+                if opened is not None:
+                    found.append(opened)
+                else:
+                    gone.append(name)
+        if gone:
+            # The server has lost these, as by an eviction. Left in the list, they would keep others from being found.
+            await self._link.call(("ZREM", self._keys.holds, *gone))
+        return found[:limit]
 
     def ask_standings(self, claims: Sequence[Claim]) -> list[Command]:
         """See `Books`. One verb for all."""
