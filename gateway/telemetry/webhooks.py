@@ -25,7 +25,7 @@ logger = logging.getLogger("gateway")
 
 #: events that may wait for one webhook in one worker
 MOST_WAITING: Final = 1000
-#: sends at once
+#: events of one webhook that a worker sends at once
 SENDERS: Final = 4
 TRIES: Final = 6
 _LONGEST_WAIT_S: Final = 60.0
@@ -197,7 +197,7 @@ def _answer_of(reply: UpstreamReply) -> _Answer:
 
 
 async def _read(chunks: AsyncIterator[bytes]) -> None:
-    """Up to its end, so that the connection can be used again, unless that is far."""
+    """Read to the end, so that the connection can be used again; or give up where that is far."""
     size = 0
     async for piece in chunks:
         size += len(piece)

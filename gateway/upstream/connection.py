@@ -71,7 +71,7 @@ class Answer:
         self.status = 0
         #: as they came, their names too
         self.headers: list[tuple[bytes, bytes]] = []
-        #: its head is there
+        #: whether its head is there
         self.has_begun = False
         self.is_complete = False
         #: no other request may follow: something came that belongs to no answer, or the connection ends with this one
@@ -88,7 +88,7 @@ class Answer:
         self._kept = 0
         self._waiter: asyncio.Future[None] | None = None
         self._parser: HttpResponseParser | None = HttpResponseParser(self)
-        # Servers that are read by everybody else have been seen to write these.
+        # Some servers write such answers, and other clients read them.
         self._parser.set_dangerous_leniencies(
             lenient_headers=True, lenient_optional_cr_before_lf=True, lenient_spaces_after_chunk_size=True
         )
@@ -130,7 +130,7 @@ class Answer:
 
     @property
     def _is_open_ended(self) -> bool:
-        """Whether it ends with its connection."""
+        """Whether it says no end of its own, so that it ends with its connection."""
         fields = [(name.lower(), value.lower()) for name, value in self.headers]
         return not any(
             name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value)
@@ -144,7 +144,7 @@ class Answer:
         self.is_tainted = self.is_tainted or self.is_complete
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Of the head, or behind a body in chunks, where nobody needs it."""
+        """A field of the head; or one behind a body in chunks, which nobody needs."""
         if not self.has_begun:
             # Blanks before the colon are no part of a name, and not to be passed on (RFC 9112, section 5.1).
             self.headers.append((name.rstrip(b" \t"), value))
@@ -201,7 +201,7 @@ class Answer:
             raise self._error
 
     async def next(self) -> bytes:
-        """What has come since; empty at the end.
+        """The bytes that have come since the last call; empty at the end.
 
         Raises:
             HttpFault: it breaks off here, or whatever `fail` was told.
@@ -242,14 +242,14 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, on_lost: Callable[[Connection], None]) -> None:
         self.is_lost = False
-        #: monotonic; may be used again until then. 0: it has not been used yet
+        #: loop time until which it may be used again; 0: it has not been used yet
         self.until = 0.0
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
         self._answer: Answer | None = None
         self._is_full = False
         self._is_paused = False
-        #: of the request's body, not sent yet
+        #: what of the request's body is not sent yet
         self._rest = _NOTHING
 
     @property
@@ -298,7 +298,7 @@ class Connection(asyncio.Protocol):
     def _send(self) -> None:
         """Send of a large body what there is room for, also while it is answered.
 
-        Who turns it away before all is there reads no more of it (RFC 9112, section 9.3).
+        A server that turns the request away before all of it is there reads no more of it (RFC 9112, section 9.3).
         """
         answer, transport = self._answer, self._transport
         if not self._rest or self._is_full or transport is None or transport.is_closing():

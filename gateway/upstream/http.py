@@ -243,7 +243,7 @@ def _reason(error: Exception) -> str:
 
 
 def tls_context(*, verify: bool, ca_file: str | None) -> ssl.SSLContext | bool:
-    """What `Origin` takes.
+    """What `Origin` takes as `tls`.
 
     Raises:
         OSError: the file of authorities cannot be read.

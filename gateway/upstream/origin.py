@@ -23,7 +23,7 @@ from gateway.upstream.connection import Answer, Connection, HttpFault
 
 #: idle connections are dropped before the usual provider drops them (60 s and more), so that few are found dead
 _KEEPALIVE_S: Final = 45.0
-#: how long the addresses of a name are believed
+#: seconds after which the addresses of a name are looked up again
 _ADDRESSES_S: Final = 30.0
 #: seconds after which the next address is tried as well (RFC 8305, section 5)
 _NEXT_ADDRESS_S: Final = 0.25
@@ -75,7 +75,7 @@ class Place:
         self.is_tls = parts.scheme == "https"
         self.host = _ascii((parts.hostname or "").rstrip(".")).decode()
         self.port = parts.port or _PORTS.get(parts.scheme, 80)
-        #: as requests name it
+        #: its host and port as requests name them
         self.netloc = _ascii(parts.netloc.rpartition("@")[2])
         self.credential = b""
         if parts.username is not None:
