@@ -118,11 +118,12 @@ class RetryingUpstream:
     def _check(self) -> None:
         opens_in = self._breaker.opens_in(self._policy, self._clock())
         if opens_in is not None:
+            seconds = max(1, math.ceil(opens_in))
             fault = UpstreamOpenCircuit(
                 f'The provider "{self._name}" failed {self._breaker.failed} times in a row and is left alone. '
-                f"It is asked again in {opens_in:.0f} s."
+                f"It is asked again in {seconds} s."
             )
-            fault.retry_after = max(1, math.ceil(opens_in))
+            fault.retry_after = seconds
             raise fault
 
     def _did(self, *, well: bool) -> None:

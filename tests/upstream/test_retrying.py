@@ -175,6 +175,16 @@ async def test_after_failures_in_a_row_nobody_asks_until_one_call_has_tried(capl
     ]
 
 
+async def test_a_refusal_says_in_words_what_its_header_says() -> None:
+    clock = Clock()
+    upstream = patient(Provider([502] * 3), clock, retries=0)
+    assert [await ask(upstream) for _ in range(3)] == [502] * 3
+    clock.now += 9.7
+    with pytest.raises(UpstreamOpenCircuit, match=r"asked again in 1 s\.") as refused:
+        await ask(upstream)
+    assert refused.value.retry_after == 1
+
+
 async def test_requests_that_cannot_be_translated_close_no_way() -> None:
     provider = Provider([*[UpstreamUntranslated("odd")] * 5, 200])
     upstream = patient(provider, Clock(), failures=3)
