@@ -93,7 +93,7 @@ class Learner(Observer):
         return (*numbers, *new)[-KEPT:] if new else numbers
 
     async def window(self, provider: str, model: str) -> int | None:
-        """The window that the provider itself named when it refused a request; None where it did not, lately."""
+        """The window that the provider itself named when it refused a request; None where it did not lately."""
         name = f"{provider}\n{model}"
         said: Known = self._new_windows.get(name)
         if said is None:
@@ -141,7 +141,7 @@ class Learner(Observer):
             self.report_window(provider, model, 0)
 
     def report(self, key: str, residual: Residual) -> None:
-        """One more residual."""
+        """Note one more residual under a calibration key."""
         self._add(_OFFSETS + key, residual)
 
     def _add(self, key: str, number: Residual) -> None:
@@ -150,7 +150,7 @@ class Learner(Observer):
             self._write_soon()
 
     def report_window(self, provider: str, model: str, window: int) -> None:
-        """The window that a provider named; 0 forgets it."""
+        """Note the window (tokens) that a provider named; 0 forgets it."""
         if len(self._new_windows) < _MOST_KEYS:
             self._new_windows[f"{provider}\n{model}"] = _Window(window, self._now())
             self._write_soon()

@@ -26,11 +26,11 @@ class Silence:
         self._since = self._loop.time()
 
     def end(self) -> None:
-        """It is over."""
+        """The wait is over."""
         self._since = None
 
     def stop(self) -> None:
-        """Nobody waits any more."""
+        """End the timer: nobody waits any more."""
         self._timer.cancel()
 
     def _look(self) -> None:

@@ -130,7 +130,7 @@ class Keys:
         return f"{self._prefix}h:{hold_id}" if tag is None else self.under(tag, f"h:{hold_id}")
 
     def settled(self, tag: str, call_id: str) -> str:
-        """That a call was charged to accounts here."""
+        """What says that a call was charged to accounts that lie under this tag."""
         return self.under(tag, f"z:{call_id}")
 
     def shard(self, number: int) -> tuple[str, str]:
@@ -142,16 +142,16 @@ class Keys:
         return self.shard(zlib.crc32(hold_id.encode()) % SHARDS)
 
     def place(self, call_id: str) -> str:
-        """Where a call's record is."""
+        """What says under which tag a call's record is."""
         return f"{self._prefix}p:{call_id}"
 
     def handled(self, namespace: str | None, handle: str) -> str:
-        """Which sessions have a text under a handle: of one namespace, or of all."""
+        """What says which sessions have a text under a handle: of one namespace, or of all."""
         scope = "" if namespace is None else f"{quote(namespace, safe='')}/"
         return f"{self._prefix}x:{scope}{quote(handle, safe='')}"
 
     def named(self, namespace: str | None, request_id: str) -> str:
-        """Where the records of calls with a request id are: of one namespace, or of all."""
+        """What says where the records of calls with a request id are: of one namespace, or of all."""
         scope = "" if namespace is None else f"{quote(namespace, safe='')}/"
         return f"{self._prefix}r:{scope}{quote(request_id, safe='')}"
 

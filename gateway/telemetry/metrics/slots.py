@@ -167,7 +167,7 @@ def _line(name: Name) -> bytes:
 
 
 def _names_in(file: Path) -> list[Name]:
-    """Those that were written to their end."""
+    """The names in a file that were written to their end."""
     if not file.exists():
         return []
     *lines, _ = file.read_bytes().split(b"\n")
@@ -182,7 +182,7 @@ def _fill(file: int) -> None:
 
 
 def _write(file: int, data: bytes) -> None:
-    """All of it.
+    """Write all of it.
 
     Raises:
         OSError: it cannot be written, or only in part.

@@ -157,7 +157,7 @@ class _Sending:
         settings = self._upstream.settings
         try:
             call = _translated(loaded, form, settings, self._request)
-            # What is configured stands in for what a call does not say; what is the gateway's goes before both.
+            # Configured options hold where a call does not say otherwise; what `_fixed` gives holds in any case.
             given = {**settings.options, **call.arguments, **self._fixed(loaded, form, key)}
             answer = await getattr(loaded, call.function)(**given)
             if call.arguments.get("stream") is not True:
@@ -174,7 +174,7 @@ class _Sending:
             return found.as_reply(anthropic=form is wires.Messages)
 
     def _fixed(self, loaded: Library, form: type[wires.Translation], key: str | None) -> dict[str, Any]:
-        """What is not the caller's to say."""
+        """The arguments that are not the caller's to choose."""
         settings = self._upstream.settings
         kept = settings.headers | ({_BETA} if form is wires.Messages else frozenset())
         headers = {

@@ -31,7 +31,7 @@ _ADVICE: Final = re.compile(
 )
 _LONGEST: Final = 4096
 _HIDDEN: Final = "***"
-#: shorter ones stand in too many words
+#: characters: shorter ones are parts of too many words to be hidden
 _SHORTEST_SECRET: Final = 4
 _CONNECT: Final = frozenset({"ConnectError", "ClientConnectorError", "ConnectionRefusedError"})
 _NOT_ACCEPTED: Final = "ConnectTimeout"

@@ -57,7 +57,7 @@ _MESSAGES_HINTS: Final = _HINTS | {"cache_control", "context_management", "servi
 _RESPONSES_HINTS: Final = _HINTS | {
     "store", "include", "truncation", "context_management", "prompt_cache_key", "stream_options",
 }  # fmt: skip
-#: taken where the provider knows them
+#: passed on only where the provider knows them
 _IF_KNOWN: Final = frozenset(
     {"user", "prompt_cache_key", "safety_identifier", "store", "service_tier", "encoding_format"}
 )
@@ -76,7 +76,7 @@ _ONLY_ANTHROPIC: Final = (
 )  # fmt: skip
 #: fields that some API documents: where one is not translated, it is not passed on either
 _ALL: Final = frozenset.union(_CHAT, _TEXT, _EMBED, _MESSAGES, _RESPONSES, _KEPT_ELSEWHERE, _ONLY_ANTHROPIC)
-#: would change the limit, the model or the credential behind the gateway's back
+#: names of other fields that are refused: they would change the limit, the model or the credential
 _NOT_EXTRA: Final = re.compile(
     r"(?i)\w*model\w*|fallbacks|(?:max|min|num|n)_?\w*(?:tokens|length|predict)\w*|generation_?config"
     r"|inference_?config|options|(?:api|aws|azure|custom|vertex|litellm|extra|mock)_.*|_.*|base_url|headers"
@@ -86,7 +86,7 @@ _NOT_EXTRA: Final = re.compile(
 _NO_EXTRA: Final = frozenset(
     {"anthropic", "anthropic_text", "bedrock", "bedrock_converse", "sagemaker", "sagemaker_chat"}
 )
-#: serve models of Anthropic in its format
+#: providers that serve models of Anthropic in its format
 _ANTHROPICS: Final = frozenset({"anthropic", "anthropic_text"})
 _MODEL_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.:@/+-]{0,511}\Z")
 #: fields that an answer has even where they are null
@@ -235,7 +235,7 @@ class Embeddings:
         return msgspec.json.encode(_without_nulls(answer.model_dump()))
 
     def events(self, stream: Any) -> AsyncIterator[bytes]:
-        """There are none."""
+        """An answer of embeddings is never a stream."""
         raise NotImplementedError
 
 
