@@ -230,6 +230,8 @@ def _thinks(thinking: object, reasoning: object) -> bool:
     """Whether thinking is asked for, in Anthropic's words or in those of hosts that offer its models as chat."""
     if thinking is None and reasoning is None:
         return False
-    if isinstance(reasoning, Mapping) and reasoning.get("enabled") is not False and reasoning.get("effort") != "none":
-        return any(key in reasoning for key in ("enabled", "effort", "max_tokens"))
-    return isinstance(thinking, Mapping) and thinking.get("type") in ("enabled", "adaptive")
+    if isinstance(thinking, Mapping) and thinking.get("type") in ("enabled", "adaptive"):
+        return True
+    if not isinstance(reasoning, Mapping) or reasoning.get("enabled") is False or reasoning.get("effort") == "none":
+        return False
+    return any(key in reasoning for key in ("enabled", "effort", "max_tokens"))

@@ -64,6 +64,7 @@ def test_without_a_schema_there_is_none(body: dict[str, Any]) -> None:
         ({"reasoning": {"effort": "none"}}, False),
         ({"reasoning": {"enabled": False, "max_tokens": 3}}, False),
         ({"reasoning": {"summary": "auto"}}, False),
+        ({"reasoning": {"summary": "auto"}, "thinking": {"type": "enabled", "budget_tokens": 1}}, True),
         ({}, False),
     ],
 )
