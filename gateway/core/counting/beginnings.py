@@ -16,12 +16,13 @@ from gateway.core.counting.measure import Wire
 from gateway.core.counting.sums import Sums
 from gateway.core.values import dataclass
 
-#: What is shorter is weighed anew in less time than it takes to find it.
+#: Bytes of the shortest text that is kept: a shorter one is weighed anew in less time than it takes to find it.
 _LEAST_BYTES: Final = 4096
-#: A beginning is looked for by a few bytes in front of one of these places, the last that it reaches.
+#: A beginning is found by its sign: the last of some fixed places (offsets in bytes) that its text reaches, and the
+#: bytes right before that place. Each place is so many times as far as the one before it.
 _GROWTH: Final = 1.2
 _SIGN_BYTES: Final = 64
-#: beginnings of one sign that are remembered: others of about the same length that agree up to that place
+#: beginnings with the same sign that are remembered: of conversations that are about as long and alike at that place
 _OF_ONE_SIGN: Final = 16
 #: bytes that a beginning takes beside its text, and for each message
 _BYTES: Final = 600
@@ -36,9 +37,9 @@ class Beginning:
         text: the array without cache marks, from its bracket to the end of the last of these messages.
         bounds: where each of them starts and stops in the text, one after the other.
         keys: what `keys_of` says of them.
-        kind: of the request they were weighed for, see `Estimator.kind`.
-        sums: of them.
-        elsewhere: how they name content that others keep, as their format does.
+        kind: the kind of the request they were weighed for, see `Estimator.kind`.
+        sums: the sums of these messages.
+        elsewhere: the names under which these messages refer to content that others keep, see `dialects/elsewhere.py`.
     """
 
     text: bytes
@@ -50,21 +51,21 @@ class Beginning:
 
     @property
     def messages(self) -> tuple[bytes, ...]:
-        """They themselves."""
+        """The messages themselves."""
         text = self.text
         return tuple([text[start:stop] for start, stop in zip(self.bounds[::2], self.bounds[1::2], strict=True)])
 
     @property
     def size_bytes(self) -> int:
-        """What it takes."""
+        """Bytes that it takes in memory, about."""
         return _BYTES + len(self.text) + _KEY_BYTES * len(self.keys) + self.sums.size_bytes
 
 
 class Beginnings:
-    """Beginnings of arrays, bounded in bytes. Of two that threads keep at once one may be lost: it is weighed anew.
+    """Beginnings of arrays, bounded in bytes. Of two that threads keep at once, one may be lost: it is weighed anew.
 
     Args:
-        limit_bytes: what all may take together; 0 keeps none.
+        limit_bytes: bytes that all may take together; 0 keeps none.
         lock: guards the table where threads share it.
     """
 
@@ -85,13 +86,14 @@ class Beginnings:
             self._put(wire, instead_of.text, ())
         self._put(wire, beginning.text, (beginning,))
 
-    def _put(self, wire: Wire, text: bytes, instead: tuple[Beginning, ...]) -> None:
+    def _put(self, wire: Wire, text: bytes, new: tuple[Beginning, ...]) -> None:
+        """Keep `new`, or nothing, in the place of the beginning with this text."""
         places = _places(len(text))
         if not places:
             return
         sign = _sign(text, places[0])
         others = [known for known in self._at(wire, sign) if known.text != text]
-        kept = (*others, *instead)[-_OF_ONE_SIGN:]
+        kept = (*others, *new)[-_OF_ONE_SIGN:]
         self._cache.put(wire, sign, kept, sum(known.size_bytes for known in kept))
 
     def _at(self, wire: Wire, sign: Hashable) -> tuple[Beginning, ...]:
@@ -99,7 +101,7 @@ class Beginnings:
 
     @property
     def size_bytes(self) -> int:
-        """What all take."""
+        """Bytes that all take together."""
         return self._cache.size_bytes
 
 

@@ -1,36 +1,30 @@
 """Count once: what was worked out about a piece of a request is kept under the piece's own bytes.
 
-Bounded in bytes, the longest unused goes first. One cache may serve counting and fitting; a turn then costs its new
-messages. Pure of threads: who shares a cache between threads hands in a lock.
+Bounded in bytes: what was not used for longest goes first. One cache may serve counting and fitting; a turn then costs
+its new messages. It knows of no threads: whoever shares a cache between threads hands in a lock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
+from gateway.core.counting.measure import TokenCounter
 from gateway.core.message import digest
 from gateway.core.repeated import digest_again
 
 T = TypeVar("T")
 
-#: what an entry costs beside its value: key, digest, slot in the table
+#: bytes that an entry takes beside its value: key, digest, slot in the table
 _ENTRY_BYTES: Final = 256
-
-
-class _Counter(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    def count(self, text: str) -> int: ...
 
 
 class CountCache:
     """A bounded table of results by content.
 
     Args:
-        limit_bytes: what all entries may take together; 0 keeps nothing.
+        limit_bytes: bytes that all entries may take together; 0 keeps nothing.
         lock: guards the table where threads share it.
     """
 
@@ -55,9 +49,9 @@ class CountCache:
         compute: Callable[[Sequence[int]], Iterable[T]],
         size: Callable[[T], int] | None = None,
     ) -> list[T]:
-        """`get` of many at once, for a caller who has keys of their own: digests, or anything that says as much.
+        """`get` of many at once, for a caller who has keys: digests of the contents, or what tells them apart as well.
 
-        `compute` is given the indices of all that are new at once, and is not asked when none is.
+        `compute` is given the indices of all keys that are new, in one call, and is not called when none is.
         """
         table = self._table
         found: list[Any] = []
@@ -92,7 +86,7 @@ class CountCache:
         with self._lock:
             self._keep((kind, key), value, _ENTRY_BYTES + size)
 
-    def tokens(self, counter: _Counter, text: str) -> int:
+    def tokens(self, counter: TokenCounter, text: str) -> int:
         """Tokens of a text, counted once."""
         key = digest(text.encode("utf-8", "surrogatepass"))
         return self.get_keyed(f"text\0{counter.name}", (key,), lambda _: (counter.count(text),))[0]
@@ -109,7 +103,7 @@ class CountCache:
 
     @property
     def size_bytes(self) -> int:
-        """What the entries take."""
+        """Bytes that the entries take."""
         return self._bytes
 
     def __len__(self) -> int:

@@ -1,13 +1,14 @@
 """What reported usage teaches: the offset between what a provider reports and what we estimate.
 
-The errors that remain after `estimate.py` are constants that a provider adds, to a request or to each of its frames, so
-offsets are learned, not ratios: per provider, model, wire format and shape of the request the median of the last
-residuals, and per session the last turn's residual, which wins. What a larger request was off by beyond what all are
-off by is taken to grow with a request, so that it does not make a small one large.
+The errors that remain after `estimate.py` are constants that a provider adds, to a request or to each of its frames:
+its calls of tools or its messages, see `Estimate.frames`. So offsets are learned, not ratios: per provider, model, wire
+format and shape of the request the median of the last residuals, and per session the last turn's residual, which wins.
+Where residuals differ, what one has beyond the one nearest to 0 is taken to grow with the request, so that the residual
+of a large request is not added to a small one in full.
 
-A session's residual changes as frames come and go, by what each of them has of it. That is learned beside it, else a
-cut that leaves out half of a session's calls would keep the offset of them all. It is the session's own: which ids and
-which results a client sends differs more between sessions of a key than within one.
+A session's residual changes as frames come and go, by so many tokens for each frame. These are learned too, or a cut
+that leaves out half of a session's calls would keep the offset of them all. They are learned for each session: which
+ids and which results a client sends differs more between sessions of a key than within one.
 
 Pure values: a state goes in, a state comes out, and both are plain JSON.
 """
@@ -25,27 +26,30 @@ from gateway.core.values import dataclass
 
 #: residuals kept for a key
 KEPT: Final = 16
-#: The offset a key may add to an estimate, in tokens, and take from it, as a share. Hosts add system prompts of up to
-#: 5,000 tokens; nothing known takes more than half.
+#: The most that an offset may add to an estimate, in tokens, and take from it, as a share of it. Hosts add system
+#: prompts of up to 5,000 tokens; nothing known takes more than half.
 _MOST_ADDED: Final = 8_192
 _MOST_TAKEN: Final = 0.6
 #: what is always kept free above an estimate: a share of it, and the few tokens by which small prompts are off
 _LEAST_MARGIN: Final = 0.02
 _LEAST_TOKENS: Final = 8
-#: after so many estimates that followed their session's last turn, what they were off by says more than any rule
+#: After so many estimates that followed their session's last turn, what they were off by says more than any rule: then
+#: this smaller share is kept free.
 _WELL_KNOWN: Final = 8
 _LEAST_KNOWN: Final = 0.005
-#: What a frame adds is a mean over so many; older ones fade. No frame adds more tokens: an id of 20 stands in a call
-#: and in its result, beside the marks that templates set round both; a turn that is off by more has other reasons.
+#: What a frame adds is a mean over at most so many frames, in which older ones fade.
 _FRAMES_KEPT: Final = 32
+#: Tokens that a frame can add at the most: an id of 20 tokens stands in a call and in its result, beside the marks that
+#: templates set round both. A turn that is off by more for each frame has other reasons.
 _MOST_FRAME: Final = 64
-#: one strange report must not shut a window: most that spread may ask for, as a share of the tokens, or in tokens
+#: One strange report must not shut a window: the most that earlier residuals may add to the margin, as a share of the
+#: tokens or in tokens, whichever is more.
 _MOST_SEEN: Final = 0.25
 _SOME_SEEN: Final = 1_024
 
 
 class Residual(NamedTuple):
-    """By how much a request was off, and what it was estimated at, in tokens; 0: that was not kept."""
+    """Of one request: reported less estimated tokens, and its estimated tokens (0 where these were not kept)."""
 
     tokens: int
     estimate: int
@@ -58,9 +62,9 @@ class LastTurn:
     Attributes:
         key: under which it was reported.
         residual: reported less estimated tokens.
-        frames: how many it had, see `Estimate`; None where that was not kept.
-        added: tokens by which the residual grew as frames came, and fell as frames went, from turn to turn until now.
-        over: how many frames those were.
+        frames: how many frames its request had, see `Estimate`; None where that was not kept.
+        added: tokens by which the residual grew as frames came, and fell as frames went, over all turns until now.
+        over: how many frames came and went in those turns.
     """
 
     key: str
@@ -70,7 +74,7 @@ class LastTurn:
     over: int = 0
 
     def then(self, residual: int, frames: int | None) -> LastTurn:
-        """The next reported turn, of the same key."""
+        """The session's next reported turn, which has the same key."""
         more = frames - self.frames if frames is not None and self.frames is not None else 0
         grown = residual - self.residual
         if abs(grown) > _MOST_FRAME * abs(more):
@@ -88,10 +92,10 @@ class Corrected:
     Attributes:
         tokens: what the provider is expected to report.
         margin: tokens to keep free above that: trim and hold against `tokens + margin`.
-        offset: what was learned, in tokens; part of `tokens`.
+        offset: tokens added to the estimate for what was learned, less than 0 where taken from it; part of `tokens`.
         source: `exact`, `calibrated`, or `learned` where something was.
-        last: the session's own last turn, if it was corrected by that.
-        frame: what each of its frames has of the offset, where that was learned.
+        last: the session's last turn, where it was corrected by that; None else.
+        frame: tokens of the offset for each of its frames; 0 where that was not learned.
     """
 
     tokens: int
@@ -134,10 +138,10 @@ def corrected(
 ) -> Corrected:
     """An estimate corrected by a key's residuals and by the session's last turn, if that had the same key.
 
-    Sessions of one key differ in what their providers add and stay alike in themselves. So the margin of an estimate
+    What a provider adds differs between sessions of one key more than within a session. So the margin of an estimate
     that follows its session's last turn comes from `surprises`: by how much such estimates were off, reported less
-    expected; that of any other from the spread of the residuals. `frames`: what frames added in sessions of the key,
-    and over how many.
+    expected tokens. The margin of any other comes from how far the residuals lie apart. `frames`: for sessions of the
+    key, tokens that frames added, and over how many frames.
     """
     if last is not None and last.key == key:
         return _following(estimate, last, surprises, frames)
@@ -170,7 +174,7 @@ def _frame(last: LastTurn, frames: Sequence[Residual]) -> float:
 
 
 def _mean(added: int, over: int, first: float = 0.0) -> float:
-    """Of so many frames, and a first one beside them: what one alone seems to add may be a chance."""
+    """Tokens for each of `over` frames and one more that added `first`: what one frame seems to add may be chance."""
     return max(-_MOST_FRAME, min(_MOST_FRAME, (first + added) / (1 + max(0, over))))
 
 
@@ -184,7 +188,10 @@ def ceiling(
     frames: Sequence[Residual] = (),
     budget: int,
 ) -> int:
-    """The largest estimate, corrected by what its frames add alone, that is within `budget` with its margin."""
+    """The most tokens that an estimate may have within `budget`, once what its frames add is part of it.
+
+    The rest of the offset and the margin are taken off the budget.
+    """
     found = corrected(replace(estimate, tokens=budget), key, residuals, last, surprises, frames=frames)
     # The margin is that of the budget, not of the budget and the offset.
     largest = replace(estimate, tokens=max(0, budget - found.offset))
@@ -193,9 +200,10 @@ def ceiling(
 
 
 def _scaled(residuals: Sequence[Residual], tokens: int) -> list[float]:
-    """What residuals say of a request of so many tokens.
+    """The residuals, as they would be for a request of so many estimated tokens.
 
-    The one nearest to nothing is what is added to every request; what a larger one was off by beyond that grew with it.
+    The one nearest to 0 is taken for what is added to every request. What another one has beyond that is taken to have
+    grown with its request, so that a smaller request gets less of it.
     """
     if not residuals:
         return []
@@ -213,14 +221,17 @@ def _clamped(offset: int, tokens: int) -> int:
 
 
 def _margin(estimate: Estimate, tokens: int, above: Sequence[float], least: float = _LEAST_MARGIN) -> int:
-    """Tokens to keep free: the most that was seen above the correction; doubt that shrinks with each report."""
+    """Tokens to keep free: the most that was seen above the correction, or doubt that shrinks with each report.
+
+    `above`: reported tokens less corrected ones of earlier requests; `least`: the smallest margin, a share of `tokens`.
+    """
     seen = max(above, default=0)
     unseen = (estimate.spread * tokens + estimate.doubt) / (1 + len(above))
     return math.ceil(max(_LEAST_TOKENS, least * tokens, min(seen, max(_MOST_SEEN * tokens, _SOME_SEEN)), unseen))
 
 
 def residuals_from(value: Any) -> tuple[Residual, ...]:
-    """Residuals as they were stored: a JSON list of pairs, or of what requests were off by; the rest is left out."""
+    """Residuals as they were stored: a list of pairs, or of residuals without estimates; all else in it is left out."""
     items = value if isinstance(value, list) else []
     pairs = (item if isinstance(item, list) else [item, 0] for item in items)
     return tuple(Residual(*pair) for pair in pairs if [type(part) for part in pair] == [int, int])[-KEPT:]

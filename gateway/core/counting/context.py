@@ -38,7 +38,7 @@ class ContextCounts:
 
     Attributes:
         conversation_tokens: texts, thinking and calls of all messages, system texts included.
-        tool_tokens: results of tools, each counted once by its call's id and once by its content.
+        tool_tokens: results of tools; one whose call id or content stood in an earlier result is not counted again.
         definition_tokens: definitions of the tools offered.
         results: how many different results there are.
         repeated_tokens: tokens of results left out above because they stood there already.
@@ -60,7 +60,10 @@ class ContextCounts:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What stands in earlier messages. `results`: ids and digests; `calls`: the tools of those unanswered, by id."""
+    """What stands in earlier messages.
+
+    `results`: call ids and content digests of the results; `calls`: by id, the tool of each call without a result yet.
+    """
 
     results: frozenset[str | bytes] = frozenset()
     calls: Mapping[str, str] = field(default_factory=dict)
@@ -70,12 +73,12 @@ class Seen:
 
 
 def context_counts(measures: Sequence[Measure], before: ContextCounts, seen: Seen) -> tuple[ContextCounts, Seen]:
-    """The parts of messages that come behind others, of all together; and what was seen in all.
+    """The parts of a context to which messages are added, and what was seen in it.
 
     Args:
-        measures: of the messages.
-        before: the parts of those before them.
-        seen: in those.
+        measures: of the messages that are added.
+        before: the parts of the messages before them.
+        seen: what was seen in the messages before them.
     """
     conversation = before.conversation_tokens + sum([conversation_tokens(item.counts) for item in measures])
     tool, different, repeated = before.tool_tokens, before.results, before.repeated_tokens
@@ -105,5 +108,5 @@ def _add(tools: dict[str, ToolWeight], name: str, tokens: int) -> None:
 
 
 def conversation_tokens(counts: Counts) -> int:
-    """The tokens of a message that are no tool result."""
+    """The tokens of a message that belong to no tool result."""
     return counts.text + counts.call + counts.thinking + counts.inline + counts.other

@@ -22,7 +22,7 @@ from gateway.core.counting.media import Media
 from gateway.core.counting.request import Piece, Request, decoded
 from gateway.core.counting.runs import Runs
 from gateway.core.counting.sums import Sums
-from gateway.core.counting.tools import compact, strings_of, typescript
+from gateway.core.counting.tools import compact, typescript
 from gateway.core.message import keys_of, plain
 from gateway.core.repeated import digest_again
 from gateway.core.values import dataclass
@@ -31,10 +31,10 @@ from gateway.core.values import dataclass
 #: learned: corrected by what the provider reported before.
 Source = Literal["exact", "calibrated", "learned"]
 
-#: marks of a request's shape that are those of some of its messages, not of the request
+#: marks of a request's shape that come from single messages: they are gone once those messages are left out
 OF_MESSAGES: Final = frozenset({"sealed", "image", "media", "other"})
 
-#: bytes a kept measure takes, and each of its media, results and calls
+#: bytes that a kept measure takes, and more for each of its media, results and calls
 _MEASURE_BYTES: Final = 400
 _PART_BYTES: Final = 200
 #: what stands round the declarations of functions
@@ -43,7 +43,16 @@ _NAMESPACE: Final = "namespace functions {\n\n} // namespace functions"
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools of a request, weighed. `deferred` ones are not shown to the model; `server`: run by the provider."""
+    """The tools of a request, weighed.
+
+    Attributes:
+        typescript: tokens of the functions, written as OpenAI shows them to a model.
+        json: tokens of the functions, written as JSON.
+        count: number of functions.
+        server: number of tools that the provider runs.
+        server_json: tokens of those, written as JSON.
+        deferred: number of tools that are not shown to the model yet.
+    """
 
     typescript: int = 0
     json: int = 0
@@ -63,16 +72,16 @@ class Estimate:
     Attributes:
         tokens: what the provider is expected to report.
         source: `exact` or `calibrated`.
-        spread: how far above that the report may lie, as a share of it, while nothing is learned.
+        spread: how far above `tokens` the report may lie, as a share of them, while nothing is learned.
         doubt: how many tokens more its images and files may cost, where their sizes are not known.
         shape: what the request makes use of; requests of one shape are wrong by the same offset.
         family: the name of the family whose numbers were used.
         counter: the name of the token counter.
         context: the parts of the context.
-        beside: the part of `tokens` that is no message's: what frames the request, tools, schema, a system text that
-            is no message. The rest is what `message_tokens` adds up to, but for thinking that is not counted twice.
-        frames: the calls of tools in it, or its messages where no tools are offered: what a provider adds that is not
-            in its family's numbers comes with each of them, or once.
+        beside: the part of `tokens` that belongs to no message: what frames the request, tools, schema, a system text
+            that is no message. `message_tokens` adds up to the rest, and to the thinking that the provider drops.
+        frames: the number of its tool calls, or of its messages where no tools are offered. What a provider adds beyond
+            its family's numbers comes once for each of these, or once for the request.
     """
 
     tokens: int
@@ -123,7 +132,7 @@ class Estimator:
         schema = self._schema(request, counter)
         others = self._others(request, counter)
         said = counts_tokens(counts, family) + sum(media_tokens(item, family) for item in media)
-        apart = sum(_measure_tokens(item, family) for item in self._system(request, counter))
+        system_field = sum(_measure_tokens(item, family) for item in self._system(request, counter))
         tokens = (
             said
             + family.start
@@ -146,7 +155,7 @@ class Estimator:
             family=family.name,
             counter=counter.name,
             context=total.parts(tools.typescript if family.rendering == "typescript" else tools.json),
-            beside=math.ceil(tokens - said + apart),
+            beside=math.ceil(tokens - said + system_field),
             frames=counts.calls if tools.count else counts.messages,
         )
 
@@ -203,7 +212,7 @@ class Estimator:
         return self._runs.extended(f"sums\0{self.kind(request)}", tuple(keys), extend, lambda sums: sums.size_bytes)
 
     def kind(self, request: Request) -> Hashable:
-        """Sums may go on from those of a request of the same kind: counted alike, and with the same system text."""
+        """Format, counter and system text: sums may go on from those of a request where these are the same."""
         system = _content(request.system) if request.system is not None else None
         counter = self._counter_for(self.tokenizer(request))
         return request.wire, counter.name, digest_again(system) if system is not None else None
@@ -245,7 +254,7 @@ class Estimator:
         return reduce(_add_tools, found) if found else _NO_TOOLS
 
     def _others(self, request: Request, counter: TokenCounter) -> list[Measure]:
-        """Fields nobody here knows: a provider may show them to the model."""
+        """Measures of the fields nobody here knows: a provider may show them to the model."""
         kind = f"field\0{counter.name}"
         return [
             self._kept(kind, piece, lambda value: other_measure(value, counter), _measure_bytes)
@@ -335,7 +344,7 @@ _PDF_BYTES_A_PAGE: Final = 50_000
 _FILE_BYTES_A_TOKEN: Final = 40
 
 
-#: namespaces in namespaces that are looked into, more than there are
+#: how deep namespaces of tools are looked into that stand in one another: deeper than any in use
 _MOST_NAMESPACES: Final = 8
 
 
@@ -430,13 +439,10 @@ def _measure_bytes(item: Measure) -> int:
 
 
 def _content(value: object) -> bytes | None:
-    """A piece's bytes, as a key; None for what has none."""
+    """A piece's bytes, to be hashed as its key; None where it cannot be written as JSON."""
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     try:
         return json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode("ascii")
     except (ValueError, TypeError, RecursionError):
         return None
-
-
-__all__ = ["Estimate", "Estimator", "Source", "Tools", "counts_tokens", "media_tokens", "strings_of", "weigh_tools"]

@@ -15,6 +15,7 @@ from gateway.core.counting.images import COMMON_RULE, ImageRule
 from gateway.core.errors import ConfigError
 from gateway.core.values import dataclass
 
+#: answers of `Families.of` that are remembered
 _KNOWN_LIMIT: Final = 4096
 _LISTS: Final = ("models", "providers", "wires")
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -38,22 +39,21 @@ class Family:
     wires: tuple[str, ...] = ("*",)
     tokenizer: str = "o200k_base"
     exact: bool = False  # plain text is predicted to the token
-    turns: Literal["strict", "any"] = "strict"  # whether two of one role in a row may be refused
-    spread: float = (
-        0.02  # how far the provider's figure may lie above the estimate while nothing is learned, a share of it
-    )
+    turns: Literal["strict", "any"] = "strict"  # strict: two messages of one role in a row may be refused
+    #: how far the provider's figure may lie above the estimate while nothing is learned, as a share of the estimate
+    spread: float = 0.02
 
-    start: float = 0.0  # a request
-    system: float = 0.0  # a system text
+    start: float = 0.0  # each request
+    system: float = 0.0  # having a system text
     text: float = 1.0
     result: float = 1.0
     call: float = 1.0
-    called: float = 0.0  # the name of a called tool, once more
+    called: float = 0.0  # the name of a called tool, which some providers repeat above its result
     thinking: float = 1.0
     inline: float = 1.0  # thinking inside an assistant's text
     thoughts: Literal["all", "turn", "none"] = "all"  # which earlier thinking the provider keeps
     sealed: float = 0.0  # a character of sealed reasoning
-    seal: float = 0.0  # characters of each sealed piece that hold none
+    seal: float = 0.0  # characters of each sealed piece that weigh nothing
     other: float = 1.5
     message: float = 4.0
     per_call: float = 0.0
@@ -68,8 +68,8 @@ class Family:
     forced: float = 0.0  # a tool must be called
     forced_name: float = 0.0  # a named tool must be called
     schema: float = 1.0
-    with_schema: float = 0.0
-    thinking_on: float = 0.0
+    with_schema: float = 0.0  # having a schema
+    thinking_on: float = 0.0  # thinking is asked for
 
     image: ImageRule = COMMON_RULE
     audio_second: float = 10.0
@@ -87,7 +87,7 @@ class Families:
         self._known: dict[tuple[str, str, str], Family] = {}
 
     def of(self, model: str, provider: str, wire: str) -> Family:
-        """The family of a request; the table's last one for what none names."""
+        """The first family that fits a request; default numbers, named `unknown`, where none does."""
         key = (model, provider, wire)
         found = self._known.get(key)
         if found is None:

@@ -25,7 +25,18 @@ _LARGE_EDGES: Final = (1024, 1024)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRule:
-    """How models count images. `scale` multiplies patches; `low`: cost of `detail: low`, 0 where none."""
+    """How models count images.
+
+    Attributes:
+        rule: `tiles`, `patches` or `fixed`, see above.
+        base: tokens of every image.
+        tile: tokens of a tile.
+        patch: pixels along one side of a patch.
+        cap: the most patches that an image has; a larger one is shrunk.
+        edge: pixels that the longer side is shrunk to before; 0: it is not.
+        scale: tokens of a patch.
+        low: tokens of an image with `detail: low`; 0 where that makes no difference.
+    """
 
     rule: str = "tiles"
     base: float = 0

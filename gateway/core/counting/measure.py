@@ -19,10 +19,10 @@ from gateway.core.counting.tools import compact, strings_of
 Wire = Literal["chat", "responses", "messages", "completions"]
 #: characters of a tool's name that are kept: it stands in records
 _NAME_CHARACTERS: Final = 256
-#: Deeper than parts stand in parts; what is deeper counts as the JSON it is. How deep JSON can be read is no measure:
-#: since Python 3.12 that is deeper than functions may call each other.
+#: How deep parts in parts are looked into, deeper than in any format; what is deeper counts as the JSON it is. That the
+#: JSON could be read is no bound: since Python 3.12 it may be nested deeper than functions may call each other.
 _DEEPEST: Final = 8
-#: the kinds of `Counts` that are tokens of what stands there, each once
+#: the kinds of `Counts` that are tokens of content; together they count each token once
 _SAID: Final = ("text", "result", "call", "thinking", "inline", "other")
 #: A decoded object is a dict, which is seen at once; to ask for a Mapping takes ten times as long.
 _OBJECT: Final = (dict, Mapping)
@@ -42,7 +42,7 @@ class TokenCounter(Protocol):
 
 
 class Counts(NamedTuple):
-    """Tokens and things of a message, by kind; they add up."""
+    """What a message holds, by kind: tokens, where nothing else is said. Counts of several messages are added up."""
 
     text: int = 0
     result: int = 0
@@ -50,13 +50,13 @@ class Counts(NamedTuple):
     thinking: int = 0
     inline: int = 0  # thinking that stands inside an assistant's text, as open models write it
     sealed: int = 0  # characters of reasoning that only the provider can read
-    seals: int = 0  # pieces of it
+    seals: int = 0  # pieces of such reasoning
     other: int = 0  # tokens of parts nobody here knows
-    messages: int = 0
-    calls: int = 0
-    parallel: int = 0  # calls of a message beyond its first
-    results: int = 0
-    called: int = 0  # tokens of the names of called tools, once more: some providers repeat them above the result
+    messages: int = 0  # number of messages
+    calls: int = 0  # number of calls of tools
+    parallel: int = 0  # number of calls beyond the first of their message
+    results: int = 0  # number of results of tools
+    called: int = 0  # the names of called tools, which `call` holds too: some providers repeat them above the result
 
 
 class ToolResult(NamedTuple):
@@ -70,7 +70,7 @@ class ToolResult(NamedTuple):
 class Measure(NamedTuple):
     """A message, weighed. `role`: as sent, or an item's type where it has no role; `asks`: a person wrote it.
 
-    `called`: the name of the tool, by the id of each call that can be answered. `is_all`: it stands for all before it.
+    `called`: id and tool's name of each call that can be answered. `is_all`: the provider reads nothing before it.
     """
 
     counts: Counts
@@ -97,7 +97,7 @@ class _Tally:
         self.sums[kind] = self.sums.get(kind, 0) + amount
 
     def say(self, kind: str, text: object) -> None:
-        """Text of a kind; other scalars are read as their JSON."""
+        """Count a text under a kind; any other value is counted as its JSON."""
         if text is not None and text != "":
             self.add(kind, self.count(text if isinstance(text, str) else compact(text)))
 
@@ -122,10 +122,10 @@ class _Tally:
     def call(self, name: object, arguments: object, call_id: object) -> None:
         if isinstance(name, str) and isinstance(call_id, str) and call_id:
             self.called.append((call_id, name[:_NAME_CHARACTERS]))
-        called = self.sums.get("called", 0)
+        before = self.sums.get("called", 0)
         self.add("calls", 1)
         self.say("called", name)
-        self.add("call", self.sums.get("called", 0) - called)
+        self.add("call", self.sums.get("called", 0) - before)
         self.say("call", arguments)
 
     def result(self, call_id: object, content: object) -> None:
@@ -348,7 +348,7 @@ def _chat_calls(tally: _Tally, message: Mapping[str, Any]) -> None:
         tally.call(function.get("name"), function.get("arguments", function.get("input")), call.get("id"))
     old = message.get("function_call")
     if isinstance(old, _OBJECT):
-        # Its result has no id either, and goes by its name.
+        # It has no id, and neither has its result: both go by the function's name.
         tally.call(old.get("name"), old.get("arguments"), old.get("name"))
 
 
@@ -404,11 +404,11 @@ def _messages(tally: _Tally, message: Mapping[str, Any]) -> Measure:
 
 
 def _compaction(blocks: Sequence[Any]) -> int | None:
-    """The place of the last block that stands for all before it; None where there is none.
+    """The place of the last compaction, a block that stands for all before it; None where there is none.
 
     Anthropic drops what lies before it, and bills nothing for it:
-    https://platform.claude.com/docs/en/build-with-claude/compaction-threshold. OpenAI's models read, and its users pay,
-    what is left before a `compaction` item (https://github.com/pydantic/pydantic-ai/issues/7224).
+    https://platform.claude.com/docs/en/build-with-claude/compaction-threshold. OpenAI differs: what is left before a
+    `compaction` item is read by the model and billed (https://github.com/pydantic/pydantic-ai/issues/7224).
     """
     places = (place for place, block in enumerate(blocks) if isinstance(block, Mapping) and is_compaction(block))
     return max(places, default=None)

@@ -30,8 +30,9 @@ _MAX_EDGE: Final = 65_535
 class Media:
     """One part that is not text. Sizes are 0 where nobody can tell.
 
-    `kind`: image, audio, pdf, video, file, or text for a document whose text is counted apart. `detail`: as asked for.
-    `size`: bytes of the data.
+    `kind`: image, audio, pdf, video, file, or text for a document whose text is counted apart. `width` and `height`:
+    pixels of an image. `detail`: of an image, as the request asks for it; empty where it does not. `size`: bytes of the
+    data. `seconds`: of a WAV. `pages`: of a PDF.
     """
 
     kind: str
@@ -85,7 +86,7 @@ def decode_text(data: str) -> str:
 
 
 def seconds_of(part: Mapping[str, Any]) -> Media:
-    """An `input_audio` object: {"data": base64, "format": "wav"}."""
+    """The sound in an `input_audio` object: {"data": base64, "format": "wav"}."""
     data = part.get("data")
     found = from_base64(data, "audio/" + str(part.get("format", ""))) if isinstance(data, str) else Media("audio")
     return found if found.kind == "audio" else Media("audio", size=found.size)

@@ -27,7 +27,7 @@ _SERVER_FIELDS: Final = frozenset(
 )
 #: where a system text stands that is no message
 _SYSTEM_FIELDS: Final = {"messages": "system", "responses": "instructions"}
-#: the field that holds what was said, and where an array of it has elements that are messages
+#: the field that holds the conversation: mostly an array of messages, or of texts in completions
 ITEMS: Final[Mapping[Wire, str]] = {
     "chat": "messages",
     "messages": "messages",
@@ -57,13 +57,17 @@ _FORCED_TYPES: Final = frozenset({"function", "tool", "any", "custom"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request, taken apart. `system`: a system text outside the messages. `forced_name`: a tool that must be called.
+    """A request, taken apart.
 
-    `tokenizer`: the one to count with instead of the family's.
-
-    `server`: the provider is asked to fetch things by itself, whose size no one can foresee.
-
-    `others`: the top-level fields nobody here knows, where they are long: a provider may bill their text.
+    Attributes:
+        system: a system text outside the messages.
+        tools: the values of its fields that define tools.
+        schema: the JSON schema that the answer must follow, with its name and description (`schema_about`).
+        forced: some tool must be called; `forced_name`: the one, where the request names it.
+        thinking: the model is asked to think.
+        server: the provider is asked to fetch things by itself, whose size no one can foresee.
+        tokenizer: the one to count with; empty for that of the family.
+        others: the top-level fields nobody here knows, where they are long: a provider may bill their text.
     """
 
     wire: Wire
@@ -120,7 +124,7 @@ def read_request(
         schema_about=about if isinstance(about, str) else "",
         forced=bool(name) or (choice is not None and _is_forced(choice)),
         forced_name=name,
-        # What is a template's name elsewhere is what was said in completions.
+        # `prompt` names a template in Responses, but is the conversation itself in completions.
         server=any(_given(body, field) is not None for field in _SERVER_FIELDS & body.keys() if field != ITEMS[wire]),
         thinking=_thinks(decoded(body.get("thinking")), decoded(body.get("reasoning"))),
         tokenizer=tokenizer,
@@ -208,7 +212,7 @@ def _named(choice: object) -> str:
 
 
 def _format(wire: Wire, body: Mapping[str, Piece]) -> Mapping[str, Any]:
-    """What holds the schema an answer must follow."""
+    """The object that holds the schema an answer must follow, its name and description; empty where there is none."""
     if wire == "chat":
         found = _inner(decoded(body.get("response_format")), "json_schema")
     elif wire == "responses":

@@ -13,9 +13,9 @@ from gateway.core.values import dataclass
 
 T = TypeVar("T")
 
-#: Runs are looked for by their first messages. What is shorter is put together anew.
+#: Runs are looked for by so many messages at their beginning. A shorter run is worked out anew.
 _SIGN: Final = 4
-#: runs of one sign that are remembered: other conversations that begin alike
+#: runs that are remembered of all that begin with the same messages
 _OF_ONE_SIGN: Final = 8
 #: bytes that a run takes beside its value, and each of its keys
 _BYTES: Final = 200
@@ -30,7 +30,7 @@ class _Run:
 
 
 class Runs:
-    """Values of whole runs of messages, kept in a cache. Of two that threads keep at once one may be lost."""
+    """Values of whole runs of messages, kept in a cache. Of two that two threads keep at once, one may be lost."""
 
     def __init__(self, cache: CountCache) -> None:
         self._cache = cache
@@ -55,7 +55,7 @@ class Runs:
             return cast("T", known.value)
         value = extend(len(known.keys), known.value) if known is not None else extend(0, None)
         run = _Run(keys, value, _BYTES + _KEY_BYTES * len(keys) + size(value))
-        # the shorter one is given up for it
+        # the run that this one goes on from is given up for it
         runs = (*[one for one in kept if one is not known], run)[-_OF_ONE_SIGN:]
         self._cache.put(kind, keys[:_SIGN], runs, sum(one.size for one in runs))
         return value

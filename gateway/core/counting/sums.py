@@ -15,7 +15,7 @@ from gateway.core.values import dataclass
 _NO_COUNTS: Final = Counts()
 _NO_PARTS: Final = ContextCounts()
 _NOTHING: Final = Seen()
-#: bytes that sums take, and each of what is listed in them
+#: bytes that sums take, and more for each result, open call and media
 _SUMS_BYTES: Final = 1_200
 _PART_BYTES: Final = 160
 
@@ -25,9 +25,9 @@ class Sums:
     """What messages make together, in their order.
 
     Attributes:
-        counts: of all.
-        turn: thinking, sealed and seals of those behind the last that a person wrote.
-        media: of all.
+        counts: the counts of all messages.
+        turn: thinking, sealed and seals of the messages behind the last one that a person wrote.
+        media: the media of all messages.
         system: whether one of them is a system text.
         context: the parts of the context, without definitions.
         seen: the tool results among them, and the calls that have none.
@@ -56,7 +56,7 @@ class Sums:
         )
 
     def kept(self, thoughts: str) -> Counts:
-        """The counts of what a provider keeps: all earlier thinking, that of the turn, or none."""
+        """The counts of what a provider keeps, see `Family.thoughts`: all earlier thinking, the turn's, or none."""
         if thoughts == "all" or not (self.counts.thinking or self.counts.seals):
             return self.counts
         turn = self.turn if thoughts == "turn" else _NO_COUNTS
@@ -68,7 +68,7 @@ class Sums:
 
     @property
     def size_bytes(self) -> int:
-        """What they take."""
+        """Bytes that they take in memory, about."""
         return _SUMS_BYTES + _PART_BYTES * (len(self.seen) + len(self.media))
 
 

@@ -33,7 +33,7 @@ _WORTH: Final = 0.9
 _WORTH_LOSS: Final = 0.75
 #: characters of the line that names the handle, without the handle and what it says
 _LINE: Final = 66
-#: a character of that line is as many tokens as two of other texts
+#: a character of that line weighs as many tokens as so many of other texts
 _DENSE: Final = 2
 #: More characters than this were not shown by us, whatever they look like: a summary and its gap marks have fewer.
 _SHOWN_MOST: Final = 3 * LONGEST
@@ -85,7 +85,7 @@ def show(raw: bytes, mode: ResponseMode, handle_of: Callable[[str], str]) -> Sho
     text = content.text
     if len(text) + content.media_size <= SHORTEST or _was_shown(content, mode):
         return None
-    # What is left out is left out of the text as one, so a short form of several texts is not weighed against tables.
+    # A short form stands for all texts as one: where there are several, it is not compared with tables of each.
     shaped = content.shaped(_lossless) if mode == "table" or len(content.texts) == 1 else message.get("content")
     whole = Content(shaped).text
     if mode != "table":
@@ -109,19 +109,20 @@ def _content(message: Message, mode: ResponseMode) -> Content:
 
 
 def original(raw: bytes, form: ResponseMode) -> str:
-    """What a handle stands for that a message shown in this form names."""
+    """The original that a message stands for once it is shown in this form; `raw`: the message as it came."""
     return _content(decode(raw), form).original
 
 
 def readable(raw: bytes) -> str:
-    """What a message says of which a summary is to be made."""
+    """The text of a message that a summary is to be made of."""
     return _content(decode(raw), "summary").text
 
 
 def _was_shown(content: Content, mode: ResponseMode) -> bool:
     """Whether a text has the form of what we show.
 
-    Anybody can give a text this form; it then stays as it is, and what stays as it is for that is short.
+    Anybody can give a text this form, and it then stays as it came. Longer texts than ours are never taken for ours, so
+    that no long text stays whole by that.
     """
     text = content.text
     if len(text) > _SHOWN_MOST:
@@ -139,7 +140,8 @@ def _short(
 ) -> Shown | None:
     """A message in part; None where the `whole` text with nothing left out is about as short.
 
-    All of this but the size and the handle depends on the whole text, so that whole texts stay whole when shown again.
+    The limits are taken from `whole`, which is the same once a text is shown as its table, so that a text that was left
+    whole stays whole.
     """
     limit = limit_of(whole)
     enough = LONGEST if mode == "summary" and tokens_of(whole) <= limit else SHORTEST

@@ -24,7 +24,7 @@ from gateway.core.modes.table import rows_of
 _SHARE: Final = 0.15
 _LEAST: Final = 120
 _MOST: Final = 400
-#: and characters, whatever they weigh; gap marks come on top
+#: characters of the longest extract, whatever it weighs; gap marks come on top
 LONGEST: Final = 4000
 #: Characters of a text that are looked at, and rows of a table: half a second's worth. Three quarters of them are the
 #: first ones, the others the last.
@@ -38,24 +38,25 @@ _LARGE: Final = 40_000
 #: Characters of a block. Only rows and values of JSON are longer.
 _BLOCK: Final = 480
 
-#: what a term adds where it first stands
+#: what a term adds to the worth of the first block with it that is taken
 _ADDS: Final = {WORD: 0.1, NAME: 0.7, IDENTIFIER: 1.0}
-#: a number says less than an id, and so does a word in capitals, of which headings are made
+#: The same of two kinds of identifiers that say less than an id: numbers, and words in capitals, as in headings.
 _NUMBER: Final = 0.2
 _CAPITALS: Final = 0.5
 #: factor of a block that says what went wrong
 _TROUBLE: Final = 3.0
-#: The first blocks say what it is, the last ones what came of it: added to a factor of 1, less with the distance.
+#: The first blocks say what a result is, the last ones what came of it: their factor of 1 is raised by so much, and by
+#: less with each block between.
 _FIRST: Final = 1.0
 _LAST: Final = 0.5
-#: tokens of a gap mark, as often as not
+#: tokens that a block costs beside its text: about every second one has a gap mark before it
 _GAP_TOKENS: Final = 1.5
 
 _COUNTER: Final = HeuristicCounter()
 
 
 def tokens_of(text: str) -> int:
-    """Tokens of a text, about; of a long one, of as much of it as is more than any extract."""
+    """Tokens of a text, about; of a long text only its first `_LARGE` characters are counted."""
     return _COUNTER.count(text[:_LARGE])
 
 
@@ -65,7 +66,7 @@ def limit_of(text: str) -> int:
 
 
 def extract(text: str, limit: int) -> str:
-    """What is most telling of a text, in its order, gaps marked, in about as many tokens at most."""
+    """What is most telling of a text, in its order, gaps marked; about `limit` tokens at the most."""
     rows = rows_of(text)
     if rows is not None and len(rows[0]) > _WIDEST:
         rows = None
@@ -115,7 +116,7 @@ def _picked(blocks: Sequence[Block], limit: int) -> Sequence[int]:
 
 
 class _Choice:
-    """What is taken, and what each block adds to it: the worth of its terms that stand in no block that is taken."""
+    """The blocks that are taken, and what each other would add: the worth of its terms that stand in none of these."""
 
     def __init__(self, blocks: Sequence[Block], limit: int) -> None:
         lexicon = Lexicon()
@@ -150,7 +151,7 @@ def _factor(text: str, number: int, count: int) -> float:
 
 
 def _worths(terms: Sequence[Mapping[str, int]]) -> dict[str, float]:
-    """Of each term: a word or name in many blocks is what the text is about, an identifier in many tells nothing."""
+    """By term: a word or name in many blocks is what the text is about, an identifier in many tells nothing."""
     held = Counter(term for found in terms for term in found)
     kinds = {term: kind for found in terms for term, kind in found.items()}
     return {

@@ -12,16 +12,16 @@ from gateway.core.notation import bared, parse, written
 
 #: what a handle is made of
 _HANDLE: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
-#: a description, before its size and handle
+#: characters of a description, without the size and handle behind it
 _LONGEST: Final = 240
-#: the beginning of a text, and the line of it that says what went wrong, as they are quoted in it
+#: characters that a description quotes of the beginning of a text, and of the line that says what went wrong
 _BEGINNING: Final = 120
 _TROUBLE_LINE: Final = 80
 #: characters at the end of a text in which that line is looked for
 _SEARCHED: Final = 100_000
-#: a value that stands in it
+#: characters of the longest value that a description quotes
 _VALUE: Final = 32
-#: a key or column
+#: characters of a key or column in a description
 _NAME: Final = 40
 _POINTER: Final = re.compile(rf"\[.{{1,300}} [\d,]{{1,20}} characters{re.escape(WAY)}[A-Za-z0-9_-]{{1,128}}\]")
 #: a line that says what went wrong; the last one says it best in most languages
@@ -43,7 +43,7 @@ def pointer(what: str, size: int, handle: str) -> str:
 
 
 def points(text: str) -> bool:
-    """Whether a text ends with such a line: it was shown before."""
+    """Whether a text ends with a line of `pointer`: it was shown before."""
     return _POINTER.fullmatch(text, text.rfind("\n") + 1) is not None
 
 

@@ -32,7 +32,7 @@ _SOUND: Final = frozenset({"data", "format"})
 
 @dataclass(frozen=True, slots=True)
 class _Media:
-    """What is no text. `name`: what a reader is told that it is; `size`: characters of a text that weighs as much."""
+    """A part that is no text. `name`: what a reader is told it is; `size`: characters of a text that weighs as much."""
 
     name: str
     size: int
@@ -70,7 +70,7 @@ class Content:
     Attributes:
         texts: the texts that may be shown otherwise, in order.
         text: these as one, as they are read.
-        media_size: of what is no text and goes too, characters of a text that weighs as much.
+        media_size: characters of a text that weighs as much as the pictures, files and sounds that are left out, too.
     """
 
     def __init__(self, content: Any, *, with_media: bool = False) -> None:
@@ -114,7 +114,7 @@ class Content:
         ]
 
     def shortened(self, text: str) -> Any:
-        """The content with this text for all that it stands for, in the place of the last of it."""
+        """The content with this text in the place of the last part that it stands for, and without the others."""
         if isinstance(self._content, str):
             return text
         last = max(self._parts)
@@ -130,7 +130,7 @@ class Content:
     def _mark(self, last: int) -> dict[str, Any]:
         """The last cache mark of what is left out, unless one that stays is behind it.
 
-        So marks of different lives stand in the order in which they came, which a provider insists on.
+        So marks with different times to live stand in the order in which they came, which a provider insists on.
         """
         mark: dict[str, Any] = {}
         for place, part in enumerate(self._all[: last + 1]):

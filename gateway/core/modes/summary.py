@@ -21,15 +21,15 @@ from gateway.core.values import dataclass
 WORTH: Final = 4000
 #: so many results of a call are summed up, the newest: they are waited for, and older ones are read less
 MOST: Final = 4
-#: Tokens that an answer may have, as an extract, but no fewer than these: an extract needs no sentences.
+#: An answer may have as many tokens as an extract of the same text, or so many where that is more: it needs sentences.
 _LEAST: Final = 240
-#: the most of them
+#: tokens of the longest answer that is asked for
 LONGEST_ANSWER: Final = 400
 #: words a model is told for each token it has: names, ids and numbers have several tokens each
 _WORDS_A_TOKEN: Final = 0.5
-#: over its limit by our count, which is no tokenizer's, and still taken
+#: An answer is taken with up to so many times its limit: our count is not that of the model's tokenizer.
 _TOLERANCE: Final = 1.25
-#: characters of a text for each token that a model can read: no text has more, but for white space
+#: the most characters that a text has for each of its tokens, but for white space
 _WIDEST: Final = 8
 
 _INSTRUCTION: Final = """\
@@ -50,7 +50,7 @@ class Summing:
 
     Attributes:
         limit: tokens of the model's answer.
-        more: tokens by which the longest that is taken may be over the extract that it stands in the place of.
+        more: tokens that the longest answer which is taken has beyond the extract that it replaces.
     """
 
     limit: int
@@ -60,7 +60,7 @@ class Summing:
 def summing(text: str, whole: str, extracted: str) -> Summing | None:
     """What a summary of a text may take; None where it is not worth a call.
 
-    `whole`: the text in the shortest form that leaves nothing out; `extracted`: what stands for it otherwise.
+    `whole`: the text in the shortest form that leaves nothing out; `extracted`: the extract that is shown else.
     """
     if len(text) < WORTH:
         return None
@@ -104,7 +104,7 @@ def weight(messages: Sequence[Message]) -> int:
 def affordable(costs: Sequence[int], room: int | None, most: int) -> list[int]:
     """Which of the `most` newest results are summed up: from the last one, those that there is room for.
 
-    `costs`: tokens of the call for each, in their order; `room`: of all together, None without end.
+    `costs`: tokens of the call for each, in their order; `room`: tokens for all of them together; None: no limit.
     """
     chosen: list[int] = []
     for number in range(len(costs) - 1, max(-1, len(costs) - 1 - most), -1):

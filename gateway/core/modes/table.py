@@ -22,9 +22,9 @@ from gateway.core.notation import Parsed, bare, bared, parse, written
 from gateway.core.values import dataclass
 
 SEPARATOR: Final = "|"
-#: What a table in a document has to save, in characters: the line that names it, and that it has to be looked up.
+#: Characters that a table in a document has to save: its own line costs some, and so does it to look it up.
 _SAVED: Final = 40
-#: and what all tables of a document have to: the first line takes a hundred and has to be understood
+#: and that all tables of a text have to save together: its first line takes a hundred and has to be understood
 _SAVED_TOGETHER: Final = 150
 _LIST: Final = "[JSON list as a table, "
 _LINES: Final = "[JSON lines as a table, "
@@ -32,13 +32,13 @@ _DOCUMENT: Final = "[JSON with its lists as tables below it, "
 _LEGEND: Final = "nothing left out; empty cell: no such key]"
 #: quotes and colon of a key
 _KEY_FRAME: Final = 3
-#: one object names its keys once as it is
+#: a list of one object names its keys but once already
 _LEAST_ROWS: Final = 2
 #: more columns than this are no table that anybody could read
 _MOST_COLUMNS: Final = 100
 #: lists deeper than this in a document stay JSON
 _DEEPEST: Final = 8
-#: objects in cells are laid out as columns so many times
+#: levels of objects in cells that are laid out as columns
 _FLATTENED: Final = 3
 #: a string that can stand without quotes: nothing in it that ends a cell, nothing about it that looks like other JSON
 _PLAIN: Final = re.compile(
@@ -149,7 +149,7 @@ def _grid(rows: Any) -> _Grid | None:
 
 
 def _names(rows: Sequence[dict[str, Any]]) -> Sequence[str]:
-    """The keys of all rows, in an order that keeps theirs where it can; none if they are too many or too seldom."""
+    """The keys of all rows, in their order where that can be; none if they are too many or most cells are empty."""
     names: list[str] = []
     known: set[str] = set()
     used = 0

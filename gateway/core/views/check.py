@@ -178,13 +178,13 @@ def _is_reasoning(item: Mapping[str, Any]) -> bool:
 
 
 def _is_name(item: Mapping[str, Any]) -> bool:
-    """Of an item that the provider keeps."""
+    """Whether it only names an item that the provider keeps."""
     kind = item.get("type")
     return "id" in item and (kind == "item_reference" or (kind is None and "role" not in item))
 
 
 def _is_made(item: Mapping[str, Any]) -> bool:
-    """By the model, as far as is known."""
+    """Whether the model made it, as far as is known."""
     kind = str(item.get("type", "message"))
     return _is_name(item) or item.get("role") == "assistant" or kind == "reasoning" or kind.endswith("_call")
 

@@ -2,7 +2,7 @@
 
 A user's message may hold the results of several calls and words of the user's: each result becomes a message of its
 own, what is left becomes one. Thinking is a part that no rule changes, and where the last turn began with it, it must
-go on to. Instructions of the operator's between the messages stay in any case, and move where they may stand.
+still do so. Instructions of the operator between the messages stay in any case, and are moved to where they may stand.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gateway.core.message import decode, encode, read
 from gateway.core.views.raw import compact, fields_of, items_of, list_of, object_of
 from gateway.core.views.view import SEAL, Book, Changes, View, as_came, entries, opaque, said, sealed
 
-#: no set: what stands there may be no name at all
+#: A tuple and no set: what is looked up in it may be any JSON, which cannot always be hashed.
 _ROLES = ("user", "assistant")
 
-#: What an element is: `words` of the user's, or `results` alone; `said` by the assistant, or `thought`, which begins
-#: with thinking; a `system` text, or one with `changes` that the operator makes besides, or a `sealed` one, which
-#: nobody here can write anew; nothing where it is none of them.
+#: The kinds of an element. Of the user: `words`, with results or without, or `results` alone. Of the assistant: `said`,
+#: or `thought` where it begins with thinking. Of the operator: a `system` text; `changes` where it holds more than
+#: texts, such as other tools; `sealed` where it cannot be written anew. The kind is empty where it is none of these.
 _USERS = ("words", "results")
 _SPOKEN = ("said", "thought")
 _SYSTEM = ("system", "changes", "sealed")
@@ -45,15 +45,15 @@ class _Read(NamedTuple):
 
     pieces: tuple[_Piece, ...]
     kind: str
-    #: it is an assistant's with calls
+    #: it is an assistant's and holds calls
     calls: bool = False
     #: it stands for all before it
     is_compact: bool = False
     is_opaque: bool = False
-    #: ids of the calls in it that run where the model does, and of those that it needs before it
+    #: ids of the calls in it that run where the model does, and of such calls in earlier elements that it needs
     served: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    #: ids of calls that code made which runs there
+    #: ids of the calls in it that were made by code which runs where the model does
     coded: frozenset[str] = frozenset()
 
 
@@ -98,13 +98,13 @@ class MessagesView(View):
     def _sent(self, changes: Changes, new: Collection[int]) -> Iterator[tuple[int | None, bytes]]:
         pairs = list(super()._sent(changes, new))
         for number, (place, raw) in enumerate(pairs):
-            # Words before the thinking of one turn are refused, so that they must be the user's; and what begins behind
-            # them begins with thinking.
+            # An assistant's turn with words before its thinking is refused. A new message that would be such words is
+            # made the user's, so that the turn begins behind it, with its thinking.
             is_before = place is None and self._is_thought(pairs[number + 1 :])
             yield place, encode({**decode(raw), "role": "user"}) if is_before else raw
 
     def _is_thought(self, pairs: Sequence[tuple[int | None, bytes]]) -> bool:
-        """Whether the next message, but for the operator's, begins with thinking."""
+        """Whether the next element that is not the operator's begins with thinking."""
         kinds = (self._kinds[place] for place, _ in pairs if place is not None)
         return next((kind for kind in kinds if kind not in _SYSTEM), "") == "thought"
 
@@ -118,7 +118,7 @@ class MessagesView(View):
         return object_of({**fields, "content": list_of(left)}) if left else came
 
     def _is_other(self, index: int, form: bytes) -> bool:
-        """Whether it says something else; calls are never changed."""
+        """Whether a form says something else than its message; calls are never changed."""
         return bool(decode(form).get("content") != decode(self.messages[index]).get("content"))
 
     def _left(self, element: int, content: bytes, forms: Changes) -> Iterator[bytes]:
@@ -138,6 +138,7 @@ class MessagesView(View):
                 yield from _formed(came, decode(form))
 
     def _of(self, index: int, count: int) -> Iterable[int]:
+        """The blocks that a message is made of, by their place among the `count` blocks of its element."""
         blocks = self._blocks[index]
         return range(count) if blocks is None else blocks
 
@@ -165,9 +166,9 @@ def _leader(kinds: Sequence[str]) -> Iterable[int]:
 
 
 def _asked(reads: Sequence[_Read]) -> Iterable[int]:
-    """The last words that stand alone, where the last of all stand beside results.
+    """The user's last words without results beside them, where the very last ones have results beside them.
 
-    Claude Code puts reminders there: what the user wants done was said before.
+    Claude Code puts reminders beside results: what the user wants done was said before.
     """
     places = [place for place, one in enumerate(reads) if one.kind == "words"]
     alone = [place for place in places if not any(piece.is_result for piece in reads[place].pieces)]
@@ -187,7 +188,7 @@ def _well_placed(kinds: Sequence[str]) -> frozenset[int]:
 def _beside(kinds: Sequence[str], well_placed: Collection[int]) -> Iterator[int]:
     """What must stay beside system messages: all that is next to one that must not move, and what the last one ends.
 
-    What tools there are is a question of the place; a text is as good behind what it stood before.
+    A change of the tools holds from its place on, so that it must not move; a text may as well stand a message later.
     """
     for place, kind in enumerate(kinds):
         if kind in _SYSTEM and (kind != "system" or place not in well_placed):
@@ -262,7 +263,7 @@ def _spans(reads: Sequence[_Read]) -> Iterator[range]:
         while place <= stop:
             stop, place = max(stop, reach[place]), place + 1
         if place - start > 1 and place < len(reads) and any(piece.is_result for piece in reads[place].pieces):
-            place += 1  # the last results, which also come before other words that stand between
+            place += 1  # the results of the last calls belong to them, and are put before other words in between
         yield range(start, place)
         start = place
 
@@ -350,7 +351,7 @@ def _is_listed(message: Any) -> bool:
 
 
 def _arguments(raw: bytes) -> list[str]:
-    """Those of an element's calls."""
+    """The arguments of an element's calls, as compact JSON."""
     blocks = [fields_of(block) for block in items_of(fields_of(raw)["content"])]
     return [compact(block.get("input", b"{}")) for block in blocks if decode(block.get("type", b"null")) == _CALL]
 

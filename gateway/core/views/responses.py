@@ -16,7 +16,7 @@ from gateway.core.message import decode, encode, read, text_parts
 from gateway.core.views.raw import compact, fields_of, items_of, list_of, object_of
 from gateway.core.views.view import Book, Changes, View, as_came, entries, opaque, said, sealed
 
-#: no set: what stands there may be no name at all
+#: A tuple and no set: what is looked up in it may be any JSON, which cannot always be hashed.
 _SPEAKERS = ("user", "system", "developer")
 #: made by the model, answered by the client
 _CALLS = frozenset(
@@ -55,10 +55,10 @@ class _Read(NamedTuple):
     part: dict[str, Any] | None = None
     call_id: str = ""
     role: str = ""
-    #: of the item itself, where the model made it; the provider knows by it what it came of
+    #: the item's own id, where the model made it: by this the provider knows of which reasoning it came
     id: str = ""
     is_reasoning: bool = False
-    #: the program that it is, and the one that it belongs to, by their `call_id`
+    #: `call_id` of the program that it is, and of the program that it belongs to; empty for none
     program: str = ""
     by: str = ""
 
@@ -71,9 +71,9 @@ class _Group:
     message: dict[str, Any] | bytes
     #: reasoning or deeds are in it: what follows belongs to them
     binds: bool = False
-    #: reasoning is
+    #: reasoning is in it
     reasons: bool = False
-    #: and something has come of them
+    #: something has come of that reasoning or those deeds
     is_made: bool = False
     #: results of its calls have come: nothing more belongs to it
     is_answered: bool = False
@@ -127,21 +127,24 @@ class _Grouping:
 
     def __init__(self) -> None:
         self.groups: list[_Group] = []
-        #: the results at the end of the input so far, and whatever cannot be left out
+        #: the results at the end of the input so far
         self.last: list[_Group] = []
+        #: what cannot be left out
         self.alone: list[_Group] = []
         self._open: _Group | None = None
-        #: by a name of the call: what it stands in, and its `call_id`
+        #: by the `id` and the `call_id` of a call: the group that it is in, and its `call_id`
         self._callers: dict[str, tuple[_Group, str]] = {}
-        #: programs by their `call_id`, and the calls that they made
+        #: the group that a program is in, by its `call_id`
         self._programs: dict[str, _Group] = {}
+        #: `call_id` of each call that a program made
         self._coded: set[str] = set()
-        #: the last that stands for all before it
+        #: the last compaction, which stands for all before it
         self._compact: _Group | None = None
+        #: the item before only named one that the provider keeps
         self._is_after_name = False
 
     def stale(self) -> Iterator[_Group]:
-        """What something else stands for, with all that belongs to it."""
+        """The groups before the last compaction, which stands for them: those of which no part stands behind it."""
         if self._compact is None:
             return
         place = self._compact.places[0]
@@ -162,7 +165,7 @@ class _Grouping:
             return
         group = self._made(place, item)
         if was_after_name and item.role in ("", "assistant"):
-            # It may be what came of that; the provider alone knows.
+            # It may have come of the item that was only named: the provider alone knows.
             self.alone.append(group)
 
     def _made(self, place: int, item: _Read) -> _Group:
@@ -172,7 +175,7 @@ class _Grouping:
 
     def _alone(self, group: _Group) -> None:
         if self._open is not None and self._open.binds and not self._open.is_made:
-            # What came of it is this, as far as anybody knows.
+            # This may be what came of it: nobody here knows.
             self.alone.append(self._open)
         self.alone.append(group)
         self._opened(group, is_open=False)
@@ -223,7 +226,7 @@ class _Grouping:
     def _of_program(self, group: _Group, item: _Read) -> None:
         group.is_made = True
         if item.by not in self._programs:
-            # The provider keeps it, and goes on with it.
+            # The provider keeps the program, and goes on with it.
             self.alone.append(group)
         if item.kind == "call":
             self._coded.add(item.call_id)
@@ -317,6 +320,7 @@ def _is_name(item: Any) -> bool:
 
 
 def _call_id(item: Mapping[str, Any]) -> Any:
+    """The `call_id`; a local shell's output may have an `id` in its place."""
     call_id = item.get("call_id")
     return item.get("id") if call_id is None and item.get("type") == _JSON_OUTPUT else call_id
 
@@ -377,6 +381,7 @@ def _encoded(group: _Group) -> bytes:
 
 
 def _named(part: Any, name: str) -> Any:
+    """A part as this format writes it: a `text` under this name, all else as it is."""
     if not isinstance(part, dict) or part.get("type") != "text":
         return part
     return {**part, "type": name, **({"annotations": []} if name == "output_text" else {})}

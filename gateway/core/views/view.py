@@ -12,13 +12,13 @@ from gateway.core.message import decode, digest, encode
 
 T = TypeVar("T")
 
-#: what a chat message became: its bytes, None where it is left out
+#: by index of a chat message, what it became: its bytes, None where it is left out
 Changes = Mapping[int, bytes | None]
 
 #: the role of what must be sent as it came, because nobody here knows what it is
 OPAQUE = "opaque"
 
-#: of a message that no rule may change
+#: fields that make a chat message one that no rule may change, see `is_signed`
 SEAL: Mapping[str, Any] = {"thinking_blocks": True}
 
 
@@ -38,7 +38,7 @@ class Book(Protocol):
 def entries(
     kind: str, elements: Sequence[bytes], book: Book | None, compute: Callable[[bytes], T], size: Callable[[T], int]
 ) -> Sequence[T]:
-    """What each element is by itself, read once where there is a book."""
+    """What `compute` reads in each element, once for each content where there is a book."""
     if book is None:
         return [compute(raw) for raw in elements]
     keys = [digest(raw) for raw in elements]
@@ -90,12 +90,12 @@ class View(ABC):
 
         Args:
             changes: the messages that are not sent as they came.
-            new: those among them in whose place a message stands that is no form of theirs.
+            new: those among them in whose place another message stands, such as a summary.
         """
         return tuple([raw for _, raw in self._sent(changes, new)])
 
     def _sent(self, changes: Changes, new: Collection[int]) -> Iterator[tuple[int | None, bytes]]:
-        """The elements to send, each with its place before; None for what stands for others."""
+        """The elements to send, each with the place where it stood; None for a new one."""
         for element, (raw, mine) in enumerate(zip(self.elements, self.owned, strict=True)):
             for index in mine:
                 added = changes.get(index) if index in new and self.places[index][0] == element else None
@@ -117,7 +117,7 @@ class View(ABC):
         return frozenset(index for place in elements if 0 <= place < len(self.owned) for index in self.owned[place])
 
     def fates(self, fates: Fates) -> Fates:
-        """Those of the messages as those of the elements. Tokens stand at the first element of a message."""
+        """The fates of messages as fates of elements. A message's tokens count at the first element it is made of."""
         each = tuple(fates)
         return Fates.of(self._fate(element, each) for element in range(len(self.elements)))
 
@@ -179,13 +179,13 @@ def said(parts: Sequence[Any]) -> list[Any]:
 
 
 def as_came(parts: Iterable[Any], came: Sequence[bytes], write: Callable[[Any], bytes] = encode) -> Iterator[bytes]:
-    """Parts of a changed message: each that nothing was changed in as the bytes that `said` made it of."""
+    """Parts of a changed message as bytes; one that was not changed, as the bytes in `came` that it was read of."""
     known = dict(zip(map(encode, said([decode(raw) for raw in came])), came, strict=True))
     for part in parts:
         yield known.get(encode(part)) or write(part)
 
 
-#: what other APIs call a text; no set, as what stands there may be no name at all
+#: What other APIs call a text. A tuple and no set: a part's type may be any JSON, which cannot always be hashed.
 _TEXTS = ("text", "input_text", "output_text")
 
 
