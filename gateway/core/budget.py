@@ -37,7 +37,7 @@ _NO_TIME = Moment(0, 0)
 
 @dataclass(slots=True)
 class _Open:
-    """What only its manager knows of an allocation: whose it is, what it still holds, and what was recorded for it."""
+    """What an allocation's manager knows of it: who it is, the tokens still held, and those recorded for it so far."""
 
     manager: BudgetManager | None = None
     held: int = 0
@@ -72,7 +72,7 @@ class BudgetManager:
         self.total_budget = total_budget
 
     def allocate(self, tokens: int, *, least: int | None = None) -> Allocation:
-        """Hold tokens for a call: all of them, or as many as are left where those are at least `least`.
+        """Hold tokens for a call: `tokens`, or with `least` as many of them as are left, but no fewer than that.
 
         Raises:
             BudgetExhausted: fewer are left.

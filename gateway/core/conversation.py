@@ -22,14 +22,14 @@ from gateway.core.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What messages are, and which belong together: all that depends on their order alone."""
+    """What messages are, and which belong together: all that depends on nothing but themselves and their order."""
 
     sketches: tuple[Sketch, ...] = ()
     #: where each unit starts and stops
     spans: tuple[tuple[int, int], ...] = ()
-    #: system texts, and what nobody can read
+    #: indices of system texts, and of what nobody can read
     fixed: frozenset[int] = frozenset()
-    #: messages of the user
+    #: indices of the user's messages
     users: tuple[int, ...] = ()
 
     def plus(self, more: Sequence[Sketch]) -> Outline:
@@ -52,7 +52,7 @@ class SketchBook(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One message: where it stands, which calls it makes or answers. See `Sketch` for what does not depend on that."""
+    """One message of a conversation. What says nothing of the others is explained in `Sketch`."""
 
     index: int
     role: str
@@ -80,7 +80,7 @@ class Unit(NamedTuple):
 
     @property
     def indices(self) -> range:
-        """Of its items."""
+        """The indices of its items."""
         return range(self.start, self.stop)
 
 
@@ -91,14 +91,14 @@ class Conversation:
     messages: tuple[bytes, ...]
     #: hash of each message without its cache marks
     keys: tuple[bytes, ...]
-    #: those with cache marks
+    #: indices of messages with cache marks
     marked: frozenset[int]
-    #: those that the client wants kept as they are
+    #: indices of messages that the client wants kept as they are
     wanted: frozenset[int] = frozenset()
     priorities: Mapping[int, float] = field(default_factory=dict)
     keep_last_turns: int = 1
     book: SketchBook | None = None
-    #: who takes them may want roles in the order that they came in
+    #: the provider may refuse roles side by side that did not stand so in what came, such as two of the user's
     takes_turns: bool = True
 
     @classmethod
@@ -121,12 +121,12 @@ class Conversation:
             reader: remembers what was read; without one every message is read once for this conversation.
             keys: what `keys_of` says of the messages, where it was asked before.
             pinned: indices that a client wants kept as they are.
-            priorities: index -> what the message's text is worth in relation to others; 0 goes first, before anything
-                else is touched. A unit goes first if this was said of one of its messages and nothing more of another.
+            priorities: index -> what the message's text is worth in relation to others, 1 where nothing is said. 0 goes
+                first, before anything else is touched; so does a unit with a message of 0 and none of more.
             keep_last_turns: a turn begins with a user's message. 1 keeps the last user's message and what the
                 conversation ends with; 2 also the whole turn before, and so on.
             unmarked: so many at the beginning are known to have no cache marks.
-            takes_turns: whether those who take the messages may want roles in the order that they came in.
+            takes_turns: whether the provider may refuse roles side by side that do not stand so in these messages.
 
         Raises:
             ValueError: a priority is negative, endless or no number.
@@ -160,7 +160,7 @@ class Conversation:
         )
 
     def beginning(self, size: int) -> Conversation:
-        """The first messages, as they were when they were all there was."""
+        """A conversation of the first `size` messages alone, without what a client says of them."""
         marked = frozenset(index for index in self.marked if index < size)
         return Conversation(self.messages[:size], self.keys[:size], marked, book=self.book)
 
@@ -243,7 +243,7 @@ class Conversation:
         return next(iter(self.outline.users), None)
 
     def priority(self, unit: Unit) -> float:
-        """The highest that was said of its messages; 1 where nothing was."""
+        """The highest priority that was given to one of its messages; 1 where none was."""
         said = [self.priorities[index] for index in unit.indices if index in self.priorities]
         return max(said, default=1.0)
 

@@ -11,7 +11,7 @@ _ANY_HEADER: Final = 32 + zlib.MAX_WBITS
 #: bytes that tell a gzip and a zlib header from raw deflate
 _HEADER_BYTES: Final = 2
 _GZIP_MAGIC: Final = b"\x1f\x8b"
-#: what is unpacked at once: after each step and each member zlib hands back a copy of what it has not yet taken
+#: bytes handed to zlib at once: after each step it gives back a copy of what it has not yet taken, so they are few
 _SLICE: Final = 16 * 1024
 SUPPORTED: Final = frozenset({"gzip", "x-gzip", "deflate"})
 

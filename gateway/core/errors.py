@@ -177,9 +177,9 @@ class UpstreamFault(GatewayError):
     status = 502
     code = "upstream_unreachable"
     retry = True
-    #: nothing of the request reached the provider, so that asking again costs nothing, and may help
+    #: Nothing of the request reached the provider, so that asking again costs nothing, and may help.
     may_pass: ClassVar[bool] = False
-    #: it says how the provider does, and not what one request was like
+    #: It counts as a failure of the provider: what failed was not this one request or connection alone.
     is_providers: ClassVar[bool] = True
 
 

@@ -16,16 +16,19 @@ from gateway.core.values import dataclass
 AuthStyle = Literal["bearer", "x-api-key", "api-key", "none"]
 
 CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key"})
-#: how the names of other headers end that hold one: of other providers, and of gateways that a client was set up for
+#: How the names of other headers end that hold a credential: of other providers, and of gateways that a client was set
+#: up for.
 _CREDENTIAL_ENDINGS: Final = (
     *(b"api-key", b"apikey", b"subscription-key", b"virtual-key", b"litellm-key", b"-vk", b"-auth", b"-authorization"),
     *(b"-secret", b"auth-token", b"access-token", b"security-token", b"authorization-token", b"private-token"),
 )
-#: which of a key's accounts is billed: with another key they are refused, or name somebody else's
+#: Headers that say which of a key's accounts is billed. With another key they are refused, or name an account of
+#: somebody else.
 _ACCOUNTS: Final = frozenset({b"openai-organization", b"openai-project", b"x-goog-user-project"})
-#: parameters of an address that hold one
+#: parameters in the query of a URL that hold a credential
 _CREDENTIAL_PARAMETERS: Final = frozenset({"key", "api_key", "api-key", "apikey", "access_token"})
-#: shorter ones stand in too many words, such as the EMPTY of servers that want any
+#: Characters of the shortest secret that is masked. Shorter ones stand in too many words, such as EMPTY, which servers
+#: are given that want any key.
 _SHORTEST_SECRET: Final = 8
 _HOP_BY_HOP: Final = frozenset(
     {
@@ -33,9 +36,9 @@ _HOP_BY_HOP: Final = frozenset(
         b"te", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings",
     }
 )  # fmt: skip
-#: of one connection, or written anew by the client that sends the request on
+#: headers of one connection, or written anew by the client that sends the request on
 FRAMING: Final = _HOP_BY_HOP | {b"host", b"content-length", b"accept-encoding", b"expect"}
-#: of the caller and not the provider's business
+#: headers that tell of the caller, and are not the provider's business
 _PRIVATE: Final = frozenset(
     {
         b"cookie", b"origin", b"referer",
@@ -43,7 +46,7 @@ _PRIVATE: Final = frozenset(
     }
 )  # fmt: skip
 _NOT_SENT: Final = FRAMING | _PRIVATE | OURS
-#: what a browser keeps or does for a whole site, which is the gateway's here, with its dashboard
+#: headers that tell a browser what to keep or do for a whole site, which here is the gateway with its dashboard
 _OF_A_SITE: Final = frozenset(
     {
         b"set-cookie", b"set-cookie2", b"alt-svc", b"strict-transport-security", b"clear-site-data", b"refresh",
@@ -51,14 +54,16 @@ _OF_A_SITE: Final = frozenset(
     }
 )  # fmt: skip
 _NOT_RETURNED: Final = _HOP_BY_HOP | _OF_A_SITE | {b"content-length"}
-#: what no browser shows as a page; the script of any other answer would run as one of the dashboard's
+#: Content types that no browser shows as a page. Answers of all others are sandboxed: a script in one would run as if
+#: it were the dashboard's.
 _NO_PAGE: Final = (b"application/json", b"text/event-stream")
 _SANDBOX: Final = (b"content-security-policy", b"sandbox")
-#: what only the gateway may say; another gateway behind this one says it of its own sessions
+#: How the names of headers begin that only this gateway may send: a provider that is such a gateway, too, tells of its
+#: own sessions.
 OUR_NAMES: Final = (b"x-session-", b"x-context-", b"x-gateway-", b"x-token-usage", b"x-response-mode")
 _OUR_PREFIXES: Final = (*OUR_NAMES, b"access-control-")
 _UNSENDABLE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-#: what carries the credential
+#: the header that carries the credential
 AUTH_HEADER: Final[Mapping[AuthStyle, bytes]] = {
     "bearer": b"authorization",
     "x-api-key": b"x-api-key",
@@ -71,12 +76,13 @@ class Provider:
     """What is needed to address one provider.
 
     `key` empty: the caller's own credential is forwarded.
+    `key_prefixes`: how its keys begin; empty where that is not known.
     `dialects`: the formats that it takes; None: nobody says.
-    `limit_field`: what a chat call names its answer's limit there, where it named none itself, or by a name that may
-    not be known there.
+    `limit_field`: the field in which a chat call is given a limit of its answer, where it has no such field itself or
+    one that may not be known there.
     `allowed_tools`: a request may name some of its tools as those that may be called.
     `reports_cost`: its usage says what a call costs in USD, which is charged in place of list prices.
-    `guarded`: not one that another provider's keys look like, even where this one's have no known beginning.
+    `guarded`: no key that looks like another provider's is sent to it, even where `key_prefixes` is empty.
     """
 
     name: str
@@ -106,30 +112,30 @@ def _is_credential_parameter(parameter: str) -> bool:
 
 
 def holds_credential(provider: Provider) -> bool:
-    """Whether a call to it needs none of the caller's."""
+    """Whether a call to it needs no credential of the caller's."""
     return provider.auth == "none" or has_key(provider)
 
 
 def has_key(provider: Provider) -> bool:
-    """Whether it is called with a credential of the gateway's: what is wrong with that one no caller can mend."""
+    """Whether it is called with a credential of the gateway's: where that is refused, no caller can mend it."""
     return bool(provider.key) or any(name in CREDENTIALS for name, _ in provider.headers)
 
 
 def secrets_of(provider: Provider) -> tuple[bytes, ...]:
-    """What nobody may read in its answers."""
+    """The secrets that nobody may read in its answers."""
     fixed = [credential(value) for name, value in provider.headers if is_credential(name)]
     return tuple([one.encode() for one in (provider.key, *fixed) if len(one) >= _SHORTEST_SECRET])
 
 
 def masked(text: bytes, secrets: Iterable[bytes]) -> bytes:
-    """Without the secrets in it: some servers repeat the key that they refuse."""
+    """A text without the secrets in it: some servers repeat the key that they refuse."""
     for secret in secrets:
         text = text.replace(secret, b"***")
     return text
 
 
 def is_credential(name: bytes) -> bool:
-    """Whether a header of this name holds one, whosever it is."""
+    """Whether a header of this name holds a credential, of whatever provider."""
     return name in CREDENTIALS or name.endswith(_CREDENTIAL_ENDINGS)
 
 
@@ -227,7 +233,7 @@ def response_headers(headers: Sequence[tuple[bytes, bytes]], *, unpacked: bool) 
             continue
         if lower == b"content-type" and value.lower().startswith(_NO_PAGE):
             is_page = False
-        # Ours goes under that name; the provider's is what its support asks for.
+        # The gateway's own id has this name. The provider's gets another, as its support asks for it.
         returned.append((b"x-upstream-request-id" if lower == REQUEST_ID else lower, value))
     if is_page:
         returned.append(_SANDBOX)

@@ -87,7 +87,7 @@ class Moment:
 
 
 class Limits(NamedTuple):
-    """Of an account; None: none. `window_s`: they hold for so long and begin anew; None: for the account's life."""
+    """Limits of an account; None: no limit. `window_s`: seconds after which use is counted anew; None: it never is."""
 
     tokens: int | None = None
     nano_usd: int | None = None
@@ -104,7 +104,7 @@ class Limits(NamedTuple):
         return self.tokens is None and self.nano_usd is None and self.calls is None
 
     def lowered(self, to: Limits) -> Limits:
-        """These, and no more than those."""
+        """These limits, each lowered to that of `to` where that is less."""
         if to.is_none:
             return self
         return Limits(
@@ -124,11 +124,12 @@ NO_LIMITS: Final = Limits()
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a store keeps of one.
+    """What a store keeps of an account.
 
     Attributes:
-        used: of the window that began at `opened`, or of its whole life.
-        held: of all holds that are open.
+        used: what was spent in the window that began at `opened`, or in its whole life.
+        held: what all open holds have together.
+        opened: when its window began; None where it has none, or none yet.
         decided: limits that an operator set for this account alone, None for "lifted"; they stand in place of the
             configured ones.
         epoch: how often what is used began anew: by a reset, a new window, or because its session was deleted.
@@ -154,7 +155,7 @@ class Claim:
 
     @property
     def undeclared(self) -> Claim:
-        """The same of any other call."""
+        """The same claim without what this call declares."""
         return self if self.declared.is_none else replace(self, declared=NO_LIMITS)
 
     def limits(self, account: Account) -> Limits:
@@ -168,7 +169,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How an account stands. `resets_s`: until its window ends; None where it has none."""
+    """How an account stands, with the limits in force. `resets_s`: seconds until its window ends; None without one."""
 
     key: AccountKey
     limits: Limits
@@ -188,7 +189,7 @@ class Standing:
 
     @property
     def used_fraction(self) -> float | None:
-        """Of the limit that is nearest, 0 to 1 and beyond; holds are not spent yet. None where nothing is limited."""
+        """The largest share of a limit that is used, 0 to 1 and beyond, without holds; None where none is set."""
         if self.limits.is_none:
             return None
         shares = [_share(self.used[at], self.limits.of(name)) for at, name in enumerate(DIMENSIONS)]
@@ -230,9 +231,9 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It was not, on no account. `needed`: the least that was asked of the account that has less left.
+    """The hold was taken on no account, as the one of `standing` has too little left in `dimension`.
 
-    `is_busy`: what it lacks is held by calls under way, and may come back.
+    `needed`: the least that was asked of it. `is_busy`: what it lacks is held by calls under way, and may come back.
     """
 
     standing: Standing
@@ -312,8 +313,8 @@ def epochs(accounts: Accounts, keys: Iterable[AccountKey]) -> Epochs:
 def correct(accounts: Accounts, keys: Iterable[AccountKey], wrong: Amount, right: Amount, charged: Epochs) -> Changes:
     """Put what was really spent in the place of what it was taken for when a hold had run out.
 
-    `charged`: in which epochs that was added. Where an account has begun anew since, it is gone with what was used
-    before, and nothing is taken from what others have used now.
+    `charged`: the epoch in which `wrong` was added to each account. Where an account has begun anew since, `wrong` is
+    gone already, and nothing is taken from what others have used now.
     """
     changes = Changes()
     for key in keys:

@@ -97,7 +97,8 @@ def _without(raw: bytes, mark: bytes, flat: re.Pattern[bytes]) -> bytes:
         cut = _cut(raw, at, found.end(), done, opens=opens) if found is not None else None
         if cut is not None:
             kept.append(raw[done : cut[0]])
-            # behind the bracket of an object, which is not looked at again: only the next mark is the first field then
+            # What was cut without a comma before it stood behind an object's bracket, which `_cut` cannot see again: a
+            # mark that follows at once is the object's first field now.
             opens = raw[cut[0] : cut[0] + 1] != b","
             done = cut[1]
         at = raw.find(mark, max(at + 1, done))

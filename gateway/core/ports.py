@@ -36,7 +36,7 @@ from gateway.core.tools import ToolUse
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.core.values import dataclass
 
-if TYPE_CHECKING:  # it is made of what stands here
+if TYPE_CHECKING:  # that module imports this one
     from gateway.core.spending import Allowance
 
 Headers = list[tuple[bytes, bytes]]
@@ -63,13 +63,14 @@ Outcome = Literal[
     "worker_lost",
 ]
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
-#: of a call whose worker was gone before it settled
+#: the outcome of a call whose worker was gone before it settled
 LOST: Final[Outcome] = "worker_lost"
 
 
-#: of callers on this machine where no client keys are needed
+#: the namespace of callers on this machine where no client keys are needed
 OPEN_NAMESPACE: Final = "default"
-#: how the namespaces of callers without a client key are named, else
+#: The namespace of other callers without a client key: this one where they bring no credential of a provider, else this
+#: prefix and a digest of that credential.
 ANONYMOUS: Final = "anonymous"
 CREDENTIAL_PREFIX: Final = "cred-"
 
@@ -88,13 +89,16 @@ class SessionKey:
 
     @property
     def account(self) -> AccountKey:
-        """What its budget is kept on."""
+        """The account that its budget is kept on."""
         return AccountKey("session", self.namespace, self.id)
 
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """A session as the store knows it. Times are seconds since the epoch, for display only."""
+    """A session as the store knows it. Times are seconds since the epoch, for display only.
+
+    `derived`: its id was made by the gateway, as its calls named none.
+    """
 
     key: SessionKey
     created_at: float
@@ -119,12 +123,12 @@ class ContextRecord:
         shadow: it was only decided; what was sent is what came.
         key: under which the difference to the reported usage is learned.
         estimate: `tokens` before anything learned was added.
-        frames: of what was sent, see `Estimate`; None in what was written before they were counted.
-        before: this session's last turn, where what was added is what that taught.
-        message_fates: of each message that came, in order; empty where nothing was changed.
+        frames: of what was sent, see `Estimate`; None in records from before these were counted.
+        before: this session's last turn, where `estimate` was corrected by what that taught; None else.
+        message_fates: what became of each message that came, in order; empty where nothing was changed.
         tool_weights: how many results of each tool make `tool_tokens`, and their tokens.
         margin: tokens that are kept free beside `tokens`, as these are an estimate.
-        kept: the part of `tokens` that stands on an earlier answer, which the provider keeps.
+        kept: the part of `tokens` that the request only names: an earlier answer, which its provider keeps.
     """
 
     tokens: int
@@ -153,7 +157,7 @@ class ContextRecord:
         """What the session remembers when the provider has reported so many input tokens."""
         residual = tokens - self.kept - self.estimate
         if self.kept:
-            # It may have dropped some of that. No reason to take what is sent for lighter than it is.
+            # The provider may have dropped some of what it keeps. What is sent is no lighter for that.
             residual = max(0, residual)
         if self.before is None:
             return LastTurn(self.key, residual, self.frames)
@@ -169,7 +173,34 @@ class ContextRecord:
 class CallRecord:
     """One call, all an observer or a person may need; no prompt or answer text, no credential.
 
-    `call_id` is ours and unique; `request_id` may be the client's and may repeat. Durations are seconds.
+    Attributes:
+        call_id: the gateway's own, unique.
+        request_id: the client's, which may repeat, or the gateway's where it sent none.
+        session: None for a call without one.
+        derived_session: the session's id was made by the gateway, as the call named none.
+        started_at: seconds since the epoch.
+        dialect: the name of the client's format.
+        operation: what kind of call it is, such as `chat`.
+        provider: the last one it was sent to, or was to be sent to.
+        model: the name it has at that provider.
+        response_model: the name that the answer gives; None where it gives none.
+        status: HTTP status of the answer, 499 where nobody waited for it.
+        error_code: of the gateway's own error; None where it had none.
+        finish_reason: as the answer says it; None where it says nothing.
+        tools: names of the tools that the answer calls.
+        charge: None where the provider bills nothing.
+        overhead_s: seconds until it was first sent, or until its end where it was not.
+        first_byte_s: seconds until the head of the answer came; None where none came.
+        duration_s: seconds until its end.
+        request_bytes: of the client's body.
+        response_bytes: of the body that was passed on to the client.
+        notes: remarks by name.
+        context: None where the call was not weighed.
+        accounts: those it is charged to.
+        spent: what of it counts against their budgets.
+        mode: how its tool results were shown; None where they were not looked at.
+        step: the step that it was made in; None where its agent has none.
+        kept: what its session remembers of what the provider keeps now, see `kept_as`.
     """
 
     call_id: str
@@ -196,20 +227,17 @@ class CallRecord:
     response_bytes: int
     notes: Mapping[str, str] = field(default_factory=dict)
     context: ContextRecord | None = None
-    #: that the call is charged to, and what of it counts against their budgets
     accounts: tuple[AccountKey, ...] = ()
     spent: Amount = NOTHING
-    #: how its tool results were shown, and the step that it was made in
     mode: str | None = None
     step: str | None = None
-    #: what its session remembers of what the provider keeps now, see `kept_as`
     kept: str = ""
 
     @property
     def last_turn(self) -> LastTurn | None:
         """By how much the estimate of this call was off; None where the provider did not report its input.
 
-        No request weighs nothing: who reports that does not count, and the session's next one would seem light.
+        Nor is 0 believed: no request weighs nothing, and the session's next one would be taken for light.
         """
         reported = self._reported
         return self.context.reported(reported) if self.context is not None and reported else None
@@ -232,7 +260,7 @@ class CallRecord:
 
     @property
     def surprise(self) -> int | None:
-        """By how much more was reported than expected where the session's last turn had been learned from."""
+        """Reported less expected input tokens, where the session's last turn taught what to expect; None else."""
         reported = self._reported
         if not reported or self.context is None or self.context.before is None:
             return None
@@ -244,10 +272,10 @@ class OpenHold:
     """A hold as a store keeps it.
 
     Attributes:
-        units: granted, see `Hold`.
+        units: how many were granted, see `Hold`.
         noted: tokens of the answer that had been delivered when its worker last said so.
         lost: the record to write should nobody settle the call: charged for its input, at the least.
-        unit_usd: what one token more of the answer costs; None where nobody knows.
+        unit_usd: what a token of the answer costs; None where nobody knows.
     """
 
     hold: Hold
@@ -272,8 +300,8 @@ class OpenHold:
 class StoredKey:
     """A client key that is kept in the store: by the digest of the key, which is shown once and kept nowhere.
 
-    `models`: shell patterns of those it may call, empty for all; `limits`: of all its sessions together; `rpm`:
-    requests a minute.
+    `models`: shell patterns of those it may call, empty for all; `limits`: of all its sessions together; `rpm`: how
+    many requests it may make in a minute, None for any number.
     """
 
     name: str
@@ -373,7 +401,7 @@ class Store(Protocol):
         ...
 
     async def extend(self, hold_id: str, units: int) -> Granted | None:
-        """Hold up to so many more units; how many it was, which may be none. None where there is no such hold.
+        """Hold up to so many more units: tells how many it was, which may be 0; None where there is no such hold.
 
         Raises:
             StoreUnavailable: nothing was added, or it is not known whether.
@@ -406,9 +434,9 @@ class Store(Protocol):
         ...
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
-        """Set limits of one account in place of the configured ones, None for no limit; None for all: as configured.
+        """Set limits of one account in place of the configured ones: None lifts a limit.
 
-        Dimensions that are not named stay as they are.
+        With None in place of `limits`, all are as configured again. Dimensions that are not named stay as they are.
 
         Raises:
             StoreUnavailable: nothing was written, or it is not known whether.
@@ -439,7 +467,7 @@ class Store(Protocol):
         ...
 
     async def result(self, namespace: str | None, handle: str) -> str | None:
-        """The text of a handle of one namespace (None: of all)."""
+        """The text under a handle in one namespace (None: in any); None where there is none."""
         ...
 
     async def keys(self) -> Sequence[StoredKey]:
@@ -537,14 +565,14 @@ class Store(Protocol):
 
 
 class AtWork(Protocol):
-    """Is told whether a provider may be at work on a call, so that leaving it would cost something."""
+    """Is told whether a provider may be at work on a call: then giving it up may cost something."""
 
     def __call__(self, *, is_so: bool) -> None:
-        """From now on."""
+        """`is_so`: whether one may be, from now on."""
 
 
 def told_nobody(*, is_so: bool) -> None:
-    """Where nobody wants to know."""
+    """The `AtWork` for those who need not be told."""
     del is_so
 
 
@@ -552,7 +580,7 @@ def told_nobody(*, is_so: bool) -> None:
 class Outgoing:
     """One request to a provider. `url` is absolute and already encoded.
 
-    `note` keeps a remark in the call's record; `at_work`: see there; `call_id`: of the call that it is for.
+    `note` keeps a remark, by its name, in the call's record; `at_work`: see `AtWork`; `call_id`: the call it is for.
     """
 
     method: str
@@ -588,7 +616,7 @@ class Upstream(Protocol):
     def send(self, request: Outgoing) -> AbstractAsyncContextManager[UpstreamReply]:
         """Send; the body of the `with` reads the answer, leaving it gives the connection back.
 
-        `request.at_work` is told before anything is sent: until then, nothing is lost where the client leaves.
+        `request.at_work` is called before anything is sent: until then, it costs nothing where the client leaves.
 
         Raises:
             UpstreamUnreachable, UpstreamTimeout, UpstreamProtocolError: before the head of an answer was there.
@@ -619,12 +647,12 @@ class StepChange:
 
 
 class Observer(Protocol):
-    """Is told of calls and steps, changes nothing, must not block. What one does not care for it inherits."""
+    """Is told of calls and steps, changes nothing, must not block. One that steps are nothing to inherits `stepped`."""
 
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
         """Called once per call, after it was settled. `totals`: the session's, None for a call without one.
 
-        `left`: of the budgets that the call was charged to; None where none is limited.
+        `left`: what is left of the budgets that the call was charged to; None where none is limited.
         """
         ...
 

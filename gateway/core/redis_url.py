@@ -27,10 +27,12 @@ _SENTINEL: Final = ("sentinel_username", "sentinel_password")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where and how.
+    """Where a Redis is, and how it is spoken to.
 
     Attributes:
-        shown: names it without passwords and options.
+        hosts: names or addresses, each with its port.
+        shown: the URL without passwords and options.
+        service: the name that sentinels know it by; empty for other kinds.
         options: those of the URL, each a name and its value.
     """
 
@@ -52,7 +54,7 @@ def parse(url: str) -> Address:
     """Read a URL: hosts with commas between them, the service's name for sentinels, the number of the database.
 
     Raises:
-        ValueError: it is none; the message says which part is wrong and does not repeat it.
+        ValueError: it is no such URL; the message says which part is wrong and does not repeat it.
     """
     scheme, _, rest = url.partition("://")
     where, _, query = rest.partition("?")

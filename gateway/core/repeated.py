@@ -7,10 +7,11 @@ from typing import Final
 
 from gateway.core.message import digest
 
-#: of so many the digest stays known, if they have so many bytes: of fewer it is taken as fast
+#: digests that stay known
 _KNOWN: Final = 128
+#: Bytes of what a digest stays known of: of fewer it is taken as fast, and more would take too much memory.
 _WORTH_KEEPING: Final = range(512, 64 * 1024)
-#: taken from the beginning, the middle and the end
+#: bytes of each sample: from the beginning, the middle and the end
 _SAMPLE: Final = 32
 
 

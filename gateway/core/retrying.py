@@ -20,9 +20,10 @@ from gateway.core.values import dataclass
 REPEATED: Final = frozenset({429, 502, 503, 521, 523, 529})
 #: statuses at which a call goes to the next provider or model, where there is one
 FAILED: Final = frozenset({408, 429, 500, 502, 503, 504, *range(520, 525), 529})
-#: says of a key that it is none, may not or is not paid for; where the gateway holds it, another one may do
+#: Statuses that say of a key that it is unknown, not allowed or not paid for. Where it is the gateway's own, a route
+#: with another key may answer.
 KEY_REFUSED: Final = frozenset({401, 402, 403})
-#: says of a request that it is too large, whatever the body says: another provider may take it
+#: the status that says of a request that it is too large, whatever its body says: another provider may take it
 TOO_LARGE: Final = 413
 #: Statuses under which a provider says what is wrong with a request, such as its length; llama.cpp and what is built on
 #: it says so with 500. 429 is none of them: a rate, a quota or a tariff, however it is worded.
@@ -123,7 +124,7 @@ class Breaker:
         return replace(self, is_tried=True) if self.since is not None else self
 
     def did(self, policy: BreakerPolicy, now: float, *, well: bool) -> Breaker:
-        """A call came back. What comes back late says nothing new of a provider that is left alone."""
+        """A call came back. Where the provider is left alone already, a failure of an earlier call changes nothing."""
         if well:
             return WELL
         failed = self.failed + 1
@@ -132,7 +133,7 @@ class Breaker:
         return replace(self, failed=failed)
 
     def left(self) -> Breaker:
-        """A call ended before it could tell."""
+        """A call ended before it could tell how the provider does."""
         return replace(self, is_tried=False)
 
 

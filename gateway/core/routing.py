@@ -16,7 +16,7 @@ from gateway.core.errors import UnknownModel
 from gateway.core.pricing import Price
 from gateway.core.values import dataclass
 
-#: in a shell pattern, and in no name
+#: characters of a shell pattern, which stand in no name
 _MARKS: Final = frozenset("*?[")
 #: providers and models that one call may be sent to, one after the other
 MOST_ROUTES: Final = 8
@@ -29,9 +29,10 @@ def is_pattern(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What is known of a model. Token limits; None where nobody says. `sources`: fact -> where it was read.
+    """What is known of a model; None where nobody says.
 
-    `reasoning`: it may think before it answers, which is billed and may not be shown.
+    `window`: tokens of input and answer together; `output`: of an answer. `reasoning`: it may think before it answers,
+    which is billed and may not be shown. `sources`: fact -> where it was read.
     """
 
     window: int | None = None
@@ -98,7 +99,7 @@ class Routes:
 
         Args:
             model: as the call names it.
-            seed: calls with the same one go the same way: a provider's prompt cache is its own, and so is each key's.
+            seed: calls with the same seed go the same way, as each provider and each key has a prompt cache of its own.
 
         Raises:
             UnknownModel: no rule matches and there is no default provider.

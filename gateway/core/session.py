@@ -1,6 +1,7 @@
 """What a session remembers besides its totals: what was decided about its conversations, and its last reported turn.
 
-Of their text only the summaries that are sent in the place of old messages, as long as a decision refers to them.
+Of the conversations' text it remembers only summaries that are sent in the place of old messages, as long as a decision
+refers to them.
 
 Changed by pure functions only; a store applies them to what it holds, and again if somebody else was faster.
 """
@@ -23,8 +24,9 @@ MAX_EPOCHS: Final = 32
 MAX_SUMMARIES: Final = 64 * 1024
 #: agents of which a session remembers where they are in their steps
 MAX_AGENTS: Final = 8
-#: Answers and conversations of which a session remembers how much stands on them: digits of what each is known by,
-#: digits of its tokens, and characters of all of them. Any store can put a new one before the others and cut the end.
+#: Providers keep answers and conversations that a later request may go on from without repeating them. A session
+#: remembers for the newest 16 how many input tokens such a request has beside its own, in one text: for each a hash of
+#: its id and the tokens, in hexadecimal digits, so that any store can put a new one before the others and cut the end.
 _NAME_DIGITS: Final = 16
 _TOKEN_DIGITS: Final = 8
 _WIDTH: Final = _NAME_DIGITS + _TOKEN_DIGITS
@@ -112,7 +114,7 @@ Change = Callable[[SessionState], SessionState]
 class Remembered:
     """What a call needs to know of its session before it is planned.
 
-    `kept`: what stands on the answers that its providers keep, as `kept_as` wrote it, the newest first.
+    `kept`: how many tokens the answers stand for that its providers keep, as `kept_as` wrote it, the newest first.
     """
 
     state: SessionState = SessionState()
@@ -120,18 +122,18 @@ class Remembered:
     kept: str = ""
 
     def kept_by(self, provider: str, ids: Sequence[str]) -> int:
-        """Tokens that a request stands on which goes on from these at this provider; 0 where that is not known."""
+        """Input tokens that these ids stand for in a request to this provider; 0 where that is not known."""
         return max((_found(self.kept, _name(provider, one)) for one in ids), default=0)
 
 
 def kept_as(provider: str, ids: Sequence[str], tokens: int) -> str:
-    """What a session is to remember of what its provider keeps under these ids, beside what it remembers already."""
+    """What a session is to remember: that these ids of its provider stand for so many input tokens."""
     number = min(max(tokens, 0), 16**_TOKEN_DIGITS - 1)
     return "".join(f"{_name(provider, one)}{number:0{_TOKEN_DIGITS}x}" for one in ids)
 
 
 def _name(provider: str, named: str) -> str:
-    """An id of one provider means nothing at another, and may be of any length."""
+    """The hash an id is remembered by: ids may be of any length, and two providers may have the same one."""
     text = f"{provider}\n{named}".encode("utf-8", "surrogatepass")
     return blake2b(text, digest_size=_NAME_DIGITS // 2).hexdigest()
 

@@ -16,7 +16,7 @@ def signing_key(secret: str) -> bytes:
     """The key that a secret holds.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it holds none.
     """
     key = base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
     if not secret.startswith(_PREFIX) or len(key) not in _LENGTHS:

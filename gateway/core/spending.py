@@ -40,19 +40,20 @@ from gateway.core.pricing import Price
 from gateway.core.usage import Charge, Usage
 from gateway.core.values import dataclass
 
-#: of an answer whose length nobody limits, where the model's own limit is not known either
+#: tokens taken for the limit of an answer that nobody limits, where the model's own limit is not known either
 DEFAULT_OUTPUT: Final = 16_384
-#: Such an answer may take this share of what is left, so that one call does not keep all others waiting, ...
+#: For an answer that the call does not limit, one part in so many of what is left is held, so that one call does not
+#: keep all others waiting, ...
 _OUTPUT_SHARE: Final = 4
-#: ... but not less than this
+#: ... but no fewer tokens than these
 _OUTPUT_LEAST: Final = 4_096
-#: held for a stream at first, and by which its hold is extended while it runs
+#: tokens of its answer that are held for a stream at first, and by which its hold is extended while it runs
 STREAM_STEP: Final = 2_048
-#: an answer shorter than this is of no use to anyone
+#: an answer of fewer tokens is of no use to anyone
 USEFUL: Final = 16
-#: nor one of which less than this part is left because of calls that are about to give something back
+#: nor one with less than one part in so many of what it could have if no other call held anything
 _STUMP: Final = 4
-#: of what is left, the share that is kept for the answer when a request is made to fit
+#: when a request is made to fit, at most one part in so many of what is left is kept for its answer
 _ANSWER_SHARE: Final = 4
 _MINUTE_S: Final = 60.0
 
@@ -63,12 +64,12 @@ class BudgetPolicy:
 
     Attributes:
         session: limits of every session.
-        cached_weight: what a token counts that the provider had cached.
-        warn_at: share used from which on answers carry a warning.
+        cached_weight: what an input token counts that the provider had cached; one that it had not counts 1.
+        warn_at: share of a budget, used up, from which on answers carry a warning.
         modes: whether tool results shrink as the budget does.
         clamp: whether an answer's limit is lowered to what is left, instead of refusing the call.
         deferred: whether calls are forwarded whose cost arises after their answer, and is not seen.
-        exhausted_status: HTTP status of a refusal.
+        exhausted_status: HTTP status of a refusal because too little is left.
     """
 
     session: Limits = NO_LIMITS
@@ -115,7 +116,7 @@ def claims_of(policy: BudgetPolicy, charged: Charged) -> tuple[Claim, ...]:
 
 
 def accounts_of(claims: Sequence[Claim]) -> tuple[AccountKey, ...]:
-    """Those that what was spent is added to."""
+    """The accounts that what a call spends is added to."""
     return tuple(claim.key for claim in claims if claim.key.kind != "rate")
 
 
@@ -124,21 +125,24 @@ def spent_by(charge: Charge | None, cached_weight: float) -> Amount:
     if charge is None:
         return NOTHING
     usage = charge.usage
-    # Some report more of it than there was input; what came out is never cached.
+    # Some providers report more cached tokens than there was input; tokens of the answer are never cached.
     cached = min(usage.cache_read_tokens, usage.input_tokens)
     tokens = usage.total_tokens - cached + ceil(cached * cached_weight)
     return Amount(min(MOST, tokens), nano(charge.cost_usd or 0), 1)
 
 
 class Rate(NamedTuple):
-    """USD for a token of input and of output, the dearest kind of each: what is not known yet is not cheap."""
+    """USD for a token of input and of output, each of the dearest kind: which kind it will be is not known yet."""
 
     input: Decimal
     output: Decimal
 
 
 def rate_of(price: Price | None, input_tokens: int, tier: str | None, *, caches_1h: bool = False) -> Rate | None:
-    """What a call will cost a token at the most; None where nobody knows. `caches_1h`: it may ask for such a cache."""
+    """The most that a token of a call may cost; None where nobody knows.
+
+    `caches_1h`: the call may ask the provider to cache something for an hour, which costs more.
+    """
     if price is None:
         return None
     rates = price.rates_for(Usage.of(input_tokens, 0), tier)
@@ -151,7 +155,7 @@ def rate_of(price: Price | None, input_tokens: int, tier: str | None, *, caches_
 
 
 def dearest(rates: Iterable[Rate | None]) -> Rate | None:
-    """What a call will cost a token at the most, wherever it goes; None where nobody knows a price."""
+    """The most that a token of a call may cost, whichever of these rates it goes by; None where none is known."""
     known = [rate for rate in rates if rate is not None]
     return Rate(max(rate.input for rate in known), max(rate.output for rate in known)) if known else None
 
@@ -165,16 +169,16 @@ class Need:
     """What a call may take.
 
     Attributes:
-        input_tokens: at the most, as far as one can be sure.
-        output: the limit of one answer that the call itself sets.
-        model_output: the limit that the model has.
-        room: what its window leaves beside the input; None: nobody knows its window, or it leaves nothing.
-        least_output: a shorter limit cannot be set; 0: any can.
-        answers: how many it asks for.
+        input_tokens: the most that its input may have, as far as one can be sure.
+        output: tokens to which the call itself limits each answer; None where it does not.
+        model_output: tokens that an answer of the model can have; None where nobody knows.
+        room: tokens that its window leaves beside the input; None: nobody knows its window, or it leaves nothing.
+        least_output: the least limit of an answer, in tokens, that can be set; 0: any can.
+        answers: how many answers it asks for.
         has_output: whether the answer is paid by its tokens at all.
-        rate: USD of a token.
-        is_priced: its price is known, or it has none.
-        model: whose price that is.
+        rate: what a token costs at the most; None where nobody knows.
+        is_priced: its price is known, or it is no call that is billed by its tokens.
+        model: the model that the price is for.
         can_grow: its hold can be extended while the answer comes.
     """
 
@@ -218,7 +222,10 @@ def hold_for(
 
 
 def _shortest(most: int, fixed: Amount, unit: Amount, standings: Sequence[Standing]) -> int:
-    """Units that are worth a call. What others hold may come back: waiting for it is better than a stump."""
+    """The fewest units that are worth a call.
+
+    What others hold may come back, so that it is better to wait for it than to take a small part of an answer now.
+    """
     if not any(any(stands.held) for stands in standings):
         return min(most, USEFUL)
     alone = _units_left([replace(stands, held=NOTHING) for stands in standings], fixed, unit, most)
@@ -233,11 +240,12 @@ def _longest(need: Need, fixed: Amount, unit: Amount, standings: Sequence[Standi
     most = min(limits, default=DEFAULT_OUTPUT)
     left = _units_left(standings, fixed, unit, most * _OUTPUT_SHARE)
     units = min(most, max(_OUTPUT_LEAST, left // _OUTPUT_SHARE))
-    # The whole answer that the model may give needs no limit: how its window is shared is then the provider's to say.
+    # Where the longest answer of the model is held, no limit is set: it is the provider's to fit it into the window.
     return units if units == need.model_output else _roomy(units, need)
 
 
 def _roomy(units: int, need: Need) -> int:
+    """Units, but no more than the model's window has room for."""
     return units if need.room is None else min(units, need.room)
 
 
@@ -276,9 +284,9 @@ def is_limited(standings: Sequence[Standing], dimension: Dimension | None = None
 
 
 def affordable_input(standings: Sequence[Standing], output: int | None, rate: Rate | None) -> int | None:
-    """Input tokens that the budgets still allow beside an answer: what the call asks for it, up to a quarter.
+    """Input tokens that the budgets still allow; None where no budget limits them.
 
-    None where no budget says anything of it.
+    Room is kept for the answer: for as much as the call asks for, but at most a quarter of what is left.
     """
     found = []
     for stands in standings:
@@ -292,7 +300,7 @@ def affordable_input(standings: Sequence[Standing], output: int | None, rate: Ra
 
 
 def remaining_fraction(standings: Sequence[Standing]) -> float:
-    """Of the narrowest budget; calls under way are not spent yet. 1 where there is none."""
+    """The share, 0 to 1, that is left of the narrowest budget, holds not taken off. 1 where there is no budget."""
     stands = narrowest(standings)
     return 1.0 if stands is None else max(0.0, 1.0 - (stands.used_fraction or 0.0))
 
@@ -402,7 +410,8 @@ def _time(seconds: float) -> str:
 class Allowance:
     """What a caller is told of the budgets in force: the one of each kind that has least left; None where none is.
 
-    `warning`: the largest share used, where it is large enough to warn of.
+    USD are text with six decimals. `warning`: the largest share used, 0 to 1 and beyond, where it is large enough to
+    warn of; None else.
     """
 
     limit_tokens: int | None = None

@@ -8,7 +8,7 @@ from typing import Final
 
 from gateway.core.values import dataclass
 
-#: names that are kept in their order
+#: calls whose tools' names are kept in order, the newest
 MAX_RECENT: Final = 64
 #: tools that are counted by name
 MAX_NAMES: Final = 256
