@@ -22,7 +22,7 @@ EARLIER: Final = "[earlier in this conversation]"
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """A result whose content, or these parts of it, are in an earlier one that is sent whole, message `of`."""
+    """A result whose content, or the parts at these places, are in an earlier one that is sent whole: message `of`."""
 
     of: int
     parts: tuple[int, ...] = ()
@@ -37,7 +37,7 @@ class Summary:
     text: str = field(repr=False)
 
 
-#: keep as it came, drop, keep these blocks, point at the same result, or let a summary stand for it
+#: keep as it came, drop, keep these blocks, point at the same in an earlier result, or let a summary stand for it
 Decision = Literal["keep", "drop", "summed"] | tuple[int, ...] | Same | Summary
 
 # spelled out for mypy, which takes a bare Final in a tuple for a str
@@ -45,7 +45,7 @@ KEEP: Final[Literal["keep"]] = "keep"  # noqa: PYI064
 DROP: Final[Literal["drop"]] = "drop"  # noqa: PYI064
 SUMMED: Final[Literal["summed"]] = "summed"  # noqa: PYI064
 
-#: old lines: (message, blocks of it), in order
+#: old lines to repeat: for each message that they are from, its index and the numbers of its blocks, in order
 Lines = tuple[tuple[int, tuple[int, ...]], ...]
 
 #: a message, a decision for it, and old lines that are repeated at its end
@@ -53,38 +53,43 @@ _Want = tuple[int, Decision, Lines]
 
 
 class Uses(NamedTuple):
-    """Terms: the last message that has each, how many of the assistant's do, and those that are more than words."""
+    """Where the terms of a conversation are."""
 
+    #: term -> the last message that has it
     last: dict[str, int]
+    #: term -> how many of the assistant's messages have it
     said: Counter[str]
+    #: terms that are more than words
     named: set[str]
 
 
-#: (message, block)
+#: a block: the index of its message, and its number there
 Pick = tuple[int, int]
 
 
 class Step(NamedTuple):
-    """Blocks of a unit that were chosen together, and whether that was the first of them."""
+    """Blocks that were chosen together, of the unit that starts at `start`; `opened`: the unit was opened with them."""
 
     start: int
     added: Sequence[Pick]
     opened: bool
 
 
+#: nothing is sent in the place of a message
 _GONE: Final = Made(None, 0, b"")
-#: in the place of the tokens of a message that is sent as it came: `Draft.came` has them
+#: stands for the tokens of a message that is sent as it came: `Draft.came` has them
 _AS_IT_CAME: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Memo:
-    """What was read and made for a conversation, by all drafts of it."""
+    """What was read and made for a conversation, shared by all drafts of it."""
 
+    #: by message
     known: dict[int, Known] = field(default_factory=dict)
-    #: of all messages but the system's, once it was asked for
+    #: of all messages but system texts: one value once it was asked for, none before
     uses: list[Uses] = field(default_factory=list)
-    #: by what they were worked out with
+    #: term -> how likely it is needed, by the factors (`Worth`) this was worked out with
     weights: dict[Hashable, Mapping[str, float]] = field(default_factory=dict)
     made: dict[_Want, Made] = field(default_factory=dict)
 
@@ -98,7 +103,7 @@ class Draft:
     #: tokens of each message as it came
     came: Sequence[int]
     decisions: tuple[Decision, ...]
-    #: messages before this one are not to be changed
+    #: index of the first message that may be changed
     first: int = 0
     #: message -> old lines that are repeated at its end
     recalls: Mapping[int, Lines] = field(default_factory=dict)
@@ -108,9 +113,10 @@ class Draft:
     steps: Sequence[Step] = ()
     watch: Watch = field(default_factory=Watch)
     memo: _Memo = field(default_factory=_Memo, repr=False)
-    #: what `weights` said
+    #: what `weights` gave: one value once it was asked for, none before
     _weighed: list[Sequence[int]] = field(default_factory=list, init=False, repr=False, compare=False)
-    #: what `weights` said of a draft that this one was made of, and the messages that may weigh something else here
+    #: what `weights` gave for a draft that this one was made of, and the messages that may weigh something else here;
+    #: none where that was not asked for
     _before: list[tuple[Sequence[int], AbstractSet[int]]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
@@ -129,7 +135,7 @@ class Draft:
         return cls(conversation, reader, came, (KEEP,) * len(came), watch=watch or Watch())
 
     def having(self, changes: Mapping[int, Decision], steps: Sequence[Step] | None = None) -> Draft:
-        """Some messages decided otherwise, by `steps` where these are other."""
+        """The draft with other decisions for some messages; `steps`: how blocks were chosen, None for as before."""
         decisions = list(self.decisions)
         for index, decision in changes.items():
             decisions[index] = decision
@@ -137,13 +143,16 @@ class Draft:
         return self._followed(replace(self, decisions=tuple(decisions), steps=steps), changes.keys())
 
     def _followed(self, draft: Draft, changed: AbstractSet[int]) -> Draft:
-        """A draft made of this one, in which other messages than these weigh what they do here."""
+        """Tell `draft`, made of this one, that all messages but `changed` weigh in it what they weigh here."""
         for weights, stale in ((self._weighed[0], frozenset[int]()),) if self._weighed else self._before:
             draft._before.append((weights, stale | changed))
         return draft
 
     def reopened(self, first: int, steps: Sequence[Step] = ()) -> Draft:
-        """From `first` on everything may be decided anew, and nothing is repeated; `steps` of a choice among more."""
+        """The draft with all messages from `first` on open to new decisions, and no lines repeated there.
+
+        `steps`: of an earlier choice among these units and others, to be taken over by the next.
+        """
         recalls = {i: lines for i, lines in self.recalls.items() if i < first}
         reopened = replace(self, first=first, recalls=recalls, steps=steps)
         return self._followed(reopened, self.recalls.keys() - recalls.keys())
@@ -155,7 +164,7 @@ class Draft:
         rules: Mapping[int, str],
         made: Mapping[int, Made],
     ) -> Draft:
-        """The first messages as they were decided before, when some of them were made."""
+        """The draft with its first messages as decided before; `made`: what some of these became then."""
         rest = len(self.decisions) - len(decisions)
         draft = replace(self, decisions=(*decisions, *(KEEP,) * rest), recalls=recalls, rules=rules)
         for index, one in made.items():
@@ -176,7 +185,7 @@ class Draft:
         ]
 
     def pointing(self) -> dict[int, dict[int, Same]]:
-        """Of each result that others point at: those, and how they do."""
+        """By index of a result that others point at: these others, and how they point."""
         found: dict[int, dict[int, Same]] = {}
         for index, decision in enumerate(self.decisions):
             if isinstance(decision, Same):
@@ -210,15 +219,15 @@ class Draft:
         return self._made((index,))[0]
 
     def made_of(self, indices: Sequence[int]) -> dict[int, Made]:
-        """The same of some messages."""
+        """What is sent in the place of some messages, by index."""
         return dict(zip(indices, self._made(indices), strict=True))
 
     def weight(self, index: int) -> int:
-        """Its tokens."""
+        """Tokens of what is sent in the place of a message."""
         return self._weighed[0][index] if self._weighed else self.weigh(index, self.made(index))
 
     def weight_as(self, index: int, decision: Decision) -> int:
-        """Its tokens if it were decided otherwise."""
+        """The same if this were decided of it."""
         return self._weight_as(decision, index, self._made_as([(index, decision, self.recalls.get(index, ()))])[0])
 
     def weights(self) -> Sequence[int]:
@@ -232,7 +241,7 @@ class Draft:
         return self._weighed[0]
 
     def weigh(self, index: int, made: Made) -> int:
-        """The tokens of what is sent in the place of a message."""
+        """Tokens of a message when `made` is sent in its place."""
         return self._weight_as(self.decisions[index], index, made)
 
     def _weight_as(self, decision: Decision, index: int, made: Made) -> int:
@@ -261,7 +270,7 @@ class Draft:
         return sum(one.raw is not None for one in made) - 1, made[-1].raw or b""
 
     def sent(self) -> Conversation:
-        """What is sent."""
+        """The conversation as it is sent."""
         made = [(index, one) for index, one in enumerate(self._made(range(len(self.decisions)))) if one.raw is not None]
         return Conversation(
             tuple([one.raw for _, one in made if one.raw is not None]),

@@ -17,17 +17,21 @@ from gateway.core.fitting.draft import Pick
 from gateway.core.fitting.reader import Known
 from gateway.core.fitting.worth import Scores
 
-#: tokens a block costs beside its text: a gap mark, as often as not
+#: tokens that a block costs beside its text: about every second one has a gap mark before it
 GAP_TOKENS: Final = 1.5
 #: A worth below this is a rounding error of 0: the block says nothing that is not kept already.
 _NOTHING: Final = 1e-9
 
-#: what can be taken: its ratio less than 0, its place (less than 0: the opening of a unit), the least that it may cost
+#: Something that can be taken, for a heap with the best first. Its worth per token, times -1; the place of its block,
+#: or for the opening of a unit the unit's number, counted from the end as in `list[-1]`; its least cost in tokens.
 Entry = tuple[float, int, float]
 
 
 class Offer(NamedTuple):
-    """Places of blocks (and the frame, for a unit that is not open yet) at a price."""
+    """Blocks that can be taken together, with the frame of their unit where that is not open yet.
+
+    `ratio`: worth per token, 0 for nothing; `cost`: estimated tokens; `places`: of the blocks.
+    """
 
     ratio: float
     cost: float
@@ -40,13 +44,13 @@ class Stock:
     def __init__(self, candidates: Mapping[int, Known], scores: Scores) -> None:
         self.scores = scores
         known = candidates.values()
-        #: which message each is of, and which block of that
+        #: by place: the message that the block is of, and its number among the blocks of that
         self.indices = list(chain.from_iterable([repeat(i, len(one.terms)) for i, one in candidates.items()]))
         self.numbers = list(chain.from_iterable([range(len(one.terms)) for one in known]))
-        #: estimated tokens of each alone, and with the table's head that it needs
+        #: by place: estimated tokens of the block alone, and with the block that it needs, such as a table's head
         self.alone = [cost + GAP_TOKENS for one in known for cost in one.tokens]
         self.whole = [cost + GAP_TOKENS for one in known for cost in one.costs]
-        #: what each costs now: the first of its rows is paid with the head
+        #: by place: what the block costs now: as much as it does alone once the block that it needs is taken
         self.costs = [*self.whole]
         self._rows = _rows(candidates, scores)
 
@@ -56,7 +60,7 @@ class Stock:
         return Offer(worth * self.scores.factors[place] / cost if worth > _NOTHING else 0.0, cost, (place,))
 
     def take(self, places: Sequence[int]) -> list[Pick]:
-        """What these say is kept from now on; the messages, and the blocks of them."""
+        """Take the blocks at these places: what they say is worth nothing more. Gives each as message and number."""
         for place in places:
             self.scores.keep(self.scores.terms[place])
             for row in self._rows.get(place, ()):
@@ -65,7 +69,7 @@ class Stock:
 
 
 def _rows(candidates: Mapping[int, Known], scores: Scores) -> Mapping[int, Sequence[int]]:
-    """The places of the blocks that need another, by the place of that."""
+    """By the place of a block that others need: the places of these."""
     rows = defaultdict[int, list[int]](list)
     for index, known in candidates.items():
         start = scores.starts[index]
@@ -80,20 +84,26 @@ class Opening:
     """A unit under choice."""
 
     unit: Unit
+    #: tokens of its messages without any block
     frame: int
+    #: by message
     known: dict[int, Known]
+    #: by message: the numbers of the blocks that are taken
     picked: dict[int, set[int]] = field(default_factory=dict)
+    #: it is sent, at least its frame
     is_open: bool = False
+    #: what `bundle` gave last
     _offer: Offer | None = None
-    #: the places it was made of, and what they were worth then
+    #: the places that this offer was made of, and what they were worth then
     _made_of: Sequence[int] = ()
     _as_of: Sequence[float] = ()
-    #: the places of what cannot be cut
+    #: the places of what cannot be cut of its messages
     _frames: Sequence[int] = ()
+    #: see `_ranked`; None until it is asked for
     _ranks: list[tuple[float, int]] | None = None
 
     def entries(self, stock: Stock, taken: Collection[int]) -> Iterator[Entry]:
-        """Its other blocks, once it is open, as if their heads were there."""
+        """Its blocks that are not taken, once it is open; each at the price that it has alone."""
         alone, sums, factors = stock.alone, stock.scores.sums, stock.scores.factors
         for _, place in self._ranked(stock):
             if sums[place] > _NOTHING and place not in taken:
@@ -102,7 +112,7 @@ class Opening:
     def bundle(self, stock: Stock) -> Offer:
         """Opening the unit with as many of its best blocks as raise the worth per token of the whole.
 
-        No block is worth more than it was, so that as long as these are worth the same no others come before them.
+        The worth of a block never rises, so that the offer stands as long as the blocks in it are worth what they were.
         """
         sums_of = stock.scores.sums.__getitem__
         if self._offer is None or list(map(sums_of, self._made_of)) != self._as_of:
@@ -112,7 +122,7 @@ class Opening:
         return self._offer
 
     def _ranked(self, stock: Stock) -> list[tuple[float, int]]:
-        """A heap of its blocks that add something, by what they added for their price when they were looked at last."""
+        """A heap of its blocks that add something, each as (worth per token times -1 when last looked at, place)."""
         if self._ranks is None:
             scores, prices = stock.scores, stock.whole
             self._frames = [scores.frames[index] for index in self.known]
@@ -142,16 +152,16 @@ class Opening:
                 said.update(terms[taken[-1][1]])
                 if not said.isdisjoint(terms[place]):
                     more = gain + _beside(scores, place, said)
-            if more <= ratio * price:  # nor would it with those after it, which add less
+            if more <= ratio * price:  # it would not raise the ratio, and those after it add less
                 break
             gain, cost, ratio = more, price, more / price
             taken.append(heappop(ranks))
-        for one in taken:
+        for one in taken:  # offered, but not taken yet
             heappush(ranks, one)
         return Offer(ratio if gain > _NOTHING else 0.0, cost, [place for _, place in taken])
 
     def opens(self, scores: Scores) -> None:
-        """What stands in its frame is kept."""
+        """Open it: what stands in its frame is kept."""
         self.is_open = True
         scores.keep(chain.from_iterable(known.fixed for known in self.known.values()))
 
@@ -161,7 +171,7 @@ def _best(
 ) -> tuple[int, float]:
     """The block that adds most for its price, and what it adds alone.
 
-    No block adds more than it did before, so that only those are looked at again that were the best.
+    What a block adds never rises, so that only those are worked out anew that come first by what they added before.
     """
     while True:
         before, place = ranks[0]
@@ -173,5 +183,5 @@ def _best(
 
 
 def _beside(scores: Scores, place: int, said: set[str]) -> float:
-    """What a block adds where some terms are said already."""
+    """What a block adds beside others that hold the terms `said`."""
     return sum([scores.left[term] for term in scores.terms[place] if term not in said]) * scores.factors[place]

@@ -2,7 +2,7 @@
 
 What was sent before stays as it was, so the provider's cache holds; the lines cost their own tokens only. They stand
 under a neutral heading, each with the role of the message it is from. Text of tools in a user's message is a road for
-injected instructions, so that by default only what user and assistant said is recalled, and recall itself is off.
+injected instructions. So recall is off by default, and `said` repeats only what user and assistant said.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ _SPEAKERS: Final = {"said": frozenset({"user", "assistant"}), "all": frozenset({
 #: tokens of the heading, and of a role before its first line
 _HEADING: Final = 12
 _ROLE: Final = 3
-#: nothing smaller is worth a heading
+#: tokens of the least room for which a heading is worth it
 _LEAST: Final = 24
 #: characters a token of calls has, about: names and JSON are denser than text
 _CALL_DENSITY: Final = 3
-#: Lines are chosen by estimated tokens: so often, with a fifth less each time, until they fit.
+#: Lines are chosen by estimated tokens and then weighed. Where they are too many, it is tried again with a fifth less
+#: room, so many times in all.
 _TRIES: Final = 3
-#: what an entry of the tables below takes, and a number in them
+#: bytes that an entry of the tables below takes, and a number in them
 _ENTRY_BYTES: Final = 300
 _NUMBER_BYTES: Final = 16
 
@@ -75,20 +76,22 @@ def recall(draft: Draft, room: float, who: Recall, worth: Worth) -> Draft:
 class _Line(NamedTuple):
     """Something that was said and is not sent any more."""
 
+    #: the message it is from, and the number of its block there
     source: int
     number: int
-    #: its place among all blocks
+    #: its place among all blocks of the past
     place: int
     #: those of its terms that are not sent
     terms: tuple[str, ...]
-    #: tokens, alone and with the head it needs, and which that is
+    #: estimated tokens, alone and with the block that it needs, such as a table's head
     cost: float
     whole: float
+    #: the number of the block that it needs; -1 where it needs none
     needs: int
 
 
 class _Seen(NamedTuple):
-    """A term: the last message that has it, how many of the assistant's do, whether it is more than a word."""
+    """A term: the last message that has it, how many of the assistant's have it, whether it is more than a word."""
 
     last: int
     said: int
@@ -97,22 +100,25 @@ class _Seen(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """What of the first `size` messages can be recalled, and what can be found in it."""
+    """What can be recalled of the first `size` messages, and where its terms stand."""
 
     size: int
     lines: tuple[_Line, ...]
     #: the terms of these lines
     seen: Mapping[str, _Seen]
-    #: term -> the places of all blocks that have it, and how many terms each place has; none between two messages
+    #: term -> the places of all blocks that have it
     holders: Mapping[str, Sequence[int]]
+    #: by place: how many terms its block has; behind each message stands an empty place, so that no block has a
+    #: neighbour in another message
     lengths: Sequence[int]
+    #: number of all blocks
     blocks: int
     #: message -> the blocks of it that are still sent
     present: Mapping[int, frozenset[int]]
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes."""
+        """Bytes that it takes, about."""
         places = sum(map(len, self.holders.values())) + len(self.lengths)
         numbers = sum(map(len, self.present.values())) + sum(len(line.terms) for line in self.lines)
         entries = len(self.lines) + len(self.seen) + len(self.holders) + len(self.present)
@@ -120,9 +126,9 @@ class _Past:
 
 
 def _past(draft: Draft, speakers: frozenset[str]) -> tuple[_Past, Hashable]:
-    """The past, and the key it is kept under.
+    """The past, which ends with the last message that is not sent as it came, and the key it is kept under.
 
-    What was sent as it came since the last cut changes nothing about it, so that it is worked out once for a cut.
+    Messages after that change nothing about it, so that it is worked out once for each cut.
     """
     decisions = draft.decisions
     size = next((index + 1 for index in reversed(range(len(decisions))) if decisions[index] != KEEP), 0)
@@ -171,7 +177,7 @@ def _changed(draft: Draft, size: int, speakers: frozenset[str]) -> list[int]:
 
 
 def _lines(index: int, known: Known, present: frozenset[int], start: int, sent: set[str]) -> Iterator[_Line]:
-    """Blocks of what was said or found that are not sent and say something else; arguments are not lines.
+    """The blocks of a message that are not sent and hold terms that are not sent either; none of calls' arguments.
 
     The calls of a message are one more line: what an agent did it often does again.
     """
@@ -188,7 +194,7 @@ def _lines(index: int, known: Known, present: frozenset[int], start: int, sent: 
 
 
 def _seen(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, _Seen]:
-    """The terms, as far as the first `size` messages go: they are kept for turns that have more."""
+    """What is known of terms by the first `size` messages alone, as it is kept for turns that have more messages."""
     if not draft.memo.uses:
         return _seen_before(draft, size, terms)
     last, said, named = draft.memo.uses[0]
@@ -218,22 +224,23 @@ def _seen_before(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class _Unsaid:
-    """The terms of a past that no message behind it has, up to a place; it grows with the conversation."""
+    """The terms of a past that none of the messages looked at behind it has; goes on with the conversation."""
 
-    #: of the messages behind the past
+    #: keys of those messages
     keys: tuple[bytes, ...]
     #: lines repeated at the end of some of them
     recalls: Mapping[int, Lines]
+    #: these terms
     seen: Mapping[str, _Seen]
 
     @property
     def size_bytes(self) -> int:
-        """About what it takes."""
+        """Bytes that it takes, about."""
         return _ENTRY_BYTES * (1 + len(self.keys) + len(self.recalls) + len(self.seen))
 
 
 def _unsaid(draft: Draft, past: _Past, key: Hashable) -> Mapping[str, _Seen]:
-    """What no message behind the past says again but for the last, which may yet get lines."""
+    """The terms of the past in no message behind it, but for the last message, which may yet be given lines."""
     keys = draft.conversation.keys[past.size : len(draft.decisions) - 1]
 
     def renew(known: _Unsaid | None) -> _Unsaid:
@@ -255,7 +262,7 @@ def _lines_between(draft: Draft, start: int, stop: int) -> dict[int, Lines]:
 
 
 def _without_said(draft: Draft, seen: Mapping[str, _Seen], indices: Iterable[int]) -> Mapping[str, _Seen]:
-    """The terms that are not among those of some messages and of the lines repeated there."""
+    """The terms in `seen` that are neither in these messages nor in the lines repeated there."""
     if not seen:
         return seen
     draft.read({*indices, *(source for index in indices for source, _ in draft.recalls.get(index, ()))})
@@ -267,7 +274,7 @@ def _without_said(draft: Draft, seen: Mapping[str, _Seen], indices: Iterable[int
 
 
 def _left(draft: Draft, past: _Past, unsaid: Mapping[str, _Seen], worth: Worth) -> dict[str, float]:
-    """What the terms of the lines are worth that are not sent in what came since, either."""
+    """By term of the lines that no later message has either: its worth."""
     end = len(draft.decisions)
     is_question = draft.conversation.sketches[-1].role == "user" and end - 1 not in draft.recalls
     wanted = unsaid if is_question else _without_said(draft, unsaid, range(max(past.size, end - 1), end))
@@ -282,7 +289,7 @@ def _left(draft: Draft, past: _Past, unsaid: Mapping[str, _Seen], worth: Worth) 
 
 
 def _factors(draft: Draft, past: _Past, lines: Sequence[_Line], worth: Worth) -> list[float]:
-    """What the worth of each line gains where it, or one beside it, answers the last words."""
+    """By line: the factor of its worth, higher where it, or a line beside it, answers the last words."""
     scores = [0.0] * (len(past.lengths) + 1)
     for term, asks in last_words(draft).items():
         places = past.holders.get(term, ())

@@ -17,18 +17,18 @@ from gateway.core.fitting.draft import DROP, KEEP, Decision, Draft, Step
 from gateway.core.fitting.offers import Entry, Offer, Opening, Stock
 from gateway.core.fitting.worth import Scores, Worth
 
-#: Blocks are chosen by estimated tokens. Then the result is weighed, and what room is left is filled: so many times.
+#: Blocks are chosen by estimated tokens, then the result is weighed; so many times in all, while there is room left.
 _ROUNDS: Final = 3
-#: room smaller than this share of the limit is left empty
+#: room of less than this share of the limit is left empty
 _CLOSE: Final = 0.02
-#: two ratios of worth and tokens that differ by less than this part are taken for the same
+#: two ratios of worth to tokens that differ by less than this share are taken for the same
 _SAME: Final = 1e-12
 
 
 def condense(draft: Draft, limit: int, worth: Worth) -> Draft:
     """Choose anew for every unit that is open, so that all messages together weigh at most `limit` tokens.
 
-    The result is over the limit only where that which must stay already is: pinned units, what was decided before,
+    The result is over the limit only where what must stay is over it by itself: pinned units, what was decided before,
     and a stub of the task.
     """
     choice = _Choice(draft, limit)
@@ -49,10 +49,11 @@ class _Choice:
         self._units = {unit.start: self._opening(unit, frames) for unit in units}
         #: the unit of each message
         self._starts = {index: unit.start for unit in units for index in unit.indices}
-        #: what was drafted last, and the units that are other since
+        #: the draft made last, and the starts of the units that were changed since
         self._drafted = draft
         self._touched = {*self._units}
         self._steps: list[Step] = []
+        #: estimated tokens still to be filled; less than 0: over the limit
         self._room = 0.0
 
     def _opening(self, unit: Unit, frames: Sequence[int]) -> Opening:
@@ -60,7 +61,7 @@ class _Choice:
         return Opening(unit, sum(frames[index] for index in unit.indices), known, {i: set() for i in unit.indices})
 
     def made(self, worth: Worth) -> Draft:
-        """Fill by estimate, weigh, and fill or take back until it is right."""
+        """Fill by estimate and weigh, until little room is left; then take back until it fits."""
         candidates = {index: known for opening in self._units.values() for index, known in opening.known.items()}
         fixed = [i for i in range(len(self._draft.decisions)) if i not in candidates]
         self._stock = Stock(candidates, Scores(self._draft, worth, candidates, fixed))
@@ -81,7 +82,7 @@ class _Choice:
         return self._within(draft)
 
     def again(self, steps: Sequence[Step]) -> Draft:
-        """What was chosen among these units and others, the least of it taken back until it fits."""
+        """Take an earlier choice as far as it was of these units, and take back the last of it until it fits."""
         task = self._draft.conversation.task
         if task is not None and task in self._units:
             self._units[task].is_open = True
@@ -126,7 +127,7 @@ class _Choice:
                 self._take(opening, Offer(0.0, cost, (place,)))
 
     def _fill(self, heap: list[Entry]) -> list[Entry]:
-        """Take what is worth most for its price; what is worth something and was too much for the room comes back."""
+        """Take what is worth most for its price. Gives what is worth something and had no room."""
         stock, tick = self._stock, self._draft.watch.tick
         openings = [*self._units.values()]
         too_much: list[Entry] = []
