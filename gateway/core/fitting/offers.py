@@ -52,7 +52,12 @@ class Stock:
         self.whole = [cost + GAP_TOKENS for one in known for cost in one.costs]
         #: by place: what the block costs now: as much as it does alone once the block that it needs is taken
         self.costs = [*self.whole]
-        self._rows = _rows(candidates, scores)
+        #: by place: the place of the block that it needs, -1 where it needs none
+        self.needs = _needs(candidates, scores)
+        self._rows = defaultdict[int, list[int]](list)
+        for place, needed in enumerate(self.needs):
+            if needed >= 0:
+                self._rows[needed].append(place)
 
     def single(self, place: int) -> Offer:
         """One block more."""
@@ -60,23 +65,23 @@ class Stock:
         return Offer(worth * self.scores.factors[place] / cost if worth > _NOTHING else 0.0, cost, (place,))
 
     def take(self, places: Sequence[int]) -> list[Pick]:
-        """Take the blocks at these places: what they say is worth nothing more. Gives each as message and number."""
-        for place in places:
+        """Take the blocks at these places, and those that they need: what all of them say is worth nothing more.
+
+        Gives the message and number of each that was named.
+        """
+        for place in dict.fromkeys([*places, *(needed for place in places if (needed := self.needs[place]) >= 0)]):
             self.scores.keep(self.scores.terms[place])
             for row in self._rows.get(place, ()):
                 self.costs[row] = self.alone[row]
         return [(self.indices[place], self.numbers[place]) for place in places]
 
 
-def _rows(candidates: Mapping[int, Known], scores: Scores) -> Mapping[int, Sequence[int]]:
-    """By the place of a block that others need: the places of these."""
-    rows = defaultdict[int, list[int]](list)
+def _needs(candidates: Mapping[int, Known], scores: Scores) -> Sequence[int]:
+    needs: list[int] = []
     for index, known in candidates.items():
         start = scores.starts[index]
-        for number, block in enumerate(known.sliced.blocks):
-            if block.needs >= 0:
-                rows[start + block.needs].append(start + number)
-    return rows
+        needs += [start + block.needs if block.needs >= 0 else -1 for block in known.sliced.blocks]
+    return needs
 
 
 @dataclass(slots=True)
@@ -144,17 +149,21 @@ class Opening:
         cost = float(self.frame)
         ratio = gain / cost
         taken: list[tuple[float, int]] = []
+        paid = set[int]()
         said = set[str]()
         while ranks:
             place, alone = _best(ranks, sums, factors, prices)
-            more, price = gain + alone, cost + prices[place]
+            needed = stock.needs[place]
+            own = 0.0 if place in paid else stock.alone[place] if needed in paid else prices[place]
+            more, price = gain + alone, cost + own
             if taken and more > ratio * price:
                 said.update(terms[taken[-1][1]])
                 if not said.isdisjoint(terms[place]):
                     more = gain + _beside(scores, place, said)
-            if more <= ratio * price:  # it would not raise the ratio, and those after it add less
+            if more <= ratio * price:  # it would not raise the ratio; those after it are offered once the unit is open
                 break
             gain, cost, ratio = more, price, more / price
+            paid.update((place, needed))
             taken.append(heappop(ranks))
         for one in taken:  # offered, but not taken yet
             heappush(ranks, one)

@@ -100,3 +100,26 @@ def test_a_row_is_worth_no_more_than_it_was_said_to_be_once_its_head_is_there() 
     stock.take((head,))
     rest = {place: stock.single(place).ratio for place in stale if place != head}
     assert all(ratio <= stale[place] * (1 + 1e-9) for place, ratio in rest.items())
+
+
+def test_rows_that_are_taken_together_pay_for_their_head_once() -> None:
+    rows = [{"id": f"W{n}00{n}", "city": f"city{n}", "text": "a|b"} for n in range(9)]
+    draft = draft_of(json.dumps({"total": 9, "rows": rows}))
+    known, stock, opening = draft.known(0), stock_of(draft), opening_of(draft, 0)
+    head = known.sliced.blocks[-1].needs
+    stock.scores.keep(known.terms[head])  # said elsewhere already, so that nobody takes it for itself
+    offer = opening.bundle(stock)
+    assert head not in offer.places
+    assert len(offer.places) >= 9
+    texts = sum(known.tokens[place] + GAP_TOKENS for place in offer.places)
+    assert abs(offer.cost - opening.frame - texts - known.tokens[head]) < 1e-6
+
+
+def test_a_row_brings_its_head_so_that_the_next_one_need_not() -> None:
+    rows = [{"id": f"W{n}00{n}", "city": f"city{n}", "text": "a|b"} for n in range(9)]
+    draft = draft_of(json.dumps({"total": 9, "rows": rows}))
+    known, stock = draft.known(0), stock_of(draft)
+    row = len(known.tokens) - 1
+    assert stock.take((row,)) == [(0, row)]
+    assert stock.costs[row - 1] == known.tokens[row - 1] + GAP_TOKENS
+    assert stock.single(known.sliced.blocks[row].needs).ratio == 0

@@ -108,3 +108,14 @@ def test_room_that_estimates_leave_empty_is_filled_a_few_times_and_then_left() -
     draft = Draft.untouched(conversation, Reader(light))
     done = condense(draft, draft.total() // 4, Worth())
     assert 0.5 < done.total() / (draft.total() // 4) < 0.95
+
+
+def test_a_table_with_the_columns_of_another_is_kept_where_there_is_room_for_it() -> None:
+    def table(first: int) -> str:
+        rows = range(first, first + 30)
+        return json.dumps([{"identifier_of_order": f"W{n}00{n}", "name_of_customer": f"Name{n}"} for n in rows])
+
+    draft = draft_of(USER, *step(1, table(0)), *step(2, table(100)), {"role": "user", "content": "on"})
+    least = condense(draft, draft.total(), Worth()).total()
+    shown = json.dumps(sent(condense(draft, least + 100, Worth())))
+    assert [n for n in (*range(30), *range(100, 130)) if f"Name{n}" not in shown] == []
