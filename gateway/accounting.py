@@ -51,16 +51,17 @@ from gateway.telling import tell
 
 logger = logging.getLogger("gateway")
 
-#: over an estimate that only knows texts, not what frames them
+#: factor on an estimate that counts only texts, not the fields around them
 _UNWEIGHED_MARGIN: Final = 1.25
-#: of a body that nobody reads: bytes that are held as one token, and the most tokens held for a form or a file
+#: For a body that the gateway does not read: bytes that are held as one token, and the most tokens that are held for a
+#: form or a file.
 _UNREAD_BYTES: Final = 4
 _UNREAD_MOST: Final = 16_384
-#: white space, and the marks and zeros of other encodings
+#: what may stand before the first character of JSON: white space, byte order marks, the zero bytes of UTF-16 and UTF-32
 _BEFORE_JSON: Final = b" \t\r\n\0\xff\xfe\xef\xbb\xbf"
-#: what a request says that wants something cached for an hour, in each way that JSON can write it
+#: the value that asks for a cache of one hour (Anthropic's `ttl`), in each way that JSON can write it
 _MARKS_1H: Final = (b"1h", b"1\\u0068", b"\\u0031h", b"\\u0031\\u0068")
-#: of a stream, between two looks at what is left of its hold: some hundred tokens in pieces of a token each
+#: bytes of a stream between two looks at what is left of its hold: some hundred tokens, where each event carries one
 _LOOK_BYTES: Final = 16 * 1024
 
 
@@ -112,9 +113,9 @@ class Accounts:
         self._open_blind(progress)
 
     async def look(self, progress: Progress) -> None:
-        """Read the accounts of a call that was refused before, for what its client is told; where that cannot be, not.
+        """Read the accounts of a call that was refused before they were read, to tell its client what is left.
 
-        Nothing is taken over that the call asks for, neither a parent nor a budget.
+        The parent and the budget that the call declares are ignored. Does nothing where the store cannot be read.
         """
         caller = progress.incoming.caller
         if progress.charged.namespace or self._settler.is_away:
@@ -139,7 +140,7 @@ class Accounts:
         progress.book = book
 
     def _open_blind(self, progress: Progress) -> None:
-        """As the accounts stood when they were last seen.
+        """Take the accounts as this worker last saw them.
 
         Raises:
             StoreUnavailable: no calls are taken while the store is away.
@@ -199,7 +200,7 @@ class Accounts:
             )
 
     def _check_deferred(self, progress: Progress) -> None:
-        """A budget that a batch is not charged to would be no budget."""
+        """Refuse a call that is billed after its answer (a batch) where tokens or USD are limited."""
         if bounds_answers(progress.book.standings) and progress.is_billed_later and not self._budgets.policy.deferred:
             raise NotMetered(
                 "What this request begins is billed after its answer, so that the budget of its session or client key "
@@ -208,7 +209,10 @@ class Accounts:
             )
 
     async def _first_of(self, progress: Progress, call: Call) -> Taken:
-        """Held for wherever it may yet go; where that is too much, for where it goes now, and it goes to no other."""
+        """Hold enough for every route that the call may yet take; if that is refused, for the current one only.
+
+        Then the call has no fallbacks any more.
+        """
         routes, end = progress.routes, progress.routes.index(progress.route) + 1
         try:
             return await self._reserve(progress, call)
@@ -234,14 +238,14 @@ class Accounts:
     def _need(self, progress: Progress, call: Call) -> Need:
         """What the call may take at the most, wherever it goes in the end."""
         plan, wire, fields = progress.plan, progress.incoming.endpoint.wire, call.fields
-        # Those before the one whose turn it is could not take the call.
+        # The routes before the current one have failed.
         ahead = progress.routes[progress.routes.index(progress.route) :]
         known = [self._facts(route) for route in ahead]
         asked = progress.output_limit(fields, wire) if wire is not None else output_limit(fields, None)
         asked = asked or default_limit(fields, wire)
         asked = min(asked, MOST) if asked is not None else None
         tokens = plan.safe_tokens if plan is not None else _unweighed(progress, call)
-        # Summaries that are made once it is held may be longer than what is shown until then.
+        # Summaries of tool results are made after the hold, and may be longer than what is shown until then.
         tokens += progress.showing.more if progress.showing is not None else 0
         kept = progress.kept_by(*ahead)
         outputs = [facts.output for facts in known]
@@ -261,7 +265,7 @@ class Accounts:
             and wire is not None
             and not asks_for_more_than_text(fields)
             and all(facts.reasoning is False for facts in known),
-            # What is kept takes room as well, but a provider that needs it for the answer drops some of that first.
+            # Without `kept`: a provider that needs room for the answer drops some of what it keeps of earlier turns.
             room=_room(plan, [facts.window for facts in known], tokens),
         )
 
@@ -272,7 +276,7 @@ class Accounts:
         return [rate_of(price, tokens, tier, caches_1h=caches_1h) for price in prices]
 
     async def deliver(self, progress: Progress) -> None:
-        """A part of the answer is about to go out: should this worker die, it is charged for."""
+        """Before a part of the answer goes out: see to it that the call is charged even if this worker dies."""
         taken = progress.taken
         if taken is None or taken.lease.pending is None:
             return
@@ -288,7 +292,7 @@ class Accounts:
             await self._settler.settle(record)
 
     async def is_over(self, progress: Progress) -> bool:
-        """Whether an answer on its way has to end, as no more of it can be held. Nothing is passed on meanwhile."""
+        """Whether a stream has to end now, as its hold cannot be extended. The caller passes nothing on meanwhile."""
         if progress.taken is None:
             return False
         lease = progress.taken.lease
@@ -305,11 +309,11 @@ class Accounts:
             return progress.totals
         going = None
         if progress.record is None:
-            # Once: where that is interrupted, nobody knows whether the session has gone on.
+            # Only the first time: if that settlement was interrupted, nobody knows whether the session's step moved.
             progress.record = self._record(progress)
             going = self._going(progress, progress.record)
         record = progress.record
-        # A gateway that cannot serve has no time to write that down, but what was held must be given back.
+        # A call that the gateway itself could not serve is not recorded, but what was held must be given back.
         if progress.is_holding or (record.session is not None and not isinstance(progress.fault, GatewayFault)):
             progress.totals = await self._written(progress, record, going)
             self._give_back(progress, record.spent)
@@ -318,7 +322,7 @@ class Accounts:
         return progress.totals
 
     def _record(self, progress: Progress) -> CallRecord:
-        """Of a call there is one, be it that what it used cannot be told."""
+        """The call's record; `Records.unread` where reading its usage fails."""
         try:
             return self._records.of(progress)
         except Exception:
@@ -334,10 +338,10 @@ class Accounts:
             return None
 
     def end(self, progress: Progress) -> None:
-        """Keep nothing of the call here any more, and tell the observers; once.
+        """Release what this worker keeps of the call, and tell the observers; only the first time.
 
-        Also of a call whose settlement was interrupted: its record is written by the settler, as soon as that can. Of
-        one without a record the hold ends with its lease, and is settled as that of a worker that is gone.
+        Also for a call whose settlement was interrupted: the settler writes its record as soon as it can. If a call has
+        no record, its hold ends with its lease, and is settled as that of a worker that is gone.
         """
         if progress.is_settled:
             return
@@ -366,7 +370,7 @@ class Accounts:
         return await self._settler.settle(record)
 
     async def _read_again(self, progress: Progress) -> None:
-        """For what the client is told of its budget."""
+        """Read the accounts after the settlement, so that the client is told what is left now."""
         if is_limited(progress.book.standings):
             with contextlib.suppress(StoreUnavailable):
                 progress.book = await self._budgets.again(progress.book)
@@ -397,7 +401,7 @@ def _room(plan: Plan | None, windows: Sequence[int | None], tokens: int) -> int 
 
 
 def _unweighed(progress: Progress, call: Call) -> int:
-    """Input tokens to hold for a call that is not weighed; reading megabytes is worth it where a budget is kept."""
+    """Input tokens to hold for a call that is not weighed; 0 without a budget, as reading megabytes takes time."""
     if not is_limited(progress.book.standings):
         return 0
     if not call.fields and progress.incoming.endpoint.estimated:
@@ -406,6 +410,6 @@ def _unweighed(progress: Progress, call: Call) -> int:
 
 
 def _unread(body: bytes) -> int:
-    """Tokens to hold for a body that nobody reads. What may be JSON to its provider is all text; a file is not."""
+    """Tokens to hold for a body that the gateway does not read: all of it where it may be JSON, which is text."""
     tokens = ceil(len(body) / _UNREAD_BYTES)
     return tokens if body.lstrip(_BEFORE_JSON).startswith(b"{") else min(tokens, _UNREAD_MOST)

@@ -26,7 +26,7 @@ _OTHER_MODELS: Final = ("models", "fallbacks")
 #: A tool that is another model, which Anthropic has the first one ask; inside a JSON text it may be written otherwise.
 _ADVISOR: Final = "advisor_"
 _MAY_ADVISE: Final = re.compile(rb"advisor_|\\u")
-#: of them in one request, more than any provider takes; what is beyond them is not looked up
+#: other models, or advisors, that are looked up for one request; more than any provider takes
 _MOST_OTHERS: Final = 32
 #: the head of the form part that names the model, up to where its value begins
 _MODEL_PART: Final = re.compile(
@@ -130,13 +130,14 @@ def _at_each(named: list[str], found: Sequence[Route], routes: Routes) -> tuple[
     if not named:
         return ()
     if len(named) > _MOST_OTHERS:
+        # One model without a name, whose price is not known, stands for the rest.
         named[_MOST_OTHERS:] = [""]
     providers = dict.fromkeys(route.provider for route in found)
     return tuple(routes.named_at(provider, name) for provider in providers for name in named)
 
 
 def speaking(found: Sequence[Route], spoken: str | None, providers: Mapping[str, Provider]) -> tuple[Route, ...]:
-    """Those of the routes whose provider takes the format of the call. None: it is a call that has no name for its.
+    """Those of the routes whose provider takes the call's format; all of them where `spoken`, its name, is None.
 
     Raises:
         InvalidRequest: none does.
@@ -168,10 +169,10 @@ def is_listing(incoming: Incoming) -> bool:
 
 
 def _check_others(call: Call, caller: Caller) -> None:
-    """Refuse what the provider may not be told to call in the place of the model; without limits it may be any.
+    """Refuse a call whose fallbacks or advisors the client key may not use; a key without limits may use all.
 
     Raises:
-        UnknownModel: it is not for this key, or nobody can tell what it is.
+        UnknownModel: one of them is not for this key, or its name cannot be read.
     """
     if not caller.models:
         return

@@ -30,7 +30,7 @@ _EMBEDDINGS: Final = "embeddings"
 #: what a JSON answer begins with, and a stream of events: the name of a field, or a comment
 _JSON: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*[{\[]")
 _EVENTS: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
-#: bytes that are waited for to tell the two apart; an answer begins with less blank space than that
+#: bytes that are waited for to tell JSON from events; no answer begins with so much white space
 _TELLING_BYTES: Final = 64
 
 TotalsComment = Callable[[Totals, Charge | None, Allowance | None, Stepped | None], bytes]
@@ -39,7 +39,8 @@ TotalsComment = Callable[[Totals, Charge | None, Allowance | None, Stepped | Non
 class Answers:
     """Passes answers on. Shared by all calls.
 
-    `totals_comment` writes what stands before the end of a stream; None for nothing. `secrets` stand in no refusal.
+    `totals_comment`: writes the comment before the end of a stream; None: there is none. `secrets`: keys that are
+    masked where a provider's refusal repeats them.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Answers:
         is_models = progress.incoming.endpoint.wire is not None or _is_embeddings(progress)
         if not metered or not (is_json or is_models):
             return await self._unread(progress, answer, pieces)
-        # Not all who answer as a model does say truly in which form.
+        # Some providers give a wrong content type, so the first bytes decide.
         begun = await self._begun_with(progress, pieces)
         if _EVENTS.match(begun) and progress.incoming.endpoint.wire:
             return await self._event_stream(progress, call, answer, chain([begun], pieces))
@@ -92,7 +93,7 @@ class Answers:
     async def failure(self, progress: Progress, answer: UpstreamReply) -> Reply:
         """A provider's refusal or redirect: passed on as it is, never followed; nothing is charged."""
         body = masked(await read_error(answer), self._secrets)
-        # Not always what the last provider said: it may be what one before it did.
+        # It may be the refusal of an earlier provider, so the status of the last one does not hold.
         progress.outcome, progress.status = "provider_error", answer.status
         progress.response_bytes = len(body)
         headers = response_headers(answer.headers, unpacked=is_packed(answer))
@@ -128,8 +129,8 @@ class Answers:
     ) -> Reply:
         was_packed, has_texts = is_packed(answer), not _is_embeddings(progress)
         read, size = [begun], len(begun)
-        # Should it not come to its end: what had arrived by then. Asked of nothing that leads back to `progress`: what
-        # holds itself waits for the garbage collector, with everything of its call.
+        # For an answer that breaks off: reads what had arrived. It must not refer to `progress`, which holds it: that
+        # cycle would keep everything of the call until the garbage collector runs.
         dialect = progress.dialect
         progress.reader = lambda: glimpsed(dialect, b"".join(read), has_texts=has_texts)
         try:
@@ -247,7 +248,7 @@ class Answers:
     async def _unread(self, progress: Progress, answer: UpstreamReply, pieces: AsyncIterator[bytes]) -> Reply:
         """Files, audio, images; the text of a transcription is weighed on its way."""
         glimpse, endpoint = None, progress.incoming.endpoint
-        # In the place of a model's answer a text is a page of somebody's on the way.
+        # Where a model's answer is due, a text is the page of some proxy on the way: it is not weighed.
         if endpoint.metered and endpoint.wire is None and not _is_embeddings(progress):
             is_text = header(answer.headers, b"content-type").lower().startswith(b"text/")
             glimpse = Glimpse(progress.dialect, has_texts=True) if is_text else None
@@ -265,7 +266,7 @@ class Answers:
         pieces: AsyncIterator[bytes],
         glimpse: Glimpse | None = None,
     ) -> Reply:
-        """`glimpse`: takes what is passed on."""
+        """Pass the body on as it arrives. `glimpse`, where there is one, reads it on its way."""
         reply = await self._begun(progress, answer)
         reply.body = self._passed_on(progress, pieces, reply, glimpse)
         return reply

@@ -25,13 +25,16 @@ from gateway.core.values import dataclass
 from gateway.stores.blind import Blind
 from gateway.stores.leases import Lease, Leases
 
-#: of agents that call agents
+#: sessions above one that its calls are charged to: agents call agents
 _MOST_PARENTS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """The accounts of a call, and how they stood when they were read; `is_blind`: last, the store is away."""
+    """The accounts of a call, and how they stood when they were read.
+
+    `is_blind`: the store is away, and they stand as this worker last saw them.
+    """
 
     claims: tuple[Claim, ...] = ()
     standings: tuple[Standing, ...] = ()
@@ -40,7 +43,15 @@ class Book:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A hold, None where nothing is limited. `limit`: of the answer, to be sent with the call, where it needs one."""
+    """What was held for a call.
+
+    Attributes:
+        hold: None where nothing is limited.
+        units: tokens held for each answer, see `Hold`.
+        lease: keeps the hold alive.
+        limit: the output limit to send with the call; None where it needs none.
+        book: the accounts after the hold.
+    """
 
     hold: Hold | None
     units: int
@@ -50,7 +61,7 @@ class Taken:
 
     @property
     def whole(self) -> int | None:
-        """Tokens of an answer that are held, and no more will be; None where the hold grows with it."""
+        """Tokens held for each answer, where that is final; None where nothing is held, or the hold still grows."""
         return self.units if self.hold is not None and not self.lease.step else None
 
 
@@ -126,12 +137,12 @@ class Budgets:
         return self._seen(claims, await self._store.standings([claim.undeclared for claim in claims]))
 
     def _seen(self, claims: Sequence[Claim], granted: Sequence[Standing]) -> tuple[Standing, ...]:
-        """How accounts stand for a call. What it declares is its own; of the rest this worker takes note."""
+        """How accounts stand for a call, lowered to what it declares; without that, they are kept for `blind_book`."""
         self._blind.saw(granted)
         return tuple(stands.lowered(claim.declared) for stands, claim in zip(granted, claims, strict=True))
 
     def blind_book(self, charged: Charged) -> Book:
-        """The same as far as this worker knows: the store is away."""
+        """The accounts of a call as this worker last saw them, while the store is away."""
         claims = self._blind.claims(claims_of(self.policy, charged))
         return Book(claims, self._blind.standings(claims), is_blind=True)
 
@@ -152,10 +163,10 @@ class Budgets:
     ) -> Taken:
         """Hold what a call needs; `lost`: the record to write should nobody settle it.
 
-        Where nothing is limited there is nothing to hold: then a hold is for a crash only, and most calls have ended
-        before it would be worth its price. `Leases` takes it when one lasts, and `deliver` when a part of its answer
-        goes out, which must be charged should the worker die. Only a stream of which the store hears nothing is held
-        at once, for what this worker knows of its accounts.
+        Where nothing is limited, a hold would only see to it that a call is charged if its worker dies, and most calls
+        end too soon for that to be worth a write. `Leases` takes the hold of a call that lasts, and `deliver` takes it
+        before a part of the answer goes out. Only a stream is held at once while the store is away: that hold stands in
+        this worker's own view of the accounts.
 
         Raises:
             BudgetExhausted, BudgetBusy, RateLimited: there is too little left.
@@ -187,7 +198,7 @@ class Budgets:
         return Taken(None, 0, lease if book.is_blind else self._leases.open(lease), None, book)
 
     def _granted(self, book: Book, hold: Hold, granted: Granted, need: Need) -> Taken:
-        """What a hold that was granted gives the call, and is kept alive from now on."""
+        """A granted hold as the call keeps it; from now on its lease is kept alive."""
         grows = need.can_grow and need.output is None and not book.is_blind and is_limited(granted.standings)
         lease = Lease(hold.id, granted.units * need.answers, STREAM_STEP if grows else 0, need.answers)
         if not book.is_blind:
@@ -210,7 +221,7 @@ class Budgets:
         return OpenHold(hold, lost(need), unit_usd=need.rate.output if need.rate is not None else None)
 
     async def deliver(self, taken: Taken) -> bool:
-        """A part of the answer is about to go out; whether something is held for it.
+        """Before a part of the answer goes out: take the hold if that was put off; whether one is taken.
 
         Raises:
             StoreUnavailable: what is not held yet cannot be.
@@ -219,7 +230,10 @@ class Budgets:
 
     @staticmethod
     def lost(taken: Taken) -> CallRecord | None:
-        """What to write now of a call for which nothing can be held: should its worker die, it is charged for."""
+        """The record to write at once for a call that cannot be held, so that it is charged if its worker dies.
+
+        None where the hold was taken, or this record was made before.
+        """
         pending, taken.lease.pending = taken.lease.pending, None
         return pending().as_lost() if pending is not None else None
 
@@ -228,7 +242,7 @@ class Budgets:
         await self._leases.look(lease)
 
     def close(self, taken: Taken, spent: Amount) -> None:
-        """The call was settled."""
+        """Let go of the hold of a call that was settled. `spent`: what it did cost."""
         self._leases.close(taken.lease.id)
         if taken.book.is_blind and taken.hold is not None:
             self._blind.settle(taken.hold, taken.units, spent)
@@ -237,9 +251,10 @@ class Budgets:
 async def sessions_above(
     store: Store, session: SessionKey, parent: str | None
 ) -> tuple[tuple[SessionKey, ...], SessionKey | None]:
-    """The parent, its parent and so on, as many as are charged, and who would be the next one.
+    """The parent, its parent and so on, as many as are charged, and who would be the next one; None: nobody.
 
-    A chain may grow at its top after it was used: those at its bottom are charged to fewer, and go on.
+    A chain may grow at its top after its lower sessions were used. Their calls are then charged to the nearest of those
+    above only, and are not refused.
     """
     found: list[SessionKey] = []
     while parent is not None:

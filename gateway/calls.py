@@ -45,7 +45,10 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """What a call of the gateway's own is for. `derived`: as its session; `notes`: in its record."""
+    """What a call of the gateway's own is for.
+
+    `operation`: how it is recorded; `derived`: whether its session's id was derived; `notes`: go into its record.
+    """
 
     operation: str
     derived: bool
@@ -56,8 +59,8 @@ class Purpose:
 class Directives:
     """What the headers of a call ask of the gateway.
 
-    `context`: how it is made to fit; `budget`: declared for the session; `mode`: how tool results are shown at the
-    least; `parent`: the session that this one works for; `agent`: whose steps it takes.
+    `context`: how it is made to fit; `budget`: declared for the session; `mode`: tool results are shown in this mode or
+    a shorter one; `parent`: the session that this one works for; `agent`: whose steps it takes.
     """
 
     context: Wishes = NO_WISHES
@@ -75,9 +78,9 @@ class Incoming:
     """One client request, its body read.
 
     `call_id` is ours and unique, `request_id` may be the client's; `path` is relative to `/v1/` and still encoded;
-    `started` is monotonic. `refused`: why its body was not read; it is answered with that. `directives`: what its
-    headers ask of the gateway. `purpose`: it is the gateway's own, in the name of the caller. `provider`: whom it is
-    for, where it names one and no model.
+    `unpacked`: the body came compressed, and `body` is what was in it; `started`: monotonic seconds. `refused`: why its
+    body was not read; it is answered with that. `purpose`: set where it is a call of the gateway's own, in the name of
+    the caller. `provider`: whom it is for, where it names one and no model.
     """
 
     call_id: str
@@ -108,9 +111,9 @@ class Stepped:
         state: before the call; after it, once the tools are known that it used.
         offer: the tools that the call offers, where they are held to a step.
         keep: those that may be called.
-        must: one of them has to be.
-        refused: the model that refused to be told of them by a choice.
-        stray: tools that were used though they were not due, or not allowed.
+        must: one of these has to be called.
+        refused: the model that refused a `tool_choice` with these tools.
+        stray: tools that the answer calls though they were not due, or not allowed.
     """
 
     agent: Agent
@@ -124,7 +127,7 @@ class Stepped:
 
     @property
     def step(self) -> Step | None:
-        """The active one."""
+        """The active step."""
         return self.agent.step(self.state)
 
 
@@ -132,10 +135,10 @@ class Stepped:
 class Reply:
     """What the client gets. `body` as bytes is whole; an iterator is passed on as it comes.
 
-    `unseen`: what of the request stands for content that the provider keeps; `is_unmetered`: it is billed after its
+    `unseen`: what in the request stands for content that only the provider has; `is_unmetered`: it is billed after its
     answer. `totals` are the session's, after this call where `final`, else before it. `broken` turns true while a body
     is being passed on: it must not be ended as if it were complete. `is_events`: the body is a stream of events, which
-    its headers may not say; `next_number`: of the next of them.
+    its headers may not say; `next_number`: gives the number that the next event has in the stream.
     """
 
     status: int

@@ -100,7 +100,7 @@ class Catalog:
             if isinstance(theirs, str):
                 family = _family(theirs)
                 if family in _TABLE_PREFIX.values() and not name.startswith(f"{family}/"):
-                    continue  # a class of models by their size
+                    continue  # a price for all models of one size, which is no model
                 for provider in dict.fromkeys((*ours.get(family, ()), family)):
                     yield provider, name.removeprefix(f"{family}/")
 
@@ -158,7 +158,7 @@ def _price(row: PriceRow | None) -> Price | None:
 
 
 def _family(theirs: str) -> str:
-    """`vertex_ai` of `vertex_ai-anthropic_models`; most are of none but their own."""
+    """The provider without its variant: `vertex_ai` of `vertex_ai-anthropic_models`; most have no variants."""
     if theirs.startswith("vertex_ai-"):
         return "vertex_ai"
     return _TABLE_FAMILY.get(theirs, theirs)

@@ -23,8 +23,9 @@ from urllib.parse import unquote, urlencode
 _FRAME: Final = 16
 #: the part of what is left that tools may fill at once: weights are estimates, and there are turns to come
 _FILLED: Final = 0.75
-#: the part of a session's budget that is kept for the next answer
+#: one part in so many of what is left of a session's budget is kept for the next answer
 _ANSWER_SHARE: Final = 4
+#: pieces of a text that are about a token each
 _PIECES: Final = re.compile(r"[A-Za-z]{1,5}|\d{1,2}|[!-/:-@\[-`{-~]|\n")
 #: bytes of letters beyond ASCII: two or three make a letter, and a token is mostly more than one
 _FOREIGN: Final = re.compile(rb"[\x80-\xff]+")

@@ -71,7 +71,7 @@ class Composer:
         self._has_modes = has_modes
 
     def modes(self, progress: Progress) -> tuple[ResponseMode, ...]:
-        """How tool results are shown: as the budget and the call ask for, and should that be too much."""
+        """The modes to show tool results in: as the budget and the call ask for, and one for when that is too much."""
         incoming, standings = progress.incoming, progress.book.standings
         asked = incoming.directives.mode
         if incoming.endpoint.wire not in VIEWED or incoming.purpose is not None:
@@ -101,7 +101,7 @@ class Composer:
         affordable = self._affordable(progress)
         step = progress.step.context_budget if progress.step is not None else None
         budget = min((one for one in (asked.budget, affordable, step) if one is not None), default=None)
-        # What was decided for another model is no beginning of what this one is sent, and must not replace it.
+        # Decisions for a fallback are kept apart: it goes on from none of the first model's, and replaces none.
         salt = "" if route is progress.routes[0] else f"{route.provider}/{route.model}"
         wishes, weighing = Wishes(asked.trim, budget, output), self._weighing(progress, contents)
         progress.asked = Asked(contents, route, facts, wishes, len(call.body), salt, weighing)
@@ -164,7 +164,7 @@ class Composer:
         view = self._planner.view(contents)
         # Nobody waits for a store that is known to be away: without it nothing can be kept, and nothing is left out.
         session = None if progress.book.is_blind else progress.session
-        # With the last of a budget a call is rather sent with a handle than refused for a text that it asked for.
+        # Full texts that the agent asked for by handle go out, unless the budget is so low that the call were refused.
         is_asked, left = mode == progress.incoming.directives.mode, remaining_fraction(progress.book.standings)
         is_answered = mode != "handle_only" or (is_asked and mode_for(left) != "handle_only")
         showing = progress.showing = await self._results.show(

@@ -13,7 +13,7 @@ from typing import Final
 from gateway.core.counting.cache import CountCache
 from gateway.core.ports import SessionKey, Store
 
-#: the result is shown as an extract
+#: the decision that there is no summary: the result is shown as an extract
 EXTRACT: Final = ""
 #: for decisions: some thousands of the usual length
 _CACHE_BYTES: Final = 8 * 2**20
@@ -31,7 +31,9 @@ class Decisions:
     async def known(
         self, session: SessionKey, handles: Collection[str], *, unsure: Collection[str] = ()
     ) -> Mapping[str, str]:
-        """Those of these results that are decided. `unsure`: of which what is remembered here may have been forgotten.
+        """What was decided, by handle; a result that nobody decided on is missing.
+
+        `unsure`: handles that are looked up in the store again, as it may have deleted their decisions since.
 
         Raises:
             StoreUnavailable: some of them nobody knows.
@@ -41,7 +43,9 @@ class Decisions:
         return {**known, **await self._read(session, [handle for handle in handles if handle not in known])}
 
     async def decide(self, session: SessionKey, said: Mapping[str, str], most: int) -> None:
-        """Decide on results. One that somebody decided on before stays as it is, and so does one without room for it.
+        """Decide on results. A decision that stands already stays, and without room for it nothing is decided.
+
+        `said`: the summaries by handle, or `EXTRACT`; `most`: bytes of texts that the session may keep.
 
         Raises:
             StoreUnavailable: nothing was decided, or it is not known whether.

@@ -45,8 +45,9 @@ _STATUSES: Final[Mapping[str, int]] = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
+#: the status of an error that tells none
 _UNKNOWN: Final = 502
-#: of a request that is too long
+#: the status with which providers refuse a request that is too long
 _TOO_LONG: Final = 400
 
 
@@ -54,7 +55,7 @@ _TOO_LONG: Final = 400
 class Begun:
     """An answer whose first pieces were read.
 
-    `refusal`: what its first event says, as an answer of its own, where that is what another try may not be told.
+    `refusal`: the error in its first event as an answer of its own, where another try may do better; None else.
     """
 
     status: int
@@ -116,7 +117,7 @@ async def _first(pieces: AsyncIterator[bytes]) -> tuple[list[bytes], bytes]:
 
 
 def _plain(said: bytes) -> bytes:
-    """An error as a body of its own; an answer that failed has it inside."""
+    """The body that the error would have as an answer of its own; `response.failed` has it inside its response."""
     try:
         value: Any = json.loads(said)
         error = value["response"]["error"]

@@ -25,7 +25,7 @@ from gateway.dialects.fields import decode, join, read_fields, write_fields
 from gateway.dialects.limits import output_limit
 from gateway.planning import Asked, Planner
 
-#: what is shown of a request where it is asked for
+#: details of a request that are shown only where they are asked for
 SHOWN: Final = ("items", "tools")
 #: bytes that are read in the loop; more of them would keep all calls waiting
 _INLINE_BYTES: Final = 64 * 1024

@@ -1,7 +1,7 @@
 """The newest message of a user in a request, which conditions of steps may look at.
 
-In an agent's turn it stands further up with each call. What a request begins with is known from the call before it, and
-is not taken apart again: what is remembered of it is whose words are the newest in there.
+While an agent works it stands further from the end with each call. Each request begins as the one before it did: for
+such a beginning the newest text of a user is remembered, so that it need not be searched again.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from gateway.dialects.fields import decode
 
 _USER: Final = b'"user"'
 _REMINDER: Final = "<system-reminder>"
-#: beginnings of which it stays known, and characters of a message, from its end
+#: beginnings that are remembered
 _MOST: Final = 256
+#: characters that conditions see of a message: the last ones
 _CHARACTERS: Final = 16 * 1024
-#: of messages that are read where they are asked for: more of them would keep other calls waiting
+#: bytes of messages that are searched in the event loop; more of them would keep other calls waiting
 _INLINE_BYTES: Final = 64 * 1024
 
 
 class NewestMessages:
-    """Finds it. Of one worker, and bounded."""
+    """Finds the newest message of a user. One for each worker; what it remembers is bounded."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, str | None] = {}
         self._lock = Lock()
 
     async def ahead_of(self, contents: Contents) -> str | Callable[[], str | None] | None:
-        """What finds it once somebody asks; where that takes long it is found now, in a thread."""
+        """A function that finds the text when a condition asks for it; where that takes long, the text itself."""
         if self._size(contents) > _INLINE_BYTES:
             return await asyncio.to_thread(self.of, contents)
         return partial(self.of, contents)
@@ -50,7 +51,7 @@ class NewestMessages:
         return sum(map(len, contents.fresh if is_known else contents.messages or ()))
 
     def of(self, contents: Contents) -> str | None:
-        """Its text, the end of it where it is long; None where there is no such message."""
+        """The message's text, the end of it where it is long; None where there is no message of a user."""
         if contents.array is None:
             value = decode(contents.fields[ITEMS[contents.wire]])
             return value[-_CHARACTERS:] if isinstance(value, str) else None

@@ -37,7 +37,7 @@ from gateway.upstream import http
 from gateway.upstream import litellm as translating
 from gateway.upstream.retrying import RetryingUpstream
 
-#: for the token counts of messages, the last ones seen
+#: size of the cache for token counts of the messages seen last
 _COUNTS_BYTES = 32 * 2**20
 
 #: how each provider's certificate is checked, as `http.HttpUpstream` takes it
@@ -264,7 +264,7 @@ def _plain(name: str, row: config.Provider, *, tls: ssl.SSLContext | bool) -> Up
 
 
 def _translated(name: str, row: config.Provider) -> Upstream:
-    """A provider that speaks another."""
+    """A provider that speaks a format of its own, which litellm translates to."""
     return translating.LitellmUpstream(
         translating.Settings(
             name,

@@ -13,10 +13,10 @@ from gateway.core.ports import TOO_SLOW
 
 @asynccontextmanager
 async def patience(seconds: float) -> AsyncIterator[None]:
-    """Cancel what is inside after so long.
+    """Cancel what is inside after so many seconds.
 
-    The cancel's message is the outcome in the record of a call that is cut by it. By the message it is also told from
-    a cancel that comes from outside: that one goes on as it came.
+    The message of the cancel becomes the outcome in the record of a call that is cut by it. It also tells this cancel
+    from one that comes from outside, which is passed on as it came.
 
     Raises:
         UpstreamTimeout: it took longer.

@@ -141,21 +141,21 @@ class Gateway:
 
         `at_work` is told whether a provider may be at work on it: where none is, nothing is lost by a cancel.
 
-        A task in it that is cancelled is charged for what was delivered; the cancel's message, where it is a `Cut`, is
-        the outcome in its record, else `client_left`.
+        If its task is cancelled, the call is charged for what was delivered. The outcome in its record is the message
+        of the cancel where that is a `Cut`, else `client_left`.
         """
         return Exchange(self, incoming, at_work)
 
 
 class _Earlier:
-    """What the providers that were tried before said in the place of an answer: the last of it that is of use."""
+    """What the providers that were tried before said instead of an answer: the last thing that its caller can use."""
 
     def __init__(self) -> None:
         self.answer: AlreadyRead | None = None
         self._fault: UpstreamFault | None = None
 
     def heard(self, said: AlreadyRead | GatewayError) -> None:
-        """Keep what a provider said: its refusal as it was read, or the fault for which there is none."""
+        """Keep a provider's refusal as it was read, or its fault where it gave none; faults of others are ignored."""
         if isinstance(said, AlreadyRead):
             self.answer, self._fault = said, None
         elif isinstance(said, UpstreamFault):
@@ -164,8 +164,8 @@ class _Earlier:
     def instead_of(self, fault: GatewayError) -> AlreadyRead:
         """What the caller is told where the last provider ended in this fault.
 
-        Where the last one failed, that. Where the request only does not fit the last one, which says nothing of the
-        others, what an earlier one said, if one did.
+        If that provider failed, its fault. If the request only does not fit its model, which says nothing of the other
+        models, what an earlier provider said, if one said anything.
 
         Raises:
             GatewayError: the fault, or an earlier one.
@@ -301,31 +301,31 @@ class Exchange:
                 reason = fault.code
                 earlier.heard(fault)
             else:
-                is_last, is_keyless = position >= len(progress.routes), self._is_keyless(answer)
-                is_unfit = progress.is_too_long or is_keyless
+                is_last, is_key_refused = position >= len(progress.routes), self._refuses_our_key(answer)
+                is_unfit = progress.is_too_long or is_key_refused
                 if not is_unfit and (is_last or answer.status not in FAILED):
                     return answer
                 if is_last:
                     return earlier.answer or answer
                 reason = str(answer.status)
-                if answer.status in FAILED or is_keyless:
+                if answer.status in FAILED or is_key_refused:
                     with contextlib.suppress(UpstreamFault):
                         body = await read_error(answer)
                         earlier.heard(AlreadyRead(answer.status, without_packing(answer.headers), body))
             await progress.hang_up()
             self._work(is_so=False)
-            # A client that has left has its call cancelled: here, not while another provider is being asked.
+            # Where the client has left, the cancel takes effect here, before another provider is asked.
             await asyncio.sleep(0)
             failed = f"{route.provider}/{route.model}: {reason}"
             before = progress.notes.get("fallback")
             progress.notes["fallback"] = failed if before is None else f"{before}; {failed}"
 
-    def _is_keyless(self, answer: UpstreamReply) -> bool:
-        """Whether the provider refuses the key that the gateway holds, which another one may do better with."""
+    def _refuses_our_key(self, answer: UpstreamReply) -> bool:
+        """Whether the provider refuses the key that the gateway holds for it; another provider has its own."""
         return answer.status in KEY_REFUSED and has_key(self._gateway.providers[self._p.route.provider])
 
     async def _tried(self, call: Call) -> UpstreamReply:
-        """The answer of the provider whose turn it is."""
+        """The answer of the provider of the current route."""
         progress, gateway = self._p, self._gateway
         progress.is_too_long = False
         gateway.steps.narrow(progress)
@@ -335,13 +335,14 @@ class Exchange:
         return await self._send(call)
 
     async def _make_ready(self, call: Call) -> None:
-        """Decide what is sent, and hold what it may cost. Tool results shrink before a call is refused.
+        """Decide what is sent, and hold what it may cost. Tool results are shown shorter before a call is refused.
 
-        What is held for a call is enough wherever it goes, so it is held once.
+        What is held is enough for every route of the call, so it is held once.
 
         Raises:
             BudgetFault: even then too little is left.
-            StoreUnavailable: what handles stand for cannot be kept, and without handles it is more than is held.
+            StoreUnavailable: what handles stand for cannot be kept, and without handles the call needs more than is
+                held.
         """
         progress, composer, accounts = self._p, self._gateway.composer, self._gateway.accounts
         modes = composer.modes(progress) if progress.taken is None else (progress.mode or "raw",)
@@ -363,16 +364,19 @@ class Exchange:
             accounts.check_held(progress)
 
     async def _send(self, call: Call) -> UpstreamReply:
-        """Send it; once more for each of the three things that a provider's refusal may tell us to change."""
+        """Send the call; once more for each of three things that a refusal may tell us to change.
+
+        That is: no `stream_options`, another way to say which tools may be called, a shorter request.
+        """
         progress, gateway, route = self._p, self._gateway, self._p.route
-        asks = ask = call.stream and not call.usage_asked and route not in gateway.no_stream_usage
+        asked_usage = ask_usage = call.stream and not call.usage_asked and route not in gateway.no_stream_usage
         is_fitted = False
         while True:
             progress.is_too_long = False
-            came = await self._looked_at(call, await self._attempt(call, ask_usage=ask), is_fitted=is_fitted)
+            came = await self._looked_at(call, await self._attempt(call, ask_usage=ask_usage), is_fitted=is_fitted)
             answer = came.refusal if isinstance(came, Begun) and came.refusal is not None else came
             if 200 <= answer.status < 300:  # noqa: PLR2004
-                if asks and not ask:
+                if asked_usage and not ask_usage:
                     # Only now is it sure that our field was the reason, not a client's words that the error repeats.
                     gateway.no_stream_usage.add(route)
                     progress.notes["stream_usage"] = "refused by the provider"
@@ -383,8 +387,8 @@ class Exchange:
             body = await read_error(answer)
             found = length_error(answer.status, body)
             progress.is_too_long = found is not None or answer.status == TOO_LARGE
-            if ask and (b"stream_options" in body or b"include_usage" in body):
-                ask = False
+            if ask_usage and (b"stream_options" in body or b"include_usage" in body):
+                ask_usage = False
             elif gateway.steps.narrow_again(progress, body):
                 # What is sent now weighs less.
                 await gateway.composer.compose(progress, call, progress.mode or "raw")
@@ -395,9 +399,9 @@ class Exchange:
             await progress.hang_up()
 
     async def _looked_at(self, call: Call, answer: UpstreamReply, *, is_fitted: bool) -> UpstreamReply:
-        """The answer; a stream after a look at its first event, where a refusal in it could still be helped.
+        """The answer; of a stream the first event is read, where a refusal in it could still be helped.
 
-        That is where there is another provider to go to, or the request could be made shorter.
+        That is where another route is left, or the request could be made shorter.
         """
         progress, composer = self._p, self._gateway.composer
         is_of_use = self._has_next or (not is_fitted and composer.may_be_too_long(progress))
@@ -407,14 +411,14 @@ class Exchange:
 
     @property
     def _has_next(self) -> bool:
-        """Whether there is somebody to ask where this provider has no answer."""
+        """Whether another route is left after the current one."""
         return self._p.route is not self._p.routes[-1]
 
     def _passed_on(self, came: UpstreamReply, refusal: UpstreamReply) -> UpstreamReply:
         """What to take for the answer where the provider refused the request.
 
-        The refusal, as another provider may be asked. Where there is none, a stream that refused in its first event is
-        passed on as the stream that it is.
+        The refusal, where another route is left. Where none is, a stream that refused in its first event is passed on
+        as the stream that it is.
         """
         return refusal if self._has_next or not isinstance(came, Begun) else came
 

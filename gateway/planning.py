@@ -55,22 +55,23 @@ from gateway.stores.learner import Learner
 logger = logging.getLogger("gateway")
 T = TypeVar("T")
 
-#: So many bytes behind what is known of a request are weighed in the loop: a few milliseconds where none was ever seen.
+#: Bytes behind the known beginning of a request that are weighed in the loop: a few milliseconds if all are new.
 _INLINE_BYTES: Final = 32 * 1024
+#: threads of each kind
 _WEIGHING: Final = 2
 _FITTING: Final = 1
-#: for what is known of messages: their blocks, terms and weights
+#: size of the cache of what is known of messages: their blocks, terms and weights
 _BOOK_BYTES: Final = 64 * 2**20
-#: for messages of other formats as chat messages
+#: size of the cache of messages of other formats as chat messages
 _READ_BYTES: Final = 32 * 2**20
-#: for the beginnings of requests
+#: size of the cache of the beginnings of requests
 _KNOWN_BYTES: Final = 64 * 2**20
 
 
 class Weighing(NamedTuple):
-    """What a request weighs, what is known from earlier calls, and what `keys_of` says of its messages.
+    """What a request weighs as it came, what earlier calls taught, and the keys of its messages (`keys_of`).
 
-    `keys`: None where they are no array.
+    `keys`: None where the messages are no array.
     """
 
     came: Weighed
@@ -79,16 +80,17 @@ class Weighing(NamedTuple):
 
     @property
     def alone(self) -> Weighing:
-        """The same as far as the session itself has taught it."""
+        """The same without what other sessions taught."""
         learned = self.learned.alone
         return Weighing(weigh(self.came.request, self.came.estimate, learned, self.came.key), learned, self.keys)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One call to be planned. `size`: bytes of its body; `salt`: tells decisions apart that are not for one model.
+    """One call to be planned.
 
-    `weighing`: of these contents for this route, where it was weighed just now.
+    `size`: bytes of its body; `salt`: names the model of a fallback, so that decisions for it are kept apart, else
+    empty; `weighing`: what these contents weighed for this route, where that was found just now.
     """
 
     contents: Contents
@@ -144,7 +146,7 @@ class Planner:
     async def plan(self, asked: Asked, remembered: Remembered, window: int | None = None, *, use: Use = "off") -> Plan:
         """What to send. `window`: what a provider said just now; `use`: whether a summary may be asked for first.
 
-        No call is refused for what other sessions taught: it would report nothing that puts that right.
+        No call is refused because of what other sessions taught: a refused call reports no usage to correct that.
         """
         weighing = await self._weigh(asked, remembered, window)
         plan = await self._planned(asked, weighing, remembered, use)
@@ -181,14 +183,14 @@ class Planner:
         return replace(plan, window=window)
 
     def _of_one_text(self, unchanged: Plan, tokens: int, wire: Wire, budget: int, trim: Trim) -> Plan:
-        """Sent as it came, if it may be."""
+        """The plan for a request without messages to choose among: sent as it came, or refused."""
         if tokens <= budget or trim == "shadow" or self.policy.overflow != "error":
             return unchanged
         return replace(unchanged, overflow=TextTooLong(needed=tokens, budget=budget, param=ITEMS[wire]))
 
     def _roomy(self, came: Weighed, contents: Contents, keys: Sequence[bytes], room: Room, scales: Scales) -> Plan:
         view = self.view(contents)
-        # Messages and Responses join neighbours of one role, or take any.
+        # The other formats join neighbours of one role, or take any order.
         takes_turns = contents.wire == "chat" and self._estimator.family(came.request).turns == "strict"
         conversation = self._conversation(view, contents, keys, takes_turns=takes_turns)
         return make_room(came, view, conversation, room, scales)
@@ -198,7 +200,7 @@ class Planner:
         return view_of(contents.wire, contents.messages or (), self._read)
 
     def _read_ahead(self, came: Weighed, contents: Contents, keys: Sequence[bytes], budget: int) -> None:
-        """Let some of what a cut has to know be read. Nobody waits for it, and one at a time is enough."""
+        """Have a thread read some of what a coming cut needs. Nobody waits for it, and one at a time is enough."""
         filled = came.expected.tokens / budget
         if filled <= START or not self._reading_ahead.acquire(blocking=False):
             return
@@ -276,7 +278,7 @@ class Planner:
     def _conversation(
         self, view: View, contents: Contents, keys: Sequence[bytes], *, takes_turns: bool
     ) -> Conversation:
-        """`keys`: of the elements."""
+        """The conversation that a cut works on. `keys`: of the body's elements."""
         asked = (contents.priorities or {}).items()
         priorities = {index: priority for place, priority in asked for index in view.indices({place})}
         return Conversation.of(
@@ -326,7 +328,7 @@ class Planner:
 
 
 def _keys_of(view: View, contents: Contents, keys: Sequence[bytes]) -> tuple[bytes, ...]:
-    """Those of the messages; `keys`: of the elements."""
+    """The keys of the chat messages. `keys`: of the body's elements, which are the same in a chat call."""
     return tuple(keys) if contents.wire == "chat" else keys_of(view.messages)
 
 

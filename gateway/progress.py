@@ -53,7 +53,7 @@ class Progress:
         session: the one it is charged to; None where there is none, or it is not known yet.
         derived: the session's id was made of how the conversation begins.
         routes: the models that may answer it, at their providers, in the order in which they are tried.
-        route: the one of them that is being tried, or answered.
+        route: the one of them that is being tried, or that has answered.
         others: models that the call tells its providers to call in the place of its own, at each of them.
         advisors: models that the call lets its own one ask, at each of its providers.
         is_too_long: the provider that is being tried has refused the request for its length.
@@ -64,8 +64,8 @@ class Progress:
         remembered: what the session keeps from earlier calls.
         stepped: where its agent is in its steps; None without steps.
         contents: its messages, where the steps had to look at them; else they are read when it is weighed.
-        weighing: what these weighed for the steps, to be used once instead of weighing them again.
-        step: the step that was active when it came; that of its record.
+        weighing: what the contents weighed for the steps, to be used once instead of weighing them again.
+        step: the step that was active when the call came; its record names it.
         narrowed: how the provider is told which tools may be called.
         mode: how its tool results are shown.
         showing: its tool results as they are shown; None where all are as they came.
@@ -87,7 +87,7 @@ class Progress:
         billed: the provider charges for it: it has accepted the call.
         is_unheard: its client had left before the answer ended.
         is_event_stream: the answer is a stream of events.
-        response_bytes: that were passed on.
+        response_bytes: bytes of the answer that were passed on.
         notes: remarks for its record, by name.
         record: as it was, or is about to be, written; None before.
         totals: the session's after it was written.
@@ -161,15 +161,15 @@ class Progress:
 
     @property
     def unseen(self) -> tuple[str, ...]:
-        """What of the request stands for content that the provider keeps."""
+        """What in the request stands for content that only the provider has."""
         if self.call is None:
             return ()
-        # What is shown of results is not all that came.
+        # Where results are shown shorter, the contents are not all that came.
         contents = self.asked.contents if self.asked is not None and self.showing is None else None
         return kept_elsewhere(self.call.fields, self.incoming.endpoint.wire, contents)
 
     def kept_by(self, *routes: Route) -> int:
-        """Tokens of an earlier answer that it goes on from, as the session knows of the provider that keeps most."""
+        """Tokens of the earlier answer that the call goes on from, at the one of these providers that keeps most."""
         ids = gone_on_from(self.call.fields, self.incoming.endpoint.wire) if self.call is not None else ()
         return max(self.remembered.kept_by(route.provider, ids) for route in routes) if ids else 0
 
@@ -179,7 +179,7 @@ class Progress:
         return asked if step is None else step
 
     def limit_to_set(self, fields: AnyFields, wire: Wire) -> int | None:
-        """The limit of an answer that the step sets; None: as the call says, or below what can be set."""
+        """The limit of an answer that the step sets; None: it sets none, or the call itself asks for no more."""
         most = self.step.max_output_tokens if self.step is not None else None
         if most is None:
             return None
@@ -198,7 +198,7 @@ class Progress:
         return [route for route in named if route.provider in providers]
 
     def client_left(self) -> None:
-        """Nobody waits for the answer. Of a stream that has said why it ends the client knows all that matters."""
+        """Nobody waits for the answer. Where a stream has said why it ends, its client has heard all that matters."""
         has_ended = self.is_event_stream and self.reader is not None and self.reader().finish_reason is not None
         self.is_unheard = self.record is None and not has_ended
 

@@ -36,7 +36,7 @@ class Noted:
         at: when it came, seconds since the epoch.
         charge: what was added to its session; None: nothing.
         came: input tokens of the request as it came; None where it was not weighed.
-        sent: of the request as it was sent.
+        sent: the same of the request as it was sent.
         accounts: all that it was charged to; empty where the record does not say.
         has_details: the record also says what was cached and paid.
     """

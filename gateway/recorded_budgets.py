@@ -242,7 +242,7 @@ class Sums:
         }
 
     def places_json(self) -> dict[str, Any]:
-        """Of one session: which of its calls it was."""
+        """For one session: its first call in each mode, the first refused, and those over their context budget."""
         first = self.first_refused
         return {
             "modes": {mode: _place(self.modes[mode]) for mode in MODES if mode in self.modes},

@@ -57,7 +57,7 @@ class Records:
         return self._record(progress, answer, charge, self._spent(progress, charge, answer))
 
     def unread(self, progress: Progress) -> CallRecord:
-        """The same where `of` fails: charged for what was held for its input, and noted of its answer."""
+        """The record where `of` fails: charged for its input as weighed, and the output that its lease has noted."""
         progress.notes["usage"] = "not known: the gateway failed to read it"
         taken, charge, spent = progress.taken, None, NOTHING
         if progress.billed or progress.is_at_work:
@@ -131,7 +131,7 @@ class Records:
         return Charge(usage, "estimated", self._cost(progress, usage, answer))
 
     def _estimates(self, progress: Progress, answer: Answer) -> tuple[int, int]:
-        """Tokens of the sides of which nothing was reported; of one that was, whatever."""
+        """Estimated tokens of input and output; only those of a side that was not reported are ever used."""
         if not self._estimate_missing:
             return 0, 0
         reported = answer.usage
@@ -150,7 +150,7 @@ class Records:
         spent, hold = spent_by(charge, self._cached_weight), progress.taken.hold if progress.taken is not None else None
         if hold is None or self._is_input_seen(progress, answer):
             return spent
-        # Of a form nothing is known but its size, and by that it was held.
+        # Of a form only its size is known, and what was held goes by that.
         return spent._replace(nano_usd=max(spent.nano_usd, hold.fixed.nano_usd))
 
     def _is_input_seen(self, progress: Progress, answer: Answer) -> bool:
@@ -214,7 +214,11 @@ class Records:
 
 
 def _kept(progress: Progress, answer: Answer, charge: Charge | None) -> str:
-    """What stands on an answer whose usage was reported: all of it, but what each request says for itself anew."""
+    """What the session notes of an answer that later calls may go on from: its id, and the tokens it adds to them.
+
+    All tokens of the call but those that each request sends again, such as its tools. Empty where no usage was reported
+    or the provider keeps nothing.
+    """
     call, plan = progress.call, progress.plan
     if call is None or charge is None or charge.source != "provider":
         return ""

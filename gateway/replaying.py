@@ -68,7 +68,7 @@ class Turn:
         sent: sent as it was decided; None where it would have been refused.
         budget: input tokens it was allowed; None: nothing limits it.
         trimmed: number of messages by the rule that changed them.
-        cut: what was decided before did not do any more.
+        cut: it does not begin with all that was sent of the request before it.
         refusal: why it would have been refused.
     """
 
@@ -201,7 +201,7 @@ class Replay:
         return Turn(recorded.session, came, sent, plan.context.budget, plan.context.trimmed, is_cut)
 
     async def _sent(self, asked: Asked, before: Sequence[bytes]) -> tuple[Sent, Sequence[bytes], bool]:
-        """A request beside the one before it; its messages; whether its beginning is another."""
+        """A request as it would go out; its messages; whether it no longer begins with those `before` it."""
         weighed = await self._inspector.count(asked, Remembered(), ["items"])
         messages = [plain(raw) for raw in asked.contents.messages or ()]
         same = sum(1 for _ in takewhile(bool, map(eq, messages, before)))

@@ -1,10 +1,11 @@
 """Summaries of tool results that a model makes, once each: what stands for a result is decided the first time.
 
-Only for a call that is paid for already: a summary must not take what it was to be sent with. Together they may cost a
-share of what is left, the newest results go first, and of what no summary comes the extract stands.
+They are made once the call itself is held, so that they cannot take what it needs. Together they may cost a share of
+what is left; the newest results go first, and a result without a summary is shown as an extract.
 
 Calls side by side that show the same result wait for the first of them, which asks for all. Should it be cut before it
-has decided, the next one asks. So it is in one process: another asks for itself, and the first decision kept stays.
+has decided, the next one asks. This holds within one process: another one asks for itself, and the first decision that
+is in the store stays.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gateway.results import Open, Results
 from gateway.summaries import Question, Summaries
 
 OPERATION: Final = "result_summary"
-#: of what the budgets still allow, in calls and in input, all summaries for one call together
+#: all summaries for one call may take one part in so many of the calls and input tokens that the budgets leave
 _SHARE: Final = 4
 
 
@@ -37,7 +38,7 @@ class ResultSummaries:
         self._results = results
         self._summaries = summaries
         self._model = model
-        #: results that a call is deciding on; in the end the call's id, or None where it was cut before
+        #: results that a call is deciding on; a future gives that call's id, or None where it was cut before
         self._deciding: dict[tuple[SessionKey, str], asyncio.Future[str | None]] = {}
 
     @property

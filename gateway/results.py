@@ -27,10 +27,10 @@ from gateway.core.modes.summary import MOST, Summing
 from gateway.core.ports import SessionKey, Store
 from gateway.decisions import Decisions
 
-#: what a message has that makes calls, and what one of them has that asks for a full text
+#: the field of a message that calls tools, and a handle among their arguments, which asks for a full text
 _CALLS: Final = b'"tool_calls"'
 _HANDLE: Final = re.compile(rb"\btr_[0-9a-f]{32}\b")
-#: for messages as they were shown
+#: size of the cache of messages as they were shown
 _CACHE_BYTES: Final = 32 * 2**20
 #: what an entry takes beside its bytes
 _ENTRY_BYTES: Final = 200
@@ -228,7 +228,7 @@ class Results:
     ) -> Showing | None:
         """What is shown, with summaries where it is decided what they are, and with what is to be decided."""
         summable = {one.handle for one in shown if one.handle and one.summing}
-        # A session whose full text is gone was forgotten, and its decisions with it.
+        # Where a full text is gone, the store has forgotten the session, and its decisions too.
         said = await self._decisions.known(session, summable, unsure=texts) if summable else {}
         undecided = {
             one.handle: Open(place, messages[place], one.handle, one.summing)

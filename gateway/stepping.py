@@ -42,7 +42,7 @@ _REFUSED: Final = "not kept: the store cannot take the call's record"
 _UNHEARD: Final = "not kept: its client had left before it ended"
 _DAMAGED: Final = "not kept: the store cannot read what it holds of the session"
 _REASONS: Final = ((StoreConflict, _CHANGED), (RecordRefused, _REFUSED), (StoreDamaged, _DAMAGED))
-#: what a refusal of a choice among some tools names
+#: a provider's refusal that is about the choice among some tools names one of these
 _ABOUT_CHOICE: Final = (b"allowed_tools", b"tool_choice")
 #: how an answer ends that was cut: a call of a tool in it may be cut as well, and nobody runs that
 _CUT: Final = frozenset(
@@ -51,9 +51,9 @@ _CUT: Final = frozenset(
         *("content_filter", "refusal", "failed", "cancelled"),
     }
 )
-#: what a step denies that allows nothing
+#: the pattern by which a step denies all tools
 _EVERYTHING: Final = "*"
-#: requests of which it stays known what a step lets them call
+#: size of the cache of which tools of an offer a step lets a call use
 _KNOWN: Final = 256
 #: names that an error shows
 _SHOWN: Final = 16
@@ -119,7 +119,7 @@ class Steps:
     async def _enter(
         self, progress: Progress, session: SessionKey, agent: Agent, facts: Facts, expected: StepState
     ) -> StepState:
-        """Enter the step whose turn it is by what the store holds now, and keep that; where it cannot, as expected."""
+        """Enter the step that follows from the state in the store now, and keep that; `expected` where that fails."""
         at = after = _AT_START
         if self._is_away():
             progress.notes["step"] = _AWAY
@@ -140,7 +140,7 @@ class Steps:
         return after
 
     def _agent(self, progress: Progress) -> Agent | None:
-        """Whose steps the call takes: those that its route says, that it asks for, or that are for all others."""
+        """The agent whose steps the call takes: its route's, else the one that it names, else the default one."""
         name = progress.route.agent or progress.incoming.directives.agent
         if name is None:
             return self._agents.get(DEFAULT_AGENT)
@@ -167,7 +167,7 @@ class Steps:
         return Facts(await self._newest.ahead_of(contents) if agent.reads_message else None, tokens, left)
 
     def narrow(self, progress: Progress) -> None:
-        """Decide how the provider whose turn it is gets told which tools may be called."""
+        """Decide how the current provider is told which tools may be called."""
         stepped = progress.stepped
         if stepped is None or stepped.offer is None:
             return
@@ -202,7 +202,7 @@ class Steps:
     def going(self, progress: Progress, record: CallRecord) -> Going | None:
         """How the session goes on by the tools that an answer calls; None where it does not, or nobody can say.
 
-        What is of no whole answer is not counted: nobody will run it.
+        Tools of an answer that was cut are not counted: nobody will run them.
         """
         stepped = progress.stepped
         if stepped is None or not record.tools:
@@ -219,7 +219,7 @@ class Steps:
         return going
 
     def gone(self, progress: Progress, going: Going) -> CallRecord:
-        """It was kept that the session has gone on; the record that was."""
+        """Take over the step that was kept with the record; that record."""
         stepped, session, used = going.stepped, progress.session, going.used
         stepped.state, stepped.stray = used.state, used.stray
         if session is not None:
@@ -227,7 +227,7 @@ class Steps:
         return going.record
 
     def unkept(self, progress: Progress, going: Going, error: StoreUnavailable | None = None) -> None:
-        """It was not, as the store is away if `error` does not say another reason.
+        """Go on from the step that this call knows, as it could not be kept; `error`: why, None: the store is away.
 
         Where a session is in its steps is guidance, and no reason to refuse a call that may be made.
         """
@@ -245,7 +245,8 @@ class Steps:
 class Going:
     """An `Ending`: the rules go on from what the store holds, by the tools that an answer calls.
 
-    `at`, `used` and `record`: as it was applied last.
+    It may be applied more than once; `at` (the state before), `used` (what the tools made of it) and `record` are those
+    of the last time.
     """
 
     def __init__(self, stepped: Stepped, tools: Sequence[str], record: CallRecord) -> None:
@@ -283,7 +284,7 @@ def _known_as(progress: Progress, stepped: Stepped, tools: Sequence[str]) -> Seq
     sets = progress.answer.sets if progress.answer is not None else ()
     if not any(sets) and all(map(offer.names.__contains__, tools)):
         return tools
-    # A set of tools has the name that the client gives it.
+    # `as_name`, since a client may give a set of tools any name.
     return [as_name(offer.known_as(tool, one_of)) for tool, one_of in zip_longest(tools, sets[: len(tools)])]
 
 

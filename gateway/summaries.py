@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 #: a call waits so long for a summary
 SUMMARY_S: Final = 60.0
-#: how the length of an answer is bounded: as most know it, and as some insist on
+#: the field that bounds an answer: the name that most providers know, and the one that some insist on
 _LIMITS: Final = ("max_tokens", "max_completion_tokens")
 #: a summary may be so many times longer than it was asked to be
 _LONGEST_SUMMARY: Final = 2
@@ -99,7 +99,7 @@ class Summaries:
     ) -> list[tuple[str | None, str]]:
         """What models say to several questions, asked at once: a text and by which call, or None and why there is none.
 
-        Who is cut while waiting cuts those calls too, for the same reason.
+        A call that is cut while it waits cuts these calls too, with the same outcome.
         """
 
         async def one(question: Question) -> tuple[str | None, str]:
@@ -112,8 +112,8 @@ class Summaries:
         return list(await self._at_work(asyncio.gather(*map(one, questions)), progress))
 
     async def _at_work(self, answer: Awaitable[T], progress: Progress) -> T:
-        """A client that leaves meanwhile has it made to its end, and no more."""
-        # It is charged to the session: what was read of that is out of date.
+        """Wait for a summary. It counts as work of a provider: if the client leaves, it is made to its end."""
+        # It is charged to the session, whose totals are out of date by then.
         progress.before = None
         progress.at_work(is_so=True)
         try:
@@ -153,7 +153,7 @@ class Summaries:
             return headers
         key_headers = incoming.caller.key_headers
         own = [pair for pair in incoming.headers if pair[0] in CREDENTIALS and pair[0] not in key_headers]
-        # Where the call itself goes, a call without a credential goes too: many local servers ask for none.
+        # The caller's credential is for the call's own provider. There may be none: many local servers ask for none.
         if route.provider != progress.route.provider:
             raise NoSummaryError(f"the gateway holds no key of {route.provider}")
         return headers + own

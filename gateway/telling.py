@@ -31,7 +31,10 @@ def tell_step(
     at: float,
     tools: Sequence[str] = (),
 ) -> None:
-    """Tell of an agent that went from one place to another; nothing where they are the same."""
+    """Tell of an agent that went from one place to another; nothing where they are the same.
+
+    `places`: before and after; `at`: seconds since the epoch; `tools`: those that moved it, none where none did.
+    """
     before, after = places
     if (before.active, before.index) == (after.active, after.index):
         return

@@ -83,7 +83,7 @@ _EXPIRE_EVERY_S = 3600.0
 _OLD_PARTS_CHECK_S = 1.0
 _STATE_EVERY_S = 2.0
 _SEES_ALL = Access(None, admin=True)
-#: in which callbacks are told what /api shows
+#: how callbacks get what /api shows: as somebody does who sees all sessions
 _SHAPES = Shapes(partial(call_json, access=_SEES_ALL), partial(shown_id, access=_SEES_ALL), totals_json)
 
 Load = Callable[[], config.Loaded]
@@ -160,7 +160,7 @@ class Worker:
         self._results = Results(store, settings.sessions.results_max_bytes)
         self.keys = KeyRing(store)
         self._learner = Learner(store)
-        # A body that is looked at while the configuration is read again is looked at to the end.
+        # They outlive a reload: a body that is being looked at is looked at to the end.
         self._threads = Threads()
         self._metrics = Metrics(config.shared_metrics()) if settings.telemetry.metrics else None
         self._callbacks = Callbacks(own, webhooks_of(settings.callbacks.webhooks, self._metrics), _SHAPES)
@@ -224,7 +224,7 @@ class Worker:
         )
 
     async def _note_state(self) -> None:
-        """For the other workers, any of which may be asked how all are doing."""
+        """Keep this worker's figures current, as any of the workers may be asked for those of all."""
         while self._metrics is not None and self._workers > 1:
             self._metrics.look(self._state())
             await asyncio.sleep(_STATE_EVERY_S)
@@ -433,7 +433,7 @@ async def _retire(parts: _Parts) -> None:
 
 
 def _logged(upstreams: Mapping[str, Upstream], settings: config.Settings) -> Mapping[str, Upstream]:
-    """The ways to providers, with all that goes by in the log where it was asked for."""
+    """The ways to providers; where it is asked for, each writes what goes by to the log."""
     if not settings.telemetry.log.bodies:
         return upstreams
     logger.warning("prompts and answers are written to this log: telemetry.log.bodies is on")
