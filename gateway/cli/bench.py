@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from gateway.benching.measure import Report, Row
 
 _NUMBERS = ("calls", "CPU µs/call", "µs/chunk", "p50 ms", "direct", "p99 ms", "direct p99", "wrong")
-#: problems that are told one by one
+#: problems that are told one by one, and characters of each
 _SHOWN = 5
 _LONGEST = 300
+#: milliseconds from which on no decimals are shown
 _EXACT_TO_MS = 100
 
 

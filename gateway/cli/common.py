@@ -39,7 +39,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of text.")]
 _REPEATED: Final = 80
 #: columns of a table that goes to a file
 _WIDEST: Final = 100_000
-#: to which text is folded at most
+#: columns that a folded text has at the least
 _FOLDED: Final = 12
 #: between two columns of a table
 GAP: Final = 2

@@ -24,8 +24,8 @@ _SHELL: Final = "a shell"
 class Client:
     """What to set. `$v1` and `$root` stand for the base URL with and without `/v1`, both with the session's path.
 
-    `where`: None for variables of a shell, else where the text belongs, or is entered. `names_sessions`: by itself, so
-    that the path names none.
+    `where`: None for variables of a shell, else where the text belongs, or is entered. `names_sessions`: the client
+    names its sessions by itself, so that the path names none.
     """
 
     text: str

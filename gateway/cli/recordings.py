@@ -56,7 +56,7 @@ def lines_of(name: str) -> Iterator[bytes]:
 
 
 def share(part: int, whole: int) -> str:
-    """A part of something."""
+    """A part in percent of the whole; empty where the whole is 0."""
     return f"{part / whole:.0%}" if whole else ""
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _UNITS = ("tokens", "usd", "calls")
-#: what a session is shown with beside its facts
+#: parts of a session that are not among its facts: most of them have a table of their own
 _IN_TABLES = ("recent_tools", "tools", "steps", "last_calls")
 
 app = typer.Typer(help="Sessions: totals, calls, reset, delete.", invoke_without_command=True)

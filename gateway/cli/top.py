@@ -21,12 +21,15 @@ if TYPE_CHECKING:
 
     from gateway.core.ports import Store
 
+#: characters of a full bar
 _BAR: Final = 10
 #: share of a budget that is left, from which down it is shown in this color
 _COLORS: Final = ((0.05, "red"), (0.2, "yellow"))
 _MINUTE_S: Final = 60.0
 _COLUMNS: Final = ("session", "run", "calls", "input", "output", "tok/min", "budget left", "mode", "cost $", "idle")
+#: columns that are aligned to the left
 _LEFT: Final = ("session", "budget left", "mode")
+#: characters that are shown of a session's name at the least
 _LEAST_NAME: Final = 15
 #: columns that a narrow terminal has no room for, in this order
 _FIRST_TO_GO: Final = ("mode", "input", "output", "tok/min", "cost $", "calls", "run", "budget left")

@@ -35,7 +35,7 @@ _WORDS: Final = {
 }
 #: keys whose text is a duration
 _DURATIONS: Final = frozenset({"ttl", "window"})
-#: what a parser says in words that need those before them
+#: what a parser says that is not understood without its context, and what is said instead
 _SAID: Final = {
     "but found another document": "it holds more than one document (---)",
     "second occurrence": "an anchor (&) stands there twice",
@@ -64,7 +64,7 @@ def unknown_providers(merged: Mapping[str, Any]) -> list[str]:
 
 
 def _names(provider: object) -> Iterable[object]:
-    """Of one provider, or of all that share calls."""
+    """The name of one provider, or those of all that share a route's calls."""
     return provider if isinstance(provider, dict) else [provider]
 
 
@@ -104,7 +104,7 @@ def served_by_nobody(settings: Settings) -> list[str]:
 
 
 def _untaken(path: str, provider: str, dialects: Sequence[str] | None) -> list[str]:
-    """What the gateway itself calls, it calls in the format chat."""
+    """A complaint where the gateway is to ask for summaries at a provider that does not take the format chat."""
     if path not in _CALLED_BY_US or dialects is None or "chat" in dialects:
         return []
     return [f"{path}: summaries are asked for in the format chat, which providers.{provider}.dialects does not name"]
@@ -192,7 +192,7 @@ def _keys(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
 
 
 def _is_of_another_kind(problem: Mapping[str, Any], problems: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether it complains of the kind of a value that is of another that would do, in which something is wrong."""
+    """Whether it only says that a value is not of one kind, while the value is of another and wrong within that."""
     kinds = problem["loc"][:-1]
     is_choice = _keys(problem["loc"][-1:]) == ()
     return is_choice and any(

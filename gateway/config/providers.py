@@ -13,7 +13,7 @@ from gateway.core.addresses import is_address
 from gateway.core.forwarding import AUTH_HEADER, FRAMING, AuthStyle
 
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
-#: of a request to a provider; a host of one's own is for one that is called by its address
+#: headers that the gateway writes for each request; `host` may be set, for a provider that is called by its IP address
 _WRITTEN: Final = FRAMING - {b"host"}
 Format = Literal["chat", "responses", "messages", "completions", "embeddings"]
 #: arguments of litellm's functions that are a call's, or that the gateway sets

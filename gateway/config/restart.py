@@ -23,7 +23,7 @@ _SERVER_KEYS: Final = (
 
 def reloaded(started: Settings, read: Settings) -> tuple[Settings, list[str]]:
     """What a reload puts into force, and the key paths that were changed and stay as they were started."""
-    # A Redis is told with each session for how long to keep it; elsewhere only the hourly search asks.
+    # A Redis store was opened with the ttl, which it sets on each session; others are given it every hour.
     session_keys = ("ttl",) if started.store.is_redis else ()
     kept: dict[str, Any] = {name: getattr(started, name) for name in _SECTIONS}
     kept["server"] = _with(read.server, started.server, _SERVER_KEYS)

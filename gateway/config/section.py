@@ -41,7 +41,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _as_meant(cls, value: Any) -> Any:
-        """Without `server:` with nothing below, as it is left when all its keys are commented out."""
+        """Without blocks that hold nothing, such as a `server:` whose keys are all commented out; `off` as a word."""
         if not isinstance(value, dict):
             return value
         return {

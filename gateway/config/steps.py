@@ -17,7 +17,7 @@ from gateway.core.steps import MOST_RECENT, is_any
 _MOST_CHARACTERS: Final = 16 * 1024
 #: seconds to look for a pattern; a pattern that takes longer is not found
 _MOST_S: Final = 0.02
-#: messages of which it stays known what was found
+#: messages for which it is remembered whether a pattern was found
 _MOST_MESSAGES: Final = 8
 _MOST_STEPS: Final = 64
 
@@ -232,7 +232,7 @@ def matcher(pattern: str) -> Callable[[str], bool]:
     except regex.error as error:
         raise ValueError(f"is no regular expression: {error}") from None
 
-    # One message is looked at with each tool of its turn, by a rule that may take its time.
+    # The same message is looked at again for each tool of its turn, and a pattern may be slow.
     @lru_cache(_MOST_MESSAGES)
     def is_in(text: str) -> bool:
         try:

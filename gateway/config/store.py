@@ -63,7 +63,7 @@ class StoreSettings(Section):
 
     @property
     def is_redis(self) -> bool:
-        """Whether it is on servers of its own."""
+        """Whether it is a Redis: one server, sentinels or a cluster."""
         return self.url.startswith("redis")
 
     @property

@@ -30,7 +30,7 @@ _OURS: Final = re.compile(rf"{_PREFIX}\w+", re.ASCII)
 #: gets none of it.
 _SERVICE: Final = re.compile(r"GATEWAY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 _SERVICE_PORT: Final = re.compile(r"(tcp|udp|sctp)://")
-#: how alike a name must be to be proposed; all that is said of one provider is alike
+#: how alike a name must be to be proposed; keys of two providers are quite alike, so for those it must be nearly equal
 _ALIKE: Final = 0.5
 _SAME_PROVIDER: Final = 0.9
 
@@ -77,7 +77,7 @@ def _why(name: str, keys: list[str], providers: list[str]) -> str:
 
 
 def _nearest(name: str, keys: Iterable[str], cutoff: float) -> str:
-    rests = [key.removeprefix(_PREFIX) for key in keys]  # what all of them begin with makes none alike
+    rests = [key.removeprefix(_PREFIX) for key in keys]  # the prefix they share would make all look alike
     close = difflib.get_close_matches(name.removeprefix(_PREFIX).upper(), rests, n=1, cutoff=cutoff)
     return f" (did you mean {_PREFIX}{close[0]}?)" if close else ""
 

@@ -35,8 +35,8 @@ _CONVERSATION: Final = re.compile(r"conversations/[^/]+(?:/items)?$")
 _KEPT: Final = re.compile(
     r"(?:files|uploads(?:/.+)?|conversations|containers(?:/.+/files)?|vector_stores|assistants|threads|moderations)$"
 )
-#: Work that goes on behind its answer, which says that something was begun: a word like these names it in any path.
-#: What a session opened here says goes past the gateway, and so does what a machine does that is rented by the hour.
+#: Work that goes on after its answer, which only says that it was begun: its path holds one of these words. Sessions
+#: and machines that are opened here are among it, since what they are used for goes past the gateway.
 _LATER: Final = re.compile(
     r"(?:^|/)(?:evals/|(?:[a-z]+[_-])?(?:async|batch|batches|clusters|deployments|endpoints|evaluations?|execute"
     r"|executions|fine[_-]tun(?:e|es|ing|ings)|jobs|live|queue|realtime|runs|schedules|sessions|videos?)(?:/|$))"
@@ -45,11 +45,11 @@ _LATER: Final = re.compile(
 _ENDED: Final = re.compile(r"/(?:archive|cancel|hangup|pause|reject|stop|terminate)$")
 #: Counting is free at every provider that offers it, and answers with `input_tokens` of no call.
 _COUNTING: Final = re.compile(r"(?:^|/)(?:messages/count_tokens|responses/input_tokens)$")
-#: Below the path of a model no other path counts, and what asks for an answer there is a call, stored or not: a server
-#: that routes by the beginning of a path takes it for one.
+#: Paths below those of a model. What asks for an answer there is a call, whatever the rest of the path says: some
+#: servers route by the beginning of a path.
 _BELOW_MODEL: Final = re.compile(r"(?:chat/completions|completions|responses|messages|embeddings)/")
 _COUNTING_MODELS: Final = frozenset({"messages/count_tokens", "responses/input_tokens"})
-#: what a request about an earlier answer may say without asking for one, and what one to a conversation must
+#: the only fields of a request that asks for no answer: about a stored one, and to a conversation that is added to
 _ABOUT_STORED: Final = frozenset({"metadata"})
 _ABOUT_CONVERSATION: Final = frozenset({"metadata", "items"})
 
@@ -94,11 +94,11 @@ def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b
 
     `body`: what came to it, which tells a call from a request about an earlier answer.
     """
-    # Some servers route without regard to case: what reaches them so is what it is.
+    # Some servers route without regard to case.
     path = path.rstrip("/").lower()
     known, is_below = _KNOWN.get(path), _BELOW_MODEL.match(path) is not None
     if method not in WITHOUT_BODY:
-        # A server may not look at the method: what asks for an answer is a call of the model.
+        # Some servers do not look at the method: what comes with a body to a model's path is a call of the model.
         if known is not None:
             return known
         method = "POST" if is_below else method

@@ -22,7 +22,7 @@ _DELTA_TEXTS: Final = ("text", "partial_json", "content")
 _TIERED: Final = frozenset({"speed", "inference_geo"})
 #: a tool of the client, of Anthropic's servers, of an MCP server
 _TOOL_BLOCKS: Final = ("tool_use", "server_tool_use", "mcp_tool_use")
-#: what only the last event holds, the end mark of some hosts, and an answer that speaks of them
+#: the last event, and the end mark of some hosts, hold one of these; so does an answer that speaks of them
 _LAST_MARKS: Final = (b"message_stop", b"[DONE]")
 
 
@@ -172,7 +172,7 @@ class MessagesReader(EventReader):
         for name in _BLOCK_TEXTS:
             self._gathered.weigh(block.get(name))
         content = block.get("content")
-        # Of a compaction; what a tool of the provider found is no output of the model, and is no text.
+        # A compaction has a text here. What a tool of the provider found is a list, and no output of the model.
         if isinstance(content, str):
             self._gathered.weigh(content)
         self._think(block)

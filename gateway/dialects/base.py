@@ -18,11 +18,11 @@ from gateway.core.values import dataclass
 from gateway.dialects.fields import Fields, decode_answer, write_fields
 from gateway.dialects.reported import Reported
 
-#: what may follow the end mark before `close`; more is nobody's answer
+#: bytes behind the end mark that are kept until `close`; more is no part of an answer
 _HELD_BYTES: Final = 64 * 1024
 #: how the totals begin that a gateway behind this one writes of its own sessions
 _OUR_COMMENT: Final = b": x-"
-#: events of a stream that may wait to be read
+#: bytes of events that may wait to be read
 _UNREAD_BYTES: Final = 64 * 1024
 #: tool calls of one answer that are remembered by name
 MAX_TOOLS: Final = 256
@@ -95,7 +95,7 @@ class EventReader(Protocol):
         ...
 
     def read_all(self, events: Sequence[bytes]) -> None:
-        """Take the data of events that surely pass; never raises. For a reader to which many are as good as each."""
+        """Take the data of events that surely pass; never raises. A reader may take them in one go."""
         for data in events:
             self.read(data)
 
@@ -129,7 +129,7 @@ class StreamMeter:
         self._reader = reader
         self._buffer = EventBuffer()
         self._held = b""
-        #: what nothing behind the end mark changes any more
+        #: the answer, once the end mark was read and usage was reported before it: what follows changes nothing
         self._answer: Answer | None = None
         self._unread: list[bytes] = []
         self._unread_bytes = 0
@@ -170,7 +170,7 @@ class StreamMeter:
         return verdict is Verdict.PASS
 
     def _hold(self, block: bytes) -> None:
-        """Keep what comes behind the end mark; what a stream used some say only there."""
+        """Keep what comes behind the end mark; some providers report usage only there."""
         if self._read(block) is not Verdict.DROP and len(self._held) < _HELD_BYTES:
             self._held += block
 

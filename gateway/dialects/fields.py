@@ -17,7 +17,7 @@ Fields = Mapping[str, msgspec.Raw]
 #: the same, some of them set anew
 AnyFields = Mapping[str, bytes | msgspec.Raw]
 _ANY_DECODER: Final = msgspec.json.Decoder()
-#: of a number that anybody means
+#: digits of a whole number; one with more is read as None
 _MOST_DIGITS: Final = 400
 #: what may stand before a value
 _BLANK: Final = " \t\r\n\0"

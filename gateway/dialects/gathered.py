@@ -18,7 +18,7 @@ _OPAQUE_TOKENS: Final = 1 / 8
 
 
 class Gathered:
-    """What was read of an answer so far: of names the first model, the last of the others."""
+    """What was read of an answer so far: the first model that it names, and the last of every other name."""
 
     __slots__ = (
         *("_ids", "_model", "_output", "_sound", "_tools"),
@@ -77,12 +77,12 @@ class Gathered:
         """Take the name of a tool that is called.
 
         Args:
-            name: what is no text is none.
+            name: its name; nothing is taken where it is no text.
             key: tells the calls of an answer apart; None: each is another.
             call_id: where it differs from the first one under a key, it is another call; without it the same key is
                 the same call.
-            choice: the one that calls it, where an answer has several.
-            one_of: the set that it is one of; what is no text is none.
+            choice: the index of the choice that calls it, where an answer has several.
+            one_of: the set that it is one of; passed over where it is no text.
         """
         if not isinstance(name, str) or not name:
             return

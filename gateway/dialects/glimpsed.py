@@ -27,12 +27,12 @@ _TEXT: Final = re.compile(
 _CUT_ESCAPE: Final = re.compile(r"\\u[0-9a-fA-F]{0,3}\Z")
 #: what may stand before a value: a byte order mark, and blank space
 _BEFORE: Final = b"\xef\xbb\xbf \t\r\n"
+#: names of fields; within a text their quotes would be escaped
 _USAGE: Final = b'"usage"'
-#: within a text the quotes would not stand so
 _PICTURE: Final = b'"b64_json"'
-#: of a whole answer: blank space behind it, at the most
+#: bytes of white space that may stand behind a whole answer
 _TRAILING: Final = 64
-#: how many of those are tried, the last one first
+#: how many fields `usage` are tried, the last one first
 _TRIES: Final = 8
 _NOTHING: Final = Answer()
 _decoder: Final = json.JSONDecoder()
@@ -61,7 +61,7 @@ class Glimpse:
 
 
 def read_whole(dialect: Dialect, body: bytes, *, has_texts: bool) -> Answer:
-    """What a whole answer says; see `Glimpse`. One whose JSON has a flaw is billed, and some clients read over it."""
+    """What a whole answer says; see `Glimpse`. Its JSON may have a flaw: it is billed all the same."""
     answer = dialect.answer(body)
     if answer != _NOTHING or not body.lstrip(_BEFORE).startswith((b"{", b"[")) or decode_answer(body) is not None:
         return answer
@@ -69,7 +69,7 @@ def read_whole(dialect: Dialect, body: bytes, *, has_texts: bool) -> Answer:
 
 
 def glimpsed(dialect: Dialect, body: bytes, *, has_texts: bool) -> Answer:
-    """What an answer says of which this had come; see `Glimpse`."""
+    """What an answer says that broke off; see `Glimpse`. `body`: what had come of it."""
     # To read megabytes of which a part is missing takes seconds, and says nothing.
     whole = dialect.answer(body) if body[-_TRAILING:].rstrip().endswith(b"}") else Answer()
     if whole.usage is not None or whole.output_estimate:
@@ -93,7 +93,7 @@ def _weight(head: bytes) -> float:
 
 
 def _text(raw: bytes) -> str:
-    """The text of a JSON string, without what an escape at its end lacks."""
+    """The text of a JSON string, without an escape that was cut off at its end."""
     written = _CUT_ESCAPE.sub("", raw.decode("utf-8", "replace"))
     try:
         return str(json.loads(f'"{written}"', strict=False))
@@ -102,7 +102,7 @@ def _text(raw: bytes) -> str:
 
 
 def _last_usage(body: bytes) -> bytes | None:
-    """The object behind the last such name; within a text of an answer the quotes would not stand so."""
+    """The last object `usage` that can be read."""
     place = len(body)
     for _ in range(_TRIES):
         place = body.rfind(_USAGE, 0, place)

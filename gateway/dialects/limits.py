@@ -28,9 +28,10 @@ _KNOW_IN_PLACE: Final = frozenset({"chat", "completions"})
 ALL_LIMITS: Final = tuple(sorted({_IN_PLACE, *(name for names in _FIELDS.values() for name in names)}))
 #: of the names in a chat call, the one that every provider knows but those that are told the other by `limit_field`
 _OLDER: Final = "max_tokens"
-#: https://platform.openai.com/docs/api-reference/completions/create: where a call says none
+#: tokens of a completion where the call names no limit:
+#: https://platform.openai.com/docs/api-reference/completions/create
 _COMPLETION: Final = 16
-#: so many answers are asked for in one call
+#: the fields that ask for several answers in one call
 _ANSWERS: Final = ("n", "best_of")
 #: no provider takes a smaller budget of thinking, and it must be below the limit of the answer
 _LEAST_THINKING: Final = 1_024
@@ -55,7 +56,7 @@ def _named(wire: Wire) -> tuple[str, ...]:
 
 
 def _given(fields: AnyFields) -> list[str]:
-    """The limits that a request names, be it with nonsense."""
+    """The limits that a request names, also those whose value is no number."""
     return [name for name in ALL_LIMITS if name in fields and decode(fields[name]) is not None]
 
 
@@ -88,7 +89,7 @@ def is_loose(fields: AnyFields, wire: Wire, usual: str) -> bool:
 
 
 def _heeded(wire: Wire, usual: str) -> tuple[str, ...]:
-    """The names that a provider surely knows."""
+    """The names that a provider surely knows. `usual`: the one that it is configured to take in a chat call."""
     return (_OLDER,) if wire == "chat" and usual == _OLDER else _FIELDS[wire]
 
 

@@ -18,7 +18,7 @@ from gateway.dialects.texts import estimate, texts_of_fields
 
 _TEXT_FIELDS: Final = ("instructions", "input", "prompt", "tools", "text")
 _LAST: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
-#: what only the last event, the end mark of some hosts, and an answer that speaks of them hold
+#: the last event, and the end mark of some hosts, hold one of these; so does an answer that speaks of them
 _LAST_MARKS: Final = (b"response.completed", b"response.incomplete", b"response.failed", b"[DONE]")
 _FAILED: Final = frozenset({"error", "response.failed"})
 #: calls of the client's tools; a hosted one may have no name (`web_search_call`) and goes by its type
@@ -32,7 +32,7 @@ _PART_TEXTS: Final = ("text", "refusal")
 #: deltas of sound in base64, and a part of an item that has all of it
 _SOUND: Final = frozenset({"response.audio.delta", "response.output_audio.delta"})
 _SOUND_PART: Final = "output_audio"
-#: A response as far as anyone knows it whose stream had not begun when it was ended, or began with too much to keep.
+#: What is told of a response whose stream was ended before it told of itself, or which told too much to be kept.
 _SKELETON: Final[Mapping[str, object]] = {
     "id": "resp_none",
     "object": "response",
@@ -249,13 +249,13 @@ class ResponsesReader(EventReader):
     def cut_short(self) -> bytes:
         """See `EventReader.cut_short`. The events that end each item and say all of it again are left out."""
         self._gathered.ended("max_output_tokens")
-        # None where it is nested as deep as could be read from where it was read.
+        # None where it is nested so deep that it could only be read from a call stack less deep than here.
         begun = decode_answer(self._begun) if self._begun is not None else None
         known = begun["response"] if begun is not None else {}
         try:
             return self._ended(known, self._delivered.items())
         except RecursionError:
-            # Nested as deep as could be read from where it was read.
+            # Read, but too deep to be written from here, for the same reason.
             return self._ended(_known(known), [])
 
     def _ended(self, known: Mapping[str, object], output: list[dict[str, object]]) -> bytes:

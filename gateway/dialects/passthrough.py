@@ -41,8 +41,8 @@ class PassThrough:
     """A dialect that changes nothing but the model's name, where a route says so.
 
     `anthropic`: the client speaks Anthropic's API, so errors have that shape. `is_read`: requests of this path are
-    weighed and held, so that one which cannot be read is refused. `is_empty`: they have no body, or they would be calls
-    of a model that nobody weighs.
+    weighed and held, so that one which cannot be read is refused. `is_empty`: a request with a body is refused, as it
+    might be a call of a model that nobody weighs.
     """
 
     name = "passthrough"

@@ -47,7 +47,7 @@ _TOP_LEVEL: Final = frozenset(
         *(name for name in (*_CACHE_READ, *_CACHE_WRITE, *_REASONING) if "." not in name),
     }
 )
-#: USD for one call that nobody asks; what is above it is no cost
+#: USD; what is above it is not taken for the cost of one call
 _MOST_USD: Final = 1_000_000
 
 
@@ -65,7 +65,7 @@ class Reported:
     audio_output_tokens: int = 0
     cache_write_1h_tokens: int = 0
     cost_usd: Decimal | None = None
-    #: what the passes of models that are named used of it: an advisor has a price of its own
+    #: what each model used of it, where the provider tells passes apart: an advisor has a price of its own
     named: tuple[tuple[str, Usage], ...] = ()
 
     @property
@@ -134,12 +134,12 @@ class UsageReader:
             self._take_cost(usage)
         inputs = [fields[name] for name in _INPUT & fields.keys()]
         if inputs and not any(inputs):
-            # Some end with zeros where there is nothing to add to what they began with.
+            # Some streams end with zeros for the input, which they reported when they began.
             fields = {name: number for name, number in fields.items() if name not in _INPUT or name not in self._fields}
         self._fields.update(fields)
 
     def _is_empty_end(self, fields: Mapping[str, int]) -> bool:
-        """Whether these are the zeros with which some streams end; that of a side which alone is missing is none."""
+        """Whether these are the zeros with which some streams end; not a zero that is the first word on the output."""
         if not fields or any(fields.values()) or not any(self._fields.values()):
             return False
         said = self.reported()

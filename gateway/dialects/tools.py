@@ -46,7 +46,7 @@ _NULL: Final = msgspec.Raw(b"null")
 #: what an entry of a list says of itself: the provider's cache ends here; it is loaded when a search has found it
 _MARK: Final = "cache_control"
 _LATER: Final = "defer_loading"
-#: What is offered in so many bytes stays read, so many times: an agent sends the same tools with each call.
+#: Offers of at most so many bytes are cached, and so many of them: an agent sends the same tools with each call.
 _KNOWN_BYTES: Final = 64 * 1024
 _KNOWN_OFFERS: Final = 256
 #: No provider takes so much; to read more would keep other calls waiting.
@@ -100,7 +100,7 @@ class Offer:
         choice: what stood in `tool_choice`.
         thinks: the model is asked to think before it answers.
         names: of the tools that may be called as the request stands.
-        is_known: it stays read, and so does what is made of it.
+        is_known: it is kept in a cache, and so is what is made of it.
     """
 
     wire: Wire
@@ -289,8 +289,8 @@ def _entry_name(entry: Any) -> str | None:
 class Narrowing:
     """How a request is narrowed: the fields to set, encoded.
 
-    `weighed`: those that make a request weigh something else, as they are weighed: a choice among tools is no text that
-    a model reads; `is_choice_among`: they hold nothing but such a choice, which a provider may not know.
+    `weighed`: the fields that change what a request weighs, as they are weighed: of a choice among tools only its mode,
+    since no model reads it; `is_choice_among`: they hold nothing but such a choice, which a provider may not know.
     """
 
     fields: Mapping[str, msgspec.Raw]

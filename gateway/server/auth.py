@@ -156,7 +156,7 @@ class Authenticator:
             )
 
     def _refuse_pointed_names(self, headers: Headers, peer: str | None, *, reads: bool) -> None:
-        """A page may have its own name pointed at this machine, so that it is of our origin."""
+        """Refuse a page whose own name was pointed at this machine: its origin would look like ours."""
         origin = header(headers, b"origin").decode("latin-1").lower()
         if origin in self._origins or not (origin or reads) or not _is_pointed_name(headers, peer):
             return

@@ -14,7 +14,7 @@ from gateway.core.ports import Headers
 
 #: seconds for which a body that is too large is read and thrown away
 _DISCARD_S: Final = 10.0
-#: of a length that anybody means
+#: digits of a content length; one with more is over every limit
 _MOST_DIGITS: Final = 18
 
 Receive = Callable[[], Awaitable[Any]]
@@ -127,7 +127,7 @@ async def _next(receive: Receive, silence_s: float) -> Any:
 
 
 def _announces_more(headers: Headers, limit: int) -> bool:
-    # Of more digits than that Python makes no number.
+    # `int` refuses thousands of digits.
     announced = header(headers, b"content-length").lstrip(b"0")
     return announced.isdigit() and (len(announced) > _MOST_DIGITS or int(announced) > limit)
 

@@ -31,7 +31,7 @@ from gateway.server.handling import Rules, wrapped
 from gateway.server.sessions import session_key
 from gateway.server.steps import step_of
 
-#: bodies of such requests that are looked at at once
+#: largest bodies of such requests that may be held at the same time
 _BODIES_AT_ONCE: Final = 4
 _WIRES: Final = get_args(Wire)
 
@@ -110,11 +110,11 @@ class ContextApi:
     def _session(self, request: Request, access: Access, call: Call) -> SessionKey | None:
         """The session the request is for, so that the answer is what would be sent.
 
-        As the query names it, else as a call does, in a header or its body. None is derived: what names no session is
-        looked at by itself.
+        As the query names it, else as a call does, in a header or its body. None where nothing names it: no id is
+        derived, and the request is looked at by itself.
 
         Raises:
-            InvalidRequest: what the query names can be none.
+            InvalidRequest: what the query names can be no session.
         """
         asked = request.query_params.get("session")
         if asked:
@@ -128,7 +128,7 @@ class ContextApi:
         return SessionKey(access.namespace or OPEN_NAMESPACE, name) if name is not None else None
 
     async def _affordable(self, asked: Asked, charged: Charged, step: Step | None) -> Asked:
-        """With the budget that is left by those of the session, of the sessions above it, and of its step."""
+        """What is asked, within what the budgets of the session, of the sessions above it and of its step leave."""
         claims = claims_of(self._rules().budget, charged)
         found = await self._store.standings([claim.undeclared for claim in claims])
         standings = [stands.lowered(claim.declared) for stands, claim in zip(found, claims, strict=True)]
@@ -150,11 +150,11 @@ def _asked_budget(request: Request) -> int | None:
 
 
 def _lowered(wishes: Wishes, *budgets: int | None) -> Wishes:
-    """The same with the least of these context budgets and its own."""
+    """The wishes with the least of these context budgets and their own."""
     budget = min((one for one in (wishes.budget, *budgets) if one is not None), default=None)
     return replace(wishes, budget=budget)
 
 
 def _shown(request: Request) -> list[str]:
-    """What else is asked for."""
+    """The details that the query asks for."""
     return [name for name in SHOWN if request.query_params.get(name) in ("1", "true")]

@@ -85,7 +85,22 @@ class Bounds:
 
 @dataclass(slots=True)
 class _Connection:
-    """What the task of a call and the listener share."""
+    """What the task of a call and the listener share.
+
+    Attributes:
+        listener: the request's own task, which listens for the client to leave.
+        memory: what the request's body takes.
+        gone: the client has left.
+        started: the head of the answer went out, or is on its way.
+        finished: nothing more will be sent.
+        broken: the answer ends without its end mark, so that the server breaks the connection.
+        cut: why the gateway ended the call, for its client.
+        task: that of the call.
+        busy: a provider may be at work on the call.
+        is_events: the answer is a stream of events.
+        next_number: gives the number that the next event has in the stream.
+        left: tells the exchange that the client has left.
+    """
 
     send: Send
     listener: asyncio.Task[None] | None
@@ -102,7 +117,7 @@ class _Connection:
     left: Callable[[], None] | None = None
 
     def at_work(self, *, is_so: bool) -> None:
-        """Whether a provider may be at work on the call. For a client that has left, no other one is begun."""
+        """Note whether a provider may be at work on the call. If the client has left, no other provider is asked."""
         self.busy = is_so
         if self.gone and not is_so and self.task is not None:
             self.task.cancel()
@@ -256,7 +271,7 @@ class Forwarder:
             await self._tell_bug(incoming, connection, _as_fault(error, incoming.request_id))
         finally:
             connection.finished = True
-            # The call leads back to its connection: what holds itself waits for the garbage collector.
+            # The exchange holds the connection: the two would keep each other until the garbage collector runs.
             connection.left = None
 
     async def _answer(self, reply: Reply, incoming: Incoming, connection: _Connection) -> None:
@@ -274,7 +289,7 @@ class Forwarder:
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         connection.started, connection.next_number = True, reply.next_number
         connection.is_events = reply.is_events or _is_events(reply.headers)
-        # A client that takes nothing holds a place that others wait for.
+        # A client that takes nothing would keep its place among the calls under way for ever.
         task = asyncio.current_task()
         stall = Silence(self._bounds.write_timeout_s, lambda: task and task.cancel(STALLED))
         try:
@@ -309,11 +324,11 @@ class Forwarder:
         if fault is None or connection.gone:
             return
         if not connection.started:
-            # Where it was cut within the head of its answer, there is no other.
+            # If it was cut while the head of its answer went out, the server takes no second one.
             with contextlib.suppress(RuntimeError):
                 await _send_fault(connection.send, incoming.endpoint, fault, incoming.request_id)
         elif connection.is_events:
-            # In a file or an image it would be taken for a part of it.
+            # Only there: in a file or an image the error would be taken for a part of it.
             number = connection.next_number()
             event = incoming.endpoint.dialect.error_event(fault, incoming.request_id, number)
             await connection.send({"type": "http.response.body", "body": event, "more_body": True})

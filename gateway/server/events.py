@@ -28,8 +28,9 @@ from gateway.server.shown import call_json, totals_json
 
 logger = logging.getLogger("gateway")
 
+#: listeners at one worker
 MOST_LISTENERS: Final = 64
-#: with one client key, so that nobody takes all places
+#: listeners with one client key, so that nobody takes all places
 MOST_OF_ONE: Final = 16
 #: events that may wait for one listener
 MOST_WAITING: Final = 256
@@ -149,10 +150,10 @@ class EventsApi:
         return False
 
     async def _begin(self) -> None:
-        """Know what is new from now on.
+        """Note which call was settled last, as later ones are news, and start to look for those.
 
         Raises:
-            StoreUnavailable: nobody knows.
+            StoreUnavailable: that cannot be read.
         """
         if self._cursor is None:
             now = (await self._store.latest(None, 0)).cursor
@@ -162,7 +163,7 @@ class EventsApi:
             self._looking = asyncio.create_task(self._look())
 
     def leave(self, listener: _Listener) -> None:
-        """It listens no longer."""
+        """Forget a listener."""
         self._listeners.discard(listener)
 
     async def _look(self) -> None:

@@ -98,7 +98,7 @@ async def _pages(store: Store, wanted: Wanted, cursor: str | None, most: int) ->
 async def newest_calls(store: Store, namespace: str | None, limit: int) -> Sequence[CallRecord]:
     """The newest records of all sessions of a namespace (None: of all), newest first.
 
-    At most a page of each session is read beyond those that are among them when it is read.
+    Of each session at most one page is read beyond its records that are among the newest found so far.
     """
     found: list[CallRecord] = []  # oldest first
     cursor: str | None = None

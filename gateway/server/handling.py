@@ -68,7 +68,7 @@ def unless_known(request: Request, file: StaticFile, headers: Mapping[str, str])
 
 
 def wrapped(rules: Callable[[], Rules], handler: Callable[[Request, Access], Awaitable[Any]]) -> Handler:
-    """The handler behind the question who asks, its answer as JSON and its faults as errors."""
+    """The handler, told who asks; its answer is written as JSON and its faults as errors."""
 
     async def handle(request: Request) -> Response:
         try:

@@ -81,7 +81,7 @@ EXPOSED: Final[Mapping[str, str]] = {
     "x-should-retry": "on an error of the gateway: whether sending the call again can help",
 }
 _TRIMS: Final[Mapping[bytes, Trim]] = {b"off": "off", b"auto": "auto", b"shadow": "shadow"}
-#: of more digits Python makes no number
+#: bounded, as `int` refuses thousands of digits
 _BUDGET_FORM: Final = re.compile(rb"0{0,32}[1-9][0-9]{0,14}")
 _TOKENS_FORM: Final = re.compile(rb"[0-9]{1,15}")
 _USD_FORM: Final = re.compile(rb"[0-9]{1,7}(?:\.[0-9]{1,12})?")
@@ -136,7 +136,7 @@ def _wishes(headers: Headers) -> Wishes:
 
 
 def context_budget(value: bytes, what: str, param: str) -> int:
-    """The tokens that a request asks its context to fit into; `what`: where it says so.
+    """The tokens that a request asks its context to fit into; `what`: how a complaint names the value.
 
     Raises:
         InvalidRequest: it is no such number.
@@ -184,7 +184,7 @@ def _response_mode(headers: Headers) -> ResponseMode:
 
 
 def _name(headers: Headers, wanted: bytes, what: str) -> str | None:
-    """The name that a header gives; `what`: it is one of. None where it is not there.
+    """The name that a header gives; None where it is not there. `what`: what kind of name that is, for a complaint.
 
     Raises:
         InvalidRequest: it is no name.
@@ -199,7 +199,7 @@ def _name(headers: Headers, wanted: bytes, what: str) -> str | None:
 
 
 def _wrong(header: bytes, what: str) -> InvalidRequest:
-    """What is said of a header that cannot be read; `what`: it has to be."""
+    """What is said of a header that cannot be read; `what`: what it has to be."""
     return InvalidRequest(f"The header {header.decode()} is {what}.", param=header.decode())
 
 

@@ -24,7 +24,7 @@ class ProviderHealth:
     Attributes:
         adapter: how it is spoken to, as in the configuration.
         state: `ok`, `failing` (some failures in a row), or `left_alone` (too many: it is not asked).
-        failures: in a row.
+        failures: the last ones in a row.
         asked_in_s: seconds until it is asked again where it is left alone.
     """
 
@@ -40,12 +40,12 @@ class WorkerHealth:
     """What one worker process knows of itself. Times are seconds since the epoch.
 
     Attributes:
-        workers: that were started side by side; the numbers here are of one of them.
-        calls: under way.
-        holds: that it keeps alive.
+        workers: number of processes that were started; all other numbers here are of one of them.
+        calls: number of calls under way.
+        holds: number of holds that it keeps alive.
         store: its kind and place, without a password.
         is_away: the store could not be used when it was used last.
-        waiting: settled calls that wait for the store.
+        waiting: number of settled calls that wait for the store.
         on_failure: what becomes of new calls while the store is away.
     """
 

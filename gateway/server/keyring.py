@@ -13,14 +13,14 @@ from gateway.core.ports import Store, StoredKey
 
 logger = logging.getLogger("gateway")
 
-#: within which a key that was added or revoked elsewhere is known here
+#: seconds within which a key that was added or revoked elsewhere is known here
 _FRESH_S: Final = 2.0
-#: for which a store that could not be read is not asked again
+#: seconds for which a store that could not be read is not asked again
 _AWAY_S: Final = 0.5
 
 
 class KeyRing:
-    """Stored keys by their digest. `ready` before `keys`."""
+    """Stored keys by their digest. Call `ready` before `keys` is looked at."""
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
@@ -67,6 +67,6 @@ class KeyRing:
 
     def _is_fresh(self) -> bool:
         if self._failure is not None and self._read_at is None and self._clock() - self._failed_at < _AWAY_S:
-            # Each of those who wait would wait as long once more.
+            # Else each call that waits for the lock would wait for the store as long once more.
             raise StoreUnavailable(self._failure)
         return self._read_at is not None and self._clock() - self._read_at < _FRESH_S

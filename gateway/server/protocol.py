@@ -48,7 +48,7 @@ class _UntilClosed(RequestResponseCycle):
         if message["type"] == "http.response.start":
             self._is_open = all(name.lower() != b"content-length" for name, _ in message.get("headers", []))
         if self._is_open:
-            # What it takes for the length that was announced: of this part, which is all there is to keep to.
+            # uvicorn holds each part against an announced length. None was, so that of this part takes its place.
             self.chunked_encoding = False
             self.expected_content_length = len(message.get("body", b""))
         await super().send(message)
@@ -110,9 +110,10 @@ class GatewayProtocol(HttpToolsProtocol):
             self._rest_timer = self.loop.call_later(self._linger_s, self._look_at_rest, None)
 
     def _look_at_rest(self, before: int | None) -> None:
-        """Break a connection that was to be closed `before`, and of which nothing went out since.
+        """Break a connection that is to be closed and of which nothing has gone out since the last look.
 
-        A transport closes once all is sent: where nobody reads, never.
+        A transport closes once all is sent, which never comes where nobody reads. `before`: bytes that were left to
+        send at the last look; None where the connection was not to be closed then.
         """
         rest = self.transport.get_write_buffer_size()
         self._rest_timer = None
@@ -147,7 +148,7 @@ class GatewayProtocol(HttpToolsProtocol):
             self._await_head()
 
     def _bound_framing(self, size: int) -> None:
-        """The parser keeps a trailer until it is whole, and its time is ours: count what comes without a body."""
+        """Bound what comes of a chunked body beside its data: the parser keeps a trailer until it is whole."""
         self._framing = 0 if self._fed else self._framing + size
         if self._framing > self._max_head_bytes:
             limit = f"{self._max_head_bytes // 1024} KiB (server.max_header_kb)"

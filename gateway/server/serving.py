@@ -28,15 +28,15 @@ logger = logging.getLogger("gateway")
 #: longer than SDKs keep an idle connection, so that it is rarely we who close it under a request
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
-#: for a worker to take notice of one signal before the next
+#: seconds for a worker to take notice of one signal before the next
 _HURRY_S = 0.2
-#: for a worker to say whether it takes calls
+#: seconds for a worker to say whether it takes calls
 _ANSWERS_S = 1.0
-#: for one that loads its modules to give a first sign of life, on a machine that is busy with others
+#: seconds for a worker that loads its modules to give a first sign of life, on a busy machine
 _STARTS_S = 120.0
-#: between two tries of a worker that cannot start, as the store is away: each takes a second of a core
+#: seconds between two tries to start a worker that could not, as the store is away: each takes a second of a core
 _AGAIN_S = 5.0
-#: between two looks whether it has; a signal to stop waits for no more than that
+#: seconds to wait for the first sign of life at each look; a signal to stop waits no longer than that
 _LOOKS_S = 0.1
 
 
@@ -119,10 +119,10 @@ class Supervisor(Multiprocess):
         self.signal_queue.append(number)
 
     def keep_subprocess_alive(self) -> None:
-        """Replace workers that died. Once the first worker takes calls, that is said.
+        """Replace workers that died, and call `ready` once the first worker takes calls.
 
-        One that is only starting is not a hung one: killed for its silence, it would never get further. Only where
-        another has died that is risked, which is not to wait for it.
+        uvicorn also kills workers that do not answer, and one that is only starting does not. So it is not asked to
+        look while one is starting, unless another has died, which is to be replaced without waiting.
         """
         if self.should_exit.is_set():
             return
@@ -131,7 +131,7 @@ class Supervisor(Multiprocess):
         if not starting or not all(process.process.is_alive() for process in self.processes):
             super().keep_subprocess_alive()
             if self._goes_on_without():
-                # It ends them all where one cannot start, as for a store that is away, though others serve.
+                # uvicorn ends all workers where one cannot start, as for a store that is away, though others serve.
                 self.should_exit.clear()
         if not self._is_ready and not self.should_exit.is_set():
             up = (process for process in self.processes if self._awaited.get(process, 0.0) is None)
@@ -141,15 +141,16 @@ class Supervisor(Multiprocess):
 
     def _goes_on_without(self) -> bool:
         """Whether there are workers that could not start, beside others that serve."""
-        return self._is_ready and 0 < len(self._others()) < len(self.processes)
+        return self._is_ready and 0 < len(self._not_failed()) < len(self.processes)
 
-    def _others(self) -> list[Process]:
+    def _not_failed(self) -> list[Process]:
+        """The workers that have not failed to start."""
         return [process for process in self.processes if process.exitcode != STARTUP_FAILURE]
 
     def _try_again(self) -> None:
         """Start a worker in the place of one that could not, after a while."""
         if self._goes_on_without():
-            self.processes = self._others()
+            self.processes = self._not_failed()
             self._again_at = time.monotonic() + _AGAIN_S
         elif self._is_ready and len(self.processes) < self.processes_num and time.monotonic() >= self._again_at:
             process = Process(self.config, self.sockets)
@@ -157,6 +158,7 @@ class Supervisor(Multiprocess):
             self.processes.append(process)
 
     def _is_starting(self, process: Process) -> bool:
+        """Whether a worker has given no sign of life yet, and may still take its time."""
         if process not in self._awaited:
             self._awaited = {known: since for known, since in self._awaited.items() if known in self.processes}
             self._awaited[process] = time.monotonic()
@@ -185,7 +187,7 @@ class Supervisor(Multiprocess):
             self._interrupt_all()
 
     def handle_hup(self) -> None:
-        """Pass it on."""
+        """Pass SIGHUP on to the workers."""
         for process in self.processes:
             if process.pid is not None:
                 os.kill(process.pid, signal.SIGHUP)

@@ -203,7 +203,7 @@ class SessionsApi:
 async def changed_json(
     store: Store, key: SessionKey, access: Access, policy: BudgetPolicy, agents: Mapping[str, Agent]
 ) -> dict[str, Any]:
-    """A session after a change; of one that has never called, what there is to say."""
+    """A session after a change; of one without calls only its id, budget and steps."""
     (stands,) = await standings_of(store, [key], policy)
     view, placed = await store.session(key), await placed_json(store, key, agents)
     shown = session_json(view, access, stands) if view else {"id": shown_id(key, access), **session_budget_json(stands)}
