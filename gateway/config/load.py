@@ -370,6 +370,6 @@ def _key_sources(providers: object, env: Mapping[str, str]) -> dict[str, str]:
         match = REFERENCE.fullmatch(key) if isinstance(key, str) else None
         if match and env.get(match[1]):
             found[str(name)] = match[1]
-        elif isinstance(key, str) and key and not match:
+        elif isinstance(key, str) and key and (match is None or match[2]):
             found[str(name)] = "configuration"
     return found

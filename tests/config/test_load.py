@@ -587,6 +587,12 @@ def test_it_is_known_where_each_key_came_from(loaded: Load) -> None:
     }
 
 
+def test_a_key_that_a_variable_would_replace_comes_from_the_configuration(loaded: Load) -> None:
+    text = "providers: {mine: {base_url: 'http://h', key: '${MINE:-written-here}'}}"
+    assert loaded(text).key_sources == {"mine": "configuration"}
+    assert loaded(text, {"MINE": SECRET}).key_sources == {"mine": "MINE"}
+
+
 @pytest.mark.parametrize(
     ("written", "address"),
     [
