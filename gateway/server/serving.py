@@ -222,7 +222,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but a clean stop is a success: the signal is not raised again at the end."""
+        """Stop by a signal as uvicorn does, but do not raise it again at the end: a clean stop is a success."""
         with super().capture_signals():
             yield
             self._captured_signals.clear()

@@ -51,7 +51,7 @@ export class Feed extends EventTarget {
     }
   }
 
-  /** With another key everything may be different. */
+  /** Forget what was heard and begin anew: with another key other calls are seen. */
   restart() {
     this.running.abort();
     this.running = new AbortController();

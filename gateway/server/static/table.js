@@ -46,7 +46,7 @@ export class Table {
     this.below = spacer();
     this.body = h("tbody", {}, this.above, this.below);
     this.table = h("table", {}, h("caption", { class: "sr" }, options.label), h("thead", {}, this.head()), this.body);
-    // Else a window of middling width would take all of it from the column that has what others leave.
+    // Without a least width, a narrow window would take all room from the columns that have no width of their own.
     const widths = options.columns.map((column) => column.width ?? LEAST);
     this.table.style.setProperty("--least", `calc(${widths.join(" + ")})`);
     this.element = h("div", { class: "table", tabindex: 0, role: "region", "aria-label": options.label }, this.table);
@@ -104,7 +104,7 @@ export class Table {
     const wanted = new Map();
     for (let index = first; index < last; index++) {
       const row = this.rows[index];
-      // Keys are those of rows, but for a list that names one twice.
+      // A list may name a row twice: the second one gets a key of its own.
       const name = wanted.has(key(row)) ? `${key(row)} ${index}` : key(row);
       const old = this.shown.get(name);
       const element = old?.row === row ? old.element : this.rowOf(row);
@@ -120,7 +120,7 @@ export class Table {
     }
     this.shown = wanted;
     if (held !== undefined && document.activeElement !== focused) {
-      // It was moved, drawn anew, or is no longer drawn: whoever has the focus keeps it.
+      // The row with the focus was moved, drawn anew, or is no longer drawn: its row, else the table gets the focus.
       const row = wanted.get(held)?.element;
       const goal = row?.contains(focused) ? focused : (row?.querySelector("a") ?? this.element);
       goal.focus({ preventScroll: true });
@@ -174,7 +174,7 @@ export class Table {
   }
 
   /**
-   * Where it has to be scrolled to for a row to be in view: not at all, or as little as does.
+   * The scroll position at which a row is in view, as near to the present one as can be.
    * @param {number} index
    */
   placeOf(index) {
