@@ -12,7 +12,7 @@ from typing import Final
 from gateway.accounting import Accounts
 from gateway.calls import Reply, Stepped
 from gateway.core.errors import GatewayError, RequestFault, UpstreamProtocolError
-from gateway.core.forwarding import header, masked, response_headers
+from gateway.core.forwarding import EVENTS, content_type, header, masked, response_headers
 from gateway.core.ports import Headers, UpstreamReply
 from gateway.core.spending import Allowance
 from gateway.core.usage import Charge, Totals
@@ -60,11 +60,11 @@ class Answers:
         metered = progress.incoming.endpoint.metered
         if progress.incoming.endpoint.format is not None:
             check_packing(answer)
-        content_type = header(answer.headers, b"content-type").partition(b";")[0].strip().lower()
+        kind = content_type(answer.headers)
         pieces = _pieces(answer)
-        if metered and content_type == b"text/event-stream":
+        if metered and kind == EVENTS:
             return await self._event_stream(progress, call, answer, pieces)
-        is_json = content_type.endswith((b"/json", b"+json")) or not content_type
+        is_json = kind.endswith((b"/json", b"+json")) or not kind
         is_models = progress.incoming.endpoint.wire is not None or _is_embeddings(progress)
         if not metered or not (is_json or is_models):
             return await self._unread(progress, answer, pieces)

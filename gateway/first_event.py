@@ -13,7 +13,7 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
-from gateway.core.forwarding import header
+from gateway.core.forwarding import EVENTS, content_type
 from gateway.core.message import encode
 from gateway.core.ports import UpstreamReply
 from gateway.core.retrying import FAILED
@@ -72,9 +72,7 @@ class Begun:
 def is_event_stream(answer: UpstreamReply) -> bool:
     """Whether there are events to look at."""
     is_taken = 200 <= answer.status < 300  # noqa: PLR2004
-    return (
-        is_taken and header(answer.headers, b"content-type").startswith(b"text/event-stream") and not is_packed(answer)
-    )
+    return is_taken and content_type(answer.headers) == EVENTS and not is_packed(answer)
 
 
 async def looked_at(answer: UpstreamReply, reader: EventReader) -> Begun:

@@ -54,9 +54,11 @@ _OF_A_SITE: Final = frozenset(
     }
 )  # fmt: skip
 _NOT_RETURNED: Final = _HOP_BY_HOP | _OF_A_SITE | {b"content-length"}
+#: the content type of a stream of events
+EVENTS: Final = b"text/event-stream"
 #: Content types that no browser shows as a page. Answers of all others are sandboxed: a script in one would run as if
 #: it were the dashboard's.
-_NO_PAGE: Final = (b"application/json", b"text/event-stream")
+_NO_PAGE: Final = (b"application/json", EVENTS)
 _SANDBOX: Final = (b"content-security-policy", b"sandbox")
 #: How the names of headers begin that only this gateway may send: a provider that is such a gateway, too, tells of its
 #: own sessions.
@@ -238,6 +240,11 @@ def response_headers(headers: Sequence[tuple[bytes, bytes]], *, unpacked: bool) 
     if is_page:
         returned.append(_SANDBOX)
     return returned
+
+
+def content_type(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """The media type, in lower case and without its parameters; empty where none is named."""
+    return header(headers, b"content-type").partition(b";")[0].strip().lower()
 
 
 def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:

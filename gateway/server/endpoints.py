@@ -27,7 +27,7 @@ from gateway.core.errors import (
     Overloaded,
     ShuttingDown,
 )
-from gateway.core.forwarding import header
+from gateway.core.forwarding import EVENTS, content_type, header
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.ports import SHUT_DOWN, STALLED, Headers
 from gateway.core.values import dataclass
@@ -288,7 +288,7 @@ class Forwarder:
             return
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         connection.started, connection.next_number = True, reply.next_number
-        connection.is_events = reply.is_events or _is_events(reply.headers)
+        connection.is_events = reply.is_events or content_type(reply.headers) == EVENTS
         # A client that takes nothing would keep its place among the calls under way for ever.
         task = asyncio.current_task()
         stall = Silence(self._bounds.write_timeout_s, lambda: task and task.cancel(STALLED))
@@ -389,10 +389,6 @@ def split_path(raw_path: bytes, method: str = "POST") -> tuple[str | None, str]:
 
 def _speaks_anthropic(headers: Headers) -> bool:
     return b"anthropic-version" in dict(headers)
-
-
-def _is_events(headers: Headers) -> bool:
-    return header(headers, b"content-type").partition(b";")[0].strip().lower() == b"text/event-stream"
 
 
 def _as_fault(error: Exception, request_id: str) -> GatewayError:
