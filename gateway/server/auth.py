@@ -15,6 +15,7 @@ from typing import Final
 from gateway.calls import Caller
 from gateway.core.errors import Forbidden, Unauthenticated
 from gateway.core.forwarding import CREDENTIALS, credential, header
+from gateway.core.ledger import NO_LIMITS, Limits
 from gateway.core.ports import ANONYMOUS, CREDENTIAL_PREFIX, OPEN_NAMESPACE, Headers, StoredKey
 from gateway.core.spending import NO_KEY_BUDGET, KeyBudget
 from gateway.core.values import dataclass
@@ -36,10 +37,11 @@ class KeyRule:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a caller of /api may do. `namespace` None: all sessions."""
+    """What a caller of /api may do. `namespace` None: all sessions; `limits`: the budget of its client key."""
 
     namespace: str | None
     admin: bool
+    limits: Limits = NO_LIMITS
 
 
 def require_admin(access: Access) -> None:
@@ -122,7 +124,7 @@ class Authenticator:
             rule = self._rule(value)
             if rule is not None:
                 # Also from this machine: whoever shows a key means its sessions.
-                return Access(rule.name, admin=False)
+                return Access(rule.name, admin=False, limits=rule.budget.limits)
         if self._admin is None and _is_direct_loopback(headers, peer) and not _is_foreign_page(headers):
             return Access(None, admin=True)
         if not self._needs_key and presented and not _is_loopback(peer):

@@ -18,7 +18,7 @@ from gateway.core.identity import ID_FORM
 from gateway.core.plan import Wishes
 from gateway.core.ports import OPEN_NAMESPACE, SessionKey, Store
 from gateway.core.session import Remembered
-from gateway.core.spending import Charged, affordable_input, claims_of, rate_of
+from gateway.core.spending import Charged, KeyBudget, affordable_input, claims_of, rate_of
 from gateway.core.steps import Step
 from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
@@ -96,16 +96,16 @@ class ContextApi:
         wishes = _lowered(directives.context, _asked_budget(request))
         call, asked = await rules.inspector.read_apart(body, wire=wire, wishes=wishes)
         key = self._session(request, access, call)
+        charged = Charged(access.namespace or "", KeyBudget(access.limits), key, declared=directives.budget)
         if key is None:
-            return call, asked, Remembered()
+            return call, await self._affordable(asked, charged, None), Remembered()
         remembered = await self._store.remembered(key)
         state = remembered.state
         above, _ = await sessions_above(self._store, key, state.parent or directives.parent)
         step = None
         if asked.contents.wire in VIEWED:
             step = step_of(state, rules.agents, asked.route, directives.agent)
-        charged = Charged("", session=key, parents=above, declared=directives.budget)
-        return call, await self._affordable(asked, charged, step), remembered
+        return call, await self._affordable(asked, replace(charged, parents=above), step), remembered
 
     def _session(self, request: Request, access: Access, call: Call) -> SessionKey | None:
         """The session the request is for, so that the answer is what would be sent.
@@ -128,7 +128,7 @@ class ContextApi:
         return SessionKey(access.namespace or OPEN_NAMESPACE, name) if name is not None else None
 
     async def _affordable(self, asked: Asked, charged: Charged, step: Step | None) -> Asked:
-        """What is asked, within what the budgets of the session, of the sessions above it and of its step leave."""
+        """What is asked, within what is left by the budgets of all who would be charged, and by the step's."""
         claims = claims_of(self._rules().budget, charged)
         found = await self._store.standings([claim.undeclared for claim in claims])
         standings = [stands.lowered(claim.declared) for stands, claim in zip(found, claims, strict=True)]

@@ -232,6 +232,26 @@ def test_all_sessions_above_one_limit_it_also_before_its_first_call(
     assert declared < 500
 
 
+def test_the_budget_of_a_client_key_limits_what_it_asks_for_with_a_session_and_without(
+    mock_server: MockServer, gateway_server: StartGateway
+) -> None:
+    keys = [
+        {"name": "small", "key": "gw-key-for-small-ones", "budget": {"tokens": 5_000}},
+        {"name": "large", "key": "gw-key-for-large-ones"},
+    ]
+    web = gateway_server(mock_server.url, auth={"keys": keys, "admin_key": "gw-key-for-admin-ones"}).web
+    body = {**BODY, "max_tokens": 10}
+    small, large, admin = ({"authorization": f"Bearer gw-key-for-{name}-ones"} for name in ("small", "large", "admin"))
+    called = web.post(CHAT, body, {**small, "x-session-id": "s"})
+    used = called.totals[2]
+    for path in ("count", "context"):
+        for headers in (small, {**small, "x-session-id": "s"}, {**small, "x-session-id": "new"}):
+            budget = web.post(f"/api/{path}", body, headers).json["budget"]
+            assert 4_900 - used < budget < 5_000 - used
+        for headers in (large, admin):
+            assert web.post(f"/api/{path}", body, headers).json["budget"] > 50_000
+
+
 def test_the_budget_of_the_step_that_a_session_is_in_is_one_too(
     mock_server: MockServer, mock: Provider, gateway_server: StartGateway
 ) -> None:
