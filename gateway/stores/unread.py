@@ -20,6 +20,14 @@ _RECORDS: Final = msgspec.json.Decoder(CallRecord)
 _MOST_NAMED: Final = 100
 #: what is raised where a stored value is none of ours
 UNREADABLE: Final = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
+_UNREAD_KEY: Final = (
+    "the client key %s in the store cannot be read, and nobody can call with it: %s. Revoke it, and make another"
+)
+_UNREAD_RECORD: Final = "the record of call %s cannot be read and is left out of lists: %s. Totals and budgets have it"
+_UNREAD_HOLD: Final = (
+    "call %s was left by its worker and cannot be read: %s. What it holds stays held until a gateway of the version "
+    "that wrote it runs on this store"
+)
 #: what a caller is told of damage
 MENDING: Final = "Trying again does not help: an operator has to mend it, or to delete the session"
 
@@ -44,11 +52,24 @@ def refusing(call_id: str) -> Iterator[None]:
         raise RecordRefused(f"The store cannot take call {call_id}: {type(error).__name__}: {error}") from error
 
 
-class UnreadKeys:
-    """Client keys that this version cannot read, each of which is named in the log once, and opens to nobody."""
+class _Unread:
+    """Names of what cannot be read, each of which is told in the log once."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def _tell(self, name: str, message: str, error: Exception) -> None:
+        """`message`: with a place for the name, and one for the error."""
+        if name not in self._names:
+            self._names.add(name)
+            logger.error(message, name, error)
+
+
+class UnreadKeys(_Unread):
+    """Client keys that this version cannot read: they open to nobody."""
 
     def read(self, rows: Iterable[tuple[str, bytes]]) -> list[StoredKey]:
         """The keys in these rows of names and values, sorted by name; without those that cannot be read."""
@@ -57,46 +78,25 @@ class UnreadKeys:
             try:
                 found.append(_KEYS.decode(value))
             except UNREADABLE as error:
-                if name not in self._names:
-                    self._names.add(name)
-                    logger.error(  # noqa: TRY400  # a traceback would say no more
-                        "the client key %s in the store cannot be read, and nobody can call with it: %s. Revoke it, "
-                        "and make another",
-                        name,
-                        error,
-                    )
+                self._tell(name, _UNREAD_KEY, error)
         return sorted(found, key=lambda key: key.name)
 
 
-class UnreadRecords:
-    """Records of calls that this version cannot read: they are left out of lists, and named in the log once."""
-
-    def __init__(self) -> None:
-        self._ids: set[str] = set()
+class UnreadRecords(_Unread):
+    """Records of calls that this version cannot read: they are left out of lists."""
 
     def read(self, call_id: str, value: bytes) -> CallRecord | None:
         """The record; None where it cannot be read."""
         try:
             return _RECORDS.decode(value)
         except UNREADABLE as error:
-            if call_id not in self._ids and len(self._ids) < _MOST_NAMED:
-                self._ids.add(call_id)
-                logger.error(  # noqa: TRY400  # what it cannot read says enough
-                    "the record of call %s cannot be read and is left out of lists: %s. Totals and budgets have it",
-                    call_id,
-                    error,
-                )
+            if len(self) < _MOST_NAMED:
+                self._tell(call_id, _UNREAD_RECORD, error)
             return None
 
 
-class UnreadHolds:
-    """Holds that this version cannot read, each of which is named in the log once."""
-
-    def __init__(self) -> None:
-        self._ids: set[str] = set()
-
-    def __len__(self) -> int:
-        return len(self._ids)
+class UnreadHolds(_Unread):
+    """Holds that this version cannot read. All are counted: whoever looks for holds must look beyond them."""
 
     @contextlib.contextmanager
     def passed_over(self, hold_id: str) -> Iterator[None]:
@@ -104,11 +104,4 @@ class UnreadHolds:
         try:
             yield
         except UNREADABLE as error:
-            if hold_id not in self._ids:
-                self._ids.add(hold_id)
-                logger.error(  # noqa: TRY400  # a traceback would say no more
-                    "call %s was left by its worker and cannot be read: %s. What it holds stays held until a gateway "
-                    "of the version that wrote it runs on this store",
-                    hold_id,
-                    error,
-                )
+            self._tell(hold_id, _UNREAD_HOLD, error)
