@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 
 from gateway.upstream.pieces import AlreadyRead, unpacked
+from tests.support.timing import turns_counted
 
 
 async def test_others_have_their_turn_while_much_comes_of_a_small_piece() -> None:
-    turns, size = 0, 64 * 2**20
-
-    async def take_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    other = asyncio.create_task(take_turns())
+    size = 64 * 2**20
     answer = AlreadyRead(200, [(b"content-encoding", b"gzip")], gzip.compress(bytes(size)))
-    parts = [len(part) async for part in unpacked(answer)]
-    other.cancel()
+    async with turns_counted() as turns:
+        parts = [len(part) async for part in unpacked(answer)]
+        made = turns()
     assert sum(parts) == size
-    assert turns >= len(parts) > 100
+    assert made >= len(parts) > 100
