@@ -26,7 +26,7 @@ from gateway.core.spending import (
 )
 from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
-from gateway.dialects.contents import MOST_MESSAGES, MOST_OBJECTS, Contents, contents_of, with_messages
+from gateway.dialects.contents import TOO_MUCH, Contents, contents_of, with_messages
 from gateway.dialects.fields import join
 from gateway.dialects.length_error import LengthError
 from gateway.dialects.limits import asks_no_answer, is_loose, output_limit, with_limit
@@ -150,8 +150,7 @@ class Composer:
             contents = replace(contents, fields={**contents.fields, **progress.narrowed.weighed})
         if contents is None and wire in VIEWED and incoming.directives.context.budget is not None:
             raise InvalidRequest(
-                f"A request of more than {MOST_MESSAGES:,} messages or {MOST_OBJECTS:,} objects is not weighed, so "
-                "that x-context-budget cannot be kept. Send fewer messages, or no budget.",
+                f"{TOO_MUCH} is not weighed, so that x-context-budget cannot be kept. Send less, or no budget.",
                 param=ITEMS[wire],
             )
         return contents

@@ -31,6 +31,10 @@ MOST_MESSAGES: Final = 20_000
 MOST_OBJECTS: Final = 200_000
 _MOST_COMMAS: Final = 1_000_000
 _MOST_QUOTES: Final = 1_000_000
+#: what a request is called that is not taken apart
+TOO_MUCH: Final = (
+    f"A request of more than {MOST_MESSAGES:,} messages, {MOST_OBJECTS:,} objects or {_MOST_COMMAS:,} values"
+)
 #: a priority above this is as good as pinned
 MOST_PRIORITY: Final = 100.0
 PINNED: Final = "pinned"
@@ -171,8 +175,7 @@ def _refuse_marks(array: bytes) -> None:
     """
     if _MARK in array:
         raise InvalidRequest(
-            f"A request of more than {MOST_MESSAGES:,} messages or {MOST_OBJECTS:,} objects is not looked into, so "
-            "that x_gateway cannot be heeded. Send fewer messages, or no such field.",
+            f"{TOO_MUCH} is not looked into, so that x_gateway cannot be heeded. Send less, or no such field.",
             param="messages",
         )
 
