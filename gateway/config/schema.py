@@ -31,7 +31,7 @@ class Server(Section):
     workers: int = Field(1, ge=1, le=256, description="Processes. More than one needs a store they share.")
     max_body_mb: Positive = Field(64, description="Largest request body, also once unpacked (MiB).")
     max_concurrency: int = Field(1024, ge=1, description="Calls under way in one worker; above it 503 at once.")
-    max_header_kb: Positive = Field(64, description="All headers of one request (KiB); above it 431.")
+    max_header_kb: Positive = Field(64, description="All headers of one request, or its trailers (KiB); above it 431.")
     header_timeout_s: Positive = Field(20, description="Time to send a request's head.")
     body_timeout_s: Positive = Field(30, description="Longest silence while a body is being sent.")
     write_timeout_s: Positive = Field(60, description="How long a client may take nothing of an answer that is sent.")
