@@ -148,7 +148,9 @@ async def leave(library: Library | None) -> None:
     if library is None:
         return
     kept = library.clients.cache_dict
-    for key in [key for key in kept if str(key).endswith(f"-{loop}")]:
+    # How litellm marks those of a loop has changed between its releases; it still says so itself.
+    mark = library.clients.update_cache_key_with_event_loop("")
+    for key in [key for key in kept if str(key).endswith(mark)]:
         client = kept.pop(key, None)
         client = getattr(client, "client", client)
         close = getattr(client, "aclose", None) or getattr(client, "close", None)
