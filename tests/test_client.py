@@ -226,11 +226,11 @@ def test_session_and_key_go_along(byte_server: StartUpstream, address: str, sess
 def test_a_refusal_is_raised(gateway: GatewayThread) -> None:
     with pytest.raises(HTTPError) as raised:
         fetch_counts(gateway.base_url, {"messages": []})
-    refused = raised.value
-    assert refused.code == 400
-    assert json.load(refused)["error"]["param"] == "model"
-    # Nobody has to close it.
-    assert isinstance(refused.fp, io.BytesIO)
+    with raised.value as refused:
+        assert refused.code == 400
+        assert json.load(refused)["error"]["param"] == "model"
+        # It holds no connection where nobody closes it.
+        assert isinstance(refused.fp, io.BytesIO)
 
 
 def test_it_needs_nothing_but_python_and_can_be_copied(tmp_path: Path) -> None:

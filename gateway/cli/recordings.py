@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import stat
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -90,7 +91,10 @@ def _why_not(path: Path) -> str | None:
     try:
         if not path.parent.is_dir():
             return "there is no such folder"
-        return "it is a folder" if path.is_dir() else None
+        # Of a path that cannot be looked at, `is_dir` says no from Python 3.14 on.
+        return "it is a folder" if stat.S_ISDIR(path.stat().st_mode) else None
+    except FileNotFoundError:
+        return None
     except OSError as error:
         return error.strerror
 

@@ -13,9 +13,9 @@ from gateway.core.usage import Usage
 from gateway.dialects.anthropic_messages import AnthropicMessages
 from gateway.dialects.base import Answer, Call, EventReader, StreamMeter, Verdict
 from gateway.dialects.fields import join
+from tests.support.nesting import DEEP
 
 DIALECT = AnthropicMessages()
-DEEP = 200_000
 
 
 def call(**fields: object) -> Call:

@@ -18,9 +18,8 @@ from gateway.dialects.base import Answer, EventReader, StreamMeter, Verdict
 from gateway.dialects.fields import decode, flag_field, read_fields, string_field, write_fields
 from gateway.dialects.opening import opening_items, opening_text
 from gateway.dialects.texts import estimate, texts, token_ids
+from tests.support.nesting import DEEP
 from tests.support.timing import calls_made, in_time
-
-DEEP = 200_000
 
 
 class Reader(EventReader):

@@ -17,8 +17,7 @@ from gateway.dialects.base import Answer, Call, StreamMeter, Verdict
 from gateway.dialects.fields import join
 from gateway.dialects.openai_chat import completion_request, completion_text
 from gateway.dialects.texts import estimate
-
-DEEP = 200_000
+from tests.support.nesting import DEEP
 
 
 def call(**fields: object) -> Call:

@@ -15,9 +15,9 @@ from gateway.dialects.base import Answer, Call, EventReader, StreamMeter, Verdic
 from gateway.dialects.fields import join
 from gateway.dialects.openai_responses import OpenAIResponses
 from gateway.dialects.responses_output import MAX_KEPT
+from tests.support.nesting import DEEP
 
 DIALECT = OpenAIResponses()
-DEEP = 200_000
 HELLO = "hello, " * 8
 
 

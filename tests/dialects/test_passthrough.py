@@ -11,9 +11,9 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.usage import Usage
 from gateway.dialects.base import Answer, Verdict
 from gateway.dialects.passthrough import PassThrough, PassThroughReader
+from tests.support.nesting import DEEP
 
 DIALECT = PassThrough("rerank")
-DEEP = 200_000
 MULTIPART = b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\nwhisper-1\r\n--x--'
 
 

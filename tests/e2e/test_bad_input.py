@@ -13,6 +13,7 @@ import pytest
 from gateway.mock import MockServer, Provider
 from tests.conftest import Scripted
 from tests.support.gateways import GatewayThread
+from tests.support.nesting import DEEP
 from tests.support.timing import in_time
 from tests.support.web import CHAT, HI, Reply, Web, chat_bytes, connect, parse, read_all, read_until, talk
 
@@ -63,9 +64,9 @@ BAD_BODIES = {
     "byte order mark": b"\xef\xbb\xbf" + PLAIN,
     "duplicate key": b'{"model":"a","model":"mock-small",' + MESSAGES + b"}",
     "duplicate escaped key": b'{"model":"a","\\u006dodel":"mock-small",' + MESSAGES + b"}",
-    "deep list": b'{"model":"m","messages":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
-    "deep list, open": b'{"model":"m","messages":' + b"[" * 200_000,
-    "deep object": b'{"model":"m","messages":[],"x":' + b'{"a":' * 200_000 + b"1" + b"}" * 200_000 + b"}",
+    "deep list": b'{"model":"m","messages":' + b"[" * DEEP + b"]" * DEEP + b"}",
+    "deep list, open": b'{"model":"m","messages":' + b"[" * DEEP,
+    "deep object": b'{"model":"m","messages":[],"x":' + b'{"a":' * DEEP + b"1" + b"}" * DEEP + b"}",
     "control character": b'{"model":"m","messages":[{"role":"user","content":"\x00"}]}',
     "comment": b'{"model":"m",/* c */"messages":[]}',
     "trailing comma": b'{"model":"m","messages":[],}',
