@@ -26,7 +26,7 @@ from gateway.core.spending import (
 )
 from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
-from gateway.dialects.contents import TOO_MUCH, Contents, contents_of, with_messages
+from gateway.dialects.contents import TOO_MUCH, Contents, with_messages
 from gateway.dialects.fields import join
 from gateway.dialects.length_error import LengthError
 from gateway.dialects.limits import asks_no_answer, is_loose, output_limit, with_limit
@@ -88,7 +88,7 @@ class Composer:
             InvalidRequest: it has too many messages for the budget that it asks for.
             ContextOverflow: what must stay of it is over its budget.
         """
-        contents = self._contents(progress, call)
+        contents = await self._contents(progress, call)
         if contents is None:
             return
         progress.mode = mode
@@ -139,13 +139,13 @@ class Composer:
             return progress.affordable
         return max(1, progress.affordable - progress.showing.more)
 
-    def _contents(self, progress: Progress, call: Call) -> Contents | None:
+    async def _contents(self, progress: Progress, call: Call) -> Contents | None:
         """What can be weighed; None where nothing can. A call of our own is sent as it was written."""
         incoming = progress.incoming
         wire = incoming.endpoint.wire
         if wire is None or incoming.purpose is not None:
             return None
-        contents = progress.contents or contents_of(call, wire, self._planner.known)
+        contents = progress.contents or await self._planner.contents(call, wire)
         if contents is not None and progress.narrowed.weighed:
             contents = replace(contents, fields={**contents.fields, **progress.narrowed.weighed})
         if contents is None and wire in VIEWED and incoming.directives.context.budget is not None:
@@ -177,7 +177,7 @@ class Composer:
         """Have results summed up, now that the call is to be sent; whether it must be composed anew with that."""
         if progress.showing is None or not progress.showing.open:
             return False
-        contents = self._contents(progress, call)
+        contents = await self._contents(progress, call)
         if contents is None or contents.messages is None:
             return False
         return await self._result_summaries.make(self._planner.view(contents).messages, progress)

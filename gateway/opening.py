@@ -24,6 +24,7 @@ from gateway.core.retrying import BreakerPolicy, RetryPolicy
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.signing import signing_key
 from gateway.counters.registry import FALLBACK, NAMES, Counters, is_dotted_path
+from gateway.dialects.fields import read_piece
 from gateway.inspection import Inspector
 from gateway.planning import Planner, Threads
 from gateway.policies import context_policy, routes_of, table_names
@@ -111,7 +112,7 @@ def load_counters(counters: Counters, settings: config.Settings) -> None:
 
 def estimator_of(counters: Counters) -> Estimator:
     """An estimator that counts with these; token tables are loaded when they are first needed."""
-    return Estimator(config.families(), counters.counter, CountCache(_COUNTS_BYTES, threading.Lock()))
+    return Estimator(config.families(), counters.counter, CountCache(_COUNTS_BYTES, threading.Lock()), read_piece)
 
 
 @contextmanager

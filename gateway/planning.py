@@ -48,7 +48,8 @@ from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Remembered
 from gateway.core.values import dataclass
 from gateway.core.views import VIEWED, View, view_of
-from gateway.dialects.contents import Contents
+from gateway.dialects.base import Call
+from gateway.dialects.contents import Contents, contents_of
 from gateway.dialects.elsewhere import gone_on_from, named_in
 from gateway.stores.learner import Learner
 
@@ -57,6 +58,8 @@ T = TypeVar("T")
 
 #: Bytes behind the known beginning of a request that are weighed in the loop: a few milliseconds if all are new.
 _INLINE_BYTES: Final = 32 * 1024
+#: bytes of a body that is taken apart beside the loop: some three milliseconds
+_LARGE_BYTES: Final = 512 * 1024
 #: threads of each kind
 _WEIGHING: Final = 2
 _FITTING: Final = 1
@@ -220,6 +223,12 @@ class Planner:
         except RuntimeError:
             # The worker is stopping.
             self._reading_ahead.release()
+
+    async def contents(self, call: Call, wire: Wire) -> Contents | None:
+        """See `contents_of`."""
+        if len(call.body) <= _LARGE_BYTES:
+            return contents_of(call, wire, self.known)
+        return await _run_in(self._threads.weighing, lambda: contents_of(call, wire, self.known))
 
     async def weigh(self, asked: Asked, remembered: Remembered) -> Weighing:
         """What a request weighs."""

@@ -25,7 +25,6 @@ from gateway.core.spending import remaining_fraction
 from gateway.core.steps import DEFAULT_AGENT, Agent, Facts, Patterns, Step, StepState, Used
 from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
-from gateway.dialects.contents import contents_of
 from gateway.dialects.texts import as_name
 from gateway.dialects.tools import Offer, narrowed, offer_of
 from gateway.newest import NewestMessages
@@ -156,7 +155,7 @@ class Steps:
         left = remaining_fraction(progress.book.standings) if agent.reads_budget else 1.0
         wire, contents = progress.incoming.endpoint.wire, None
         if wire is not None and (agent.reads_message or agent.reads_tokens):
-            contents = progress.contents = contents_of(call, wire, self._planner.known)
+            contents = progress.contents = await self._planner.contents(call, wire)
         if contents is None:
             return Facts(left=left)
         tokens = None

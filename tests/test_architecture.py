@@ -58,8 +58,8 @@ ALLOWED = {
     "listing": {"core", "upstream", "calls", "addressing", "patience"},
     # no server: commands that serve nothing import this
     "opening": {
-        *("core", "stores", "counters", "upstream", "telemetry", "config", "catalog", "policies", "planning"),
-        "inspection",
+        *("core", "dialects", "stores", "counters", "upstream", "telemetry", "config", "catalog", "policies"),
+        *("planning", "inspection"),
     },
     "server": {
         *("core", "dialects", "stores", "counters", "upstream", "telemetry", "config", "catalog"),

