@@ -37,6 +37,16 @@ def test_short_lines_are_joined_and_long_lines_are_cut_at_sentences() -> None:
     assert [len(piece) for piece in cut_text(sentence * 8)] == [204, 204]
 
 
+@pytest.mark.parametrize("sentence", ["Some words.  ", "\u4e00" * 30 + "\u3002", "a" * 70 + "; \t  \u3000", "word "])
+def test_a_very_long_line_is_cut_like_its_parts(sentence: str) -> None:
+    """Wherever the part that is searched at once ends: in a word, before blanks, among them, behind them."""
+    for shift in range(len(sentence)):
+        line = "b" * shift + sentence * (70_000 // len(sentence))
+        pieces = list(cut_text(line))
+        assert "".join(pieces) == line
+        assert pieces[-200:] == list(cut_text("".join(pieces[-200:])))
+
+
 LINES = "".join(f"line {n} {'x' * 40}\n" for n in range(5))
 
 
