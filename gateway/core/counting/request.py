@@ -191,9 +191,11 @@ def _messages(wire: Wire, body: Mapping[str, Piece]) -> Sequence[Piece]:
     field = ITEMS[wire]
     if field not in body:
         return ()
-    value = decoded(body[field])
-    if wire == "completions":
-        return (value,)
+    piece = body[field]
+    if wire == "completions" or (isinstance(piece, bytes) and not piece.lstrip().startswith(b"[")):
+        # One text: it is read where it is weighed.
+        return (piece,)
+    value = decoded(piece)
     return value if isinstance(value, list) else (value,)
 
 

@@ -81,7 +81,9 @@ def test_messages_stand_where_the_format_puts_them() -> None:
     assert read_request("chat", {"messages": [1, 2]}).messages == [1, 2]
     assert read_request("responses", {"input": "text"}).messages == ("text",)
     assert read_request("responses", {"input": [1], "instructions": "be kind"}).system == "be kind"
+    assert read_request("responses", {"input": b' "text"'}).messages == (b' "text"',)
     assert read_request("completions", {"prompt": ["a", "b"]}).messages == (["a", "b"],)
+    assert read_request("completions", {"prompt": b"[1, 2]"}).messages == (b"[1, 2]",)
     assert read_request("messages", {"system": "be kind"}).system == "be kind"
     assert read_request("chat", {"messages": b"[1]"}).messages == [1]
     assert read_request("chat", {"messages": b"broken"}, messages=[b"{}"]).messages == [b"{}"]
