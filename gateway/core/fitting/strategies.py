@@ -59,7 +59,11 @@ class Dedupe:
 
 @dataclass(frozen=True, slots=True)
 class Condense:
-    """The blocks of most worth. Units beyond `most_characters`, counted from the newest, are dropped unread."""
+    """The blocks of most worth.
+
+    Of the newest units so many are read as have `most_characters` in all, and a longer one between them is passed over.
+    The others are left out, but for what has room as it is.
+    """
 
     worth: Worth = field(default_factory=Worth)
     most_characters: int = 2_000_000
@@ -68,16 +72,16 @@ class Condense:
     may_drop: bool = True
 
     def apply(self, draft: Draft, limit: int) -> Draft:
-        """Choose; what is beyond the characters is not even read."""
-        read, unread = 0, list[Unit]()
-        task = draft.conversation.task
+        """Choose."""
+        left, unread = self.most_characters, list[Unit]()
         for unit in reversed(draft.open_units()):
-            read += sum(draft.conversation.items[index].length for index in unit.indices)
-            if read > self.most_characters and unit.start != task:
+            length = sum(draft.conversation.items[index].length for index in unit.indices)
+            if length > left and unit.start != draft.conversation.task:
                 unread.append(unit)
-        if not unread:
-            return filled(draft, condense(draft, limit, self.worth), limit)
-        return Drop().apply(_left_out(draft, -1, unread)[0], limit)
+            else:
+                left -= length
+        readable = _left_out(draft, -1, unread)[0] if unread else draft
+        return filled(draft, condense(readable, limit, self.worth), limit)
 
 
 def filled(draft: Draft, chosen: Draft, limit: int) -> Draft:
