@@ -31,6 +31,10 @@ class _Part:
     length: int
 
 
+#: one that is not looked for elsewhere
+_SHORT: Final = _Part(b"", 0)
+
+
 def overlap(draft: Draft) -> Draft:
     """Leave out of every result that may be changed what an earlier one says already."""
     seen: dict[bytes, int] = {}
@@ -45,7 +49,8 @@ def overlap(draft: Draft) -> Draft:
             changes[item.index] = again
         else:
             for part in parts:
-                seen.setdefault(part.key, item.index)
+                if part is not _SHORT:
+                    seen.setdefault(part.key, item.index)
     return draft.having(changes) if changes else draft
 
 
@@ -53,7 +58,7 @@ def _again(parts: Sequence[_Part], seen: dict[bytes, int]) -> Same | None:
     """The parts that stand in an earlier result: in the one that holds most of them, if they are worth it."""
     shared: dict[int, list[int]] = {}
     for number, part in enumerate(parts):
-        if part.length >= _PART and part.key in seen:
+        if part is not _SHORT and part.key in seen:
             shared.setdefault(seen[part.key], []).append(number)
     lengths = {source: sum(parts[number].length for number in numbers) for source, numbers in shared.items()}
     most = max(lengths, key=lengths.__getitem__, default=None)
@@ -67,7 +72,7 @@ def parts_of(item: Item, raw: bytes, reader: Reader, watch: Watch) -> Sequence[_
         watch.tick(1 + item.length // _PART)
         parts, _, _ = apart(decode(raw).get("content"))
         # half of a surrogate pair has no bytes of its own
-        raws = [written(part).encode("utf-8", "surrogatepass") for part in parts]
-        return tuple(_Part(digest(raw), len(raw)) for raw in raws)
+        raws = (written(part).encode("utf-8", "surrogatepass") for part in watch.over(parts))
+        return tuple([_Part(digest(raw), len(raw)) if len(raw) >= _PART else _SHORT for raw in raws])
 
     return reader.kept("parts", item.key, compute, lambda parts: _PART_BYTES * len(parts))
