@@ -42,7 +42,9 @@ sys.path.insert(0, str(ROOT))
 
 from gateway import config, opening  # noqa: E402
 from gateway.core.ledger import Amount, Claim  # noqa: E402
-from gateway.core.ports import LOST, OPEN_NAMESPACE, CallRecord, SessionKey, Store  # noqa: E402
+from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey  # noqa: E402
+from gateway.core.ports import Store  # noqa: E402
+from gateway.core.record import LOST, CallRecord  # noqa: E402
 from gateway.mock import MockServer, Provider  # noqa: E402
 from gateway.mock.wire import Request, Usage  # noqa: E402
 

@@ -33,7 +33,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from gateway import config, wiring
 from gateway.cli.serve import only_provider
 from gateway.core.ids import call_id
-from gateway.core.ports import CallRecord
+from gateway.core.record import CallRecord
 from gateway.mock.server import MockServer
 from gateway.server.serving import ServerThread, make_config
 from gateway.stores.sqlite import SqliteStore

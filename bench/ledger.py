@@ -31,7 +31,10 @@ from chaos import Bill, Call, Gateway, RedisNode, Session, make, provider, unset
 from gateway import config, opening, wiring
 from gateway.core.ids import call_id
 from gateway.core.ledger import AccountKey, Amount, Claim, Granted, Hold, Limits
-from gateway.core.ports import LOST, CallRecord, ContextRecord, OpenHold, SessionKey, Store
+from gateway.core.namespaces import SessionKey
+from gateway.core.ports import Store
+from gateway.core.record import LOST, CallRecord, ContextRecord
+from gateway.core.stored import OpenHold
 from gateway.core.usage import Charge, Usage
 
 SPAWN = multiprocessing.get_context("spawn")

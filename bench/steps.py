@@ -25,7 +25,7 @@ from typing import Any
 
 from gateway import config, opening, wiring
 from gateway.calls import Caller, Incoming, Reply
-from gateway.core.ports import Outgoing
+from gateway.core.outgoing import Outgoing
 from gateway.dialects import endpoint
 from gateway.mock import MockServer
 from gateway.pipeline import Gateway

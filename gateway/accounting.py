@@ -24,8 +24,10 @@ from gateway.core.errors import (
     StoreUnavailable,
 )
 from gateway.core.ledger import MOST, NOTHING, Amount
+from gateway.core.namespaces import SessionKey
 from gateway.core.plan import Plan
-from gateway.core.ports import CallRecord, Observer, SessionKey, Store
+from gateway.core.ports import Observer, Store
+from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import (
     Allowance,

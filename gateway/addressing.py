@@ -15,7 +15,7 @@ from gateway.core import identity
 from gateway.core.asked import BUDGET_TOKENS, BUDGET_USD, PARENT, SESSION
 from gateway.core.errors import InvalidRequest, SessionRequired, UnknownModel
 from gateway.core.forwarding import Provider, header
-from gateway.core.ports import SessionKey
+from gateway.core.namespaces import SessionKey
 from gateway.core.routing import Route, Routes
 from gateway.dialects.base import Call
 from gateway.dialects.fields import UNREADABLE, decode

@@ -9,7 +9,9 @@ from typing import Final
 from gateway.core.asked import PARENT
 from gateway.core.errors import InvalidRequest, PriceUnknown
 from gateway.core.ledger import Amount, Claim, Granted, Hold, Refused, Standing
-from gateway.core.ports import CallRecord, OpenHold, Opening, SessionKey, Store
+from gateway.core.namespaces import SessionKey
+from gateway.core.ports import Store
+from gateway.core.record import CallRecord
 from gateway.core.spending import (
     STREAM_STEP,
     BudgetPolicy,
@@ -21,6 +23,7 @@ from gateway.core.spending import (
     limit_to_set,
     refusal,
 )
+from gateway.core.stored import OpenHold, Opening
 from gateway.core.values import dataclass
 from gateway.stores.blind import Blind
 from gateway.stores.leases import Lease, Leases

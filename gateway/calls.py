@@ -7,10 +7,12 @@ from typing import Final, Literal
 
 from gateway.core.asked import SESSION
 from gateway.core.errors import GatewayError
+from gateway.core.forwarding import Headers
 from gateway.core.ledger import NO_LIMITS, Limits
 from gateway.core.modes import ResponseMode
+from gateway.core.namespaces import SessionKey
 from gateway.core.plan import NO_WISHES, Wishes
-from gateway.core.ports import ContextRecord, Headers, SessionKey
+from gateway.core.record import ContextRecord
 from gateway.core.routing import Route
 from gateway.core.spending import NO_KEY_BUDGET, Allowance, KeyBudget
 from gateway.core.steps import Agent, Facts, Step, StepState

@@ -11,7 +11,8 @@ from threading import Lock
 from typing import Final
 
 from gateway.core.counting.cache import CountCache
-from gateway.core.ports import SessionKey, Store
+from gateway.core.namespaces import SessionKey
+from gateway.core.ports import Store
 
 #: the decision that there is no summary: the result is shown as an extract
 EXTRACT: Final = ""

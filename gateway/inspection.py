@@ -15,7 +15,7 @@ from gateway.core.counting.request import ITEMS, wire_of
 from gateway.core.errors import InvalidRequest
 from gateway.core.fitting.receipt import Fate
 from gateway.core.plan import Plan, Wishes, budget_of
-from gateway.core.ports import ContextRecord
+from gateway.core.record import ContextRecord
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.session import Remembered
 from gateway.core.views import VIEWED

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import cast
 
 from gateway.core.errors import UpstreamTimeout
-from gateway.core.ports import TOO_SLOW
+from gateway.core.record import TOO_SLOW
 
 
 @asynccontextmanager

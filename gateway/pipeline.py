@@ -37,8 +37,10 @@ from gateway.core.errors import (
 )
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.core.forwarding import Provider, check_credential, has_key, holds_credential, request_headers, secrets_of
+from gateway.core.outgoing import AtWork, Outgoing, told_nobody
 from gateway.core.plan import SummaryModel
-from gateway.core.ports import CUTS, AtWork, Observer, Outgoing, Store, Upstream, UpstreamReply, told_nobody
+from gateway.core.ports import Observer, Store, Upstream, UpstreamReply
+from gateway.core.record import CUTS
 from gateway.core.retrying import FAILED, KEY_REFUSED, TELLING, TOO_LARGE
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.steps import Agent, Step

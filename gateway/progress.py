@@ -15,8 +15,11 @@ from gateway.core.errors import GatewayError
 from gateway.core.fitting.summary import Use
 from gateway.core.forwarding import header
 from gateway.core.modes import ResponseMode
+from gateway.core.namespaces import SessionKey
+from gateway.core.outgoing import AtWork, told_nobody
 from gateway.core.plan import Plan
-from gateway.core.ports import AtWork, CallRecord, Outcome, SessionKey, UpstreamReply, told_nobody
+from gateway.core.ports import UpstreamReply
+from gateway.core.record import CallRecord, Outcome
 from gateway.core.routing import Route
 from gateway.core.session import Remembered
 from gateway.core.spending import Charged

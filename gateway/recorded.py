@@ -16,7 +16,9 @@ import msgspec
 
 from gateway.core.identity import is_valid
 from gateway.core.ledger import AccountKey
-from gateway.core.ports import OPEN_NAMESPACE, CallRecord, SessionKey, Store
+from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
+from gateway.core.ports import Store
+from gateway.core.record import CallRecord
 from gateway.core.usage import MAX_TOKENS, Charge, Usage, UsageSource
 from gateway.core.values import dataclass
 

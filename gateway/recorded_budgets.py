@@ -29,8 +29,8 @@ from gateway.core.ledger import (
     standing,
 )
 from gateway.core.modes import MODES, ResponseMode, mode_for
+from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
 from gateway.core.plan import ContextPolicy, Wishes, budget_of
-from gateway.core.ports import OPEN_NAMESPACE, SessionKey
 from gateway.core.pricing import standard_cost
 from gateway.core.routing import ModelFacts
 from gateway.core.spending import (

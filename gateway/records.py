@@ -11,8 +11,8 @@ from typing import Final
 
 from gateway.core.fitting.receipt import Fates
 from gateway.core.ledger import NOTHING, Amount
-from gateway.core.ports import CUTS, LOST, CallRecord, Outcome
 from gateway.core.pricing import Price, cost, standard_cost
+from gateway.core.record import CUTS, LOST, CallRecord, Outcome
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import kept_as
 from gateway.core.spending import Need, accounts_of, spent_by

@@ -24,7 +24,8 @@ from gateway.core.message import digest, encode, read
 from gateway.core.modes import ResponseMode, original, show, with_summary
 from gateway.core.modes.extract import LONGEST
 from gateway.core.modes.summary import MOST, Summing
-from gateway.core.ports import SessionKey, Store
+from gateway.core.namespaces import SessionKey
+from gateway.core.ports import Store
 from gateway.decisions import Decisions
 
 #: the field of a message that calls tools, and a handle among their arguments, which asks for a full text

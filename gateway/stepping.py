@@ -17,8 +17,10 @@ from gateway.calls import Stepped
 from gateway.core.asked import AGENT
 from gateway.core.errors import InvalidRequest, StoreConflict, StoreDamaged, StoreUnavailable, ToolNotAllowed
 from gateway.core.forwarding import Provider
+from gateway.core.namespaces import SessionKey
 from gateway.core.plan import NO_WISHES
-from gateway.core.ports import CallRecord, Observer, RecordRefused, SessionKey, Store
+from gateway.core.ports import Observer, RecordRefused, Store
+from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Places, SessionState, moved
 from gateway.core.spending import remaining_fraction

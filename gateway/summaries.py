@@ -17,9 +17,10 @@ from gateway.calls import Caller, Directives, Incoming, Purpose, Reply
 from gateway.core.counting.heuristic import estimate_tokens
 from gateway.core.errors import GatewayError
 from gateway.core.fitting.summary import NeedsSummary
-from gateway.core.forwarding import CREDENTIALS, Provider, holds_credential
+from gateway.core.forwarding import CREDENTIALS, Headers, Provider, holds_credential
 from gateway.core.message import Message
-from gateway.core.ports import Headers, SessionKey, Store
+from gateway.core.namespaces import SessionKey
+from gateway.core.ports import Store
 from gateway.core.retrying import TELLING
 from gateway.core.routing import Route, Routes
 from gateway.core.spending import KeyBudget

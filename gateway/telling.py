@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec
 
-from gateway.core.ports import SessionKey, StepChange
-from gateway.core.steps import Agent, StepState
+from gateway.core.namespaces import SessionKey
+from gateway.core.steps import Agent, StepChange, StepState
 
 logger = logging.getLogger("gateway")
 P = ParamSpec("P")

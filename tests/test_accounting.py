@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from gateway.core.ledger import Claim, Limits
-from gateway.core.ports import CallRecord, OpenHold
+from gateway.core.record import CallRecord
 from gateway.core.spending import BudgetPolicy
+from gateway.core.stored import OpenHold
 from gateway.dialects.base import Answer, Call, EventReader
 from gateway.dialects.openai_chat import OpenAIChat
 from tests.support.fakes import KEY, SSE, STREAM, FakeReply, World

@@ -11,7 +11,7 @@ import pytest
 from gateway.addressing import advisors_of, named_session, others_of, routes_of, session_of, with_form_model
 from gateway.calls import Caller, Incoming, SessionPolicy
 from gateway.core.errors import InvalidRequest, SessionRequired, UnknownModel
-from gateway.core.ports import SessionKey
+from gateway.core.namespaces import SessionKey
 from gateway.core.routing import Route
 from gateway.dialects import endpoint
 from tests.support.fakes import BODY, KEY, ROUTES, World

@@ -13,7 +13,7 @@ from gateway.answers import MAX_WHOLE_ANSWER
 from gateway.calls import SessionPolicy
 from gateway.core.errors import UpstreamProtocolError
 from gateway.core.ledger import Claim, Limits
-from gateway.core.ports import LOST
+from gateway.core.record import LOST
 from gateway.core.spending import BudgetPolicy
 from tests.support.fakes import JSON, KEY, SSE, STREAM, FakeReply, World
 from tests.support.scripted import DONE, chunk, completion, usage_chunk

@@ -103,7 +103,9 @@ TESTED_ELSEWHERE = {
     "core.steps": "core/steps/test_machine.py",  # the names of both its modules
     "core.fitting.cut": "core/fitting/test_epochs.py",  # what it leaves shows from turn to turn
     "core.fitting.policy": "core/fitting/test_epochs.py",
-    "core.ports": "stores/test_contract.py",  # Protocols and plain values; the contract is their test
+    "core.ports": "stores/test_contract.py",  # Protocols; the contract is their test
+    "core.stored": "stores/test_contract.py",  # plain values that stores give back
+    "core.outgoing": "upstream/test_http.py",  # plain values that are sent
     "stores.sums": "stores/test_contract.py",  # totals of stores that add by themselves
     # What these parts of one store are worth shows in what it keeps, on a real server.
     "stores.redis.values": "stores/test_ledger_contract.py",

@@ -7,7 +7,7 @@ import time
 
 from gateway.budgeting import Budgets
 from gateway.core.errors import InvalidRequest
-from gateway.core.ports import SessionKey
+from gateway.core.namespaces import SessionKey
 from gateway.core.session import Remembered
 from gateway.core.spending import BudgetPolicy
 from gateway.stores.blind import Blind

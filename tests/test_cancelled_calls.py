@@ -12,9 +12,12 @@ import pytest
 from gateway.calls import Caller, Incoming
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import AccountKey, Claim, Granted, Limits, Refused, Standing
-from gateway.core.ports import CallRecord, Ending, OpenHold, Opening, Outgoing, SessionKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.outgoing import Outgoing
+from gateway.core.record import CallRecord
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.spending import BudgetPolicy, KeyBudget
+from gateway.core.stored import Ending, OpenHold, Opening
 from gateway.core.usage import Totals
 from tests.support.cancelling import cancelled_at
 from tests.support.fakes import BODY, JSON, KEY, SSE, STREAM, AwayStore, FakeReply, FakeUpstream, World

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gateway.core.ports import SessionKey
+from gateway.core.namespaces import SessionKey
 from gateway.decisions import EXTRACT, Decisions
 from gateway.stores.memory import MemoryStore
 

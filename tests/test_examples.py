@@ -17,7 +17,7 @@ from gateway import config
 from gateway.cli import app
 from gateway.core.asked import DIRECTIVES, READ
 from gateway.core.errors import ConfigError
-from gateway.core.ports import OUTCOMES
+from gateway.core.record import OUTCOMES
 from gateway.server import headers, openapi
 from gateway.upstream.litellm.faults import NOT_TRANSLATABLE
 

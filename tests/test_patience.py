@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gateway.core.errors import UpstreamTimeout
-from gateway.core.ports import TOO_SLOW
+from gateway.core.record import TOO_SLOW
 from gateway.patience import patience
 from tests.support.timing import LIMIT_S
 

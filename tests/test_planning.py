@@ -19,7 +19,7 @@ from gateway.core.counting.request import read_request
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.recall import Recall
 from gateway.core.plan import ContextPolicy, Plan, Wishes
-from gateway.core.ports import ContextRecord
+from gateway.core.record import ContextRecord
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Remembered, SessionState
 from gateway.dialects.base import Call

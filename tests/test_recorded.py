@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.ports import SessionKey
+from gateway.core.namespaces import SessionKey
 from gateway.core.usage import Charge, Usage
 from gateway.mock import MockServer
 from gateway.recorded import Noted, read_records, read_store

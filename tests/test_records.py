@@ -8,8 +8,8 @@ from decimal import Decimal
 
 import pytest
 
-from gateway.core.ports import LOST, Outcome
 from gateway.core.pricing import price_per_million
+from gateway.core.record import LOST, Outcome
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Need, Rate
 from gateway.core.steps import Step

@@ -13,8 +13,8 @@ import pytest
 from gateway.calls import Directives
 from gateway.core.ledger import Claim, Limits
 from gateway.core.modes.summary import LONGEST_ANSWER, MOST
+from gateway.core.outgoing import Outgoing
 from gateway.core.plan import SummaryModel
-from gateway.core.ports import Outgoing
 from gateway.core.routing import ModelFacts
 from gateway.core.spending import BudgetPolicy
 from gateway.summaries import SUMMARY_S

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.core.message import text_of
 from gateway.core.modes import ResponseMode
-from gateway.core.ports import SessionKey
+from gateway.core.namespaces import SessionKey
 from gateway.results import Results
 from gateway.stores.memory import MemoryStore
 

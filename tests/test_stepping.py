@@ -14,7 +14,10 @@ from gateway.calls import Caller, Directives, Purpose, Reply
 from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable, UpstreamProtocolError
 from gateway.core.forwarding import Provider
 from gateway.core.ledger import Limits
-from gateway.core.ports import CallRecord, Ending, Observer, Outgoing, RecordRefused, SessionKey, StepChange
+from gateway.core.namespaces import SessionKey
+from gateway.core.outgoing import Outgoing
+from gateway.core.ports import Observer, RecordRefused
+from gateway.core.record import CallRecord
 from gateway.core.routing import ModelRule, Routes
 from gateway.core.session import Change, SessionState
 from gateway.core.spending import BudgetPolicy
@@ -24,9 +27,11 @@ from gateway.core.steps import (
     MessageMatches,
     SequenceMatch,
     Step,
+    StepChange,
     StepState,
     TokensAbove,
 )
+from gateway.core.stored import Ending
 from gateway.core.usage import Totals
 from tests.support.fakes import KEY, SSE, AwayStore, FakeReply, World
 from tests.support.scripted import DONE, chunk, completion

@@ -13,8 +13,9 @@ import pytest
 from gateway.calls import Caller
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.strategies import strategies_of
+from gateway.core.outgoing import Outgoing
 from gateway.core.plan import ContextPolicy, SummaryModel
-from gateway.core.ports import CallRecord, Outgoing
+from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts
 from gateway.summaries import SUMMARY_S
 from tests.support.fakes import KEY, ROUTES, SSE, FakeReply, World

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from gateway.benching import servers
 from gateway.benching.load import Load, Seen, Workload, problem
 from gateway.benching.store import pair_us, record_of
-from gateway.core.ports import OPEN_NAMESPACE, SessionKey
+from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
 
 AT_ONCE: Final = "small call, 32 clients"
 WORKLOADS: Final = (

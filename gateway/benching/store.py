@@ -10,7 +10,9 @@ from typing import Final
 
 from gateway.core.ids import call_id
 from gateway.core.ledger import Amount, Claim, Hold, Limits
-from gateway.core.ports import CallRecord, OpenHold, SessionKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import CallRecord
+from gateway.core.stored import OpenHold
 from gateway.stores.sqlite import SqliteStore
 
 _LIMIT: Final = Limits(tokens=10**12)

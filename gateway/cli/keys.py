@@ -26,7 +26,8 @@ from gateway.cli.sessions import StoreUrl, with_store
 
 if TYPE_CHECKING:
     from gateway.core.ledger import Limits, Standing
-    from gateway.core.ports import Store, StoredKey
+    from gateway.core.ports import Store
+    from gateway.core.stored import StoredKey
 
 app = typer.Typer(help="Client keys kept in the store: list, add, revoke.", invoke_without_command=True)
 
@@ -45,7 +46,7 @@ def keys(context: typer.Context, config: ConfigFile = None, store: StoreUrl = No
 def show_list(config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """List the keys, their budgets and what they have used. The keys themselves are shown to nobody."""
     from gateway.core.ledger import AccountKey, Claim
-    from gateway.core.ports import StoredKey
+    from gateway.core.stored import StoredKey
     from gateway.policies import limits_of
 
     configured = [
@@ -86,7 +87,8 @@ def add(  # noqa: PLR0917  # typer calls it by name
     import secrets
 
     from gateway.core.identity import ID_FORM, is_valid
-    from gateway.core.ports import StoredKey, is_reserved
+    from gateway.core.namespaces import is_reserved
+    from gateway.core.stored import StoredKey
     from gateway.server.auth import digest
 
     if not is_valid(name):

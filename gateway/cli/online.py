@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from gateway.config import Settings
 from gateway.core.errors import ConfigError, GatewayError, StoreUnavailable
 from gateway.core.forwarding import Provider, request_headers
-from gateway.core.ports import Outgoing, Upstream
+from gateway.core.outgoing import Outgoing
+from gateway.core.ports import Upstream
 from gateway.opening import open_store, upstream_of
 from gateway.policies import provider_of
 

@@ -26,7 +26,8 @@ from gateway.cli.listed import Row, SortName, order, rows
 if TYPE_CHECKING:
     from gateway.config import Settings
     from gateway.core.errors import InvalidRequest
-    from gateway.core.ports import SessionKey, Store
+    from gateway.core.namespaces import SessionKey
+    from gateway.core.ports import Store
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from gateway.config.section import Section, duration
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.ledger import LEAST_USD, MOST_USD
-from gateway.core.ports import is_reserved
+from gateway.core.namespaces import is_reserved
 
 
 def _long_enough(key: SecretStr) -> SecretStr:

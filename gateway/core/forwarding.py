@@ -10,9 +10,9 @@ from urllib.parse import unquote_plus
 
 from gateway.core.asked import OURS, REQUEST_ID
 from gateway.core.errors import Unauthenticated
-from gateway.core.ports import Headers
 from gateway.core.values import dataclass
 
+Headers = list[tuple[bytes, bytes]]
 AuthStyle = Literal["bearer", "x-api-key", "api-key", "none"]
 
 CREDENTIALS: Final = frozenset({b"authorization", b"x-api-key", b"api-key"})

@@ -33,7 +33,7 @@ from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.receipt import Fates, Fitted
 from gateway.core.fitting.summary import NeedsSummary, Passage, SummaryNeeded, Use, asking
 from gateway.core.message import Message, encode
-from gateway.core.ports import ContextRecord
+from gateway.core.record import ContextRecord
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import SessionState
 from gateway.core.values import dataclass

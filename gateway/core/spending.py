@@ -35,7 +35,7 @@ from gateway.core.ledger import (
     narrowest,
     units_left,
 )
-from gateway.core.ports import OPEN_NAMESPACE, SessionKey
+from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
 from gateway.core.pricing import Price
 from gateway.core.usage import Charge, Usage
 from gateway.core.values import dataclass

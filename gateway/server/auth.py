@@ -14,10 +14,11 @@ from typing import Final
 
 from gateway.calls import Caller
 from gateway.core.errors import Forbidden, Unauthenticated
-from gateway.core.forwarding import CREDENTIALS, credential, header
+from gateway.core.forwarding import CREDENTIALS, Headers, credential, header
 from gateway.core.ledger import NO_LIMITS, Limits
-from gateway.core.ports import ANONYMOUS, CREDENTIAL_PREFIX, OPEN_NAMESPACE, Headers, StoredKey
+from gateway.core.namespaces import ANONYMOUS, CREDENTIAL_PREFIX, OPEN_NAMESPACE
 from gateway.core.spending import NO_KEY_BUDGET, KeyBudget
+from gateway.core.stored import StoredKey
 from gateway.core.values import dataclass
 
 #: set by a reverse proxy: the peer is then not the caller

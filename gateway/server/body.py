@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, unpack
 from gateway.core.errors import InvalidRequest, Overloaded, PayloadTooLarge, RequestTimeout
-from gateway.core.forwarding import header
-from gateway.core.ports import Headers
+from gateway.core.forwarding import Headers, header
 
 #: seconds for which a body that is too large is read and thrown away
 _DISCARD_S: Final = 10.0

@@ -27,9 +27,9 @@ from gateway.core.errors import (
     Overloaded,
     ShuttingDown,
 )
-from gateway.core.forwarding import EVENTS, content_type, header
+from gateway.core.forwarding import EVENTS, Headers, content_type, header
 from gateway.core.identity import ID_FORM, is_valid
-from gateway.core.ports import SHUT_DOWN, STALLED, Headers
+from gateway.core.record import SHUT_DOWN, STALLED
 from gateway.core.values import dataclass
 from gateway.dialects import WITHOUT_BODY, Endpoint, endpoint
 from gateway.listing import Listing

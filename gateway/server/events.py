@@ -21,7 +21,8 @@ from starlette.routing import Route as Path
 from starlette.types import Receive, Scope, Send
 
 from gateway.core import errors
-from gateway.core.ports import Latest, Settled, Store
+from gateway.core.ports import Store
+from gateway.core.stored import Latest, Settled
 from gateway.server.auth import Access
 from gateway.server.handling import Rules, accessed, wrapped
 from gateway.server.shown import call_json, totals_json

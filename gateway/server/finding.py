@@ -13,7 +13,10 @@ from decimal import Decimal
 from typing import Final, Literal, get_args
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.ports import OPEN_NAMESPACE, CallRecord, Page, SessionKey, SessionView, Store
+from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
+from gateway.core.ports import Store
+from gateway.core.record import CallRecord
+from gateway.core.stored import Page, SessionView
 from gateway.core.values import dataclass
 from gateway.stores.cursor import Cursor
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ports import Store, StoredKey
+from gateway.core.ports import Store
+from gateway.core.stored import StoredKey
 
 logger = logging.getLogger("gateway")
 

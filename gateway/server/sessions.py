@@ -17,7 +17,8 @@ from starlette.routing import Route as Path
 from gateway.core import errors
 from gateway.core.identity import is_valid
 from gateway.core.ledger import LEAST_USD, MOST, MOST_USD, NOTHING, Claim, Dimension, Standing, nano
-from gateway.core.ports import OPEN_NAMESPACE, Observer, SessionKey, Store
+from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
+from gateway.core.ports import Observer, Store
 from gateway.core.spending import BudgetPolicy
 from gateway.core.steps import Agent
 from gateway.inspection import context_json

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.core import errors
-from gateway.core.ports import Observer, SessionKey, Store
+from gateway.core.namespaces import SessionKey
+from gateway.core.ports import Observer, Store
 from gateway.core.routing import Route
 from gateway.core.session import SessionState
 from gateway.core.steps import DEFAULT_AGENT, Agent, Facts, Step, StepState

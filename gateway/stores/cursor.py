@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gateway.core.errors import InvalidRequest
-from gateway.core.ports import SessionView
+from gateway.core.stored import SessionView
 
 #: the integers that a value may be: SQLite takes no larger ones
 _INTEGERS: Final = range(-(2**63), 2**63)

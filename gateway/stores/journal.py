@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.ports import CallRecord
+from gateway.core.record import CallRecord
 
 logger = logging.getLogger("gateway")
 

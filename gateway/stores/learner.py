@@ -17,8 +17,10 @@ import msgspec
 
 from gateway.core.counting.calibration import KEPT, Residual, residuals_from
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ports import CallRecord, Lesson, Observer, Store
+from gateway.core.ports import Observer, Store
+from gateway.core.record import CallRecord
 from gateway.core.spending import Allowance
+from gateway.core.stored import Lesson
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass
 

@@ -17,7 +17,9 @@ from typing import Final
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ledger import Refused
-from gateway.core.ports import CallRecord, OpenHold, Store
+from gateway.core.ports import Store
+from gateway.core.record import CallRecord
+from gateway.core.stored import OpenHold
 
 logger = logging.getLogger("gateway")
 

@@ -14,23 +14,22 @@ from gateway.core import ledger
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.ids import first_id_at
 from gateway.core.ledger import AccountKey, Claim, Dimension, Granted, Moment, Refused, Standing
-from gateway.core.ports import (
-    LOST,
+from gateway.core.namespaces import SessionKey
+from gateway.core.ports import Store
+from gateway.core.record import LOST, CallRecord
+from gateway.core.session import MAX_KEPT, Change, Remembered, SessionState
+from gateway.core.stored import (
     MOST_LATEST,
-    CallRecord,
     Ending,
     Latest,
     Lesson,
     OpenHold,
     Opening,
     Page,
-    SessionKey,
     SessionView,
     Settled,
-    Store,
     StoredKey,
 )
-from gateway.core.session import MAX_KEPT, Change, Remembered, SessionState
 from gateway.core.tools import ToolUse
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable
-from gateway.core.ports import CallRecord, Ending, RecordRefused, Store
+from gateway.core.ports import RecordRefused, Store
+from gateway.core.record import CallRecord
+from gateway.core.stored import Ending
 from gateway.core.usage import Totals
 from gateway.stores.journal import REMEDY, Journal, Left
 

@@ -10,7 +10,9 @@ from typing import Final
 import msgspec
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
-from gateway.core.ports import CallRecord, RecordRefused, StoredKey
+from gateway.core.ports import RecordRefused
+from gateway.core.record import CallRecord
+from gateway.core.stored import StoredKey
 
 logger = logging.getLogger("gateway")
 

@@ -16,7 +16,8 @@ import msgspec
 
 from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, Unpacker
 from gateway.core.forwarding import header
-from gateway.core.ports import Outgoing, Upstream, UpstreamReply
+from gateway.core.outgoing import Outgoing
+from gateway.core.ports import Upstream, UpstreamReply
 
 #: bytes that are kept of each body, and shown of what is packed in them
 MOST: Final = 64 * 1024

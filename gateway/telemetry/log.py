@@ -20,7 +20,8 @@ from typing import Final, TextIO
 
 import msgspec
 
-from gateway.core.ports import CallRecord, ContextRecord, Observer
+from gateway.core.ports import Observer
+from gateway.core.record import CallRecord, ContextRecord
 from gateway.core.spending import Allowance
 from gateway.core.usage import Totals
 

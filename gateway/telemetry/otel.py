@@ -15,7 +15,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, Final
 
 from gateway.core.errors import ConfigError
-from gateway.core.ports import CallRecord, Observer
+from gateway.core.ports import Observer
+from gateway.core.record import CallRecord
 from gateway.core.spending import Allowance
 from gateway.core.usage import Totals
 

@@ -17,7 +17,9 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.core.errors import GatewayError
-from gateway.core.ports import Headers, Outgoing, Upstream, UpstreamReply
+from gateway.core.forwarding import Headers
+from gateway.core.outgoing import Outgoing
+from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.signing import signature
 from gateway.core.values import dataclass
 

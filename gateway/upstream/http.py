@@ -24,7 +24,8 @@ from gateway.core.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from gateway.core.ports import Outgoing, Upstream, UpstreamReply
+from gateway.core.outgoing import Outgoing
+from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.values import dataclass
 from gateway.upstream.connection import Answer, BrokenOff, Connection, HttpFault, HungUp, NoAnswer, NotAsked
 from gateway.upstream.origin import NoneFree, NotAccepted, NotConnected, NotLetThrough, Origin, WrongProxy

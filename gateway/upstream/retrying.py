@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from gateway.core.errors import UpstreamFault, UpstreamOpenCircuit
 from gateway.core.forwarding import header
-from gateway.core.ports import Outgoing, Upstream, UpstreamReply
+from gateway.core.outgoing import Outgoing
+from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.retrying import REPEATED, WELL, BreakerPolicy, RetryPolicy, asked_wait, is_ill
 
 logger = logging.getLogger("gateway")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gateway.benching.store import pair_us, record_of
-from gateway.core.ports import SessionKey
+from gateway.core.namespaces import SessionKey
 from gateway.mock import MockServer
 from gateway.stores.sqlite import SqliteStore
 from tests.conftest import StartGateway

@@ -8,6 +8,7 @@ from gateway.core.errors import Unauthenticated
 from gateway.core.forwarding import (
     CREDENTIALS,
     AuthStyle,
+    Headers,
     Provider,
     check_credential,
     credential,
@@ -18,7 +19,6 @@ from gateway.core.forwarding import (
     response_headers,
     secrets_of,
 )
-from gateway.core.ports import Headers
 
 BASE = "https://api.example.com/v1"
 IDENTITY = (b"accept-encoding", b"identity")

@@ -41,7 +41,9 @@ from gateway.core.ledger import (
     settle,
     standing,
 )
-from gateway.core.ports import LOST, CallRecord, OpenHold, SessionKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import LOST, CallRecord
+from gateway.core.stored import OpenHold
 from gateway.core.usage import Charge, Totals, Usage
 
 law = settings(max_examples=150, deadline=None)

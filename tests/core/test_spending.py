@@ -26,7 +26,7 @@ from gateway.core.ledger import (
     Standing,
     reserve,
 )
-from gateway.core.ports import OPEN_NAMESPACE, SessionKey
+from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
 from gateway.core.pricing import Price, Rates, price_per_million
 from gateway.core.spending import (
     DEFAULT_OUTPUT,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from gateway.calls import Incoming, Reply
-from gateway.core.ports import CallRecord
+from gateway.core.record import CallRecord
 from gateway.mock import MockServer
 from gateway.progress import Progress
 from tests.conftest import StartGateway

@@ -17,7 +17,9 @@ import pytest
 from starlette.applications import Starlette
 
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ports import CallRecord, Latest, SessionKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import CallRecord
+from gateway.core.stored import Latest
 from gateway.core.usage import Charge, Usage
 from gateway.mock import MockServer, Provider
 from gateway.server.auth import Authenticator, KeyRule, digest

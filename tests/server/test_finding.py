@@ -11,7 +11,8 @@ import pytest
 
 from gateway.core.errors import InvalidRequest
 from gateway.core.ids import call_id
-from gateway.core.ports import CallRecord, SessionKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import CallRecord
 from gateway.core.usage import Charge, Usage
 from gateway.server.finding import Sort, Wanted, find_sessions, newest_calls, sort_of
 from gateway.stores.memory import MemoryStore

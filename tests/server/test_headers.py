@@ -8,7 +8,8 @@ import pytest
 
 from gateway.calls import Reply
 from gateway.core.errors import InvalidRequest, StoreUnavailable
-from gateway.core.ports import ContextRecord, SessionKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import ContextRecord
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.server import headers
 

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.core.errors import StoreUnavailable, Unauthenticated
 from gateway.core.ledger import NO_LIMITS, Limits
-from gateway.core.ports import StoredKey
 from gateway.core.spending import KeyBudget
+from gateway.core.stored import StoredKey
 from gateway.mock import MockServer, Provider
 from gateway.server.auth import Authenticator, KeyRule, digest
 from gateway.server.keyring import KeyRing

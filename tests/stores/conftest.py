@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from gateway.core.ids import call_id
-from gateway.core.ports import CallRecord, SessionKey, Store
+from gateway.core.namespaces import SessionKey
+from gateway.core.ports import Store
+from gateway.core.record import CallRecord
 from gateway.core.usage import Charge, Usage
 from gateway.stores.memory import MemoryStore
 from gateway.stores.redis import RedisStore

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.core.ports import CallRecord, Ending
+from gateway.core.record import CallRecord
 from gateway.core.session import Places, SessionState, moved
 from gateway.core.steps import StepState
+from gateway.core.stored import Ending
 
 _AGENT = "counts"
 

@@ -10,7 +10,8 @@ from decimal import Decimal
 from pathlib import Path
 
 from gateway.core.ledger import Moment
-from gateway.core.ports import CallRecord, SessionKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import CallRecord
 from gateway.core.usage import Charge, Usage
 from gateway.stores.sqlite import SqliteStore
 

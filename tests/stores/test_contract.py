@@ -17,9 +17,12 @@ from gateway.core.counting.context import ToolWeight
 from gateway.core.errors import InvalidRequest
 from gateway.core.fitting.receipt import Fate, Fates
 from gateway.core.ledger import Limits
-from gateway.core.ports import LOST, CallRecord, ContextRecord, SessionKey, SessionView, Store, StoredKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.ports import Store
+from gateway.core.record import LOST, CallRecord, ContextRecord
 from gateway.core.session import MAX_KEPT, Places, Remembered, SessionState, kept_as
 from gateway.core.steps import StepState
+from gateway.core.stored import SessionView, StoredKey
 from gateway.core.tools import MAX_NAMES, MAX_RECENT, OTHERS, ToolUse
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage, UsageSource
 from tests.stores.counting import counts, counts_apart, ending, number_apart, number_in

@@ -12,7 +12,10 @@ import pytest
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ledger import AccountKey, Amount, Claim, Granted, Hold, Limits
-from gateway.core.ports import LOST, CallRecord, OpenHold, RecordRefused, SessionKey, Store
+from gateway.core.namespaces import SessionKey
+from gateway.core.ports import RecordRefused, Store
+from gateway.core.record import LOST, CallRecord
+from gateway.core.stored import OpenHold
 from gateway.core.usage import Charge, Usage
 from gateway.stores.journal import Journal
 from gateway.stores.leases import Lease, Leases

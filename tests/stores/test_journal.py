@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.ports import CallRecord
+from gateway.core.record import CallRecord
 from gateway.stores.journal import Journal
 
 MakeRecord = Callable[..., CallRecord]

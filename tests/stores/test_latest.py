@@ -8,7 +8,10 @@ from decimal import Decimal
 
 import pytest
 
-from gateway.core.ports import LOST, MOST_LATEST, Latest, SessionKey, Settled, Store
+from gateway.core.namespaces import SessionKey
+from gateway.core.ports import Store
+from gateway.core.record import LOST
+from gateway.core.stored import MOST_LATEST, Latest, Settled
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.stores.memory import MemoryStore
 from gateway.stores.redis import RedisStore

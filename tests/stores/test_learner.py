@@ -7,7 +7,8 @@ from typing import Any
 
 from gateway.core.counting.calibration import KEPT, LastTurn, Residual
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ports import CallRecord, ContextRecord, Lesson
+from gateway.core.record import CallRecord, ContextRecord
+from gateway.core.stored import Lesson
 from gateway.core.usage import Charge, Usage
 from gateway.stores.learner import Learner
 from gateway.stores.memory import MemoryStore

@@ -12,7 +12,9 @@ import pytest
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import Amount, Claim, Granted, Hold, Limits, Moment
-from gateway.core.ports import LOST, CallRecord, OpenHold, SessionKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import LOST, CallRecord
+from gateway.core.stored import OpenHold
 from gateway.core.usage import Charge, Usage
 from gateway.stores.leases import Lease, Leases
 from gateway.stores.memory import MemoryStore

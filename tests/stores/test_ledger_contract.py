@@ -24,8 +24,11 @@ from gateway.core.ledger import (
     Refused,
     Standing,
 )
-from gateway.core.ports import LOST, CallRecord, ContextRecord, OpenHold, Opening, SessionKey, Store
+from gateway.core.namespaces import SessionKey
+from gateway.core.ports import Store
+from gateway.core.record import LOST, CallRecord, ContextRecord
 from gateway.core.session import Remembered, SessionState
+from gateway.core.stored import OpenHold, Opening
 from gateway.core.usage import Charge, Totals, Usage
 from tests.stores.files import Clock, Time
 from tests.support.timing import LIMIT_S

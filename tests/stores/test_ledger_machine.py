@@ -29,9 +29,12 @@ from gateway.core.ledger import (
     Refused,
     Standing,
 )
-from gateway.core.ports import LOST, CallRecord, Ending, OpenHold, SessionKey, Store
+from gateway.core.namespaces import SessionKey
+from gateway.core.ports import Store
+from gateway.core.record import LOST, CallRecord
 from gateway.core.session import Places, SessionState
 from gateway.core.steps import StepState
+from gateway.core.stored import Ending, OpenHold
 from gateway.core.tools import ToolUse
 from gateway.core.usage import Charge, Totals, Usage
 from tests.stores.files import Clock, Time

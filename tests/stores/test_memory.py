@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gateway.core.ids import call_id
-from gateway.core.ports import CallRecord, SessionKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import CallRecord
 from gateway.core.session import SessionState
 from gateway.stores.memory import CALLS_IN_ALL, CALLS_PER_SESSION, LESSONS_IN_ALL, STATES_IN_ALL, MemoryStore
 

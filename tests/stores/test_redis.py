@@ -22,8 +22,10 @@ import pytest
 from gateway.config.schema import Settings
 from gateway.core.errors import StoreConflict, StoreUnavailable
 from gateway.core.ledger import NOTHING, AccountKey, Amount, Claim, Granted, Hold, Limits
-from gateway.core.ports import LOST, CallRecord, OpenHold, SessionKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import LOST, CallRecord
 from gateway.core.session import SessionState
+from gateway.core.stored import OpenHold
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.opening import open_store
 from gateway.stores.redis import RedisStore

@@ -16,7 +16,9 @@ from redis.crc import key_slot
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import NOTHING, AccountKey, Amount, Claim, Granted, Hold, Limits, Refused
-from gateway.core.ports import LOST, CallRecord, OpenHold, SessionKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import LOST, CallRecord
+from gateway.core.stored import OpenHold
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.stores.redis import RedisStore
 from gateway.stores.redis.keys import Keys, session_of, tag_of, tag_of_account, tag_of_call

@@ -11,8 +11,11 @@ import pytest
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import Amount, Claim
-from gateway.core.ports import CallRecord, Ending, RecordRefused, SessionKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.ports import RecordRefused
+from gateway.core.record import CallRecord
 from gateway.core.steps import StepState
+from gateway.core.stored import Ending
 from gateway.core.usage import Totals
 from gateway.stores.journal import Journal
 from gateway.stores.settler import Settler

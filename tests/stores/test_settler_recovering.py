@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ports import CallRecord, Ending, SessionKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import CallRecord
+from gateway.core.stored import Ending
 from gateway.core.usage import Totals
 from gateway.stores.journal import Journal
 from gateway.stores.memory import MemoryStore

@@ -17,7 +17,7 @@ import gateway
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import AccountKey, Amount, Claim
-from gateway.core.ports import CallRecord, ContextRecord
+from gateway.core.record import CallRecord, ContextRecord
 from gateway.core.session import Remembered
 from gateway.stores.sqlite import SqliteStore
 from tests.stores.counting import counts, counts_apart, ending, number_apart, number_in
@@ -220,7 +220,8 @@ CHILD = """
 import asyncio, sys
 from pathlib import Path
 from gateway.core.ids import call_id
-from gateway.core.ports import CallRecord, ContextRecord, SessionKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import CallRecord, ContextRecord
 from gateway.core.session import SessionState
 from gateway.core.usage import Charge, Usage
 from gateway.stores.sqlite import SqliteStore

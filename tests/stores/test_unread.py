@@ -12,9 +12,12 @@ import pytest
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import Amount, Claim, Granted, Hold
-from gateway.core.ports import LOST, CallRecord, OpenHold, RecordRefused, SessionKey, Store, StoredKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.ports import RecordRefused, Store
+from gateway.core.record import LOST, CallRecord
 from gateway.core.session import Places, SessionState
 from gateway.core.steps import StepState
+from gateway.core.stored import OpenHold, StoredKey
 from gateway.core.usage import Charge, Usage
 from gateway.stores.journal import Journal
 from gateway.stores.leases import Leases

@@ -18,15 +18,19 @@ from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.heuristic import CharacterCounter
 from gateway.core.errors import StoreUnavailable
-from gateway.core.forwarding import Provider
+from gateway.core.forwarding import Headers, Provider
 from gateway.core.ledger import Claim, Granted, Refused, Standing
+from gateway.core.namespaces import SessionKey
+from gateway.core.outgoing import Outgoing
 from gateway.core.plan import ContextPolicy, SummaryModel
-from gateway.core.ports import CallRecord, Ending, Headers, Observer, OpenHold, Opening, Outgoing, SessionKey
+from gateway.core.ports import Observer
 from gateway.core.pricing import price_per_million
+from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, ModelRule, Routes
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.spending import Allowance, BudgetPolicy
 from gateway.core.steps import Agent
+from gateway.core.stored import Ending, OpenHold, Opening
 from gateway.core.usage import Totals
 from gateway.dialects import endpoint
 from gateway.pipeline import Gateway

@@ -10,7 +10,8 @@ from itertools import count
 from pathlib import Path
 
 from gateway.core.ids import call_id
-from gateway.core.ports import CallRecord, SessionKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import CallRecord
 from gateway.core.usage import Charge, Usage
 from gateway.stores.sqlite import SqliteStore
 

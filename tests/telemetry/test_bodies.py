@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import UpstreamUnreachable
-from gateway.core.ports import Outgoing, UpstreamReply
+from gateway.core.outgoing import Outgoing
+from gateway.core.ports import UpstreamReply
 from gateway.mock import MockServer, Provider
 from gateway.telemetry.bodies import MOST, LoggedUpstream
 from tests.conftest import StartProcess, closed_port

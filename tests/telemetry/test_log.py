@@ -19,7 +19,8 @@ import pytest
 
 import gateway
 from gateway.core.fitting.receipt import Fate, Fates
-from gateway.core.ports import CallRecord, ContextRecord, SessionKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import CallRecord, ContextRecord
 from gateway.core.spending import Allowance
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.telemetry import log

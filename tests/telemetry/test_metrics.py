@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from gateway.core.counting.context import ToolWeight
-from gateway.core.ports import CallRecord, ContextRecord, SessionKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import CallRecord, ContextRecord
 from gateway.core.usage import Charge, Usage
 from gateway.telemetry.metrics import FAMILIES, MOST_MODELS, MOST_TOOLS, Metrics, State
 from tests.support.gateways import ROOT

@@ -13,7 +13,7 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from gateway.core.ports import CallRecord
+from gateway.core.record import CallRecord
 from gateway.core.usage import Charge, Usage
 from gateway.mock import MockServer, Provider
 from gateway.telemetry.otel import MOST_NAMES, Otel

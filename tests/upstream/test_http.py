@@ -22,7 +22,7 @@ from gateway.core.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from gateway.core.ports import Outgoing
+from gateway.core.outgoing import Outgoing
 from gateway.core.retrying import BreakerPolicy, RetryPolicy
 from gateway.upstream.http import HttpUpstream, Timeouts, proxy_for, tls_context
 from gateway.upstream.retrying import RetryingUpstream

@@ -24,7 +24,8 @@ from gateway.core.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from gateway.core.ports import Headers, Outgoing
+from gateway.core.forwarding import Headers
+from gateway.core.outgoing import Outgoing
 from gateway.upstream.litellm import LitellmUpstream, Settings
 from gateway.upstream.litellm.faults import Refusal, judged
 from tests.conftest import StartUpstream, closed_port, full_backlog

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gateway.core.errors import InvalidRequest, UpstreamHungUp, UpstreamProtocolError, UpstreamUnreachable
-from gateway.core.ports import Outgoing
+from gateway.core.outgoing import Outgoing
 from gateway.upstream import origin
 from gateway.upstream.connection import Connection
 from gateway.upstream.http import HttpUpstream, Timeouts

@@ -19,7 +19,7 @@ from gateway.core.errors import (
     UpstreamUnreachable,
     UpstreamUntranslated,
 )
-from gateway.core.ports import Outgoing
+from gateway.core.outgoing import Outgoing
 from gateway.core.retrying import BreakerPolicy, RetryPolicy
 from gateway.upstream.retrying import RetryingUpstream
 

@@ -15,7 +15,7 @@ from gateway.core.steps.conditions import (
     ToolUsed,
     is_any,
 )
-from gateway.core.steps.machine import DEFAULT_AGENT, Agent, Enforce, Step, StepState, Used
+from gateway.core.steps.machine import DEFAULT_AGENT, Agent, Enforce, Step, StepChange, StepState, Used
 
 __all__ = [
     "DEFAULT_AGENT",
@@ -30,6 +30,7 @@ __all__ = [
     "Patterns",
     "SequenceMatch",
     "Step",
+    "StepChange",
     "StepState",
     "TokensAbove",
     "ToolUsed",

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, Literal, NamedTuple
 
+from gateway.core.namespaces import SessionKey
 from gateway.core.steps.conditions import (
     MOST_RECENT,
     BudgetBelow,
@@ -93,6 +94,23 @@ class StepState:
     index: int = 0
     recent: tuple[str, ...] = ()
     is_set: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepChange:
+    """A session's agent went to another step, or on in the sequence of the one it is in.
+
+    `index`: the place in that sequence, None where the step has none. `tools`: that the answer asked for. `at`: seconds
+    since the epoch.
+    """
+
+    session: SessionKey
+    agent: str
+    step_before: str | None
+    step: str | None
+    index: int | None
+    tools: tuple[str, ...]
+    at: float
 
 
 class Used(NamedTuple):

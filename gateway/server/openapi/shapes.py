@@ -9,7 +9,7 @@ from gateway.core.counting.estimate import Source
 from gateway.core.errors import GatewayError
 from gateway.core.fitting import overflow
 from gateway.core.modes import MODES
-from gateway.core.ports import OUTCOMES
+from gateway.core.record import OUTCOMES
 from gateway.core.usage import UsageSource
 
 Schema = Mapping[str, Any]

@@ -18,21 +18,12 @@ from typing import TYPE_CHECKING, Final
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import StoreConflict, StoreUnavailable
 from gateway.core.ledger import DIMENSIONS, AccountKey, Claim, Dimension, Granted, Refused, Standing
-from gateway.core.ports import (
-    CallRecord,
-    Ending,
-    Latest,
-    Lesson,
-    OpenHold,
-    Opening,
-    Page,
-    SessionKey,
-    SessionView,
-    Store,
-    StoredKey,
-)
+from gateway.core.namespaces import SessionKey
+from gateway.core.ports import Store
+from gateway.core.record import CallRecord
 from gateway.core.redis_url import parse
 from gateway.core.session import Change, Remembered, SessionState
+from gateway.core.stored import Ending, Latest, Lesson, OpenHold, Opening, Page, SessionView, StoredKey
 from gateway.core.usage import Totals
 from gateway.stores import clock, states
 from gateway.stores.redis import values

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ledger import AccountKey, Claim, Granted, Hold, Refused, Standing, refused
-from gateway.core.ports import LOST, MOST_LATEST, CallRecord, OpenHold
+from gateway.core.record import LOST, CallRecord
+from gateway.core.stored import MOST_LATEST, OpenHold
 from gateway.stores.redis import values
 from gateway.stores.redis.keys import SHARDS, tag_of_account
 from gateway.stores.redis.leaps import Leaps

@@ -12,7 +12,7 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from gateway.core.ledger import AccountKey
-from gateway.core.ports import SessionKey
+from gateway.core.namespaces import SessionKey
 
 #: parts of the list of open holds in a cluster, so that no one server keeps them all
 SHARDS: Final = 16

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from gateway.core.ids import first_id_at
-from gateway.core.ports import CallRecord, Latest, Page, SessionKey, SessionView, Settled
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import CallRecord
+from gateway.core.stored import Latest, Page, SessionView, Settled
 from gateway.stores.cursor import Cursor
 from gateway.stores.redis import values
 from gateway.stores.redis.keys import Keys, member_of, session_of, session_of_member, tag_of

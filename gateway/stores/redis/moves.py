@@ -14,8 +14,10 @@ from typing import Any, Final, TypeGuard
 from weakref import WeakValueDictionary
 
 from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable
-from gateway.core.ports import CallRecord, Ending, SessionKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import CallRecord
 from gateway.core.session import Change, SessionState
+from gateway.core.stored import Ending
 from gateway.core.usage import Totals
 from gateway.stores import states
 from gateway.stores.redis import values

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from gateway.core.ids import first_id_at
 from gateway.core.ledger import AccountKey, Claim, Granted, Refused, Standing
-from gateway.core.ports import LOST, MOST_LATEST, CallRecord, OpenHold
+from gateway.core.record import LOST, CallRecord
+from gateway.core.stored import MOST_LATEST, OpenHold
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass
 from gateway.stores.redis import values

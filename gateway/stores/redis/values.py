@@ -25,8 +25,10 @@ from gateway.core.ledger import (
     Refused,
     Standing,
 )
-from gateway.core.ports import CallRecord, OpenHold, SessionKey, SessionView
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import CallRecord
 from gateway.core.session import MAX_KEPT
+from gateway.core.stored import OpenHold, SessionView
 from gateway.core.tools import MAX_NAMES, MAX_RECENT, OTHERS, ToolUse
 from gateway.core.usage import MAX_TOKENS, Totals
 from gateway.core.values import dataclass

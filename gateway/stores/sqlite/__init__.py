@@ -22,20 +22,11 @@ import msgspec
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import AccountKey, Claim, Dimension, Granted, Moment, Refused, Standing
-from gateway.core.ports import (
-    CallRecord,
-    Ending,
-    Latest,
-    Lesson,
-    OpenHold,
-    Opening,
-    Page,
-    SessionKey,
-    SessionView,
-    Store,
-    StoredKey,
-)
+from gateway.core.namespaces import SessionKey
+from gateway.core.ports import Store
+from gateway.core.record import CallRecord
 from gateway.core.session import Change, Remembered, SessionState
+from gateway.core.stored import Ending, Latest, Lesson, OpenHold, Opening, Page, SessionView, StoredKey
 from gateway.core.usage import Totals
 from gateway.stores import clock
 from gateway.stores.cursor import Cursor

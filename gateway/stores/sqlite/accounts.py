@@ -26,7 +26,8 @@ from gateway.core.ledger import (
     Refused,
     Standing,
 )
-from gateway.core.ports import CallRecord, OpenHold
+from gateway.core.record import CallRecord
+from gateway.core.stored import OpenHold
 from gateway.stores.sqlite.schema import hold_key
 from gateway.stores.unread import UNREADABLE, UnreadHolds, unreadable
 

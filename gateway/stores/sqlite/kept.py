@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.core.ports import SessionKey
+from gateway.core.namespaces import SessionKey
 from gateway.core.session import Change, Places, SessionState
 from gateway.core.tools import ToolUse
 from gateway.stores import states

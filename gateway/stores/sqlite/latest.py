@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.ports import MOST_LATEST, Latest, Settled
+from gateway.core.stored import MOST_LATEST, Latest, Settled
 from gateway.core.usage import Totals
 from gateway.stores.sqlite.rows import LAST_NUMBER
 from gateway.stores.sums import totals_of

@@ -11,8 +11,10 @@ import msgspec
 
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.ledger import EMPTY, Claim, Epochs, Moment
-from gateway.core.ports import LOST, CallRecord, Lesson, Opening, SessionKey, SessionView, StoredKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import LOST, CallRecord
 from gateway.core.session import MAX_KEPT, Remembered
+from gateway.core.stored import Lesson, Opening, SessionView, StoredKey
 from gateway.core.usage import MAX_TOKENS, Totals
 from gateway.core.values import dataclass
 from gateway.stores.sqlite import accounts, kept

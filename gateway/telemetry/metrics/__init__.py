@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from gateway.core.ports import CallRecord, ContextRecord, Observer
+from gateway.core.ports import Observer
+from gateway.core.record import CallRecord, ContextRecord
 from gateway.core.spending import Allowance
 from gateway.core.usage import Charge, Totals
 from gateway.core.values import dataclass

@@ -24,7 +24,8 @@ from gateway.core.errors import (
     UpstreamUnreachable,
 )
 from gateway.core.forwarding import CREDENTIALS, credential
-from gateway.core.ports import Outgoing, Upstream, UpstreamReply
+from gateway.core.outgoing import Outgoing
+from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.values import dataclass
 from gateway.upstream.litellm import faults, library, wires
 from gateway.upstream.litellm.library import Library

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ids import first_id_at
-from gateway.core.ports import SessionKey
+from gateway.core.namespaces import SessionKey
 from gateway.stores.sqlite import SqliteStore, deletion
 from gateway.stores.sums import SUMS
 from tests.stores.files import CHARGE, KEY, MakeRecord, locked, opened, query, write

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.ports import CallRecord, SessionKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import CallRecord
 from gateway.core.session import SessionState
 from gateway.core.steps import StepState
 from gateway.core.tools import ToolUse

@@ -9,8 +9,9 @@ import pytest
 
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.ledger import Amount, Claim, Hold
-from gateway.core.ports import ContextRecord, OpenHold
+from gateway.core.record import ContextRecord
 from gateway.core.session import Remembered, SessionState
+from gateway.core.stored import OpenHold
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage
 from gateway.stores.sums import SUMS
 from tests.stores.files import CHARGE, KEY, MakeRecord, opened, query, write

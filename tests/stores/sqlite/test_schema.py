@@ -17,8 +17,10 @@ import pytest
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import Amount, Claim, Hold, Limits
-from gateway.core.ports import LOST, ContextRecord, OpenHold, SessionKey
+from gateway.core.namespaces import SessionKey
+from gateway.core.record import LOST, ContextRecord
 from gateway.core.session import Remembered, SessionState
+from gateway.core.stored import OpenHold
 from gateway.core.tools import ToolUse
 from gateway.core.usage import Totals
 from gateway.stores.sqlite import SqliteStore

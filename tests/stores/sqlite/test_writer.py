@@ -11,8 +11,9 @@ import pytest
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ledger import Amount, Claim, Hold
-from gateway.core.ports import Lesson, OpenHold, RecordRefused
+from gateway.core.ports import RecordRefused
 from gateway.core.session import SessionState
+from gateway.core.stored import Lesson, OpenHold
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.stores.sqlite import SqliteStore
 from tests.stores.files import CHARGE, KEY, TIMEOUT_S, MakeRecord, locked, opened, query

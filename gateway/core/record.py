@@ -1,0 +1,200 @@
+"""The record of a call: how it ended, what it weighed, what it took. The store keeps it and the observers get it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Final, Literal, get_args
+
+from gateway.core.counting.calibration import LastTurn
+from gateway.core.counting.context import ToolWeights
+from gateway.core.counting.estimate import Source
+from gateway.core.fitting.receipt import Fates
+from gateway.core.ledger import NOTHING, AccountKey, Amount
+from gateway.core.namespaces import SessionKey
+from gateway.core.usage import Charge
+from gateway.core.values import dataclass
+
+#: Why the task of a call was cancelled, where it was not because its client left: the message of the cancel. The client
+#: took nothing for too long; the gateway stops; nobody waits any longer for a call of the gateway's own.
+Cut = Literal["client_stalled", "cut_at_shutdown", "too_slow"]
+STALLED: Final[Cut] = "client_stalled"
+SHUT_DOWN: Final[Cut] = "cut_at_shutdown"
+TOO_SLOW: Final[Cut] = "too_slow"
+CUTS: Final[tuple[Cut, ...]] = get_args(Cut)
+#: How a call ended; docs/operations.md tells what each means. A call that is cut or breaks off is charged for what was
+#: delivered.
+Outcome = Literal[
+    Cut,
+    "ok",
+    "provider_error",
+    "refused",
+    "upstream_failed",
+    "upstream_broken",
+    "budget_end",
+    "client_left",
+    "internal_error",
+    "worker_lost",
+]
+OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
+#: the outcome of a call whose worker was gone before it settled
+LOST: Final[Outcome] = "worker_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class ContextRecord:
+    """What one call weighed and what was left out of it: numbers and names of rules, no text.
+
+    Attributes:
+        tokens: input tokens that the provider was expected to report for what was sent.
+        original_tokens: the same for what came.
+        source: how good these numbers are.
+        budget: input tokens the call was allowed, the smallest of all limits; None where nothing limits it.
+        conversation_tokens: of what was sent, texts, calls and thinking; no tool results or definitions of tools.
+        tool_tokens: tool results in what was sent, each counted once.
+        trimmed: number of messages by the rule that changed them, as their fates tell it.
+        shadow: it was only decided; what was sent is what came.
+        key: under which the difference to the reported usage is learned.
+        estimate: `tokens` before anything learned was added.
+        frames: of what was sent, see `Estimate`; None in records from before these were counted.
+        before: this session's last turn, where `estimate` was corrected by what that taught; None else.
+        message_fates: what became of each message that came, in order; empty where nothing was changed.
+        tool_weights: how many results of each tool make `tool_tokens`, and their tokens.
+        margin: tokens that are kept free beside `tokens`, as these are an estimate.
+        kept: the part of `tokens` that the request only names: an earlier answer, which its provider keeps.
+    """
+
+    tokens: int
+    original_tokens: int
+    source: Source
+    budget: int | None
+    conversation_tokens: int
+    tool_tokens: int
+    key: str
+    estimate: int
+    frames: int | None = None
+    before: LastTurn | None = None
+    trimmed: Mapping[str, int] = field(default_factory=dict)
+    shadow: bool = False
+    message_fates: Fates = Fates()  # of no message, and nobody changes it
+    tool_weights: ToolWeights = field(default_factory=dict)
+    margin: int = 0
+    kept: int = 0
+
+    @property
+    def remaining(self) -> int | None:
+        """Input tokens that what was sent leaves of the budget; None where there is no budget."""
+        return None if self.budget is None else max(0, self.budget - self.tokens - self.margin)
+
+    def reported(self, tokens: int) -> LastTurn:
+        """What the session remembers when the provider has reported so many input tokens."""
+        residual = tokens - self.kept - self.estimate
+        if self.kept:
+            # The provider may have dropped some of what it keeps. What is sent is no lighter for that.
+            residual = max(0, residual)
+        if self.before is None:
+            return LastTurn(self.key, residual, self.frames)
+        return self.before.then(residual, self.frames)
+
+    @property
+    def saved_tokens(self) -> int:
+        """Tokens that were not sent."""
+        return 0 if self.shadow else max(0, self.original_tokens - self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """One call, all an observer or a person may need; no prompt or answer text, no credential.
+
+    Attributes:
+        call_id: the gateway's own, unique.
+        request_id: the client's, which may repeat, or the gateway's where it sent none.
+        session: None for a call without one.
+        derived_session: the session's id was made by the gateway, as the call named none.
+        started_at: seconds since the epoch.
+        dialect: the name of the client's format.
+        operation: what kind of call it is, such as `chat`.
+        provider: the last one it was sent to, or was to be sent to.
+        model: the name it has at that provider.
+        response_model: the name that the answer gives; None where it gives none.
+        status: HTTP status of the answer, 499 where nobody waited for it.
+        error_code: of the gateway's own error; None where it had none.
+        finish_reason: as the answer says it; None where it says nothing.
+        tools: names of the tools that the answer calls.
+        charge: None where the provider bills nothing.
+        overhead_s: seconds until it was first sent, or until its end where it was not.
+        first_byte_s: seconds until the head of the answer came; None where none came.
+        duration_s: seconds until its end.
+        request_bytes: of the client's body.
+        response_bytes: of the body that was passed on to the client.
+        notes: remarks by name.
+        context: None where the call was not weighed.
+        accounts: those it is charged to.
+        spent: what of it counts against their budgets.
+        mode: how its tool results were shown; None where they were not looked at.
+        step: the step that it was made in; None where its agent has none.
+        kept: what its session remembers of what the provider keeps now, see `kept_as`.
+    """
+
+    call_id: str
+    request_id: str
+    session: SessionKey | None
+    derived_session: bool
+    started_at: float
+    dialect: str
+    operation: str
+    provider: str
+    model: str
+    response_model: str | None
+    stream: bool
+    status: int
+    outcome: Outcome
+    error_code: str | None
+    finish_reason: str | None
+    tools: tuple[str, ...]
+    charge: Charge | None
+    overhead_s: float
+    first_byte_s: float | None
+    duration_s: float
+    request_bytes: int
+    response_bytes: int
+    notes: Mapping[str, str] = field(default_factory=dict)
+    context: ContextRecord | None = None
+    accounts: tuple[AccountKey, ...] = ()
+    spent: Amount = NOTHING
+    mode: str | None = None
+    step: str | None = None
+    kept: str = ""
+
+    @property
+    def last_turn(self) -> LastTurn | None:
+        """By how much the estimate of this call was off; None where the provider did not report its input.
+
+        Nor is 0 believed: no request weighs nothing, and the session's next one would be taken for light.
+        """
+        reported = self._reported
+        return self.context.reported(reported) if self.context is not None and reported else None
+
+    @property
+    def _reported(self) -> int:
+        """Input tokens as the provider said; 0 where it said nothing."""
+        charge = self.charge
+        return charge.usage.input_tokens if charge is not None and charge.source == "provider" else 0
+
+    @property
+    def saved_tokens(self) -> int:
+        """Tokens that were not sent."""
+        return self.context.saved_tokens if self.context is not None else 0
+
+    @property
+    def counted_tools(self) -> tuple[str, ...]:
+        """The tools its session counts: none of a call that is not charged, or whose own record may yet come."""
+        return self.tools if self.charge is not None and self.outcome != LOST else ()
+
+    @property
+    def surprise(self) -> int | None:
+        """Reported less expected input tokens, where the session's last turn taught what to expect; None else."""
+        reported = self._reported
+        if not reported or self.context is None or self.context.before is None:
+            return None
+        return reported - self.context.tokens
