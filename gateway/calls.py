@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final, Literal
 
 from gateway.core.asked import SESSION
+from gateway.core.context_budget import NO_WISHES, Wishes
 from gateway.core.errors import GatewayError
 from gateway.core.forwarding import Headers
 from gateway.core.ledger import NO_LIMITS, Limits
 from gateway.core.modes import ResponseMode
 from gateway.core.namespaces import SessionKey
-from gateway.core.plan import NO_WISHES, Wishes
 from gateway.core.record import ContextRecord
 from gateway.core.routing import Route
 from gateway.core.spending import NO_KEY_BUDGET, Allowance, KeyBudget

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from gateway.core.context_budget import Wishes
 from gateway.core.counting.calibration import Residual
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS
 from gateway.core.errors import GatewayError, InvalidRequest, StoreUnavailable
 from gateway.core.forwarding import Provider
 from gateway.core.modes import ResponseMode, mode_for, stricter
-from gateway.core.plan import Plan, Wishes
+from gateway.core.plan import Plan
 from gateway.core.ports import Store
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import (

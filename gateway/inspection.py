@@ -9,12 +9,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, get_args
 
+from gateway.core.context_budget import Wishes, budget_of
 from gateway.core.counting.context import ToolWeights
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS, wire_of
 from gateway.core.errors import InvalidRequest
 from gateway.core.fitting.receipt import Fate
-from gateway.core.plan import Plan, Wishes, budget_of
+from gateway.core.plan import Plan
 from gateway.core.record import ContextRecord
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.session import Remembered

@@ -27,6 +27,7 @@ from gateway.answers import Answers, TotalsComment, read_error
 from gateway.budgeting import Budgets
 from gateway.calls import Incoming, Reply, SessionPolicy
 from gateway.composing import Composer
+from gateway.core.context_budget import SummaryModel
 from gateway.core.errors import (
     BudgetExhausted,
     GatewayError,
@@ -38,7 +39,6 @@ from gateway.core.errors import (
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.core.forwarding import Provider, check_credential, has_key, holds_credential, request_headers, secrets_of
 from gateway.core.outgoing import AtWork, Outgoing, told_nobody
-from gateway.core.plan import SummaryModel
 from gateway.core.ports import Observer, Store, Upstream, UpstreamReply
 from gateway.core.record import CUTS
 from gateway.core.retrying import FAILED, KEY_REFUSED, TELLING, TOO_LARGE

@@ -15,6 +15,7 @@ from dataclasses import replace
 from threading import Lock
 from typing import Final, NamedTuple, TypeVar
 
+from gateway.core.context_budget import ContextPolicy, Trim, Wishes, budget_of, window_of
 from gateway.core.conversation import Conversation
 from gateway.core.counting.beginnings import Beginning, Beginnings, is_worth_keeping
 from gateway.core.counting.cache import CountCache
@@ -22,28 +23,13 @@ from gateway.core.counting.estimate import Estimate, Estimator
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS, Request, read_request
 from gateway.core.counting.sums import Sums
+from gateway.core.counting.weighed import Learned, Weighed, key_of, weigh
 from gateway.core.fitting.ahead import START, read_ahead
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.core.fitting.reader import Framing, Reader
 from gateway.core.fitting.summary import Use
 from gateway.core.message import keys_of
-from gateway.core.plan import (
-    ContextPolicy,
-    Learned,
-    Plan,
-    Room,
-    Scales,
-    Trim,
-    Unsound,
-    Weighed,
-    Wishes,
-    as_it_came,
-    budget_of,
-    key_of,
-    make_room,
-    weigh,
-    window_of,
-)
+from gateway.core.plan import Plan, Room, Scales, Unsound, as_it_came, make_room
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Remembered
 from gateway.core.values import dataclass

@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 
 from gateway import catalog, config
 from gateway.core import ledger
+from gateway.core.context_budget import ContextPolicy, SummaryModel
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.strategies import strategies_of
 from gateway.core.forwarding import Provider
 from gateway.core.modes.summary import LONGEST_ANSWER
-from gateway.core.plan import ContextPolicy, SummaryModel
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
 from gateway.core.spending import BudgetPolicy
 from gateway.core.steps import (

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final
 
+from gateway.core.context_budget import ContextPolicy, Wishes, budget_of
 from gateway.core.ledger import (
     EMPTY,
     NOTHING,
@@ -30,7 +31,6 @@ from gateway.core.ledger import (
 )
 from gateway.core.modes import MODES, ResponseMode, mode_for
 from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
-from gateway.core.plan import ContextPolicy, Wishes, budget_of
 from gateway.core.pricing import standard_cost
 from gateway.core.routing import ModelFacts
 from gateway.core.spending import (

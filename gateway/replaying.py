@@ -20,10 +20,10 @@ from typing import Any, Final
 import msgspec
 
 from gateway.core import identity
+from gateway.core.context_budget import Wishes
 from gateway.core.counting.request import ITEMS
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow
 from gateway.core.message import plain
-from gateway.core.plan import Wishes
 from gateway.core.pricing import standard_cost
 from gateway.core.session import Remembered
 from gateway.core.usage import Usage

@@ -14,12 +14,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from gateway.core.context_budget import SummaryModel
 from gateway.core.ledger import Standing
 from gateway.core.message import decode, sketch
 from gateway.core.modes import readable
 from gateway.core.modes.summary import LONGEST_ANSWER, MOST, affordable, asking, is_taken, weight
 from gateway.core.namespaces import SessionKey
-from gateway.core.plan import SummaryModel
 from gateway.core.spending import affordable_input, rate_of
 from gateway.decisions import EXTRACT
 from gateway.progress import Progress

@@ -15,10 +15,10 @@ from typing import Final
 
 from gateway.calls import Stepped
 from gateway.core.asked import AGENT
+from gateway.core.context_budget import NO_WISHES
 from gateway.core.errors import InvalidRequest, StoreConflict, StoreDamaged, StoreUnavailable, ToolNotAllowed
 from gateway.core.forwarding import Provider
 from gateway.core.namespaces import SessionKey
-from gateway.core.plan import NO_WISHES
 from gateway.core.ports import Observer, RecordRefused, Store
 from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, Route

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from gateway.calls import Caller, Directives, SessionPolicy
+from gateway.core.context_budget import Wishes
 from gateway.core.errors import StoreUnavailable, UpstreamProtocolError, UpstreamUnreachable
 from gateway.core.forwarding import Provider
 from gateway.core.ledger import NOTHING, AccountKey, Claim, Limits
 from gateway.core.namespaces import SessionKey
 from gateway.core.outgoing import Outgoing
-from gateway.core.plan import Wishes
 from gateway.core.retrying import TELLING
 from gateway.core.session import kept_as
 from gateway.core.spending import BudgetPolicy, KeyBudget

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway import config
+from gateway.core.context_budget import ContextPolicy, Wishes
 from gateway.core.counting.beginnings import Beginnings
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimate, Estimator
@@ -18,7 +19,7 @@ from gateway.core.counting.measure import TokenCounter, Wire
 from gateway.core.counting.request import read_request
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.recall import Recall
-from gateway.core.plan import ContextPolicy, Plan, Wishes
+from gateway.core.plan import Plan
 from gateway.core.record import ContextRecord
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Remembered, SessionState

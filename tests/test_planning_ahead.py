@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import pytest
 
 from gateway import config
+from gateway.core.context_budget import ContextPolicy, Wishes
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.heuristic import CharacterCounter
-from gateway.core.plan import ContextPolicy, Wishes
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Remembered
 from gateway.dialects.base import Call

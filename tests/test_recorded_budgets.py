@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from gateway.core.context_budget import ContextPolicy
 from gateway.core.ledger import AccountKey, Limits
 from gateway.core.namespaces import SessionKey
-from gateway.core.plan import ContextPolicy
 from gateway.core.pricing import price_per_million
 from gateway.core.routing import ModelFacts
 from gateway.core.spending import BudgetPolicy, KeyBudget

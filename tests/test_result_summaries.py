@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from gateway.calls import Directives
+from gateway.core.context_budget import SummaryModel
 from gateway.core.ledger import Claim, Limits
 from gateway.core.modes.summary import LONGEST_ANSWER, MOST
 from gateway.core.outgoing import Outgoing
-from gateway.core.plan import SummaryModel
 from gateway.core.routing import ModelFacts
 from gateway.core.spending import BudgetPolicy
 from gateway.summaries import SUMMARY_S

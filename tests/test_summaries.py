@@ -11,10 +11,10 @@ from decimal import Decimal
 import pytest
 
 from gateway.calls import Caller
+from gateway.core.context_budget import ContextPolicy, SummaryModel
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.strategies import strategies_of
 from gateway.core.outgoing import Outgoing
-from gateway.core.plan import ContextPolicy, SummaryModel
 from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts
 from gateway.summaries import SUMMARY_S

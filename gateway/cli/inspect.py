@@ -82,7 +82,7 @@ def trim(  # noqa: PLR0917  # typer makes an option of each
     as_json: AsJson = False,
 ) -> None:
     """Print the body as it would be forwarded, with its tool results as they came (no response mode)."""
-    from gateway.core.plan import Wishes
+    from gateway.core.context_budget import Wishes
     from gateway.core.session import Remembered
 
     content = _read(body)

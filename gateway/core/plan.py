@@ -1,195 +1,44 @@
-"""What becomes of one request before it is sent: its weight, its budget, and what of it is kept.
+"""What becomes of one request before it is sent: what of it is kept where it is over its budget.
 
-`budget_of` says how many input tokens a call may take; `weigh` and `Weighed` what it takes; `make_room` chooses what
-to keep. A `Plan` is the outcome, or that a summary has to be made first. Who calls these, on which thread, and who
-makes the summary is not decided here.
+`make_room` chooses what to keep. A `Plan` is the outcome, or that a summary has to be made first. What the budget is
+stands in `context_budget.py`, what the request weighs in `counting/weighed.py`. Who calls these, on which thread, and
+who makes the summary is not decided here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
-from math import ceil
-from typing import Any, Final, Literal
+from dataclasses import replace
+from typing import Any, Final
 
+from gateway.core.context_budget import ContextPolicy, SummaryModel
 from gateway.core.conversation import Conversation
-from gateway.core.counting.calibration import (
-    Corrected,
-    LastTurn,
-    Residual,
-    calibration_key,
-    ceiling,
-    corrected,
-    may_become,
-)
-from gateway.core.counting.estimate import Estimate, Estimator
+from gateway.core.counting.calibration import ceiling, may_become
+from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.request import Request
+from gateway.core.counting.weighed import Learned, Weighed, weigh
 from gateway.core.fitting.epoch import Epoch
 from gateway.core.fitting.epochs import find, fit
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
-from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.receipt import Fates, Fitted
 from gateway.core.fitting.summary import NeedsSummary, Passage, SummaryNeeded, Use, asking
 from gateway.core.message import Message, encode
 from gateway.core.record import ContextRecord
-from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import SessionState
 from gateway.core.values import dataclass
 from gateway.core.views import View, new_faults
 
-Trim = Literal["auto", "off", "shadow"]
-Overflow = Literal["error", "forward", "least"]
-
-#: Kept free of a window for the answer where neither the settings nor the call say how long it may be: this share of
-#: the window, at most so many tokens.
-_RESERVE_SHARE: Final = 0.1
-_RESERVE_MOST: Final = 4096
-#: Most of a window that is kept free for an answer, as a share: some clients ask for more than the model has.
-_RESERVE_SHARE_MOST: Final = 0.5
 #: Messages are chosen by what they weigh as chat messages. In the request's own format the choice may weigh more: then
 #: it is made again for a limit that is lower by the difference, so many times.
 _TRIES: Final = 3
 #: a limit, in tokens, that only what must stay is left at
 _NOTHING: Final = 0
-#: tokens; the window that a model which makes summaries is taken to have where nobody says
-_UNKNOWN_WINDOW: Final = 32_000
-#: Share of its window that a summary's question may fill: it is estimated, without anything learned.
-_SURE_SHARE: Final = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class SummaryModel:
-    """Who makes summaries. `name`: as configured; `max_tokens`: of each."""
-
-    name: str
-    route: Route
-    facts: ModelFacts
-    max_tokens: int
-
-    @property
-    def room(self) -> int:
-        """Tokens it can be asked with."""
-        return int(((self.facts.window or _UNKNOWN_WINDOW) - self.max_tokens) * _SURE_SHARE)
-
-
-@dataclass(frozen=True, slots=True)
-class ContextPolicy:
-    """The `context:` settings.
-
-    Attributes:
-        trim: what is done with a request that is over its budget.
-        budget: input tokens of a call; None: as the window allows.
-        reserve_tokens: kept free for the answer; None: see `budget_of`.
-        keep_last_turns: turns at the end that are never touched.
-        overflow: what is done with a request that cannot be made to fit: refuse it, send it as it came, or send the
-            least that can be sent of it.
-        safety: factor over the estimate; None: as learned from reported usage.
-        fit: how the choice is made.
-        summary: who makes summaries; None: nobody.
-    """
-
-    trim: Trim = "auto"
-    budget: int | None = None
-    reserve_tokens: int | None = None
-    keep_last_turns: int = 1
-    overflow: Overflow = "error"
-    safety: float | None = None
-    fit: FitPolicy = field(default_factory=FitPolicy)
-    summary: SummaryModel | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Wishes:
-    """What one call asks for itself: how it is trimmed, its budget, the tokens its answer may take."""
-
-    trim: Trim | None = None
-    budget: int | None = None
-    output: int | None = None
-
-
-NO_WISHES: Final = Wishes()
 
 
 class Unsound(Exception):
     """What was chosen must not be sent, as its format does not allow it: our own mistake, and not the request's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weighed:
-    """A request and what the provider is expected to report for it, in tokens.
-
-    `expected` is of the request itself. `kept` comes on top where the request goes on from an answer that the provider
-    keeps (`previous_response_id`): what that answer and all before it weigh. The context budget leaves it
-    out: it cannot be cut here, nobody knows how much of it the provider drops, and what is sent beside it is what was
-    said last, which should stay.
-    `key`: under which this kind of request is learned.
-    """
-
-    request: Request
-    estimate: Estimate
-    expected: Corrected
-    key: str
-    kept: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """What the provider is expected to report."""
-        return self.expected.tokens + self.kept
-
-    def margin(self, safety: float | None) -> int:
-        """Tokens to keep free beside those expected: as learned, or a configured factor's part."""
-        expected = self.expected
-        return expected.margin if safety is None else ceil(expected.tokens * safety) - expected.tokens
-
-    @property
-    def framed(self) -> int:
-        """The estimate and the part of what was learned that grows with the number of frames (see `Estimate`).
-
-        It is what a choice among messages can change; `beyond`, the rest of what was learned, is a constant.
-        """
-        return self.estimate.tokens + round(self.expected.frame * self.estimate.frames)
-
-    @property
-    def beyond(self) -> int:
-        """Tokens that were learned and stay the same whatever messages are left out; may be negative."""
-        return self.expected.tokens - self.framed
-
-    def fits(self, budget: int | None, safety: float | None) -> bool:
-        """Whether it is surely within the budget."""
-        return budget is None or self.expected.tokens + self.margin(safety) <= budget
-
-
-@dataclass(frozen=True, slots=True)
-class Learned:
-    """What is known from earlier calls.
-
-    Attributes:
-        offsets: by how much requests of this kind were off; this and the next two see `corrected`.
-        surprises: by how much they were off although their session's last turn was known.
-        frames: what each frame added.
-        last_turn: of this session.
-        window: of the model, in tokens, as its provider named it in a refusal.
-        kept: tokens of the earlier answer that the request goes on from.
-    """
-
-    offsets: Sequence[Residual] = ()
-    surprises: Sequence[Residual] = ()
-    frames: Sequence[Residual] = ()
-    last_turn: LastTurn | None = None
-    window: int | None = None
-    kept: int = 0
-
-    @property
-    def is_of_others(self) -> bool:
-        """Whether other sessions taught any of it but the window."""
-        return bool(self.offsets or self.surprises or self.frames)
-
-    @property
-    def alone(self) -> Learned:
-        """What the session taught, and the window."""
-        return Learned(last_turn=self.last_turn, window=self.window, kept=self.kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,51 +72,6 @@ class Plan:
         """Whether what is sent surely is within its budget."""
         budget = self.context.budget
         return self.overflow is None and (budget is None or self.safe_tokens <= budget)
-
-
-def window_of(facts: ModelFacts, learned_window: int | None) -> int | None:
-    """The window of a model: as it is configured or listed, or less where its provider has said so."""
-    return min((window for window in (facts.window, learned_window) if window is not None), default=None)
-
-
-def budget_of(policy: ContextPolicy, facts: ModelFacts, wishes: Wishes, learned_window: int | None) -> int | None:
-    """Input tokens that a call may take: the smallest of what limits it; None where nothing does.
-
-    A window is shared by what goes in and what comes out, so the answer's share is kept free: `reserve_tokens`, else
-    the call's own output limit, else a tenth of the window up to 4,096.
-    """
-    limits = [limit for limit in (policy.budget, wishes.budget) if limit is not None]
-    window = window_of(facts, learned_window)
-    if window is not None:
-        limits.append(max(1, window - _reserve(policy, facts, wishes, window)))
-    return min(limits, default=None)
-
-
-def _reserve(policy: ContextPolicy, facts: ModelFacts, wishes: Wishes, window: int) -> int:
-    if policy.reserve_tokens is not None:
-        return policy.reserve_tokens
-    if wishes.output is None:
-        return min(_RESERVE_MOST, int(window * _RESERVE_SHARE))
-    return min(wishes.output, facts.output or wishes.output, int(window * _RESERVE_SHARE_MOST))
-
-
-def key_of(request: Request, estimate: Estimate, kept: int = 0) -> str:
-    """The key under which errors of estimates like this one are learned.
-
-    Requests that go on from a kept answer of known weight have one of their own: that weight is a guess too.
-    """
-    shape = f"{estimate.shape}+kept" if kept else estimate.shape
-    return calibration_key(request.provider, request.model, request.wire, shape)
-
-
-def weigh(request: Request, estimate: Estimate, learned: Learned, key: str | None = None) -> Weighed:
-    """The request with its estimate corrected by what was learned.
-
-    `key`: correct it as a request of this key, where that is not the key of its own shape.
-    """
-    key = key or key_of(request, estimate, learned.kept)
-    expected = corrected(estimate, key, learned.offsets, learned.last_turn, learned.surprises, frames=learned.frames)
-    return Weighed(request, estimate, expected, key, learned.kept)
 
 
 def as_it_came(weighed: Weighed, budget: int | None, safety: float | None = None, *, window: int | None = None) -> Plan:

@@ -13,10 +13,10 @@ from starlette.routing import Route as Path
 from gateway.addressing import named_by_body, named_by_headers
 from gateway.budgeting import sessions_above
 from gateway.core import errors
+from gateway.core.context_budget import Wishes
 from gateway.core.counting.measure import Wire
 from gateway.core.identity import ID_FORM
 from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
-from gateway.core.plan import Wishes
 from gateway.core.ports import Store
 from gateway.core.session import Remembered
 from gateway.core.spending import Charged, KeyBudget, affordable_input, claims_of, rate_of

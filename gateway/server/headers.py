@@ -19,12 +19,12 @@ from gateway.core.asked import (
     REQUEST_ID,
     RESPONSE_MODE,
 )
+from gateway.core.context_budget import Trim, Wishes
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.forwarding import Headers
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.ledger import MOST_USD, NO_LIMITS, Limits, nano
 from gateway.core.modes import MODES, ResponseMode, stricter
-from gateway.core.plan import Trim, Wishes
 from gateway.core.record import ContextRecord
 from gateway.core.spending import Allowance
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.config import families
+from gateway.core.context_budget import ContextPolicy, SummaryModel
 from gateway.core.conversation import Conversation
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.calibration import LastTurn, Residual
@@ -17,25 +18,13 @@ from gateway.core.counting.families import Families
 from gateway.core.counting.heuristic import CharacterCounter
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import Request
+from gateway.core.counting.weighed import Learned, Weighed, weigh
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Framing, Reader
 from gateway.core.fitting.recall import Recall
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Strategy, Summarize
-from gateway.core.plan import (
-    ContextPolicy,
-    Learned,
-    Plan,
-    Room,
-    Scales,
-    SummaryModel,
-    Weighed,
-    Wishes,
-    as_it_came,
-    budget_of,
-    make_room,
-    weigh,
-)
+from gateway.core.plan import Plan, Room, Scales, as_it_came, make_room
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import SessionState
 from gateway.core.views import view_of
@@ -44,32 +33,6 @@ ESTIMATOR = Estimator(families(), lambda _: CharacterCounter(), CountCache())
 READER = Reader(lambda messages: ESTIMATOR.message_tokens(Request(wire="chat", model="gpt-4o", messages=messages)))
 SCALES = Scales(ESTIMATOR, READER)
 TOOL = {"type": "function", "function": {"name": "find", "description": "Finds."}}
-
-
-@pytest.mark.parametrize(
-    ("policy", "facts", "wishes", "learned", "budget"),
-    [
-        ({}, {}, {}, None, None),
-        ({}, {"window": 128_000}, {}, None, 128_000 - 4096),
-        ({}, {"window": 8_000}, {}, None, 7_200),
-        ({}, {"window": 8_000}, {"output": 3_000}, None, 5_000),
-        ({}, {"window": 8_000, "output": 1_000}, {"output": 3_000}, None, 7_000),
-        ({}, {"window": 8_000}, {"output": 1_000_000}, None, 4_000),
-        ({"reserve_tokens": 500}, {"window": 8_000}, {"output": 3_000}, None, 7_500),
-        ({"reserve_tokens": 9_000}, {"window": 8_000}, {}, None, 1),
-        ({"budget": 3_000}, {"window": 8_000}, {}, None, 3_000),
-        ({"budget": 9_000}, {"window": 8_000}, {}, None, 7_200),
-        ({"budget": 3_000}, {}, {"budget": 2_000}, None, 2_000),
-        ({"budget": 3_000}, {}, {"budget": 4_000}, None, 3_000),
-        ({}, {}, {}, 4_000, 3_600),
-        ({}, {"window": 8_000}, {}, 4_000, 3_600),
-        ({}, {"window": 4_000}, {}, 8_000, 3_600),
-    ],
-)
-def test_the_budget_is_the_smallest_of_what_limits_a_call(
-    policy: dict[str, Any], facts: dict[str, Any], wishes: dict[str, Any], learned: int | None, budget: int | None
-) -> None:
-    assert budget_of(ContextPolicy(**policy), ModelFacts(**facts), Wishes(**wishes), learned) == budget
 
 
 def messages(turns: int) -> list[bytes]:
@@ -101,19 +64,10 @@ def planned(raws: Sequence[bytes], place: Room) -> Plan:
 
 def test_what_fits_goes_as_it_came() -> None:
     came = weighed(messages(3))
-    assert came.fits(None, None)
-    assert came.fits(came.expected.safe_tokens, None)
-    assert not came.fits(came.expected.safe_tokens - 1, None)
     plan = as_it_came(came, 9_999)
     assert (plan.messages, plan.epoch, plan.context.budget) == (None, None, 9_999)
     assert plan.context.tokens == plan.context.original_tokens == came.expected.tokens
     assert plan.context.saved_tokens == 0
-
-
-def test_a_fixed_factor_is_kept_instead_of_what_was_learned() -> None:
-    came = weighed(messages(3))
-    assert came.fits(came.expected.tokens, 1.0)
-    assert not came.fits(came.expected.tokens, 1.01)
 
 
 @pytest.mark.parametrize("safety", [None, 1.0, 1.25, 3.0])
@@ -187,13 +141,6 @@ def test_what_the_provider_keeps_is_expected_and_neither_cuts_anything_nor_is_le
         assert (last.key, last.residual) == (kept.context.key, residual)
     assert kept.context.key != plain.context.key
     assert plain.context.reported(plain.context.estimate - 300).residual == -300
-
-
-def test_what_was_learned_without_knowing_what_is_kept_is_not_added_to_it() -> None:
-    raws = messages(1)
-    unknown = weighed(raws)
-    learned = Learned(last_turn=LastTurn(unknown.key, 8_000), kept=30_000)
-    assert weighed(raws, learned).tokens == unknown.tokens + 30_000
 
 
 def test_what_calls_were_learned_to_add_cuts_like_numbers_of_the_family() -> None:

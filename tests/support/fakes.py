@@ -14,6 +14,7 @@ from typing import Any
 from gateway.budgeting import Budgets
 from gateway.calls import Caller, Incoming, Reply, SessionPolicy
 from gateway.config import families
+from gateway.core.context_budget import ContextPolicy, SummaryModel
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.heuristic import CharacterCounter
@@ -22,7 +23,6 @@ from gateway.core.forwarding import Headers, Provider
 from gateway.core.ledger import Claim, Granted, Refused, Standing
 from gateway.core.namespaces import SessionKey
 from gateway.core.outgoing import Outgoing
-from gateway.core.plan import ContextPolicy, SummaryModel
 from gateway.core.ports import Observer
 from gateway.core.pricing import price_per_million
 from gateway.core.record import CallRecord

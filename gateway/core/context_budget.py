@@ -1,0 +1,102 @@
+"""How many input tokens a call may take: the `context:` settings, what it asks for itself, and its model's window."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Final, Literal
+
+from gateway.core.fitting.policy import FitPolicy
+from gateway.core.routing import ModelFacts, Route
+from gateway.core.values import dataclass
+
+Trim = Literal["auto", "off", "shadow"]
+Overflow = Literal["error", "forward", "least"]
+#: Kept free of a window for the answer where neither the settings nor the call say how long it may be: this share of
+#: the window, at most so many tokens.
+_RESERVE_SHARE: Final = 0.1
+_RESERVE_MOST: Final = 4096
+#: Most of a window that is kept free for an answer, as a share: some clients ask for more than the model has.
+_RESERVE_SHARE_MOST: Final = 0.5
+#: tokens; the window that a model which makes summaries is taken to have where nobody says
+_UNKNOWN_WINDOW: Final = 32_000
+#: Share of its window that a summary's question may fill: it is estimated, without anything learned.
+_SURE_SHARE: Final = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryModel:
+    """Who makes summaries. `name`: as configured; `max_tokens`: of each."""
+
+    name: str
+    route: Route
+    facts: ModelFacts
+    max_tokens: int
+
+    @property
+    def room(self) -> int:
+        """Tokens it can be asked with."""
+        return int(((self.facts.window or _UNKNOWN_WINDOW) - self.max_tokens) * _SURE_SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class ContextPolicy:
+    """The `context:` settings.
+
+    Attributes:
+        trim: what is done with a request that is over its budget.
+        budget: input tokens of a call; None: as the window allows.
+        reserve_tokens: kept free for the answer; None: see `budget_of`.
+        keep_last_turns: turns at the end that are never touched.
+        overflow: what is done with a request that cannot be made to fit: refuse it, send it as it came, or send the
+            least that can be sent of it.
+        safety: factor over the estimate; None: as learned from reported usage.
+        fit: how the choice is made.
+        summary: who makes summaries; None: nobody.
+    """
+
+    trim: Trim = "auto"
+    budget: int | None = None
+    reserve_tokens: int | None = None
+    keep_last_turns: int = 1
+    overflow: Overflow = "error"
+    safety: float | None = None
+    fit: FitPolicy = field(default_factory=FitPolicy)
+    summary: SummaryModel | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What one call asks for itself: how it is trimmed, its budget, the tokens its answer may take."""
+
+    trim: Trim | None = None
+    budget: int | None = None
+    output: int | None = None
+
+
+NO_WISHES: Final = Wishes()
+
+
+def window_of(facts: ModelFacts, learned_window: int | None) -> int | None:
+    """The window of a model: as it is configured or listed, or less where its provider has said so."""
+    return min((window for window in (facts.window, learned_window) if window is not None), default=None)
+
+
+def budget_of(policy: ContextPolicy, facts: ModelFacts, wishes: Wishes, learned_window: int | None) -> int | None:
+    """Input tokens that a call may take: the smallest of what limits it; None where nothing does.
+
+    A window is shared by what goes in and what comes out, so the answer's share is kept free: `reserve_tokens`, else
+    the call's own output limit, else a tenth of the window up to 4,096.
+    """
+    limits = [limit for limit in (policy.budget, wishes.budget) if limit is not None]
+    window = window_of(facts, learned_window)
+    if window is not None:
+        limits.append(max(1, window - _reserve(policy, facts, wishes, window)))
+    return min(limits, default=None)
+
+
+def _reserve(policy: ContextPolicy, facts: ModelFacts, wishes: Wishes, window: int) -> int:
+    if policy.reserve_tokens is not None:
+        return policy.reserve_tokens
+    if wishes.output is None:
+        return min(_RESERVE_MOST, int(window * _RESERVE_SHARE))
+    return min(wishes.output, facts.output or wishes.output, int(window * _RESERVE_SHARE_MOST))

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from gateway.config import families
+from gateway.core.counting.cache import CountCache
+from gateway.core.counting.calibration import LastTurn, Residual
+from gateway.core.counting.estimate import Estimator
+from gateway.core.counting.heuristic import CharacterCounter
+from gateway.core.counting.request import Request
+from gateway.core.counting.weighed import Learned, Weighed, weigh
+
+ESTIMATOR = Estimator(families(), lambda _: CharacterCounter(), CountCache())
+REQUEST = Request(
+    wire="chat",
+    model="gpt-4o",
+    provider="openai",
+    messages=[json.dumps({"role": "user", "content": "Find the parcel of order 4711. " * 20}).encode()],
+)
+
+
+def weighed(learned: Learned | None = None) -> Weighed:
+    return weigh(REQUEST, ESTIMATOR.estimate(REQUEST), learned or Learned())
+
+
+def test_what_fits_does_so_with_its_margin() -> None:
+    came = weighed()
+    assert came.fits(None, None)
+    assert came.fits(came.expected.safe_tokens, None)
+    assert not came.fits(came.expected.safe_tokens - 1, None)
+
+
+def test_a_fixed_factor_is_kept_instead_of_what_was_learned() -> None:
+    came = weighed()
+    assert came.fits(came.expected.tokens, 1.0)
+    assert not came.fits(came.expected.tokens, 1.01)
+
+
+def test_what_was_learned_without_knowing_what_is_kept_is_not_added_to_it() -> None:
+    unknown = weighed()
+    learned = Learned(last_turn=LastTurn(unknown.key, 8_000), kept=30_000)
+    assert weighed(learned).tokens == unknown.tokens + 30_000
+
+
+def test_frames_were_learned_to_add_what_leaving_one_out_takes_off() -> None:
+    came = weighed()
+    learned = replace(came, expected=replace(came.expected, tokens=came.estimate.tokens + 50, frame=12.0))
+    assert learned.framed == came.estimate.tokens + 12 * came.estimate.frames
+    assert learned.beyond == 50 - 12 * came.estimate.frames
+
+
+def test_a_session_alone_teaches_nothing_of_others() -> None:
+    learned = Learned((), (), (Residual(40, 100),), LastTurn("k", 1), 8_000, 5)
+    assert learned.is_of_others
+    assert learned.alone == Learned(last_turn=LastTurn("k", 1), window=8_000, kept=5)
+    assert not learned.alone.is_of_others

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.core.context_budget import ContextPolicy, SummaryModel, Wishes, budget_of
+from gateway.core.routing import ModelFacts, Route
+
+
+@pytest.mark.parametrize(
+    ("policy", "facts", "wishes", "learned", "budget"),
+    [
+        ({}, {}, {}, None, None),
+        ({}, {"window": 128_000}, {}, None, 128_000 - 4096),
+        ({}, {"window": 8_000}, {}, None, 7_200),
+        ({}, {"window": 8_000}, {"output": 3_000}, None, 5_000),
+        ({}, {"window": 8_000, "output": 1_000}, {"output": 3_000}, None, 7_000),
+        ({}, {"window": 8_000}, {"output": 1_000_000}, None, 4_000),
+        ({"reserve_tokens": 500}, {"window": 8_000}, {"output": 3_000}, None, 7_500),
+        ({"reserve_tokens": 9_000}, {"window": 8_000}, {}, None, 1),
+        ({"budget": 3_000}, {"window": 8_000}, {}, None, 3_000),
+        ({"budget": 9_000}, {"window": 8_000}, {}, None, 7_200),
+        ({"budget": 3_000}, {}, {"budget": 2_000}, None, 2_000),
+        ({"budget": 3_000}, {}, {"budget": 4_000}, None, 3_000),
+        ({}, {}, {}, 4_000, 3_600),
+        ({}, {"window": 8_000}, {}, 4_000, 3_600),
+        ({}, {"window": 4_000}, {}, 8_000, 3_600),
+    ],
+)
+def test_the_budget_is_the_smallest_of_what_limits_a_call(
+    policy: dict[str, Any], facts: dict[str, Any], wishes: dict[str, Any], learned: int | None, budget: int | None
+) -> None:
+    assert budget_of(ContextPolicy(**policy), ModelFacts(**facts), Wishes(**wishes), learned) == budget
+
+
+def test_a_summary_is_asked_for_with_what_its_answer_leaves_of_the_window() -> None:
+    route = Route("p", "m")
+    known, unknown = (SummaryModel("s", route, ModelFacts(window=window), 1_000) for window in (11_000, None))
+    assert (known.room, unknown.room) == (9_000, 27_900)
