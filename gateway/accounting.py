@@ -14,6 +14,7 @@ from math import ceil
 from typing import Final
 
 from gateway.budgeting import Budgets, Taken
+from gateway.core.allowance import Allowance, allowance
 from gateway.core.errors import (
     BudgetFault,
     GatewayError,
@@ -29,18 +30,7 @@ from gateway.core.plan import Plan
 from gateway.core.ports import Observer, Store
 from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, Route
-from gateway.core.spending import (
-    Allowance,
-    Charged,
-    Need,
-    Rate,
-    allowance,
-    bounds_answers,
-    dearest,
-    is_limited,
-    rate_of,
-    room_in,
-)
+from gateway.core.spending import Charged, Need, Rate, bounds_answers, dearest, is_limited, rate_of, room_in
 from gateway.core.usage import Totals
 from gateway.dialects.base import Call
 from gateway.dialects.limits import answers_asked, default_limit, least_output, output_limit, service_tier

@@ -11,10 +11,10 @@ from typing import Final
 
 from gateway.accounting import Accounts
 from gateway.calls import Reply, Stepped
+from gateway.core.allowance import Allowance
 from gateway.core.errors import GatewayError, RequestFault, UpstreamProtocolError
 from gateway.core.forwarding import EVENTS, Headers, content_type, header, masked, response_headers
 from gateway.core.ports import UpstreamReply
-from gateway.core.spending import Allowance
 from gateway.core.usage import Charge, Totals
 from gateway.dialects.base import Answer, Call, StreamMeter
 from gateway.dialects.glimpsed import Glimpse, glimpsed, read_whole

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from gateway.core.allowance import refusal
 from gateway.core.asked import PARENT
 from gateway.core.errors import InvalidRequest, PriceUnknown
 from gateway.core.ledger import Amount, Claim, Granted, Hold, Refused, Standing
@@ -21,7 +22,6 @@ from gateway.core.spending import (
     hold_for,
     is_limited,
     limit_to_set,
-    refusal,
 )
 from gateway.core.stored import OpenHold, Opening
 from gateway.core.values import dataclass

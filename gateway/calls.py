@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final, Literal
 
+from gateway.core.allowance import Allowance
 from gateway.core.asked import SESSION
 from gateway.core.context_budget import NO_WISHES, Wishes
 from gateway.core.errors import GatewayError
@@ -14,7 +15,7 @@ from gateway.core.modes import ResponseMode
 from gateway.core.namespaces import SessionKey
 from gateway.core.record import ContextRecord
 from gateway.core.routing import Route
-from gateway.core.spending import NO_KEY_BUDGET, Allowance, KeyBudget
+from gateway.core.spending import NO_KEY_BUDGET, KeyBudget
 from gateway.core.steps import Agent, Facts, Step, StepState
 from gateway.core.usage import Charge, Totals
 from gateway.core.values import dataclass

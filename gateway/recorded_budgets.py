@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final
 
+from gateway.core.allowance import dimension_json, usd
 from gateway.core.context_budget import ContextPolicy, Wishes, budget_of
 from gateway.core.ledger import (
     EMPTY,
@@ -41,13 +42,11 @@ from gateway.core.spending import (
     Need,
     accounts_of,
     claims_of,
-    dimension_json,
     hold_for,
     limit_to_set,
     rate_of,
     remaining_fraction,
     spent_by,
-    usd,
 )
 from gateway.core.usage import Charge
 from gateway.core.values import dataclass

@@ -189,7 +189,7 @@ def _refused(problem: str, given: Mapping[str, object]) -> str:
 def _row(key: StoredKey, stands: Standing) -> dict[str, Any]:
     from datetime import UTC, datetime
 
-    from gateway.core.spending import usd
+    from gateway.core.allowance import usd
 
     limits, used = key.limits, stands.used_fraction
     return {

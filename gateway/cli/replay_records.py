@@ -162,7 +162,7 @@ def _used(sums: Sums) -> list[str]:
 
 
 def _budgeted(sums: Sums) -> list[str]:
-    from gateway.core.spending import usd
+    from gateway.core.allowance import usd
 
     first = [sums.modes.get(mode) for mode in _MODES] + [sums.first_refused]
     return [

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Final
 
 from gateway.calls import NO_DIRECTIVES, Directives, Reply, Stepped
+from gateway.core.allowance import Allowance
 from gateway.core.asked import (
     AGENT,
     BUDGET_TOKENS,
@@ -26,7 +27,6 @@ from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.ledger import MOST_USD, NO_LIMITS, Limits, nano
 from gateway.core.modes import MODES, ResponseMode, stricter
 from gateway.core.record import ContextRecord
-from gateway.core.spending import Allowance
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage
 
 #: every header of ours on an answer, and what it says; what a web page of an allowed origin may read

@@ -7,13 +7,14 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from gateway.catalog import Catalog, is_wanted
+from gateway.core.allowance import usd
 from gateway.core.counting.context import NO_WEIGHT
 from gateway.core.ledger import Standing
 from gateway.core.modes import mode_for
 from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, Route, Routes
-from gateway.core.spending import remaining_fraction, usd
+from gateway.core.spending import remaining_fraction
 from gateway.core.stored import SessionView
 from gateway.core.usage import Totals, Usage
 from gateway.inspection import context_json

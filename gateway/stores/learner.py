@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from gateway.core.allowance import Allowance
 from gateway.core.counting.calibration import KEPT, Residual, residuals_from
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ports import Observer, Store
 from gateway.core.record import CallRecord
-from gateway.core.spending import Allowance
 from gateway.core.stored import Lesson
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass

@@ -17,12 +17,12 @@ from typing import Any, Final
 
 import msgspec
 
+from gateway.core.allowance import Allowance
 from gateway.core.errors import ConfigError
 from gateway.core.ids import call_id
 from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Observer
 from gateway.core.record import CallRecord
-from gateway.core.spending import Allowance
 from gateway.core.steps import StepChange
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass

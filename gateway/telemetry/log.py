@@ -20,9 +20,9 @@ from typing import Final, TextIO
 
 import msgspec
 
+from gateway.core.allowance import Allowance
 from gateway.core.ports import Observer
 from gateway.core.record import CallRecord, ContextRecord
-from gateway.core.spending import Allowance
 from gateway.core.usage import Totals
 
 _FAILED_FROM: Final = 400

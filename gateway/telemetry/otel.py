@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from threading import Thread
 from typing import TYPE_CHECKING, Final
 
+from gateway.core.allowance import Allowance
 from gateway.core.errors import ConfigError
 from gateway.core.ports import Observer
 from gateway.core.record import CallRecord
-from gateway.core.spending import Allowance
 from gateway.core.usage import Totals
 
 if TYPE_CHECKING:

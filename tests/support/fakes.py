@@ -14,6 +14,7 @@ from typing import Any
 from gateway.budgeting import Budgets
 from gateway.calls import Caller, Incoming, Reply, SessionPolicy
 from gateway.config import families
+from gateway.core.allowance import Allowance
 from gateway.core.context_budget import ContextPolicy, SummaryModel
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator
@@ -28,7 +29,7 @@ from gateway.core.pricing import price_per_million
 from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, ModelRule, Routes
 from gateway.core.session import Change, Remembered, SessionState
-from gateway.core.spending import Allowance, BudgetPolicy
+from gateway.core.spending import BudgetPolicy
 from gateway.core.steps import Agent
 from gateway.core.stored import Ending, OpenHold, Opening
 from gateway.core.usage import Totals

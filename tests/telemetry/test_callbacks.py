@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.core.allowance import Allowance
 from gateway.core.errors import ConfigError
 from gateway.core.namespaces import SessionKey
 from gateway.core.record import CallRecord
-from gateway.core.spending import Allowance
 from gateway.core.steps import StepChange
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.telemetry import callbacks

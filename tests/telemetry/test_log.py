@@ -18,10 +18,10 @@ from typing import TextIO
 import pytest
 
 import gateway
+from gateway.core.allowance import Allowance
 from gateway.core.fitting.receipt import Fate, Fates
 from gateway.core.namespaces import SessionKey
 from gateway.core.record import CallRecord, ContextRecord
-from gateway.core.spending import Allowance
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.telemetry import log
 from tests.support.timing import ends, in_time

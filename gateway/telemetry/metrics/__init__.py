@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from gateway.core.allowance import Allowance
 from gateway.core.ports import Observer
 from gateway.core.record import CallRecord, ContextRecord
-from gateway.core.spending import Allowance
 from gateway.core.usage import Charge, Totals
 from gateway.core.values import dataclass
 from gateway.telemetry.metrics.exposition import CONTENT_TYPE, written
