@@ -6,14 +6,13 @@ import heapq
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import field
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from gateway.core import ledger
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.ids import first_id_at
-from gateway.core.ledger import AccountKey, Claim, Dimension, Granted, Moment, Refused, Standing
+from gateway.core.ledger import AccountKey, Claim, Dimension, Epochs, Granted, Moment, Refused, Standing
 from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import LOST, CallRecord
@@ -35,6 +34,7 @@ from gateway.core.usage import Totals
 from gateway.core.values import dataclass
 from gateway.stores import clock
 from gateway.stores.cursor import Cursor
+from gateway.stores.memory.accounts import Books
 from gateway.stores.sums import stopped
 from gateway.stores.unread import refusing
 
@@ -82,21 +82,12 @@ class _Results:
     changed_at: float = 0.0
 
 
-@dataclass(slots=True)
-class _Leased:
-    """A hold, when it was last renewed, and for how many seconds it lives on after that."""
-
-    opened: OpenHold
-    renewed: Moment
-    lease_s: float
-
-
 @dataclass(frozen=True, slots=True)
 class _Assumed:
     """When a call that was taken for lost was charged: after how many resets of its session, and in which epochs."""
 
     resets: int = 0
-    epochs: ledger.Epochs = field(default_factory=dict)
+    epochs: Epochs = field(default_factory=dict)
 
 
 class MemoryStore:
@@ -107,12 +98,9 @@ class MemoryStore:
 
     def __init__(self, now: Callable[[], float] = time.time, moment: Callable[[], Moment] = clock.now) -> None:
         self._now = now
-        self._moment = moment
-        self._accounts: dict[AccountKey, ledger.Account] = {}
-        self._accounts_changed: dict[AccountKey, float] = {}
+        self._books = Books(now, moment)
         self._keys: dict[str, StoredKey] = {}
         self._results: dict[SessionKey, _Results] = {}
-        self._holds: dict[str, _Leased] = {}
         self._sessions: dict[SessionKey, SessionView] = {}
         self._calls: dict[SessionKey, deque[CallRecord]] = {}
         self._by_id: dict[str, CallRecord] = {}
@@ -129,9 +117,9 @@ class MemoryStore:
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         """See `Store.settle`."""
         with refusing(record.call_id):
-            return await self._settle(record, ending)
+            return self._settle(record, ending)
 
-    async def _settle(self, record: CallRecord, ending: Ending | None) -> Totals:
+    def _settle(self, record: CallRecord, ending: Ending | None) -> Totals:
         known = self._by_id.get(record.call_id)
         is_new = known is None or known.outcome == LOST != record.outcome
         if is_new:
@@ -141,7 +129,7 @@ class MemoryStore:
                 self._states.put(key, state.with_steps(steps), self._now())
             self._remember(record)
             self._charge(record, known)
-        totals = await self.totals(record.session) if record.session is not None else None
+        totals = self._totals(record.session) if record.session is not None else None
         if is_new:
             self._latest.append((record.call_id, totals))
             self._noted += 1
@@ -150,25 +138,15 @@ class MemoryStore:
     def _charge(self, record: CallRecord, lost: CallRecord | None) -> None:
         """Charge a call; `lost`: what it was charged as when it was taken for lost, which is taken back."""
         key, assumed = record.session, self._assumed.pop(record.call_id, _Assumed())
-        self._settle_accounts(record, lost, assumed)
+        if lost is None:
+            self._books.settle(record)
+        else:
+            self._books.correct(record, lost, assumed.epochs)
         resets = self._resets.get(key, 0) if key is not None else 0
         if key is not None:
             self._add(key, record, lost if assumed.resets == resets else None)
         if record.outcome == LOST:
-            self._assumed[record.call_id] = _Assumed(resets, ledger.epochs(self._accounts, record.accounts))
-
-    def _settle_accounts(self, record: CallRecord, lost: CallRecord | None, assumed: _Assumed) -> None:
-        leased = self._holds.pop(record.call_id, None)
-        if lost is not None:
-            self._keep_accounts(
-                ledger.correct(self._accounts, record.accounts, lost.spent, record.spent, assumed.epochs)
-            )
-            return
-        if leased is not None:
-            held = leased.opened.hold.amount(leased.opened.units)
-            keys = [claim.key for claim in leased.opened.hold.claims]
-            self._keep_accounts(ledger.settle(self._accounts, keys, held, ledger.NOTHING))
-        self._keep_accounts(ledger.settle(self._accounts, record.accounts, ledger.NOTHING, record.spent))
+            self._assumed[record.call_id] = _Assumed(resets, self._books.epochs(record.accounts))
 
     def _add(self, key: SessionKey, record: CallRecord, lost: CallRecord | None) -> None:
         """Add a call to its session's totals; `lost`: what it was charged as there before, None: nothing."""
@@ -216,63 +194,32 @@ class MemoryStore:
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
-        leased = self._holds.get(opened.hold.id)
-        if leased is not None:
-            return Granted(leased.opened.units, await self.standings(opened.hold.claims))
-        if opened.hold.id in self._by_id:
-            # The call is over, and this comes late: a hold that is taken now would never be given back.
-            return Granted(opened.hold.least, await self.standings(opened.hold.claims))
-        outcome = ledger.reserve(self._accounts, opened.hold, self._moment())
-        if isinstance(outcome, Refused):
-            return outcome
-        granted, changes = outcome
-        self._keep_accounts(changes)
-        self._holds[opened.hold.id] = _Leased(replace(opened, units=granted.units), self._moment(), lease_s)
-        return granted
+        return self._books.reserve(opened, lease_s, is_settled=opened.hold.id in self._by_id)
 
     async def extend(self, hold_id: str, units: int) -> Granted | None:
         """See `Store.extend`."""
-        leased = self._holds.get(hold_id)
-        if leased is None:
-            return None
-        granted, changes = ledger.extend(self._accounts, leased.opened.hold, units, self._moment())
-        self._keep_accounts(changes)
-        leased.opened = replace(leased.opened, units=leased.opened.units + granted.units)
-        return granted
+        return self._books.extend(hold_id, units)
 
     async def renew(self, noted: Mapping[str, int]) -> None:
         """See `Store.renew`."""
-        for hold_id, tokens in noted.items():
-            leased = self._holds.get(hold_id)
-            if leased is not None:
-                leased.renewed = self._moment()
-                leased.opened = replace(leased.opened, noted=max(tokens, leased.opened.noted))
+        self._books.renew(noted)
 
     async def overdue(self, limit: int) -> Sequence[OpenHold]:
         """See `Store.overdue`."""
-        now = self._moment()
-        over = (one.opened for one in self._holds.values() if ledger.is_over(one.renewed, one.lease_s, now))
-        return list(islice(over, limit))
+        return self._books.overdue(limit)
 
     async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
         """See `Store.standings`."""
-        now = self._moment()
-        return tuple(ledger.standing(self._accounts.get(claim.key, ledger.EMPTY), claim, now) for claim in claims)
+        return self._books.standings(claims)
 
     async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
         """See `Store.opening`."""
-        totals = await self.totals(session) if with_totals else None
-        return Opening(await self.remembered(session), await self.standings(claims), totals)
+        totals = self._totals(session) if with_totals else None
+        return Opening(await self.remembered(session), self._books.standings(claims), totals)
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""
-        kept = self._accounts.get(account, ledger.EMPTY)
-        decided = {**kept.decided, **limits} if limits is not None else {}
-        self._keep_accounts({account: replace(kept, decided=decided)})
-
-    def _keep_accounts(self, changes: Mapping[AccountKey, ledger.Account]) -> None:
-        self._accounts |= changes
-        self._accounts_changed |= dict.fromkeys(changes, self._now())
+        self._books.decide(account, limits)
 
     async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
         """See `Store.missing_results`."""
@@ -320,6 +267,9 @@ class MemoryStore:
 
     async def totals(self, session: SessionKey) -> Totals:
         """See `Store.totals`."""
+        return self._totals(session)
+
+    def _totals(self, session: SessionKey) -> Totals:
         view = self._sessions.get(session)
         return view.totals if view else Totals()
 
@@ -392,9 +342,7 @@ class MemoryStore:
 
     async def reset(self, session: SessionKey) -> bool:
         """See `Store.reset`."""
-        account = self._accounts.get(session.account)
-        if account is not None:
-            self._accounts[session.account] = ledger.anew(account)
+        self._books.clear(session.account)
         view = self._sessions.get(session)
         if view is None:
             return False
@@ -405,9 +353,7 @@ class MemoryStore:
     async def delete(self, session: SessionKey) -> bool:
         """See `Store.delete`."""
         self._states.drop(session)
-        account = self._accounts.get(session.account)
-        if account is not None:
-            self._keep_accounts({session.account: ledger.forgotten(account)})
+        self._books.forget(session.account)
         return self._forget(session)
 
     def _forget(self, session: SessionKey) -> bool:
@@ -429,21 +375,16 @@ class MemoryStore:
         for key in self._states.changed_before(before):
             if key not in self._sessions:
                 self._states.drop(key)
-        for account in [key for key, changed_at in self._accounts_changed.items() if changed_at < before]:
+        for account in self._books.changed_before(before):
             # A client key's account stays: it must not begin anew because the key was not used for a while.
             if account.kind == "session" and SessionKey(account.namespace, account.id) not in self._sessions:
-                self._expire_account(account)
+                self._books.expire(account)
         for key in [key for key, kept in self._results.items() if kept.changed_at < before]:
             if key not in self._sessions:
                 del self._results[key]
         for lesson in self._lessons.changed_before(before):
             self._lessons.drop(lesson)
         return len(old)
-
-    def _expire_account(self, key: AccountKey) -> None:
-        """Forget an account; one on which calls under way hold something stays until a later `expire`."""
-        if self._accounts[key].held == ledger.NOTHING:
-            del self._accounts[key], self._accounts_changed[key]
 
     def _expire_calls(self, oldest_kept: str) -> None:
         for call_id in [call_id for call_id in self._by_id if call_id < oldest_kept]:

@@ -1,0 +1,130 @@
+"""The accounts of a store in memory, and what is held on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from gateway.core import ledger
+from gateway.core.ledger import AccountKey, Claim, Dimension, Granted, Moment, Refused, Standing
+from gateway.core.record import CallRecord
+from gateway.core.stored import OpenHold
+from gateway.core.values import dataclass
+
+
+@dataclass(slots=True)
+class _Leased:
+    """A hold, when it was last renewed, and for how many seconds it lives on after that."""
+
+    opened: OpenHold
+    renewed: Moment
+    lease_s: float
+
+
+class Books:
+    """The arithmetic of `core/ledger.py`, applied to dicts.
+
+    `now` gives the time of day, `moment` the time for holds.
+    """
+
+    def __init__(self, now: Callable[[], float], moment: Callable[[], Moment]) -> None:
+        self._now = now
+        self._moment = moment
+        self._accounts: dict[AccountKey, ledger.Account] = {}
+        #: when each was changed last (Unix seconds)
+        self._changed: dict[AccountKey, float] = {}
+        self._holds: dict[str, _Leased] = {}
+
+    def reserve(self, opened: OpenHold, lease_s: float, *, is_settled: bool) -> Granted | Refused:
+        """See `Store.reserve`. `is_settled`: its call is over."""
+        leased = self._holds.get(opened.hold.id)
+        if leased is not None:
+            return Granted(leased.opened.units, self.standings(opened.hold.claims))
+        if is_settled:
+            # This comes late: a hold that is taken now would never be given back.
+            return Granted(opened.hold.least, self.standings(opened.hold.claims))
+        outcome = ledger.reserve(self._accounts, opened.hold, self._moment())
+        if isinstance(outcome, Refused):
+            return outcome
+        granted, changes = outcome
+        self._keep(changes)
+        self._holds[opened.hold.id] = _Leased(replace(opened, units=granted.units), self._moment(), lease_s)
+        return granted
+
+    def extend(self, hold_id: str, units: int) -> Granted | None:
+        """See `Store.extend`."""
+        leased = self._holds.get(hold_id)
+        if leased is None:
+            return None
+        granted, changes = ledger.extend(self._accounts, leased.opened.hold, units, self._moment())
+        self._keep(changes)
+        leased.opened = replace(leased.opened, units=leased.opened.units + granted.units)
+        return granted
+
+    def renew(self, noted: Mapping[str, int]) -> None:
+        """See `Store.renew`."""
+        for hold_id, tokens in noted.items():
+            leased = self._holds.get(hold_id)
+            if leased is not None:
+                leased.renewed = self._moment()
+                leased.opened = replace(leased.opened, noted=max(tokens, leased.opened.noted))
+
+    def overdue(self, limit: int) -> Sequence[OpenHold]:
+        """See `Store.overdue`."""
+        now = self._moment()
+        over = (one.opened for one in self._holds.values() if ledger.is_over(one.renewed, one.lease_s, now))
+        return list(islice(over, limit))
+
+    def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
+        """See `Store.standings`."""
+        now = self._moment()
+        return tuple(ledger.standing(self._accounts.get(claim.key, ledger.EMPTY), claim, now) for claim in claims)
+
+    def decide(self, key: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
+        """See `Store.decide`."""
+        account = self._accounts.get(key, ledger.EMPTY)
+        decided = {**account.decided, **limits} if limits is not None else {}
+        self._keep({key: replace(account, decided=decided)})
+
+    def settle(self, record: CallRecord) -> None:
+        """Give back what a call held, and add what it spent."""
+        leased = self._holds.pop(record.call_id, None)
+        if leased is not None:
+            held = leased.opened.hold.amount(leased.opened.units)
+            keys = [claim.key for claim in leased.opened.hold.claims]
+            self._keep(ledger.settle(self._accounts, keys, held, ledger.NOTHING))
+        self._keep(ledger.settle(self._accounts, record.accounts, ledger.NOTHING, record.spent))
+
+    def correct(self, record: CallRecord, lost: CallRecord, epochs: ledger.Epochs) -> None:
+        """Charge a call that was charged as `lost` before, in these epochs."""
+        self._keep(ledger.correct(self._accounts, record.accounts, lost.spent, record.spent, epochs))
+
+    def epochs(self, keys: Sequence[AccountKey]) -> ledger.Epochs:
+        """The epochs that accounts are in."""
+        return ledger.epochs(self._accounts, keys)
+
+    def clear(self, key: AccountKey) -> None:
+        """Let what is used of an account begin anew; it is no younger for that."""
+        account = self._accounts.get(key)
+        if account is not None:
+            self._accounts[key] = ledger.anew(account)
+
+    def forget(self, key: AccountKey) -> None:
+        """Let an account begin anew, without the limits that were decided for it."""
+        account = self._accounts.get(key)
+        if account is not None:
+            self._keep({key: ledger.forgotten(account)})
+
+    def changed_before(self, before: float) -> list[AccountKey]:
+        """Accounts that were not changed since."""
+        return [key for key, changed_at in self._changed.items() if changed_at < before]
+
+    def expire(self, key: AccountKey) -> None:
+        """Drop an account; one on which calls under way hold something stays until a later time."""
+        if self._accounts[key].held == ledger.NOTHING:
+            del self._accounts[key], self._changed[key]
+
+    def _keep(self, changes: Mapping[AccountKey, ledger.Account]) -> None:
+        self._accounts |= changes
+        self._changed |= dict.fromkeys(changes, self._now())
