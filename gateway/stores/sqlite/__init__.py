@@ -33,6 +33,7 @@ from gateway.stores.cursor import Cursor
 from gateway.stores.sqlite import accounts, deletion, kept, latest, rows
 from gateway.stores.sqlite.place import Hidden, Moved, Place
 from gateway.stores.sqlite.schema import connect, migrate, rewrite_format
+from gateway.stores.sqlite.transaction import transact
 from gateway.stores.sqlite.writer import RETRY_S, Writer
 from gateway.stores.unread import UnreadHolds, UnreadKeys, UnreadRecords, refusing
 
@@ -325,14 +326,7 @@ class SqliteStore:
         def write(connection: sqlite3.Connection) -> None:
             self._place.check(at_once=True)
             # On a full disk a transaction begins and ends like any other, as long as nothing is written in it.
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                rewrite_format(connection)
-                connection.execute("COMMIT")
-            except BaseException:
-                with contextlib.suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
-                raise
+            transact(connection, rewrite_format)
 
         await self._in_thread(write)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import sqlite3
@@ -13,6 +12,7 @@ from typing import Final
 from gateway.core.ids import first_id_at
 from gateway.core.ledger import AccountKey
 from gateway.stores.sqlite import accounts, kept
+from gateway.stores.sqlite.transaction import transact
 
 #: namespace and id of a session
 Key = tuple[str, str]
@@ -59,15 +59,7 @@ def delete_sessions(
     connection: sqlite3.Connection, keys: Sequence[Key], before: float | None
 ) -> tuple[int, Sequence[Key]]:
     """Delete sessions with their calls and states, if older than `before`; how many went, and those still to go."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        result = _delete_within(connection, keys, before)
-        connection.execute("COMMIT")
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
-        raise
-    return result
+    return transact(connection, lambda db: _delete_within(db, keys, before))
 
 
 def _delete_within(
@@ -124,18 +116,15 @@ def _delete_alone(connection: sqlite3.Connection, table: str, condition: str, be
     keys = connection.execute(find, {"before": before, "most": _CHUNK}).fetchall()
     if not keys:
         return 0
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+
+    def delete(db: sqlite3.Connection) -> None:
         for start in range(0, len(keys), _AT_ONCE):
             some = {f"key{index}": part for index, part in enumerate(itertools.chain(*keys[start : start + _AT_ONCE]))}
             rows = ", ".join(f"(:key{index}, :key{index + 1})" for index in range(0, len(some), 2))
-            delete = f"DELETE FROM {table} WHERE (namespace, id) IN (VALUES {rows}) AND {condition}"  # noqa: S608  # constants
-            connection.execute(delete, {**some, "before": before})
-        connection.execute("COMMIT")
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
-        raise
+            query = f"DELETE FROM {table} WHERE (namespace, id) IN (VALUES {rows}) AND {condition}"  # noqa: S608  # constants
+            db.execute(query, {**some, "before": before})
+
+    transact(connection, delete)
     return len(keys)
 
 

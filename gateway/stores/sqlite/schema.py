@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import sqlite3
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gateway.core.errors import StoreUnavailable
+from gateway.stores.sqlite.transaction import transact
 
 #: each entry takes the file from the version of its index to the next; entries are never changed once released
 MIGRATIONS: Final = (
@@ -195,14 +195,8 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
         if is_due:
             # Another worker may be at it: a gigabyte takes ten seconds.
             connection.execute(f"PRAGMA busy_timeout={_PATIENCE_MS}")
-        connection.execute("BEGIN IMMEDIATE")
-        _migrate_within(connection, path)
-        connection.execute("COMMIT")
-    except BaseException as error:
-        with contextlib.suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
-        if not isinstance(error, sqlite3.Error):
-            raise
+        transact(connection, lambda db: _migrate_within(db, path))
+    except sqlite3.Error as error:
         if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_READONLY:
             what, remedy = "be written", "Let the gateway write to it and to its folder"
         else:

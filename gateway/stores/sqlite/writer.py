@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from gateway.core.errors import StoreUnavailable
+from gateway.stores.sqlite.transaction import Work, transact
 
 T = TypeVar("T")
 
 #: seconds after which a locked database is tried again
 RETRY_S: Final = 0.002
 _BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
-
-Work = Callable[[sqlite3.Connection], T]
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +102,8 @@ class Writer:
 
     def _flush_batch(self, batch: list[_Pending]) -> None:
         try:
-            results = self._transact(batch)
+            self._check()
+            results = transact(self._connection, lambda db: [pending.work(db) for pending in batch])
         except sqlite3.Error as error:
             self._failed(batch, error)
             return
@@ -114,19 +114,6 @@ class Writer:
             if not pending.done.done():
                 pending.done.set_result(result)
         self._committed()
-
-    def _transact(self, batch: list[_Pending]) -> list[Any]:
-        self._check()
-        connection = self._connection
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            results = [pending.work(connection) for pending in batch]
-            connection.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                connection.execute("ROLLBACK")
-            raise
-        return results
 
     def _failed(self, batch: list[_Pending], error: sqlite3.Error) -> None:
         now = self._loop.time()
