@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -26,6 +25,7 @@ from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.stored import Ending, Latest, Lesson, OpenHold, Opening, Page, SessionView, StoredKey
 from gateway.core.usage import Totals
 from gateway.stores import clock, states
+from gateway.stores.packed import Packed, unpacked
 from gateway.stores.redis import values
 from gateway.stores.redis.apart import BooksApart
 from gateway.stores.redis.cluster import ClusterLink
@@ -252,10 +252,11 @@ class RedisStore:
         return [handle.decode() for handle in refused]
 
     def _keeping(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Command:
-        encoded = [text.encode("utf-8", "surrogatepass") for text in texts.values()]
-        arguments = self._clerk.basic() | {"handles": list(texts), "sizes": [*map(len, encoded)], "most": most}
-        packed = (zlib.compress(text, 1) for text in encoded)
-        return self._verb("keep_results", (self._keys.results(_tag(session)),), arguments, *packed)
+        packed = [*map(Packed.of, texts.values())]
+        sizes = [one.size for one in packed]
+        arguments = self._clerk.basic() | {"handles": list(texts), "sizes": sizes, "most": most}
+        name = self._keys.results(_tag(session))
+        return self._verb("keep_results", (name,), arguments, *(one.text for one in packed))
 
     async def results(self, session: SessionKey, handles: Sequence[str]) -> Mapping[str, str]:
         """See `Store.results`."""
@@ -263,7 +264,7 @@ class RedisStore:
             return {}
         fields = [f"={handle}" for handle in handles]
         [texts] = await self._link.call(("HMGET", self._keys.results(_tag(session)), *fields))
-        return {handle: _unpacked(text) for handle, text in zip(handles, texts, strict=True) if text is not None}
+        return {handle: unpacked(text) for handle, text in zip(handles, texts, strict=True) if text is not None}
 
     async def result(self, namespace: str | None, handle: str) -> str | None:
         """See `Store.result`."""
@@ -271,7 +272,7 @@ class RedisStore:
         for tag in map(bytes.decode, tags):
             [text] = await self._link.call(("HGET", self._keys.results(tag), f"={handle}"))
             if text is not None and session_of(tag) is not None:
-                return _unpacked(text)
+                return unpacked(text)
         return None
 
     async def keys(self) -> Sequence[StoredKey]:
@@ -349,10 +350,6 @@ def _remembered(
         # An older version kept no frames.
         last = LastTurn(key.decode(), int(residual), *map(int, (frames or b"").split()))
     return Remembered(states.read(state), last, (kept or b"").decode("ascii", "replace"))
-
-
-def _unpacked(text: bytes) -> str:
-    return zlib.decompress(text).decode("utf-8", "surrogatepass")
 
 
 def _tag(session: SessionKey) -> str:

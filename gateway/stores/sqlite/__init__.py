@@ -30,6 +30,7 @@ from gateway.core.stored import Ending, Latest, Lesson, OpenHold, Opening, Page,
 from gateway.core.usage import Totals
 from gateway.stores import clock
 from gateway.stores.cursor import Cursor
+from gateway.stores.packed import Packed
 from gateway.stores.sqlite import accounts, deletion, kept, latest, rows
 from gateway.stores.sqlite.place import Hidden, Moved, Place
 from gateway.stores.sqlite.schema import connect, migrate, rewrite_format
@@ -200,7 +201,7 @@ class SqliteStore:
     async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
         """See `Store.keep_results`."""
         # Megabytes of them take longer than anybody in the loop can wait.
-        packed = await asyncio.to_thread(lambda: {handle: rows.Packed.of(text) for handle, text in texts.items()})
+        packed = await asyncio.to_thread(lambda: {handle: Packed.of(text) for handle, text in texts.items()})
         return await self._writer.write(lambda db: rows.add_results(db, session, packed, most, self._now()))
 
     async def results(self, session: SessionKey, handles: Sequence[str]) -> Mapping[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from gateway.core.session import MAX_KEPT, Remembered
 from gateway.core.stored import Lesson, Opening, SessionView, StoredKey
 from gateway.core.usage import MAX_TOKENS, Totals
 from gateway.core.values import dataclass
+from gateway.stores.packed import Packed, unpacked
 from gateway.stores.sqlite import accounts, kept
 from gateway.stores.sums import MAX_SUM, SUMS, sums_of, totals_of
 from gateway.stores.unread import UnreadRecords
@@ -278,20 +278,6 @@ def results_size(connection: sqlite3.Connection, key: SessionKey) -> int:
     return size
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A tool result as it is kept, and its bytes before it was packed."""
-
-    text: bytes
-    size: int
-
-    @classmethod
-    def of(cls, text: str) -> Packed:
-        """Pack a text. Tool results are repetitive: the fastest way makes them a third as large."""
-        encoded = text.encode("utf-8", "surrogatepass")
-        return cls(zlib.compress(encoded, 1), len(encoded))
-
-
 def add_results(
     connection: sqlite3.Connection, key: SessionKey, texts: Mapping[str, Packed], most: int, now: float
 ) -> list[str]:
@@ -311,17 +297,13 @@ def add_results(
 def results(connection: sqlite3.Connection, key: SessionKey, handles: Sequence[str]) -> dict[str, str]:
     """The texts that a session has under these handles."""
     found = ((handle, connection.execute(_RESULT_OF, (key.namespace, key.id, handle)).fetchone()) for handle in handles)
-    return {handle: _unpacked(row[0]) for handle, row in found if row}
+    return {handle: unpacked(row[0]) for handle, row in found if row}
 
 
 def result(connection: sqlite3.Connection, namespace: str | None, handle: str) -> str | None:
     """The text under a handle."""
     row = connection.execute(_RESULT, (handle, namespace, namespace)).fetchone()
-    return _unpacked(row[0]) if row else None
-
-
-def _unpacked(text: bytes) -> str:
-    return zlib.decompress(text).decode("utf-8", "surrogatepass")
+    return unpacked(row[0]) if row else None
 
 
 def keys(connection: sqlite3.Connection) -> list[tuple[str, bytes]]:
