@@ -103,8 +103,8 @@ class Provider(Section):
     )
     reports_cost: bool = Field(
         default=False,
-        description="Its usage says what a call costs, in USD, as OpenRouter writes it (usage.cost): that is charged "
-        "instead of list prices. Not read with adapter litellm.",
+        description="Its usage says what a call costs, in USD, as OpenRouter (cost), xAI (cost_in_usd_ticks) or "
+        "Perplexity (cost.total_cost) write it: that is charged instead of list prices. Not read with adapter litellm.",
     )
 
     @field_validator("key")

@@ -49,6 +49,9 @@ _TOP_LEVEL: Final = frozenset(
 )
 #: USD; what is above it is not taken for the cost of one call
 _MOST_USD: Final = 1_000_000
+#: what xAI writes, and how many make a USD: https://docs.x.ai/developers/cost-tracking
+_TICKS: Final = "cost_in_usd_ticks"
+_TICKS_OF_USD: Final = 10**10
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,8 @@ class UsageReader:
 
     def _take_cost(self, usage: Mapping[str, object], *, unless_zero: bool = False) -> None:
         said = usage.get("cost")
+        if said is None:
+            said = usage.get(_TICKS)
         if said is not None and (said or not unless_zero):
             self._cost_usd = _cost(usage)
 
@@ -235,13 +240,18 @@ def _by_model(iterations: list[object]) -> dict[str, dict[str, int]]:
 
 
 def _cost(usage: Mapping[str, object]) -> Decimal | None:
-    """USD as OpenRouter says it: what it charges itself, and what the owner of another provider's key pays there.
+    """USD as a provider says it: the number, the sum in Perplexity's list of parts, or xAI's ticks.
+
+    OpenRouter tells apart what it charges itself, and what the owner of another provider's key pays there.
 
     https://openrouter.ai/docs/cookbook/administration/usage-accounting: `upstream_inference_cost` applies to calls with
     a key of one's own (BYOK). Answers to other calls carry it as well, as a part of `cost`, so that `is_byok` decides;
     where that is missing, a part cannot be larger than the whole.
     """
-    own = _usd(usage.get("cost"))
+    said = usage.get("cost")
+    if said is None:
+        return _usd(usage.get(_TICKS), _TICKS_OF_USD)
+    own = _usd(said.get("total_cost") if isinstance(said, Mapping) else said)
     details = usage.get("cost_details")
     theirs = _usd(details.get("upstream_inference_cost")) if isinstance(details, Mapping) else None
     if own is None or theirs is None:
@@ -250,11 +260,11 @@ def _cost(usage: Mapping[str, object]) -> Decimal | None:
     return own + theirs if is_byok is True or (is_byok is None and theirs > own) else own
 
 
-def _usd(value: object) -> Decimal | None:
-    """An amount of money, or None where it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_USD:
+def _usd(value: object, units: int = 1) -> Decimal | None:
+    """An amount of money, of which `units` are a USD, or None where it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_USD * units:
         return None
-    return abs(Decimal(str(value)))  # JSON has a zero below zero
+    return abs(Decimal(str(value)) / units)  # JSON has a zero below zero
 
 
 def count(value: object) -> int | None:

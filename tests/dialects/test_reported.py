@@ -349,6 +349,10 @@ def cost(*objects: object) -> Decimal | None:
         ({"cost": 0.95, "cost_details": {"upstream_inference_cost": None}}, "0.95"),
         ({"cost": 0}, "0"),
         ({"cost": -0.0}, "0"),
+        # xAI's ticks, and Perplexity's parts, whose fee for the request is most of it.
+        ({"cost_in_usd_ticks": 8702400}, "0.00087024"),
+        ({"cost": None, "cost_in_usd_ticks": 37756000}, "0.0037756"),
+        ({"cost": {"input_tokens_cost": 1e-05, "request_cost": 0.005, "total_cost": 0.00507}}, "0.00507"),
     ],
 )
 def test_a_cost_is_what_is_paid_to_all(said: dict[str, object], usd: str) -> None:
@@ -357,13 +361,20 @@ def test_a_cost_is_what_is_paid_to_all(said: dict[str, object], usd: str) -> Non
     assert not f"{found}".startswith("-")
 
 
-@pytest.mark.parametrize("value", [None, True, "0.5", -1, {"total_cost": 1}, [1], float("nan"), float("inf"), 1e300])
+@pytest.mark.parametrize("value", [None, True, "0.5", -1, {"usd": 1}, [1], float("nan"), float("inf"), 1e300])
 def test_what_is_no_cost_is_none(value: object) -> None:
     assert cost({"cost": value}) is None
+    assert cost({"cost": {"total_cost": value}}) is None
+    assert cost({"cost_in_usd_ticks": value}) is None
 
 
 def test_the_last_cost_counts_and_null_erases_none() -> None:
     assert cost({"cost": 0.5}, {"cost": 0.75}, {"cost": None}, {"completion_tokens": 5}) == Decimal("0.75")
+
+
+def test_ticks_that_stand_on_every_chunk_are_not_added_up_nor_erased() -> None:
+    said = [{"cost_in_usd_ticks": number} for number in (10**9, 2 * 10**9, None)]
+    assert cost(*said, {**ZEROS, "cost_in_usd_ticks": 0}) == Decimal("0.2")
 
 
 def test_the_cost_at_the_beginning_of_a_message_is_no_cost_yet() -> None:

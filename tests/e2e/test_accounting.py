@@ -303,11 +303,42 @@ OPENROUTER_USAGE = {
 }
 
 
+XAI_USAGE = {
+    "prompt_tokens": 429,
+    "completion_tokens": 44,
+    "total_tokens": 975,
+    "completion_tokens_details": {"reasoning_tokens": 502},
+    "cost_in_usd_ticks": 8702400,
+}
+
+
 def says_what_it_costs(connection: Connection) -> None:
     if not connection.request.json.get("stream"):
         connection.whole(completion(usage=OPENROUTER_USAGE))
         return
     connection.send(SSE_HEAD + chunk("hello") + chunk(choices=[], usage=OPENROUTER_USAGE) + DONE)
+
+
+def says_ticks(connection: Connection) -> None:
+    if not connection.request.json.get("stream"):
+        connection.whole(completion(usage=XAI_USAGE))
+        return
+    connection.send(SSE_HEAD + chunk("hello") + chunk(choices=[], usage=XAI_USAGE) + DONE)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_ticks_that_xai_names_are_charged(
+    gateway_server: StartGateway, byte_server: StartUpstream, stream: bool
+) -> None:
+    upstream = byte_server(says_ticks)
+    gateway = gateway_server(
+        upstream.url,
+        built_in_providers=True,
+        **{"providers.xai": {"base_url": upstream.url, "auth": "none", "key": ""}},
+    )
+    body = {"model": "xai/grok-code-fast-1", "messages": HI, "stream": stream}
+    assert gateway.web.post("/v1/chat/completions", body, {"x-session-id": "s"}).status == 200
+    assert float(gateway.web.get("/api/sessions/s").json["cost_usd"]) == pytest.approx(0.00087)
 
 
 @pytest.mark.parametrize("stream", [False, True])
