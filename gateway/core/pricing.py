@@ -26,6 +26,8 @@ _ALSO: Final = {"fast": "priority", "batch": "batches"}
 #: tiers that cost more than the standard one, so that its rates would be too cheap where theirs are not known
 _DEARER: Final = frozenset({"fast", "fast-us", "priority", "ultrafast"})
 _MILLION: Final = Decimal(1_000_000)
+#: fees that come beside those for tokens
+_FEES: Final = ("input_cost_per_query", "input_cost_per_request")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +136,9 @@ def price_per_million(
 
 
 def price_from_table(entry: Mapping[str, object]) -> Price | None:
-    """The price in one entry of litellm's table; None where it has no price per token."""
+    """The price in one entry of litellm's table; None where it has no price per token, or its tokens are not all."""
     rates = _rates(entry, "")
-    if rates is None:
+    if rates is None or _has_fees(entry, rates):
         return None
     above = _above(entry, rates, None)
     tiers: dict[str, Price] = {}
@@ -147,6 +149,12 @@ def price_from_table(entry: Mapping[str, object]) -> Price | None:
     for tier, times in _times(entry):
         tiers[tier] = Price(_scaled(rates, times), {}, tuple((size, _scaled(long, times)) for size, long in above))
     return Price(rates, tiers, above)
+
+
+def _has_fees(entry: Mapping[str, object], rates: Rates) -> bool:
+    """Whether something else is paid than tokens, such as each query of a reranker, whose tokens stand there at 0."""
+    is_free = not (rates.input or rates.output)
+    return any(_decimal(entry[name]) for name in entry if name in _FEES or (is_free and "_cost_per_" in name))
 
 
 def _times(entry: Mapping[str, object]) -> Iterator[tuple[str, Decimal]]:

@@ -205,6 +205,25 @@ def test_a_table_entry_is_read_with_tiers_and_thresholds() -> None:
     assert (long_rates.input, long_rates.cache_read, long_rates.output) == (D("2e-6"), D("2e-7"), D("1e-5"))
 
 
+@pytest.mark.parametrize(
+    "fees",
+    [
+        {"input_cost_per_token": 0, "output_cost_per_token": 0, "input_cost_per_query": 0.002},
+        {"input_cost_per_token": 0, "output_cost_per_token": 0, "output_cost_per_image": 0.04},
+        {"input_cost_per_token": 1e-6, "output_cost_per_token": 1e-6, "input_cost_per_request": 0.005},
+    ],
+)
+def test_what_is_paid_beside_tokens_makes_the_price_unknown(fees: dict[str, object]) -> None:
+    assert price_from_table(fees) is None
+
+
+def test_what_is_free_has_a_price_of_zero() -> None:
+    free = {"input_cost_per_token": 0, "output_cost_per_token": 0, "input_cost_per_query": 0, "input_cost_per_image": 0}
+    price = price_from_table({**free, "cache_read_input_token_cost": 0})
+    assert price is not None
+    assert cost(Usage.of(10, 10), price) == 0
+
+
 def test_an_embedding_has_an_input_price_only() -> None:
     price = price_from_table({"input_cost_per_token": 1e-7})
     assert price is not None
