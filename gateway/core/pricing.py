@@ -26,6 +26,8 @@ _ALSO: Final = {"fast": "priority", "batch": "batches"}
 #: tiers that cost more than the standard one, so that its rates would be too cheap where theirs are not known
 _DEARER: Final = frozenset({"fast", "fast-us", "priority", "ultrafast"})
 _MILLION: Final = Decimal(1_000_000)
+#: what makes pictures; answers do not always tell their tokens from those of texts
+_PICTURES: Final = "image_generation"
 #: fees that come beside those for tokens
 _FEES: Final = ("input_cost_per_query", "input_cost_per_request")
 
@@ -184,6 +186,11 @@ def _rates(entry: Mapping[str, object], suffix: str) -> Rates | None:
         return _decimal(entry.get(name + suffix))
 
     plain_in, plain_out = get("input_cost_per_token"), get("output_cost_per_token")
+    if entry.get("mode") == _PICTURES:
+        if suffix and "output_cost_per_image_token" in entry and get("output_cost_per_image_token") is None:
+            return None
+        plain_in = _dearer(plain_in, get("input_cost_per_image_token"))
+        plain_out = _dearer(plain_out, get("output_cost_per_image_token"))
     if plain_in is None or (plain_out is None and suffix):
         return None
     return Rates(
@@ -196,6 +203,10 @@ def _rates(entry: Mapping[str, object], suffix: str) -> Rates | None:
         get("output_cost_per_reasoning_token"),
         get("cache_creation_input_token_cost_above_1hr"),
     )
+
+
+def _dearer(one: Decimal | None, other: Decimal | None) -> Decimal | None:
+    return max((rate for rate in (one, other) if rate is not None), default=None)
 
 
 _ABOVE_FIELDS: Final = {
@@ -213,8 +224,10 @@ def _above(entry: Mapping[str, object], base: Rates, suffix: str | None) -> tupl
         match = _ABOVE.match(name)
         value = _decimal(raw) if match and match[4] == suffix else None
         if match and value is not None:
-            threshold = int(match[3]) * 1000
-            found[threshold] = replace(found.get(threshold, base), **{_ABOVE_FIELDS[match[1] or match[2]]: value})
+            threshold, field = int(match[3]) * 1000, _ABOVE_FIELDS[match[1] or match[2]]
+            # That of texts is less than a picture's.
+            rate = max(value, getattr(base, field) or value)
+            found[threshold] = replace(found.get(threshold, base), **{field: rate})
     return tuple(sorted(found.items(), key=lambda item: item[0]))
 
 

@@ -224,6 +224,29 @@ def test_what_is_free_has_a_price_of_zero() -> None:
     assert cost(Usage.of(10, 10), price) == 0
 
 
+PICTURES = {"mode": "image_generation", "input_cost_per_token": 5, "output_cost_per_image_token": 40}
+
+
+def test_the_output_of_a_model_that_makes_pictures_costs_what_they_do() -> None:
+    price = price_from_table({**PICTURES, "input_cost_per_image_token": 10})
+    assert price is not None
+    assert price.rates == Rates(D(10), D(40))
+
+
+def test_pictures_are_dearer_than_the_texts_beside_them_in_long_contexts_too() -> None:
+    texts = {"output_cost_per_token": 12, "output_cost_per_token_above_200k_tokens": 18}
+    price = price_from_table({**PICTURES, **texts, "input_cost_per_token_above_200k_tokens": 8})
+    assert price is not None
+    assert (price.rates, price.above) == (Rates(D(5), D(40)), ((200_000, Rates(D(8), D(40))),))
+
+
+def test_a_tier_that_says_nothing_of_pictures_is_not_known() -> None:
+    tiers = {f"{side}_cost_per_token_{tier}": 1 for side in ("input", "output") for tier in ("flex", "priority")}
+    price = price_from_table({**PICTURES, **tiers, "output_cost_per_image_token_flex": 20})
+    assert price is not None
+    assert [cost(Usage.of(0, 1), price, tier) for tier in (None, "flex", "priority")] == [40, 20, None]
+
+
 def test_an_embedding_has_an_input_price_only() -> None:
     price = price_from_table({"input_cost_per_token": 1e-7})
     assert price is not None
