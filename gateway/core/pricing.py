@@ -147,7 +147,9 @@ def price_from_table(entry: Mapping[str, object]) -> Price | None:
     for tier in _TIERS:
         own = _rates(entry, f"_{tier}")
         if own is not None:
-            tiers[tier] = Price(own, {}, _above(entry, own, f"_{tier}"))
+            own = _with_sound(own, rates)
+            usual = {size: _in_proportion(own, rates, long) for size, long in above}
+            tiers[tier] = Price(own, {}, _above(entry, own, f"_{tier}", usual))
     for tier, times in _times(entry):
         tiers[tier] = Price(_scaled(rates, times), {}, tuple((size, _scaled(long, times)) for size, long in above))
     return Price(rates, tiers, above)
@@ -218,8 +220,31 @@ _ABOVE_FIELDS: Final = {
 }
 
 
-def _above(entry: Mapping[str, object], base: Rates, suffix: str | None) -> tuple[tuple[int, Rates], ...]:
-    found: dict[int, Rates] = {}
+def _with_sound(own: Rates, rates: Rates) -> Rates:
+    """A tier's rates; where it names none of sound, they are to the standard one as those of texts are."""
+    heard, said = own.audio_input, own.audio_output
+    if heard is None and rates.audio_input is not None and rates.input:
+        heard = rates.audio_input * own.input / rates.input
+    if said is None and rates.audio_output is not None and rates.output:
+        said = rates.audio_output * own.output / rates.output
+    return replace(own, audio_input=heard, audio_output=said)
+
+
+def _in_proportion(own: Rates, rates: Rates, long: Rates) -> Rates:
+    """A tier's rates in a long context, should it name none: as much above its own as the standard ones are."""
+    changes = {}
+    for field in fields(own):
+        mine, usual, longer = (getattr(one, field.name) for one in (own, rates, long))
+        if mine is not None and usual and longer is not None:
+            changes[field.name] = mine * longer / usual
+    return replace(own, **changes)
+
+
+def _above(
+    entry: Mapping[str, object], base: Rates, suffix: str | None, usual: Mapping[int, Rates] | None = None
+) -> tuple[tuple[int, Rates], ...]:
+    """The rates of long contexts. `usual`: where the entry does not say."""
+    found = dict(usual or {})
     for name, raw in entry.items():
         match = _ABOVE.match(name)
         value = _decimal(raw) if match and match[4] == suffix else None

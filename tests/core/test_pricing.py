@@ -151,7 +151,27 @@ def test_a_long_context_has_rates_of_its_own_in_each_tier() -> None:
     assert price is not None
     short, long = Usage.of(100, 1), Usage.of(300_000, 1)
     assert [cost(short, price, tier) for tier in (None, "priority", "flex")] == [110, 330, 55]
-    assert [cost(long, price, tier) for tier in (None, "priority", "flex")] == [600_015, 1_800_030, 150_005]
+    # What a tier does not say of them is as much above its own rates as the standard ones are.
+    assert [cost(long, price, tier) for tier in (None, "priority", "flex")] == [600_015, 1_800_045, D("300007.5")]
+
+
+def test_sound_in_a_tier_that_says_nothing_of_it_is_as_much_dearer_than_text_as_in_the_standard_one() -> None:
+    price = price_from_table(
+        {
+            "input_cost_per_token": 3,
+            "output_cost_per_token": 10,
+            "input_cost_per_audio_token": 12,
+            "output_cost_per_audio_token": 20,
+            "input_cost_per_token_flex": D("1.5"),
+            "output_cost_per_token_flex": 5,
+            "input_cost_per_token_priority": 6,
+            "output_cost_per_token_priority": 20,
+            "input_cost_per_audio_token_priority": 25,
+        }
+    )
+    assert price is not None
+    sound = Usage(1, 1, 2, audio_input_tokens=1, audio_output_tokens=1)
+    assert [cost(sound, price, tier) for tier in (None, "flex", "priority")] == [32, 16, 65]
 
 
 def test_anthropics_fast_mode_costs_so_many_times_more_of_everything() -> None:
@@ -199,7 +219,8 @@ def test_a_table_entry_is_read_with_tiers_and_thresholds() -> None:
     assert price is not None
     base = Rates(D("1e-6"), D("1e-5"), D("1e-7"), D("1.25e-6"), D("4e-5"), D("8e-5"), D("5e-6"))
     assert price.rates == base
-    assert price.tiers == {"flex": Price(Rates(D("5e-7"), D("5e-6")), {})}
+    flex = Rates(D("5e-7"), D("5e-6"), audio_input=D("2e-5"), audio_output=D("4e-5"))
+    assert {tier: one.rates for tier, one in price.tiers.items()} == {"flex": flex}
     assert [threshold for threshold, _ in price.above] == [128_000, 200_000]
     long_rates = price.above[1][1]
     assert (long_rates.input, long_rates.cache_read, long_rates.output) == (D("2e-6"), D("2e-7"), D("1e-5"))
