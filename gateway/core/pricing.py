@@ -147,7 +147,7 @@ def price_from_table(entry: Mapping[str, object]) -> Price | None:
     for tier in _TIERS:
         own = _rates(entry, f"_{tier}")
         if own is not None:
-            own = _with_sound(own, rates)
+            own = _completed(own, rates)
             usual = {size: _in_proportion(own, rates, long) for size, long in above}
             tiers[tier] = Price(own, {}, _above(entry, own, f"_{tier}", usual))
     for tier, times in _times(entry):
@@ -220,14 +220,19 @@ _ABOVE_FIELDS: Final = {
 }
 
 
-def _with_sound(own: Rates, rates: Rates) -> Rates:
-    """A tier's rates; where it names none of sound, they are to the standard one as those of texts are."""
-    heard, said = own.audio_input, own.audio_output
+def _completed(own: Rates, rates: Rates) -> Rates:
+    """A tier's rates; where it names none of sound, they are to the standard one as those of texts are.
+
+    What was cached costs no more in a cheaper tier than in the standard one.
+    """
+    heard, said, read = own.audio_input, own.audio_output, own.cache_read
+    if read is None and rates.cache_read is not None and own.input <= rates.input:
+        read = min(own.input, rates.cache_read)
     if heard is None and rates.audio_input is not None and rates.input:
         heard = rates.audio_input * own.input / rates.input
     if said is None and rates.audio_output is not None and rates.output:
         said = rates.audio_output * own.output / rates.output
-    return replace(own, audio_input=heard, audio_output=said)
+    return replace(own, cache_read=read, audio_input=heard, audio_output=said)
 
 
 def _in_proportion(own: Rates, rates: Rates, long: Rates) -> Rates:

@@ -155,6 +155,21 @@ def test_a_long_context_has_rates_of_its_own_in_each_tier() -> None:
     assert [cost(long, price, tier) for tier in (None, "priority", "flex")] == [600_015, 1_800_045, D("300007.5")]
 
 
+@pytest.mark.parametrize(("rate", "cached"), [("0.5", "0.1"), ("0.05", "0.05"), ("2", "2")])
+def test_what_was_cached_costs_no_more_in_a_cheaper_tier(rate: str, cached: str) -> None:
+    price = price_from_table(
+        {
+            "input_cost_per_token": 1,
+            "output_cost_per_token": 10,
+            "cache_read_input_token_cost": "0.1",
+            "input_cost_per_token_flex": rate,
+            "output_cost_per_token_flex": rate,
+        }
+    )
+    assert price is not None
+    assert cost(Usage(1, 0, 1, cache_read_tokens=1), price, "flex") == D(cached)
+
+
 def test_sound_in_a_tier_that_says_nothing_of_it_is_as_much_dearer_than_text_as_in_the_standard_one() -> None:
     price = price_from_table(
         {
@@ -219,7 +234,7 @@ def test_a_table_entry_is_read_with_tiers_and_thresholds() -> None:
     assert price is not None
     base = Rates(D("1e-6"), D("1e-5"), D("1e-7"), D("1.25e-6"), D("4e-5"), D("8e-5"), D("5e-6"))
     assert price.rates == base
-    flex = Rates(D("5e-7"), D("5e-6"), audio_input=D("2e-5"), audio_output=D("4e-5"))
+    flex = Rates(D("5e-7"), D("5e-6"), D("1e-7"), audio_input=D("2e-5"), audio_output=D("4e-5"))
     assert {tier: one.rates for tier, one in price.tiers.items()} == {"flex": flex}
     assert [threshold for threshold, _ in price.above] == [128_000, 200_000]
     long_rates = price.above[1][1]
