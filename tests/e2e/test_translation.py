@@ -554,6 +554,51 @@ def test_a_stream_whose_first_event_is_a_refusal_costs_nothing_and_goes_to_the_n
     assert len(far_end.requests) == 2
 
 
+def says_what_was_cached(connection: Connection) -> None:
+    usage = {
+        "input_tokens": 10,
+        "cache_read_input_tokens": 1000,
+        "cache_creation_input_tokens": 300,
+        "output_tokens": 5,
+        "cache_creation": {"ephemeral_5m_input_tokens": 100, "ephemeral_1h_input_tokens": 200},
+        "inference_geo": "us",
+    }
+    message = {"id": "m", "type": "message", "role": "assistant", "model": "c", "content": [], "usage": usage}
+    if not connection.request.json.get("stream"):
+        connection.whole(json.dumps({**message, "stop_reason": "end_turn"}).encode())
+        return
+    end = claude_event("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 5})
+    start = claude_event("message_start", message=message)
+    connection.send(SSE_HEAD + start + end + claude_event("message_stop"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_what_is_cached_for_an_hour_is_charged_as_such_in_every_format(
+    gateway_server: StartGateway, byte_server: StartUpstream, path: str, stream: bool
+) -> None:
+    far_end = byte_server(says_what_was_cached)
+    gateway = gateway_server(far_end.url, providers=providers(far_end.url), default_provider="gpt")
+    asked = {"input": "hi"} if path == "/v1/responses" else {"messages": HI, "max_tokens": 50}
+    body = {"model": "claude/claude-sonnet-4-5", "stream": stream, **asked}
+    assert gateway.web.post(path, body, {"x-session-id": "s"}).status == 200
+    assert totals(gateway, "s") == (1310, 5)
+    usd = (10 * 3 + 1000 * 0.3 + 100 * 3.75 + 200 * 6 + 5 * 15) / 10**6
+    assert float(gateway.web.get("/api/sessions/s").json["cost_usd"]) == pytest.approx(usd)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_where_an_answer_was_made_makes_its_price_for_a_messages_client(
+    gateway_server: StartGateway, byte_server: StartUpstream, stream: bool
+) -> None:
+    far_end = byte_server(says_what_was_cached)
+    gateway = gateway_server(far_end.url, providers=providers(far_end.url), default_provider="gpt")
+    body = {"model": "claude/claude-opus-4-6", "stream": stream, "messages": HI, "max_tokens": 50}
+    assert gateway.web.post("/v1/messages", body, {"x-session-id": "s"}).status == 200
+    usd = 1.1 * (10 * 5 + 1000 * 0.5 + 100 * 6.25 + 200 * 10 + 5 * 25) / 10**6
+    assert float(gateway.web.get("/api/sessions/s").json["cost_usd"]) == pytest.approx(usd, abs=1e-6)
+
+
 @models
 def test_of_a_messages_stream_that_breaks_off_the_input_is_charged(bench: Bench, model: str) -> None:
     """What litellm writes into the stream's beginning is zero, whatever was sent."""

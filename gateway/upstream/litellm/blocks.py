@@ -15,6 +15,8 @@ from gateway.core.errors import InvalidRequest
 
 _START: Final = b'"content_block_start"'
 _DATA: Final = b"data: "
+#: what the event that ends a message holds, and no text in one: its quotes would be escaped
+MESSAGE_END: Final = b'"message_delta"'
 _PDF: Final = "data:application/pdf;"
 #: an effort that only Anthropic knows, and the next below it that others do
 _EFFORTS: Final = {"max": "high", "xhigh": "high"}
@@ -123,6 +125,14 @@ def with_empty_start(event: bytes) -> bytes:
     value = msgspec.json.decode(data)
     if value["content_block"].get("thinking"):
         value["content_block"]["thinking"] = ""
+    return head + _DATA + msgspec.json.encode(value) + b"\n\n"
+
+
+def with_usage(event: bytes, said: Mapping[str, Any]) -> bytes:
+    """The event that ends a message (`MESSAGE_END`), with more in its usage."""
+    head, _, data = event.partition(_DATA)
+    value = msgspec.json.decode(data)
+    value["usage"] = {**(value.get("usage") or {}), **said}
     return head + _DATA + msgspec.json.encode(value) + b"\n\n"
 
 

@@ -17,6 +17,8 @@ class Watched:
 
     def __init__(self, stream: Any) -> None:
         self.failure: Exception | None = None
+        #: the usage that was reported last
+        self.usage: Any = None
         #: the piece that was waited for at the beginning
         self._first: Any = None
         self._stream = stream
@@ -52,6 +54,7 @@ class Watched:
         except Exception as error:
             self.failure = error
             raise
+        self.usage = getattr(chunk, "usage", None) or self.usage
         return chunk
 
     def _is_made_up(self, chunk: Any) -> bool:

@@ -92,6 +92,8 @@ _MODEL_NAME: Final = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9_.:@/+-]{0,511}
 #: fields that an answer has even where they are null
 _NULLS: Final = frozenset({"content", "finish_reason", "logprobs"})
 _DONE: Final = b"data: [DONE]\n\n"
+#: what a usage object may say of where and how fast an answer was made
+_PRICED: Final = ("inference_geo", "speed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,13 +278,15 @@ class Messages:
     def whole(self, answer: Any) -> bytes:
         """See `Translation.whole`."""
         translate = self._library.messages.translate_completion_output_params
-        return msgspec.json.encode(translate(answer, tool_name_mapping=self._tool_names))
+        message = translate(answer, tool_name_mapping=self._tool_names)
+        return msgspec.json.encode(_with_plain_usage(dict(message), getattr(answer, "usage", None)))
 
     async def events(self, stream: Any) -> AsyncIterator[bytes]:
         """See `Translation.events`."""
         translate = self._library.messages.translate_completion_output_params_streaming
         async for event in translate(stream, model=self._model, tool_name_mapping=self._tool_names):
-            yield blocks.with_empty_start(event)
+            is_end = blocks.MESSAGE_END in event and stream.usage is not None
+            yield blocks.with_usage(event, _said_apart(stream.usage)) if is_end else blocks.with_empty_start(event)
 
 
 class Responses:
@@ -316,7 +320,8 @@ class Responses:
         response = translate(
             chat_completion_response=answer, request_input=self._input, responses_api_request=self._request
         )
-        return msgspec.json.encode(_with_plain_usage(response.model_dump(mode="json", exclude_none=True)))
+        value = response.model_dump(mode="json", exclude_none=True)
+        return msgspec.json.encode(_with_plain_usage(value, getattr(answer, "usage", None)))
 
     async def events(self, stream: Any) -> AsyncIterator[bytes]:
         """See `Translation.events`."""
@@ -330,7 +335,7 @@ class Responses:
         number = 0
         async for event in events:
             value = event.model_dump(mode="json", exclude_none=True)
-            _with_plain_usage(value.get("response") or {})
+            _with_plain_usage(value.get("response") or {}, stream.usage)
             yield named_event({**value, "sequence_number": number})
             number += 1
 
@@ -409,12 +414,24 @@ def _text_answer(value: Fields) -> Fields:
     return value
 
 
-def _with_plain_usage(value: Fields) -> Fields:
-    """Without the cost that litellm reckons: what a call costs is read from our own tables."""
+def _with_plain_usage(value: Fields, reported: Any = None) -> Fields:
+    """Without the cost that litellm reckons: what a call costs is read from our own tables.
+
+    `reported`: the usage of the chat call in the middle, where that of `value` was made of it.
+    """
     usage = value.get("usage")
     if isinstance(usage, dict):
         usage.pop("cost", None)
+        usage.update(_said_apart(usage if reported is None else reported))
     return value
+
+
+def _said_apart(reported: Any) -> Fields:
+    """What the price at Anthropic depends on, by its own names, which no other format of litellm has."""
+    usage = reported if isinstance(reported, dict) else reported.model_dump() if reported is not None else {}
+    found = {name: value for name in _PRICED if isinstance(value := usage.get(name), str)}
+    written = (usage.get("prompt_tokens_details") or {}).get("cache_creation_token_details")
+    return {**found, "cache_creation": written} if written else found
 
 
 def _without_nulls(value: Any) -> Any:
