@@ -19,6 +19,7 @@ from gateway.core.values import dataclass
 _DETAILS: Final = {
     "prompt_tokens_details": ("cached_tokens", "cache_write_tokens", "audio_tokens"),
     "input_tokens_details": ("cached_tokens", "cache_write_tokens", "audio_tokens"),
+    "input_token_details": ("audio_tokens",),  # of a transcription
     "completion_tokens_details": ("reasoning_tokens", "audio_tokens"),
     "output_tokens_details": ("reasoning_tokens", "thinking_tokens", "audio_tokens"),
     "cache_creation": ("ephemeral_1h_input_tokens",),
@@ -38,7 +39,9 @@ _REASONING: Final = (
     "completion_tokens_details.reasoning_tokens", "output_tokens_details.reasoning_tokens",
     "output_tokens_details.thinking_tokens", "reasoning_tokens",
 )
-_AUDIO_IN: Final = ("prompt_tokens_details.audio_tokens", "input_tokens_details.audio_tokens")
+_AUDIO_IN: Final = (
+    "prompt_tokens_details.audio_tokens", "input_tokens_details.audio_tokens", "input_token_details.audio_tokens",
+)
 _AUDIO_OUT: Final = ("completion_tokens_details.audio_tokens", "output_tokens_details.audio_tokens")
 # fmt: on
 _TOP_LEVEL: Final = frozenset(
@@ -47,6 +50,8 @@ _TOP_LEVEL: Final = frozenset(
         *(name for name in (*_CACHE_READ, *_CACHE_WRITE, *_REASONING) if "." not in name),
     }
 )
+#: how many times the output reasoning is that stands beside it, whatever the total says
+_NO_PART: Final = 2
 #: USD; what is above it is not taken for the cost of one call
 _MOST_USD: Final = 1_000_000
 #: what xAI writes, and how many make a USD: https://docs.x.ai/developers/cost-tracking
@@ -88,11 +93,13 @@ class Reported:
         )
         tokens_in = estimated_input if self.input_tokens is None else self.input_tokens
         tokens_out = estimated_output if self.output_tokens is None else self.output_tokens
+        # Some reckon it again with another tokenizer and find a little more than the output; this is no part of it.
+        outside = self.reasoning_tokens if self.reasoning_tokens > _NO_PART * tokens_out else 0
         usage = Usage(
             tokens_in,
             tokens_out,
             # A total below its parts is no total; hosts that leave it out or at zero are seen.
-            max(self.total_tokens or 0, tokens_in + tokens_out),
+            max(self.total_tokens or 0, tokens_in + tokens_out + outside),
             self.cache_read_tokens,
             self.cache_write_tokens,
             self.reasoning_tokens,
@@ -197,8 +204,9 @@ def _input_side(
 ) -> int | None:
     prompt = fields.get("prompt_tokens")
     if prompt is not None:
-        # One host leaves the cached part out of prompt_tokens; its total tells.
+        # One host leaves the cached part out of prompt_tokens; its total tells. Others have reasoning in that alone.
         left_out = read > 0 and total is not None and total == prompt + read + (output_tokens or 0)
+        left_out = left_out and read != _first(fields, _REASONING)
         return min(prompt + read, MAX_TOKENS) if left_out else prompt
     tokens = fields.get("input_tokens")
     if "cache_read_input_tokens" in fields or "cache_creation_input_tokens" in fields:

@@ -124,6 +124,29 @@ def test_a_total_larger_than_its_parts_is_the_providers_own() -> None:
     assert sides({"prompt_tokens": 291, "completion_tokens": 26, "total_tokens": 513}) == (291, 26, 513)
 
 
+def test_reasoning_in_the_total_alone_is_no_cached_part_that_was_left_out() -> None:
+    said = {"prompt_tokens": 100, "completion_tokens": 5, "total_tokens": 169}
+    cached, thought = {"cached_tokens": 64}, {"reasoning_tokens": 64}
+    assert sides({**said, "prompt_tokens_details": cached, "completion_tokens_details": thought}) == (100, 5, 169)
+
+
+@pytest.mark.parametrize(
+    ("output", "reasoning", "total"),
+    # Gemini behind Vercel, which bills both; the next ones count reasoning again with another tokenizer.
+    [(9, 84, 28 + 9 + 84), (10, 11, 28 + 10), (2298, 2948, 28 + 2298), (0, 5, 28 + 5)],
+)
+def test_reasoning_far_above_the_output_stands_beside_it(output: int, reasoning: int, total: int) -> None:
+    said = {"prompt_tokens": 28, "completion_tokens": output, "total_tokens": 28 + output}
+    found = usage({**said, "completion_tokens_details": {"reasoning_tokens": reasoning}})
+    assert (found.output_tokens, found.reasoning_tokens, found.total_tokens) == (output, reasoning, total)
+
+
+def test_the_sound_of_a_transcription_is_told_apart() -> None:
+    details = {"text_tokens": 4, "audio_tokens": 10}
+    found = usage({"type": "tokens", "input_tokens": 14, "input_token_details": details, "output_tokens": 45})
+    assert found == Usage(14, 45, 59, audio_input_tokens=10)
+
+
 @pytest.mark.parametrize("total", [0, 5, None, "x"])
 def test_a_total_below_its_parts_is_no_total(total: object) -> None:
     assert sides({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": total}) == (10, 5, 15)
