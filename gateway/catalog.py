@@ -26,6 +26,8 @@ _CACHE_SIZE: Final = 4096
 _ENTRY_DECODER: Final = msgspec.json.Decoder(float_hook=Decimal)
 #: our provider name -> the prefix the table uses, where it differs
 _TABLE_PREFIX: Final = {"together": "together_ai", "fireworks": "fireworks_ai"}
+#: how the names of models begin that were tuned at OpenAI: `ft:gpt-4o-2024-08-06:org::id`; all of a base have one price
+_TUNED: Final = "ft:"
 #: entries of one provider stand under several names
 _TABLE_FAMILY: Final = {
     "azure_text": "azure",
@@ -117,13 +119,15 @@ class Catalog:
         return _merge(layers)
 
     def _from_table(self, route: Route) -> list[ModelFacts]:
-        prefix = self._prefixes.get(route.provider, route.provider)
-        for name in (f"{prefix}/{route.model}", route.model):
+        prefix, bare = self._prefixes.get(route.provider, route.provider), [route.model]
+        if route.model.startswith(_TUNED):
+            bare.append(":".join(route.model.split(":")[:2]))
+        for name in (f"{prefix}/{route.model}", *bare):
             raw = self._table.get(name)
             entry = _decode_entry(raw) if raw is not None else None
             if entry is not None:
                 # A bare name may stand for the same model at another provider: its limits hold, its price does not.
-                owned = name != route.model or _family(str(entry.get("litellm_provider"))) == _family(prefix)
+                owned = name not in bare or _family(str(entry.get("litellm_provider"))) == _family(prefix)
                 return [_table_facts(entry, priced=owned)]
         return []
 

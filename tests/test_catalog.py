@@ -120,6 +120,15 @@ def test_a_configured_row_is_read_with_its_price() -> None:
     assert facts_of(Facts()) == ModelFacts()
 
 
+def test_a_tuned_model_has_the_price_of_those_that_are_tuned_from_its_base() -> None:
+    known = Catalog({}, load_litellm_table())
+    tuned = known.facts(Route("openai", "ft:gpt-4o-2024-08-06:org::id"))
+    assert tuned == known.facts(Route("openai", "ft:gpt-4o-2024-08-06"))
+    assert tuned.price is not None
+    assert known.facts(Route("groq", "ft:gpt-4o-2024-08-06:org::id")).price is None
+    assert known.facts(Route("openai", "ft:none:org::id")).price is None
+
+
 def test_the_installed_table_says_what_a_cache_of_an_hour_costs() -> None:
     price = Catalog({}, load_litellm_table()).facts(Route("anthropic", "claude-sonnet-4-5-20250929")).price
     assert price is not None
