@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.config import Facts, PriceRow
-from gateway.core.pricing import Price, price_from_table, price_per_million
+from gateway.core.pricing import Price, decimal, price_from_table, price_per_million, times
 from gateway.core.routing import ModelFacts, Route, is_pattern
 
 LITELLM_FILE: Final = "model_prices_and_context_window_backup.json"
@@ -55,14 +55,19 @@ class Catalog:
     ) -> None:
         self._own = own
         self._prefixes: Mapping[str, str] = _TABLE_PREFIX
+        self._uplifts: Mapping[str, str] = {}
         self._tokenizers = tokenizers
         self._table = table
         self._table_name = table_name
         self._known: dict[Route, ModelFacts] = {}
 
-    def rename(self, names: Mapping[str, str]) -> None:
-        """Look providers up under other names; `names`: ours -> the table's."""
-        self._prefixes = {**_TABLE_PREFIX, **names}
+    def configure(self, names: Mapping[str, str], uplifts: Mapping[str, str]) -> None:
+        """Look providers up as they are configured.
+
+        `names`: ours -> the table's; `uplifts`: ours -> the field of an entry that says how many times its prices are
+        those of where the provider is called.
+        """
+        self._prefixes, self._uplifts = {**_TABLE_PREFIX, **names}, uplifts
         self._known.clear()
 
     def facts(self, route: Route) -> ModelFacts:
@@ -128,7 +133,8 @@ class Catalog:
             if entry is not None:
                 # A bare name may stand for the same model at another provider: its limits hold, its price does not.
                 owned = name not in bare or _family(str(entry.get("litellm_provider"))) == _family(prefix)
-                return [_table_facts(entry, priced=owned)]
+                uplift = decimal(entry.get(self._uplifts.get(route.provider, "")))
+                return [_table_facts(entry, priced=owned, uplift=uplift)]
         return []
 
 
@@ -176,11 +182,12 @@ def _decode_entry(raw: msgspec.Raw) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _table_facts(entry: Mapping[str, Any], *, priced: bool) -> ModelFacts:
+def _table_facts(entry: Mapping[str, Any], *, priced: bool, uplift: Decimal | None) -> ModelFacts:
+    price = price_from_table(entry) if priced else None
     return ModelFacts(
         window=_limit(entry.get("max_input_tokens")) or _limit(entry.get("max_tokens")),
         output=_limit(entry.get("max_output_tokens")),
-        price=price_from_table(entry) if priced else None,
+        price=times(price, uplift) if price is not None and uplift is not None else price,
         reasoning=entry.get("supports_reasoning") is True,
     )
 

@@ -27,7 +27,7 @@ from gateway.counters.registry import FALLBACK, NAMES, Counters, is_dotted_path
 from gateway.dialects.fields import read_piece
 from gateway.inspection import Inspector
 from gateway.planning import Planner, Threads
-from gateway.policies import context_policy, routes_of, table_names
+from gateway.policies import context_policy, routes_of, table_names, uplifts
 from gateway.stores.learner import Learner
 from gateway.stores.memory import MemoryStore
 from gateway.stores.sqlite import SqliteStore
@@ -69,7 +69,7 @@ def open_catalog(settings: config.Settings) -> catalog.Catalog:
         catalog.load_litellm_table(),
         tokenizers=lambda route: families.of(route.model, route.provider, "chat").tokenizer,
     )
-    tables.rename(table_names(settings))
+    tables.configure(table_names(settings), uplifts(settings))
     return tables
 
 

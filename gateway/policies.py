@@ -31,6 +31,9 @@ from gateway.core.steps import (
 #: ends of hosts that serve models of OpenAI: its own, and those of Azure
 _NEWER_NAME: Final = (".openai.com", ".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com")
 
+#: how the hosts of OpenAI's regions end: `eu.api.openai.com`
+_REGIONAL: Final = ".api.openai.com"
+
 
 def limits_of(row: config.KeyBudget) -> ledger.Limits:
     """A budget of the configuration as the ledger reads it."""
@@ -113,6 +116,22 @@ def routes_of(settings: config.Settings) -> Routes:
 def table_names(settings: config.Settings) -> dict[str, str]:
     """Providers whose models stand under another name in the tables: ours -> theirs."""
     return {name: row.litellm for name, row in settings.providers.items() if row.litellm}
+
+
+def uplifts(settings: config.Settings) -> dict[str, str]:
+    """Providers that are called where they cost more: our name -> what the table calls the factor.
+
+    https://developers.openai.com/api/docs/guides/data-residency: all regions of OpenAI have the same, the table has two
+    of them. At Vertex every location but the global one.
+    """
+    found = {}
+    for name, row in settings.providers.items():
+        host = urlsplit(row.base_url).hostname or ""
+        if host.endswith(_REGIONAL):
+            found[name] = f"regional_processing_uplift_multiplier_{'us' if host.startswith('us.') else 'eu'}"
+        elif row.options.get("vertex_location", "global") != "global":
+            found[name] = "regional_endpoint_uplift_multiplier"
+    return found
 
 
 def provider_of(name: str, row: config.Provider, *, guarded: bool = False) -> Provider:

@@ -48,6 +48,7 @@ from gateway.policies import (
     result_model,
     routes_of,
     table_names,
+    uplifts,
 )
 from gateway.results import Results
 from gateway.server import headers
@@ -256,7 +257,7 @@ class Worker:
         settings, needing_restart = self._reread()
         add_counters(self._counters, settings)
         old, self._parts = self._parts, _Parts(settings, self, tls_contexts(settings.providers))
-        self._catalog.rename(table_names(settings))
+        self._catalog.configure(table_names(settings), uplifts(settings))
         self._ttl_s = settings.sessions.ttl_s
         self._leases.lease_s = settings.budget.lease_s
         self._results.most = settings.sessions.results_max_bytes

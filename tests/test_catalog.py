@@ -220,7 +220,7 @@ def renamed() -> Catalog:
         "groq/llama": raw('{"litellm_provider": "groq", "input_cost_per_token": 4e-06}'),
     }
     known = Catalog({}, table)
-    known.rename({"aws": "bedrock", "aws-2": "bedrock", "v": "vertex_ai"})
+    known.configure({"aws": "bedrock", "aws-2": "bedrock", "v": "vertex_ai"}, {})
     return known
 
 
@@ -243,12 +243,12 @@ def test_the_models_of_a_provider_with_a_name_of_its_own_are_offered_under_it() 
 
 def test_a_name_of_its_own_hides_no_provider_of_the_tables_name() -> None:
     known = renamed()
-    known.rename({"mine": "groq"})
+    known.configure({"mine": "groq"}, {})
     assert sorted(known.offered({"mine", "groq"})) == [("groq", "llama"), ("mine", "llama")]
 
 
 def test_another_name_holds_from_then_on() -> None:
     known = renamed()
     assert known.facts(Route("aws", "anthropic.claude-x")).price is not None
-    known.rename({})
+    known.configure({}, {})
     assert known.facts(Route("aws", "anthropic.claude-x")).price is None

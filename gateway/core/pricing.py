@@ -137,6 +137,13 @@ def price_per_million(
     return Price(rates, tiers={})
 
 
+def times(price: Price, factor: Decimal) -> Price:
+    """A price so many times as high, whatever a call is made of."""
+    tiers = {tier: times(own, factor) for tier, own in price.tiers.items()}
+    above = tuple((size, _scaled(long, factor)) for size, long in price.above)
+    return Price(_scaled(price.rates, factor), tiers, above)
+
+
 def price_from_table(entry: Mapping[str, object]) -> Price | None:
     """The price in one entry of litellm's table; None where it has no price per token, or its tokens are not all."""
     rates = _rates(entry, "")
@@ -150,15 +157,15 @@ def price_from_table(entry: Mapping[str, object]) -> Price | None:
             own = _completed(own, rates)
             usual = {size: _in_proportion(own, rates, long) for size, long in above}
             tiers[tier] = Price(own, {}, _above(entry, own, f"_{tier}", usual))
-    for tier, times in _times(entry):
-        tiers[tier] = Price(_scaled(rates, times), {}, tuple((size, _scaled(long, times)) for size, long in above))
+    for tier, factor in _times(entry):
+        tiers[tier] = times(Price(rates, {}, above), factor)
     return Price(rates, tiers, above)
 
 
 def _has_fees(entry: Mapping[str, object], rates: Rates) -> bool:
     """Whether something else is paid than tokens, such as each query of a reranker, whose tokens stand there at 0."""
     is_free = not (rates.input or rates.output)
-    return any(_decimal(entry[name]) for name in entry if name in _FEES or (is_free and "_cost_per_" in name))
+    return any(decimal(entry[name]) for name in entry if name in _FEES or (is_free and "_cost_per_" in name))
 
 
 def _times(entry: Mapping[str, object]) -> Iterator[tuple[str, Decimal]]:
@@ -169,7 +176,7 @@ def _times(entry: Mapping[str, object]) -> Iterator[tuple[str, Decimal]]:
     own = entry.get("provider_specific_entry")
     if not isinstance(own, Mapping):
         return
-    fast, us = _decimal(own.get("fast")), _decimal(own.get("us"))
+    fast, us = decimal(own.get("fast")), decimal(own.get("us"))
     if fast is not None:
         yield "fast", fast
     if us is not None:
@@ -178,14 +185,14 @@ def _times(entry: Mapping[str, object]) -> Iterator[tuple[str, Decimal]]:
         yield "fast-us", fast * us
 
 
-def _scaled(rates: Rates, times: Decimal) -> Rates:
+def _scaled(rates: Rates, factor: Decimal) -> Rates:
     known = ((field.name, getattr(rates, field.name)) for field in fields(rates))
-    return replace(rates, **{name: rate * times for name, rate in known if rate is not None})
+    return replace(rates, **{name: rate * factor for name, rate in known if rate is not None})
 
 
 def _rates(entry: Mapping[str, object], suffix: str) -> Rates | None:
     def get(name: str) -> Decimal | None:
-        return _decimal(entry.get(name + suffix))
+        return decimal(entry.get(name + suffix))
 
     plain_in, plain_out = get("input_cost_per_token"), get("output_cost_per_token")
     if entry.get("mode") == _PICTURES:
@@ -252,7 +259,7 @@ def _above(
     found = dict(usual or {})
     for name, raw in entry.items():
         match = _ABOVE.match(name)
-        value = _decimal(raw) if match and match[4] == suffix else None
+        value = decimal(raw) if match and match[4] == suffix else None
         if match and value is not None:
             threshold, field = int(match[3]) * 1000, _ABOVE_FIELDS[match[1] or match[2]]
             # That of texts is less than a picture's.
@@ -261,7 +268,8 @@ def _above(
     return tuple(sorted(found.items(), key=lambda item: item[0]))
 
 
-def _decimal(value: object) -> Decimal | None:
+def decimal(value: object) -> Decimal | None:
+    """A number of the table; None where it is none, or below zero."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         return None
     try:

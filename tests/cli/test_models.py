@@ -71,6 +71,24 @@ def test_a_route_of_the_configuration_goes_before_the_tables(gateway_command: Co
     }  # fmt: skip
 
 
+def test_a_provider_that_is_called_where_it_costs_more_has_these_prices(gateway_command: Commands) -> None:
+    regional = """
+    providers:
+      openai: {base_url: "https://eu.api.openai.com/v1", key: k}
+      vertex: {adapter: litellm, litellm: vertex_ai, auth: none, options: {vertex_location: europe-west1}}
+      world: {adapter: litellm, litellm: vertex_ai, auth: none, options: {vertex_location: global}}
+    """
+    file = gateway_command.file(regional)
+
+    def inputs(wanted: str) -> dict[str, Decimal]:
+        rows = json.loads(gateway_command("models", wanted, "--json", "-c", file).out)
+        return {f"{row['provider']}/{row['name']}": Decimal(row["price"]["input"]) for row in rows}
+
+    found = inputs("gpt-5.*") | inputs("world/claude-opus-4-6") | inputs("vertex/claude-opus-4-6")
+    names = ("openai/gpt-5.1", "openai/gpt-5.4", "world/claude-opus-4-6", "vertex/claude-opus-4-6")
+    assert [found[name] for name in names] == [Decimal("1.25"), Decimal("2.75"), Decimal(5), Decimal("5.5")]
+
+
 def test_a_tokenizer_that_nothing_is_counted_with_is_not_shown(gateway_command: Commands) -> None:
     route = "{match: mine, provider: openai, tokenizer: o200k}"
     done = gateway_command("models", "mine", "-c", gateway_command.file(f"models: [{route}]"))
