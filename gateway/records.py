@@ -19,6 +19,7 @@ from gateway.core.spending import Need, accounts_of, spent_by
 from gateway.core.usage import Charge, Usage
 from gateway.dialects.base import Answer, Call
 from gateway.dialects.elsewhere import left_behind
+from gateway.dialects.limits import service_tier
 from gateway.dialects.texts import as_name, estimate, token_ids
 from gateway.progress import CLIENT_CLOSED, Progress
 
@@ -187,7 +188,7 @@ class Records:
                     progress.notes["price"] = f'not known of "{as_name(name)}", which was asked besides'
                     return None
                 usage, others = usage.without(part), others + standard_cost(part, price)
-        costs = [cost(usage, price, answer.service_tier) for price in self._prices(progress, answer)]
+        costs = [_tiered(progress, answer, usage, price) for price in self._prices(progress, answer)]
         known = [one for one in costs if one is not None]
         return max(known) + others if known and len(known) == len(costs) else None
 
@@ -211,6 +212,14 @@ class Records:
     def _known_prices(self, routes: Sequence[Route]) -> list[Price]:
         found = [self._facts(route).price for route in routes]
         return [price for price in found if price is not None]
+
+
+def _tiered(progress: Progress, answer: Answer, usage: Usage, price: Price) -> Decimal | None:
+    """The cost in the service tier that the answer names; where it names none, in the one asked for, if dearer."""
+    asked = service_tier(progress.call.fields) if answer.service_tier is None and progress.call is not None else None
+    if asked is None:
+        return cost(usage, price, answer.service_tier)
+    return max(standard_cost(usage, price), cost(usage, price, asked) or Decimal(0))
 
 
 def _kept(progress: Progress, answer: Answer, charge: Charge | None) -> str:

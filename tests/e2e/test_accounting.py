@@ -341,6 +341,22 @@ def test_the_ticks_that_xai_names_are_charged(
     assert float(gateway.web.get("/api/sessions/s").json["cost_usd"]) == pytest.approx(0.00087)
 
 
+@pytest.mark.parametrize(
+    ("asked", "told", "usd"),
+    [("priority", None, 200), ("priority", "default", 100), ("flex", None, 100), ("flex", "flex", 50)],
+)
+def test_a_dearer_tier_that_was_asked_for_is_charged_where_the_answer_names_none(
+    gateway_server: StartGateway, byte_server: StartUpstream, asked: str, told: str | None, usd: float
+) -> None:
+    """gpt-5.4: 2.50 and 15 USD per million, twice that in `priority`, half of it in `flex`."""
+    upstream = byte_server(lambda connection: connection.whole(completion(**({"service_tier": told} if told else {}))))
+    openai = {"base_url": upstream.url, "auth": "none", "key": ""}
+    gateway = gateway_server(upstream.url, built_in_providers=True, **{"providers.openai": openai})
+    body = {"model": "openai/gpt-5.4", "messages": HI, "service_tier": asked}
+    assert gateway.web.post("/v1/chat/completions", body, {"x-session-id": "s"}).status == 200
+    assert float(gateway.web.get("/api/sessions/s").json["cost_usd"]) == pytest.approx(usd / 10**6, abs=1e-6)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("provider", "usd"), [("openrouter", 0.0125), ("another", 0.00002)])
 def test_the_cost_that_openrouter_names_is_charged_and_no_other_providers(
