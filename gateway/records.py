@@ -188,9 +188,14 @@ class Records:
                     progress.notes["price"] = f'not known of "{as_name(name)}", which was asked besides'
                     return None
                 usage, others = usage.without(part), others + standard_cost(part, price)
-        costs = [_tiered(progress, answer, usage, price) for price in self._prices(progress, answer)]
+        prices = self._prices(progress, answer)
+        costs = [_tiered(progress, answer, usage, price) for price in prices]
         known = [one for one in costs if one is not None]
-        return max(known) + others if known and len(known) == len(costs) else None
+        if not known or len(known) < len(costs):
+            return None
+        if answer.usage is not None and answer.usage.searches:
+            others += answer.usage.searches * max(price.search for price in prices)
+        return max(known) + others
 
     @staticmethod
     def _named(progress: Progress, name: str) -> Route:

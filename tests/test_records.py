@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import pytest
 
-from gateway.core.pricing import price_per_million
+from gateway.core.pricing import Price, Rates, price_per_million
 from gateway.core.record import LOST, Outcome
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Need, Rate
@@ -242,6 +242,16 @@ def test_an_advisor_is_charged_at_its_own_price(world: World) -> None:
     assert charged(("q-real-20990101", own), ("dear", advice)) == (Decimal("0.06006"), "")
     assert charged(("dear", advice)) == charged(("dear", advice), model="calls itself so") == (Decimal("0.06006"), "")
     assert charged(("nobody", advice)) == (None, 'not known of "nobody", which was asked besides')
+
+
+def test_web_searches_are_charged_beside_the_tokens(world: World) -> None:
+    price = Price(Rates(Decimal("0.001"), Decimal("0.002")), {}, search=Decimal("0.01"))
+    progress = answered(world, Answer(Reported(10, 5, 15, searches=3)))
+    made = Records(lambda _: ModelFacts(price=price), lambda: 7.0, cached_weight=1.0, estimate_missing=True)
+    record = made.of(progress)
+    assert record.charge is not None
+    assert record.charge.cost_usd == Decimal("0.05")
+    assert record.spent.nano_usd == 50_000_000
 
 
 # --- service tiers ------------------------------------------------------------------------------------------------

@@ -54,6 +54,8 @@ class Price:
     tiers: Mapping[str, Price]
     #: (input tokens above which the rates hold, rates), ascending
     above: tuple[tuple[int, Rates], ...] = ()
+    #: USD for each web search that the provider makes, whatever the tier
+    search: Decimal = Decimal(0)
 
     def rates_for(self, usage: Usage, tier: str | None) -> Rates | None:
         """The rates of a call of this size in this service tier; None where it costs more and nobody knows how much.
@@ -141,7 +143,7 @@ def times(price: Price, factor: Decimal) -> Price:
     """A price so many times as high, whatever a call is made of."""
     tiers = {tier: times(own, factor) for tier, own in price.tiers.items()}
     above = tuple((size, _scaled(long, factor)) for size, long in price.above)
-    return Price(_scaled(price.rates, factor), tiers, above)
+    return Price(_scaled(price.rates, factor), tiers, above, price.search)
 
 
 def price_from_table(entry: Mapping[str, object]) -> Price | None:
@@ -159,7 +161,9 @@ def price_from_table(entry: Mapping[str, object]) -> Price | None:
             tiers[tier] = Price(own, {}, _above(entry, own, f"_{tier}", usual))
     for tier, factor in _times(entry):
         tiers[tier] = times(Price(rates, {}, above), factor)
-    return Price(rates, tiers, above)
+    searches = entry.get("search_context_cost_per_query")
+    fees = [decimal(fee) or Decimal(0) for fee in searches.values()] if isinstance(searches, Mapping) else []
+    return Price(rates, tiers, above, max(fees, default=Decimal(0)))
 
 
 def _has_fees(entry: Mapping[str, object], rates: Rates) -> bool:

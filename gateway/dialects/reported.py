@@ -23,6 +23,7 @@ _DETAILS: Final = {
     "completion_tokens_details": ("reasoning_tokens", "audio_tokens"),
     "output_tokens_details": ("reasoning_tokens", "thinking_tokens", "audio_tokens"),
     "cache_creation": ("ephemeral_1h_input_tokens",),
+    "server_tool_use": ("web_search_requests",),
 }
 # fmt: off
 _CACHE_READ: Final = (
@@ -73,6 +74,8 @@ class Reported:
     audio_output_tokens: int = 0
     cache_write_1h_tokens: int = 0
     cost_usd: Decimal | None = None
+    #: web searches that the provider made (Anthropic), which cost a fee each
+    searches: int = 0
     #: what each model used of it, where the provider tells passes apart: an advisor has a price of its own
     named: tuple[tuple[str, Usage], ...] = ()
 
@@ -196,6 +199,7 @@ def _reported(fields: Mapping[str, int], cost_usd: Decimal | None = None) -> Rep
         _first(fields, _AUDIO_OUT) or 0,
         fields.get("cache_creation.ephemeral_1h_input_tokens", 0),
         cost_usd,
+        fields.get("server_tool_use.web_search_requests", 0),
     )
 
 

@@ -4,7 +4,7 @@ from decimal import Decimal
 
 import pytest
 
-from gateway.core.pricing import Price, Rates, cost, price_from_table, price_per_million, standard_cost
+from gateway.core.pricing import Price, Rates, cost, price_from_table, price_per_million, standard_cost, times
 from gateway.core.usage import Usage
 
 D = Decimal
@@ -251,6 +251,16 @@ def test_a_table_entry_is_read_with_tiers_and_thresholds() -> None:
 )
 def test_what_is_paid_beside_tokens_makes_the_price_unknown(fees: dict[str, object]) -> None:
     assert price_from_table(fees) is None
+
+
+@pytest.mark.parametrize(
+    ("fees", "usd"), [({"low": 0.005, "high": "0.012", "odd": None}, "0.012"), ({}, "0"), (None, "0"), (3, "0")]
+)
+def test_a_web_search_costs_the_dearest_that_the_table_says(fees: object, usd: str) -> None:
+    tokens = {"input_cost_per_token": 1, "output_cost_per_token": 1, "provider_specific_entry": {"us": 1.1}}
+    price = price_from_table({**tokens, "search_context_cost_per_query": fees})
+    assert price is not None
+    assert times(price, D(2)).search == price.search == D(usd)
 
 
 def test_what_is_free_has_a_price_of_zero() -> None:

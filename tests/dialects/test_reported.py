@@ -89,6 +89,14 @@ def test_what_is_written_to_the_cache_for_an_hour_is_told_apart() -> None:
     assert usage({**start, "cache_creation": None}, {"output_tokens": 5}) == Usage(80, 5, 85, 0, 70)
 
 
+def test_the_searches_that_were_made_are_counted_once() -> None:
+    start = {"input_tokens": 10, "server_tool_use": {"web_search_requests": 0}}
+    end = {"output_tokens": 5, "server_tool_use": {"web_search_requests": 3, "web_fetch_requests": 1}}
+    found = read(start, end, end, {"output_tokens": 6, "server_tool_use": None})
+    assert found is not None
+    assert (found.input_tokens, found.output_tokens, found.searches) == (10, 6, 3)
+
+
 def test_anthropics_input_may_be_all_cached() -> None:
     assert sides({"cache_read_input_tokens": 500, "output_tokens": 5}) == (500, 5, 505)
 
