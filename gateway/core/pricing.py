@@ -167,7 +167,13 @@ def price_from_table(entry: Mapping[str, object]) -> Price | None:
 
 
 def _has_fees(entry: Mapping[str, object], rates: Rates) -> bool:
-    """Whether something else is paid than tokens, such as each query of a reranker, whose tokens stand there at 0."""
+    """Whether something else is paid than these tokens.
+
+    Such as each query of a reranker, whose tokens stand there at 0, or what answers behind a router, which has a price
+    for its input alone.
+    """
+    if entry.get("mode") == "chat" and rates.input and not rates.output:
+        return True
     is_free = not (rates.input or rates.output)
     return any(decimal(entry[name]) for name in entry if name in _FEES or (is_free and "_cost_per_" in name))
 

@@ -247,6 +247,7 @@ def test_a_table_entry_is_read_with_tiers_and_thresholds() -> None:
         {"input_cost_per_token": 0, "output_cost_per_token": 0, "input_cost_per_query": 0.002},
         {"input_cost_per_token": 0, "output_cost_per_token": 0, "output_cost_per_image": 0.04},
         {"input_cost_per_token": 1e-6, "output_cost_per_token": 1e-6, "input_cost_per_request": 0.005},
+        {"input_cost_per_token": 1e-7, "output_cost_per_token": 0, "mode": "chat"},
     ],
 )
 def test_what_is_paid_beside_tokens_makes_the_price_unknown(fees: dict[str, object]) -> None:
