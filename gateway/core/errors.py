@@ -267,7 +267,7 @@ class StoreConflict(StoreUnavailable):
 
 
 class StoreDamaged(StoreUnavailable):
-    """The store is well, but what it holds of an account cannot be read. Until that is mended, no retry helps."""
+    """The store is well, but what it holds of an account or a session cannot be read. A retry does not help."""
 
     code = "store_damaged"
     retry = False

@@ -21,11 +21,12 @@ _RECORDS: Final = msgspec.json.Decoder(CallRecord)
 #: records that are named in the log: another version may have left any number of them
 _MOST_NAMED: Final = 100
 #: what is raised where a stored value is none of ours
-UNREADABLE: Final = (msgspec.MsgspecError, TypeError, ValueError, RecursionError)
+UNREADABLE: Final = (msgspec.MsgspecError, TypeError, ValueError, RecursionError, StoreDamaged)
 _UNREAD_KEY: Final = (
     "the client key %s in the store cannot be read, and nobody can call with it: %s. Revoke it, and make another"
 )
 _UNREAD_RECORD: Final = "the record of call %s cannot be read and is left out of lists: %s. Totals and budgets have it"
+_UNREAD_SESSION: Final = "session %s cannot be read and is left out of lists: %s"
 _UNREAD_HOLD: Final = (
     "call %s was left by its worker and cannot be read: %s. What it holds stays held until a gateway of the version "
     "that wrote it runs on this store"
@@ -95,6 +96,19 @@ class UnreadRecords(_Unread):
             if len(self) < _MOST_NAMED:
                 self._tell(call_id, _UNREAD_RECORD, error)
             return None
+
+
+class UnreadSessions(_Unread):
+    """Sessions that cannot be read: lists leave them out, and clearing goes on behind them."""
+
+    @contextlib.contextmanager
+    def passed_over(self, session: str) -> Iterator[None]:
+        """Read a session, or what belongs to it, and go on where that cannot be done."""
+        try:
+            yield
+        except UNREADABLE as error:
+            if len(self) < _MOST_NAMED:
+                self._tell(session, _UNREAD_SESSION, error)
 
 
 class UnreadHolds(_Unread):

@@ -38,7 +38,7 @@ from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.settings import warn_of_loss
 from gateway.stores.redis.together import Books, BooksTogether, Clerk
 from gateway.stores.redis.values import Kept
-from gateway.stores.unread import UnreadKeys, refusing
+from gateway.stores.unread import UnreadKeys, UnreadSessions, refusing
 
 #: Keys live this many seconds longer than what they hold is kept, or up to an hour less (see `live` in prelude.lua),
 #: so that the hourly clearing comes first.
@@ -82,6 +82,7 @@ class RedisStore:
         self._shown = address.shown
         self._is_looked_at = False
         self._unread_keys = UnreadKeys()
+        self._unread_sessions = UnreadSessions()
         self._keys = Keys(prefix)
         self._verb = scripts.call
         open_node = partial(SingleLink, scripts=scripts, timeout_s=timeout_s, connections=connections)
@@ -90,7 +91,7 @@ class RedisStore:
         self._clerk = Clerk(self._keys, scripts, ttl_s + _GRACE_S, now)
         books = BooksApart if is_cluster else BooksTogether
         self._books: Books = books(self._link, self._clerk, moment)
-        self._lists = Lists(self._link, self._keys, scripts)
+        self._lists = Lists(self._link, self._keys, scripts, self._unread_sessions)
         self._moves = Moves(self._link, self._keys, scripts, self._clerk, self._books)
         self._lessons = Folding[str, Mapping[str, Lesson]](self._teach)
 
@@ -162,8 +163,7 @@ class RedisStore:
 
     async def session(self, session: SessionKey) -> SessionView | None:
         """See `Store.session`."""
-        [view] = await self._lists.views([session])
-        return view
+        return await self._lists.session(session)
 
     async def remembered(self, session: SessionKey) -> Remembered:
         """See `Store.remembered`."""
@@ -270,9 +270,10 @@ class RedisStore:
         """See `Store.result`."""
         [tags] = await self._link.call(("ZRANGE", self._keys.handled(namespace, handle), 0, -1))
         for tag in map(bytes.decode, tags):
-            [text] = await self._link.call(("HGET", self._keys.results(tag), f"={handle}"))
-            if text is not None and session_of(tag) is not None:
-                return unpacked(text)
+            with self._unread_sessions.passed_over(tag):
+                [text] = await self._link.call(("HGET", self._keys.results(tag), f"={handle}"))
+                if text is not None and session_of(tag) is not None:
+                    return unpacked(text)
         return None
 
     async def keys(self) -> Sequence[StoredKey]:

@@ -172,10 +172,10 @@ class BooksApart:
 
     async def _left(self, hold_id: str, home: str, leaps: Leaps) -> list[OpenHold]:
         """A hold whose lease is over; nothing where its worker may still renew it, or it is no hold any more."""
-        *row, lease = await self._row(hold_id, home)
-        if leaps.leaves(lease):
-            return []
         with self._unread.passed_over(hold_id):
+            *row, lease = await self._row(hold_id, home)
+            if leaps.leaves(lease):
+                return []
             opened = values.opened(row)
             if opened is not None:
                 return [opened]

@@ -95,6 +95,37 @@ def checked(shown: str, replies: list[Any]) -> list[Any]:
     return replies
 
 
+async def each(link: Link, commands: Sequence[Command]) -> list[Any]:
+    """The reply to each; StoreDamaged in the place of one that meets what cannot be used.
+
+    Raises:
+        StoreUnavailable: there was no answer in time, or one of them is another error.
+    """
+    try:
+        return await link.call(*commands) if commands else []
+    except StoreDamaged:
+        return await asyncio.gather(*(_alone(link, command) for command in commands))
+
+
+def sound(reply: Any) -> Any:
+    """What `each` gives, if it is what was asked for.
+
+    Raises:
+        StoreDamaged: it is not.
+    """
+    if isinstance(reply, StoreDamaged):
+        raise reply
+    return reply
+
+
+async def _alone(link: Link, command: Command) -> Any:
+    try:
+        [reply] = await link.call(command)
+    except StoreDamaged as error:
+        return error
+    return reply
+
+
 class SingleLink:
     """To one server, or to the one that the sentinels name. Connects when it is first used."""
 

@@ -16,9 +16,9 @@ from gateway.core.stored import Latest, Page, SessionView, Settled
 from gateway.stores.cursor import Cursor
 from gateway.stores.redis import values
 from gateway.stores.redis.keys import Keys, member_of, session_of, session_of_member, tag_of
-from gateway.stores.redis.link import Link
+from gateway.stores.redis.link import Link, each, sound
 from gateway.stores.redis.scripts import Command, Scripts
-from gateway.stores.unread import UnreadRecords
+from gateway.stores.unread import UnreadRecords, UnreadSessions
 
 #: what is looked at in one round trip
 _CHUNK: Final = 200
@@ -31,24 +31,35 @@ _TIME_DIGITS: Final = 12
 class Lists:
     """See the module."""
 
-    def __init__(self, link: Link, keys: Keys, scripts: Scripts) -> None:
+    def __init__(self, link: Link, keys: Keys, scripts: Scripts, unread: UnreadSessions) -> None:
         self._link = link
         self._keys = keys
         self._verb = scripts.call
         self._unread = UnreadRecords()
+        self._unread_sessions = unread
 
-    async def views(self, sessions: Sequence[SessionKey]) -> list[SessionView | None]:
-        """Sessions as they are now."""
-        if not sessions:
-            return []
-        tags = [tag_of(key.namespace, key.id) for key in sessions]
-        asked: list[Command] = []
-        for tag in tags:
-            calls, recent = self._keys.tools(tag)
-            asked += [("HMGET", self._keys.session(tag), *values.VIEW), ("HGETALL", calls), ("LRANGE", recent, 0, -1)]
-        found = await self._link.call(*asked)
-        parts = zip(sessions, found[::3], found[1::3], found[2::3], strict=True)
-        return [values.view(key, row, values.tool_use(calls, recent)) for key, row, calls, recent in parts]
+    async def session(self, session: SessionKey) -> SessionView | None:
+        """See `Store.session`."""
+        row, calls, recent = await self._link.call(*self._asking(session))
+        return values.view(session, row, values.tool_use(calls, recent))
+
+    def _asking(self, session: SessionKey) -> list[Command]:
+        tag = tag_of(session.namespace, session.id)
+        calls, recent = self._keys.tools(tag)
+        return [("HMGET", self._keys.session(tag), *values.VIEW), ("HGETALL", calls), ("LRANGE", recent, 0, -1)]
+
+    async def _look(self, sessions: Sequence[SessionKey]) -> tuple[list[SessionView | None], list[SessionKey]]:
+        """Sessions as they are now, None for what cannot be shown, and those of them that are not there any more."""
+        found = await each(self._link, [command for key in sessions for command in self._asking(key)])
+        views: list[SessionView | None] = [None] * len(sessions)
+        gone: list[SessionKey] = []
+        for at, key in enumerate(sessions):
+            with self._unread_sessions.passed_over(tag_of(key.namespace, key.id)):
+                row, calls, recent = map(sound, found[3 * at : 3 * at + 3])
+                views[at] = values.view(key, row, values.tool_use(calls, recent))
+                if views[at] is None:
+                    gone.append(key)
+        return views, gone
 
     async def page(self, namespace: str | None, limit: int, cursor: str | None, sort: str) -> Page:
         """See `Store.sessions`."""
@@ -60,9 +71,9 @@ class Lists:
             rows = await self._rows(name, wanted, after)
             keys = [session_of_member(member) for member, _ in rows]
             places = [Cursor(score, *key) for key, (_, score) in zip(_parts(keys), rows, strict=True)]
-            views = await self.views(keys)
+            views, gone = await self._look(keys)
             found += [(view, place) for view, place in zip(views, places, strict=True) if view is not None]
-            await self._take_out(name, [member for (member, _), view in zip(rows, views, strict=True) if view is None])
+            await self._take_out(name, [member_of(key).encode() for key in gone])
             if len(rows) < wanted:
                 break
             after = places[-1]
@@ -115,9 +126,10 @@ class Lists:
             session = session_of(where)
             if namespace is not None and (session is None or session.namespace != namespace):
                 continue
-            [row] = await self._link.call(("HGET", self._keys.calls(where)[1], call_id))
-            if row is not None:
-                return self._unread.read(call_id, row)
+            with self._unread_sessions.passed_over(where):
+                [row] = await self._link.call(("HGET", self._keys.calls(where)[1], call_id))
+                if row is not None:
+                    return self._unread.read(call_id, row)
         return None
 
     async def latest(self, after: int | None, limit: int) -> Latest:
@@ -126,12 +138,13 @@ class Lists:
         [(cursor, missed, entries)] = await self._link.call(self._verb("latest", self._keys.latest, arguments))
         noted = [values.noted(one) for one in entries]
         places = [("HGET", self._keys.calls(tag)[1], call_id) for call_id, tag, _ in noted]
-        rows = await self._link.call(*places) if places else []
-        settled = [
-            Settled(record, None if session_of(tag) is None else totals)
-            for (call_id, tag, totals), row in zip(noted, rows, strict=True)
-            if row is not None and (record := self._unread.read(call_id, row)) is not None
-        ]
+        settled: list[Settled] = []
+        for (call_id, tag, totals), reply in zip(noted, await each(self._link, places), strict=True):
+            with self._unread_sessions.passed_over(tag):
+                row = sound(reply)
+                record = self._unread.read(call_id, row) if row is not None else None
+                if record is not None:
+                    settled.append(Settled(record, None if session_of(tag) is None else totals))
         return Latest(settled, cursor, missed)
 
     async def reset(self, session: SessionKey) -> bool:
@@ -185,8 +198,10 @@ class Lists:
         oldest_kept = first_id_at(before)
         while tags := await self._old(self._keys.oldest, int(before * 1000)):
             for tag in tags:
-                verb = self._verb("forget_calls", self._keys.calls(tag.decode()), {"before": oldest_kept})
-                [oldest] = await self._link.call(verb)
+                oldest = None
+                with self._unread_sessions.passed_over(tag.decode()):
+                    verb = self._verb("forget_calls", self._keys.calls(tag.decode()), {"before": oldest_kept})
+                    [oldest] = await self._link.call(verb)
                 entry: Command = ("ZREM", self._keys.oldest, tag)
                 if oldest is not None:
                     entry = ("ZADD", self._keys.oldest, int(oldest[:_TIME_DIGITS], 16), tag)

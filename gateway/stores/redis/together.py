@@ -14,7 +14,7 @@ from gateway.core.values import dataclass
 from gateway.stores.redis import values
 from gateway.stores.redis.keys import Keys, member_of, tag_of, tag_of_account, tag_of_call
 from gateway.stores.redis.leaps import Leaps
-from gateway.stores.redis.link import Link
+from gateway.stores.redis.link import Link, each, sound
 from gateway.stores.redis.scripts import Command, Scripts
 from gateway.stores.redis.values import Kept, Move
 from gateway.stores.unread import UnreadHolds
@@ -210,12 +210,13 @@ class BooksTogether:
         if not ids:
             return []
         names = [hold_id.decode() for hold_id, _ in ids]
-        kept = await self._link.call(*(("HMGET", self._keys.hold(one), "u", "n", "v", "l") for one in names))
+        kept = await each(self._link, [("HMGET", self._keys.hold(one), "u", "n", "v", "l") for one in names])
         found, gone = list[OpenHold](), list[str]()
-        for name, (*row, lease) in zip(names, kept, strict=True):
-            if self._leaps.leaves(lease):
-                continue
+        for name, reply in zip(names, kept, strict=True):
             with self._unread.passed_over(name):
+                *row, lease = sound(reply)
+                if self._leaps.leaves(lease):
+                    continue
                 opened = values.opened(row)
                 if opened is not None:
                     found.append(opened)

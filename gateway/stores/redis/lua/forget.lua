@@ -1,13 +1,14 @@
 -- Forget a session and all that belongs to it. KEYS: ids and records of its calls, its lost ones, session, state,
 -- results, account, tools (two). A.before, where given: only if its last call, and its state and account, lie before.
--- What calls under way hold on the account stays; one that cannot be read goes. Gives whether there was a session.
+-- What calls under way hold on the account stays; what cannot be read goes. Gives whether there was a session.
 local session, state = KEYS[4], KEYS[5]
-local last = redis.call('HGET', session, 'last')
-if A.before and last and tonumber(last) >= tonumber(A.before) then
+local kept = fields(session, 'last')
+local last = kept and tonumber(kept[1])
+if A.before and last and last >= tonumber(A.before) then
     return 0
 end
-local changed = A.before and redis.call('HGET', state, 'at')
-if not changed or tonumber(changed) < tonumber(A.before) then
+local changed = A.before and changed_at(state)
+if not changed or changed < tonumber(A.before) then
     redis.call('DEL', state)
 end
 if A.before then
@@ -18,4 +19,4 @@ elseif clear(KEYS[7]) then
     redis.call('HDEL', KEYS[7], 'o', 'd1', 'd2', 'd3')
 end
 redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], session, KEYS[6], KEYS[8], KEYS[9])
-return last and 1 or 0
+return (last or not kept) and 1 or 0

@@ -2,8 +2,8 @@
 -- KEYS: session, state, results, account.
 if redis.call('EXISTS', KEYS[1]) == 0 then
     for k = 2, 3 do
-        local changed = redis.call('HGET', KEYS[k], 'at')
-        if changed and tonumber(changed) < tonumber(A.before) then
+        local changed = changed_at(KEYS[k])
+        if changed and changed < tonumber(A.before) then
             redis.call('DEL', KEYS[k])
         end
     end

@@ -39,12 +39,28 @@ local function from_totals(name)
         math.min(MOST, tonumber(sums[3]))
 end
 
+-- Fields of a hash; nothing where somebody else has put another kind of value under its name. Whoever goes over keys of
+-- many calls or sessions reads by this, so that one of them keeps no others from being read.
+local function fields(name, ...)
+    local found = redis.pcall('HMGET', name, ...)
+    if not found.err then
+        return found
+    end
+    if not string.find(found.err, 'WRONGTYPE', 1, true) then
+        redis.call('HMGET', name, ...) -- which fails in its own words
+    end
+    return nil
+end
+
+-- When a hash was changed last; nothing where it does not say so.
+local function changed_at(name)
+    local found = fields(name, 'at')
+    return found and tonumber(found[1])
+end
+
 local function readable(name)
-    local v = redis.pcall('HMGET', name, unpack(FIELDS))
-    if v.err then
-        if not string.find(v.err, 'WRONGTYPE', 1, true) then
-            redis.call('HMGET', name, unpack(FIELDS)) -- which fails in its own words
-        end
+    local v = fields(name, unpack(FIELDS))
+    if not v then
         return nil
     end
     local is_absent = true
@@ -276,8 +292,8 @@ end
 -- be given back of what others hold by then.
 local function drop_account(name, before)
     local a = readable(name)
-    local changed = a and redis.call('HGET', name, 'at')
-    if changed and tonumber(changed) < tonumber(before) and a.h[1] + a.h[2] + a.h[3] == 0 then
+    local changed = a and changed_at(name)
+    if changed and changed < tonumber(before) and a.h[1] + a.h[2] + a.h[3] == 0 then
         redis.call('DEL', name)
     end
 end

@@ -2,7 +2,7 @@
 -- Gives the length of each lease, 0 for an unknown hold.
 local at, leases = now(), {}
 for k, hold in ipairs(KEYS) do
-    local kept = redis.call('HMGET', hold, 'l', 'n')
+    local kept = fields(hold, 'l', 'n') or {}
     leases[k] = tonumber(kept[1] or 0)
     if kept[1] then
         if A.noted[k] > tonumber(kept[2]) then
