@@ -2,8 +2,8 @@
 
 A number in a file is written like one in memory, as the file is mapped into it; what was counted stays when its worker
 is killed. A new worker goes on with the numbers of one that is gone, so that no count ever falls, and with their names,
-so that whoever bounds names has to count those too. Where the files cannot be written, as on a full disk, a worker
-counts for itself.
+so that whoever bounds names has to count those too. Where the files cannot be written or locked, as on a full disk or
+one that has no locks, a worker counts for itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import mmap
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Final, cast
@@ -45,10 +45,17 @@ class Slots:
     Args:
         folder: where the files of all workers are; None: in memory.
         transient: metrics that say how things are now: those of a worker that is gone say nothing.
+        flock: locks a file, as the function of that name does.
     """
 
-    def __init__(self, folder: Path | None = None, transient: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        transient: Iterable[str] = (),
+        flock: Callable[[int, int], object] = fcntl.flock,
+    ) -> None:
         self._folder = folder
+        self._flock = flock
         self._transient = frozenset(transient)
         self._slots: dict[Name, int] = {}
         self._names_file: int | None = None
@@ -66,19 +73,19 @@ class Slots:
         """Take the files of a worker that is gone, or new ones.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: they cannot be written or locked.
         """
         for self.worker in count(1):
             values = os.open(folder / f"{self.worker}.values", os.O_RDWR | os.O_CREAT, 0o600)
-            if _lock(values):
-                break
+            try:
+                if self._lock(values):
+                    _fill(values)
+                    self._take(folder / f"{self.worker}.names")
+                    break
+            except OSError:
+                os.close(values)
+                raise
             os.close(values)
-        try:
-            _fill(values)
-            self._take(folder / f"{self.worker}.names")
-        except OSError:
-            os.close(values)
-            raise
         # The file stays open, and so locked, for as long as this process lives.
         mapped = memoryview(mmap.mmap(values, _WIDTH * MOST_SLOTS)).cast("d")
         self.values = cast("MutableSequence[float]", mapped)
@@ -92,6 +99,28 @@ class Slots:
         self._names_file = os.open(names, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.ftruncate(self._names_file, sum(len(_line(name)) for name in known))
         self._slots = {name: number for number, name in enumerate(known, 1)}
+
+    def _lock(self, file: int, kind: int = fcntl.LOCK_EX) -> bool:
+        """Whether nobody else holds it; it is locked then.
+
+        Raises:
+            OSError: nobody can lock it, as on a disk without locks.
+        """
+        try:
+            self._flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _is_held(self, file: Path) -> bool:
+        """Whether a process is known to have it. Shared: two that look at once must not take each other for it."""
+        looked_at = os.open(file, os.O_RDONLY)
+        try:
+            return not self._lock(looked_at, fcntl.LOCK_SH)
+        except OSError:
+            return False
+        finally:
+            os.close(looked_at)
 
     def knows(self, family: str, series: str) -> bool:
         """Whether a number has its place here, perhaps since a worker before this one."""
@@ -147,7 +176,7 @@ class Slots:
                 names = _names_in(file)
                 numbers = array("d")
                 numbers.frombytes(file.with_suffix(".values").read_bytes()[: _WIDTH * (len(names) + 1)])
-                yield names, numbers, _is_held(file.with_suffix(".values"))
+                yield names, numbers, self._is_held(file.with_suffix(".values"))
 
 
 def labelled(metric: str, labels: Mapping[str, str]) -> str:
@@ -189,20 +218,3 @@ def _write(file: int, data: bytes) -> None:
     """
     if os.write(file, data) < len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _lock(file: int, kind: int = fcntl.LOCK_EX) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
-def _is_held(file: Path) -> bool:
-    """Whether a process has it. Shared: two that look at once must not take each other for its owner."""
-    looked_at = os.open(file, os.O_RDONLY)
-    try:
-        return not _lock(looked_at, fcntl.LOCK_SH)
-    finally:
-        os.close(looked_at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -178,6 +179,28 @@ def test_without_room_for_its_files_a_worker_counts_for_itself(tmp_path: Path) -
     other.values[other.slot(CALLS, "calls_total")] += 1
     assert numbers(other) == {"calls_total": 1}
     assert numbers(slots) == {"calls_total": 3}
+
+
+def no_locks(file: int, kind: int) -> None:
+    """As on a disk of a network that has none."""
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+def test_without_locks_a_worker_counts_for_itself_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = Slots(tmp_path, {NOW})
+    other.values[other.slot(CALLS, "calls_total")] += 1
+    other.values[other.slot(NOW, "running")] = 5
+    slots = Slots(tmp_path, {NOW}, no_locks)
+    slots.values[slots.slot(CALLS, "calls_total")] += 2
+    for _ in range(2):
+        # What is counted never falls; who is there nobody knows.
+        assert numbers(slots) == {"calls_total": 3}
+    assert [one.getMessage() for one in caplog.records] == [
+        f"other workers do not see the figures of this one: {os.strerror(errno.ENOLCK)}"
+    ]
+    assert numbers(other) == {"calls_total": 1, "running": 5}
 
 
 def test_a_name_that_could_not_be_written_puts_no_other_in_a_wrong_place(tmp_path: Path) -> None:
