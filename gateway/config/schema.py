@@ -14,6 +14,7 @@ from gateway.config.providers import Provider
 from gateway.config.section import HEADER_NAME, Positive, Section, duration
 from gateway.config.steps import AgentFile, AgentSteps, StepRow, check_steps
 from gateway.config.store import StoreSettings
+from gateway.core.addresses import is_host
 from gateway.core.asked import OURS, REQUEST_ID, SESSION
 from gateway.core.forwarding import is_credential
 from gateway.core.identity import ID_FORM, is_valid
@@ -48,7 +49,10 @@ class Server(Section):
     @field_validator("host")
     @classmethod
     def _host(cls, value: str) -> str:
-        return value.removeprefix("[").removesuffix("]")  # as it stands in a URL
+        host = value.removeprefix("[").removesuffix("]")  # as it stands in a URL
+        if not is_host(host):
+            raise ValueError("is no address, and cannot be the name of one; write one like 127.0.0.1, ::1 or a.example")
+        return host
 
     @field_validator("cors_origins")
     @classmethod

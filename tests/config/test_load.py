@@ -219,6 +219,8 @@ def test_without_an_environment_of_its_own_it_reads_the_processs(
         ("store: {url: 'redis://h?foo=1'}", "store.url: there is no such option here; known: none, without TLS (rediss://)"),
         ("store: {url: 'sqlite:///tmp/x.db?mode=ro'}", "store.url: sqlite://PATH takes no options; leave out the question mark and what is behind it"),
         ("models: [{match: a, provider: openai, price: {input: -1, output: 1}}]", "models[0].price.input: input should be greater than or equal to 0"),
+        ("server: {host: not a host}", "server.host: is no address, and cannot be the name of one"),
+        ("server: {host: 'http://0.0.0.0'}", "server.host: is no address, and cannot be the name of one"),
         ("server: {workers: 2}\nstore: {url: 'memory://'}", "server.workers: more than one worker needs a store they share; set store.url to sqlite://PATH"),
         ("auth: {keys: [{name: a b, key: 0123456789abcdef}]}", "auth.keys[0].name: use 1-255 characters of A-Z a-z 0-9 . _ : -"),
         ("auth: {keys: [{name: a, key: short}]}", "auth.keys[0].key: a key needs at least 16 characters"),
