@@ -12,10 +12,11 @@ from gateway.core.outgoing import Outgoing
 from gateway.core.ports import Upstream
 from gateway.opening import open_store, upstream_of
 from gateway.policies import provider_of
+from gateway.stores.journal import Journal
 
 
 def probe(settings: Settings) -> Iterator[tuple[str, bool]]:
-    """(line, whether it is a problem) for the store and for every provider that has a key or is the default."""
+    """(line, whether it is a problem) for the store, its journal, and providers that have a key or are the default."""
     yield from asyncio.run(_probe(settings))
 
 
@@ -26,7 +27,9 @@ async def _probe(settings: Settings) -> list[tuple[str, bool]]:
         if row.key.get_secret_value() or name == settings.default_provider
     ]
     answers = [_ask(provider_of(name, settings.providers[name]), settings) for name in asked]
-    return [await _open(settings), *await asyncio.gather(*answers)]
+    store = await _open(settings)
+    journal = [] if store[1] else [*_journal(settings)]  # which may be beside the store, and fail for its reason
+    return [store, *journal, *await asyncio.gather(*answers)]
 
 
 async def _open(settings: Settings) -> tuple[str, bool]:
@@ -39,6 +42,14 @@ async def _open(settings: Settings) -> tuple[str, bool]:
     except StoreUnavailable as fault:
         return f"store.url: {fault.message}", True
     return f"store.url: {settings.store.shown_url} can be written", False
+
+
+def _journal(settings: Settings) -> Iterator[tuple[str, bool]]:
+    """What speaks against the journal."""
+    folder = settings.store.journal_path
+    obstacle = Journal(folder).obstacle() if folder is not None else None
+    if obstacle is not None:
+        yield f"store.journal: {obstacle}", True
 
 
 async def _ask(provider: Provider, settings: Settings) -> tuple[str, bool]:

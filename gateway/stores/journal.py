@@ -46,6 +46,18 @@ class Journal:
         self._path: Path | None = None
         self._aside: tuple[int, Path] | None = None
 
+    def obstacle(self) -> str | None:
+        """What keeps it from being written, and what to do; None: nothing that shows before it is."""
+        there = next(place for place in (self._folder, *self._folder.parents) if os.path.exists(place))  # noqa: PTH110
+        if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+            return None
+        why = "cannot be written" if there.is_dir() else "is no folder"
+        where = "" if there == self._folder else f", as {there} {why}"
+        return (
+            f"the journal {self._folder} cannot be written{where}. While the store is away, calls would wait in memory "
+            "and be lost with the process. Let the gateway's user write there, or name another folder as store.journal"
+        )
+
     def append(self, record: CallRecord) -> None:
         """Write a record down; it is on the disk when this returns.
 

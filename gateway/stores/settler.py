@@ -74,8 +74,11 @@ class Settler:
         self._unreadable: set[Path] = set()
 
     def start(self) -> None:
-        """Look for journals of workers that are gone, now and again, from now on."""
+        """Look for journals of workers that are gone, now and again, from now on. Says so if none can be written."""
         if self._journal is not None:
+            obstacle = self._journal.obstacle()
+            if obstacle is not None:
+                logger.warning(obstacle)
             self._looking = asyncio.create_task(self._look())
 
     @property

@@ -262,6 +262,15 @@ def test_online_names_a_store_that_cannot_be_opened(gateway_command: Commands, m
     assert any("answered 200" in line for line in shown["notes"]), "the provider was asked all the same"
 
 
+def test_online_names_a_journal_that_cannot_be_written(gateway_command: Commands, mock_server: MockServer) -> None:
+    in_the_way, store = gateway_command.file("", "no-folder"), gateway_command.folder / "gateway.db"
+    settings = {**json.loads(only(mock_server.url)), "store": {"url": f"sqlite://{store}", "journal": str(in_the_way)}}
+    done = gateway_command("check", "--online", "-c", gateway_command.file(json.dumps(settings)))
+    assert done.code == 3
+    assert len(done.lines) == 1
+    assert done.out.startswith(f"store.journal: the journal {in_the_way}")
+
+
 def test_online_checks_what_serve_would_use_and_leaves_an_existing_store_usable(
     gateway_command: Commands, mock_server: MockServer
 ) -> None:

@@ -44,6 +44,18 @@ def test_what_was_appended_is_found_when_its_worker_is_gone(tmp_path: Path, reco
     assert read(tmp_path / "new" / "folder") == records
 
 
+def test_a_folder_that_nothing_can_be_written_to_is_known_before(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "journals"
+    obstacle = Journal(folder).obstacle()
+    assert obstacle is not None
+    assert obstacle.startswith(f"the journal {folder} cannot be written, as {tmp_path / 'file'} is no folder. ")
+    assert "store.journal" in obstacle
+    for good in (tmp_path, tmp_path / "new" / "folder", Path("new")):
+        assert Journal(good).obstacle() is None
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is made to look"
+
+
 def test_a_file_is_the_owners_alone(tmp_path: Path, record: MakeRecord) -> None:
     journal = Journal(tmp_path)
     journal.append(record())

@@ -62,6 +62,19 @@ async def test_while_the_store_is_there_a_settlement_goes_straight_to_it(store: 
     await settler.aclose()
 
 
+@pytest.mark.parametrize("is_good", [True, False])
+async def test_a_journal_that_cannot_be_written_is_said_at_the_start(
+    store: FlakyStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_good: bool
+) -> None:
+    (tmp_path / "file").touch()
+    settler = Settler(store, Journal(tmp_path / ("new" if is_good else "file")))
+    settler.start()
+    await settler.aclose()
+    assert [entry.levelname for entry in caplog.records if "store.journal" in entry.getMessage()] == (
+        [] if is_good else ["WARNING"]
+    )
+
+
 async def test_while_the_store_is_away_new_calls_are_refused_and_settlements_kept(
     store: FlakyStore, record: MakeRecord
 ) -> None:
