@@ -30,6 +30,7 @@ from gateway.config.complaints import (
 from gateway.config.models import Facts
 from gateway.config.notes import without_effect
 from gateway.config.only import with_only
+from gateway.config.providers import UNSENDABLE, is_sendable
 from gateway.config.schema import Settings
 from gateway.config.variables import FILE_VARIABLE, REFERENCE, References, overrides, unknown_variables
 from gateway.core.counting.families import Families, families_from
@@ -92,7 +93,7 @@ def load(
     problems = references.problems
     own = references.into(raw, "")
     own = _with_agents(own, path.parent if path is not None else Path(), references)
-    merged = _with_built_in(own, references.into(built_in, "providers"))
+    merged, unsent = _sendable(_with_built_in(own, references.into(built_in, "providers")), own, built_in)
     unset = {line.partition(":")[0] for line in problems}
     try:
         settings = Settings.model_validate(merged)
@@ -105,7 +106,7 @@ def load(
     if problems:
         raise ConfigError(problems)
     sources = _key_sources(_with_built_in(raw, built_in).get("providers"), env)
-    notes = (*unknown_variables(env, providers, references.named), *without_effect(settings))
+    notes = (*unsent, *unknown_variables(env, providers, references.named), *without_effect(settings))
     return Loaded(settings, path, sources, notes)
 
 
@@ -324,6 +325,27 @@ def _with_built_in(own: dict[str, Any], built_in: Mapping[str, Any]) -> dict[str
         else:
             merged[name] = block
     return {**own, "providers": merged}
+
+
+def _sendable(
+    merged: dict[str, Any], own: Mapping[str, Any], built_in: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """The configuration without keys that cannot be sent and that nobody asked for, and a line for each of them.
+
+    Those are what variables hold that built-in providers look for: somebody else may have set them.
+    """
+    blocks, named = merged.get("providers"), own.get("providers") or {}
+    if not isinstance(blocks, dict) or not isinstance(named, dict):
+        return merged, []
+    found, lines = dict(blocks), list[str]()
+    for name, base in built_in.items():
+        mine, block, match = named.get(name), blocks.get(name), REFERENCE.fullmatch(base.get("key", ""))
+        if match is None or not isinstance(block, dict) or (isinstance(mine, dict) and "key" in mine):
+            continue
+        if not is_sendable(block.get("key", "")):
+            lines.append(f"{match[1]}: {UNSENDABLE}, and is left out: the gateway holds no key of {name}")
+            found[name] = {**block, "key": ""}
+    return {**merged, "providers": found}, lines
 
 
 def _with_agents(own: dict[str, Any], folder: Path, references: References) -> dict[str, Any]:

@@ -25,6 +25,15 @@ _NO_OPTIONS: Final = frozenset(
 )  # fmt: skip
 
 
+#: what is said of a credential that cannot be sent
+UNSENDABLE: Final = "holds a line break or another character that no header may"
+
+
+def is_sendable(text: str) -> bool:
+    """Whether a header may hold it, as it is once the blanks around it are gone."""
+    return _HEADER_VALUE.fullmatch(text.strip()) is not None
+
+
 class Timeouts(Section):
     """How long a provider may take, in seconds."""
 
@@ -110,11 +119,8 @@ class Provider(Section):
     @field_validator("key")
     @classmethod
     def _key(cls, value: SecretStr) -> SecretStr:
-        if not _HEADER_VALUE.fullmatch(value.get_secret_value()):
-            raise ValueError(
-                "holds a line break or another character that no header may; look where it is read from: only visible "
-                "ASCII characters can be sent"
-            )
+        if not is_sendable(value.get_secret_value()):
+            raise ValueError(f"{UNSENDABLE}; look where it is read from: only visible ASCII characters can be sent")
         return value
 
     @field_validator("key_prefixes")

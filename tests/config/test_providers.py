@@ -74,6 +74,33 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(middle: str, pr
         assert "hunter2" not in problem
 
 
+@pytest.mark.parametrize("text", ["", "providers: {openai: {retries: 1}, x: {base_url: 'http://h'}}"])
+def test_a_key_that_nobody_asked_for_and_that_cannot_be_sent_is_left_out_and_named(loaded: Load, text: str) -> None:
+    held = {"OPENAI_API_KEY": f"hunter2\n{SECRET}", "GROQ_API_KEY": SECRET}
+    found = loaded(text, held)
+    assert [found.settings.providers[name].key.get_secret_value() for name in ("openai", "groq")] == ["", SECRET]
+    [note] = found.notes
+    assert note.startswith("OPENAI_API_KEY: holds a line break or another character that no header may")
+    assert "hunter2" not in note
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["providers: {openai: {base_url: 'http://h'}}", "providers: {openai: {key: ''}}", "built_in_providers: false"],
+)
+def test_a_key_that_is_not_used_is_not_complained_of(loaded: Load, text: str) -> None:
+    own = "providers: {own: {base_url: 'http://h'}}\ndefault_provider: own\n" if "built_in" in text else ""
+    assert loaded(own + text, {"OPENAI_API_KEY": "a\nb"}).notes == ()
+
+
+def test_a_key_that_is_asked_for_and_cannot_be_sent_is_refused(problems: Problems) -> None:
+    held = {"OPENAI_API_KEY": "hunter2\nb"}
+    [problem] = problems("providers: {openai: {key: '${OPENAI_API_KEY}'}}", held)
+    assert problem.startswith("providers.openai.key: holds a line break")
+    [problem] = problems("", {"GATEWAY_PROVIDERS_OPENAI_KEY": "hunter2\nb"})
+    assert problem.startswith("providers.openai.key: holds a line break")
+
+
 def test_blanks_around_a_key_are_no_part_of_it(loaded: Load) -> None:
     found = loaded(provider(key="${KEY}"), {"KEY": f" {SECRET}\r\n"}).settings.providers["x"]
     assert found.key.get_secret_value() == SECRET
