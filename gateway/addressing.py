@@ -26,6 +26,16 @@ _OTHER_MODELS: Final = ("models", "fallbacks")
 #: A tool that is another model, which Anthropic has the first one ask; inside a JSON text it may be written otherwise.
 _ADVISOR: Final = "advisor_"
 _MAY_ADVISE: Final = re.compile(rb"advisor_|\\u")
+#: Fields of which a part may say which models its provider calls besides: tools that the provider runs itself, as an
+#: advisor, pictures or a panel of models, plugins of OpenRouter's, and the models behind one of Groq's.
+_MAY_NAME_MODELS: Final = ("tools", "plugins", "compound_custom")
+#: keys below which the names of models stand; inside a JSON text they may be written otherwise
+_NAMES_MODELS: Final = re.compile(r"(?:\w+_)?models?")
+_MAY_NAME_ONE: Final = re.compile(rb"models?\"|\"openrouter:|\\u")
+#: tools that the caller runs: what stands in them is its own
+_OF_THE_CALLER: Final = (None, "function", "custom")
+#: tools that have a model chosen while the answer is made, where they name none
+_CHOOSES_ONE: Final = ("openrouter:advisor", "openrouter:fusion")
 #: other models, or advisors, that are looked up for one request; more than any provider takes
 _MOST_OTHERS: Final = 32
 #: the head of the form part that names the model, up to where its value begins
@@ -169,15 +179,50 @@ def is_listing(incoming: Incoming) -> bool:
 
 
 def _check_others(call: Call, caller: Caller) -> None:
-    """Refuse a call whose fallbacks or advisors the client key may not use; a key without limits may use all.
+    """Refuse a call that names a further model which the client key may not use; a key without limits may use all.
 
     Raises:
         UnknownModel: one of them is not for this key, or its name cannot be read.
     """
     if not caller.models:
         return
-    for field, name in (*_others(call), *(("tools", name) for name in _advisors(call))):
+    for field, name in (*_others(call), *_besides(call)):
         check_model(name, caller, field)
+
+
+def _besides(call: Call) -> Iterator[tuple[str, str | None]]:
+    """The field and the name of each model that may be called besides; None: it cannot be read, or is chosen later."""
+    for field in _MAY_NAME_MODELS:
+        for raw in _parts(bytes(call.fields.get(field, b""))):
+            part = decode(raw)
+            kind = part.get("type") if isinstance(part, dict) else None
+            if part is None:
+                yield field, None
+            elif field != "tools" or kind not in _OF_THE_CALLER:
+                names = [*_names_in(part)]
+                yield from ((field, name) for name in names)
+                if kind in _CHOOSES_ONE and not names:
+                    yield field, None
+
+
+def _parts(raw: bytes) -> list[bytes]:
+    """The objects of an array, or the one object, which may name models; all of it where it cannot be taken apart."""
+    try:
+        parts = [*map(bytes, _ARRAY.decode(raw))] if raw[:1] == b"[" else [raw]
+    except UNREADABLE:
+        parts = [raw]
+    return [part for part in parts if part[:1] in (b"{", b"[") and _MAY_NAME_ONE.search(part)]
+
+
+def _names_in(value: object) -> Iterator[str]:
+    """The texts below keys that name models, at any depth."""
+    if isinstance(value, list):
+        for inner in value:
+            yield from _names_in(inner)
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        if _NAMES_MODELS.fullmatch(key):
+            yield from (one for one in (inner if isinstance(inner, list) else [inner]) if isinstance(one, str))
+        yield from _names_in(inner)
 
 
 class _Tool(msgspec.Struct):
@@ -187,6 +232,7 @@ class _Tool(msgspec.Struct):
     model: Any = None
 
 
+_ARRAY: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _TOOLS: Final = msgspec.json.Decoder(list[_Tool])
 
 

@@ -152,6 +152,59 @@ def test_a_key_limited_to_models_may_have_no_other_one_advise(world: World, writ
         assert resolved(incoming(limited, harmless)).provider == "q"
 
 
+DEEP = json.loads('{"type":"x","model":"dear","a":' + "[" * 200 + "]" * 200 + "}")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("tools", [None, "x", advisor("dear")], "dear"),
+        ("tools", advisor("dear"), "dear"),
+        ("tools", [{"type": "image_generation", "model": "dear"}], "dear"),
+        ("tools", [{"type": "openrouter:advisor", "parameters": {"model": "dear"}}], "dear"),
+        (
+            "tools",
+            [{"type": "openrouter:advisor", "parameters": {"advisors": [{"name": "a", "model": "dear"}]}}],
+            "dear",
+        ),
+        ("tools", [{"type": "openrouter:fusion", "parameters": {"analysis_models": ["q-2", "dear"]}}], "dear"),
+        ("tools", [{"type": "openrouter:advisor"}], None),
+        ("tools", [{"type": "openrouter:fusion", "parameters": {}}], None),
+        ("tools", [{"type": "x", "model": "q-1"}, DEEP], "dear"),
+        ("plugins", [{"id": "fusion", "model": "dear"}], "dear"),
+        ("compound_custom", {"models": {"answering_model": "q-2", "reasoning_model": "dear"}}, "dear"),
+    ],
+)
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
+def test_a_key_limited_to_models_may_have_no_other_called_besides(
+    world: World, path: str, field: str, value: object, named: str | None
+) -> None:
+    def incoming(caller: Caller) -> Incoming:
+        body = {**json.loads(BODY), "model": "q-1", "input": "hi", "max_tokens": 5, field: value}
+        return world.incoming(json.dumps(body).encode(), path, caller=caller)
+
+    with pytest.raises(UnknownModel, match=f"may not use the model '{named}'" if named else "may not use") as refused:
+        resolved(incoming(Caller("alice", ("q-*",))))
+    assert refused.value.param == field
+    assert resolved(incoming(Caller("alice"))).provider == "q"
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "function", "function": {"name": "f", "parameters": {"properties": {"model": {"default": "x"}}}}},
+        {"type": "function", "name": "f", "parameters": {"properties": {"models": {"type": "array"}}, "model": "x"}},
+        {"name": "pick", "input_schema": {"properties": {"model": {"enum": ["x"]}}}, "model": "x"},
+        {"type": "image_generation", "model": "q-2"},
+        {"type": "openrouter:advisor", "parameters": {"model": "q-2"}},
+        {"type": "web_search"},
+    ],
+)
+def test_a_tool_of_the_callers_own_names_no_model(world: World, tool: object) -> None:
+    body = json.dumps({**json.loads(BODY), "model": "q-1", "tools": [tool]}).encode()
+    assert resolved(world.incoming(body, caller=Caller("alice", ("q-*",)))).provider == "q"
+
+
 async def test_the_model_of_a_form_is_found(world: World) -> None:
     form = FORM + b'content-disposition: form-data; name="file"; filename="a"\r\n\r\n\xff\x00\r\n--b--\r\n'
     await world.call(world.incoming(form, "audio/transcriptions", headers=FORM_HEADERS))
