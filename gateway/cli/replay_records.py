@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +16,7 @@ from gateway.cli.sessions import with_store
 if TYPE_CHECKING:
     from gateway.config import Settings
     from gateway.core.ports import Store
+    from gateway.core.spending import KeyBudget
     from gateway.recorded import Noted
     from gateway.recorded_budgets import Outcome, Rules, Sums
 
@@ -24,6 +25,8 @@ _USED: Final = ("calls", "input", "output", "cached", "cost $", "over budget", "
 _BUDGETED: Final = ("table at", "summary at", "handle at", "refused at", "refused", "spent", "spent $")
 #: what is surely meant for a file, whether there is one or not
 _OF_FILES: Final = frozenset({".gz", ".json", ".jsonl", ".log", ".ndjson", ".txt"})
+#: client keys that are named where there are more of them
+_MOST_NAMED: Final = 5
 _MODES: Final = ("table", "summary", "handle_only")
 
 
@@ -48,9 +51,12 @@ def report(wanted: Wanted, top: int, plot: Path | None, *, as_json: bool) -> Non
     settings = load(wanted.config, flags).settings
     with config_problems():
         rules = _rules(settings, wanted.budget)
-    found = list(outcomes(_calls(wanted), rules))
+    calls, stored = _calls(wanted)
+    rules = replace(rules, keys={**stored, **rules.keys})
+    found = list(outcomes(calls, rules))
     if not found:
         stop("There is no record of a call in there.", Exit.FAILED)
+    _name_strangers(calls, rules)
     admin, total, sessions = Access(None, admin=True), Sums(), dict[str, Sums]()
     for outcome in found:
         key = outcome.call.session
@@ -64,6 +70,17 @@ def report(wanted: Wanted, top: int, plot: Path | None, *, as_json: bool) -> Non
         return
     limits = [rules.budgets.session, *(key.limits for key in rules.keys.values())]
     _print(sessions, total, top, has_budget=not all(limit.is_none for limit in limits))
+
+
+def _name_strangers(calls: Sequence[Noted], rules: Rules) -> None:
+    """Say of which client keys nobody knows the budget."""
+    from gateway.core.namespaces import OPEN_NAMESPACE
+
+    strangers = {call.session.namespace for call in calls if call.session is not None} - {*rules.keys, OPEN_NAMESPACE}
+    if strangers:
+        names = ", ".join(sorted(strangers)[:_MOST_NAMED]) + (", …" if len(strangers) > _MOST_NAMED else "")
+        said = f"budgets of client keys that the configuration does not have are not known here: {names}"
+        typer.echo(f"{said}. Those that are kept in a store are known where its records are read", err=True)
 
 
 def _rules(settings: Settings, budget: int | None) -> Rules:
@@ -93,8 +110,8 @@ def _rules(settings: Settings, budget: int | None) -> Rules:
     )
 
 
-def _calls(wanted: Wanted) -> Iterator[Noted]:
-    """The records of all files, and of the sessions in the store."""
+def _calls(wanted: Wanted) -> tuple[list[Noted], dict[str, KeyBudget]]:
+    """The records of all files and of the sessions in the store, and the budgets of the client keys kept in that."""
     from gateway.recorded import read_records
 
     files = [name for name in wanted.names if name == "-" or Path(name).is_file()]
@@ -103,13 +120,17 @@ def _calls(wanted: Wanted) -> Iterator[Noted]:
     if missing is not None:
         stop(f"There is no file {quoted(missing)}.", Exit.FAILED)
     complain = Complaints()
+    found: list[Noted] = []
     for name in files:
-        yield from read_records(lines_of(name), complain.of(name))
-    if sessions or not wanted.names:
-        yield from _stored(wanted, sessions)
+        found += read_records(lines_of(name), complain.of(name))
+    if not sessions and wanted.names:
+        return found, {}
+    calls, keys = _stored(wanted, sessions)
+    return [*found, *calls], keys
 
 
-def _stored(wanted: Wanted, sessions: Sequence[str]) -> list[Noted]:
+def _stored(wanted: Wanted, sessions: Sequence[str]) -> tuple[list[Noted], dict[str, KeyBudget]]:
+    from gateway.core.spending import KeyBudget
     from gateway.recorded import read_store
     from gateway.server.sessions import session_key
 
@@ -119,11 +140,12 @@ def _stored(wanted: Wanted, sessions: Sequence[str]) -> list[Noted]:
         stop(f"There is no file {quoted(unknown[0])}, and no session can have that name.", Exit.FAILED)
     named = [key for key in keys if key is not None] if sessions else None
 
-    async def read(store: Store) -> list[Noted]:
+    async def read(store: Store) -> tuple[list[Noted], dict[str, KeyBudget]]:
         for name, key in zip(sessions, named or (), strict=True):
             if await store.session(key) is None:
                 stop(f"There is neither a file nor a session {quoted(name)}.", Exit.FAILED)
-        return [call async for call in read_store(store, named)]
+        budgets = {key.name: KeyBudget(key.limits) for key in await store.keys()}
+        return [call async for call in read_store(store, named)], budgets
 
     return with_store(wanted.config, wanted.store, read)
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from gateway.mock import MockServer
+from tests.conftest import StartGateway
 from tests.support.commands import Commands
-from tests.support.gateways import GatewayThread
+from tests.support.gateways import GatewayThread, until
 
 TEXT = " ".join(f"word{number % 97}" for number in range(150))
 
@@ -241,6 +242,32 @@ def test_without_a_budget_the_table_says_how_to_name_one(played: Played, gateway
     assert "refused at" not in done.lines[0]
     assert "--session-budget" in done.err
     assert "1 of 17 calls cost nothing" in done.err
+
+
+def test_budgets_of_keys_in_the_store_are_known_with_its_records_and_named_without(
+    mock_server: MockServer, gateway_server: StartGateway, gateway_command: Commands
+) -> None:
+    gateway = gateway_server(mock_server.url)
+    store = ("--store", f"sqlite://{gateway.store}")
+    own = {
+        "authorization": f"Bearer {gateway_command('keys', 'add', 'carol', '--budget-calls', '3', *store).out.strip()}"
+    }
+    body = {"model": "mock-small", "messages": messages(1)}
+    until(lambda: gateway.web.chat("open").status == 401)
+    for _ in range(3):
+        assert gateway.web.post("/s/s/v1/chat/completions", body, own).status == 200
+    page = gateway_command.folder / "calls.jsonl"
+    done = gateway_command("replay", "--records", *store, "--session-budget", "1000000")
+    assert "not known" not in done.err
+    assert gateway_command("keys", "revoke", "carol", *store).code == 0
+    assert gateway_command("keys", "add", "carol", "--budget-calls", "2", *store).code == 0
+    known = gateway_command("replay", "--records", *store, "--json")
+    assert known.err == ""
+    assert json.loads(known.out)["total"]["refused_calls"] == 1
+    call = {"call_id": "c", "request_id": "c", "session": "carol/s", "started_at": "2026-01-01T00:00:00.000Z"}
+    page.write_text(json.dumps({**call, "provider": "own", "model": "mock-small", "stream": False}) + "\n")
+    for more in ((), ("--json",)):
+        assert "does not have are not known here: carol." in (gateway_command("replay", "--records", page, *more).err)
 
 
 def test_a_plot_of_records_is_drawn(played: Played, gateway_command: Commands) -> None:
