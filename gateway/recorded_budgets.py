@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
-from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final
 
@@ -48,6 +47,7 @@ from gateway.core.spending import (
     remaining_fraction,
     spent_by,
 )
+from gateway.core.times import time_text
 from gateway.core.usage import Charge
 from gateway.core.values import dataclass
 from gateway.recorded import Noted
@@ -254,5 +254,4 @@ class Sums:
 
 def _place(outcome: Outcome) -> dict[str, Any]:
     """Which call it is."""
-    at = datetime.fromtimestamp(outcome.call.at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return {"call": outcome.number, "request_id": outcome.call.request_id, "at": at}
+    return {"call": outcome.number, "request_id": outcome.call.request_id, "at": time_text(outcome.call.at)}

@@ -83,7 +83,7 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
     """Show one session and its last calls."""
     from gateway.policies import agents_of, budget_policy
     from gateway.server.auth import Access
-    from gateway.server.sessions import placed_json, standings_of
+    from gateway.server.sessions import LAST_CALLS, placed_json, standings_of
     from gateway.server.shown import call_json, session_json, session_tools_json
 
     key, everything, settings = _key(session), Access(None, admin=True), load(config).settings
@@ -93,7 +93,7 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
         view = await opened.session(key)
         if view is None:
             return None
-        records = await opened.calls(key, 20)
+        records = await opened.calls(key, LAST_CALLS)
         (stands,) = await standings_of(opened, [key], policy)
         calls = [call_json(record, everything) for record in records]
         return {

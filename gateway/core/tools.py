@@ -12,6 +12,8 @@ from gateway.core.values import dataclass
 MAX_RECENT: Final = 64
 #: tools that are counted by name
 MAX_NAMES: Final = 256
+#: characters of a tool's name that are kept, and of any other foreign name: they stand in records
+NAME_CHARACTERS: Final = 256
 #: the name under which all others are counted together
 OTHERS: Final = "…"
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from gateway.core.counting.heuristic import estimate_tokens
+from gateway.core.counting.heuristic import estimate_tokens, rounded_up
+from gateway.core.tools import NAME_CHARACTERS
 from gateway.dialects.base import MAX_TOOLS, Answer
 from gateway.dialects.reported import UsageReader
 from gateway.dialects.sound import Sound
 from gateway.dialects.texts import texts
 
-#: characters of a tool's name that are kept
-_NAME_CHARACTERS: Final = 256
 #: Tokens of a character of reasoning that comes encrypted. Recorded streams that say what it was billed at have 0.12 at
 #: OpenAI and 0.09 at Anthropic.
 _OPAQUE_TOKENS: Final = 1 / 8
@@ -95,8 +94,8 @@ class Gathered:
             return
         self._output += estimate_tokens(name)
         if len(self._tools) < MAX_TOOLS:
-            among = one_of[:_NAME_CHARACTERS] if isinstance(one_of, str) else None
-            self._tools[key] = choice, name[:_NAME_CHARACTERS], among
+            among = one_of[:NAME_CHARACTERS] if isinstance(one_of, str) else None
+            self._tools[key] = choice, name[:NAME_CHARACTERS], among
             if call_id:
                 self._ids[key] = str(call_id)
 
@@ -108,7 +107,7 @@ class Gathered:
         choice, begun, among = self._tools[key]
         if name != begun and key in self._ids:
             self._output += estimate_tokens(name)
-            self._tools[key] = choice, (begun + name)[:_NAME_CHARACTERS], among
+            self._tools[key] = choice, (begun + name)[:NAME_CHARACTERS], among
 
     @property
     def model(self) -> str | None:
@@ -123,7 +122,7 @@ class Gathered:
     @property
     def output_estimate(self) -> int:
         """Estimated tokens of what was delivered, rounded up."""
-        return int(self._output + 0.999)
+        return rounded_up(self._output)
 
     def answer(self, choice: int = 0) -> Answer:
         """All that was read so far; of the tools, what this choice calls."""

@@ -9,7 +9,8 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.counting.heuristic import estimate_tokens
+from gateway.core.counting.heuristic import estimate_tokens, rounded_up
+from gateway.core.tools import NAME_CHARACTERS
 from gateway.dialects.fields import Fields, decode, unescaped
 
 #: strings of a request that are weighed one by one
@@ -20,8 +21,6 @@ _WEIGHED_AT_ONCE: Final = 64 * 1024
 #: bytes of a list of strings that are decoded at once, and those by which one is known
 _AT_ONCE: Final = 8 * 2**20
 _GLANCE: Final = 16
-#: characters of a foreign name that are kept
-_NAME_CHARACTERS: Final = 256
 _TEXTS_DECODER: Final = msgspec.json.Decoder(list[str])
 #: fields that may hold a text as the ids of its tokens
 _ID_FIELDS: Final = ("input", "prompt")
@@ -167,13 +166,13 @@ def estimate(parts: Iterator[str]) -> int:
         unweighed += len(text) - length
     if weighed:
         tokens += other * (1 + unweighed / weighed)
-    return int(tokens + 0.999)
+    return rounded_up(tokens)
 
 
 def as_name(text: str) -> str:
     """A foreign name as it may stand in a record or a header: no lone surrogates, no control characters, bounded."""
-    if len(text) <= _NAME_CHARACTERS and text.isprintable():
+    if len(text) <= NAME_CHARACTERS and text.isprintable():
         return text
     return "".join(
-        char if char.isprintable() else "?" for char in text[:_NAME_CHARACTERS].encode("utf-8", "replace").decode()
+        char if char.isprintable() else "?" for char in text[:NAME_CHARACTERS].encode("utf-8", "replace").decode()
     )

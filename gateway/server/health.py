@@ -11,10 +11,10 @@ from starlette.routing import Route as Path
 
 from gateway.core import errors
 from gateway.core.ports import Store
+from gateway.core.times import time_text
 from gateway.core.values import dataclass
 from gateway.server.auth import Access, require_admin
 from gateway.server.handling import Rules, wrapped
-from gateway.server.shown import time_text
 
 
 @dataclass(frozen=True, slots=True)

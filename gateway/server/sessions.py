@@ -37,7 +37,7 @@ _MAX_LIMIT_DIGITS: Final = 20
 #: what a PATCH of a session may hold
 _CHANGES: Final = frozenset({"budget", "active_step", "sequence_index", "agent"})
 #: calls among which the last one that was weighed is looked for
-_LAST_CALLS: Final = 20
+LAST_CALLS: Final = 20
 _CALL_ID: Final = re.compile(r"[0-9a-f]{12,64}")
 
 
@@ -95,7 +95,7 @@ class SessionsApi:
         view = await self._store.session(key)
         if view is None:
             raise _no_session(key)
-        records = await self._store.calls(key, _LAST_CALLS)
+        records = await self._store.calls(key, LAST_CALLS)
         (stands,) = await standings_of(self._store, [key], self._rules().budget)
         placed = await placed_json(self._store, key, self._rules().agents)
         return {**session_json(view, access, stands), **session_tools_json(view, records), **placed}

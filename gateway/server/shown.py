@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from gateway.catalog import Catalog, is_wanted
@@ -16,6 +15,7 @@ from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.spending import remaining_fraction
 from gateway.core.stored import SessionView
+from gateway.core.times import time_text
 from gateway.core.usage import Totals, Usage
 from gateway.inspection import context_json
 from gateway.server.auth import Access
@@ -181,8 +181,3 @@ def shown_id(key: SessionKey, access: Access) -> str:
     """A session's name for whoever asks: those who see all see whose it is."""
     bare = access.namespace is not None or key.namespace == OPEN_NAMESPACE
     return key.id if bare else f"{key.namespace}/{key.id}"
-
-
-def time_text(seconds: float) -> str:
-    """Seconds since the epoch as /api writes them."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -12,7 +12,6 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -24,6 +23,7 @@ from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Observer
 from gateway.core.record import CallRecord
 from gateway.core.steps import StepChange
+from gateway.core.times import time_text
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass
 from gateway.telemetry.webhooks import Webhook
@@ -99,7 +99,7 @@ class Callbacks(Observer):
             "step": change.step,
             "index": change.index,
             "tools": change.tools,
-            "at": _time(change.at),
+            "at": time_text(change.at),
         }
 
     def _tell(self, name: str, message_id: str, data: Event) -> None:
@@ -110,7 +110,7 @@ class Callbacks(Observer):
                 logger.exception("callbacks.observers: %s failed", getattr(listener, "__qualname__", name))
         receivers = [webhook for webhook in self._webhooks if name in webhook.events]
         if receivers:
-            body = msgspec.json.encode({"type": name, "timestamp": _time(time.time()), "data": data})
+            body = msgspec.json.encode({"type": name, "timestamp": time_text(time.time()), "data": data})
             for webhook in receivers:
                 webhook.put(message_id, body)
 
@@ -126,10 +126,6 @@ def _left_json(left: Allowance) -> Event:
         "limit_usd": left.limit_usd,
         "remaining_usd": left.left_usd,
     }
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def made(paths: Sequence[str]) -> list[object]:

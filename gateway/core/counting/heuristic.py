@@ -37,6 +37,11 @@ def estimate_tokens(text: str) -> float:
     return plain / 4 + dense + (length - plain - dense) / 2
 
 
+def rounded_up(tokens: float) -> int:
+    """Whole tokens of an estimate. Less than a thousandth of one is what adding floats has left over, and no token."""
+    return int(tokens + 0.999)
+
+
 class CharacterCounter:
     """The simplest counter there is: four characters a token, more for other scripts. Needs nothing."""
 
@@ -44,7 +49,7 @@ class CharacterCounter:
 
     def count(self, text: str) -> int:
         """Tokens of a text, rounded up."""
-        return int(estimate_tokens(text) + 0.999)
+        return rounded_up(estimate_tokens(text))
 
 
 class HeuristicCounter:
@@ -64,4 +69,4 @@ class HeuristicCounter:
                 tokens += 1
             else:
                 tokens += 1 - (_WORD - length) // _WORD_REST
-        return int(tokens + 0.999)
+        return rounded_up(tokens)

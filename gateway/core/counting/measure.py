@@ -14,11 +14,10 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 from gateway.core.counting import media
 from gateway.core.counting.media import Media
 from gateway.core.counting.tools import compact, strings_of
+from gateway.core.tools import NAME_CHARACTERS
 
 #: Our words for the wire formats; a dialect's `name`.
 Wire = Literal["chat", "responses", "messages", "completions"]
-#: characters of a tool's name that are kept: it stands in records
-_NAME_CHARACTERS: Final = 256
 #: How deep parts in parts are looked into, deeper than in any format; what is deeper counts as the JSON it is. That the
 #: JSON could be read is no bound: since Python 3.12 it may be nested deeper than functions may call each other.
 _DEEPEST: Final = 8
@@ -121,7 +120,7 @@ class _Tally:
 
     def call(self, name: object, arguments: object, call_id: object) -> None:
         if isinstance(name, str) and isinstance(call_id, str) and call_id:
-            self.called.append((call_id, name[:_NAME_CHARACTERS]))
+            self.called.append((call_id, name[:NAME_CHARACTERS]))
         before = self.sums.get("called", 0)
         self.add("calls", 1)
         self.say("called", name)
