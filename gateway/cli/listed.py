@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gateway.core.ports import Store
     from gateway.core.spending import BudgetPolicy
     from gateway.server.finding import Sort
+    from gateway.stores.unread import UnreadSessions
 
 #: a session as the API shows it
 Row = dict[str, Any]
@@ -45,14 +46,14 @@ def order(name: str) -> Sort:
         stop(f"--sort is one of {', '.join(_orders())}, not {quoted(name)}.", Exit.USAGE)
 
 
-async def rows(store: Store, policy: BudgetPolicy, sort: Sort, limit: int) -> list[Row]:
-    """The first `limit` sessions of all, as the API shows them."""
+async def rows(
+    store: Store, policy: BudgetPolicy, sort: Sort, limit: int, unread: UnreadSessions | None = None
+) -> list[Row]:
+    """The first `limit` sessions of all, as the API shows them. `unread`: those that were named already."""
     from gateway.server.auth import Access
     from gateway.server.finding import Wanted, find_sessions
-    from gateway.server.sessions import standings_of
-    from gateway.server.shown import session_json
+    from gateway.server.sessions import rows_of
+    from gateway.stores.unread import UnreadSessions
 
     page = await find_sessions(store, Wanted(None, limit, sort=sort))
-    stands = await standings_of(store, [view.key for view in page.sessions], policy)
-    admin = Access(None, admin=True)
-    return [session_json(view, admin, one) for view, one in zip(page.sessions, stands, strict=True)]
+    return await rows_of(store, page.sessions, policy, Access(None, admin=True), unread or UnreadSessions())

@@ -49,6 +49,7 @@ def top(  # noqa: PLR0917  # typer makes an option of each
     Without a terminal it looks once.
     """
     from gateway.policies import budget_policy
+    from gateway.stores.unread import UnreadSessions
 
     by, policy = order(sort), budget_policy(load(config).settings)
 
@@ -59,7 +60,8 @@ def top(  # noqa: PLR0917  # typer makes an option of each
             out = console()
             out.print(_table(await rows(opened, policy, by, limit), {}, out.width))
         else:
-            await _watch(lambda: rows(opened, policy, by, limit), every)
+            unread = UnreadSessions()
+            await _watch(lambda: rows(opened, policy, by, limit, unread), every)
 
     try:
         with_store(config, store, watch)

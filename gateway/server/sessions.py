@@ -21,12 +21,14 @@ from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
 from gateway.core.ports import Observer, Store
 from gateway.core.spending import BudgetPolicy
 from gateway.core.steps import Agent
+from gateway.core.stored import SessionView
 from gateway.inspection import context_json
 from gateway.server.auth import Access, require_admin
 from gateway.server.finding import Wanted, find_sessions, newest_calls, sort_of
 from gateway.server.handling import Handler, Rules, wrapped
 from gateway.server.shown import call_json, models_json, session_budget_json, session_json, session_tools_json, shown_id
 from gateway.server.steps import set_step, setting_of, steps_json
+from gateway.stores.unread import UnreadSessions
 
 _MAX_LIMIT: Final = 1000
 _MAX_CHANGE: Final = 64 * 1024
@@ -51,6 +53,7 @@ class SessionsApi:
         self, store: Store, rules: Callable[[], Rules], reload: Callable[[], None], observers: Sequence[Observer]
     ) -> None:
         self._store = store
+        self._unread = UnreadSessions()
         self._observers = observers
         self._rules = rules
         self._reload = reload
@@ -78,8 +81,7 @@ class SessionsApi:
         sort, part = sort_of(query.get("sort")), query.get("q", "")
         wanted = Wanted(access.namespace, _limit(request), query.get("cursor"), sort, part)
         page = await find_sessions(self._store, wanted)
-        stands = await standings_of(self._store, [view.key for view in page.sessions], self._rules().budget)
-        rows = [session_json(view, access, one) for view, one in zip(page.sessions, stands, strict=True)]
+        rows = await rows_of(self._store, page.sessions, self._rules().budget, access, self._unread)
         return {"sessions": rows, "cursor": page.cursor}
 
     async def session(self, request: Request, access: Access) -> Any:
@@ -242,6 +244,22 @@ async def placed_json(store: Store, key: SessionKey, agents: Mapping[str, Agent]
     """Where a session is in the steps of its agents."""
     remembered = await store.remembered(key)
     return steps_json(remembered.state, agents)
+
+
+async def rows_of(
+    store: Store, views: Sequence[SessionView], policy: BudgetPolicy, access: Access, unread: UnreadSessions
+) -> list[dict[str, Any]]:
+    """Sessions as lists show them, without those whose accounts cannot be read."""
+    try:
+        stands = await standings_of(store, [view.key for view in views], policy)
+    except errors.StoreDamaged:
+        found = []
+        for view in views:
+            with unread.passed_over(f"{view.key.namespace}/{view.key.id}"):
+                (one,) = await standings_of(store, [view.key], policy)
+                found.append(session_json(view, access, one))
+        return found
+    return [session_json(view, access, one) for view, one in zip(views, stands, strict=True)]
 
 
 async def standings_of(store: Store, sessions: Sequence[SessionKey], policy: BudgetPolicy) -> tuple[Standing, ...]:

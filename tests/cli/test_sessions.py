@@ -9,6 +9,7 @@ import pytest
 
 from gateway.mock import MockServer, Provider
 from tests.conftest import StartGateway
+from tests.stores.files import write
 from tests.support.commands import Commands
 from tests.support.gateways import GatewayThread
 from tests.support.web import CHAT, HI
@@ -36,6 +37,16 @@ def test_the_list_is_newest_first_or_largest_first(store: str, gateway_command: 
         assert [row["id"] for row in rows] == names
     first = json.loads(gateway_command("sessions", "list", "--limit", "1", "--json", "--store", store).out)
     assert [row["id"] for row in first] == ["small"]
+
+
+def test_the_list_leaves_out_a_session_whose_account_cannot_be_read(
+    filled: GatewayThread, gateway_command: Commands
+) -> None:
+    filled.stop()
+    write(filled.store, "UPDATE accounts SET decided = ? WHERE kind = 'session' AND id = 'small'", b"junk")
+    for command in (("sessions", "list"), ("top",)):
+        done = gateway_command(*command, "--json", "--store", f"sqlite://{filled.store}")
+        assert [row["id"] for row in json.loads(done.out)] == ["large"]
 
 
 def test_the_list_shows_what_the_provider_billed(store: str, gateway_command: Commands, mock: Provider) -> None:

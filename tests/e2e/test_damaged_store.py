@@ -64,6 +64,7 @@ def test_its_calls_are_refused_with_what_to_do_until_it_is_deleted_and_all_other
         assert web.chat("other").status == 200, "nobody takes the store for away"
     assert len(mock.calls) == sent + len(BODIES)
     assert web.get("/readyz").status == 200
+    assert [one["id"] for one in web.get("/api/sessions").json["sessions"]] == ["other"]
     assert web.get("/api/sessions/s").status == 503
     assert web.send("DELETE", "/api/sessions/s").status in (200, 204)
     answer = web.chat("s")
