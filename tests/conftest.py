@@ -7,6 +7,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -65,6 +66,16 @@ def mock(mock_server: MockServer) -> Iterator[Provider]:
     mock_server.provider.reset()
     yield mock_server.provider
     mock_server.provider.behaviour = Behaviour()
+
+
+@pytest.fixture
+def heard(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """All that is logged, also where a gateway or a command has set the log up for itself."""
+    log = logging.getLogger("gateway")
+    was, log.propagate = log.propagate, True
+    caplog.set_level(logging.DEBUG, logger="gateway")
+    yield caplog
+    log.propagate = was
 
 
 @pytest.fixture(scope="session")

@@ -69,14 +69,14 @@ async def settle(shared: Shared, record: MakeRecord) -> list[CallRecord]:
 @pytest.mark.parametrize("name", [_KEYS.session(TAG), *_KEYS.tools(TAG)])
 @pytest.mark.parametrize("sort", ["recent", "tokens"])
 async def test_a_list_leaves_out_the_session_that_cannot_be_read_until_it_is_mended(
-    shared: Shared, record: MakeRecord, sort: str, name: str, caplog: pytest.LogCaptureFixture
+    shared: Shared, record: MakeRecord, sort: str, name: str, heard: pytest.LogCaptureFixture
 ) -> None:
     await settle(shared, record)
     shared.spoil(name)
     for _ in range(2):
         page = await shared.store.sessions(None, 10, None, sort)
         assert [view.key for view in page.sessions] == [OTHER]
-    told = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
+    told = [one.getMessage() for one in heard.records if one.levelno == logging.ERROR]
     assert len(told) == 1
     assert TAG in told[0]
     with pytest.raises(StoreDamaged):

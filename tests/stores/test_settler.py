@@ -64,13 +64,13 @@ async def test_while_the_store_is_there_a_settlement_goes_straight_to_it(store: 
 
 @pytest.mark.parametrize("is_good", [True, False])
 async def test_a_journal_that_cannot_be_written_is_said_at_the_start(
-    store: FlakyStore, tmp_path: Path, caplog: pytest.LogCaptureFixture, is_good: bool
+    store: FlakyStore, tmp_path: Path, heard: pytest.LogCaptureFixture, is_good: bool
 ) -> None:
     (tmp_path / "file").touch()
     settler = Settler(store, Journal(tmp_path / ("new" if is_good else "file")))
     settler.start()
     await settler.aclose()
-    assert [entry.levelname for entry in caplog.records if "store.journal" in entry.getMessage()] == (
+    assert [entry.levelname for entry in heard.records if "store.journal" in entry.getMessage()] == (
         [] if is_good else ["WARNING"]
     )
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, cast
@@ -191,14 +190,6 @@ def test_nothing_is_put_together_that_nobody_wants() -> None:
     quiet = Callbacks([StepsOnly()], [], Shapes(fails, fails, fails))
     quiet.record(CALL, TOTALS, LEFT)
     Callbacks([], [], Shapes(fails, fails, fails)).stepped(CHANGE)
-
-
-@pytest.fixture
-def heard(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    log = logging.getLogger("gateway")
-    was, log.propagate = log.propagate, True
-    yield caplog
-    log.propagate = was
 
 
 @pytest.mark.parametrize("observer", [Broken(), Leaving()], ids=["fails", "exits"])

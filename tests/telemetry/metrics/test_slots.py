@@ -187,7 +187,7 @@ def no_locks(file: int, kind: int) -> None:
 
 
 def test_without_locks_a_worker_counts_for_itself_and_says_so_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, heard: pytest.LogCaptureFixture
 ) -> None:
     other = Slots(tmp_path, {NOW})
     other.values[other.slot(CALLS, "calls_total")] += 1
@@ -197,7 +197,7 @@ def test_without_locks_a_worker_counts_for_itself_and_says_so_once(
     for _ in range(2):
         # What is counted never falls; who is there nobody knows.
         assert numbers(slots) == {"calls_total": 3}
-    assert [one.getMessage() for one in caplog.records] == [
+    assert [one.getMessage() for one in heard.records] == [
         f"other workers do not see the figures of this one: {os.strerror(errno.ENOLCK)}"
     ]
     assert numbers(other) == {"calls_total": 1, "running": 5}
