@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -15,8 +14,8 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.session import Remembered
 from gateway.inspection import Inspector
 from gateway.opening import inspector_of
+from tests.support.threads import CountedThreads
 
-T = TypeVar("T")
 SMALL = {"model": "gpt-4o", "messages": [{"role": "user", "content": "hi"}]}
 LARGE = {**SMALL, "messages": [{"role": role, "content": "word " * 40_000} for role in ("user", "assistant")]}
 
@@ -27,19 +26,9 @@ async def inspector() -> AsyncIterator[Inspector]:
         yield made
 
 
-class Threads(ThreadPoolExecutor):
-    """Counts what is handed to it."""
-
-    handed = 0
-
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        self.handed += 1
-        return super().submit(fn, *args, **kwargs)
-
-
 @pytest.mark.parametrize(("body", "handed"), [(SMALL, 0), (LARGE, 1)], ids=["small", "large"])
 async def test_a_large_body_is_read_beside_the_loop(body: Any, handed: int, inspector: Inspector) -> None:
-    threads = Threads(1)
+    threads = CountedThreads(1)
     asyncio.get_running_loop().set_default_executor(threads)
     await inspector.read_apart(json.dumps(body).encode())
     assert threads.handed == handed

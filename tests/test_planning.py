@@ -26,9 +26,10 @@ from gateway.core.session import Remembered, SessionState
 from gateway.dialects.base import Call
 from gateway.dialects.contents import Contents, contents_of
 from gateway.dialects.fields import read_fields
-from gateway.planning import Asked, Planner
+from gateway.planning import Asked, Planner, Threads
 from gateway.stores.learner import Learner
 from gateway.stores.memory import MemoryStore
+from tests.support.threads import CountedThreads
 from tests.support.timing import turns_counted
 
 FAMILIES = config.families()
@@ -55,6 +56,9 @@ class World:
 
     def __init__(self, policy: ContextPolicy | None = None) -> None:
         self.counters: dict[str, Letters] = {}
+        self.weighing = CountedThreads(2)
+        threads = Threads()
+        threads.weighing = self.weighing
         self.planner = Planner(
             Estimator(FAMILIES, self.counter, CountCache()),
             lambda _: True,
@@ -62,6 +66,7 @@ class World:
             policy or ContextPolicy(),
             deadline_s=60,
             clock=time.monotonic,
+            threads=threads,
         )
 
     def counter(self, name: str) -> TokenCounter:
@@ -271,13 +276,11 @@ async def test_where_little_is_new_a_large_request_is_weighed_in_the_loop(world:
 
 
 async def test_a_large_body_is_taken_apart_beside_the_loop(world: World) -> None:
-    small, large = (body_of([{"role": "user", "content": "word " * count}]) for count in (10, 200_000))
-    async with turns_counted() as turns:
-        for body, is_beside in ((small, False), (large, True)):
-            before = turns()
-            call = Call("chat", "m", stream=False, body=body, fields=read_fields(body))
-            assert await world.planner.contents(call, "chat") == world.contents(body)
-            assert (turns() > before) is is_beside
+    for words, handed in ((10, 0), (200_000, 1)):
+        body = body_of([{"role": "user", "content": "word " * words}])
+        call = Call("chat", "m", stream=False, body=body, fields=read_fields(body))
+        assert await world.planner.contents(call, "chat") == world.contents(body)
+        assert world.weighing.handed == handed
 
 
 # --- nor does what is sent --------------------------------------------------------------------------------------------
