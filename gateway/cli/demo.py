@@ -72,7 +72,7 @@ def demo(
             "telemetry.log.level": "error",
         }
         app = build_app(lambda: config.load(environment={}, flags=flags, search=False))
-        options = make_config(app, max_head_bytes=65536, head_timeout_s=20, grace_s=1)
+        options = make_config(app, max_head_bytes=65536, max_body=2**24, head_timeout_s=20, grace_s=1)
         with ServerThread(options) as gateway, closing(_Client(gateway.url)) as client:
             rows = client.play(steps)
         billed = provider.provider.billed()

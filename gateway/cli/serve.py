@@ -105,6 +105,7 @@ def _run(loaded: Loaded, file: Path | None, flags: dict[str, object]) -> None:
         factory=True,
         workers=server.workers,
         max_head_bytes=int(server.max_header_kb * 1024),
+        max_body=int(server.max_body_mb * 2**20),
         head_timeout_s=server.header_timeout_s,
         grace_s=server.shutdown_grace_s,
     )

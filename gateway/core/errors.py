@@ -94,11 +94,24 @@ class MethodNotAllowed(RequestFault):
 
 
 class NoWebSocket(RequestFault):
-    """The caller asks for a WebSocket; the same path answers by POST, with `stream: true` as events."""
+    """The caller asks for a WebSocket where there is none; only /v1/responses has one."""
 
     # Codex goes on over HTTP at once at this status; at any other it tries again for seconds.
     status = 426
     code = "websocket_unsupported"
+
+
+class SocketExpired(RequestFault):
+    """A WebSocket has been open for as long as one may be; the next message needs a new one."""
+
+    # Its code is OpenAI's, at which clients open another connection.
+    code = "websocket_connection_limit_reached"
+
+
+class SocketFull(RequestFault):
+    """More answers are asked for on one WebSocket than are given at a time."""
+
+    code = "websocket_stream_limit_reached"
 
 
 class RequestTimeout(RequestFault):

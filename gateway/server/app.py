@@ -29,6 +29,7 @@ from gateway.server.metrics import MetricsApi
 from gateway.server.openapi import OpenApi
 from gateway.server.protocol import STOPPING
 from gateway.server.sessions import SessionsApi
+from gateway.server.sockets import Sockets
 
 logger = logging.getLogger("gateway")
 
@@ -114,6 +115,7 @@ class GatewayApp:
         self._runtime: Runtime | None = None
         self._router: Starlette | None = None
         self._serve: ASGIApp = self._dispatch
+        self._sockets: ASGIApp = _refuse_socket
 
     @property
     def running(self) -> int:
@@ -124,8 +126,8 @@ class GatewayApp:
         """Serve one request, or the lifespan."""
         if scope["type"] == "lifespan":
             await self._lifespan(scope.get("state", {}), receive, send)
-        elif scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1003})
+        elif scope["type"] == "websocket":
+            await self._sockets(scope, receive, send)
         else:
             await self._serve(scope, receive, send)
 
@@ -145,6 +147,7 @@ class GatewayApp:
             async with self._resources() as runtime:
                 self._router = Starlette(routes=self._routes(runtime), exception_handlers=_HANDLERS)
                 self._runtime = runtime
+                self._sockets = Sockets(lambda: runtime.forwarder, self._new_id)
                 state[STOPPING] = runtime.events_api.stop
                 if runtime.cors_origins:
                     self._serve = _with_cors(self._dispatch, runtime.cors_origins)
@@ -206,6 +209,11 @@ def _with_cors(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 async def _failed(send: Send, message: str) -> None:
     logger.error("the gateway cannot start: %s", message)
     await send({"type": "lifespan.startup.failed", "message": message})
+
+
+async def _refuse_socket(_: Scope, receive: Receive, send: Send) -> None:
+    await receive()
+    await send({"type": "websocket.close"})
 
 
 async def _alive(_: Request) -> Response:

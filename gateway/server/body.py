@@ -11,6 +11,8 @@ from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, unpack
 from gateway.core.errors import InvalidRequest, Overloaded, PayloadTooLarge, RequestTimeout
 from gateway.core.forwarding import Headers, header
 
+#: largest bodies that may be held at the same time; smaller ones are only bounded by max_concurrency
+BODIES_AT_ONCE: Final = 16
 #: seconds for which a body that is too large is read and thrown away
 _DISCARD_S: Final = 10.0
 #: digits of a content length; one with more is over every limit

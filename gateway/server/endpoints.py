@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from urllib.parse import unquote_to_bytes
 
 from gateway.addressing import is_listing
-from gateway.calls import NO_DIRECTIVES, Incoming, Reply
+from gateway.calls import NO_DIRECTIVES, Caller, Incoming, Reply
 from gateway.core.asked import REQUEST_ID
 from gateway.core.errors import (
     GatewayError,
@@ -36,7 +36,7 @@ from gateway.listing import Listing
 from gateway.pipeline import Gateway
 from gateway.server import headers as ours
 from gateway.server.auth import Authenticator
-from gateway.server.body import BodyMemory, Disconnected, MemoryPool, discard, read_body
+from gateway.server.body import BODIES_AT_ONCE, BodyMemory, Disconnected, MemoryPool, discard, read_body
 from gateway.server.keyring import KeyRing
 from gateway.upstream.silence import Silence
 
@@ -56,10 +56,10 @@ _UNSAFE: Final = re.compile(rb"[\x00-\x20\x7f\\;]")
 _NEEDLESS: Final = re.compile(r"%(?:[46][1-9a-f]|[57][0-9a]|3[0-9]|2[de]|5f|7e)", re.IGNORECASE)
 #: a slash, a percent sign, and where a query or a fragment begins, encoded
 _HIDDEN: Final = re.compile(r"%(?:2f|25|3f|23)", re.IGNORECASE)
-#: what every opening handshake has (RFC 6455, section 4.1); its `upgrade` is taken out before it is parsed
+#: the only path that has a WebSocket
+SOCKET_PATH: Final = "responses"
+#: what every opening handshake has (RFC 6455, section 4.1)
 _WEBSOCKET: Final = b"sec-websocket-key"
-#: largest bodies that may be held at the same time; smaller ones are only bounded by max_concurrency
-_BODIES_AT_ONCE: Final = 16
 #: methods with which browsers send no `Origin` to the page's own origin
 _READING: Final = frozenset({"GET", "HEAD"})
 #: a body that was not read to its end would stand in front of the next request
@@ -143,7 +143,7 @@ class Forwarder:
         self._bounds = bounds
         self._running: dict[asyncio.Task[None], _Connection] = {}
         self._reading = 0
-        self._pool = MemoryPool(_BODIES_AT_ONCE * bounds.max_body)
+        self._pool = MemoryPool(BODIES_AT_ONCE * bounds.max_body)
         self._closing = False
 
     @property
@@ -172,20 +172,11 @@ class Forwarder:
             session, path = split_path(scope["raw_path"], scope["method"])
             target = endpoint(scope["method"], path, anthropic=_speaks_anthropic(headers))
             if scope["method"] == "GET" and header(headers, _WEBSOCKET):
-                raise NoWebSocket(
-                    "The gateway carries no WebSockets. Send requests by POST, with stream: true for events."
-                )
-            if session is not None and not is_valid(session):
-                raise InvalidRequest(f"A session id in the path is {ID_FORM}.")
-            if scope.get("client") is None:
-                # Reset before it was accepted: nobody waits for an answer, and who called cannot be told any more.
-                raise InvalidRequest("The connection was closed before the request was read.")
-            peer = scope["client"][0]
-            await self._keys.ready()
-            caller = self._authenticator.caller(headers, peer, reads=scope["method"] in _READING)
+                raise _no_socket(path)
+            caller = await self._caller(scope, session, reads=scope["method"] in _READING)
         except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
             await discard(receive, headers)
-            await _send_fault(send, target or endpoint(scope["method"], ""), _as_fault(error, request_id), request_id)
+            await send_fault(send, target or endpoint(scope["method"], ""), as_fault(error, request_id), request_id)
             return None
         body, unpacked, refused, directives = b"", False, None, NO_DIRECTIVES
         memory = BodyMemory(self._pool)
@@ -199,7 +190,7 @@ class Forwarder:
             memory.release()
             return None
         except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
-            refused = _as_fault(error, request_id)
+            refused = as_fault(error, request_id)
         except BaseException:
             memory.release()
             raise
@@ -209,9 +200,42 @@ class Forwarder:
         )  # fmt: skip
         return incoming, memory
 
-    async def _admit(self, receive: Receive, headers: Headers) -> None:
+    async def _caller(self, scope: Scope, session: str | None, *, reads: bool) -> Caller:
+        if session is not None and not is_valid(session):
+            raise InvalidRequest(f"A session id in the path is {ID_FORM}.")
+        if scope.get("client") is None:
+            # Reset before it was accepted: nobody waits for an answer, and who called cannot be told any more.
+            raise InvalidRequest("The connection was closed before the request was read.")
+        await self._keys.ready()
+        return self._authenticator.caller(scope["headers"], scope["client"][0], reads=reads)
+
+    async def check_socket(self, scope: Scope, others: int) -> None:
+        """Whether a WebSocket may be opened for calls, each of which is checked again; `others`: that are open.
+
+        Raises:
+            GatewayError: it may not.
+        """
+        session, path = split_path(scope["raw_path"])
+        if path != SOCKET_PATH:
+            raise _no_socket(path)
+        self._refuse_if_closing()
+        if others >= self._bounds.max_concurrency:
+            raise Overloaded(
+                f"{self._bounds.max_concurrency} WebSockets are open (server.max_concurrency). Try again shortly."
+            )
+        # Browsers let any page open one, and say whose it is.
+        await self._caller(scope, session, reads=False)
+
+    def memory(self) -> BodyMemory:
+        """A share of what all bodies together may take, for what is kept of one beside its call."""
+        return BodyMemory(self._pool)
+
+    def _refuse_if_closing(self) -> None:
         if self._closing:
             raise ShuttingDown("The gateway is stopping. Try again shortly.")
+
+    async def _admit(self, receive: Receive, headers: Headers) -> None:
+        self._refuse_if_closing()
         if self.running > self._bounds.max_concurrency:
             await discard(receive, headers)
             raise Overloaded(
@@ -268,7 +292,7 @@ class Forwarder:
             if connection.started and not connection.gone:
                 connection.break_off()
         except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
-            await self._tell_bug(incoming, connection, _as_fault(error, incoming.request_id))
+            await self._tell_bug(incoming, connection, as_fault(error, incoming.request_id))
         finally:
             connection.finished = True
             # The exchange holds the connection: the two would keep each other until the garbage collector runs.
@@ -311,7 +335,7 @@ class Forwarder:
     async def _tell_bug(incoming: Incoming, connection: _Connection, fault: GatewayError) -> None:
         if not connection.started:
             try:
-                await _send_fault(connection.send, incoming.endpoint, fault, incoming.request_id)
+                await send_fault(connection.send, incoming.endpoint, fault, incoming.request_id)
             except Exception:
                 # The head of an answer was what failed. Whoever waits for the rest of it must not wait for ever.
                 logger.exception("call %s cannot be answered", incoming.request_id)
@@ -326,7 +350,7 @@ class Forwarder:
         if not connection.started:
             # If it was cut while the head of its answer went out, the server takes no second one.
             with contextlib.suppress(RuntimeError):
-                await _send_fault(connection.send, incoming.endpoint, fault, incoming.request_id)
+                await send_fault(connection.send, incoming.endpoint, fault, incoming.request_id)
         elif connection.is_events:
             # Only there: in a file or an image the error would be taken for a part of it.
             number = connection.next_number()
@@ -387,11 +411,21 @@ def split_path(raw_path: bytes, method: str = "POST") -> tuple[str | None, str]:
     return session, path
 
 
+def _no_socket(path: str) -> NoWebSocket:
+    if path == SOCKET_PATH:
+        # What stands between did not pass `Upgrade` on.
+        return NoWebSocket(
+            "This handshake came without its Upgrade header. Have the proxy in front of the gateway pass it on, or "
+            "send requests by POST, with stream: true for events."
+        )
+    return NoWebSocket("There is a WebSocket under /v1/responses only. Send requests by POST.")
+
+
 def _speaks_anthropic(headers: Headers) -> bool:
     return b"anthropic-version" in dict(headers)
 
 
-def _as_fault(error: Exception, request_id: str) -> GatewayError:
+def as_fault(error: Exception, request_id: str) -> GatewayError:
     """What a client is told; of a bug, which is logged, no more than where its reason stands."""
     if isinstance(error, GatewayError):
         return error
@@ -399,7 +433,7 @@ def _as_fault(error: Exception, request_id: str) -> GatewayError:
     return InternalError(f"The gateway failed; the operator finds the reason under {request_id}.")
 
 
-async def _send_fault(send: Send, target: Endpoint, fault: GatewayError, request_id: str) -> None:
+async def send_fault(send: Send, target: Endpoint, fault: GatewayError, request_id: str) -> None:
     """Answer a call that cannot be answered through the pipeline, and end the connection."""
     body = target.dialect.error(fault, request_id)
     headers: Headers = [

@@ -16,11 +16,20 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from gateway.server.body import MemoryPool
+
 MAX_HEADERS: Final = 256
 #: under which name of its state (ASGI's "lifespan state") the application leaves what is called when the server stops
 STOPPING: Final = "stopping"
-#: An upgrade that nobody here speaks (h2c from Java's client, websockets) would end the reading of the body.
+#: the message, beside those of ASGI, by which a WebSocket's application hears that the server stops
+SOCKET_STOPS: Final = "websocket.server_stops"
+#: An upgrade that nobody here speaks (h2c from Java's client) would end the reading of the body.
 _UPGRADE: Final = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
+#: a handshake for a WebSocket of Responses, as far as the head shows; all others are answered as plain requests
+_HANDSHAKE: Final = re.compile(
+    rb"GET [^ ?]*/responses(?:\?[^ ]*)? HTTP/1\.1\r\n(?=.*\r\nupgrade:[ \t]*websocket[ \t]*(?:\r|\Z))",
+    re.IGNORECASE | re.DOTALL,
+)
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _METHOD: Final = re.compile(rb"\s*[A-Z]{1,20}(?: |\Z)")
 _REASONS: Final = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
@@ -33,6 +42,8 @@ class ServerConfig(Config):
     head_timeout_s = 20.0
     #: how long a client may take nothing of what is left for it on a connection that is to be closed
     linger_s = 10.0
+    #: what messages of WebSockets may take together while they arrive
+    arriving = MemoryPool(16 * 64 * 1024 * 1024)
 
     def configure_logging(self) -> None:
         """Do nothing."""
@@ -168,7 +179,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if (len(head) if end < 0 else end) > self._max_head_bytes or head.count(b"\n", 0, end) > MAX_HEADERS:
             self._refuse_size()
             return b""
-        if b"pgrade" in head[:end]:
+        if b"pgrade" in head[:end] and not _HANDSHAKE.match(head, 0, end):
             head = _UPGRADE.sub(b"", head[:end]) + head[end:]
         return head
 
@@ -203,6 +214,19 @@ class GatewayProtocol(HttpToolsProtocol):
         """The body is whole."""
         self._between = True
         super().on_message_complete()
+
+    def _should_upgrade_to_ws(self) -> bool:
+        """Whether a handshake is one; the application says where there is a WebSocket."""
+        return True
+
+    def handle_websocket_upgrade(self) -> None:
+        """Hand the connection over to the protocol of WebSockets, which takes memory only where one is opened."""
+        from gateway.server.socket_protocol import SocketProtocol  # noqa: PLC0415
+
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+        self.ws_protocol_class = SocketProtocol
+        super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what cannot be parsed and close. `msg` is uvicorn's text; ours says more."""

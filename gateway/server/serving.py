@@ -21,6 +21,7 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
 
+from gateway.server.body import BODIES_AT_ONCE, MemoryPool
 from gateway.server.protocol import GatewayProtocol, ServerConfig
 
 logger = logging.getLogger("gateway")
@@ -28,6 +29,8 @@ logger = logging.getLogger("gateway")
 #: longer than SDKs keep an idle connection, so that it is rarely we who close it under a request
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
+#: seconds in which the client of a WebSocket has to answer a ping; one is sent every 20 s
+_PONG_S = 60.0
 #: seconds for a worker to take notice of one signal before the next
 _HURRY_S = 0.2
 #: seconds for a worker to say whether it takes calls
@@ -41,7 +44,14 @@ _LOOKS_S = 0.1
 
 
 def make_config(
-    app: Any, *, factory: bool = False, workers: int = 1, max_head_bytes: int, head_timeout_s: float, grace_s: float
+    app: Any,
+    *,
+    factory: bool = False,
+    workers: int = 1,
+    max_head_bytes: int,
+    max_body: int,
+    head_timeout_s: float,
+    grace_s: float,
 ) -> ServerConfig:
     """The configuration of a server of `app`: an ASGI application, or the import path of a function that makes one."""
     config = ServerConfig(
@@ -51,6 +61,10 @@ def make_config(
         http=GatewayProtocol,
         loop="auto",
         ws="none",
+        ws_max_size=max_body,
+        # One message may be a whole conversation, and who sends it answers no ping meanwhile.
+        ws_ping_timeout=_PONG_S,
+        ws_per_message_deflate=False,
         lifespan="on",
         interface="asgi3",
         log_config=None,
@@ -64,6 +78,7 @@ def make_config(
     )
     config.max_head_bytes = max_head_bytes
     config.head_timeout_s = head_timeout_s
+    config.arriving = MemoryPool(BODIES_AT_ONCE * max_body)
     return config
 
 

@@ -24,6 +24,12 @@ TABLE: dict[type[GatewayError], tuple[int, str, str, str, bool, int | None]] = {
     errors.NoWebSocket: (
         426, "websocket_unsupported", "invalid_request_error", "invalid_request_error", False, None,
     ),
+    errors.SocketExpired: (
+        400, "websocket_connection_limit_reached", "invalid_request_error", "invalid_request_error", False, None,
+    ),
+    errors.SocketFull: (
+        400, "websocket_stream_limit_reached", "invalid_request_error", "invalid_request_error", False, None,
+    ),
     errors.RequestTimeout: (400, "body_timeout", "invalid_request_error", "invalid_request_error", False, None),
     errors.ToolNotAllowed: (400, "tool_not_allowed", "invalid_request_error", "invalid_request_error", False, None),
     errors.PayloadTooLarge: (413, "request_too_large", "invalid_request_error", "request_too_large", False, None),

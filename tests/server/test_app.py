@@ -171,9 +171,9 @@ async def test_a_database_of_a_newer_version_is_not_touched(tmp_path: Path) -> N
     assert "99" in answer["message"]
 
 
-async def test_a_websocket_is_closed(tmp_path: Path) -> None:
+async def test_a_websocket_is_closed_where_the_gateway_does_not_run(tmp_path: Path) -> None:
     app = app_of(write_config(tmp_path, "http://127.0.0.1:1", {}))
-    assert (await ask(app, "/v1/realtime", kind="websocket"))[0]["type"] == "websocket.close"
+    assert (await ask(app, "/v1/responses", kind="websocket"))[0]["type"] == "websocket.close"
 
 
 async def test_every_problem_of_a_configuration_is_told_at_once(tmp_path: Path) -> None:

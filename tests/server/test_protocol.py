@@ -219,7 +219,7 @@ def test_a_connection_that_is_given_up_goes_though_its_client_takes_nothing() ->
             asked.set()
         await breaks_off(scope, receive, send)
 
-    options = serving.make_config(app, max_head_bytes=65_536, head_timeout_s=5, grace_s=1)
+    options = serving.make_config(app, max_head_bytes=65_536, max_body=2**24, head_timeout_s=5, grace_s=1)
     options.linger_s = 0.1
     with serving.ServerThread(options) as server, socket.socket() as client:
         host, port = server.url.removeprefix("http://").split(":")

@@ -14,7 +14,7 @@ from tests.support.gateways import write_config
 
 def config_of(file: Path, *, grace_s: float = 30) -> ServerConfig:
     app = build_app(lambda: config.load(file, environment={}))
-    return serving.make_config(app, max_head_bytes=65536, head_timeout_s=20, grace_s=grace_s)
+    return serving.make_config(app, max_head_bytes=65536, max_body=2**24, head_timeout_s=20, grace_s=grace_s)
 
 
 def test_uvicorn_speaks_with_our_protocol_and_trusts_no_forwarded_header(tmp_path: Path) -> None:

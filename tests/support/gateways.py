@@ -82,6 +82,7 @@ class GatewayThread:
         options = serving.make_config(
             self._app,
             max_head_bytes=int(server.max_header_kb * 1024),
+            max_body=int(server.max_body_mb * 2**20),
             head_timeout_s=server.header_timeout_s,
             grace_s=server.shutdown_grace_s,
         )

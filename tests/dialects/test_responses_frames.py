@@ -1,0 +1,266 @@
+"""Messages of Responses over a WebSocket, as they are read and made."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from gateway.core.errors import InvalidRequest, SocketExpired
+from gateway.dialects.responses_frames import (
+    AnswerFrames,
+    Create,
+    Told,
+    error_message,
+    fault_message,
+    read_create,
+    request_of,
+    warmed_up,
+)
+
+
+def create(**fields: Any) -> Create:
+    found = read_create(json.dumps({"type": "response.create", "model": "m", **fields}))
+    assert found is not None
+    return found
+
+
+def body(made: Create, told: Told | None = None) -> Any:
+    return json.loads(request_of(made, told))
+
+
+def data(kind: str, **fields: Any) -> bytes:
+    return json.dumps({"type": kind, **fields}).encode()
+
+
+def told_by(made: Create, *events: bytes, before: Told | None = None) -> Told | None:
+    frames = AnswerFrames(made, before)
+    for event in events:
+        frames.message(event, {})
+    return frames.told
+
+
+def items(told: Told) -> Any:
+    return [json.loads(bytes(item)) for item in told.items]
+
+
+MESSAGE = {"type": "message", "id": "msg_1", "role": "assistant", "content": [{"type": "output_text", "text": "Hi."}]}
+CALL = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "ls", "arguments": "{}"}
+ASKED = {"type": "message", "role": "user", "content": "Hello"}
+
+
+def ended(response_id: str = "resp_1", **fields: Any) -> bytes:
+    return data("response.completed", response={"id": response_id, "output": [MESSAGE], **fields})
+
+
+def test_the_envelope_is_taken_off_and_everything_else_stays_as_it_was_spelled() -> None:
+    message = (
+        '{"type":"response.create","stream_id":"a.b","background":false,"generate":true,"stream":false,'
+        '"model":"m","temperature":1.10,"seed":12345678901234567890123,"input":"caf\\u00e9","new_field":{"b":1,"a":2}}'
+    )
+    made = read_create(message)
+    assert made is not None
+    assert (made.lane, made.generates) == ("a.b", True)
+    assert request_of(made, None) == (
+        b'{"model":"m","temperature":1.10,"seed":12345678901234567890123,"input":"caf\\u00e9",'
+        b'"new_field":{"b":1,"a":2},"stream":true}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("", "one JSON object"),
+        ("hello", "one JSON object"),
+        ("[]", "one JSON object"),
+        (b"\xff", "one JSON object"),
+        ('{"a":' * 5_000, "one JSON object"),
+        ("{}", "has no type"),
+        ('{"type":7}', "has no type"),
+        ('{"type":"response.steer"}', '"response.steer"'),
+        ('{"type":"response.create","stream_id":""}', "stream_id"),
+        ('{"type":"response.create","stream_id":"a b"}', "stream_id"),
+        ('{"type":"response.create","stream_id":7}', "stream_id"),
+        ('{"type":"response.create","stream_id":"\\""}', "stream_id"),
+        ('{"type":"response.create","background":true}', "background"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(message: str | bytes, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(said)):
+        read_create(message)
+
+
+def test_a_notice_asks_for_nothing() -> None:
+    assert read_create('{"type":"response.processed","response_id":"resp_1"}') is None
+
+
+def test_null_is_no_lane_and_no_id() -> None:
+    made = create(stream_id=None, previous_response_id=None, input=None)
+    assert (made.lane, made.previous) == (None, None)
+
+
+def test_what_only_the_connection_remembers_stands_in_the_place_of_its_id() -> None:
+    told = told_by(create(store=False, input="Hello"), ended())
+    assert told is not None
+    assert told.response_id == "resp_1"
+    assert items(told) == [ASKED, MESSAGE]
+    again = create(store=False, previous_response_id="resp_1", input=[{"role": "user", "content": "And?"}])
+    assert body(again, told) == {
+        "model": "m",
+        "store": False,
+        "input": [ASKED, MESSAGE, {"role": "user", "content": "And?"}],
+        "stream": True,
+    }
+    further = told_by(again, ended("resp_2"), before=told)
+    assert further is not None
+    assert items(further) == [ASKED, MESSAGE, {"role": "user", "content": "And?"}, MESSAGE]
+    assert further.size == sum(memoryview(item).nbytes for item in further.items) > 200
+
+
+def test_an_answer_that_the_provider_keeps_is_left_to_it() -> None:
+    assert told_by(create(input="Hello"), ended()) is None
+    assert told_by(create(store=True, input="Hello"), ended(store=True)) is None
+    assert body(create(previous_response_id="resp_1", input="And?"))["previous_response_id"] == "resp_1"
+
+
+def test_a_host_that_says_it_keeps_nothing_is_believed() -> None:
+    assert told_by(create(input="Hello"), ended(store=False)) is not None
+
+
+@pytest.mark.parametrize("response", [None, 7, {"id": None}, {"id": 7, "output": {}}])
+def test_a_last_event_of_another_shape_is_the_last_all_the_same(response: object) -> None:
+    frames = AnswerFrames(create(store=False, input="Hello"), None)
+    assert frames.message(data("response.completed", response=response), {}) is not None
+    assert (frames.has_ended, frames.told) == (True, None)
+
+
+def test_what_began_at_the_provider_cannot_be_told_again() -> None:
+    assert told_by(create(store=False, previous_response_id="elsewhere", input="And?"), ended()) is None
+
+
+@pytest.mark.parametrize("kind", ["response.failed", "error"])
+def test_what_failed_cannot_be_gone_on_from(kind: str) -> None:
+    last = data(kind, response={"id": "resp_1", "output": [MESSAGE]}, error={"message": "no"})
+    assert told_by(create(store=False, input="Hello"), last) is None
+
+
+def test_items_are_gathered_where_the_last_event_leaves_them_out() -> None:
+    done = data("response.output_item.done", output_index=0, item=CALL)
+    last = data("response.completed", response={"id": "resp_1", "output": []})
+    told = told_by(create(store=False, input="Hello"), done, last)
+    assert told is not None
+    assert items(told) == [ASKED, CALL]
+
+
+def test_reasoning_goes_back_only_with_what_the_provider_takes_it_by() -> None:
+    sealed = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "abc"}
+    lost = {"type": "reasoning", "id": "rs_2", "summary": []}
+    told = told_by(create(store=False, input="Hello"), ended(output=[sealed, CALL]))
+    assert told is not None
+    assert items(told) == [ASKED, sealed, CALL]
+    told = told_by(create(store=False, input="Hello"), ended(output=[lost, CALL]))
+    assert told is not None
+    assert items(told) == [ASKED, {name: value for name, value in CALL.items() if name != "id"}]
+
+
+def test_events_pass_as_they_came_and_with_their_lane() -> None:
+    event = b'{"type": "response.output_text.delta", "delta":"caf\\u00e9 1.10", "x": 1}'
+    assert AnswerFrames(create(), None).message(event, {}) == event.decode()
+    laned = AnswerFrames(create(stream_id="a"), None).message(event, {})
+    assert laned == '{"stream_id":"a",' + event.decode()[1:]
+
+
+def test_an_end_mark_is_no_message() -> None:
+    assert AnswerFrames(create(), None).message(b"[DONE]", {}) is None
+
+
+def test_a_text_that_speaks_of_the_end_is_not_the_end() -> None:
+    frames = AnswerFrames(create(), None)
+    event = data("response.output_text.delta", delta="response.completed")
+    assert frames.message(event, {"x-a": "1"}) == event.decode()
+    assert not frames.has_ended
+
+
+def test_the_last_event_says_what_headers_would_say() -> None:
+    frames = AnswerFrames(create(stream_id="a"), None)
+    message = frames.message(ended(headers_of="x"), {"x-session-id": "s"})
+    assert message is not None
+    assert json.loads(message)["headers"] == {"x-session-id": "s"}
+    assert json.loads(message)["stream_id"] == "a"
+    assert frames.has_ended
+
+
+def test_headers_of_the_provider_in_its_event_stay() -> None:
+    last = data("response.completed", response={"id": "r"}, headers={"openai-model": "m"})
+    message = AnswerFrames(create(), None).message(last, {"x-session-id": "s"})
+    assert message is not None
+    assert json.loads(message)["headers"] == {"x-session-id": "s", "openai-model": "m"}
+
+
+def test_an_error_within_a_stream_has_the_shape_of_a_websocket() -> None:
+    flat = data("error", code="server_error", message="broke", param=None, sequence_number=3)
+    message = AnswerFrames(create(), None).message(flat, {})
+    assert message is not None
+    assert json.loads(message)["error"] == {"code": "server_error", "message": "broke", "param": None}
+
+
+def test_a_response_that_came_whole_is_its_last_event() -> None:
+    frames = AnswerFrames(create(store=False, input="Hello", stream_id="a"), None)
+    response = {"id": "resp_1", "output": [MESSAGE], "temperature": 1.1}
+    event = json.loads(frames.whole(json.dumps(response).encode(), {"x-a": "1"}))
+    assert (event["type"], event["response"], event["stream_id"]) == ("response.completed", response, "a")
+    assert frames.told is not None
+
+
+def test_an_answer_that_is_none_is_an_error() -> None:
+    event = json.loads(AnswerFrames(create(), None).whole(b"<html>", {}))
+    assert (event["type"], event["status"], event["error"]["message"]) == ("error", 502, "<html>")
+
+
+def test_a_warm_up_is_answered_without_a_model_and_can_be_gone_on_from() -> None:
+    made = create(generate=False, input="Hello", instructions="Be brief.", stream_id="a")
+    messages, told = warmed_up(made, None, "resp_w", 7.9)
+    events = [json.loads(message) for message in messages]
+    assert [event["type"] for event in events] == ["response.created", "response.completed"]
+    assert {event["stream_id"] for event in events} == {"a"}
+    last = events[1]["response"]
+    assert (last["id"], last["model"], last["instructions"], last["created_at"]) == ("resp_w", "m", "Be brief.", 7)
+    assert last["usage"]["total_tokens"] == 0
+    again = create(previous_response_id="resp_w", input="And?")
+    assert body(again, told)["input"] == [ASKED, {"type": "message", "role": "user", "content": "And?"}]
+
+
+def test_a_warm_up_on_what_is_not_remembered_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="remembers no answer"):
+        warmed_up(create(generate=False, previous_response_id="resp_x"), None, "resp_w", 0)
+
+
+def test_an_input_that_is_neither_text_nor_list_is_refused_where_it_has_to_be_joined() -> None:
+    with pytest.raises(InvalidRequest, match="input is"):
+        body(create(previous_response_id="resp_1", input=7), Told("resp_1", []))
+    assert body(create(input=7))["input"] == 7
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "kind", "said"),
+    [
+        (404, b'{"error":{"type":"t","message":"no such model","code":"c"}}', "t", "no such model"),
+        (400, b'{"error":"plain"}', "invalid_request_error", '{"error":"plain"}'),
+        (502, b"", "api_error", "status 502"),
+        (500, b"\xff<html>", "api_error", "\ufffd<html>"),
+    ],
+)
+def test_a_refusal_is_an_error_event(status: int, answer: bytes, kind: str, said: str) -> None:
+    event = json.loads(error_message(status, answer, {"retry-after": "3"}, "a"))
+    assert (event["type"], event["status"], event["stream_id"]) == ("error", status, "a")
+    assert event["headers"] == {"retry-after": "3"}
+    assert event["error"]["type"] == kind
+    assert said in event["error"]["message"]
+
+
+def test_what_the_gateway_refuses_has_openai_s_code() -> None:
+    event = json.loads(fault_message(SocketExpired("too long"), {}, None))
+    assert event["error"]["code"] == "websocket_connection_limit_reached"
+    assert (event["status"], "stream_id" in event) == (400, False)

@@ -1,0 +1,106 @@
+"""The bounds of WebSocket connections, on a bare socket: what no client library would do."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gateway.server import serving
+from gateway.server.protocol import ServerConfig
+from tests.support.gateways import until
+from tests.support.web import connect, read_until
+
+HANDSHAKE = (
+    b"GET /v1/responses HTTP/1.1\r\nhost: a\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    b"sec-websocket-extensions: permessage-deflate\r\n\r\n"
+)
+MIB = 2**20
+
+
+def frame(data: bytes, *, announced: int | None = None) -> bytes:
+    """A text message as a client masks it, or its beginning: with `announced` bytes to come."""
+    size = len(data) if announced is None else announced
+    return struct.pack("!BBQ4s", 0x81, 0xFF, size, bytes(4)) + data
+
+
+class Application:
+    """Takes messages, and answers each with 4 MiB."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            self.heard.append(message)
+            await send({"type": "websocket.send", "text": "x" * 4 * MIB})
+        self.heard.append(message)
+
+
+@pytest.fixture
+def application() -> Application:
+    return Application()
+
+
+@pytest.fixture
+def options(application: Application) -> ServerConfig:
+    made = serving.make_config(application, max_head_bytes=65_536, max_body=MIB, head_timeout_s=5, grace_s=1)
+    made.ws_ping_interval, made.ws_ping_timeout, made.linger_s = 0.05, 0.1, 0.1
+    return made
+
+
+@pytest.fixture
+def url(options: ServerConfig) -> Iterator[str]:
+    with serving.ServerThread(options) as running:
+        yield running.url
+
+
+@contextlib.contextmanager
+def opened(url: str) -> Iterator[socket.socket]:
+    with connect(url) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.sendall(HANDSHAKE)
+        head = read_until(sock, b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 101")
+        assert b"deflate" not in head
+        yield sock
+
+
+def test_who_answers_no_ping_is_hung_up_on_with_all_that_is_left_to_send(url: str, application: Application) -> None:
+    with opened(url) as sock:
+        sock.sendall(frame(b"hi"))
+        until(lambda: len(application.heard) == 2, what="the application hears of the end")
+        assert application.heard[-1]["type"] == "websocket.disconnect"
+
+
+def test_what_arrives_on_all_connections_is_bounded(url: str, options: ServerConfig, application: Application) -> None:
+    with contextlib.ExitStack() as stack:
+        socks = [stack.enter_context(opened(url)) for _ in range(17)]
+        for sock in socks:
+            with contextlib.suppress(OSError):
+                sock.sendall(frame(b"x" * (MIB - 1), announced=MIB))
+        until(lambda: application.heard, what="one of them is hung up on")
+    until(lambda: options.arriving.used == 0, what="all of it is given back")
+
+
+def test_a_message_that_has_arrived_counts_no_more(url: str, options: ServerConfig, application: Application) -> None:
+    with opened(url) as sock:
+        sock.sendall(frame(b"x" * 1000, announced=2000))
+        until(lambda: options.arriving.used > 0)
+        sock.sendall(b"x" * 1000)
+        until(lambda: application.heard)
+        assert application.heard[0]["text"] == "x" * 2000
+        assert options.arriving.used == 0

@@ -1,0 +1,488 @@
+"""/v1/responses over a WebSocket: real clients, a real port, the built-in provider behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import openai
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from gateway.core.errors import GatewayError
+from gateway.mock import Behaviour, MockServer, Provider, Turn
+from gateway.server.body import BodyMemory, MemoryPool
+from gateway.server.protocol import SOCKET_STOPS
+from gateway.server.sockets import Sockets
+from tests.conftest import StartGateway, StartProcess
+from tests.support.gateways import GatewayProcess, GatewayThread, until
+from tests.support.timing import LIMIT_S, eventually
+from tests.support.web import Web, shown_usage, talk
+
+LAST = ("response.completed", "response.incomplete", "response.failed", "error")
+#: a stream that lasts for minutes
+ENDLESS = Turn(behaviour=Behaviour(chunks=900, interval=0.1))
+
+
+@contextmanager
+def opened(
+    gateway: GatewayThread | GatewayProcess, session: str | None, path: str = "/v1/responses", **headers: str
+) -> Iterator[ClientConnection]:
+    named = {"x-session-id": session} if session is not None else {}
+    named |= {name.replace("_", "-"): value for name, value in headers.items()}
+    with connect(gateway.url.replace("http", "ws") + path, additional_headers=named, max_size=None) as socket:
+        yield socket
+
+
+def ask(socket: ClientConnection, text: str | None = "hi", **fields: Any) -> None:
+    given = {} if text is None else {"input": text}
+    socket.send(json.dumps({"type": "response.create", "model": "mock-small", **given, **fields}))
+
+
+def event(socket: ClientConnection) -> Any:
+    return json.loads(socket.recv(LIMIT_S))
+
+
+def answer(socket: ClientConnection) -> list[Any]:
+    """The events up to the last one of an answer."""
+    events = [event(socket)]
+    while events[-1]["type"] not in LAST:
+        events.append(event(socket))
+    return events
+
+
+def said(last: Any) -> str:
+    return str(last["response"]["output"][0]["content"][0]["text"])
+
+
+def sent(mock: Provider) -> Any:
+    return json.loads(mock.calls[-1].body)
+
+
+def calls(web: Web, session: str) -> list[Any]:
+    found = web.get(f"/api/sessions/{session}/calls")
+    return list(found.json["calls"]) if found.status == 200 else []
+
+
+@pytest.mark.filterwarnings("ignore:connect:DeprecationWarning")  # how the SDK calls its library
+def test_the_official_sdk_is_answered_and_what_it_used_is_counted(
+    gateway: GatewayThread, mock: Provider, session: str
+) -> None:
+    client = openai.OpenAI(base_url=gateway.base_url, api_key="k", max_retries=0)
+    with client, client.responses.connect(extra_headers={"x-session-id": session}) as connection:
+        for text in ("one", "two"):
+            connection.response.create(model="mock-small", input=text)
+            events = []
+            for found in connection:
+                events.append(found)
+                if found.type in LAST:
+                    break
+            assert events[0].type == "response.created"
+            assert events[-1].type == "response.completed"
+            assert events[-1].response.output_text == f"You said: {text}"
+    billed = mock.billed()
+    shown: Any = events[-1].to_dict()["headers"]
+    assert shown_usage(str(shown["x-session-cumulative-token-usage"])) == (
+        billed.input_tokens, billed.output_tokens, billed.input_tokens + billed.output_tokens,
+    )  # fmt: skip
+    assert shown["x-session-id"] == session
+    assert shown["x-session-usage-final"] == "true"
+    assert "x-session-cumulative-total-tokens" not in shown
+    assert gateway.web.get(f"/api/sessions/{session}").json["calls"] == 2
+
+
+def test_each_event_is_a_message_of_its_own_numbered_as_over_http(gateway: GatewayThread, session: str) -> None:
+    with opened(gateway, session) as socket:
+        ask(socket)
+        events = answer(socket)
+    assert [one["sequence_number"] for one in events] == list(range(len(events)))
+
+
+def test_the_path_may_name_the_session(gateway: GatewayThread, mock: Provider, session: str) -> None:
+    with opened(gateway, None, f"/s/{session}/v1/responses") as socket:
+        ask(socket)
+        answer(socket)
+    assert calls(gateway.web, session)
+
+
+def test_an_answer_that_nobody_stores_is_gone_on_from(gateway: GatewayThread, mock: Provider, session: str) -> None:
+    with opened(gateway, session) as socket:
+        ask(socket, "one", store=False)
+        first = answer(socket)[-1]["response"]["id"]
+        ask(socket, "two", store=False, previous_response_id=first)
+        second = answer(socket)[-1]["response"]["id"]
+        ask(socket, "three", store=False, previous_response_id=second, stream_id="fork")
+        answer(socket)
+        body = sent(mock)
+        assert "previous_response_id" not in body
+        texts = [item["content"] if isinstance(item["content"], str) else said_by(item) for item in body["input"]]
+        assert texts == ["one", "You said: one", "two", "You said: two", "three"]
+        # Only the last answer of a lane is kept, as at OpenAI's.
+        ask(socket, "four", store=False, previous_response_id=first)
+        answer(socket)
+    assert sent(mock)["previous_response_id"] == first
+
+
+def said_by(item: Any) -> str:
+    return str(item["content"][0]["text"])
+
+
+def test_an_answer_that_is_stored_is_left_to_the_provider(gateway: GatewayThread, mock: Provider, session: str) -> None:
+    with opened(gateway, session) as socket:
+        ask(socket, "one")
+        first = answer(socket)[-1]["response"]["id"]
+        ask(socket, "two", previous_response_id=first)
+        answer(socket)
+    assert (sent(mock)["previous_response_id"], sent(mock)["input"]) == (first, "two")
+
+
+def test_a_warm_up_costs_nothing(gateway: GatewayThread, mock: Provider, session: str) -> None:
+    with opened(gateway, session) as socket:
+        ask(socket, "one", generate=False, store=False)
+        warmed = answer(socket)[-1]["response"]["id"]
+        assert not mock.calls
+        ask(socket, None, previous_response_id=warmed, store=False)
+        answer(socket)
+    assert [item["content"] for item in sent(mock)["input"]] == ["one"]
+
+
+def test_a_long_conversation_is_cut_to_its_budget(gateway: GatewayThread, mock: Provider, session: str) -> None:
+    with opened(gateway, session, x_context_budget="2000") as socket:
+        before = None
+        for number in range(6):
+            ask(socket, f"{number} " + "word " * 600, store=False, previous_response_id=before)
+            last = answer(socket)[-1]
+            before = last["response"]["id"]
+    assert last["headers"]["x-context-trimmed"] != "none"
+    assert int(last["headers"]["x-context-tokens-original"]) > 3_000
+    billed = mock.calls[-1].billed
+    assert billed is not None
+    assert billed.input_tokens <= 2_000
+
+
+def test_a_budget_is_held_and_the_connection_goes_on(gateway: GatewayThread, mock: Provider, session: str) -> None:
+    with opened(gateway, session, x_session_budget_tokens="200") as socket:
+        ask(socket, "word " * 200, stream_id="a")
+        refused = answer(socket)[-1]
+        assert (refused["type"], refused["status"], refused["stream_id"]) == ("error", 400, "a")
+        assert refused["error"]["code"] == "budget_exhausted"
+        assert refused["error"]["budget"]
+        assert refused["headers"]["x-session-id"] == session
+        assert not mock.calls
+        ask(socket, "word", max_output_tokens=9)
+        ended = answer(socket)[-1]
+        assert ended["type"] == "response.completed"
+        assert int(ended["headers"]["x-session-budget-remaining-tokens"]) < 200
+
+
+@pytest.fixture
+def cancelling(gateway_server: StartGateway, mock_server: MockServer, mock: Provider) -> GatewayThread:
+    """A gateway that ends the calls of clients that left, so that nothing goes on behind a test."""
+    return gateway_server(mock_server.url, **{"sessions.on_disconnect": "cancel"})
+
+
+def test_lanes_answer_side_by_side_each_in_its_order(cancelling: GatewayThread, mock: Provider) -> None:
+    mock.push(ENDLESS)
+    with opened(cancelling, "a") as socket:
+        ask(socket, "slow", stream_id="slow")
+        assert event(socket)["stream_id"] == "slow"
+        ask(socket, "first", stream_id="b.1")
+        ask(socket, "second", stream_id="b.1")
+        ends: list[Any] = []
+        while len(ends) < 2:
+            found = event(socket)
+            if found["type"] in LAST:
+                ends.append(found)
+        assert [(one["stream_id"], said(one)) for one in ends] == [
+            ("b.1", "You said: first"),
+            ("b.1", "You said: second"),
+        ]
+
+
+def test_as_many_streams_are_answered_at_a_time_as_there_is_room_for(cancelling: GatewayThread, mock: Provider) -> None:
+    mock.behaviour = Behaviour(hang=True)
+    with opened(cancelling, "a") as socket:
+        for number in range(17):
+            ask(socket, stream_id=f"lane-{number}")
+        refused = event(socket)
+        assert (refused["stream_id"], refused["error"]["code"]) == ("lane-16", "websocket_stream_limit_reached")
+        for _ in range(17):
+            ask(socket, stream_id="lane-0")
+        refused = event(socket)
+        assert (refused["stream_id"], refused["error"]["code"]) == ("lane-0", "websocket_stream_limit_reached")
+
+
+def test_a_lane_that_rests_is_forgotten_for_a_new_one(gateway: GatewayThread, mock: Provider, session: str) -> None:
+    with opened(gateway, session) as socket:
+        ids = []
+        for number in range(17):
+            ask(socket, store=False, stream_id=f"lane-{number}")
+            ids.append(answer(socket)[-1]["response"]["id"])
+        ask(socket, store=False, previous_response_id=ids[1], stream_id="lane-1")
+        answer(socket)
+        assert "previous_response_id" not in sent(mock)
+        ask(socket, store=False, previous_response_id=ids[0], stream_id="lane-1")
+        answer(socket)
+        assert sent(mock)["previous_response_id"] == ids[0]
+
+
+@pytest.mark.parametrize("message", ["", "hello", '{"type":"response.inject"}', b"\xff\xfe"])
+def test_a_message_that_is_none_is_refused_and_the_connection_goes_on(
+    message: str | bytes, gateway: GatewayThread, session: str
+) -> None:
+    with opened(gateway, session) as socket:
+        socket.send(message)
+        refused = event(socket)
+        assert (refused["type"], refused["status"]) == ("error", 400)
+        assert refused["error"]["code"] == "invalid_request"
+        socket.send('{"type":"response.processed","response_id":"resp_1"}')
+        ask(socket)
+        assert answer(socket)[-1]["type"] == "response.completed"
+
+
+def test_what_the_provider_refuses_is_told_with_its_status_and_headers(
+    gateway: GatewayThread, mock: Provider, session: str
+) -> None:
+    mock.push(Turn(behaviour=Behaviour(status=429, retry_after="7")))
+    with opened(gateway, session) as socket:
+        ask(socket)
+        [refused] = answer(socket)
+        assert (refused["type"], refused["status"], refused["headers"]["retry-after"]) == ("error", 429, "7")
+        assert refused["error"]["message"]
+        ask(socket)
+        assert answer(socket)[-1]["type"] == "response.completed"
+
+
+def test_a_stream_that_breaks_off_ends_in_an_error(gateway: GatewayThread, mock: Provider, session: str) -> None:
+    mock.push(Turn(text="a b c d e f", behaviour=Behaviour(die=2)))
+    with opened(gateway, session) as socket:
+        ask(socket)
+        broken = answer(socket)[-1]
+        assert broken["type"] == "error"
+        assert broken["error"]["code"] == "upstream_protocol_error"
+        ask(socket)
+        assert answer(socket)[-1]["type"] == "response.completed"
+    assert len(calls(gateway.web, session)) == 2
+
+
+def test_a_client_that_leaves_is_charged_for_what_was_delivered(
+    gateway: GatewayThread, mock: Provider, session: str
+) -> None:
+    mock.push(Turn(behaviour=Behaviour(chunks=20, interval=0.02)))
+    with opened(gateway, session) as socket:
+        ask(socket)
+        event(socket)
+    [found] = until(lambda: calls(gateway.web, session), what="the call is settled")
+    assert found["usage"]["output_tokens"] == mock.billed().output_tokens > 0
+
+
+def test_a_key_is_needed_where_one_is_configured(gateway_server: StartGateway, mock_server: MockServer) -> None:
+    keys = [{"name": "team", "key": "sk-team-0123456789abcdef"}]
+    gateway = gateway_server(mock_server.url, **{"auth.keys": keys})
+    with pytest.raises(InvalidStatus) as refused, opened(gateway, "a"):
+        pass
+    assert refused.value.response.status_code == 401
+    assert json.loads(refused.value.response.body or b"")["error"]["code"] == "invalid_api_key"
+    with opened(gateway, "a", authorization="Bearer sk-team-0123456789abcdef") as socket:
+        ask(socket)
+        assert answer(socket)[-1]["type"] == "response.completed"
+
+
+def test_a_page_of_another_origin_opens_none(gateway: GatewayThread) -> None:
+    with pytest.raises(InvalidStatus) as refused, opened(gateway, "a", origin="https://elsewhere.example"):
+        pass
+    assert refused.value.response.status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/v1/realtime?model=m", "/s/mine/v1/chat/completions", "/s/a%20b/v1/responses"])
+def test_other_paths_have_none(path: str, gateway: GatewayThread) -> None:
+    with pytest.raises(InvalidStatus) as refused, opened(gateway, None, path):
+        pass
+    assert refused.value.response.status_code == (400 if "%20" in path else 426)
+
+
+def test_a_handshake_that_lost_its_upgrade_on_the_way_is_refused_with_the_reason(web: Web) -> None:
+    lost = "GET /v1/responses HTTP/1.1\r\nhost: a\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    refused = talk(web.url, lost.encode())
+    assert refused.status == 426
+    assert "Upgrade" in refused.error["message"]
+
+
+def test_only_what_a_call_needs_of_the_handshake_goes_on(gateway: GatewayThread, mock: Provider, session: str) -> None:
+    betas = "responses_websockets=2026-02-06,other=1"
+    with opened(gateway, session, openai_beta=betas, idempotency_key="k", x_kept="1") as socket:
+        ask(socket)
+        first = answer(socket)[-1]["headers"]["x-request-id"]
+        ask(socket)
+        assert answer(socket)[-1]["headers"]["x-request-id"] != first
+    headers = {name.lower(): value for name, value in mock.calls[-1].headers}
+    assert (headers["openai-beta"], headers["x-kept"]) == ("other=1", "1")
+    assert not {"upgrade", "sec-websocket-key", "idempotency-key"} & set(headers)
+
+
+def test_a_message_that_is_too_large_closes_the_connection(
+    gateway_server: StartGateway, mock_server: MockServer
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"server.max_body_mb": 1})
+    with opened(gateway, "a") as socket:
+        ask(socket, "x" * (2**20 + 1))
+        with pytest.raises(ConnectionClosed):
+            event(socket)
+        assert socket.close_code == 1009
+    with opened(gateway, "a") as socket:
+        ask(socket)
+        assert answer(socket)[-1]["type"] == "response.completed"
+
+
+def test_a_stop_lets_answers_end_and_closes_connections(
+    gateway_process: StartProcess, mock_server: MockServer, mock: Provider
+) -> None:
+    mock.push(Turn(behaviour=Behaviour(chunks=10, interval=0.1)))
+    gateway = gateway_process(mock_server.url)
+    with opened(gateway, "idle") as idle, opened(gateway, "busy") as busy:
+        ask(busy, stream_id="a")
+        event(busy)
+        gateway.signal(signal.SIGTERM)
+        with pytest.raises(ConnectionClosed):
+            event(idle)
+        assert idle.close_code == 1012
+        ask(busy, stream_id="b")
+        found = answer(busy)
+        refused = [one for one in found if one.get("stream_id") == "b"]
+        ended = found if found[-1]["stream_id"] == "a" else answer(busy)
+        assert ended[-1]["type"] == "response.completed"
+        assert [one["error"]["code"] for one in refused] == ["shutting_down"]
+        with pytest.raises(ConnectionClosed):
+            event(busy)
+        assert busy.close_code == 1012
+    assert gateway.wait() == 0
+
+
+def test_a_stop_without_patience_cuts_answers_and_charges_them(
+    gateway_process: StartProcess, mock_server: MockServer, mock: Provider
+) -> None:
+    mock.push(ENDLESS)
+    gateway = gateway_process(mock_server.url, **{"server.shutdown_grace_s": 1})
+    with opened(gateway, "cut") as socket:
+        ask(socket)
+        while event(socket)["type"] != "response.output_text.delta":
+            pass
+        gateway.signal(signal.SIGTERM)
+        cut = answer(socket)[-1]
+        assert (cut["type"], cut["error"]["code"]) == ("error", "shutting_down")
+    assert gateway.wait() == 0
+    again = gateway_process(mock_server.url, folder=gateway.folder)
+    [found] = calls(again.web, "cut")
+    assert found["usage"]["output_tokens"] > 0
+
+
+class FakeForwarder:
+    """Takes everybody in, and answers once it is released."""
+
+    def __init__(self) -> None:
+        self.pool = MemoryPool(1_000)
+        self.released = asyncio.Event()
+        self.refusal: GatewayError | None = None
+
+    async def check_socket(self, scope: Any, others: int) -> None:
+        del scope, others
+
+    def memory(self) -> BodyMemory:
+        return BodyMemory(self.pool)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await self.released.wait()
+        response = {"id": "resp_1", "output": []}
+        event = b"data: " + json.dumps({"type": "response.completed", "response": response}).encode() + b"\n\n"
+        head = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+class Talk:
+    """A connection without a port: what goes in, and what came out."""
+
+    def __init__(self, forwarder: FakeForwarder, **options: Any) -> None:
+        self.sent: list[Any] = []
+        self._in: asyncio.Queue[Any] = asyncio.Queue()
+        sockets = Sockets(lambda: forwarder, lambda: "id", **options)  # type: ignore[arg-type, return-value]
+        self.say("websocket.connect")
+        scope = {"type": "websocket", "headers": [], "raw_path": b"/v1/responses", "client": ("127.0.0.1", 1)}
+        self.task = asyncio.create_task(sockets(scope, self._in.get, self._take))
+
+    async def _take(self, message: Any) -> None:
+        self.sent.append(message)
+        if message["type"] == "websocket.close":
+            self.say("websocket.disconnect")
+
+    def say(self, kind: str, **fields: Any) -> None:
+        self._in.put_nowait({"type": kind, **fields})
+
+    def create(self, **fields: Any) -> None:
+        self.say("websocket.receive", text=json.dumps({"type": "response.create", **fields}))
+
+    @property
+    def types(self) -> list[str]:
+        texts = [json.loads(one["text"]) for one in self.sent if one["type"] == "websocket.send"]
+        return [one["error"]["code"] if one["type"] == "error" else one["type"] for one in texts]
+
+    @property
+    def close_code(self) -> int | None:
+        return next((one["code"] for one in self.sent if one["type"] == "websocket.close"), None)
+
+
+async def test_a_connection_that_is_too_old_is_closed_once_it_has_answered() -> None:
+    forwarder = FakeForwarder()
+    talk = Talk(forwarder, most_age_s=0.01)
+    talk.create(model="m")
+    await asyncio.sleep(0.05)
+    talk.create(model="m", stream_id="b")
+    await eventually(lambda: talk.types)
+    assert talk.types == ["websocket_connection_limit_reached"]
+    assert talk.close_code is None
+    forwarder.released.set()
+    await asyncio.wait_for(talk.task, LIMIT_S)
+    assert talk.types[1:] == ["response.completed", "websocket_connection_limit_reached"]
+    assert talk.close_code == 1000
+
+
+async def test_an_idle_connection_closes_when_the_server_stops() -> None:
+    talk = Talk(FakeForwarder())
+    talk.say(SOCKET_STOPS)
+    await asyncio.wait_for(talk.task, LIMIT_S)
+    assert (talk.types, talk.close_code) == ([], 1012)
+
+
+async def test_what_messages_and_answers_take_is_given_back() -> None:
+    forwarder = FakeForwarder()
+    forwarder.released.set()
+    talk = Talk(forwarder)
+    talk.create(model="m", input="x" * 300, store=False)
+    await eventually(lambda: talk.types == ["response.completed"])
+    await eventually(lambda: 300 < forwarder.pool.used < 600)  # what is remembered
+    talk.create(model="m", input="x" * 900, store=False)
+    await eventually(lambda: len(talk.types) == 2)
+    assert talk.types[1] == "overloaded"
+    talk.say("websocket.disconnect")
+    await asyncio.wait_for(talk.task, LIMIT_S)
+    assert forwarder.pool.used == 0
+
+
+async def test_a_client_that_leaves_leaves_nothing_behind() -> None:
+    forwarder = FakeForwarder()
+    talk = Talk(forwarder)
+    for _ in range(3):
+        talk.create(model="m")
+    await eventually(lambda: forwarder.pool.used > 0)
+    talk.say("websocket.disconnect")
+    await asyncio.sleep(0)
+    forwarder.released.set()
+    await asyncio.wait_for(talk.task, LIMIT_S)
+    assert forwarder.pool.used == 0
