@@ -66,11 +66,12 @@ def cancel() -> None:
 
 
 def base_url() -> None:
-    """As its own provider, it asks for a WebSocket first; it is refused, and goes on over HTTP at once."""
+    """As its own provider it speaks over a WebSocket."""
     address = f'openai_base_url="{GATEWAY}/v1"'
     said = program().run(*EXEC, "-c", 'model_provider="openai"', "-c", address, ASK)
     assert "turn.completed" in said, said
     assert "Reconnecting" not in said, said
+    assert "Falling back" not in said, said
     settled()
 
 

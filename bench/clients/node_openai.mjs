@@ -1,6 +1,7 @@
 // The official openai SDK for Node. Packages: openai, zod.
 import assert from "node:assert/strict";
 import OpenAI from "openai";
+import { ResponsesWS } from "openai/resources/responses/ws";
 import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 import { z } from "zod";
 import {
@@ -68,6 +69,26 @@ await run({
     const result = { type: "function_call_output", call_id: call.call_id, output: "sunny" };
     const second = await respond({ tools: [responsesTool], input: [...messages, call, result] });
     assert.equal(second.output_text, "The tool answered: sunny");
+  },
+  "responses websocket": async () => {
+    const socket = new ResponsesWS(client(), { headers: { "x-session-id": "openai-node" } });
+    try {
+      const ended = async (fields) => {
+        socket.send({ type: "response.create", model: MODEL, tools: [responsesTool], store: false, ...fields });
+        for await (const event of socket) {
+          if (event.type === "error") throw event.error;
+          if (event.type === "message" && event.message.type === "response.completed") return event.message;
+        }
+      };
+      const first = (await ended({ input: messages })).response;
+      const result = { type: "function_call_output", call_id: first.output[0].call_id, output: "sunny" };
+      const second = await ended({ input: [result], previous_response_id: first.id });
+      assert.equal(second.response.output[0].content[0].text, "The tool answered: sunny");
+      checkTotals(second.headers[TOTALS]);
+    } finally {
+      socket.close();
+    }
+    await settled();
   },
   "responses structured": async () => {
     const text = { format: zodTextFormat(Weather, "weather") };

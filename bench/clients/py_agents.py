@@ -9,6 +9,7 @@ from agents import (
     Agent,
     OpenAIChatCompletionsModel,
     OpenAIResponsesModel,
+    OpenAIResponsesWSModel,
     Runner,
     function_tool,
     set_tracing_disabled,
@@ -97,6 +98,11 @@ async def responses_structured() -> None:
     await structured(OpenAIResponsesModel)
 
 
+async def responses_websocket() -> None:
+    await streamed(OpenAIResponsesWSModel)
+    await with_tools(OpenAIResponsesWSModel)
+
+
 def refused(kind: type[Exception], **more: Any) -> Any:
     return failure(lambda: Runner.run_sync(agent(OpenAIResponsesModel, **more), ASK), kind)
 
@@ -140,6 +146,7 @@ run(
     responses_stream,
     responses_tools,
     responses_structured,
+    responses_websocket,
     errors_401,
     errors_404,
     errors_429,

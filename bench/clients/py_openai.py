@@ -103,6 +103,23 @@ def responses_tools() -> None:
     assert second.output_text == "The tool answered: sunny"
 
 
+def responses_websocket() -> None:
+    """Two turns with a tool, of which the first answer is remembered by the connection alone."""
+    fields: Any = {"model": MODEL, "tools": [RESPONSES_TOOL], "store": False}
+    with client().responses.connect(extra_headers={"x-session-id": "openai-python"}) as connection:
+
+        def ended(**more: Any) -> Any:
+            connection.response.create(**fields, **more)
+            return next(event for event in connection if event.type in ("response.completed", "error"))
+
+        first = ended(input=ASK).response
+        result = {"type": "function_call_output", "call_id": first.output[0].call_id, "output": "sunny"}
+        second = ended(input=[result], previous_response_id=first.id)
+        assert second.response.output_text == "The tool answered: sunny"
+        check_totals(second.to_dict()["headers"][TOTALS])
+    settled()
+
+
 def chat_structured() -> None:
     answer = client().chat.completions.parse(model=MODEL, messages=ASK, response_format=Weather)
     assert answer.choices[0].message.parsed == Weather(city="sample city")
@@ -201,6 +218,7 @@ run(
     responses,
     responses_stream,
     responses_tools,
+    responses_websocket,
     responses_structured,
     completions,
     embeddings,

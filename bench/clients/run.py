@@ -64,7 +64,7 @@ class Client:
 
 
 CLIENTS = (
-    Client("openai-python", "py_openai.py", ("openai",), ("openai",)),
+    Client("openai-python", "py_openai.py", ("openai[realtime]",), ("openai",)),
     Client("anthropic-python", "py_anthropic.py", ("anthropic",), ("anthropic",)),
     Client("langchain", "py_langchain.py", ("langchain-openai",), ("langchain-openai", "openai")),
     Client(
@@ -77,7 +77,7 @@ CLIENTS = (
     Client("instructor", "py_instructor.py", ("instructor",), ("instructor", "openai")),
     # litellm 1.106 imports mcp for tools and for responses, and does not ask for it
     Client("litellm", "py_litellm.py", ("litellm", "mcp"), ("litellm", "mcp", "openai")),
-    Client("openai-node", "node_openai.mjs", ("openai", "zod"), ("openai",)),
+    Client("openai-node", "node_openai.mjs", ("openai", "ws", "zod"), ("openai", "ws")),
     Client("anthropic-node", "node_anthropic.mjs", ("@anthropic-ai/sdk", "zod"), ("@anthropic-ai/sdk",)),
     Client(
         "ai-sdk",
