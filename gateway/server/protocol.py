@@ -27,7 +27,7 @@ SOCKET_STOPS: Final = "websocket.server_stops"
 _UPGRADE: Final = re.compile(rb"\r\nupgrade:[^\r\n]*", re.IGNORECASE)
 #: a handshake for a WebSocket of Responses, as far as the head shows; all others are answered as plain requests
 _HANDSHAKE: Final = re.compile(
-    rb"GET [^ ?]*/responses(?:\?[^ ]*)? HTTP/1\.1\r\n(?=.*\r\nupgrade:[ \t]*websocket[ \t]*(?:\r|\Z))",
+    rb"GET [^ ?]*/responses(?:\?[^ ]*)? HTTP/1\.1(?=\r\n)(?=.*\r\nupgrade:[ \t]*websocket(?:\r|\Z))",
     re.IGNORECASE | re.DOTALL,
 )
 _END_OF_HEAD: Final = b"\r\n\r\n"

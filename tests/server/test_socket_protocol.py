@@ -79,6 +79,21 @@ def opened(url: str) -> Iterator[socket.socket]:
         yield sock
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        # as nginx sends it: the header comes first
+        b"GET /v1/responses HTTP/1.1\r\nUpgrade: websocket\r\nConnection: upgrade\r\nHost: a",
+        b"GET /s/a/v1/responses?x=1 HTTP/1.1\r\nhost: a\r\nConnection: keep-alive, Upgrade\r\nUPGRADE:WebSocket",
+    ],
+)
+def test_a_handshake_is_one_however_it_is_written(head: bytes, url: str) -> None:
+    rest = b"\r\nsec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    with connect(url) as sock:
+        sock.sendall(head + rest)
+        assert read_until(sock, b"\r\n\r\n").startswith(b"HTTP/1.1 101")
+
+
 def test_who_answers_no_ping_is_hung_up_on_with_all_that_is_left_to_send(url: str, application: Application) -> None:
     with opened(url) as sock:
         sock.sendall(frame(b"hi"))
