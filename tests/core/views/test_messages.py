@@ -12,6 +12,7 @@ from gateway.core.message import encode, plain, sketch
 from gateway.core.modes import show
 from gateway.core.views import new_faults, view_of
 from gateway.core.views.view import View
+from tests.support.timing import in_time
 
 Json = dict[str, Any]
 
@@ -147,6 +148,20 @@ def test_what_a_server_is_asked_and_its_later_result_are_one() -> None:
     stands_or_goes(TASK, {"role": "assistant", "content": [mcp]}, SAID, serves("m", kind="mcp"), TASK)
     shared = [asks("s", use(0)), told(0), serves("s", *asks("t")["content"]), serves("t")]
     stands_or_goes(TASK, *shared, TASK)
+
+
+def test_a_message_of_tens_of_thousands_of_calls_of_servers_is_read_in_time() -> None:
+    blocks = [
+        block
+        for number in range(50_000)
+        for block in (
+            {"type": "mcp_tool_use", "id": f"t{number}"},
+            {"type": "mcp_tool_result", "tool_use_id": f"t{number}"},
+        )
+    ]
+    message = encode({"role": "assistant", "content": blocks})
+    with in_time():
+        assert len(view_of("messages", [message]).messages) == 1
 
 
 def test_results_between_what_a_server_was_asked_and_answered_can_be_changed() -> None:
