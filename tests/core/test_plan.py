@@ -263,6 +263,17 @@ def test_a_long_field_that_is_over_the_budget_by_itself_is_no_messages_fault() -
         make_room(came, view_of("chat", messages(3)), Conversation.of(messages(3), READER), room(400), SCALES)
 
 
+@pytest.mark.parametrize("wire", ["chat", "messages", "responses"])
+def test_a_request_without_messages_is_refused_or_goes_as_it_came(wire: Wire) -> None:
+    request = Request(wire=wire, model="gpt-4o", provider="openai", messages=[])
+    came = weigh(request, ESTIMATOR.estimate(request), Learned())
+    parts = came, view_of(wire, []), Conversation.of([], READER)
+    with pytest.raises(BudgetTooSmall):
+        make_room(*parts, room(1), SCALES)
+    for place in (room(came.estimate.beside + 1), room(1, policy=LEAST)):
+        assert make_room(*parts, place, SCALES).messages is None
+
+
 def test_a_margin_alone_refuses_nothing() -> None:
     raws = messages(2)
     least = weighed([raws[0], raws[1], *raws[-2:]]).estimate.tokens
