@@ -108,6 +108,23 @@ def test_calls_of_two_messages_that_are_answered_together_go_together() -> None:
     assert restored(found, {1: {"role": "assistant", "content": "x"}})[1:3] == [first, second]
 
 
+def test_calls_and_results_with_words_in_a_message_between_them_go_together() -> None:
+    block = {"type": "text", "text": "Be quick."}
+    words: Json = {"role": "user", "content": [block]}
+    results: Json = {"role": "user", "content": [*told(0)["content"], *told(1)["content"]]}
+    for between, places in (
+        ([words, words, results], [(1,), (4,), (4,)]),
+        ([told(0), words, told(1)], [(1,), (2,), (4,)]),
+        ([told(0, block), told(1)], [(1,), (2,), (3,)]),
+    ):
+        found = view(TASK, {"role": "assistant", "content": [use(0), use(1)]}, *between, SAID, TASK)
+        conversation = Conversation.of(found.messages, pinned=found.held)
+        unit = next(unit for unit in conversation.units if found.places[unit.start] == (1,))
+        assert [found.places[index] for index in unit.indices] == places
+        left = restored(found, dict.fromkeys(unit.indices))
+        assert left == [TASK, *(words for one in between if block in one["content"]), SAID, TASK]
+
+
 def asks(name: str, *behind: Json) -> Json:
     server = {"type": "server_tool_use", "id": name, "name": "code_execution", "input": {}}
     return {"role": "assistant", "content": [{"type": "text", "text": "I ask."}, server, *behind]}
