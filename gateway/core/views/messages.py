@@ -245,24 +245,26 @@ def _tied(elements: Sequence[bytes], reads: Sequence[_Read], span: range) -> Ite
 def _spans(reads: Sequence[_Read]) -> Iterator[range]:
     """Elements whose calls stay or go together.
 
-    An assistant's calls are answered together, also where they stand in several messages, or where words of the
-    user's stand before some of the results. What a server was asked in one message may be answered in a later one,
-    and call for something of the client's between the two.
+    An assistant's calls are answered together, also where they stand in several messages, or where words stand between
+    them and some of the results. What a server was asked in one message may be answered in a later one, and call for
+    something of the client's between the two.
     """
     reach = list(range(len(reads)))
     served: dict[str, int] = {}
-    #: the last calls, as long as nobody but the user has spoken since; whether that was more than results
-    waiting, is_parted = None, False
+    #: the last calls, as long as they may still be answered; whether more than results stands behind them
+    waiting: int | None = None
+    is_parted = False
     for place, one in enumerate(reads):
         tied = [served[name] for name in one.needs if name in served]
-        if place and one.calls and reads[place - 1].calls:
-            tied.append(place - 1)
         if one.kind in _USERS:
             if waiting is not None and is_parted and any(piece.is_result for piece in one.pieces):
                 tied.append(waiting)
             is_parted = is_parted or not all(piece.is_result for piece in one.pieces)
         else:
-            waiting, is_parted = place if one.calls else None, False
+            before = waiting if place and {one.kind, reads[place - 1].kind} <= {*_SPOKEN} else None
+            if before is not None and one.calls:
+                tied.append(before)
+            waiting, is_parted = (place, False) if one.calls else (before, True)
         for first in tied:
             reach[first] = place
         served |= dict.fromkeys(one.served, place)
