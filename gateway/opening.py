@@ -171,7 +171,7 @@ def tls_contexts(rows: Mapping[str, config.Provider]) -> Tls:
     """
     contexts, problems = {}, []
     for name, row in rows.items():
-        ca_file = str(row.tls.ca_file.expanduser()) if row.tls.ca_file else None
+        ca_file = str(config.at_home(row.tls.ca_file)) if row.tls.ca_file else None
         try:
             contexts[name] = http.tls_context(verify=row.tls.verify, ca_file=ca_file)
         except OSError as error:

@@ -22,7 +22,7 @@ from gateway.config.models import Facts, Model, PriceRow
 from gateway.config.providers import Provider
 from gateway.config.restart import reloaded
 from gateway.config.schema import BUILT_IN_ROUTES, Context, Settings, json_schema
-from gateway.config.section import duration
+from gateway.config.section import at_home, duration
 from gateway.config.steps import AgentSteps, StepCondition, StepRow, matcher
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "StepCondition",
     "StepRow",
     "Webhook",
+    "at_home",
     "built_in_providers",
     "data_folder",
     "duration",

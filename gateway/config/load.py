@@ -32,6 +32,7 @@ from gateway.config.notes import without_effect
 from gateway.config.only import with_only
 from gateway.config.providers import UNSENDABLE, is_sendable
 from gateway.config.schema import Settings
+from gateway.config.section import at_home, in_sight
 from gateway.config.variables import FILE_VARIABLE, REFERENCE, References, overrides, unknown_variables
 from gateway.core.counting.families import Families, families_from
 from gateway.core.errors import ConfigError
@@ -295,14 +296,14 @@ def _twice(node: yaml.Node | None, path: str, seen: set[int]) -> Iterator[str]:
 
 
 def _string_keys(value: Any, seen: tuple[int, ...] = ()) -> Any:
-    """YAML reads some keys as numbers or booleans; all of ours are words."""
+    """YAML reads some keys as numbers or booleans; all of ours are words. A number without end is infinite."""
     if id(value) in seen:
         raise ConfigError(["(whole file): an alias refers to what contains it"])
     if isinstance(value, dict):
-        return {str(key): _string_keys(inner, (*seen, id(value))) for key, inner in value.items()}
+        return {str(in_sight(key)): _string_keys(inner, (*seen, id(value))) for key, inner in value.items()}
     if isinstance(value, list):
         return [_string_keys(inner, (*seen, id(value))) for inner in value]
-    return value
+    return in_sight(value)
 
 
 def _with_built_in(own: dict[str, Any], built_in: Mapping[str, Any]) -> dict[str, Any]:
@@ -357,9 +358,11 @@ def _with_agents(own: dict[str, Any], folder: Path, references: References) -> d
     for name, value in agents.items():
         if isinstance(value, str):
             try:
-                content = _string_keys(_read_yaml(folder / Path(value).expanduser()))
+                content = _string_keys(_read_yaml(folder / at_home(value)))
             except ConfigError as error:
                 references.problems.extend(f"agents.{name}: {problem}" for problem in error.problems)
+            except ValueError as error:
+                references.problems.append(f"agents.{name}: {error}")
             else:
                 read[name] = references.into(content, f"agents.{name}")
     return {**own, "agents": read}

@@ -7,24 +7,27 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from gateway.config.section import Section
+from gateway.config.section import MOST_TOKENS, Section
+from gateway.core.ledger import MOST_USD
+
+Rate = Annotated[Decimal, Field(ge=0, le=MOST_USD)]
 
 
 class PriceRow(Section):
     """USD per million tokens."""
 
-    input: Decimal = Field(ge=0, description="Of input tokens.")
-    output: Decimal = Field(ge=0, description="Of output tokens.")
-    cache_read: Decimal | None = Field(None, ge=0, description="Of input tokens read from a cache; null: as input.")
-    cache_write: Decimal | None = Field(None, ge=0, description="Of input tokens put into a cache; null: as input.")
-    cache_write_1h: Decimal | None = Field(None, ge=0, description="Of those kept for an hour; null: as cache_write.")
+    input: Rate = Field(description="Of input tokens.")
+    output: Rate = Field(description="Of output tokens.")
+    cache_read: Rate | None = Field(None, description="Of input tokens read from a cache; null: as input.")
+    cache_write: Rate | None = Field(None, description="Of input tokens put into a cache; null: as input.")
+    cache_write_1h: Rate | None = Field(None, description="Of those kept for an hour; null: as cache_write.")
 
 
 class Facts(Section):
     """What is known of a model."""
 
-    window: int | None = Field(None, ge=1, description="Context window in tokens.")
-    output: int | None = Field(None, ge=1, description="Most output tokens of one call.")
+    window: int | None = Field(None, ge=1, le=MOST_TOKENS, description="Context window in tokens.")
+    output: int | None = Field(None, ge=1, le=MOST_TOKENS, description="Most output tokens of one call.")
     tokenizer: str | None = Field(None, description="Name of its tokenizer.")
     price: PriceRow | None = Field(None, description="USD per million tokens.")
     reasoning: bool | None = Field(

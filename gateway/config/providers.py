@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
-from gateway.config.section import HEADER_NAME, Positive, Section
+from gateway.config.section import HEADER_NAME, Positive, Section, at_home
 from gateway.core.addresses import is_address
 from gateway.core.forwarding import AUTH_HEADER, FRAMING, AuthStyle
 
@@ -49,6 +49,13 @@ class Tls(Section):
     ca_file: Path | None = Field(
         None, description="PEM file of certificate authorities to trust instead of the system's."
     )
+
+    @field_validator("ca_file")
+    @classmethod
+    def _ca_file(cls, value: Path | None) -> Path | None:
+        if value is not None:
+            at_home(value)
+        return value
 
 
 class Breaker(Section):

@@ -11,7 +11,7 @@ from gateway.config.access import Auth, Budget
 from gateway.config.callbacks import Callbacks
 from gateway.config.models import Model
 from gateway.config.providers import Provider
-from gateway.config.section import HEADER_NAME, Positive, Section, duration
+from gateway.config.section import HEADER_NAME, LARGEST, MOST_TOKENS, Positive, Section, duration
 from gateway.config.steps import AgentFile, AgentSteps, StepRow, check_steps
 from gateway.config.store import StoreSettings
 from gateway.core.addresses import is_host
@@ -41,7 +41,9 @@ class Server(Section):
         description="Web pages of these origins may call, as https://app.example; our response headers are exposed, "
         "and those of OpenAI and Anthropic.",
     )
-    shutdown_grace_s: float = Field(30, ge=0, description="Time that running calls get when the gateway is stopped.")
+    shutdown_grace_s: float = Field(
+        30, ge=0, le=LARGEST, description="Time that running calls get when the gateway is stopped."
+    )
     dashboard: bool = Field(
         default=True, description="A page at /ui that shows sessions and calls to whoever may see them."
     )
@@ -86,7 +88,7 @@ class Sessions(Section):
     on_disconnect: Literal["drain", "cancel"] = Field(
         "drain", description="The client leaves: read the answer to its end for exact usage (at most drain_s), or stop."
     )
-    drain_s: float = Field(30, ge=0, description="How long a left answer is read on.")
+    drain_s: float = Field(30, ge=0, le=LARGEST, description="How long a left answer is read on.")
     stream_totals: Literal["off", "comment"] = Field(
         "comment", description="Totals in a last comment line of each stream."
     )
@@ -142,10 +144,10 @@ class Context(Section):
     trim: Literal["auto", "off", "shadow"] = Field(
         "auto", description="auto: only what is over its budget; off; shadow: decide and report, forward untouched."
     )
-    budget: Literal["window"] | Annotated[int, Field(ge=1)] = Field(
+    budget: Literal["window"] | Annotated[int, Field(ge=1, le=MOST_TOKENS)] = Field(
         "window", description="Input tokens of a call: what the model's window leaves, or a smaller number."
     )
-    reserve_tokens: Literal["auto"] | Annotated[int, Field(ge=0)] = Field(
+    reserve_tokens: Literal["auto"] | Annotated[int, Field(ge=0, le=MOST_TOKENS)] = Field(
         "auto",
         description="Kept free for the answer; auto: the call's own output limit, else 10 % of the window up to 4,096.",
     )
@@ -158,7 +160,9 @@ class Context(Section):
         ("dedupe", "condense", "drop"), min_length=1, description="Tried in this order until the request fits."
     )
     keep_last_turns: int = Field(1, ge=1, le=1000, description="Turns at the end that are never touched.")
-    result_max_tokens: int = Field(1000, ge=20, description="shorten: what is left of an old message, head and tail.")
+    result_max_tokens: int = Field(
+        1000, ge=20, le=MOST_TOKENS, description="shorten: what is left of an old message, head and tail."
+    )
     recall: Literal["off", "said", "all"] = Field(
         "said",
         description="Old lines that match the new question, repeated behind it: of user and assistant, or of all.",

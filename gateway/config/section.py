@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import re
+from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-_DURATION: Final = re.compile(r"(\d+)([smhd])\Z")
+_DURATION: Final = re.compile(r"([0-9]{1,10})([smhd])\Z")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+#: a hundred years: a time that is further off may be none that a calendar has
+_LONGEST_S: Final = 36_500 * 86_400
 #: the name of an HTTP header
 HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
-Positive = Annotated[float, Field(gt=0)]
+#: above all that anybody means, in seconds, MiB or whatever it is; numbers without a bound become infinite
+LARGEST: Final = 10**9
+#: of a number that is read as it stands
+_MOST_BITS: Final = 4096
+#: tokens, which are counted exactly
+MOST_TOKENS: Final = 2**53
+Positive = Annotated[float, Field(gt=0, le=LARGEST)]
 
 
 #: what is said of a duration that is none
-NO_DURATION: Final = "must be a duration like 90s, 15m, 12h or 30d"
+NO_DURATION: Final = "must be a duration like 90s, 15m, 12h or 30d, at most 36500d"
 
 
 def duration(text: str) -> int:
@@ -26,9 +36,30 @@ def duration(text: str) -> int:
         ValueError: it is none of these.
     """
     match = _DURATION.match(text)
-    if match is None or int(match[1]) == 0:
+    seconds = int(match[1]) * _SECONDS[match[2]] if match is not None else 0
+    if not 0 < seconds <= _LONGEST_S:
         raise ValueError(NO_DURATION)
-    return int(match[1]) * _SECONDS[match[2]]
+    return seconds
+
+
+def at_home(path: str | Path) -> Path:
+    """A path, with `~` as the folder that it means.
+
+    Raises:
+        ValueError: no file can have it.
+    """
+    if "\0" in str(path):
+        raise ValueError("no path has a character NUL")
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        name = Path(path).parts[0]
+        raise ValueError(f"nobody knows which folder {name} is; write the path from / on") from None
+
+
+def in_sight(value: Any) -> Any:
+    """A value; infinity in the place of a number with more digits than Python writes (in hexadecimal it reads them)."""
+    return math.inf if isinstance(value, int) and value.bit_length() > _MOST_BITS else value
 
 
 class Section(BaseModel):

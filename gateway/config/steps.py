@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from gateway.config.section import Section
+from gateway.config.section import MOST_TOKENS, Section
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.routing import is_pattern
 from gateway.core.steps import MOST_RECENT, is_any
@@ -94,7 +94,9 @@ class StepCondition(Section):
         None,
         description="A regular expression that is found in the newest user message, in its last 16,384 characters.",
     )
-    tokens_above: int | None = Field(None, ge=0, description="The request weighs more input tokens than this.")
+    tokens_above: int | None = Field(
+        None, ge=0, le=MOST_TOKENS, description="The request weighs more input tokens than this."
+    )
     budget_below: float | None = Field(
         None, gt=0, le=1, description="Less than this share is left of the narrowest budget."
     )
@@ -136,9 +138,9 @@ class StepRow(Section):
         description="filter: only what may be called now is offered to the model; require: and what is due must be "
         "called; reject: a request that offers anything else is refused; observe: nothing but a record and a warning.",
     )
-    context_budget: int | None = Field(None, ge=1, description="Input tokens of a call, if lower.")
+    context_budget: int | None = Field(None, ge=1, le=MOST_TOKENS, description="Input tokens of a call, if lower.")
     model: str | None = Field(None, description="The model to call instead of the one that is asked for.")
-    max_output_tokens: int | None = Field(None, ge=1, description="Tokens of an answer, if lower.")
+    max_output_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS, description="Tokens of an answer, if lower.")
 
     @field_validator("name")
     @classmethod
@@ -231,6 +233,8 @@ def matcher(pattern: str) -> Callable[[str], bool]:
         compiled = regex.compile(pattern)
     except regex.error as error:
         raise ValueError(f"is no regular expression: {error}") from None
+    except RecursionError:
+        raise ValueError("is no regular expression: it is nested too deep") from None
 
     # The same message is looked at again for each tool of its turn, and a pattern may be slow.
     @lru_cache(_MOST_MESSAGES)

@@ -6,11 +6,12 @@ import hashlib
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
-from gateway.config.section import Section
+from gateway.config.section import LARGEST, Section, at_home
 from gateway.core import redis_url
 
+_SQLITE: Final = "sqlite://"
 _JOURNALS: Final = "~/.local/share/gateway/journal"
 
 
@@ -25,7 +26,7 @@ class StoreSettings(Section):
         repr=False,
     )
     timeout_ms: int = Field(
-        250, ge=1, description="Longest wait for one exchange with the store (a call makes several)."
+        250, ge=1, le=LARGEST, description="Longest wait for one exchange with the store (a call makes several)."
     )
     on_failure: Literal["closed", "open"] = Field(
         "closed",
@@ -41,9 +42,11 @@ class StoreSettings(Section):
     @field_validator("url")
     @classmethod
     def _url(cls, value: str) -> str:
-        if value.startswith("sqlite://") and "?" in value:
+        if value.startswith(_SQLITE) and "?" in value:
             raise ValueError("sqlite://PATH takes no options; leave out the question mark and what is behind it")
-        if value == "memory://" or (value.startswith("sqlite://") and len(value) > len("sqlite://")):
+        path = value.removeprefix(_SQLITE)
+        if value == "memory://" or (path and path != value):
+            at_home(path)
             return value
         try:
             redis_url.parse(value)
@@ -54,6 +57,14 @@ class StoreSettings(Section):
                 "must be memory://, sqlite://PATH, redis://HOST:PORT/DB, redis+sentinel://HOST:PORT,…/SERVICE/DB or "
                 "redis+cluster://HOST:PORT,… (rediss… over TLS)"
             ) from None
+        return value
+
+    @field_validator("journal")
+    @classmethod
+    def _journal(cls, value: str | Path, others: ValidationInfo) -> str | Path:
+        is_redis = str(others.data.get("url")).startswith("redis")
+        if isinstance(value, Path) or (value == "auto" and is_redis):
+            at_home(_JOURNALS if value == "auto" else value)
         return value
 
     @property
@@ -76,11 +87,9 @@ class StoreSettings(Section):
             return beside.with_name(f"{beside.name}-journals")
         folder = self.journal if isinstance(self.journal, Path) else Path(_JOURNALS)
         # What waits for one store must not be settled in another.
-        return folder.expanduser() / hashlib.sha256(self.shown_url.encode()).hexdigest()[:12]
+        return at_home(folder) / hashlib.sha256(self.shown_url.encode()).hexdigest()[:12]
 
     @property
     def sqlite_path(self) -> Path | None:
         """The database file, or None for another kind of store."""
-        if not self.url.startswith("sqlite://"):
-            return None
-        return Path(self.url.removeprefix("sqlite://")).expanduser()
+        return at_home(self.url.removeprefix(_SQLITE)) if self.url.startswith(_SQLITE) else None

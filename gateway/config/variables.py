@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from gateway.config.providers import Provider
 from gateway.config.schema import Settings
+from gateway.config.section import in_sight
 from gateway.core.values import dataclass
 
 #: names the file where `-c` does not
@@ -104,8 +105,8 @@ def _leaves(section: type[BaseModel], prefix: str, providers: list[str]) -> Iter
 
 def _parse_scalar(text: str) -> object:
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
+        return in_sight(yaml.safe_load(text))
+    except (yaml.YAMLError, ValueError, RecursionError):  # a date that there is not; brackets without end
         return text
 
 

@@ -18,6 +18,8 @@ from gateway.core.message import CACHE_MARKS
 
 # "." and ".." would be taken for folders in a path
 _VALID: Final = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._:-]{1,255}\Z")
+#: what `is_valid` takes, as JSON Schema writes patterns
+ID_PATTERN: Final = r"^(?!\.{1,2}$)[A-Za-z0-9._:-]{1,255}$"
 #: what `is_valid` takes, for messages
 ID_FORM: Final = '1-255 characters of A-Z a-z 0-9 . _ : - (neither "." nor "..")'
 

@@ -146,8 +146,12 @@ def make_room(came: Weighed, view: View, conversation: Conversation, room: Room,
         BudgetTooSmall: so is what stands beside the messages.
     """
     request, is_over = came.request, came.estimate.beside >= room.budget
-    if is_over and room.policy.overflow != "least" and (request.tools or request.schema is not None or request.others):
+    is_beside = request.tools or request.schema is not None or request.others or not conversation.messages
+    if is_over and room.policy.overflow != "least" and is_beside:
         raise BudgetTooSmall(needed=came.estimate.beside, budget=room.budget)
+    if not conversation.messages:
+        # There is nothing to leave out.
+        return as_it_came(came, room.budget, room.policy.safety)
     case = _Case(came, view, conversation, scales)
     try:
         return _decided(case, room)

@@ -15,8 +15,7 @@ from gateway.dialects.opening import opening_items, opening_text
 from gateway.dialects.texts import texts_of_fields
 
 _TEXT_FIELDS: Final = ("system", "messages", "tools")
-#: what a block or a delta of one may say, beside thinking; `content`: of a compaction
-_BLOCK_TEXTS: Final = ("text", "input")
+#: what a delta of a block may say, beside thinking; `content`: of a compaction
 _DELTA_TEXTS: Final = ("text", "partial_json", "content")
 #: what the end of a stream may say again of how it is billed
 _TIERED: Final = frozenset({"speed", "inference_geo"})
@@ -169,8 +168,8 @@ class MessagesReader(EventReader):
         if block.get("type") in _TOOL_BLOCKS:
             key = str(index) if index is not None else None
             self._gathered.tool(block.get("name"), key, one_of=block.get("server_name"))
-        for name in _BLOCK_TEXTS:
-            self._gathered.weigh(block.get(name))
+        self._gathered.weigh(block.get("text"))
+        self._gathered.weigh_arguments(block.get("input"))
         content = block.get("content")
         # A compaction has a text here. What a tool of the provider found is a list, and no output of the model.
         if isinstance(content, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ from gateway.dialects.texts import texts_of_fields
 #: what every chunk with a choice holds, written compact or as Python's json does
 _MARK: Final = b'"choices":[{'
 _SPACED_MARK: Final = b'"choices": [{'
+#: the number of a choice, which some hosts write as a text
+_INDEX: Final = re.compile(r"[0-9]{1,9}")
 
 
 class _Delta(msgspec.Struct, gc=False):
@@ -278,15 +281,13 @@ class ChoicesReader:
         if not running:
             return b"data: [DONE]\n\n"
         gathered.finish_reason = "length"
+        numbers = [int(index) if _INDEX.fullmatch(str(index)) else 0 for index in running]
         chunk = {
             "id": self._id if isinstance(self._id, str) else None,
             "object": self._form.chunk,
             "created": self._created if isinstance(self._created, int) else None,
             "model": gathered.model,
-            "choices": [
-                {"index": int(index) if str(index).isdecimal() else 0, **self._form.piece, "finish_reason": "length"}
-                for index in running
-            ],
+            "choices": [{"index": number, **self._form.piece, "finish_reason": "length"} for number in numbers],
         }
         return b"data: " + encode(chunk) + b"\n\ndata: [DONE]\n\n"
 

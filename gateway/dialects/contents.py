@@ -6,7 +6,6 @@ mark is ours and is taken out before anything is weighed, compared or forwarded.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -258,7 +257,7 @@ def _priority(mark: Any, where: str) -> float | str:
     if value == PINNED:
         return PINNED
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not 0 <= value <= MOST_PRIORITY:
+    if not is_number or not 0 <= value <= MOST_PRIORITY:  # nor is NaN
         raise InvalidRequest(
             f'{where}.priority must be "{PINNED}" or a number from 0 (first to go) over 1 (usual) to '
             f"{MOST_PRIORITY:.0f}.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gateway.core.counting.heuristic import estimate_tokens, rounded_up
+from gateway.core.message import encode, is_deep
 from gateway.core.tools import NAME_CHARACTERS
 from gateway.dialects.base import MAX_TOOLS, Answer
 from gateway.dialects.reported import UsageReader
@@ -58,6 +59,13 @@ class Gathered:
         tokens = estimate_tokens(value) if type(value) is str else sum(map(estimate_tokens, texts(value)))
         self._output += tokens
         return tokens
+
+    def weigh_arguments(self, value: object) -> None:
+        """Add the arguments of a call, which a model writes as JSON; an empty object is what a stream fills later."""
+        if value and isinstance(value, dict) and not is_deep(value):
+            self.weigh(encode(value).decode())
+        else:
+            self.weigh(value)
 
     def weigh_sound(self, data: object, transcript: object = None) -> None:
         """Add sound in base64, and what it says, which is billed beside it."""

@@ -19,8 +19,11 @@ MARKS = "a text that begins with *, & or ! needs quotes"
         ("providers: {openai: 3}", f"providers.openai: {MAPPING}"),
         ("providers: 3", f"providers: {MAPPING}"),
         ("auth: {keys: [3]}", f"auth.keys[0]: {MAPPING}"),
-        ("sessions: {ttl: 30}", "sessions.ttl: must be a duration like 90s, 15m, 12h or 30d (got 30)"),
-        ("budget: {window: 3600}", "budget.window: must be a duration like 90s, 15m, 12h or 30d (got 3600)"),
+        ("sessions: {ttl: 30}", "sessions.ttl: must be a duration like 90s, 15m, 12h or 30d, at most 36500d (got 30)"),
+        (
+            "budget: {window: 3600}",
+            "budget.window: must be a duration like 90s, 15m, 12h or 30d, at most 36500d (got 3600)",
+        ),
         ("agents: {a: 3}", f"agents.a: {MAPPING}"),
         ("models: 3", f"models: {LIST}"),
         ("context: {strategies: drop}", f"context.strategies: {LIST}"),

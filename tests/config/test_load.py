@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from gateway.config import (
     BUILT_IN_ROUTES,
+    Provider,
+    Settings,
     data_folder,
     duration,
     is_loopback,
@@ -222,6 +229,13 @@ def test_without_an_environment_of_its_own_it_reads_the_processs(
         ("server: {host: not a host}", "server.host: is no address, and cannot be the name of one"),
         ("server: {host: 'http://0.0.0.0'}", "server.host: is no address, and cannot be the name of one"),
         ("server: {workers: 2}\nstore: {url: 'memory://'}", "server.workers: more than one worker needs a store they share; set store.url to sqlite://PATH"),
+        ("store: {url: 'sqlite://~nobody-here/x.db'}", "store.url: nobody knows which folder ~nobody-here is; write the path from / on"),
+        ("store: {journal: ~nobody-here/x}", "store.journal: nobody knows which folder ~nobody-here is"),
+        ('store: {url: "sqlite://a\\0b"}', "store.url: no path has a character NUL"),
+        ("providers: {openai: {tls: {ca_file: ~nobody-here}}}", "providers.openai.tls.ca_file: nobody knows which folder ~nobody-here is"),
+        ("agents: {a: ~nobody-here/x.yaml}", "agents.a: nobody knows which folder ~nobody-here is"),
+        ("steps: [{name: a, conditions: [{message_matches: '" + "(" * 3000 + ")" * 3000 + "'}]}]", "steps[0].conditions[0].message_matches: is no regular expression: it is nested too deep"),
+        ("models: [{match: a, provider: openai, price: {input: 1e999999, output: 1}}]", "models[0].price.input: input should be less than or equal to 4500000"),
         ("auth: {keys: [{name: a b, key: 0123456789abcdef}]}", "auth.keys[0].name: use 1-255 characters of A-Z a-z 0-9 . _ : -"),
         ("auth: {keys: [{name: a, key: short}]}", "auth.keys[0].key: a key needs at least 16 characters"),
         ("budget: {usd: 1e-99999999}", "budget.usd: is less than a billionth of a dollar; use 0, or 0.000000001 and more"),
@@ -307,6 +321,28 @@ def test_a_value_of_another_shape_is_named_by_its_path(loaded: Load, text: str, 
     ],
 )
 def test_a_number_without_end_is_named_by_its_path(loaded: Load, path: str, number: str) -> None:
+    *sections, key = path.split(".")
+    text = "".join(f"{section}: {{" for section in sections) + f"{key}: {number}" + "}" * len(sections)
+    assert [problem.partition(":")[0] for problem in problems_of(loaded, text)] == [path]
+
+
+@pytest.mark.parametrize("number", ["1.0e+300", "9" * 400, "0x" + "f" * 4000])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "server.max_body_mb",
+        "server.max_header_kb",
+        "server.body_timeout_s",
+        "server.shutdown_grace_s",
+        "sessions.drain_s",
+        "store.timeout_ms",
+        "context.budget",
+        "context.reserve_tokens",
+        "context.result_max_tokens",
+        "providers.openai.breaker.open_s",
+    ],
+)
+def test_a_number_that_nothing_can_be_reckoned_with_is_named_by_its_path(loaded: Load, path: str, number: str) -> None:
     *sections, key = path.split(".")
     text = "".join(f"{section}: {{" for section in sections) + f"{key}: {number}" + "}" * len(sections)
     assert [problem.partition(":")[0] for problem in problems_of(loaded, text)] == [path]
@@ -461,6 +497,12 @@ def test_a_providers_keys_can_be_set_by_variables_also_under_a_name_with_a_dash(
 
 def test_a_wrong_variable_is_named_by_the_key_it_sets(loaded: Load) -> None:
     (problem,) = problems_of(loaded, "", {"GATEWAY_SERVER_PORT": "many"})
+    assert problem.startswith("server.port: ")
+
+
+@pytest.mark.parametrize("number", ["0x" + "f" * 4000, "9" * 5000, "2001-99-99", "[" * 3000])
+def test_a_variable_that_holds_no_number_that_there_is_is_named_by_the_key_it_sets(loaded: Load, number: str) -> None:
+    (problem,) = problems_of(loaded, "", {"GATEWAY_SERVER_PORT": number})
     assert problem.startswith("server.port: ")
 
 
@@ -764,13 +806,17 @@ def test_loopback_is_what_only_this_machine_reaches(host: str, loopback: bool) -
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("1s", 1), ("90s", 90), ("15m", 900), ("12h", 43_200), ("30d", 2_592_000)]
+    ("text", "seconds"),
+    [("1s", 1), ("90s", 90), ("15m", 900), ("12h", 43_200), ("30d", 2_592_000), ("36500d", 3_153_600_000)],
 )
 def test_a_duration_is_a_number_and_a_unit(text: str, seconds: int) -> None:
     assert duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0s", "00d", "5", "s", "1 s", "1w", "-1s", "1.5h", "1h30m", "1s\n", "1S"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "0s", "00d", "5", "s", "1 s", "1w", "-1s", "1.5h", "1h30m", "1s\n", "1S", "36501d", "9" * 400 + "d", "٣d"],
+)
 def test_anything_else_is_no_duration(text: str) -> None:
     with pytest.raises(ValueError, match="duration"):
         duration(text)
@@ -976,3 +1022,55 @@ def test_a_credential_that_litellm_finds_by_itself_is_a_held_one(loaded: Load) -
     text = "{server: {host: 0.0.0.0}, providers: {aws: {adapter: litellm, litellm: bedrock, auth: none}}}"
     with pytest.raises(ConfigError, match=r"auth\.keys: .*aws"):
         refuse_open_door(loaded(text).settings)
+
+
+# --- whatever stands in the file ------------------------------------------------------------------------------------------
+
+
+def key_paths(section: type[BaseModel], *before: str) -> Iterator[tuple[str, ...]]:
+    """The paths of all keys of a section that holds no other."""
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from key_paths(kind, *before, name)
+        else:
+            yield (*before, name)
+
+
+PATHS = [*key_paths(Settings), *key_paths(Provider, "providers", "openai"), ("agents", "a")]
+NUMBERS = ["9" * 400, "0x" + "f" * 4000, "1.0e+300", "1e999", ".nan", "-1", "2001-01-01"]
+STEPS = [{"name": "a", "conditions": [{"message_matches": "(" * 3000 + ")" * 3000}]}]
+WORDS = ["~nobody-here", "~/x", "${A}", "${A:-}", "5s", "99999999999d", "off", "http://[", "redis://:", "sqlite://~x"]
+ODD = st.sampled_from([*NUMBERS, *WORDS, "\udc80", "\0", "\n", "*", "!x", "&a", "[" * 3000])
+ODD_VALUES = st.recursive(
+    ODD | st.just(STEPS) | st.none() | st.booleans() | st.integers() | st.floats(),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(ODD | st.just("name"), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+def flow(value: Any) -> str:
+    """YAML on one line; texts stand there without quotes, so that they may be anything."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {flow(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(flow, value)) + "]"
+    return str(value)
+
+
+@given(st.sampled_from(PATHS), ODD_VALUES, st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_any_value_is_taken_or_named_by_its_path(path: tuple[str, ...], value: Any, is_json: bool) -> None:
+    tree: Any = value
+    for name in reversed(path):
+        tree = {name: tree}
+    text = json.dumps(tree) if is_json else flow(tree)
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "gateway.yaml"
+        file.write_bytes(text.encode("utf-8", "surrogatepass"))
+        problems: list[str] = []
+        try:
+            load(file, environment={})
+        except ConfigError as error:
+            problems = error.problems
+    assert all(problem.startswith((path[0], str(file), "default_provider")) for problem in problems)

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.config import families
 from gateway.core.context_budget import ContextPolicy, SummaryModel
@@ -263,6 +265,17 @@ def test_a_long_field_that_is_over_the_budget_by_itself_is_no_messages_fault() -
         make_room(came, view_of("chat", messages(3)), Conversation.of(messages(3), READER), room(400), SCALES)
 
 
+@pytest.mark.parametrize("wire", ["chat", "messages", "responses"])
+def test_a_request_without_messages_is_refused_or_goes_as_it_came(wire: Wire) -> None:
+    request = Request(wire=wire, model="gpt-4o", provider="openai", messages=[])
+    came = weigh(request, ESTIMATOR.estimate(request), Learned())
+    parts = came, view_of(wire, []), Conversation.of([], READER)
+    with pytest.raises(BudgetTooSmall):
+        make_room(*parts, room(1), SCALES)
+    for place in (room(came.estimate.beside + 1), room(1, policy=LEAST)):
+        assert make_room(*parts, place, SCALES).messages is None
+
+
 def test_a_margin_alone_refuses_nothing() -> None:
     raws = messages(2)
     least = weighed([raws[0], raws[1], *raws[-2:]]).estimate.tokens
@@ -339,6 +352,35 @@ def planned_as(wire: Wire, raws: Sequence[bytes], place: Room, tools: Sequence[A
         view.messages, reader, pinned=view.held, keep_last_turns=place.policy.keep_last_turns
     )
     return make_room(came, view, conversation, place, Scales(ESTIMATOR, reader))
+
+
+ODD = [
+    *(b"965", b"null", b"[]", b"{}", b'"x"', b'{"role":"user"}', b'{"role":"user","content":"wait"}'),
+    *(b'{"role":"user","content":[]}', b'{"role":"user","content":[7]}', b'{"role":"user","content":" \\n"}'),
+    *(b'{"role":"assistant","content":"so"}', b'{"role":"assistant","content":[]}', b'{"role":"system","content":"s"}'),
+    *(b'{"type":"reasoning","id":"rs_9","summary":[]}', b'{"type":"item_reference","id":"rs_8"}'),
+]
+
+
+@given(
+    st.sampled_from(["chat", *OTHERS]),
+    st.lists(st.tuples(st.integers(0, 20), st.sampled_from(ODD)), min_size=1, max_size=3),
+    st.sampled_from([0.3, 0.5, 0.8]),
+)
+@settings(max_examples=60, deadline=None)
+def test_odd_elements_anywhere_leave_a_request_that_can_be_sent(
+    wire: Wire, odd: list[tuple[int, bytes]], share: float
+) -> None:
+    raws = messages(5) if wire == "chat" else elements(wire, 5)
+    for place, raw in odd:
+        raws.insert(min(place, len(raws)), raw)
+    came = planned_as(wire, raws, room(10**9)).context.estimate
+    try:
+        plan = planned_as(wire, raws, room(int(came * share)))
+    except ContextOverflow:
+        return
+    assert plan.messages is not None
+    assert plan.context.estimate <= came * share
 
 
 def asked_twice(wire: Wire, number: int) -> list[bytes]:

@@ -143,7 +143,7 @@ def test_a_whole_answer_is_read() -> None:
         "claude", "tool_use", ("web_search", "find"), "batch", False,
     )  # fmt: skip
     assert usage_of(found) == Usage(15, 7, 22, 5)
-    assert found.output_estimate == 5 * 10 + 4
+    assert found.output_estimate == 5 * 10 + 4 + 5  # the keys and signs of the arguments, too
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b"null", b"[]", b"7", b"\xff\xfe", b"{" * DEEP, b"[" * DEEP, b"{}"])
@@ -322,6 +322,16 @@ def cut_after(*events: object) -> list[Any]:
         meter.answer().finish_reason,
     )
     return found
+
+
+@pytest.mark.parametrize("arguments", [{"order_id": 7, "notify": True, "lines": [1.5, None, {"a": "b"}]}, {}])
+def test_a_call_weighs_the_same_whole_and_in_a_stream(arguments: dict[str, Any]) -> None:
+    whole = {"type": "message", "content": [{"type": "tool_use", "id": "t", "name": "find", "input": arguments}]}
+    written = json.dumps(arguments, separators=(",", ":")) if arguments else ""
+    streamed = answer_to(
+        start(), block("tool_use", id="t", name="find", input={}), delta(type="input_json_delta", partial_json=written)
+    )
+    assert DIALECT.answer(json.dumps(whole).encode()).output_estimate == streamed.output_estimate > 0
 
 
 def test_a_stream_that_is_cut_short_ends_its_open_block_and_says_what_it_used() -> None:

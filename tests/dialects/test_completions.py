@@ -144,6 +144,14 @@ def test_a_stream_that_is_cut_short_after_its_last_choice_ended_keeps_its_reason
     assert cut_after(piece("a"), piece("", reason="stop")) == []
 
 
+@pytest.mark.parametrize(
+    ("index", "number"), [("1", 1), ("9" * 5000, 0), ("\u0661", 0), ("-1", 0), (None, 0), (1.5, 0)]
+)
+def test_an_odd_number_of_a_choice_does_not_keep_a_stream_from_its_end(index: Any, number: int) -> None:
+    [chunk] = cut_after(piece("a", index))
+    assert [choice["index"] for choice in chunk["choices"]] == [number]
+
+
 @pytest.mark.parametrize("head", [{"id": 7, "created": "x", "model": []}, {"id": "\ud800", "created": None}])
 def test_odd_values_of_a_host_do_not_keep_a_stream_from_its_end(head: dict[str, Any]) -> None:
     [chunk] = cut_after(piece("a", **head))

@@ -14,9 +14,11 @@ from openapi_spec_validator import validate
 from starlette.routing import Route
 
 from gateway import config
-from gateway.core.errors import GatewayError
+from gateway.core.errors import GatewayError, InvalidRequest
+from gateway.core.modes import MODES
 from gateway.mock import Behaviour, MockServer, Provider, ToolCall, Turn
 from gateway.server.app import GatewayApp
+from gateway.server.headers import directives
 from gateway.server.openapi import document, faults
 from gateway.wiring import build_app
 from tests.conftest import StartGateway
@@ -329,6 +331,37 @@ def test_the_headers_of_a_metered_answer_are_as_described(path: str, body: dict[
             else:
                 shown = int(value) if described["schema"]["type"] == "integer" else value
                 assert problems(described["schema"], shown) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("x-context-budget", value) for value in ("1", "999999999999999", "0", "-1", "1.5", "1e3", "", "9" * 16)),
+        *(("x-session-budget-tokens", value) for value in ("0", "5", "-1", "0.5", "", "all", "9" * 16)),
+        *(("x-session-budget-usd", value) for value in ("0", "0.50", "1234567.0", "12345678", ".5", "1.", "-1", "1e1")),
+        *(("x-context-trim", value) for value in ("off", "auto", "shadow", "", "on")),
+        *(("x-response-mode", value) for value in (*MODES, "", "short")),
+        *((name, value) for name in ("x-parent-session-id", "x-session-agent") for value in ("a", "..", "a b", "")),
+    ],
+)
+def test_what_a_header_may_say_is_described(name: str, value: str) -> None:
+    schema = DOCUMENT["components"]["parameters"][name]["schema"]
+    is_number = schema["type"] == "integer" and re.fullmatch(r"-?\d+", value)
+    is_described = problems(schema, int(value) if is_number else value) == []
+    try:
+        directives([(name.encode(), value.encode())])
+    except InvalidRequest:
+        assert not is_described
+    else:
+        assert is_described
+
+
+@pytest.mark.parametrize(("path", "body"), PROXIED)
+def test_a_body_without_a_model_is_described_as_it_is_answered(path: str, body: dict[str, Any], alice: Web) -> None:
+    schema = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert Draft202012Validator(schema).is_valid(body)
+    nameless = {**body, "model": ""}
+    assert Draft202012Validator(schema).is_valid(nameless) == (alice.post(path, nameless).status == 200)
 
 
 def test_a_refused_call_is_answered_with_an_error_as_described(alice: Web) -> None:

@@ -54,6 +54,7 @@ class Stock:
         self.costs = [*self.whole]
         #: by place: the place of the block that it needs, -1 where it needs none
         self.needs = _needs(candidates, scores)
+        #: by the place of a block that is not taken: those that need it
         self._rows = defaultdict[int, list[int]](list)
         for place, needed in enumerate(self.needs):
             if needed >= 0:
@@ -71,7 +72,7 @@ class Stock:
         """
         for place in dict.fromkeys([*places, *(needed for place in places if (needed := self.needs[place]) >= 0)]):
             self.scores.keep(self.scores.terms[place])
-            for row in self._rows.get(place, ()):
+            for row in self._rows.pop(place, ()):
                 self.costs[row] = self.alone[row]
         return [(self.indices[place], self.numbers[place]) for place in places]
 
@@ -109,7 +110,7 @@ class Opening:
 
     def entries(self, stock: Stock, taken: Collection[int]) -> Iterator[Entry]:
         """Its blocks that are not taken, once it is open; each at the price that it has alone."""
-        alone, sums, factors = stock.alone, stock.scores.sums, stock.scores.factors
+        alone, sums, factors, taken = stock.alone, stock.scores.sums, stock.scores.factors, frozenset(taken)
         for _, place in self._ranked(stock):
             if sums[place] > _NOTHING and place not in taken:
                 yield sums[place] * factors[place] / -alone[place], place, alone[place]

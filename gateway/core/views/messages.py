@@ -232,12 +232,12 @@ def _uncut(piece: _Piece, coded: Collection[str]) -> _Piece:
 
 def _tied(elements: Sequence[bytes], reads: Sequence[_Read], span: range) -> Iterator[tuple[_Piece, Sequence[int]]]:
     """All that the assistant said as one message; directly behind it the results of its calls; then the rest."""
-    spoken = [place for place in span if reads[place].kind in _SPOKEN and not reads[place].is_opaque]
+    spoken = {place: None for place in span if reads[place].kind in _SPOKEN and not reads[place].is_opaque}
     # What ends the conversation stays, and so does what belongs to something that nobody here can read.
     is_last = span.stop == len(reads) and reads[-1].kind != "words"
     is_held = is_last or any(reads[place].is_opaque for place in span)
     if spoken:
-        yield _together([elements[place] for place in spoken], is_held=is_held), spoken
+        yield _together([elements[place] for place in spoken], is_held=is_held), [*spoken]
     rest = [(piece, (place,)) for place in span if place not in spoken for piece in reads[place].pieces]
     yield from sorted(rest, key=lambda found: not found[0].is_result)
 
@@ -245,15 +245,26 @@ def _tied(elements: Sequence[bytes], reads: Sequence[_Read], span: range) -> Ite
 def _spans(reads: Sequence[_Read]) -> Iterator[range]:
     """Elements whose calls stay or go together.
 
-    An assistant's calls are answered together, also where they stand in several messages. What a server was asked in
-    one message may be answered in a later one, and call for something of the client's between the two.
+    An assistant's calls are answered together, also where they stand in several messages, or where words stand between
+    them and some of the results. What a server was asked in one message may be answered in a later one, and call for
+    something of the client's between the two.
     """
     reach = list(range(len(reads)))
     served: dict[str, int] = {}
+    #: the last calls, as long as they may still be answered; whether more than results stands behind them
+    waiting: int | None = None
+    is_parted = False
     for place, one in enumerate(reads):
         tied = [served[name] for name in one.needs if name in served]
-        if place and one.calls and reads[place - 1].calls:
-            tied.append(place - 1)
+        if one.kind in _USERS:
+            if waiting is not None and is_parted and any(piece.is_result for piece in one.pieces):
+                tied.append(waiting)
+            is_parted = is_parted or not all(piece.is_result for piece in one.pieces)
+        else:
+            before = waiting if place and {one.kind, reads[place - 1].kind} <= {*_SPOKEN} else None
+            if before is not None and one.calls:
+                tied.append(before)
+            waiting, is_parted = (place, False) if one.calls else (before, True)
         for first in tied:
             reach[first] = place
         served |= dict.fromkeys(one.served, place)
@@ -310,7 +321,7 @@ def _by_code(block: Mapping[str, Any]) -> bool:
 
 def _served(content: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Ids of calls that run where the model does, and those that stand in an earlier message."""
-    served: list[str] = []
+    served: dict[str, None] = {}
     needs: list[str] = []
     for block in content:
         kind, caller = block.get("type"), block.get("caller")
@@ -319,7 +330,7 @@ def _served(content: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], tupl
             names.append(block.get("tool_use_id"))
         needs.extend(name for name in names if isinstance(name, str) and name not in served)
         if kind in _SERVED and isinstance(block.get("id"), str):
-            served.append(block["id"])
+            served[block["id"]] = None
     return tuple(served), tuple(needs)
 
 

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from gateway.core.asked import DIRECTIVES, READ
-from gateway.core.identity import ID_FORM
+from gateway.core.asked import (
+    AGENT,
+    BUDGET_TOKENS,
+    BUDGET_USD,
+    CONTEXT_BUDGET,
+    CONTEXT_TRIM,
+    DIRECTIVES,
+    PARENT,
+    READ,
+    RESPONSE_MODE,
+)
+from gateway.core.context_budget import Trim
+from gateway.core.identity import ID_FORM, ID_PATTERN
+from gateway.core.modes import MODES
 from gateway.inspection import WIRES
 from gateway.server.finding import SORTS
 from gateway.server.headers import EXPOSED
@@ -32,6 +44,20 @@ _PROXIED_SERVERS: Final = (
 )
 _WHOLE_HEADERS: Final = ("-tokens", "-tokens-original", "-calls", "-index")
 _JSON_HEADERS: Final = ("-token-usage",)
+#: of tokens that a request names
+_MOST: Final = 10**15 - 1
+_BUDGET: Final = {"type": "integer", "minimum": 1, "maximum": _MOST}
+_NAME: Final = {"type": "string", "pattern": ID_PATTERN}
+#: What a header may say that is refused otherwise. Words are taken in capitals, too, and numbers with zeros before.
+_SAID: Final[Mapping[bytes, Schema]] = {
+    CONTEXT_BUDGET: _BUDGET,
+    CONTEXT_TRIM: {"type": "string", "enum": list(get_args(Trim))},
+    BUDGET_TOKENS: {"type": "integer", "minimum": 0, "maximum": _MOST},
+    BUDGET_USD: {"type": "string", "pattern": r"^[0-9]{1,7}(\.[0-9]{1,12})?$"},
+    RESPONSE_MODE: {"type": "string", "enum": list(MODES)},
+    PARENT: _NAME,
+    AGENT: _NAME,
+}
 
 
 def _parameter(name: str, place: str, about: str, schema: Schema, *, required: bool = False) -> Mapping[str, Any]:
@@ -45,7 +71,7 @@ def _parameter(name: str, place: str, about: str, schema: Schema, *, required: b
 
 
 def _flag(name: str, about: str) -> Mapping[str, Any]:
-    return _parameter(name, "query", about, {"type": "string", "enum": ["1", "true"]})
+    return _parameter(name, "query", f"`1` or `true`: {about} All else: not.", {"type": "string"})
 
 
 def _shared(name: str) -> Mapping[str, str]:
@@ -62,12 +88,12 @@ PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = {
         "limit", "query", "How many at the most.", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50}
     ),
     "cursor": _parameter("cursor", "query", "What the page before gave.", {"type": "string"}),
-    "explain": _flag("explain", "What became of each message."),
-    "items": _flag("items", "Each message's tokens."),
-    "tools": _flag("tools", "The tokens of each tool's results."),
+    "explain": _flag("explain", "what became of each message."),
+    "items": _flag("items", "each message's tokens."),
+    "tools": _flag("tools", "the tokens of each tool's results."),
     "budget": _parameter(
         "budget", "query", "Input tokens, if lower than the configured ones; as `x-context-budget`.",
-        {"type": "integer", "minimum": 1},
+        _BUDGET,
     ),
     "wire": _parameter(
         "wire", "query", "The body's format; guessed without it.", {"type": "string", "enum": list(WIRES)}
@@ -79,7 +105,9 @@ PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = {
         {"type": "string"},
     ),
     **{
-        name.decode(): _parameter(name.decode(), "header", about[0].upper() + about[1:] + ".", {"type": "string"})
+        name.decode(): _parameter(
+            name.decode(), "header", about[0].upper() + about[1:] + ".", _SAID.get(name, {"type": "string"})
+        )
         for name, about in {**READ, **DIRECTIVES}.items()
     },
 }  # fmt: skip
@@ -148,12 +176,18 @@ def _other(name: str, about: str, kind: str, **more: Any) -> Mapping[str, Any]:
     return _operation(name, about, {"200": answer, "default": {"$ref": "#/components/responses/Error"}}, **more)
 
 
-def _proxied(name: str, about: str) -> Mapping[str, Any]:
+def _body(about: str, *, needs_model: bool = True) -> Mapping[str, Any]:
+    """A request body, of which no more is said than that it names a model."""
+    model = {"properties": {"model": {"type": "string", "minLength": 1}}, "required": ["model"]}
+    return {"type": "object", "description": about, **(model if needs_model else {})}
+
+
+def _proxied(name: str, about: str, *, needs_model: bool = True) -> Mapping[str, Any]:
     forwarded = {
         "200": {"$ref": "#/components/responses/Forwarded"},
         "default": {"$ref": "#/components/responses/ForwardedError"},
     }
-    body = {"type": "object", "description": "As the provider takes it."}
+    body = _body("As the provider takes it.", needs_model=needs_model)
     asked = [header.decode() for header in (*READ, *DIRECTIVES)]
     operation = _operation(name, about, forwarded, parameters=asked, body=body, security=_CALLERS)
     return {"servers": list(_PROXIED_SERVERS), "post": operation}
@@ -166,7 +200,7 @@ def _listing(name: str, about: str, schema: Schema, **more: Any) -> Mapping[str,
 
 _PART: Final = _parameter("q", "query", "A part of the name.", {"type": "string"})
 _LIKE: Final = _parameter("q", "query", "A part of the name, or a shell pattern.", {"type": "string"})
-_BODY: Final = {"type": "object", "description": "A request body of any of the formats that are weighed."}
+_BODY: Final = _body("A request body of any of the formats that are weighed.")
 _LOOK: Final = ("budget", "items", "tools", "wire", "forSession")
 
 OWN: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -282,10 +316,10 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
 }  # fmt: skip
 PROXIED: Final[Mapping[str, Mapping[str, Any]]] = {
     "/v1/chat/completions": _proxied("chat", "OpenAI's chat completions."),
-    "/v1/responses": _proxied("respond", "OpenAI's responses."),
+    "/v1/responses": _proxied("respond", "OpenAI's responses.", needs_model=False),
     "/v1/messages": _proxied("messages", "Anthropic's messages."),
     "/v1/completions": _proxied("complete", "OpenAI's older completions."),
-    "/v1/embeddings": _proxied("embed", "OpenAI's embeddings."),
+    "/v1/embeddings": _proxied("embed", "OpenAI's embeddings.", needs_model=False),
     "/v1/models": _listing("listModels", "The models that can be asked for.", named("ModelList")),
     "/v1/models/{model}": _listing(
         "getModel", "One of them.", named("ForeignModel"),

@@ -123,3 +123,24 @@ def test_a_row_brings_its_head_so_that_the_next_one_need_not() -> None:
     assert stock.take((row,)) == [(0, row)]
     assert stock.costs[row - 1] == known.tokens[row - 1] + GAP_TOKENS
     assert stock.single(known.sliced.blocks[row].needs).ratio == 0
+
+
+class Counted(list[float]):
+    """Counts how often something is put into it."""
+
+    writes = 0
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        self.writes += 1
+        super().__setitem__(place, value)
+
+
+def test_the_rows_of_a_table_get_their_price_once_however_many_of_them_are_taken() -> None:
+    draft = draft_of(json.dumps([{"order": f"W{n}", "customer": n, "city": "Boston"} for n in range(40)]))
+    stock = stock_of(draft)
+    rows = [place for place, needed in enumerate(stock.needs) if needed >= 0]
+    stock.costs = counted = Counted(stock.costs)
+    for place in rows:
+        stock.take([place])
+    assert [*counted] == stock.alone
+    assert counted.writes == len(rows) >= 40

@@ -12,6 +12,7 @@ from gateway.core.message import encode, plain, sketch
 from gateway.core.modes import show
 from gateway.core.views import new_faults, view_of
 from gateway.core.views.view import View
+from tests.support.timing import in_time
 
 Json = dict[str, Any]
 
@@ -107,6 +108,23 @@ def test_calls_of_two_messages_that_are_answered_together_go_together() -> None:
     assert restored(found, {1: {"role": "assistant", "content": "x"}})[1:3] == [first, second]
 
 
+def test_calls_and_results_with_words_in_a_message_between_them_go_together() -> None:
+    block = {"type": "text", "text": "Be quick."}
+    words: Json = {"role": "user", "content": [block]}
+    results: Json = {"role": "user", "content": [*told(0)["content"], *told(1)["content"]]}
+    for between, places in (
+        ([words, words, results], [(1,), (4,), (4,)]),
+        ([told(0), words, told(1)], [(1,), (2,), (4,)]),
+        ([told(0, block), told(1)], [(1,), (2,), (3,)]),
+    ):
+        found = view(TASK, {"role": "assistant", "content": [use(0), use(1)]}, *between, SAID, TASK)
+        conversation = Conversation.of(found.messages, pinned=found.held)
+        unit = next(unit for unit in conversation.units if found.places[unit.start] == (1,))
+        assert [found.places[index] for index in unit.indices] == places
+        left = restored(found, dict.fromkeys(unit.indices))
+        assert left == [TASK, *(words for one in between if block in one["content"]), SAID, TASK]
+
+
 def asks(name: str, *behind: Json) -> Json:
     server = {"type": "server_tool_use", "id": name, "name": "code_execution", "input": {}}
     return {"role": "assistant", "content": [{"type": "text", "text": "I ask."}, server, *behind]}
@@ -147,6 +165,20 @@ def test_what_a_server_is_asked_and_its_later_result_are_one() -> None:
     stands_or_goes(TASK, {"role": "assistant", "content": [mcp]}, SAID, serves("m", kind="mcp"), TASK)
     shared = [asks("s", use(0)), told(0), serves("s", *asks("t")["content"]), serves("t")]
     stands_or_goes(TASK, *shared, TASK)
+
+
+def test_a_message_of_tens_of_thousands_of_calls_of_servers_is_read_in_time() -> None:
+    blocks = [
+        block
+        for number in range(50_000)
+        for block in (
+            {"type": "mcp_tool_use", "id": f"t{number}"},
+            {"type": "mcp_tool_result", "tool_use_id": f"t{number}"},
+        )
+    ]
+    message = encode({"role": "assistant", "content": blocks})
+    with in_time():
+        assert len(view_of("messages", [message]).messages) == 1
 
 
 def test_results_between_what_a_server_was_asked_and_answered_can_be_changed() -> None:
