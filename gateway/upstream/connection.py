@@ -17,6 +17,8 @@ from typing import Final, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from gateway.upstream.heard import is_unheard
+
 #: bytes of an answer's head, at the most
 _MAX_HEAD: Final = 64 * 1024
 #: bytes of an answer that wait to be taken, from which on no more are read
@@ -44,6 +46,10 @@ class NoAnswer(HttpFault):
 
 class HungUp(NoAnswer):
     """A connection that had been kept ended before an answer began: perhaps before the request was there."""
+
+
+class Unheard(NoAnswer):
+    """The other side is not there any more, or nothing gets through to it."""
 
 
 class NotAsked(NoAnswer):
@@ -119,7 +125,8 @@ class Answer:
         if self.has_begun and error is self._error is None and self._is_open_ended:
             self.is_complete = self.is_tainted = True
         elif not self.is_complete:
-            self.fail(BrokenOff() if self.has_begun else NoAnswer())
+            before = Unheard() if isinstance(error, TimeoutError) else NoAnswer()
+            self.fail(BrokenOff() if self.has_begun else before)
         self._wake()
 
     def fail(self, error: Exception) -> None:
@@ -334,11 +341,18 @@ class Connection(asyncio.Protocol):
         except TypeError as error:  # where the proxy is spoken to in TLS itself
             raise OSError("TLS within TLS is not possible here") from error
 
-    def abort(self) -> None:
-        """End it now; what was not sent yet is not sent any more."""
+    @property
+    def is_unheard(self) -> bool:
+        """Whether the other side has been silent to what it was sent for too long."""
+        if self._transport is None or not self.is_open:
+            return False
+        return is_unheard(self._transport.get_extra_info("socket"))
+
+    def abort(self, error: Exception | None = None) -> None:
+        """End it now; what was not sent yet is not sent any more. `error`: why, where it is not our own wish."""
         if self._answer is not None:
             # Otherwise an answer that ends with its connection would be taken for a whole one.
-            self._answer.lost(ConnectionAbortedError())
+            self._answer.lost(error or ConnectionAbortedError())
         if self._transport is not None:
             self._transport.abort()
 

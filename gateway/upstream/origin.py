@@ -20,6 +20,7 @@ from aiohappyeyeballs import AddrInfoType, start_connection
 
 from gateway.core.addresses import is_address
 from gateway.upstream.connection import Answer, Connection, HttpFault
+from gateway.upstream.heard import Asking
 
 #: idle connections are dropped before the usual provider drops them (60 s and more), so that few are found dead
 _KEEPALIVE_S: Final = 45.0
@@ -27,6 +28,11 @@ _KEEPALIVE_S: Final = 45.0
 _ADDRESSES_S: Final = 30.0
 #: seconds after which the next address is tried as well (RFC 8305, section 5)
 _NEXT_ADDRESS_S: Final = 0.25
+#: Firewalls and NATs forget a connection that was quiet for one to six minutes. A minute without an answer is more than
+#: a path takes to change.
+_ASKING: Final = Asking(after_s=15, every_s=15, times=4)
+#: seconds between two looks whether those in use are heard of
+_LOOK_S: Final = 2.0
 _PORTS: Final = {"http": 80, "https": 443}
 _OK: Final = range(200, 300)
 #: seconds that connections have to end when all are closed
@@ -127,6 +133,7 @@ class Origin:
         self._looking_up: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._pruning: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._ended = asyncio.Event()
 
@@ -186,6 +193,17 @@ class Origin:
         if self._idle:
             self._pruning = self._loop.call_at(min(one.until for one in self._idle), self._prune)
 
+    def _look(self) -> None:
+        """End those whose other side has vanished: their calls would wait for it as long as for a model that thinks."""
+        self._looking = None
+        for connection in [one for one in self._all if one.is_unheard]:
+            connection.abort(TimeoutError())
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if self._looking is None and self._all:
+            self._looking = self._loop.call_later(_LOOK_S, self._look)
+
     def _forget(self, connection: Connection) -> None:
         self._all.discard(connection)
         if connection in self._idle:
@@ -217,6 +235,7 @@ class Origin:
         # `aclose` would wait for it.
         if not connection.is_lost:
             self._all.add(connection)
+            self._look_again()
         return connection
 
     async def _connected(self, place: Place) -> Connection:
@@ -224,6 +243,7 @@ class Origin:
         self._begin_with(sock)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _ASKING.begin(sock)
             context, name = (self._context, place.host) if place.is_tls else (None, None)
             _, connection = await self._loop.create_connection(
                 lambda: Connection(self._forget), sock=sock, ssl=context, server_hostname=name
@@ -277,8 +297,9 @@ class Origin:
         self._is_closed = True
         if not self._all:
             self._ended.set()
-        if self._pruning is not None:
-            self._pruning.cancel()
+        for timer in (self._pruning, self._looking):
+            if timer is not None:
+                timer.cancel()
         if self._looking_up is not None:
             self._looking_up.cancel()
         for connection in list(self._all):
