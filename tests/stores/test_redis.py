@@ -37,6 +37,7 @@ from gateway.stores.redis.together import CALLS_PER_SESSION
 from tests.stores.counting import counts, ending, number_in
 from tests.stores.files import PATIENT_S
 from tests.stores.redis_servers import RedisCluster, RedisServer, cli, free_port
+from tests.support.muting import mute, needs_linux
 from tests.support.timing import eventually, in_time
 
 MakeRecord = Callable[..., CallRecord]
@@ -156,6 +157,11 @@ class Proxy:
                 at_once = struct.pack("ii", 1, 0)
                 writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
             writer.transport.abort()
+
+    def go_silent(self) -> None:
+        """Whoever is connected now gets no answer any more, not even to a packet; whoever comes anew does."""
+        for writer in self._writers[::2]:
+            mute(writer.get_extra_info("socket"))
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -501,6 +507,31 @@ async def test_a_connection_that_has_ended_is_made_anew_and_nobody_hears_of_it(
     proxy.end(is_reset=is_reset)
     await eventually(lambda: not link._idle)
     assert (await store.settle(spent(record()))).calls == 301
+
+
+@needs_linux
+async def test_connections_that_a_firewall_has_forgotten_cost_one_call_and_not_one_for_each(
+    redis_server: RedisServer, record: MakeRecord
+) -> None:
+    redis_server.flush()
+    async with Proxy(redis_server.port) as proxy, opened(proxy.url, timeout_s=2.0) as store:
+        await asyncio.gather(*(store.settle(spent(record())) for _ in range(600)))
+        link = store._link
+        assert isinstance(link, SingleLink)
+        await eventually(lambda: len(link._idle) > 1, "there are several")
+        proxy.go_silent()
+        with pytest.raises(StoreUnavailable, match="no answer in time"):
+            await store.settle(spent(record()))
+        assert (await store.settle(spent(record()))).calls == 601
+
+
+async def test_connections_are_asked_after_by_the_system(proxied: tuple[Proxy, RedisStore], record: MakeRecord) -> None:
+    link = proxied[1]._link
+    assert isinstance(link, SingleLink)
+    [wire] = link._idle
+    sock = wire._transport.get_extra_info("socket")
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 4
 
 
 async def test_what_cannot_be_sent_is_said_to_whoever_asks_and_keeps_nobody_waiting(store: RedisStore) -> None:
