@@ -8,6 +8,7 @@ goes on with that for a quarter of an hour, which is too long for a call.
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import sys
 from dataclasses import dataclass
@@ -35,6 +36,15 @@ class Asking:
         for name, value in ((idle, self.after_s), ("TCP_KEEPINTVL", self.every_s), ("TCP_KEEPCNT", self.times)):
             with contextlib.suppress(AttributeError, OSError):  # where there is none, the system's own value holds
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def bound_unacknowledged(sock: socket.socket, seconds: float) -> None:
+    """Have the system end this connection, or those that this listener accepts, after so long without a sign of life.
+
+    So is one whose other side has had no room for so long. Only Linux can.
+    """
+    if sys.platform == "linux":
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(seconds * 1000))
 
 
 def is_unheard(sock: Any) -> bool:
