@@ -28,7 +28,7 @@ from gateway.core.outgoing import Outgoing
 from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.values import dataclass
 from gateway.upstream.connection import Answer, BrokenOff, Connection, HttpFault, HungUp, NoAnswer, NotAsked, Unheard
-from gateway.upstream.origin import NoneFree, NotAccepted, NotConnected, NotLetThrough, Origin, WrongProxy
+from gateway.upstream.origin import NoneFree, NotAccepted, NotConnected, NotFound, NotLetThrough, Origin, WrongProxy
 from gateway.upstream.silence import Silence
 
 #: what is raised on the way to a provider, and becomes an error of ours
@@ -157,9 +157,9 @@ class HttpUpstream:
                 "(timeout_s.first_byte). Try again shortly, or raise its max_connections."
             )
         if isinstance(error, NotAccepted):
+            what = "has a name that was not resolved" if isinstance(error, NotFound) else "did not accept a connection"
             return UpstreamNotAccepted(
-                f"{self._provider} did not accept a connection within {self._timeouts.connect_s:g} s "
-                "(timeout_s.connect)."
+                f"{self._provider} {what} within {self._timeouts.connect_s:g} s (timeout_s.connect)."
             )
         if isinstance(error, TimeoutError):
             return UpstreamTimeout(

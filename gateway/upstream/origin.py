@@ -12,8 +12,9 @@ import contextlib
 import functools
 import socket
 import ssl
-from collections.abc import Sequence
-from typing import Final
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from aiohappyeyeballs import AddrInfoType, start_connection
@@ -47,6 +48,10 @@ class NoneFree(Exception):
 
 class NotAccepted(Exception):
     """No connection within the time for it."""
+
+
+class NotFound(NotAccepted):
+    """Not even an address within the time for a connection."""
 
 
 class NotConnected(Exception):
@@ -227,7 +232,7 @@ class Origin:
                     raise
         except TimeoutError as error:
             self._believed_until = 0.0
-            raise NotAccepted from error
+            raise (NotAccepted if self._addresses else NotFound) from error
         except (OSError, HttpFault, NotLetThrough, UnicodeError) as error:
             self._believed_until = 0.0
             raise NotConnected from error
@@ -270,7 +275,7 @@ class Origin:
         return self._addresses
 
     async def _look_up(self, place: Place) -> None:
-        self._addresses = await self._loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        self._addresses = await _addresses_of(place.host, place.port)
         self._believed_until = self._loop.time() + _ADDRESSES_S
 
     def _begin_with(self, sock: socket.socket) -> None:
@@ -307,6 +312,38 @@ class Origin:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ENDS_WITHIN_S):
                 await self._ended.wait()
+
+
+async def _addresses_of(host: str, port: int) -> Sequence[AddrInfoType]:
+    """The addresses of a name, found in a thread of its own.
+
+    Those of the event loop are few (uvloop has two), and names that nobody answers for would keep them from all others
+    for half a minute. At the end nobody waits for it.
+
+    Raises:
+        OSError, UnicodeError: there are none.
+    """
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[Sequence[AddrInfoType]] = loop.create_future()
+
+    def tell(how: Callable[[Any], None], what: object) -> None:
+        def say() -> None:
+            if not found.done():
+                how(what)
+
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(say)
+
+    def look_up() -> None:
+        try:
+            addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is for whoever waits
+            tell(found.set_exception, error)
+        else:
+            tell(found.set_result, addresses)
+
+    threading.Thread(target=look_up, name=f"addresses of {host}", daemon=True).start()
+    return await found
 
 
 def _ascii(name: str) -> bytes:
