@@ -11,7 +11,9 @@ import contextlib
 import math
 import re
 import select
+import socket
 import ssl
+import struct
 from collections.abc import Callable, Iterator
 from typing import Final, cast
 
@@ -27,6 +29,8 @@ _KEPT: Final = 256 * 1024
 _PIECE: Final = 512 * 1024
 _NOTHING: Final = memoryview(b"")
 _INTERIM: Final = range(100, 200)
+#: `struct linger`: on, and no time
+_AT_ONCE: Final = struct.pack("ii", 1, 0)
 _SWITCHING: Final = 101
 #: the statuses from which on a request was turned away
 _TURNED_AWAY: Final = 400
@@ -258,6 +262,8 @@ class Connection(asyncio.Protocol):
         self._is_paused = False
         #: what of the request's body is not sent yet
         self._rest = _NOTHING
+        #: a request went out whose answer has not begun
+        self._is_unanswered = False
 
     @property
     def is_open(self) -> bool:
@@ -293,6 +299,7 @@ class Connection(asyncio.Protocol):
         answer = self._answer = Answer(self, has_body=has_body, has_end=has_end)
         if self._transport is None or not self.is_open:
             raise NotAsked
+        self._is_unanswered = True
         if len(body) <= _PIECE:
             self._transport.write(head + body)
         else:
@@ -300,6 +307,7 @@ class Connection(asyncio.Protocol):
             self._rest = memoryview(body)
             self._send()
         await answer.begun()
+        self._is_unanswered = False
         return answer
 
     def _send(self) -> None:
@@ -354,7 +362,18 @@ class Connection(asyncio.Protocol):
             # Otherwise an answer that ends with its connection would be taken for a whole one.
             self._answer.lost(error or ConnectionAbortedError())
         if self._transport is not None:
+            if self._is_unanswered and self.is_open:
+                self._take_back(self._transport)
             self._transport.abort()
+
+    @staticmethod
+    def _take_back(transport: asyncio.Transport) -> None:
+        """Have the system reset the connection and send nothing more.
+
+        Else it would go on for minutes to deliver what nobody waits for, and the provider would do it and bill it.
+        """
+        with contextlib.suppress(OSError):
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
 
     def pause(self) -> None:
         """Read no more for now: whoever sends waits."""

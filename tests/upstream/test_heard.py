@@ -7,10 +7,12 @@ import contextlib
 import socket
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from gateway.core.errors import UpstreamHungUp, UpstreamProtocolError, UpstreamUnreachable
+from gateway.core.errors import UpstreamHungUp, UpstreamProtocolError, UpstreamTimeout, UpstreamUnreachable
 from gateway.core.outgoing import Outgoing
 from gateway.upstream import heard, origin
 from gateway.upstream.heard import Asking
@@ -32,8 +34,8 @@ def sent_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.asynccontextmanager
-async def upstream_of(url: str) -> AsyncIterator[HttpUpstream]:
-    upstream = HttpUpstream("p", url, LIMITS)
+async def upstream_of(url: str, limits: Timeouts = LIMITS) -> AsyncIterator[HttpUpstream]:
+    upstream = HttpUpstream("p", url, limits)
     yield upstream
     await upstream.aclose()
 
@@ -117,6 +119,32 @@ def asked_for_room(upstream: HttpUpstream) -> int:
 def sockets_of(upstream: HttpUpstream) -> list[socket.socket]:
     transports = [one._transport for one in upstream._origin._all]
     return [one.get_extra_info("socket") for one in transports if one is not None]
+
+
+@needs_linux
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_request_that_is_given_up_is_not_delivered_later(is_cancelled: bool) -> None:
+    async with answering(ok()) as server:
+        limits = LIMITS if is_cancelled else replace(LIMITS, first_byte_s=0.2)
+        async with upstream_of(server.url, limits) as upstream:
+            await ask(upstream, server.url)
+            mute(server.writers[0].get_extra_info("socket"))
+            [sock] = sockets_of(upstream)
+            port = sock.getsockname()[1]
+            asking = asyncio.create_task(ask(upstream, server.url))
+            await eventually(lambda: unacknowledged(port), "it is sent")
+            if is_cancelled:
+                asking.cancel()
+            with in_time(), pytest.raises(asyncio.CancelledError if is_cancelled else UpstreamTimeout):
+                await asking
+            await eventually(lambda: not upstream._origin._all, "the connection has ended")
+            assert not unacknowledged(port)
+
+
+def unacknowledged(port: int) -> int:
+    """Bytes that the system still has to deliver from this port."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(int(line[4].split(":")[0], 16) for line in lines if line[1].endswith(f":{port:04X}"))
 
 
 @needs_linux
