@@ -159,7 +159,7 @@ class Worker:
             away=self._settler.away,
         )
         self._results = Results(store, settings.sessions.results_max_bytes)
-        self.keys = KeyRing(store)
+        self.keys = KeyRing(store, is_away=lambda: self._settler.is_away, away=self._settler.away)
         self._learner = Learner(store)
         # They outlive a reload: a body that is being looked at is looked at to the end.
         self._threads = Threads()

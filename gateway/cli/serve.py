@@ -97,7 +97,7 @@ def _run(loaded: Loaded, file: Path | None, flags: dict[str, object]) -> None:
         logging.getLogger("gateway").warning("%s", "; ".join(loaded.notes))
     server = settings.server
     try:
-        listener = serving.bind(server.host, server.port)
+        listener = serving.bind(server.host, server.port, write_timeout_s=server.write_timeout_s)
     except (OSError, UnicodeError) as error:
         stop(f"Cannot listen on {quoted(server.host)} port {server.port}: {_unbound(error)}.", Exit.FAILED)
     options = serving.make_config(

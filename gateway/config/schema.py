@@ -34,7 +34,10 @@ class Server(Section):
     max_concurrency: int = Field(1024, ge=1, description="Calls under way in one worker; above it 503 at once.")
     max_header_kb: Positive = Field(64, description="All headers of one request, or its trailers (KiB); above it 431.")
     header_timeout_s: Positive = Field(20, description="Time to send a request's head.")
-    body_timeout_s: Positive = Field(30, description="Longest silence while a body is being sent.")
+    body_timeout_s: Positive = Field(
+        30,
+        description="Longest silence while a body is being sent; all may take four such and a second per 512 bytes.",
+    )
     write_timeout_s: Positive = Field(60, description="How long a client may take nothing of an answer that is sent.")
     cors_origins: tuple[str, ...] = Field(
         (),

@@ -15,6 +15,10 @@ from gateway.core.forwarding import Headers, header
 BODIES_AT_ONCE: Final = 16
 #: seconds for which a body that is too large is read and thrown away
 _DISCARD_S: Final = 10.0
+#: How many of the longest silences a body may take, and a second for each so many bytes: one that comes in drops would
+#: keep its place among the calls under way for days.
+_SILENCES: Final = 4
+_LEAST_RATE: Final = 512
 #: digits of a content length; one with more is over every limit
 _MOST_DIGITS: Final = 18
 
@@ -70,7 +74,7 @@ async def read_body(
     Raises:
         Overloaded: all bodies together take too much.
         PayloadTooLarge: over `limit` bytes, as sent or unpacked.
-        RequestTimeout: nothing came for `silence_s` seconds.
+        RequestTimeout: nothing came for `silence_s` seconds, or next to nothing for longer.
         InvalidRequest: packed in a way that cannot be read.
         Disconnected: the client left.
     """
@@ -89,8 +93,10 @@ async def read_body(
 async def _read(receive: Receive, limit: int, silence_s: float, memory: BodyMemory) -> bytes:
     pieces: list[bytes] = []
     size, more = 0, True
+    loop = asyncio.get_running_loop()
+    until = loop.time() + _SILENCES * silence_s
     while more:
-        message = await _next(receive, silence_s)
+        message = await _next(receive, silence_s, until + size / _LEAST_RATE - loop.time())
         piece, more = message.get("body", b""), message.get("more_body", False)
         memory.grow(len(piece))
         pieces.append(piece)
@@ -116,12 +122,14 @@ async def discard(receive: Receive, headers: Iterable[tuple[bytes, bytes]]) -> N
                 message = await receive()
 
 
-async def _next(receive: Receive, silence_s: float) -> Any:
+async def _next(receive: Receive, silence_s: float, left_s: float) -> Any:
+    """The next piece. `left_s`: seconds until the body has come too slowly."""
     try:
-        async with asyncio.timeout(silence_s):
+        async with asyncio.timeout(min(silence_s, left_s)):
             message = await receive()
     except TimeoutError:
-        raise RequestTimeout(f"The request body stopped for {silence_s:g} s (server.body_timeout_s).") from None
+        what = f"stopped for {silence_s:g} s" if silence_s <= left_s else f"came at under {_LEAST_RATE} bytes a second"
+        raise RequestTimeout(f"The request body {what} (server.body_timeout_s).") from None
     if message["type"] == "http.disconnect":
         raise Disconnected
     return message

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from gateway.core.errors import StoreUnavailable
+from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ports import Store
 from gateway.core.stored import StoredKey
 
@@ -21,11 +21,26 @@ _AWAY_S: Final = 0.5
 
 
 class KeyRing:
-    """Stored keys by their digest. Call `ready` before `keys` is looked at."""
+    """Stored keys by their digest. Call `ready` before `keys` is looked at.
 
-    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        store: where they are.
+        is_away: whether the store is known to be away. Then nobody waits for it: no key can be revoked there either.
+        away: called with the error when the store is found to be away.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        is_away: Callable[[], bool] = lambda: False,
+        away: Callable[[StoreUnavailable], None] = lambda _: None,
+    ) -> None:
         self._store = store
         self._clock = clock
+        self._is_away = is_away
+        self._away = away
         self._keys: Mapping[bytes, StoredKey] = {}
         self._read_at: float | None = None
         self._failed_at = 0.0
@@ -60,6 +75,8 @@ class KeyRing:
             try:
                 self._keys = {key.digest: key for key in await self._store.keys()}
             except StoreUnavailable as error:
+                if not isinstance(error, StoreDamaged):
+                    self._away(error)
                 # Those known a moment ago still hold; they are asked for again soon, not by each call.
                 if self._read_at is None:
                     self._failed_at, self._failure = self._clock(), error.message
@@ -70,4 +87,4 @@ class KeyRing:
         if self._failure is not None and self._read_at is None and self._clock() - self._failed_at < _AWAY_S:
             # Else each call that waits for the lock would wait for the store as long once more.
             raise StoreUnavailable(self._failure)
-        return self._read_at is not None and self._clock() - self._read_at < _FRESH_S
+        return self._read_at is not None and (self._clock() - self._read_at < _FRESH_S or self._is_away())

@@ -23,6 +23,7 @@ from uvicorn.supervisors.multiprocess import Process
 
 from gateway.server.body import BODIES_AT_ONCE, MemoryPool
 from gateway.server.protocol import GatewayProtocol, ServerConfig
+from gateway.upstream.heard import Asking, bound_unacknowledged
 
 logger = logging.getLogger("gateway")
 
@@ -31,6 +32,11 @@ _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
 #: seconds in which the client of a WebSocket has to answer a ping; one is sent every 20 s
 _PONG_S = 60.0
+#: Clients that wait are asked whether they are still there: phones and laptops leave without a word, and NATs forget
+#: whom they wait for. Three minutes are a tunnel, or another network.
+_ASKING = Asking(after_s=60, every_s=15, times=8)
+#: seconds without a sign of life after which a client has gone that something was sent to
+_UNHEARD_S = 180.0
 #: seconds for a worker to take notice of one signal before the next
 _HURRY_S = 0.2
 #: seconds for a worker to say whether it takes calls
@@ -82,14 +88,17 @@ def make_config(
     return config
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket.
+def bind(host: str, port: int, *, write_timeout_s: float = 0.0) -> socket.socket:
+    """A listening socket. Clients that vanish are noticed, none before it has taken nothing for `write_timeout_s`.
 
     Raises:
         OSError: the address cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    _ASKING.begin(listener)
+    bound_unacknowledged(listener, max(_UNHEARD_S, write_timeout_s))
+    return listener
 
 
 def stop_without_parent() -> None:

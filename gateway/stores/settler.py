@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -25,6 +26,9 @@ logger = logging.getLogger("gateway")
 _MAX_WAITING: Final = 10_000
 #: seconds between two offers of what waits
 _RETRY_S: Final = 0.5
+#: Records that are offered at once. One by one a store that is far away takes them more slowly than calls end while it
+#: is away and calls are taken, and would never be back.
+_AT_ONCE: Final = 64
 #: seconds between two looks for what other workers left
 _LOOK_S: Final = 10.0
 #: messages about damage that are remembered, so that each is logged once
@@ -61,6 +65,9 @@ class Settler:
         #: ids of those among them that are not in the journal
         self._unwritten: set[str] = set()
         self._is_away = False
+        #: The store is away, and has taken some of what waits. What is settled from now on goes straight to it: there
+        #: would always be something that waits, where calls are taken all the while.
+        self._is_returning = False
         #: whether the journal has records that do not wait in memory
         self._overflowed = False
         #: how many records are on their way into the journal
@@ -113,6 +120,7 @@ class Settler:
         if not self._is_away:
             logger.error("store away, %s: %s", self._consequence, error.message)
             self._is_away = True
+        self._is_returning = False
         self._begin_offering()
 
     def _name_damage(self, error: StoreDamaged) -> None:
@@ -132,7 +140,7 @@ class Settler:
 
     async def settle(self, record: CallRecord) -> Totals | None:
         """Write one record; the session's totals after it, or None while the store is away, or cannot take it."""
-        if self._is_away:
+        if self._is_away and not self._is_returning:
             await self._keep(record)
             return None
         try:
@@ -246,10 +254,21 @@ class Settler:
             if self._is_away:
                 await self._store.ping()
             while self._waiting:
-                await self._offer(self._waiting[0])
-                self._waiting.popleft()
+                await self._offer_some()
             if not self._writing:
                 self._all_settled()
+
+    async def _offer_some(self) -> None:
+        """Offer those that wait longest. Whatever the store does not take goes on waiting, before all others."""
+        offered = [*itertools.islice(self._waiting, _AT_ONCE)]
+        outcomes = await asyncio.gather(*map(self._offer, offered), return_exceptions=True)
+        for _ in offered:
+            self._waiting.popleft()
+        errors = {record.call_id: one for record, one in zip(offered, outcomes, strict=True) if one is not None}
+        self._waiting.extendleft(record for record in reversed(offered) if record.call_id in errors)
+        self._is_returning = not errors
+        for error in errors.values():
+            raise error
 
     async def _offer(self, record: CallRecord) -> None:
         try:

@@ -11,11 +11,15 @@ import contextlib
 import math
 import re
 import select
+import socket
 import ssl
+import struct
 from collections.abc import Callable, Iterator
 from typing import Final, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from gateway.upstream.heard import is_unheard
 
 #: bytes of an answer's head, at the most
 _MAX_HEAD: Final = 64 * 1024
@@ -25,6 +29,8 @@ _KEPT: Final = 256 * 1024
 _PIECE: Final = 512 * 1024
 _NOTHING: Final = memoryview(b"")
 _INTERIM: Final = range(100, 200)
+#: `struct linger`: on, and no time
+_AT_ONCE: Final = struct.pack("ii", 1, 0)
 _SWITCHING: Final = 101
 #: the statuses from which on a request was turned away
 _TURNED_AWAY: Final = 400
@@ -44,6 +50,10 @@ class NoAnswer(HttpFault):
 
 class HungUp(NoAnswer):
     """A connection that had been kept ended before an answer began: perhaps before the request was there."""
+
+
+class Unheard(NoAnswer):
+    """The other side is not there any more, or nothing gets through to it."""
 
 
 class NotAsked(NoAnswer):
@@ -119,7 +129,8 @@ class Answer:
         if self.has_begun and error is self._error is None and self._is_open_ended:
             self.is_complete = self.is_tainted = True
         elif not self.is_complete:
-            self.fail(BrokenOff() if self.has_begun else NoAnswer())
+            before = Unheard() if isinstance(error, TimeoutError) else NoAnswer()
+            self.fail(BrokenOff() if self.has_begun else before)
         self._wake()
 
     def fail(self, error: Exception) -> None:
@@ -251,6 +262,8 @@ class Connection(asyncio.Protocol):
         self._is_paused = False
         #: what of the request's body is not sent yet
         self._rest = _NOTHING
+        #: a request went out whose answer has not begun
+        self._is_unanswered = False
 
     @property
     def is_open(self) -> bool:
@@ -286,6 +299,7 @@ class Connection(asyncio.Protocol):
         answer = self._answer = Answer(self, has_body=has_body, has_end=has_end)
         if self._transport is None or not self.is_open:
             raise NotAsked
+        self._is_unanswered = True
         if len(body) <= _PIECE:
             self._transport.write(head + body)
         else:
@@ -293,6 +307,7 @@ class Connection(asyncio.Protocol):
             self._rest = memoryview(body)
             self._send()
         await answer.begun()
+        self._is_unanswered = False
         return answer
 
     def _send(self) -> None:
@@ -334,13 +349,31 @@ class Connection(asyncio.Protocol):
         except TypeError as error:  # where the proxy is spoken to in TLS itself
             raise OSError("TLS within TLS is not possible here") from error
 
-    def abort(self) -> None:
-        """End it now; what was not sent yet is not sent any more."""
+    @property
+    def is_unheard(self) -> bool:
+        """Whether the other side has been silent to what it was sent for too long."""
+        if self._transport is None or not self.is_open:
+            return False
+        return is_unheard(self._transport.get_extra_info("socket"))
+
+    def abort(self, error: Exception | None = None) -> None:
+        """End it now; what was not sent yet is not sent any more. `error`: why, where it is not our own wish."""
         if self._answer is not None:
             # Otherwise an answer that ends with its connection would be taken for a whole one.
-            self._answer.lost(ConnectionAbortedError())
+            self._answer.lost(error or ConnectionAbortedError())
         if self._transport is not None:
+            if self._is_unanswered and self.is_open:
+                self._take_back(self._transport)
             self._transport.abort()
+
+    @staticmethod
+    def _take_back(transport: asyncio.Transport) -> None:
+        """Have the system reset the connection and send nothing more.
+
+        Else it would go on for minutes to deliver what nobody waits for, and the provider would do it and bill it.
+        """
+        with contextlib.suppress(OSError):
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
 
     def pause(self) -> None:
         """Read no more for now: whoever sends waits."""

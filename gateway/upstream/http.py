@@ -27,8 +27,8 @@ from gateway.core.errors import (
 from gateway.core.outgoing import Outgoing
 from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.values import dataclass
-from gateway.upstream.connection import Answer, BrokenOff, Connection, HttpFault, HungUp, NoAnswer, NotAsked
-from gateway.upstream.origin import NoneFree, NotAccepted, NotConnected, NotLetThrough, Origin, WrongProxy
+from gateway.upstream.connection import Answer, BrokenOff, Connection, HttpFault, HungUp, NoAnswer, NotAsked, Unheard
+from gateway.upstream.origin import NoneFree, NotAccepted, NotConnected, NotFound, NotLetThrough, Origin, WrongProxy
 from gateway.upstream.silence import Silence
 
 #: what is raised on the way to a provider, and becomes an error of ours
@@ -157,9 +157,9 @@ class HttpUpstream:
                 "(timeout_s.first_byte). Try again shortly, or raise its max_connections."
             )
         if isinstance(error, NotAccepted):
+            what = "has a name that was not resolved" if isinstance(error, NotFound) else "did not accept a connection"
             return UpstreamNotAccepted(
-                f"{self._provider} did not accept a connection within {self._timeouts.connect_s:g} s "
-                "(timeout_s.connect)."
+                f"{self._provider} {what} within {self._timeouts.connect_s:g} s (timeout_s.connect)."
             )
         if isinstance(error, TimeoutError):
             return UpstreamTimeout(
@@ -231,13 +231,15 @@ def _kind(error: Exception) -> type[UpstreamUnreachable]:
 
 def _reason(error: Exception) -> str:
     """What a stranger may know: no address beyond the host, no object's repr."""
-    cause = error.__cause__ if isinstance(error, NotConnected) else error
+    cause = error.__cause__ if isinstance(error, NotConnected | HungUp) else error
     if isinstance(cause, socket.gaierror | UnicodeError):
         return "its name cannot be resolved"
     if isinstance(cause, ssl.SSLError):
         return "TLS failed (certificate or protocol)"
     if isinstance(cause, NotLetThrough | WrongProxy):
         return str(cause)
+    if isinstance(cause, Unheard):
+        return "nothing gets through to it on a connection that was open"
     if isinstance(cause, NoAnswer):
         return "it closed the connection without an answer"
     return "connection refused" if isinstance(cause, ConnectionRefusedError) else "the connection failed or was reset"

@@ -12,14 +12,16 @@ import contextlib
 import functools
 import socket
 import ssl
-from collections.abc import Sequence
-from typing import Final
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from aiohappyeyeballs import AddrInfoType, start_connection
 
 from gateway.core.addresses import is_address
 from gateway.upstream.connection import Answer, Connection, HttpFault
+from gateway.upstream.heard import Asking
 
 #: idle connections are dropped before the usual provider drops them (60 s and more), so that few are found dead
 _KEEPALIVE_S: Final = 45.0
@@ -27,6 +29,11 @@ _KEEPALIVE_S: Final = 45.0
 _ADDRESSES_S: Final = 30.0
 #: seconds after which the next address is tried as well (RFC 8305, section 5)
 _NEXT_ADDRESS_S: Final = 0.25
+#: Firewalls and NATs forget a connection that was quiet for one to six minutes. A minute without an answer is more than
+#: a path takes to change.
+_ASKING: Final = Asking(after_s=15, every_s=15, times=4)
+#: seconds between two looks whether those in use are heard of
+_LOOK_S: Final = 2.0
 _PORTS: Final = {"http": 80, "https": 443}
 _OK: Final = range(200, 300)
 #: seconds that connections have to end when all are closed
@@ -41,6 +48,10 @@ class NoneFree(Exception):
 
 class NotAccepted(Exception):
     """No connection within the time for it."""
+
+
+class NotFound(NotAccepted):
+    """Not even an address within the time for a connection."""
 
 
 class NotConnected(Exception):
@@ -127,6 +138,7 @@ class Origin:
         self._looking_up: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._pruning: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._ended = asyncio.Event()
 
@@ -186,6 +198,17 @@ class Origin:
         if self._idle:
             self._pruning = self._loop.call_at(min(one.until for one in self._idle), self._prune)
 
+    def _look(self) -> None:
+        """End those whose other side has vanished: their calls would wait for it as long as for a model that thinks."""
+        self._looking = None
+        for connection in [one for one in self._all if one.is_unheard]:
+            connection.abort(TimeoutError())
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if self._looking is None and self._all:
+            self._looking = self._loop.call_later(_LOOK_S, self._look)
+
     def _forget(self, connection: Connection) -> None:
         self._all.discard(connection)
         if connection in self._idle:
@@ -209,7 +232,7 @@ class Origin:
                     raise
         except TimeoutError as error:
             self._believed_until = 0.0
-            raise NotAccepted from error
+            raise (NotAccepted if self._addresses else NotFound) from error
         except (OSError, HttpFault, NotLetThrough, UnicodeError) as error:
             self._believed_until = 0.0
             raise NotConnected from error
@@ -217,6 +240,7 @@ class Origin:
         # `aclose` would wait for it.
         if not connection.is_lost:
             self._all.add(connection)
+            self._look_again()
         return connection
 
     async def _connected(self, place: Place) -> Connection:
@@ -224,6 +248,7 @@ class Origin:
         self._begin_with(sock)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _ASKING.begin(sock)
             context, name = (self._context, place.host) if place.is_tls else (None, None)
             _, connection = await self._loop.create_connection(
                 lambda: Connection(self._forget), sock=sock, ssl=context, server_hostname=name
@@ -250,7 +275,7 @@ class Origin:
         return self._addresses
 
     async def _look_up(self, place: Place) -> None:
-        self._addresses = await self._loop.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)
+        self._addresses = await _addresses_of(place.host, place.port)
         self._believed_until = self._loop.time() + _ADDRESSES_S
 
     def _begin_with(self, sock: socket.socket) -> None:
@@ -277,8 +302,9 @@ class Origin:
         self._is_closed = True
         if not self._all:
             self._ended.set()
-        if self._pruning is not None:
-            self._pruning.cancel()
+        for timer in (self._pruning, self._looking):
+            if timer is not None:
+                timer.cancel()
         if self._looking_up is not None:
             self._looking_up.cancel()
         for connection in list(self._all):
@@ -286,6 +312,38 @@ class Origin:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ENDS_WITHIN_S):
                 await self._ended.wait()
+
+
+async def _addresses_of(host: str, port: int) -> Sequence[AddrInfoType]:
+    """The addresses of a name, found in a thread of its own.
+
+    Those of the event loop are few (uvloop has two), and names that nobody answers for would keep them from all others
+    for half a minute. At the end nobody waits for it.
+
+    Raises:
+        OSError, UnicodeError: there are none.
+    """
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[Sequence[AddrInfoType]] = loop.create_future()
+
+    def tell(how: Callable[[Any], None], what: object) -> None:
+        def say() -> None:
+            if not found.done():
+                how(what)
+
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(say)
+
+    def look_up() -> None:
+        try:
+            addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is for whoever waits
+            tell(found.set_exception, error)
+        else:
+            tell(found.set_result, addresses)
+
+    threading.Thread(target=look_up, name=f"addresses of {host}", daemon=True).start()
+    return await found
 
 
 def _ascii(name: str) -> bytes:

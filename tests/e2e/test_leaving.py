@@ -6,13 +6,17 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.mock import MockServer, Provider
+from gateway.server import serving
+from gateway.upstream.heard import Asking
 from tests.conftest import Scripted, StartGateway
 from tests.support.gateways import GatewayThread, until
+from tests.support.muting import mute, needs_linux
 from tests.support.scripted import DONE, SSE_HEAD, ByteServer, Connection, chunk, completion, usage_chunk
 from tests.support.timing import LIMIT_S, in_time
 from tests.support.web import CHAT, HI, Web, chat_bytes, connect, read_until
@@ -116,6 +120,31 @@ def test_a_client_that_leaves_a_stream_is_charged_for_what_came_where_cancelled(
     assert (found["outcome"], found["status"], found["usage_source"]) == ("client_left", 499, "estimated")
     assert found["usage"]["input_tokens"] > 0
     assert 0 < found["usage"]["output_tokens"] < 450
+
+
+@pytest.fixture
+def soon_asking(mock_server: MockServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
+    """A gateway that cancels, and asks its clients for a sign of life after a second."""
+    monkeypatch.setattr(serving, "_ASKING", Asking(after_s=1, every_s=1, times=1))
+    monkeypatch.setattr(serving, "_UNHEARD_S", 1.0)
+    gateway = GatewayThread(tmp_path, mock_server.url, {"sessions.on_disconnect": "cancel"})
+    yield gateway.web
+    gateway.stop()
+
+
+@needs_linux
+@pytest.mark.parametrize(("mock_header", "after"), [(b"delay=60", b""), (b"chunks=900;interval=0.06", b"said")])
+def test_a_client_that_vanishes_without_a_word_is_one_that_leaves(
+    mock_header: bytes, after: bytes, soon_asking: Web, mock: Provider, session: str
+) -> None:
+    body = json.dumps({"model": "mock-small", "messages": HI, "stream": bool(after), "max_tokens": 999}).encode()
+    with connect(soon_asking.url) as sock:
+        sock.sendall(chat_bytes(body, b"x-session-id: " + session.encode(), b"x-mock: " + mock_header))
+        until(lambda: mock.calls, what="the provider has the call")
+        read_until(sock, after)
+        mute(sock)
+        found = record(soon_asking, session)
+    assert (found["outcome"], found["status"]) == ("client_left", 499)
 
 
 def test_what_the_provider_said_before_a_cancelled_end_is_used(cancelling: Web, mock: Provider, session: str) -> None:

@@ -68,6 +68,24 @@ async def test_silence_is_bounded_and_not_the_whole_time() -> None:
     assert error.value.status == 400
 
 
+@pytest.mark.parametrize(("drop", "is_taken"), [(b"x", False), (b"x" * 512, True)])
+async def test_a_body_in_drops_is_not_waited_for(drop: bytes, is_taken: bool) -> None:
+    came = 0
+
+    async def receive() -> dict[str, object]:
+        nonlocal came
+        await asyncio.sleep(0.02)
+        came += 1
+        return {"type": "http.request", "body": drop, "more_body": came < 60}
+
+    reading = read_body(receive, [], 1 << 20, 0.1, BodyMemory(MemoryPool(1 << 30)))
+    if is_taken:
+        assert len((await reading)[0]) == 60 * len(drop)
+    else:
+        with pytest.raises(RequestTimeout, match="under 512 bytes a second"):
+            await reading
+
+
 async def test_a_client_that_leaves_is_noticed() -> None:
     with pytest.raises(Disconnected):
         await read(b"x", then="disconnect")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.errors import StoreUnavailable, Unauthenticated
+from gateway.core.errors import StoreDamaged, StoreUnavailable, Unauthenticated
 from gateway.core.ledger import NO_LIMITS, Limits
 from gateway.core.spending import KeyBudget
 from gateway.core.stored import StoredKey
@@ -73,6 +73,31 @@ async def test_while_the_store_is_away_the_known_keys_hold_and_unread_ones_let_n
     assert CAROL.digest in ring.keys
     with pytest.raises(StoreUnavailable):
         await KeyRing(store, clock).ready()
+
+
+async def test_who_finds_the_store_away_says_so_and_until_it_is_back_nobody_else_waits_for_it() -> None:
+    store, clock, errors = FlakyStore(), Clock(), list[StoreUnavailable]()
+    ring = KeyRing(store, clock, is_away=lambda: bool(errors), away=errors.append)
+    await ring.ready()
+    await store.add_key(CAROL)
+    store.away = True
+    for _ in range(3):
+        clock.seconds += 10
+        await ring.ready()
+    assert (store.asked, len(errors)) == (2, 1)
+    store.away = False
+    errors.clear()
+    await ring.ready()
+    assert CAROL.digest in ring.keys
+
+
+async def test_a_damaged_store_is_not_away() -> None:
+    class Damaged(MemoryStore):
+        async def keys(self) -> list[StoredKey]:
+            raise StoreDamaged("no keys")
+
+    with pytest.raises(StoreDamaged):
+        await KeyRing(Damaged(), Clock(), away=lambda _: pytest.fail("it is not away")).ready()
 
 
 async def test_those_who_come_while_a_store_is_not_asked_again_are_told_each_for_themselves() -> None:

@@ -10,6 +10,7 @@ from gateway.server import serving
 from gateway.server.protocol import GatewayProtocol, ServerConfig
 from gateway.wiring import build_app
 from tests.support.gateways import write_config
+from tests.support.muting import needs_linux
 
 
 def config_of(file: Path, *, grace_s: float = 30) -> ServerConfig:
@@ -40,6 +41,19 @@ def test_a_port_in_use_is_an_oserror(host: str) -> None:
         pytest.skip("no such address on this machine")
     with first, pytest.raises(OSError):
         serving.bind(host, first.getsockname()[1]).close()
+
+
+@needs_linux
+@pytest.mark.parametrize(("write_timeout", "milliseconds"), [(60, 180_000), (240.5, 240_500)])
+def test_clients_are_asked_after_and_given_up(write_timeout: float, milliseconds: int) -> None:
+    with (
+        serving.bind("127.0.0.1", 0, write_timeout_s=write_timeout) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == milliseconds
 
 
 def test_a_server_that_cannot_start_says_so(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from gateway.stores.redis.together import CALLS_PER_SESSION
 from tests.stores.counting import counts, ending, number_in
 from tests.stores.files import PATIENT_S
 from tests.stores.redis_servers import RedisCluster, RedisServer, cli, free_port
+from tests.support.muting import mute, needs_linux
 from tests.support.timing import eventually, in_time
 
 MakeRecord = Callable[..., CallRecord]
@@ -156,6 +157,11 @@ class Proxy:
                 at_once = struct.pack("ii", 1, 0)
                 writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
             writer.transport.abort()
+
+    def go_silent(self) -> None:
+        """Whoever is connected now gets no answer any more, not even to a packet; whoever comes anew does."""
+        for writer in self._writers[::2]:
+            mute(writer.get_extra_info("socket"))
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -501,6 +507,31 @@ async def test_a_connection_that_has_ended_is_made_anew_and_nobody_hears_of_it(
     proxy.end(is_reset=is_reset)
     await eventually(lambda: not link._idle)
     assert (await store.settle(spent(record()))).calls == 301
+
+
+@needs_linux
+async def test_connections_that_a_firewall_has_forgotten_cost_one_call_and_not_one_for_each(
+    redis_server: RedisServer, record: MakeRecord
+) -> None:
+    redis_server.flush()
+    async with Proxy(redis_server.port) as proxy, opened(proxy.url, timeout_s=2.0) as store:
+        await asyncio.gather(*(store.settle(spent(record())) for _ in range(600)))
+        link = store._link
+        assert isinstance(link, SingleLink)
+        await eventually(lambda: len(link._idle) > 1, "there are several")
+        proxy.go_silent()
+        with pytest.raises(StoreUnavailable, match="no answer in time"):
+            await store.settle(spent(record()))
+        assert (await store.settle(spent(record()))).calls == 601
+
+
+async def test_connections_are_asked_after_by_the_system(proxied: tuple[Proxy, RedisStore], record: MakeRecord) -> None:
+    link = proxied[1]._link
+    assert isinstance(link, SingleLink)
+    [wire] = link._idle
+    sock = wire._transport.get_extra_info("socket")
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 4
 
 
 async def test_what_cannot_be_sent_is_said_to_whoever_asks_and_keeps_nobody_waiting(store: RedisStore) -> None:
@@ -1113,28 +1144,45 @@ async def test_what_is_under_way_when_the_store_closes_is_written(
     assert number_in((await store.remembered(KEY)).state.steps) == 5
 
 
-async def test_what_a_call_begins_with_is_asked_for_in_one_round_trip(store: RedisStore) -> None:
-    class Counted:
-        """A way to the servers that counts how often it is gone."""
+class _Counted:
+    """A way to the servers that counts how often it is gone; what is under way at the same time goes together."""
 
-        rounds = 0
+    def __init__(self, link: Any) -> None:
+        self.link = link
+        self.rounds = 0
+        self._under_way = 0
 
-        def __init__(self, link: Any) -> None:
-            self.link = link
-
-        async def call(self, *commands: Command) -> list[Any]:
-            self.rounds += 1
+    async def call(self, *commands: Command) -> list[Any]:
+        self.rounds += not self._under_way
+        self._under_way += 1
+        try:
             return list(await self.link.call(*commands))
+        finally:
+            self._under_way -= 1
 
-        async def aclose(self) -> None:
-            await self.link.aclose()
+    async def aclose(self) -> None:
+        await self.link.aclose()
 
+
+def counted(store: RedisStore) -> _Counted:
     made: Any = store
-    made._link = made._books._link = made._moves._link = counted = Counted(store._link)
+    made._link = made._books._link = made._moves._link = link = _Counted(store._link)
+    return link
+
+
+async def test_what_a_call_begins_with_is_asked_for_in_one_round_trip(store: RedisStore) -> None:
+    link = counted(store)
     claims = [Claim(key) for key in ACCOUNTS]
     opening = await store.opening(KEY, claims, with_totals=True)
-    assert counted.rounds == 1
+    assert link.rounds == 1
     assert [one.key for one in opening.standings] == list(ACCOUNTS)
+
+
+async def test_a_text_that_is_kept_is_found_in_two_round_trips(store: RedisStore) -> None:
+    await store.keep_results(KEY, {"tr_a": "text"}, 1 << 20)
+    link = counted(store)
+    assert list(await store.missing_results(KEY, ["tr_a"])) == []
+    assert link.rounds == 2
 
 
 # --- configured -----------------------------------------------------------------------------------------------------------

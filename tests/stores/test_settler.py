@@ -103,6 +103,60 @@ async def test_when_the_store_is_back_every_settlement_is_written_once_and_calls
     assert (await store.totals(KEY)).calls == 5
 
 
+async def test_what_waits_is_offered_together_and_what_is_not_taken_goes_on_waiting(record: MakeRecord) -> None:
+    """A store that is far away, and calls that go on: one by one they would wait faster than they are taken."""
+
+    class FarStore(FlakyStore):
+        under_way = most = 0
+
+        async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            await asyncio.sleep(0.01)
+            self.under_way -= 1
+            if self.tries == 30:
+                self.away = True
+            return await super().settle(record, ending)
+
+    store = FarStore()
+    settler = Settler(store, is_open=True)
+    settler.away(StoreUnavailable("away"))
+    records = [record() for _ in range(100)]
+    for one in records:
+        await settler.settle(one)
+    await eventually(lambda: store.tries >= 64, "the first are offered")
+    await eventually(lambda: settler.waiting == 70, "those that were refused wait")
+    store.away = False
+    await accepts_calls(settler)
+    assert store.most == 64
+    assert (await store.totals(KEY)).calls == 100
+    await settler.aclose()
+
+
+async def test_a_store_is_back_though_calls_never_cease_to_end(record: MakeRecord) -> None:
+    class SlowStore(FlakyStore):
+        async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+            await asyncio.sleep(0.02)
+            return await super().settle(record, ending)
+
+    store = SlowStore()
+    settler = Settler(store, is_open=True)
+    settler.away(StoreUnavailable("away"))
+    ended: list[asyncio.Task[Totals | None]] = []
+
+    async def ending() -> None:
+        while True:
+            ended.append(asyncio.create_task(settler.settle(record())))
+            await asyncio.sleep(0.001)
+
+    calls = asyncio.create_task(ending())
+    await accepts_calls(settler)
+    calls.cancel()
+    await asyncio.gather(*ended)
+    await settler.aclose()
+    assert (await store.totals(KEY)).calls == len(ended)
+
+
 async def test_a_store_that_stays_away_is_asked_again_and_not_all_the_time(
     store: FlakyStore, record: MakeRecord
 ) -> None:

@@ -6,13 +6,20 @@ import asyncio
 import base64
 import os
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from gateway.core.errors import InvalidRequest, UpstreamHungUp, UpstreamProtocolError, UpstreamUnreachable
+from gateway.core.errors import (
+    InvalidRequest,
+    UpstreamHungUp,
+    UpstreamNotAccepted,
+    UpstreamProtocolError,
+    UpstreamUnreachable,
+)
 from gateway.core.outgoing import Outgoing
 from gateway.upstream import origin
 from gateway.upstream.connection import Connection
@@ -119,14 +126,14 @@ async def test_a_name_that_is_none_cannot_be_resolved(host: str) -> None:
 async def test_addresses_are_believed_for_a_while_and_no_longer_than_somebody_answers_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loop, asked = asyncio.get_running_loop(), list[object]()
-    look_up = loop.getaddrinfo
+    asked = list[object]()
+    look_up = socket.getaddrinfo
 
-    async def counted(host: object, *args: Any, **options: Any) -> Any:
+    def counted(host: str, *args: Any, **options: Any) -> Any:
         asked.append(host)
-        return await look_up(host, *args, **options)  # type: ignore[arg-type]
+        return look_up(host, *args, **options)
 
-    monkeypatch.setattr(loop, "getaddrinfo", counted)
+    monkeypatch.setattr(socket, "getaddrinfo", counted)
     async with answering(ok(), ok()) as server, origin_of(server.url) as place:
         taken = [await place.take(), await place.take()]
         assert len(asked) == 1
@@ -142,15 +149,15 @@ async def test_addresses_are_believed_for_a_while_and_no_longer_than_somebody_an
 async def test_all_wait_for_one_answer_to_where_a_place_is_and_who_leaves_does_not_end_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loop, asked, answer = asyncio.get_running_loop(), list[object](), asyncio.Event()
-    look_up = loop.getaddrinfo
+    asked, answer = list[object](), threading.Event()
+    look_up = socket.getaddrinfo
 
-    async def slow(host: object, *args: Any, **options: Any) -> Any:
+    def slow(host: str, *args: Any, **options: Any) -> Any:
         asked.append(host)
-        await answer.wait()
-        return await look_up(host, *args, **options)  # type: ignore[arg-type]
+        answer.wait(LIMIT_S)
+        return look_up(host, *args, **options)
 
-    monkeypatch.setattr(loop, "getaddrinfo", slow)
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
     async with answering() as server, origin_of(server.url) as place:
         waiting = [asyncio.create_task(place.take()) for _ in range(5)]
         await eventually(lambda: asked, "it is asked for")
@@ -162,6 +169,31 @@ async def test_all_wait_for_one_answer_to_where_a_place_is_and_who_leaves_does_n
         assert len(asked) == 1
 
 
+async def test_names_that_nobody_answers_for_keep_no_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = threading.Event()
+    look_up = socket.getaddrinfo
+
+    def slow(host: str, *args: Any, **options: Any) -> Any:
+        if host.startswith("mute"):
+            answer.wait(LIMIT_S)
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return look_up(host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    limits = Timeouts(connect_s=0.5, first_byte_s=30, between_bytes_s=30)
+    mute = [HttpUpstream("p", f"http://mute{number}.example", limits) for number in range(40)]
+    async with answering(ok()) as server, upstream_of(server.url) as upstream:
+        waiting = [asyncio.create_task(ask(one, "http://mute.example")) for one in mute]
+        await asyncio.sleep(0)
+        assert await asyncio.wait_for(ask(upstream, server.url), LIMIT_S) == b"ok"
+        for error in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(error, UpstreamNotAccepted)
+            assert "not resolved within 0.5 s" in error.message
+    for one in mute:
+        await one.aclose()
+    answer.set()
+
+
 @pytest.mark.parametrize("is_mute", [False, True])
 async def test_addresses_that_were_known_hold_while_nobody_says_any(
     is_mute: bool, monkeypatch: pytest.MonkeyPatch
@@ -169,17 +201,20 @@ async def test_addresses_that_were_known_hold_while_nobody_says_any(
     monkeypatch.setattr(origin, "_PATIENCE_S", 0.05)
     monkeypatch.setattr(origin, "_ADDRESSES_S", 0.0)
 
-    async def away(*_: object, **__: object) -> Any:
+    answer = threading.Event()
+
+    def away(*_: object, **__: object) -> Any:
         if is_mute:
-            await asyncio.sleep(LIMIT_S)
+            answer.wait(LIMIT_S)
         raise socket.gaierror(socket.EAI_AGAIN, "no answer")
 
     async with answering() as server, origin_of(server.url) as place:
         place.give(await place.take())
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", away)
+        monkeypatch.setattr(socket, "getaddrinfo", away)
         for _ in range(2):
             place.give(await place.take())
         assert server.connections == 3
+    answer.set()
 
 
 async def test_the_address_that_answered_is_the_first_to_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,11 +227,11 @@ async def test_the_address_that_answered_is_the_first_to_be_tried(monkeypatch: p
 
     async with answering() as server, origin_of(server.url) as place:
 
-        async def both(*_: object, **__: object) -> Any:
+        def both(*_: object, **__: object) -> Any:
             of = socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, ""
             return [(*of, ("127.0.0.2", closed_port())), (*of, ("127.0.0.1", server.port))]
 
-        monkeypatch.setattr(loop, "getaddrinfo", both)
+        monkeypatch.setattr(socket, "getaddrinfo", both)
         monkeypatch.setattr(loop, "sock_connect", noted)
         for _ in range(2):
             place.give(await place.take())

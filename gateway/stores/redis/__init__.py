@@ -225,10 +225,12 @@ class RedisStore:
 
     async def _find_on(self, session: SessionKey, handle: str) -> None:
         """Have a handle's names lead to its session for as long as that is kept from now on."""
-        for name, lead in self._leads(session, handle):
-            [is_there] = await self._link.call(("PEXPIRE", name, self._clerk.ttl_ms))
-            if not is_there:
-                await self._link.call(lead)
+        await asyncio.gather(*(self._lead(name, lead) for name, lead in self._leads(session, handle)))
+
+    async def _lead(self, name: str, lead: Command) -> None:
+        [is_there] = await self._link.call(("PEXPIRE", name, self._clerk.ttl_ms))
+        if not is_there:
+            await self._link.call(lead)
 
     def _leads(self, session: SessionKey, handle: str) -> Iterator[tuple[str, Command]]:
         """The names under which a handle is looked for, each with the verb that makes it lead to the session."""

@@ -258,7 +258,12 @@ class SingleLink:
         else:
             self._free += 1
         self._spare.append(wire.connection)
-        self._fail(unanswered, error)
+        if isinstance(error, _SILENCE):
+            # What took this one away without a word has done so with those that were as quiet.
+            for idle in [*self._idle]:
+                idle.close(_MOVED_ON)
+        if unanswered:  # else it was idle, and those that wait are about to have another
+            self._fail(unanswered, error)
         self._start()
 
     def sent_elsewhere(self) -> None:

@@ -5,7 +5,8 @@ It retries nothing by itself: only whoever asked knows what may be done twice. D
 
 from __future__ import annotations
 
-from typing import Any
+import socket
+from typing import Any, Final
 
 from redis.asyncio.cluster import ClusterNode, RedisCluster
 from redis.asyncio.connection import ConnectionPool, SSLConnection
@@ -14,6 +15,10 @@ from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 
 from gateway.core.redis_url import Address
+
+#: Seconds of quiet until the other side is asked for a sign of life, between two asks, and asks in vain until the end:
+#: firewalls and NATs forget a connection that was quiet for some minutes, and say nothing.
+_ASKING: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 
 
 def _options(address: Address, timeout_s: float, silence_s: float | None) -> dict[str, Any]:
@@ -24,6 +29,11 @@ def _options(address: Address, timeout_s: float, silence_s: float | None) -> dic
     return asked | {
         "socket_timeout": silence_s,
         "socket_connect_timeout": timeout_s,
+        "socket_keepalive": True,
+        # Where a system has no such option, its own value holds.
+        "socket_keepalive_options": {
+            getattr(socket, name): value for name, value in _ASKING.items() if hasattr(socket, name)
+        },
         "protocol": 2,
         "retry": Retry(NoBackoff(), 0),
         # Else each new connection tells the server name and version of the library, at the price of a round trip.
