@@ -187,6 +187,16 @@ async def test_a_hold_of_nothing_in_the_limited_dimension_is_granted(store: Stor
     assert (await standing(store)).held == Amount(0, 5, 1)
 
 
+async def test_a_hold_of_nothing_is_granted_where_more_than_the_limit_is_used(store: Store, hold: Make) -> None:
+    """A call that costs nothing may go on where the money is spent."""
+    first = hold(claim(S), fixed=Amount(0, 5, 1))
+    await granted(store, first)
+    await soon(store.settle(spends(first, Amount(0, 8, 1))))
+    broke = claim(S, nano_usd=7)
+    await granted(store, hold(broke, fixed=Amount(5, 0, 1)))
+    assert (await refused(store, hold(broke, fixed=Amount(5, 1, 1)))).dimension == "nano_usd"
+
+
 async def test_what_calls_under_way_hold_is_busy_and_what_was_spent_is_exhausted(store: Store, hold: Make) -> None:
     first = hold(claim(S, 20), fixed=Amount(15))
     await granted(store, first)
