@@ -257,7 +257,7 @@ def _in_proportion(own: Rates, rates: Rates, long: Rates) -> Rates:
     changes = {}
     for field in fields(own):
         mine, usual, longer = (getattr(one, field.name) for one in (own, rates, long))
-        if mine is not None and usual and longer is not None:
+        if mine is not None and usual:
             changes[field.name] = mine * longer / usual
     return replace(own, **changes)
 
@@ -280,8 +280,6 @@ def _above(
 
 def decimal(value: object) -> Decimal | None:
     """A number of the table; None where it is none, or below zero."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
-        return None
     try:
         number = Decimal(str(value))
     except InvalidOperation:
