@@ -413,6 +413,26 @@ async def test_a_hold_that_was_taken_although_the_store_seemed_away_is_given_bac
     assert not any(stands.used)
 
 
+@pytest.mark.parametrize("goes_at", ["the start", "the hold"])
+async def test_a_call_that_names_its_parent_is_charged_to_all_above_it_that_are_known_when_the_store_goes(
+    goes_at: str,
+) -> None:
+    world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)))
+    world.settler.is_open = True
+    above, top = SessionKey("alice", "above"), SessionKey("alice", "top")
+    await world.store.update(above, lambda state: state.with_parent("top"))
+    world.store.away, world.store.is_forgetful = goes_at == "the start", goes_at == "the hold"
+    reply, _ = await world.call(world.incoming(directives=Directives(parent="above")))
+    assert (reply.status, "store" in world.record.notes) == (200, True)
+    world.store.away = world.store.is_forgetful = False
+    await world.settler.aclose()
+    standings = await world.store.standings([Claim(key.account) for key in (KEY, above, top)])
+    known = {"the start": 2, "the hold": 3}[goes_at]
+    assert [(stands.used.tokens, any(stands.held)) for stands in standings] == [(15, False)] * known + [(0, False)] * (
+        3 - known
+    )
+
+
 async def test_what_this_worker_holds_itself_is_spent_for_it_when_the_store_goes() -> None:
     world = World(budget=BudgetPolicy(session=Limits(tokens=79)))
     world.settler.is_open = True

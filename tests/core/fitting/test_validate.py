@@ -58,7 +58,10 @@ def broken(function: dict[str, Any]) -> dict[str, Any]:
         ((SYSTEM, TASK, call("c"), result("c")), "messages[6] (user) was changed, moved or lost"),
         ((SYSTEM, call("c"), result("c")), "no user message"),
         ((TASK, *END), "messages[0] (system) was changed, moved or lost"),
-        (({**SYSTEM, "content": "be bad"}, *END), "messages[0] (system) was changed, moved or lost"),
+        *(
+            (({**SYSTEM, "content": said}, *END), "messages[0] (system) was changed, moved or lost")
+            for said in ("be bad", "be good, and more")
+        ),
         ((SYSTEM, LAST), "it does not end as it ended"),
         ((SYSTEM, TASK, {**SIGNED, "content": "[...]"}, *END), "signed reasoning was changed"),
         ((SYSTEM, {**TASK, "content": None}, *END), "a user message without content"),
@@ -67,6 +70,17 @@ def broken(function: dict[str, Any]) -> dict[str, Any]:
 )
 def test_what_is_wrong_is_named(after: Any, problem: str) -> None:
     assert problem in found(*after)
+
+
+def test_of_what_must_stay_each_is_there_and_in_its_order() -> None:
+    other = {"role": "system", "content": "be brief"}
+    for first, second in ((SYSTEM, SYSTEM), (SYSTEM, other)):
+        before = [first, second, TASK, *END]
+        assert found(*before, before=before) == []
+        assert found(first, TASK, *END, before=before) == ["messages[1] (system) was changed, moved or lost"]
+    assert found(other, SYSTEM, TASK, *END, before=[SYSTEM, other, TASK, *END]) == [
+        "messages[1] (system) was changed, moved or lost"
+    ]
 
 
 def test_over_the_limit_is_a_problem() -> None:
@@ -116,7 +130,7 @@ def test_one_message_that_never_came_may_stand_where_it_is_said_to() -> None:
     [
         ((SYSTEM, TASK, *END), 2, None, "the summary is not where it should be"),
         ((SYSTEM, TASK, TOLD, *END), 3, None, "the summary is not where it should be"),
-        ((SYSTEM, TASK, *END), 9, None, "the summary is not where it should be"),
+        *(((SYSTEM, TASK, *END), place, None, "the summary is not where it should be") for place in (-1, 5, 9)),
         ((SYSTEM, TOLD, TASK, *END), 1, None, "the summary stands before the task"),
         ((SYSTEM, TASK, call("a", "b"), TOLD, result("a"), result("b"), *END), 3, None, "call a without its result"),
         (
