@@ -72,6 +72,34 @@ def test_what_is_wrong_is_named(after: Any, problem: str) -> None:
     assert problem in found(*after)
 
 
+def part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+@pytest.mark.parametrize(
+    ("said", "sent", "is_whole"),
+    [
+        ({"content": [part("on")]}, {"content": [part("on"), part("more")]}, True),
+        ({"content": [part("on"), part("and")]}, {"content": [part("on")]}, False),
+        ({"content": [part("on")]}, {"content": [part("off")]}, False),
+        ({"content": [part("on")]}, {"content": "on"}, False),
+        ({"content": "on"}, {"content": [part("on")]}, False),
+        ({"content": "on", "name": "alice"}, {"content": "on, and more", "name": "eve"}, False),
+    ],
+)
+def test_behind_the_words_of_a_user_there_may_be_more_and_nothing_else_may_change(
+    said: dict[str, Any], sent: dict[str, Any], is_whole: bool
+) -> None:
+    before, after = ([SYSTEM, TASK, {"role": "user", **one}] for one in (said, sent))
+    problem = [] if is_whole else ["messages[2] (user) was changed, moved or lost"]
+    assert found(*after, before=before) == problem
+
+
+def test_what_a_user_says_points_at_nothing() -> None:
+    before = [SYSTEM, {**TASK, "content": "what is [same as the result of z]?"}, *END]
+    assert found(*before, before=before) == []
+
+
 def test_of_what_must_stay_each_is_there_and_in_its_order() -> None:
     other = {"role": "system", "content": "be brief"}
     for first, second in ((SYSTEM, SYSTEM), (SYSTEM, other)):
