@@ -427,6 +427,23 @@ async def test_a_hold_is_extended_by_what_is_left_and_all_of_it_is_given_back(st
         assert await used_and_held(store, key) == (Amount(66, 300), NOTHING)
 
 
+async def test_calls_give_back_what_they_held_and_nothing_of_what_others_hold(store: Store, hold: Make) -> None:
+    await granted(store, hold(claim(S), claim(KEY), fixed=Amount(100)))
+    narrow = (claim(S, 1_000), claim(KEY, 150))
+    cut, grown = (hold(*narrow, unit=Amount(1), most=most) for most in (15, 5))
+    assert (await granted(store, cut), await granted(store, grown)) == (15, 5)
+    extended = await soon(store.extend(grown.hold.id, 100))
+    assert extended is not None
+    assert extended.units == 10, "the account of the client key has no more"
+    too_much = hold(*narrow)
+    await refused(store, too_much)
+    assert [(await used_and_held(store, key))[1].tokens for key in (S, KEY)] == [150, 150]
+    for ended in (too_much, grown, cut):
+        await soon(store.settle(spends(ended, NOTHING, outcome="refused", charge=None)))
+    assert [await used_and_held(store, key) for key in (S, KEY)] == [(NOTHING, Amount(100))] * 2
+    assert await granted(store, hold(*narrow, unit=Amount(1), most=100)) == 40
+
+
 async def test_there_is_nothing_to_extend_for_an_unknown_a_refused_or_a_settled_hold(store: Store, hold: Make) -> None:
     refused_hold, settled = hold(claim(KEY, 1)), hold(claim(S))
     await refused(store, refused_hold)
