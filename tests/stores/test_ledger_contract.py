@@ -207,6 +207,18 @@ async def test_what_calls_under_way_hold_is_busy_and_what_was_spent_is_exhausted
     assert outcome.standing == Standing(S, Limits(20), Amount(11), NOTHING)
 
 
+async def test_what_would_just_fit_if_nobody_else_held_anything_is_busy(store: Store, hold: Make) -> None:
+    spent = hold(claim(S), fixed=Amount(10, 10, 10))
+    await granted(store, spent)
+    await soon(store.settle(spends(spent, Amount(10, 10, 10))))
+    await granted(store, hold(claim(S), fixed=Amount(1, 1, 1)))
+    for name in Amount._fields:
+        for limit, is_busy in ((20, True), (19, False)):
+            one = Claim(S, Limits(**{name: limit}))
+            outcome = await refused(store, hold(one, fixed=Amount(10, 10, 10)))
+            assert (outcome.dimension, outcome.is_busy) == (name, is_busy)
+
+
 async def test_a_refusal_takes_nothing_on_any_account(store: Store, hold: Make) -> None:
     claims = [claim(S, 100), claim(KEY, 5), claim(RATE, calls=1, window_s=60)]
     for order in (claims, claims[::-1], [claims[1], claims[2], claims[0]]):
