@@ -294,8 +294,9 @@ async def test_without_the_store_no_more_is_spent_than_was_left_when_it_was_last
     world.settler.is_open = True
     assert (await world.call())[0].status == 200
     world.store.away = True
-    statuses = [(await world.call())[0].status for _ in range(4)]
-    assert statuses == [200, 200, 200, 400], (
+    replies = [(await world.call())[0] for _ in range(4)]
+    assert [reply.allowance.left_tokens for reply in replies if reply.allowance] == [49, 34, 19, 19]
+    assert [reply.status for reply in replies] == [200, 200, 200, 400], (
         "64 of 79 tokens were left, each call takes 15, and needs 34 to be let through"
     )
     world.store.away = False
