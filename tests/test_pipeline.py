@@ -402,6 +402,16 @@ async def test_a_call_cancelled_while_its_hold_is_taken_leaves_none_behind() -> 
     assert world.upstream.sent == []
 
 
+async def test_a_refusal_says_what_helps_against_the_budget_that_refuses(world: World) -> None:
+    caller = Caller("alice", budget=KeyBudget(Limits(tokens=10**6)))
+    declared = Directives(budget=Limits(tokens=5))
+    _, body = await world.call(world.incoming(caller=caller, directives=declared))
+    assert "declares this budget in x-session-budget-tokens" in json.loads(body)["error"]["message"]
+    caller = Caller("alice", budget=KeyBudget(Limits(tokens=5)))
+    _, body = await world.call(world.incoming(caller=caller, directives=declared))
+    assert "Raise its budget where the key is configured" in json.loads(body)["error"]["message"]
+
+
 async def test_a_hold_that_was_taken_although_the_store_seemed_away_is_given_back() -> None:
     world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)))
     world.store.is_forgetful = True
