@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.errors import StoreUnavailable
+from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.namespaces import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.stored import Ending
@@ -101,6 +101,27 @@ async def test_when_the_store_is_back_every_settlement_is_written_once_and_calls
     assert store.tries == 6, "while it is known to be away, nobody waits for the store"
     await settler.aclose()
     assert (await store.totals(KEY)).calls == 5
+
+
+async def test_a_store_that_went_away_before_anything_was_settled_is_found_again(store: FlakyStore) -> None:
+    settler = Settler(store)
+    settler.away(StoreUnavailable("The store is away."))
+    with pytest.raises(StoreUnavailable):
+        settler.check()
+    await accepts_calls(settler)
+    await settler.aclose()
+
+
+async def test_damage_in_one_place_keeps_nobody_else_out_and_is_named_once(
+    store: FlakyStore, heard: pytest.LogCaptureFixture
+) -> None:
+    settler = Settler(store)
+    for place in ("one", "other", "one"):
+        settler.away(StoreDamaged(f"The account {place} cannot be read."))
+    settler.check()
+    named = [entry.getMessage() for entry in heard.records if "cannot be read" in entry.getMessage()]
+    assert [place for line in named for place in ("one", "other") if f" {place} " in line] == ["one", "other"]
+    await settler.aclose()
 
 
 async def test_a_store_that_stays_away_is_asked_again_and_not_all_the_time(

@@ -74,6 +74,16 @@ async def test_a_file_that_cannot_be_read_is_named_once_and_the_others_are_settl
     await settler.aclose()
 
 
+async def test_once_started_a_settler_looks_by_itself_for_what_others_left(journals: Path, record: MakeRecord) -> None:
+    store = MemoryStore()
+    settler = Settler(store, Journal(journals))
+    file = left(journals, record())
+    settler.start()
+    await eventually(lambda: not file.exists())
+    assert (await store.totals(KEY)).calls == 1
+    await settler.aclose()
+
+
 async def test_a_file_that_breaks_again_is_named_again(
     settler: Settler, journals: Path, record: MakeRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
