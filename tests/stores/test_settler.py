@@ -103,11 +103,23 @@ async def test_when_the_store_is_back_every_settlement_is_written_once_and_calls
     assert (await store.totals(KEY)).calls == 5
 
 
-async def test_a_store_that_went_away_before_anything_was_settled_is_found_again(store: FlakyStore) -> None:
+async def test_a_store_that_went_away_before_anything_was_settled_is_found_again_once_it_answers() -> None:
+    class Silent(FlakyStore):
+        pings = 0
+
+        async def ping(self) -> None:
+            self.pings += 1
+            if self.away:
+                raise StoreUnavailable("The store is away.")
+
+    store = Silent()
     settler = Settler(store)
+    store.away = True
     settler.away(StoreUnavailable("The store is away."))
+    await eventually(lambda: store.pings == 2, "it is asked")
     with pytest.raises(StoreUnavailable):
         settler.check()
+    store.away = False
     await accepts_calls(settler)
     await settler.aclose()
 

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.namespaces import SessionKey
+from gateway.core.ports import RecordRefused
 from gateway.core.record import CallRecord
 from gateway.core.stored import Ending
 from gateway.core.usage import Totals
@@ -120,6 +121,34 @@ async def test_when_the_store_goes_away_the_rest_is_left_for_later(journals: Pat
     assert await settler.recover() == 2
     assert (await store.totals(KEY)).calls == 3
     await settler.aclose()
+
+
+async def test_a_record_that_can_neither_be_settled_nor_set_aside_stays_in_the_journal(
+    journals: Path, record: MakeRecord
+) -> None:
+    class Refusing(MemoryStore):
+        refusal: StoreUnavailable | None = StoreUnavailable("The store is away.")
+
+        async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+            if self.refusal is not None:
+                raise self.refusal
+            return await super().settle(record, ending)
+
+    class Full(Journal):
+        def set_aside(self, record: CallRecord) -> Path:
+            raise OSError("no space")
+
+    store = Refusing()
+    settler = Settler(store, Full(journals))
+    await settler.settle(record())
+    store.refusal = RecordRefused("not this one")
+    await eventually(lambda: not (settler.waiting or settler.is_away))
+    await settler.aclose()
+    store.refusal = None
+    later = Settler(store, Journal(journals))
+    assert await later.recover() == 1
+    assert (await store.totals(KEY)).calls == 1
+    await later.aclose()
 
 
 async def test_a_journal_that_cannot_be_deleted_does_not_keep_the_store_away(
