@@ -119,10 +119,12 @@ def test_the_last_word_counts_field_by_field_and_null_does_not_erase() -> None:
         "completion_tokens": 1,
         "total_tokens": 6,
         "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 1},
     }
     last = {"prompt_tokens": None, "completion_tokens": 9, "total_tokens": 14, "prompt_tokens_details": None}
-    for nothing in (None, {"cached_tokens": None}):
-        assert usage(first, None, {**last, "prompt_tokens_details": nothing}) == Usage(5, 9, 14, 2)
+    for nothing in (None, {"cached_tokens": None, "reasoning_tokens": None}):
+        details = {"prompt_tokens_details": nothing, "completion_tokens_details": nothing}
+        assert usage(first, None, {**last, **details}) == Usage(5, 9, 14, 2, 0, 1)
 
 
 def test_a_running_total_is_not_added_up() -> None:
@@ -195,6 +197,8 @@ def test_zeros_that_close_a_stream_erase_nothing(
 def test_zeros_for_the_input_erase_none_where_more_is_said_at_the_end() -> None:
     assert sides({"input_tokens": 50, "output_tokens": 3}, {"input_tokens": 0, "output_tokens": 7}) == (50, 7, 57)
     assert sides({"output_tokens": 3}, {"input_tokens": 0, "output_tokens": 7}) == (0, 7, 7)
+    last = {"input_tokens": 60, "cache_read_input_tokens": 0, "output_tokens": 7}
+    assert sides({"input_tokens": 50, "output_tokens": 3}, last) == (60, 7, 67), "one of them is no zero"
 
 
 def test_a_total_of_nothing_at_the_end_says_nothing_of_a_side_that_is_missing() -> None:

@@ -95,6 +95,11 @@ def test_behind_the_words_of_a_user_there_may_be_more_and_nothing_else_may_chang
     assert found(*after, before=before) == problem
 
 
+def test_what_is_said_beside_a_call_may_be_cut() -> None:
+    before = [SYSTEM, TASK, {**call("a"), "content": "a long thought"}, result("a"), *END]
+    assert found(SYSTEM, TASK, {**call("a"), "content": "[...]"}, result("a"), *END, before=before) == []
+
+
 def test_what_a_user_says_points_at_nothing() -> None:
     before = [SYSTEM, {**TASK, "content": "what is [same as the result of z]?"}, *END]
     assert found(*before, before=before) == []
