@@ -403,10 +403,10 @@ async def test_a_call_cancelled_while_its_hold_is_taken_leaves_none_behind() -> 
 
 
 async def test_a_refusal_says_what_helps_against_the_budget_that_refuses(world: World) -> None:
-    caller = Caller("alice", budget=KeyBudget(Limits(tokens=10**6)))
     declared = Directives(budget=Limits(tokens=5))
-    _, body = await world.call(world.incoming(caller=caller, directives=declared))
-    assert "declares this budget in x-session-budget-tokens" in json.loads(body)["error"]["message"]
+    for caller in (Caller("alice"), Caller("alice", budget=KeyBudget(Limits(tokens=10**6)))):
+        _, body = await world.call(world.incoming(caller=caller, directives=declared))
+        assert "declares this budget in x-session-budget-tokens" in json.loads(body)["error"]["message"]
     caller = Caller("alice", budget=KeyBudget(Limits(tokens=5)))
     _, body = await world.call(world.incoming(caller=caller, directives=declared))
     assert "Raise its budget where the key is configured" in json.loads(body)["error"]["message"]
