@@ -151,6 +151,32 @@ async def test_a_record_that_can_neither_be_settled_nor_set_aside_stays_in_the_j
     await later.aclose()
 
 
+@pytest.mark.parametrize("fails_at", [0, 1])
+async def test_what_others_left_is_deleted_only_once_each_record_is_settled_or_set_aside(
+    fails_at: int, journals: Path, record: MakeRecord
+) -> None:
+    class Refusing(MemoryStore):
+        async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+            raise RecordRefused("not this one")
+
+    class FullOnce(Journal):
+        tries = 0
+
+        def set_aside(self, record: CallRecord) -> Path:
+            self.tries += 1
+            if self.tries == fails_at + 1:
+                raise OSError("no space")
+            return super().set_aside(record)
+
+    file = left(journals, record(), record())
+    settler = Settler(Refusing(), FullOnce(journals))
+    assert await settler.recover() == 0
+    assert file.exists(), "one of them is nowhere else"
+    assert await settler.recover() == 0
+    assert not file.exists()
+    await settler.aclose()
+
+
 async def test_a_journal_that_cannot_be_deleted_does_not_keep_the_store_away(
     tmp_path: Path, record: MakeRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
