@@ -171,6 +171,7 @@ def test_while_others_hold_an_answer_is_not_cut_to_a_stump(output: int, held: Am
 
 def test_a_limit_beyond_what_the_model_gives_is_not_held() -> None:
     assert hold(Need(1, output=10**9, model_output=4_000)).most == 4_000
+    assert hold(Need(1, output=50, model_output=4_000)).most == 50
 
 
 def test_what_has_no_answer_of_tokens_holds_its_input_only() -> None:
