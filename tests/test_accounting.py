@@ -1,19 +1,22 @@
-"""A bug in what makes the record of a call costs nobody anything: it is charged for what is known, and nothing stays held."""
+"""What is held for a call; and where making its record fails, it is charged for what is known, and nothing stays held."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from gateway.core.ledger import Claim, Limits
 from gateway.core.record import CallRecord
-from gateway.core.spending import BudgetPolicy
+from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
+from gateway.core.spending import DEFAULT_OUTPUT, STREAM_STEP, BudgetPolicy
 from gateway.core.stored import OpenHold
 from gateway.dialects.base import Answer, Call, EventReader
 from gateway.dialects.openai_chat import OpenAIChat
-from tests.support.fakes import KEY, SSE, STREAM, FakeReply, World
+from tests.support.fakes import KEY, PRICE, SSE, STREAM, FakeReply, World
 from tests.support.scripted import DONE, chunk, usage_chunk
 
 
@@ -53,6 +56,20 @@ def world_of() -> World:
     return world
 
 
+def watched(world: World) -> list[OpenHold]:
+    """The holds that are asked for, in their order."""
+    opened: list[OpenHold] = []
+    reserve = world.store.reserve
+
+    class Watching(type(world.store)):  # type: ignore[misc]
+        async def reserve(self, one: OpenHold, lease_s: float) -> object:
+            opened.append(one)
+            return await reserve(one, lease_s)
+
+    world.store.__class__ = Watching
+    return opened
+
+
 async def failed(world: World, dialect: OpenAIChat) -> Mapping[str, Sequence[object]]:
     incoming = world.incoming(STREAM)
     with pytest.raises(ZeroDivisionError):
@@ -78,15 +95,7 @@ async def test_a_call_of_which_nobody_can_tell_what_it_used_is_charged_for_its_i
 
 async def test_a_call_without_a_record_is_left_to_whoever_settles_those_of_workers_that_are_gone() -> None:
     world = world_of()
-    opened: list[OpenHold] = []
-    reserve = world.store.reserve
-
-    class Watching(type(world.store)):  # type: ignore[misc]
-        async def reserve(self, one: OpenHold, lease_s: float) -> object:
-            opened.append(one)
-            return await reserve(one, lease_s)
-
-    world.store.__class__ = Watching
+    opened = watched(world)
     found = await failed(world, Nameless())
     assert world.leases.count == 0, "nobody renews it: it ends with its lease"
     assert world.recorder.records == []
@@ -97,3 +106,65 @@ async def test_a_call_without_a_record_is_left_to_whoever_settles_those_of_worke
     (stands,) = await world.store.standings([Claim(KEY.account)])
     assert stands.held == (0, 0, 0)
     assert stands.used.calls == 1
+
+
+FALLBACK = Routes([ModelRule("m", "p", fallback=("q/second",))], ["p", "q"], "p")
+
+
+@pytest.mark.parametrize(
+    ("asked", "facts", "most"),
+    [
+        ({"max_tokens": 50}, {}, 50),
+        ({"max_output_tokens": 50}, {}, DEFAULT_OUTPUT),  # no provider of this format reads it
+        ({"max_tokens": 500}, {"p": {"output": 200}, "q": {"output": 300}}, 300),
+        ({}, {"p": {"output": 200}, "q": {"output": 300}}, 300),
+        ({}, {"p": {"output": 200}}, DEFAULT_OUTPUT),
+        ({}, {"p": {"window": 800}}, DEFAULT_OUTPUT),
+        ({"stream": True}, {"p": {"reasoning": False}, "q": {"reasoning": False}}, STREAM_STEP),
+        ({"stream": True}, {"p": {"reasoning": False}, "q": {"reasoning": True}}, DEFAULT_OUTPUT),
+        ({"stream": True}, {"p": {"reasoning": False}}, DEFAULT_OUTPUT),
+        ({}, {"p": {"reasoning": False}, "q": {"reasoning": False}}, DEFAULT_OUTPUT),
+    ],
+)
+async def test_as_much_is_held_as_the_longest_answer_may_have_wherever_the_call_goes(
+    asked: dict[str, object], facts: dict[str, dict[str, Any]], most: int
+) -> None:
+    world = World(
+        budget=BudgetPolicy(session=Limits(tokens=1_000_000)),
+        routes=FALLBACK,
+        facts=lambda route: ModelFacts(**facts.get(route.provider, {})),
+    )
+    opened = watched(world)
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello there"}], **asked}
+    await world.call(world.incoming(json.dumps(body).encode()))
+    assert opened[0].hold.most == most
+
+
+async def test_no_more_is_held_than_the_widest_window_leaves() -> None:
+    windows = {"p": 800, "q": 900}
+    world = World(
+        budget=BudgetPolicy(session=Limits(tokens=1_000_000)),
+        routes=FALLBACK,
+        facts=lambda route: ModelFacts(window=windows[route.provider]),
+    )
+    opened = watched(world)
+    await world.call()
+    assert opened[0].hold.most == 900 - opened[0].hold.fixed.tokens
+
+
+async def test_a_completion_that_names_no_limit_is_held_for_what_its_api_gives() -> None:
+    world = world_of()
+    opened = watched(world)
+    await world.call(world.incoming(b'{"model":"m","prompt":"hello"}', "completions"))
+    assert opened[0].hold.most == 16
+
+
+async def test_under_a_budget_in_usd_a_call_goes_to_no_model_whose_price_is_not_known() -> None:
+    def price(route: Route) -> ModelFacts:
+        return ModelFacts(price=PRICE if route.provider == "p" else None)
+
+    world = World(budget=BudgetPolicy(session=Limits(nano_usd=10**9)), routes=FALLBACK, facts=price)
+    world.upstream.answer = lambda request: FakeReply(500, pieces=[b"{}"])
+    await world.call()
+    assert [sent.url for sent in world.upstream.sent] == ["http://p/v1/chat/completions"]
+    assert world.record.notes["left_out"].startswith("q/second")

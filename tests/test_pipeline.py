@@ -294,8 +294,9 @@ async def test_without_the_store_no_more_is_spent_than_was_left_when_it_was_last
     world.settler.is_open = True
     assert (await world.call())[0].status == 200
     world.store.away = True
-    statuses = [(await world.call())[0].status for _ in range(4)]
-    assert statuses == [200, 200, 200, 400], (
+    replies = [(await world.call())[0] for _ in range(4)]
+    assert [reply.allowance.left_tokens for reply in replies if reply.allowance] == [49, 34, 19, 19]
+    assert [reply.status for reply in replies] == [200, 200, 200, 400], (
         "64 of 79 tokens were left, each call takes 15, and needs 34 to be let through"
     )
     world.store.away = False
@@ -401,6 +402,16 @@ async def test_a_call_cancelled_while_its_hold_is_taken_leaves_none_behind() -> 
     assert world.upstream.sent == []
 
 
+async def test_a_refusal_says_what_helps_against_the_budget_that_refuses(world: World) -> None:
+    declared = Directives(budget=Limits(tokens=5))
+    for caller in (Caller("alice"), Caller("alice", budget=KeyBudget(Limits(tokens=10**6)))):
+        _, body = await world.call(world.incoming(caller=caller, directives=declared))
+        assert "declares this budget in x-session-budget-tokens" in json.loads(body)["error"]["message"]
+    caller = Caller("alice", budget=KeyBudget(Limits(tokens=5)))
+    _, body = await world.call(world.incoming(caller=caller, directives=declared))
+    assert "Raise its budget where the key is configured" in json.loads(body)["error"]["message"]
+
+
 async def test_a_hold_that_was_taken_although_the_store_seemed_away_is_given_back() -> None:
     world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)))
     world.store.is_forgetful = True
@@ -411,6 +422,26 @@ async def test_a_hold_that_was_taken_although_the_store_seemed_away_is_given_bac
     (stands,) = await world.store.standings([Claim(KEY.account)])
     assert not any(stands.held), "when its lease ends a call that was never sent would be charged"
     assert not any(stands.used)
+
+
+@pytest.mark.parametrize("goes_at", ["the start", "the hold"])
+async def test_a_call_that_names_its_parent_is_charged_to_all_above_it_that_are_known_when_the_store_goes(
+    goes_at: str,
+) -> None:
+    world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)))
+    world.settler.is_open = True
+    above, top = SessionKey("alice", "above"), SessionKey("alice", "top")
+    await world.store.update(above, lambda state: state.with_parent("top"))
+    world.store.away, world.store.is_forgetful = goes_at == "the start", goes_at == "the hold"
+    reply, _ = await world.call(world.incoming(directives=Directives(parent="above")))
+    assert (reply.status, "store" in world.record.notes) == (200, True)
+    world.store.away = world.store.is_forgetful = False
+    await world.settler.aclose()
+    standings = await world.store.standings([Claim(key.account) for key in (KEY, above, top)])
+    known = {"the start": 2, "the hold": 3}[goes_at]
+    assert [(stands.used.tokens, any(stands.held)) for stands in standings] == [(15, False)] * known + [(0, False)] * (
+        3 - known
+    )
 
 
 async def test_what_this_worker_holds_itself_is_spent_for_it_when_the_store_goes() -> None:

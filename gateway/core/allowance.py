@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from math import ceil
 from shlex import quote
-from typing import Final
+from typing import Final, Literal
 
 from gateway.core.asked import BUDGET_TOKENS, BUDGET_USD
 from gateway.core.errors import BudgetBusy, BudgetExhausted, BudgetFault, RateLimited
@@ -63,14 +63,12 @@ def allowance(standings: Sequence[Standing], warn_at: float) -> Allowance | None
     )
 
 
-def _least_left(standings: Sequence[Standing], name: Dimension) -> tuple[int | None, int | None]:
+def _least_left(standings: Sequence[Standing], name: Literal["tokens", "nano_usd"]) -> tuple[int | None, int | None]:
     """Limit and what is left of it, of the account that has the least left."""
     found = [
         (left, limit)
         for stands in standings
-        if stands.key.kind != "rate"
-        and (left := stands.left(name)) is not None
-        and (limit := stands.limits.of(name)) is not None
+        if (left := stands.left(name)) is not None and (limit := stands.limits.of(name)) is not None
     ]
     left, limit = min(found, default=(None, None))
     return limit, left
@@ -136,7 +134,7 @@ def _command_name(key: AccountKey) -> str:
 
 
 def dimension_json(stands: Standing, name: Dimension, now: float) -> dict[str, object]:
-    """One budget for programs: whose, of what, its limit, what is used, held and left, and when it refills."""
+    """One budget for programs: whose, of what, its limit, what of it is used and held, and when it refills."""
     at = DIMENSIONS.index(name)
     resets = None
     if stands.resets_s is not None:

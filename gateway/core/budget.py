@@ -78,7 +78,7 @@ class BudgetManager:
             BudgetExhausted: fewer are left.
             ValueError: the number is negative.
         """
-        if tokens < 0 or not 0 <= (least or 0) <= tokens:
+        if not 0 <= (least or 0) <= tokens:
             raise ValueError(f"{tokens} tokens, at least {least}, cannot be held")
         fixed = tokens if least is None else least
         number = f"allocation-{next(self._numbers)}"

@@ -193,7 +193,7 @@ class Standing:
         if self.limits.is_none:
             return None
         shares = [_share(self.used[at], self.limits.of(name)) for at, name in enumerate(DIMENSIONS)]
-        return max((share for share in shares if share is not None), default=None)
+        return max(share for share in shares if share is not None)
 
 
 def _share(used: int, limit: int | None) -> float | None:
@@ -258,7 +258,7 @@ def standing(account: Account, claim: Claim, now: Moment) -> Standing:
     current = _current(account, limits.window_s, now)
     resets = None
     if limits.window_s is not None:
-        resets = max(0.0, limits.window_s - (now.since(current.opened) if current.opened else 0.0))
+        resets = limits.window_s - (now.since(current.opened) if current.opened else 0.0)
     return Standing(claim.key, limits, current.used, current.held, resets)
 
 
@@ -283,7 +283,7 @@ def extend(accounts: Accounts, hold: Hold, units: int, now: Moment) -> tuple[Gra
     """Hold up to so many more units; as many as every account has left, which may be none."""
     for claim in hold.claims:
         stands = standing(accounts.get(claim.key, EMPTY), claim, now)
-        units = min(units, units_left(stands, NOTHING, hold.unit, units))
+        units = units_left(stands, NOTHING, hold.unit, units)
     more = NOTHING.plus(hold.unit, units)
     changes, standings = Changes(), []
     for claim in hold.claims:

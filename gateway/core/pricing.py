@@ -279,7 +279,7 @@ def _above(
 
 
 def decimal(value: object) -> Decimal | None:
-    """A number of the table; None where it is none, or below zero."""
+    """A number of the table or of a provider's answer; None where it is none, or below zero."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         return None
     try:

@@ -227,10 +227,9 @@ def _shortest(most: int, fixed: Amount, unit: Amount, standings: Sequence[Standi
 
 def _longest(need: Need, fixed: Amount, unit: Amount, standings: Sequence[Standing]) -> int:
     """Units of an answer that nothing but the budget cuts short."""
-    limits = [limit for limit in (need.output, need.model_output) if limit is not None]
     if need.output is not None:
-        return min(limits)
-    most = min(limits, default=DEFAULT_OUTPUT)
+        return need.output if need.model_output is None else min(need.output, need.model_output)
+    most = need.model_output or DEFAULT_OUTPUT
     left = _units_left(standings, fixed, unit, most * _OUTPUT_SHARE)
     units = min(most, max(_OUTPUT_LEAST, left // _OUTPUT_SHARE))
     # Where the longest answer of the model is held, no limit is set: it is the provider's to fit it into the window.

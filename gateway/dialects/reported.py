@@ -209,9 +209,9 @@ def _input_side(
     prompt = fields.get("prompt_tokens")
     if prompt is not None:
         # One host leaves the cached part out of prompt_tokens; its total tells. Others have reasoning in that alone.
-        left_out = read > 0 and total is not None and total == prompt + read + (output_tokens or 0)
+        left_out = read > 0 and total == prompt + read + (output_tokens or 0)
         left_out = left_out and read != _first(fields, _REASONING)
-        return min(prompt + read, MAX_TOKENS) if left_out else prompt
+        return prompt + read if left_out else prompt
     tokens = fields.get("input_tokens")
     if "cache_read_input_tokens" in fields or "cache_creation_input_tokens" in fields:
         # Anthropic reports the cached parts beside the rest.
@@ -283,7 +283,7 @@ def count(value: object) -> int | None:
     """A token count as a provider may write it, or None: whole, not negative, at most 2^53."""
     if type(value) is int:
         return min(value, MAX_TOKENS) if value >= 0 else None
-    if isinstance(value, float) and value >= 0 and value != float("inf") and value.is_integer():
+    if isinstance(value, float) and value >= 0 and value.is_integer():
         return min(int(value), MAX_TOKENS)
     return None
 

@@ -119,7 +119,7 @@ class Authenticator:
         """
         self._refuse_other_origins(headers)
         presented = [value for _, value in _credentials(headers)]
-        if self._admin is not None and self._admin in presented:
+        if self._admin in presented:
             return Access(None, admin=True)
         for value in presented:
             rule = self._rule(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,6 +54,14 @@ def test_an_exhausted_budget_says_who_how_much_and_what_to_do() -> None:
     }  # fmt: skip
 
 
+def test_a_call_that_needs_more_than_is_left_is_told_how_much_and_a_budget_that_is_enough_for_it() -> None:
+    fault = refusal(Refused(stands(used=100), "tokens", 2_000, is_busy=False), claim(), POLICY, 0)
+    assert fault.message == (
+        'Session "s" has used 100 of its 1,000 tokens, and this call needs 2,000. '
+        "Raise it with: gateway sessions budget alice/s 4100, or start a new session."
+    )
+
+
 @pytest.mark.parametrize("session", ["s", "-x", "--help", "-5", "a.b:c", "two words", "it's", '"$HOME"', "-$(id)"])
 @pytest.mark.parametrize(
     ("name", "option"),
@@ -96,10 +105,17 @@ def test_a_budget_that_refills_says_when() -> None:
     minutes = stands(Limits(tokens=10, window_s=3_600), used=10, resets_s=600.0)
     fault = refusal(Refused(minutes, "tokens", 9, is_busy=False), claim(), POLICY, 1_795_000_000)
     assert "It refills in 10 min." in fault.message
-    assert dimension_json(minutes, "tokens", 1_795_000_000)["resets_at"] == "2026-11-18T11:16:40Z"
+    for now in (1_795_000_000, 1_795_000_000.75):
+        assert dimension_json(minutes, "tokens", now)["resets_at"] == "2026-11-18T11:16:40Z"
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(30, "30 s"), (7_300, "2 h"), (200_000, "2 d"), (90, "90 s")])
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        *((30, "30 s"), (119, "119 s"), (120, "2 min"), (7_199, "120 min"), (7_200, "2 h"), (7_300, "2 h")),
+        *((172_799, "48 h"), (172_800, "2 d"), (200_000, "2 d")),
+    ],
+)
 def test_times_are_said_in_a_unit_that_people_use(seconds: float, said: str) -> None:
     refills = stands(used=1_000, resets_s=seconds)
     assert f"in {said}." in refusal(Refused(refills, "tokens", 1, is_busy=False), claim(), POLICY, 0).message
@@ -136,6 +152,8 @@ def test_a_client_key_that_asks_too_often_is_told_when_to_come_back() -> None:
     fault = refusal(Refused(rate, "calls", 1, is_busy=False), Claim(rate.key, rate.limits), POLICY, 0)
     assert isinstance(fault, RateLimited)
     assert (fault.retry_after, "Wait 13 s" in fault.message) == (13, True)
+    ended = refusal(Refused(replace(rate, resets_s=0.0), "calls", 1, is_busy=False), Claim(rate.key), POLICY, 0)
+    assert ended.retry_after == 1, "to ask again at once is no advice"
 
 
 # --- headers --------------------------------------------------------------------------------------------------------------
@@ -153,6 +171,7 @@ def test_below_the_mark_nobody_is_warned_and_without_limits_nothing_is_told() ->
     told = allowance([stands(used=799)], 0.8)
     assert told is not None
     assert told.warning is None
+    assert (allowance([stands(used=800)], 0.8) or told).warning == 0.8
     assert told.limit_usd is None
     rate = Standing(AccountKey("rate", "a"), Limits(calls=1), Amount(calls=1), Amount())
     assert allowance([rate, stands(Limits())], 0.8) is None

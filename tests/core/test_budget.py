@@ -58,6 +58,13 @@ def test_usage_beyond_what_was_held_or_never_held_is_recorded_in_full() -> None:
     assert (budget.used, budget.usage_fraction) == (200, 2.0)
 
 
+def test_usage_that_nothing_was_held_for_leaves_what_others_hold() -> None:
+    budget = BudgetManager(100)
+    budget.allocate(40)
+    assert budget.record_usage(10) == 50
+    assert numbers(budget) == (10, 40, 50)
+
+
 def test_what_is_not_left_is_not_allocated_and_the_error_says_the_numbers() -> None:
     budget = BudgetManager(1_000)
     budget.record_usage(300)

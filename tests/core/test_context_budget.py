@@ -16,6 +16,7 @@ from gateway.core.routing import ModelFacts, Route
         ({}, {"window": 8_000}, {}, None, 7_200),
         ({}, {"window": 8_000}, {"output": 3_000}, None, 5_000),
         ({}, {"window": 8_000, "output": 1_000}, {"output": 3_000}, None, 7_000),
+        ({}, {"window": 8_000, "output": 3_000}, {"output": 1_000}, None, 7_000),
         ({}, {"window": 8_000}, {"output": 1_000_000}, None, 4_000),
         ({"reserve_tokens": 500}, {"window": 8_000}, {"output": 3_000}, None, 7_500),
         ({"reserve_tokens": 9_000}, {"window": 8_000}, {}, None, 1),

@@ -78,6 +78,12 @@ def test_amounts_add_up_to_what_can_be_counted_and_never_fall_below_nothing() ->
     assert Amount(5, 5, 5).less(Amount(1, 5, 9)) == Amount(4, 0, 0)
 
 
+@pytest.mark.parametrize("name", Amount._fields)
+def test_each_part_of_an_amount_has_its_bounds_by_itself(name: str) -> None:
+    assert Amount(5, 5, 5)._replace(**{name: MOST}).plus(Amount(1, 1, 1)) == Amount(6, 6, 6)._replace(**{name: MOST})
+    assert Amount(5, 5, 5).less(Amount(1, 1, 1)._replace(**{name: 9})) == Amount(4, 4, 4)._replace(**{name: 0})
+
+
 @pytest.mark.parametrize(
     ("usd", "expected"),
     [

@@ -81,18 +81,20 @@ def test_a_part_without_a_rate_costs_what_its_side_does() -> None:
 
 
 @pytest.mark.parametrize(
-    "usage",
+    ("usage", "expected"),
     [
-        Usage(10, 0, 10, cache_read_tokens=1000),
-        Usage(10, 0, 10, cache_write_tokens=1000),
-        Usage(10, 0, 10, audio_input_tokens=1000),
-        Usage(10, 0, 10, 1000, 1000, 0, 1000),
-        Usage(0, 10, 10, reasoning_tokens=1000),
-        Usage(0, 10, 10, audio_output_tokens=1000),
+        (Usage(10, 0, 10, cache_read_tokens=1000), "1"),
+        (Usage(10, 0, 10, cache_write_tokens=1000), "12.5"),
+        (Usage(10, 0, 10, audio_input_tokens=1000), "400"),
+        (Usage(10, 0, 10, cache_read_tokens=4, cache_write_tokens=1000), "7.9"),
+        (Usage(10, 0, 10, cache_read_tokens=4, cache_write_tokens=2, audio_input_tokens=1000), "162.9"),
+        (Usage(0, 10, 10, reasoning_tokens=1000), "50"),
+        (Usage(0, 10, 10, audio_output_tokens=1000), "800"),
+        (Usage(0, 10, 10, audio_output_tokens=4, reasoning_tokens=1000), "350"),
     ],
 )
-def test_a_part_larger_than_its_side_is_cut_to_it(usage: Usage) -> None:
-    assert cost(usage, PLAIN) == cost(Usage.of(usage.input_tokens, usage.output_tokens), PLAIN)
+def test_a_part_larger_than_what_is_left_of_its_side_is_cut_to_it(usage: Usage, expected: str) -> None:
+    assert cost(usage, FULL) == D(expected)
 
 
 def test_tokens_that_only_the_total_names_are_billed_as_output() -> None:
@@ -155,8 +157,13 @@ def test_a_long_context_has_rates_of_its_own_in_each_tier() -> None:
     assert [cost(long, price, tier) for tier in (None, "priority", "flex")] == [600_015, 1_800_045, D("300007.5")]
 
 
-@pytest.mark.parametrize(("rate", "cached"), [("0.5", "0.1"), ("0.05", "0.05"), ("2", "2")])
-def test_what_was_cached_costs_no_more_in_a_cheaper_tier(rate: str, cached: str) -> None:
+@pytest.mark.parametrize(
+    ("rate", "own", "cached"),
+    [("0.5", None, "0.1"), ("0.05", None, "0.05"), ("1", None, "0.1"), ("2", None, "2"), ("0.5", "0.3", "0.3")],
+)
+def test_what_was_cached_costs_no_more_in_a_cheaper_tier_that_does_not_say(
+    rate: str, own: str | None, cached: str
+) -> None:
     price = price_from_table(
         {
             "input_cost_per_token": 1,
@@ -164,6 +171,7 @@ def test_what_was_cached_costs_no_more_in_a_cheaper_tier(rate: str, cached: str)
             "cache_read_input_token_cost": "0.1",
             "input_cost_per_token_flex": rate,
             "output_cost_per_token_flex": rate,
+            "cache_read_input_token_cost_flex": own,
         }
     )
     assert price is not None
@@ -182,11 +190,46 @@ def test_sound_in_a_tier_that_says_nothing_of_it_is_as_much_dearer_than_text_as_
             "input_cost_per_token_priority": 6,
             "output_cost_per_token_priority": 20,
             "input_cost_per_audio_token_priority": 25,
+            "input_cost_per_token_batches": 1,
+            "output_cost_per_token_batches": 5,
+            "output_cost_per_audio_token_batches": 19,
         }
     )
     assert price is not None
     sound = Usage(1, 1, 2, audio_input_tokens=1, audio_output_tokens=1)
-    assert [cost(sound, price, tier) for tier in (None, "flex", "priority")] == [32, 16, 65]
+    assert [cost(sound, price, tier) for tier in (None, "flex", "priority", "batches")] == [32, 16, 65, 23]
+
+
+@pytest.mark.parametrize(("free", "paid"), [("input", "output"), ("output", "input")])
+def test_sound_beside_texts_that_cost_nothing_has_no_proportion_to_them(free: str, paid: str) -> None:
+    sides = {f"{free}_cost_per_token": 0, f"{paid}_cost_per_token": 5, f"{free}_cost_per_audio_token": 12}
+    price = price_from_table({**sides, f"{free}_cost_per_token_flex": 0, f"{paid}_cost_per_token_flex": 3})
+    assert price is not None
+    assert cost(Usage.of(1, 1), price, "flex") == 3
+
+
+def test_a_long_context_and_a_tier_may_name_what_the_standard_rates_do_not() -> None:
+    price = price_from_table(
+        {
+            "input_cost_per_token": 4,
+            "output_cost_per_token": 20,
+            "input_cost_per_token_above_200k_tokens": 8,
+            "cache_creation_input_token_cost_above_200k_tokens": 9,
+            "input_cost_per_token_flex": 2,
+            "output_cost_per_token_flex": 10,
+            "cache_read_input_token_cost_flex": 1,
+        }
+    )
+    assert price is not None
+    long = Usage(300_000, 0, 300_000, cache_read_tokens=200_000, cache_write_tokens=100_000)
+    assert [cost(long, price, tier) for tier in (None, "flex")] == [200_000 * 8 + 100_000 * 9, 200_000 + 100_000 * 4]
+
+
+@pytest.mark.parametrize(("own", "known"), [({"us": 1.1}, {"us"}), ({"fast": 2}, {"fast"}), ({}, set()), ("x", set())])
+def test_only_the_factors_that_an_entry_names_are_known(own: object, known: set[str]) -> None:
+    price = price_from_table({"input_cost_per_token": 4, "output_cost_per_token": 20, "provider_specific_entry": own})
+    assert price is not None
+    assert set(price.tiers) == known
 
 
 def test_anthropics_fast_mode_costs_so_many_times_more_of_everything() -> None:
@@ -271,6 +314,12 @@ def test_what_is_free_has_a_price_of_zero() -> None:
     assert cost(Usage.of(10, 10), price) == 0
 
 
+def test_what_is_paid_by_the_tokens_of_one_side_has_a_price() -> None:
+    price = price_from_table({"input_cost_per_token": 0, "output_cost_per_token": 2, "output_cost_per_image": 0.04})
+    assert price is not None
+    assert cost(Usage.of(10, 10), price) == 20
+
+
 PICTURES = {"mode": "image_generation", "input_cost_per_token": 5, "output_cost_per_image_token": 40}
 
 
@@ -292,6 +341,20 @@ def test_a_tier_that_says_nothing_of_pictures_is_not_known() -> None:
     price = price_from_table({**PICTURES, **tiers, "output_cost_per_image_token_flex": 20})
     assert price is not None
     assert [cost(Usage.of(0, 1), price, tier) for tier in (None, "flex", "priority")] == [40, 20, None]
+
+
+def test_a_model_that_makes_pictures_may_be_paid_as_its_texts_are_or_by_the_picture() -> None:
+    texts = {f"{side}_cost_per_token{tier}": 3 for side in ("input", "output") for tier in ("", "_flex")}
+    price = price_from_table({"mode": "image_generation", **texts})
+    assert price is not None
+    assert [cost(Usage.of(0, 1), price, tier) for tier in (None, "flex")] == [3, 3]
+    assert price_from_table({"mode": "image_generation", "output_cost_per_image": 0.04}) is None
+
+
+def test_pictures_of_a_model_that_writes_are_no_price_of_its_texts() -> None:
+    price = price_from_table({**PICTURES, "mode": "chat", "output_cost_per_token": 12})
+    assert price is not None
+    assert price.rates == Rates(D(5), D(12))
 
 
 def test_an_embedding_has_an_input_price_only() -> None:

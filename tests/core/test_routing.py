@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gateway.core.errors import UnknownModel
@@ -38,6 +40,10 @@ def test_a_provider_before_a_slash_decides_even_against_a_rule() -> None:
 
 def test_a_slash_behind_no_known_provider_is_part_of_the_name(routes: Routes) -> None:
     assert routes.resolve("meta/llama-4") == Route("openai", "meta/llama-4")
+
+
+def test_a_model_of_a_providers_name_is_that_model(routes: Routes) -> None:
+    assert routes.resolve("groq") == Route("openai", "groq")
 
 
 def test_a_model_that_nothing_names_goes_to_the_default_provider(routes: Routes) -> None:
@@ -92,7 +98,9 @@ def test_calls_of_one_session_go_the_same_way_and_sessions_are_shared_by_weight(
     firsts = [routes.chain("shared", f"session {number}")[0].provider for number in range(4000)]
     assert 0.72 < firsts.count("openai") / 4000 < 0.78
     assert firsts[:50] == [routes.chain("shared", f"session {number}")[0].provider for number in range(50)]
-    assert routes.resolve("shared").provider == "openai"
+    for first in ("openai", "groq"):
+        preferred = Routes([replace(SHARED, provider=first)], PROVIDERS, None)
+        assert preferred.resolve("shared").provider == first, "without a session, the one that is named first"
 
 
 def test_the_others_that_share_a_model_come_after_the_first() -> None:

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.ledger import (
+    MOST,
     Account,
+    AccountKey,
     Amount,
     Claim,
     Granted,
@@ -33,6 +35,7 @@ from gateway.core.spending import (
     accounts_of,
     affordable_input,
     claims_of,
+    dearest,
     hold_for,
     is_limited,
     limit_to_set,
@@ -98,6 +101,10 @@ def test_cached_tokens_beyond_the_input_are_no_credit() -> None:
     assert spent_by(charge, 0.1) == Amount(20, 0, 1)
 
 
+def test_no_more_is_counted_of_a_call_than_can_be() -> None:
+    assert spent_by(Charge(Usage(1, 1, MOST + 5), "provider", Decimal(10) ** 9), 1.0) == Amount(MOST, MOST, 1)
+
+
 def test_a_call_is_held_at_the_dearest_rate_it_may_come_to() -> None:
     price = price_per_million(
         input=Decimal(1), output=Decimal(4), cache_read=Decimal("0.1"), cache_write=Decimal("1.25")
@@ -109,6 +116,12 @@ def test_a_call_is_held_at_the_dearest_rate_it_may_come_to() -> None:
     assert rate_of(hourly, 10, None, caches_1h=True) == Rate(Decimal(2), Decimal(4))
     assert rate_of(hourly, 10, "flex") == rate_of(hourly, 10, None)
     assert rate_of(hourly, 10, "priority") is None, "nobody knows what it costs"
+
+
+def test_where_a_call_may_go_to_several_models_each_side_is_held_at_the_dearest() -> None:
+    rates = [Rate(Decimal(1), Decimal(20)), None, Rate(Decimal(2), Decimal(10))]
+    assert dearest(rates) == Rate(Decimal(2), Decimal(20))
+    assert dearest([None]) is None
 
 
 # --- what is held ---------------------------------------------------------------------------------------------------------
@@ -123,10 +136,12 @@ def test_the_input_and_the_limit_of_each_answer_are_held() -> None:
     assert made.fixed == Amount(100, 100_000_000, 1)
     assert made.unit == Amount(3, 6_000_000)
     assert (made.least, made.most) == (16, 50)
+    assert hold(Need(0, output=9_000, can_grow=True), (stands(Limits(tokens=10**6)),)).most == 9_000, "of a stream too"
 
 
-def test_without_clamping_it_is_all_or_nothing() -> None:
+def test_without_clamping_a_limit_of_the_call_is_held_whole_or_not_at_all() -> None:
     assert hold(Need(100, output=50), clamp=False).least == 50
+    assert hold(Need(100), clamp=False).least == 16
 
 
 def test_a_short_answer_is_held_whole() -> None:
@@ -139,12 +154,24 @@ def test_no_less_is_held_than_the_provider_takes_for_a_limit() -> None:
     assert hold(Need(100, output=400, least_output=50), (stands(held=5),)).least == 100
 
 
-def test_while_others_hold_an_answer_is_not_cut_to_a_stump() -> None:
-    assert hold(Need(100, output=400), (stands(held=5),)).least == 100
+@pytest.mark.parametrize(
+    ("output", "held", "limit", "least"),
+    [
+        (400, Amount(5), 1_000, 100),
+        (4_000, Amount(500), 1_000, 225),  # of what would be left if nothing was held
+        (400, Amount(5), 140, 16),
+        (3, Amount(5), 1_000, 3),
+        (400, Amount(0, 0, 1), 1_000, 100),
+    ],
+)
+def test_while_others_hold_an_answer_is_not_cut_to_a_stump(output: int, held: Amount, limit: int, least: int) -> None:
+    accounts = (stands(Limits()), Standing(SESSION.account, Limits(tokens=limit), Amount(), held))
+    assert hold(Need(100, output=output), accounts).least == least
 
 
 def test_a_limit_beyond_what_the_model_gives_is_not_held() -> None:
     assert hold(Need(1, output=10**9, model_output=4_000)).most == 4_000
+    assert hold(Need(1, output=50, model_output=4_000)).most == 50
 
 
 def test_what_has_no_answer_of_tokens_holds_its_input_only() -> None:
@@ -158,7 +185,9 @@ def test_an_answer_nobody_limits_takes_a_share_of_what_is_left() -> None:
     assert hold(Need(0, model_output=8_000), rich).most == 8_000
     assert hold(Need(0), (stands(Limits(tokens=40_001)),)).most == 10_000
     assert hold(Need(0), (stands(Limits(tokens=6_000)),)).most == 4_096
+    assert hold(Need(0), (*rich, stands(Limits(tokens=40_001)))).most == 10_000, "of the least that is left"
     assert hold(Need(0, can_grow=True), rich).most == STREAM_STEP
+    assert hold(Need(0, can_grow=True, model_output=300), rich).most == 300
     assert hold(Need(0, room=700), rich).most == 700
     assert hold(Need(0, model_output=20_000, room=700), (stands(Limits(tokens=60_000)),)).most == 700
     assert hold(Need(0, model_output=8_000, room=700), rich).most == 8_000, "no limit is set"
@@ -192,6 +221,7 @@ def granted(need: Need, limits: Limits, used: int = 0) -> tuple[Any, Granted]:
         (Need(100, can_grow=True), Limits(tokens=5_000), 4_900),
         (Need(100, can_grow=True), Limits(tokens=50_000), None),
         (Need(100, can_grow=True, model_output=3_000), Limits(tokens=5_000), None),
+        (Need(100, can_grow=True, model_output=3_000), Limits(tokens=3_100), None),
         (Need(100, has_output=False), Limits(tokens=1_000), None),
         (Need(100, output=5_000), Limits(calls=3), None),
         (Need(100, output=5_000, model_output=200), Limits(calls=3), None),
@@ -246,12 +276,15 @@ def test_the_input_leaves_room_for_an_answer() -> None:
     assert affordable_input([stands(used=990)], 100, None) == 8
     assert affordable_input([stands(used=2_000)], 100, None) == 1
     assert affordable_input([stands(Limits(calls=5))], 100, None) is None
+    assert affordable_input([stands(), stands(used=500)], 100, None) == 400, "of all budgets"
 
 
 def test_the_input_costs_no_more_than_is_left() -> None:
     dollar = stands(Limits(nano_usd=10**9))
     assert affordable_input([dollar], 100, Rate(Decimal("0.001"), Decimal("0.001"))) == 900
     assert affordable_input([dollar], None, Rate(Decimal("0.001"), Decimal("0.001"))) == 750
+    assert affordable_input([stands(), dollar], 100, Rate(Decimal("0.01"), Decimal("0.001"))) == 90
+    assert affordable_input([stands()], 100, Rate(Decimal("0.001"), Decimal("0.001"))) == 900
     assert affordable_input([dollar], 100, None) is None
     assert affordable_input([dollar], 100, Rate(Decimal(0), Decimal(0))) is None
 
@@ -261,4 +294,6 @@ def test_what_remains_is_that_of_the_narrowest_and_holds_are_not_spent() -> None
     assert remaining_fraction([stands(used=5_000)]) == 0
     assert remaining_fraction([]) == 1
     assert is_limited([stands(Limits(calls=1))])
+    rate = Standing(AccountKey("rate", "alice"), Limits(calls=1), Amount(), Amount())
+    assert not is_limited([rate]), "the count of requests is no budget"
     assert not is_limited([stands(Limits(calls=1))], "tokens")

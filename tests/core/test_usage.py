@@ -17,6 +17,18 @@ def test_usage_of_two_sides_totals_them() -> None:
     assert Usage.of(3, 4) == Usage(3, 4, 7)
 
 
+def test_what_is_left_beside_a_part_is_never_below_nothing() -> None:
+    assert FULL.without(Usage(40, 20, 60, 90)) == Usage(60, 0, 65, 0, 10, 5, 3, 2)
+
+
+def test_what_was_not_sent_is_counted_and_taken_back() -> None:
+    once = Totals().add(charge("provider"), 7)
+    both = once.add(charge("estimated"))
+    assert (both.calls, both.trimmed_calls, both.saved_tokens) == (2, 1, 7)
+    assert both.without(charge("estimated")) == once
+    assert once.without(charge("provider"), 7) == Totals()
+
+
 def test_a_charge_adds_every_count_once() -> None:
     assert Totals().add(charge("provider")) == Totals(
         calls=1,

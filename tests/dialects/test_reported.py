@@ -110,6 +110,7 @@ def test_a_cached_part_that_the_prompt_leaves_out_is_added_where_the_total_shows
     details = {"prompt_tokens_details": {"cached_tokens": 40}}
     assert sides({"prompt_tokens": 60, "completion_tokens": 10, "total_tokens": 110, **details}) == (100, 10, 110)
     assert sides({"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110, **details}) == (100, 10, 110)
+    assert sides({"prompt_tokens": 60, "total_tokens": 100, **details}) == (100, 0, 100)
 
 
 def test_the_last_word_counts_field_by_field_and_null_does_not_erase() -> None:
@@ -118,9 +119,12 @@ def test_the_last_word_counts_field_by_field_and_null_does_not_erase() -> None:
         "completion_tokens": 1,
         "total_tokens": 6,
         "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 1},
     }
     last = {"prompt_tokens": None, "completion_tokens": 9, "total_tokens": 14, "prompt_tokens_details": None}
-    assert usage(first, None, last) == Usage(5, 9, 14, 2)
+    for nothing in (None, {"cached_tokens": None, "reasoning_tokens": None}):
+        details = {"prompt_tokens_details": nothing, "completion_tokens_details": nothing}
+        assert usage(first, None, {**last, **details}) == Usage(5, 9, 14, 2, 0, 1)
 
 
 def test_a_running_total_is_not_added_up() -> None:
@@ -141,7 +145,7 @@ def test_reasoning_in_the_total_alone_is_no_cached_part_that_was_left_out() -> N
 @pytest.mark.parametrize(
     ("output", "reasoning", "total"),
     # Gemini behind Vercel, which bills both; the next ones count reasoning again with another tokenizer.
-    [(9, 84, 28 + 9 + 84), (10, 11, 28 + 10), (2298, 2948, 28 + 2298), (0, 5, 28 + 5)],
+    [(9, 84, 28 + 9 + 84), (10, 11, 28 + 10), (10, 20, 28 + 10), (2298, 2948, 28 + 2298), (0, 5, 28 + 5)],
 )
 def test_reasoning_far_above_the_output_stands_beside_it(output: int, reasoning: int, total: int) -> None:
     said = {"prompt_tokens": 28, "completion_tokens": output, "total_tokens": 28 + output}
@@ -190,6 +194,23 @@ def test_zeros_that_close_a_stream_erase_nothing(
     assert found.cost_usd == Decimal("0.5")
 
 
+def test_zeros_for_the_input_erase_none_where_more_is_said_at_the_end() -> None:
+    assert sides({"input_tokens": 50, "output_tokens": 3}, {"input_tokens": 0, "output_tokens": 7}) == (50, 7, 57)
+    assert sides({"output_tokens": 3}, {"input_tokens": 0, "output_tokens": 7}) == (0, 7, 7)
+    last = {"input_tokens": 60, "cache_read_input_tokens": 0, "output_tokens": 7}
+    assert sides({"input_tokens": 50, "output_tokens": 3}, last) == (60, 7, 67), "one of them is no zero"
+
+
+def test_a_total_of_nothing_at_the_end_says_nothing_of_a_side_that_is_missing() -> None:
+    assert sides({"input_tokens": 50}, {"total_tokens": 0}) == (50, 1_000_000, 1_000_050)
+
+
+def test_a_zero_behind_parts_of_an_unknown_side_is_a_count() -> None:
+    found = read({"prompt_tokens_details": {"cached_tokens": 7}}, {"completion_tokens": 0})
+    assert found is not None
+    assert (found.input_tokens, found.output_tokens) == (None, 0)
+
+
 def test_zeros_at_the_beginning_are_the_first_word() -> None:
     said = {"prompt_tokens": 50, "completion_tokens": 7, "total_tokens": 57}
     assert sides(ZEROS, ZEROS, said, ZEROS) == (50, 7, 57)
@@ -212,6 +233,7 @@ def test_a_cost_beside_zeros_at_the_end_is_read() -> None:
     [
         ({"completion_tokens": 7}, (50, 7, 57), "mixed"),
         ({"prompt_tokens": 7}, (7, 60, 67), "mixed"),
+        ({"completion_tokens": 7, "total_tokens": 10}, (50, 7, 57), "mixed"),
         ({"prompt_tokens": "7", "completion_tokens": 7}, (50, 7, 57), "mixed"),
         ({"prompt_tokens": -7, "completion_tokens": 7}, (50, 7, 57), "mixed"),
     ],
@@ -244,7 +266,7 @@ def test_a_missing_side_follows_from_the_total(reported: dict[str, Any], expecte
     [
         None, 7, "usage", [], [{"prompt_tokens": 1}], {}, True, {"prompt_tokens": None}, {"requests": 4},
         {"prompt_tokens": "7"}, {"prompt_tokens": {"input_tokens": 7}}, {"prompt_tokens_details": {"cached_tokens": 7}},
-        {"iterations": []}, {"iterations": "x"}, {"iterations": [None, 7]},
+        {"iterations": []}, {"iterations": "x"}, {"iterations": [None, 7]}, {"iterations": [{"model": "one"}]},
     ],
 )  # fmt: skip
 def test_what_says_nothing_of_either_side_reports_nothing(item: object) -> None:
@@ -275,6 +297,17 @@ def test_an_opening_message_states_the_input_and_its_output_is_a_placeholder() -
     assert (ended.input_tokens, ended.output_tokens) == (12, 30)
 
 
+def test_what_an_opening_message_says_of_the_input_counts_unless_it_is_nothing_at_all() -> None:
+    nothing = {"input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 1}
+    for opening, expected in ((nothing, None), ({**nothing, "input_tokens": 12}, 12)):
+        reader = UsageReader()
+        reader.add(opening, input_side_only=True)
+        reader.add({"output_tokens": 30})
+        found = reader.reported()
+        assert found is not None
+        assert (found.input_tokens, found.output_tokens) == (expected, 30)
+
+
 def test_billed_passes_are_added_up() -> None:
     passes = [
         {"input_tokens": 100, "output_tokens": 10, "cache_read_input_tokens": 5},
@@ -303,6 +336,9 @@ def test_what_each_named_model_used_is_a_part() -> None:
     assert found is not None
     assert found.named == (("one", Usage(100, 10, 110)), ("two", Usage(31, 3, 34, 20)))
     assert found.complete(0, 0)[0] == Usage(135, 17, 152, 20)
+    one_sided = read({"iterations": [{"model": "in", "input_tokens": 4}, {"model": "out", "output_tokens": 5}]})
+    assert one_sided is not None
+    assert one_sided.named == (("in", Usage(4, 0, 4)), ("out", Usage(0, 5, 5)))
     last = read({"iterations": passes}, {"iterations": passes[:1]})
     assert last is not None
     assert last.named == (("one", Usage(100, 10, 110)),)
@@ -376,7 +412,8 @@ def cost(*objects: object) -> Decimal | None:
         ({"cost": 0, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.00123}}, "0.00123"),
         # As its documents show it: of a part that is larger than the whole, the call was one with such a key.
         ({"cost": 0.95, "cost_details": {"upstream_inference_cost": 19}}, "19.95"),
-        ({"cost": 0.95, "cost_details": {"upstream_inference_cost": 0.9}}, "0.95"),
+        *(({"cost": 0.95, "cost_details": {"upstream_inference_cost": part}}, "0.95") for part in (0.9, 0.95)),
+        ({"cost": 0.95, "is_byok": False, "cost_details": {"upstream_inference_cost": 19}}, "0.95"),
         ({"cost": 0.95, "cost_details": {"upstream_inference_cost": None}}, "0.95"),
         ({"cost": 0}, "0"),
         ({"cost": -0.0}, "0"),
@@ -395,6 +432,7 @@ def test_a_cost_is_what_is_paid_to_all(said: dict[str, object], usd: str) -> Non
 @pytest.mark.parametrize("value", [None, True, "0.5", -1, {"usd": 1}, [1], float("nan"), float("inf"), 1e300])
 def test_what_is_no_cost_is_none(value: object) -> None:
     assert cost({"cost": value}) is None
+    assert cost({"cost": value, "is_byok": True, "cost_details": {"upstream_inference_cost": 5}}) is None
     assert cost({"cost": {"total_cost": value}}) is None
     assert cost({"cost_in_usd_ticks": value}) is None
 
@@ -420,3 +458,21 @@ def test_a_cost_without_tokens_is_a_report_of_its_own() -> None:
     found = read({"cost": 0.5})
     assert found is not None
     assert (found.cost_usd, found.has_tokens) == (Decimal("0.5"), False)
+
+
+@pytest.mark.parametrize(
+    ("said", "has_tokens", "is_billed"),
+    [
+        ({"prompt_tokens": 3}, True, True),
+        ({"completion_tokens": 3}, True, True),
+        ({"cost": 0.5}, False, True),
+        ({"prompt_tokens": 0, "completion_tokens": 0, "cost": 0}, True, False),
+        ({"cost": 0}, False, False),
+    ],
+)
+def test_a_report_says_whether_it_has_tokens_and_whether_anything_is_paid(
+    said: dict[str, object], has_tokens: bool, is_billed: bool
+) -> None:
+    found = read(said)
+    assert found is not None
+    assert (found.has_tokens, found.is_billed, found.searches) == (has_tokens, is_billed, 0)

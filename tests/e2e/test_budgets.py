@@ -297,6 +297,7 @@ def test_a_declared_budget_lowers_the_configured_one_and_never_raises_it(small: 
     refused = call(small.web, "c", {"x-session-budget-tokens": "5"})
     assert refused.error["code"] == "budget_exhausted"
     assert "x-session-budget-tokens" in refused.error["message"]
+    assert refused.header("x-session-budget-limit-tokens") == "5"
     both = call(small.web, "d", {"x-session-budget-usd": "0.01"})
     assert both.error["code"] == "price_unknown"
 

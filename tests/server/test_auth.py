@@ -4,12 +4,16 @@ import pytest
 
 from gateway.calls import Caller
 from gateway.core.errors import Forbidden, Unauthenticated
-from gateway.server.auth import Access, Authenticator, KeyRule, digest
+from gateway.core.ledger import Limits
+from gateway.core.spending import KeyBudget
+from gateway.server.auth import Access, Authenticator, KeyRule, digest, require_admin
 
 ALICE, BOB, ADMIN = "alice-key-0123456789", "bob-key-0123456789abc", "admin-key-0123456789"
 KEYS = [KeyRule("alice", digest(ALICE)), KeyRule("bob", digest(BOB), ("gpt-*",))]
 LOCAL, REMOTE = "127.0.0.1", "203.0.113.9"
 HOST = (b"host", b"localhost:8484")
+OWN_NAMES = (b"localhost", b"127.0.0.1", b"127.0.0.1:8484", b"[::1]", b"[::1]:8484")
+LIMITED = KeyRule("alice", digest(ALICE), budget=KeyBudget(Limits(tokens=9)))
 
 
 def bearer(key: str) -> tuple[bytes, bytes]:
@@ -75,7 +79,10 @@ def test_without_keys_the_admin_key_is_not_forwarded() -> None:
         ([], None, [HOST, (b"x-forwarded-for", b"127.0.0.1")], LOCAL, Access("default", admin=False)),
         ([], None, [HOST, (b"origin", b"https://app.example")], LOCAL, Access("default", admin=False)),
         ([], None, [HOST, (b"origin", b"http://localhost:8484")], LOCAL, Access(None, admin=True)),
+        *(([], None, [(b"host", host)], LOCAL, Access(None, admin=True)) for host in OWN_NAMES),
         ([], ADMIN, [HOST], LOCAL, Access("default", admin=False)),
+        ([], ADMIN, [HOST, bearer("a provider's")], LOCAL, Access("default", admin=False)),
+        ([LIMITED], ADMIN, [HOST, bearer(ALICE)], REMOTE, Access("alice", admin=False, limits=Limits(tokens=9))),
         ([], ADMIN, [HOST, bearer(ADMIN)], REMOTE, Access(None, admin=True)),
         (KEYS, None, [HOST], LOCAL, Access(None, admin=True)),
         (KEYS, None, [HOST, bearer("an SDK's default")], LOCAL, Access(None, admin=True)),
@@ -92,6 +99,13 @@ def test_what_a_caller_of_the_api_may(
     assert Authenticator(keys, admin, ["https://app.example"]).api(headers, peer) == access
 
 
+def test_only_an_administrator_may_see_and_change_everything() -> None:
+    require_admin(Access(None, admin=True))
+    for namespace in (None, "alice"):
+        with pytest.raises(Forbidden, match="needs the admin key"):
+            require_admin(Access(namespace, admin=False))
+
+
 @pytest.mark.parametrize(
     ("keys", "admin", "headers", "peer"),
     [
@@ -100,6 +114,7 @@ def test_what_a_caller_of_the_api_may(
         ([], None, [(b"host", b"evil.example")], LOCAL),
         ([], ADMIN, [HOST], REMOTE),
         (KEYS, None, [HOST], REMOTE),
+        (KEYS, None, [HOST, bearer("a provider's")], REMOTE),
         (KEYS, ADMIN, [HOST], LOCAL),
         (KEYS, ADMIN, [HOST, bearer(ADMIN + "x")], LOCAL),
         (KEYS, None, [HOST, (b"via", b"1.1 proxy")], LOCAL),

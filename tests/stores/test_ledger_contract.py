@@ -187,6 +187,16 @@ async def test_a_hold_of_nothing_in_the_limited_dimension_is_granted(store: Stor
     assert (await standing(store)).held == Amount(0, 5, 1)
 
 
+async def test_a_hold_of_nothing_is_granted_where_more_than_the_limit_is_used(store: Store, hold: Make) -> None:
+    """A call that costs nothing may go on where the money is spent."""
+    first = hold(claim(S), fixed=Amount(0, 5, 1))
+    await granted(store, first)
+    await soon(store.settle(spends(first, Amount(0, 8, 1))))
+    broke = claim(S, nano_usd=7)
+    await granted(store, hold(broke, fixed=Amount(5, 0, 1)))
+    assert (await refused(store, hold(broke, fixed=Amount(5, 1, 1)))).dimension == "nano_usd"
+
+
 async def test_what_calls_under_way_hold_is_busy_and_what_was_spent_is_exhausted(store: Store, hold: Make) -> None:
     first = hold(claim(S, 20), fixed=Amount(15))
     await granted(store, first)
@@ -195,6 +205,18 @@ async def test_what_calls_under_way_hold_is_busy_and_what_was_spent_is_exhausted
     outcome = await refused(store, hold(claim(S, 20)))
     assert not outcome.is_busy
     assert outcome.standing == Standing(S, Limits(20), Amount(11), NOTHING)
+
+
+async def test_what_would_just_fit_if_nobody_else_held_anything_is_busy(store: Store, hold: Make) -> None:
+    spent = hold(claim(S), fixed=Amount(10, 10, 10))
+    await granted(store, spent)
+    await soon(store.settle(spends(spent, Amount(10, 10, 10))))
+    await granted(store, hold(claim(S), fixed=Amount(1, 1, 1)))
+    for name in Amount._fields:
+        for limit, is_busy in ((20, True), (19, False)):
+            one = Claim(S, Limits(**{name: limit}))
+            outcome = await refused(store, hold(one, fixed=Amount(10, 10, 10)))
+            assert (outcome.dimension, outcome.is_busy) == (name, is_busy)
 
 
 async def test_a_refusal_takes_nothing_on_any_account(store: Store, hold: Make) -> None:
@@ -415,6 +437,23 @@ async def test_a_hold_is_extended_by_what_is_left_and_all_of_it_is_given_back(st
     await soon(store.settle(spends(opened, Amount(66, 300))))
     for key in (S, KEY):
         assert await used_and_held(store, key) == (Amount(66, 300), NOTHING)
+
+
+async def test_calls_give_back_what_they_held_and_nothing_of_what_others_hold(store: Store, hold: Make) -> None:
+    await granted(store, hold(claim(S), claim(KEY), fixed=Amount(100)))
+    narrow = (claim(S, 1_000), claim(KEY, 150))
+    cut, grown = (hold(*narrow, unit=Amount(1), most=most) for most in (15, 5))
+    assert (await granted(store, cut), await granted(store, grown)) == (15, 5)
+    extended = await soon(store.extend(grown.hold.id, 100))
+    assert extended is not None
+    assert extended.units == 10, "the account of the client key has no more"
+    too_much = hold(*narrow)
+    await refused(store, too_much)
+    assert [(await used_and_held(store, key))[1].tokens for key in (S, KEY)] == [150, 150]
+    for ended in (too_much, grown, cut):
+        await soon(store.settle(spends(ended, NOTHING, outcome="refused", charge=None)))
+    assert [await used_and_held(store, key) for key in (S, KEY)] == [(NOTHING, Amount(100))] * 2
+    assert await granted(store, hold(*narrow, unit=Amount(1), most=100)) == 40
 
 
 async def test_there_is_nothing_to_extend_for_an_unknown_a_refused_or_a_settled_hold(store: Store, hold: Make) -> None:

@@ -843,6 +843,40 @@ async def test_records_are_bounded_and_totals_are_not(redis_server: RedisServer,
         assert (await store.totals(KEY)).calls == len(calls)
 
 
+async def test_of_calls_that_nobody_offers_again_nothing_stays_while_their_session_goes_on(
+    redis_server: RedisServer, record: MakeRecord
+) -> None:
+    redis_server.flush()
+    at = [1_000.0]
+    async with opened(redis_server.url, ttl_s=1_000, now=lambda: at[0]) as store:
+        lost = held(record(at=at[0])).as_lost()
+        calls = [lost, *(spent(record(at=at[0] + 1 + number / 100)) for number in range(CALLS_PER_SESSION + 4))]
+        await asyncio.gather(*(store.settle(call) for call in calls))
+        ids, records, known_lost = Keys("gateway:").calls(tag_of(KEY.namespace, KEY.id))
+        assert int(redis_server.cli("zcard", ids)) == len(calls)
+        at[0] = 100_000.0
+        await store.settle(spent(record(at=at[0])))
+        assert int(redis_server.cli("zcard", ids)) == int(redis_server.cli("hlen", records)) < CALLS_PER_SESSION
+        assert int(redis_server.cli("hlen", known_lost)) == 0
+        assert (await store.totals(KEY)).calls == len(calls) + 1
+
+
+@pytest.mark.parametrize("kind", ["redis_server", "redis_cluster"])
+async def test_so_many_calls_are_found_by_a_name_that_they_share_and_no_more_are_noted(
+    kind: str, request: pytest.FixtureRequest, record: MakeRecord
+) -> None:
+    server: RedisServer | RedisCluster = request.getfixturevalue(kind)
+    server.flush()
+    node = server if isinstance(server, RedisServer) else server.nodes[0]
+    async with opened(server.url) as store:
+        calls = [spent(record(request_id="r", at=1_000.0 + number)) for number in range(40)]
+        for call in calls:
+            await store.settle(call)
+        assert await store.call(None, "r") == calls[-1]
+        for scope in (None, KEY.namespace):
+            assert node.cli("-c", "zcard", Keys("gateway:").named(scope, "r")) == "32\n"
+
+
 async def test_a_call_that_is_offered_againcounts_once_though_its_record_is_gone(
     redis_server: RedisServer, record: MakeRecord
 ) -> None:

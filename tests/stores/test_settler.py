@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.core.errors import StoreUnavailable
+from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable
 from gateway.core.namespaces import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.stored import Ending
@@ -155,6 +155,54 @@ async def test_a_store_is_back_though_calls_never_cease_to_end(record: MakeRecor
     await asyncio.gather(*ended)
     await settler.aclose()
     assert (await store.totals(KEY)).calls == len(ended)
+
+
+async def test_a_store_that_went_away_before_anything_was_settled_is_found_again_once_it_answers() -> None:
+    class Silent(FlakyStore):
+        pings = 0
+
+        async def ping(self) -> None:
+            self.pings += 1
+            if self.away:
+                raise StoreUnavailable("The store is away.")
+
+    store = Silent()
+    settler = Settler(store)
+    store.away = True
+    settler.away(StoreUnavailable("The store is away."))
+    await eventually(lambda: store.pings == 2, "it is asked")
+    with pytest.raises(StoreUnavailable):
+        settler.check()
+    store.away = False
+    await accepts_calls(settler)
+    await settler.aclose()
+
+
+async def test_damage_in_one_place_keeps_nobody_else_out_and_is_named_once(
+    store: FlakyStore, heard: pytest.LogCaptureFixture
+) -> None:
+    settler = Settler(store)
+    for place in ("one", "other", "one"):
+        settler.away(StoreDamaged(f"The account {place} cannot be read."))
+    settler.check()
+    named = [entry.getMessage() for entry in heard.records if "cannot be read" in entry.getMessage()]
+    assert [place for line in named for place in ("one", "other") if f" {place} " in line] == ["one", "other"]
+    await settler.aclose()
+
+
+@pytest.mark.parametrize(("refusal", "is_away"), [(StoreConflict("moved"), False), (StoreUnavailable("gone"), True)])
+async def test_a_record_that_is_not_settled_with_what_it_moves_is_left_to_be_settled_without_it(
+    refusal: StoreUnavailable, is_away: bool, record: MakeRecord
+) -> None:
+    class Refusing(MemoryStore):
+        async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+            raise refusal
+
+    settler, call = Settler(Refusing()), record()
+    with pytest.raises(type(refusal)):
+        await settler.settle_with(call, lambda places: (places, call))
+    assert (settler.is_away, settler.waiting) == (is_away, 0)
+    await settler.aclose()
 
 
 async def test_a_store_that_stays_away_is_asked_again_and_not_all_the_time(
@@ -306,6 +354,7 @@ async def test_what_waits_is_bounded_and_what_is_beyond_is_named_in_the_log(
     with caplog.at_level(logging.ERROR, "gateway"):
         await settler.settle(last)
     assert any(last.call_id in entry.getMessage() and "lost" in entry.getMessage() for entry in caplog.records)
+    assert settler.waiting == 10_000
     store.away = False
     await settler.aclose()
     assert (await store.totals(KEY)).calls == 10_000

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.core.errors import StoreUnavailable
 from gateway.core.namespaces import SessionKey
+from gateway.core.ports import RecordRefused
 from gateway.core.record import CallRecord
 from gateway.core.stored import Ending
 from gateway.core.usage import Totals
@@ -74,6 +75,16 @@ async def test_a_file_that_cannot_be_read_is_named_once_and_the_others_are_settl
     await settler.aclose()
 
 
+async def test_once_started_a_settler_looks_by_itself_for_what_others_left(journals: Path, record: MakeRecord) -> None:
+    store = MemoryStore()
+    settler = Settler(store, Journal(journals))
+    file = left(journals, record())
+    settler.start()
+    await eventually(lambda: not file.exists())
+    assert (await store.totals(KEY)).calls == 1
+    await settler.aclose()
+
+
 async def test_a_file_that_breaks_again_is_named_again(
     settler: Settler, journals: Path, record: MakeRecord, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -109,6 +120,60 @@ async def test_when_the_store_goes_away_the_rest_is_left_for_later(journals: Pat
     assert store.tries == 2
     assert await settler.recover() == 2
     assert (await store.totals(KEY)).calls == 3
+    await settler.aclose()
+
+
+async def test_a_record_that_can_neither_be_settled_nor_set_aside_stays_in_the_journal(
+    journals: Path, record: MakeRecord
+) -> None:
+    class Refusing(MemoryStore):
+        refusal: StoreUnavailable | None = StoreUnavailable("The store is away.")
+
+        async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+            if self.refusal is not None:
+                raise self.refusal
+            return await super().settle(record, ending)
+
+    class Full(Journal):
+        def set_aside(self, record: CallRecord) -> Path:
+            raise OSError("no space")
+
+    store = Refusing()
+    settler = Settler(store, Full(journals))
+    await settler.settle(record())
+    store.refusal = RecordRefused("not this one")
+    await eventually(lambda: not (settler.waiting or settler.is_away))
+    await settler.aclose()
+    store.refusal = None
+    later = Settler(store, Journal(journals))
+    assert await later.recover() == 1
+    assert (await store.totals(KEY)).calls == 1
+    await later.aclose()
+
+
+@pytest.mark.parametrize("fails_at", [0, 1])
+async def test_what_others_left_is_deleted_only_once_each_record_is_settled_or_set_aside(
+    fails_at: int, journals: Path, record: MakeRecord
+) -> None:
+    class Refusing(MemoryStore):
+        async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+            raise RecordRefused("not this one")
+
+    class FullOnce(Journal):
+        tries = 0
+
+        def set_aside(self, record: CallRecord) -> Path:
+            self.tries += 1
+            if self.tries == fails_at + 1:
+                raise OSError("no space")
+            return super().set_aside(record)
+
+    file = left(journals, record(), record())
+    settler = Settler(Refusing(), FullOnce(journals))
+    assert await settler.recover() == 0
+    assert file.exists(), "one of them is nowhere else"
+    assert await settler.recover() == 0
+    assert not file.exists()
     await settler.aclose()
 
 

@@ -27,7 +27,7 @@ from gateway.core.outgoing import Outgoing
 from gateway.core.ports import Observer
 from gateway.core.pricing import price_per_million
 from gateway.core.record import CallRecord
-from gateway.core.routing import ModelFacts, ModelRule, Routes
+from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.spending import BudgetPolicy
 from gateway.core.steps import Agent
@@ -205,6 +205,8 @@ class World:
         agents: Mapping[str, Agent] | None = None,
         store: AwayStore | None = None,
         upstream: FakeUpstream | None = None,
+        routes: Routes = ROUTES,
+        facts: Callable[[Route], ModelFacts] = lambda route: ModelFacts(price=PRICE if route.provider == "q" else None),
     ) -> None:
         self.upstream, self.store, self.recorder = upstream or FakeUpstream(), store or AwayStore(), Recorder()
         self.settler = Settler(self.store)
@@ -223,10 +225,10 @@ class World:
             clock=time.monotonic,
         )
         self.gateway = Gateway(
-            routes=ROUTES,
+            routes=routes,
             providers=self.providers,
             upstreams=dict.fromkeys(self.providers, self.upstream),
-            facts=lambda route: ModelFacts(price=PRICE) if route.provider == "q" else ModelFacts(),
+            facts=facts,
             store=self.store,
             settler=self.settler,
             planner=planner,

@@ -17,6 +17,7 @@ from gateway.core.fitting.strategies import (
     Strategy,
     Summarize,
     filled,
+    first_to_go,
     strategies_of,
 )
 from gateway.core.fitting.summary import Passage, SummaryNeeded
@@ -57,6 +58,12 @@ def test_shorten_leaves_what_is_long_in_its_calls() -> None:
     answer = {"role": "tool", "tool_call_id": "a", "content": "seen"}
     done = Shorten(tokens=50).apply(draft_of(USER, caller, answer, LAST), 0)
     assert json.loads(done.made(1).raw or b"") == caller
+
+
+def test_shorten_leaves_what_is_signed_as_it_is() -> None:
+    signed = {**said(LINES), "reasoning_details": [{"data": "x"}]}
+    done = Shorten(tokens=50).apply(draft_of(USER, signed, said(LINES), LAST), 0)
+    assert [decision == KEEP for decision in done.decisions] == [False, True, False, True]
 
 
 def test_drop_leaves_out_the_oldest_units_but_not_the_task() -> None:
@@ -168,6 +175,15 @@ def test_drop_and_shorten_begin_with_what_is_worth_least() -> None:
     draft = Draft.untouched(conversation, Reader(weigher(len)))
     assert Drop().apply(draft, draft.total() - 10).decisions == (KEEP, KEEP, DROP, KEEP)
     assert [d == KEEP for d in Shorten().apply(draft, draft.total() - 10).decisions] == [True, True, False, True]
+
+
+def test_what_is_worth_nothing_goes_first_but_never_the_task_and_does_not_come_back() -> None:
+    messages = [USER, said("one"), said("two"), LAST]
+    conversation = Conversation.of_messages(messages, priorities={0: 0.0, 1: 0.0})
+    draft = Draft.untouched(conversation, Reader(weigher(len)))
+    assert first_to_go(draft, 0).decisions == (KEEP, DROP, KEEP, KEEP)
+    empty = draft.having({1: DROP, 2: DROP})
+    assert filled(draft, empty, 10 * draft.total()).decisions == (KEEP, DROP, KEEP, KEEP)
 
 
 # --- summaries ----------------------------------------------------------------------------------------------------

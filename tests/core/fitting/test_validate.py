@@ -58,7 +58,10 @@ def broken(function: dict[str, Any]) -> dict[str, Any]:
         ((SYSTEM, TASK, call("c"), result("c")), "messages[6] (user) was changed, moved or lost"),
         ((SYSTEM, call("c"), result("c")), "no user message"),
         ((TASK, *END), "messages[0] (system) was changed, moved or lost"),
-        (({**SYSTEM, "content": "be bad"}, *END), "messages[0] (system) was changed, moved or lost"),
+        *(
+            (({**SYSTEM, "content": said}, *END), "messages[0] (system) was changed, moved or lost")
+            for said in ("be bad", "be good, and more")
+        ),
         ((SYSTEM, LAST), "it does not end as it ended"),
         ((SYSTEM, TASK, {**SIGNED, "content": "[...]"}, *END), "signed reasoning was changed"),
         ((SYSTEM, {**TASK, "content": None}, *END), "a user message without content"),
@@ -67,6 +70,50 @@ def broken(function: dict[str, Any]) -> dict[str, Any]:
 )
 def test_what_is_wrong_is_named(after: Any, problem: str) -> None:
     assert problem in found(*after)
+
+
+def part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+@pytest.mark.parametrize(
+    ("said", "sent", "is_whole"),
+    [
+        ({"content": [part("on")]}, {"content": [part("on"), part("more")]}, True),
+        ({"content": [part("on"), part("and")]}, {"content": [part("on")]}, False),
+        ({"content": [part("on")]}, {"content": [part("off")]}, False),
+        ({"content": [part("on")]}, {"content": "on"}, False),
+        ({"content": "on"}, {"content": [part("on")]}, False),
+        ({"content": "on", "name": "alice"}, {"content": "on, and more", "name": "eve"}, False),
+    ],
+)
+def test_behind_the_words_of_a_user_there_may_be_more_and_nothing_else_may_change(
+    said: dict[str, Any], sent: dict[str, Any], is_whole: bool
+) -> None:
+    before, after = ([SYSTEM, TASK, {"role": "user", **one}] for one in (said, sent))
+    problem = [] if is_whole else ["messages[2] (user) was changed, moved or lost"]
+    assert found(*after, before=before) == problem
+
+
+def test_what_is_said_beside_a_call_may_be_cut() -> None:
+    before = [SYSTEM, TASK, {**call("a"), "content": "a long thought"}, result("a"), *END]
+    assert found(SYSTEM, TASK, {**call("a"), "content": "[...]"}, result("a"), *END, before=before) == []
+
+
+def test_what_a_user_says_points_at_nothing() -> None:
+    before = [SYSTEM, {**TASK, "content": "what is [same as the result of z]?"}, *END]
+    assert found(*before, before=before) == []
+
+
+def test_of_what_must_stay_each_is_there_and_in_its_order() -> None:
+    other = {"role": "system", "content": "be brief"}
+    for first, second in ((SYSTEM, SYSTEM), (SYSTEM, other)):
+        before = [first, second, TASK, *END]
+        assert found(*before, before=before) == []
+        assert found(first, TASK, *END, before=before) == ["messages[1] (system) was changed, moved or lost"]
+    assert found(other, SYSTEM, TASK, *END, before=[SYSTEM, other, TASK, *END]) == [
+        "messages[1] (system) was changed, moved or lost"
+    ]
 
 
 def test_over_the_limit_is_a_problem() -> None:
@@ -116,7 +163,7 @@ def test_one_message_that_never_came_may_stand_where_it_is_said_to() -> None:
     [
         ((SYSTEM, TASK, *END), 2, None, "the summary is not where it should be"),
         ((SYSTEM, TASK, TOLD, *END), 3, None, "the summary is not where it should be"),
-        ((SYSTEM, TASK, *END), 9, None, "the summary is not where it should be"),
+        *(((SYSTEM, TASK, *END), place, None, "the summary is not where it should be") for place in (-1, 5, 9)),
         ((SYSTEM, TOLD, TASK, *END), 1, None, "the summary stands before the task"),
         ((SYSTEM, TASK, call("a", "b"), TOLD, result("a"), result("b"), *END), 3, None, "call a without its result"),
         (
