@@ -22,7 +22,8 @@ from gateway.server.sockets import Sockets
 from tests.conftest import StartGateway, StartProcess
 from tests.support.gateways import GatewayProcess, GatewayThread, until
 from tests.support.timing import LIMIT_S, eventually
-from tests.support.web import Web, shown_usage, talk
+from tests.support.web import Web, chat_bytes, read_until, shown_usage, talk
+from tests.support.web import connect as connect_plain
 
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 #: a stream that lasts for minutes
@@ -311,6 +312,20 @@ def test_a_handshake_that_lost_its_upgrade_on_the_way_is_refused_with_the_reason
     refused = talk(web.url, lost.encode())
     assert refused.status == 426
     assert "Upgrade" in refused.error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/healthz"])
+def test_a_handshake_behind_a_request_costs_it_no_answer(path: str, web: Web, mock: Provider) -> None:
+    mock.push(Turn(behaviour=Behaviour(delay=0.2)))
+    request = chat_bytes(b'{"model":"mock-small","messages":[{"role":"user","content":"hi"}]}')
+    handshake = (
+        f"GET {path} HTTP/1.1\r\nhost: a\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+        "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    with connect_plain(web.url) as sock:
+        sock.sendall(request.replace(b": close", b": keep-alive") + handshake.encode())
+        first = read_until(sock, b"You said: hi")
+    assert first.startswith(b"HTTP/1.1 200")
 
 
 def test_only_what_a_call_needs_of_the_handshake_goes_on(gateway: GatewayThread, mock: Provider, session: str) -> None:
