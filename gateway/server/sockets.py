@@ -140,11 +140,8 @@ class _Socket:
         expired = SocketExpired(f"This WebSocket has been open for {minutes}, the longest that one may. Open another.")
         timer = asyncio.get_running_loop().call_later(most_age_s, self._end, expired, _DONE)
         try:
-            while (message := await receive())["type"] != "websocket.disconnect":
-                if message["type"] == SOCKET_STOPS:
-                    self._end(ShuttingDown("The gateway is stopping. Open a new WebSocket."), _RESTART)
-                else:
-                    await self._take(message)
+            while await self._take(await receive()):
+                pass
         except asyncio.CancelledError:
             # The server's patience is over: each call is told so, and tells its client.
             await self._join(cut=True)
@@ -172,8 +169,18 @@ class _Socket:
 
     # --- what the client sends ---------------------------------------------------------------------------------
 
-    async def _take(self, message: Mapping[str, Any]) -> None:
-        data: str | bytes = message.get("text") or message.get("bytes") or b""
+    async def _take(self, message: Mapping[str, Any]) -> bool:
+        """Whether more may come after this. Nothing of it is held on to while the next is awaited."""
+        kind: str = message["type"]
+        if kind == SOCKET_STOPS:
+            self._end(ShuttingDown("The gateway is stopping. Open a new WebSocket."), _RESTART)
+        elif kind == "websocket.receive":
+            await self._ask(message.get("text") or message.get("bytes") or b"")
+            # Thousands may have come at once: others have their turn between them.
+            await asyncio.sleep(0)
+        return kind != "websocket.disconnect"
+
+    async def _ask(self, data: str | bytes) -> None:
         name: str | None = None
         memory = self._forwarder().memory()
         try:

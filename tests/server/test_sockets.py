@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -438,7 +439,10 @@ class Talk:
             self.say("websocket.disconnect")
 
     def say(self, kind: str, **fields: Any) -> None:
-        self._in.put_nowait({"type": kind, **fields})
+        self.put({"type": kind, **fields})
+
+    def put(self, message: Any) -> None:
+        self._in.put_nowait(message)
 
     def create(self, **fields: Any) -> None:
         self.say("websocket.receive", text=json.dumps({"type": "response.create", **fields}))
@@ -501,3 +505,31 @@ async def test_a_client_that_leaves_leaves_nothing_behind() -> None:
     forwarder.released.set()
     await asyncio.wait_for(talk.task, LIMIT_S)
     assert forwarder.pool.used == 0
+
+
+async def test_many_messages_at_once_keep_nobody_waiting() -> None:
+    talk = Talk(FakeForwarder())
+    for _ in range(1_000):
+        talk.say("websocket.receive", text="{}")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(talk.types) < 10
+    await eventually(lambda: len(talk.types) == 1_000)
+    talk.say("websocket.disconnect")
+    await asyncio.wait_for(talk.task, LIMIT_S)
+
+
+class Message(dict[str, Any]):
+    """What `weakref` can point at."""
+
+
+async def test_an_idle_connection_holds_on_to_no_message() -> None:
+    talk = Talk(FakeForwarder())
+    message = Message(type="websocket.receive", text="{}")
+    seen = weakref.ref(message)
+    talk.put(message)
+    del message
+    await eventually(lambda: talk.types)
+    await eventually(lambda: seen() is None)
+    talk.say("websocket.disconnect")
+    await asyncio.wait_for(talk.task, LIMIT_S)
