@@ -45,8 +45,6 @@ MOST_AGE_S: Final = 3_600.0
 _MOST_LANES: Final = 16
 #: requests that wait in one lane
 _MOST_WAITING: Final = 16
-#: messages of at least this many characters are read beside the loop
-_LARGE: Final = 512 * 1024
 #: bytes of an answer that comes whole
 _MOST_WHOLE: Final = 64 * 1024 * 1024
 #: why a connection is closed (RFC 6455, section 7.4.1, and IANA's registry)
@@ -185,7 +183,7 @@ class _Socket:
         memory = self._forwarder().memory()
         try:
             memory.grow(len(data))
-            create = await asyncio.to_thread(read_create, data) if len(data) > _LARGE else read_create(data)
+            create = read_create(data)
             if create is None:
                 memory.release()
                 return
@@ -284,7 +282,7 @@ class _Socket:
         lane.memory.release()
         lane.told = None
         with contextlib.suppress(GatewayError):
-            lane.memory.grow(told.size)
+            lane.memory.grow(len(told.items))
             lane.told = told
 
     async def say(self, message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ def told_by(made: Create, *events: bytes, before: Told | None = None) -> Told | 
 
 
 def items(told: Told) -> Any:
-    return [json.loads(bytes(item)) for item in told.items]
+    return json.loads(b"[%b]" % told.items)
 
 
 MESSAGE = {"type": "message", "id": "msg_1", "role": "assistant", "content": [{"type": "output_text", "text": "Hi."}]}
@@ -116,7 +117,26 @@ def test_what_only_the_connection_remembers_stands_in_the_place_of_its_id() -> N
     further = told_by(again, ended("resp_2"), before=told)
     assert further is not None
     assert items(further) == [ASKED, MESSAGE, {"role": "user", "content": "And?"}, MESSAGE]
-    assert further.size == sum(memoryview(item).nbytes for item in further.items) > 200
+
+
+def test_nothing_said_yet_leaves_no_comma_behind() -> None:
+    empty = warmed_up(create(generate=False, input=[]), None, "resp_w", 0)[1]
+    assert items(empty) == []
+    again = create(previous_response_id="resp_w", input=[ASKED])
+    assert body(again, empty)["input"] == [ASKED]
+    assert body(create(previous_response_id="resp_w"), Told("resp_w", b'{"a":1} , 2'))["input"] == [{"a": 1}, 2]
+
+
+def test_what_is_remembered_takes_what_it_was_sent_as() -> None:
+    spelled = b"[" + b",".join([b"0"] * 200_000) + b"]"
+    made = read_create(b'{"type":"response.create","generate":false,"input":' + spelled + b"}")
+    assert made is not None
+    tracemalloc.start()
+    told = warmed_up(made, None, "resp_w", 0)[1]
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert told.items == spelled[1:-1]
+    assert most < 4 * len(spelled)
 
 
 def test_an_answer_that_the_provider_keeps_is_left_to_it() -> None:
@@ -239,7 +259,7 @@ def test_a_warm_up_on_what_is_not_remembered_is_refused() -> None:
 
 def test_an_input_that_is_neither_text_nor_list_is_refused_where_it_has_to_be_joined() -> None:
     with pytest.raises(InvalidRequest, match="input is"):
-        body(create(previous_response_id="resp_1", input=7), Told("resp_1", []))
+        body(create(previous_response_id="resp_1", input=7), Told("resp_1", b""))
     assert body(create(input=7))["input"] == 7
 
 
