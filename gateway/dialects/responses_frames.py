@@ -204,8 +204,12 @@ class AnswerFrames:
         self.told: Told | None = None
 
     def message(self, data: bytes, headers: Mapping[str, str]) -> str | None:
-        """The message for an event's data; `headers` go into the last. None where it is none (an end mark)."""
-        if not data.startswith(b"{"):
+        """The message for an event's data; `headers` go into the last.
+
+        None where it is none: an end mark, or what follows the last one. OpenAI has `response.failed` behind `error`,
+        and who stops at the first would take the second for the end of its next request.
+        """
+        if self.has_ended or not data.startswith(b"{"):
             return None
         if not any(mark in data for mark in _MARKS):
             return _in_lane(data, self._create.lane)

@@ -226,6 +226,12 @@ def test_an_error_within_a_stream_has_the_shape_of_a_websocket() -> None:
     assert json.loads(message)["error"] == {"code": "server_error", "message": "broke", "param": None}
 
 
+def test_nothing_follows_the_last_event() -> None:
+    frames = AnswerFrames(create(), None)
+    assert frames.message(data("error", error={"code": "insufficient_quota"}), {}) is not None
+    assert frames.message(data("response.failed", response={"id": "resp_1"}), {}) is None
+
+
 def test_a_response_that_came_whole_is_its_last_event() -> None:
     frames = AnswerFrames(create(store=False, input="Hello", stream_id="a"), None)
     response = {"id": "resp_1", "output": [MESSAGE], "temperature": 1.1}
