@@ -125,7 +125,7 @@ class _Socket:
         self._new_id = new_id
         self._headers = _of_calls(scope["headers"])
         #: in the order of their last use
-        self._lanes: dict[str | None, _Lane] = {}
+        self._lanes: dict[str, _Lane] = {}
         self._calls: set[_Call] = set()
         self._gone = False
         #: why nothing more is taken, and the code to close with
@@ -190,7 +190,7 @@ class _Socket:
             name = create.lane
             if self._ending is not None:
                 raise self._ending[0]
-            lane = self._lane(name)
+            lane = self._lane(create)
         except GatewayError as fault:
             memory.release()
             await self.say(_fault_message(fault, name))
@@ -199,26 +199,34 @@ class _Socket:
         if lane.task is None:
             lane.task = asyncio.get_running_loop().create_task(self._work(lane))
 
-    def _lane(self, name: str | None) -> _Lane:
-        """The lane of this name, which is the last one used now.
+    def _lane(self, create: Create) -> _Lane:
+        """The lane that it is for, which is the last one used now.
 
         Raises:
             SocketFull: it has too much to do, or all others have.
         """
+        name = create.lane or ""
         lane = self._lanes.pop(name, None)
         if lane is None:
-            self._forget_one()
-            lane = _Lane(self._forwarder().memory())
+            self._forget_one(create.previous)
+            lane = _Lane(self._forwarder().memory(lasting=True))
         self._lanes[name] = lane
         if len(lane.waiting) >= _MOST_WAITING:
             raise SocketFull(f"{_MOST_WAITING} requests wait on this stream already.", param="stream_id")
         return lane
 
-    def _forget_one(self) -> None:
+    def _forget_one(self, needed: str | None) -> None:
+        """Make room for a lane, not at the cost of the one whose answer is needed."""
         if len(self._lanes) < _MOST_LANES:
             return
-        oldest = next((name for name, lane in self._lanes.items() if lane.task is None), self)
-        if isinstance(oldest, _Socket):
+        source = self._remembered(needed)
+        resting = (
+            name
+            for name, lane in self._lanes.items()
+            if lane.task is None and (source is None or lane.told is not source)
+        )
+        oldest = next(resting, None)
+        if oldest is None:
             raise SocketFull(f"This WebSocket answers on {_MOST_LANES} streams already.", param="stream_id")
         self._lanes.pop(oldest).memory.release()
 

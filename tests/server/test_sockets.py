@@ -233,6 +233,34 @@ def test_a_lane_that_rests_is_forgotten_for_a_new_one(gateway: GatewayThread, mo
         assert sent(mock)["previous_response_id"] == ids[0]
 
 
+def test_the_lane_that_is_forked_is_not_forgotten_for_the_fork(
+    gateway: GatewayThread, mock: Provider, session: str
+) -> None:
+    with opened(gateway, session) as socket:
+        ids = []
+        for number in range(16):
+            ask(socket, store=False, stream_id=f"lane-{number}")
+            ids.append(answer(socket)[-1]["response"]["id"])
+        ask(socket, store=False, previous_response_id=ids[0], stream_id="fork")
+        answer(socket)
+        assert "previous_response_id" not in sent(mock)
+        ask(socket, store=False, previous_response_id=ids[1], stream_id="lane-0")
+        answer(socket)
+        assert sent(mock)["previous_response_id"] == ids[1]
+
+
+def test_what_connections_remember_takes_no_room_from_calls(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"server.max_body_mb": 1})
+    with opened(gateway, "a") as socket:
+        for number in range(16):
+            ask(socket, "x" * (2**20 - 300), generate=False, stream_id=f"lane-{number}")
+            answer(socket)
+        body = {"model": "mock-small", "messages": [{"role": "user", "content": "x" * 20_000}]}
+        assert gateway.web.post("/v1/chat/completions", body).status == 200
+
+
 @pytest.mark.parametrize("message", ["", "hello", '{"type":"response.inject"}', b"\xff\xfe"])
 def test_a_message_that_is_none_is_refused_and_the_connection_goes_on(
     message: str | bytes, gateway: GatewayThread, session: str
@@ -408,7 +436,8 @@ class FakeForwarder:
     async def check_socket(self, scope: Any, others: int) -> None:
         del scope, others
 
-    def memory(self) -> BodyMemory:
+    def memory(self, *, lasting: bool = False) -> BodyMemory:
+        del lasting
         return BodyMemory(self.pool)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
