@@ -256,9 +256,13 @@ def test_what_connections_remember_takes_no_room_from_calls(
     with opened(gateway, "a") as socket:
         for number in range(16):
             ask(socket, "x" * (2**20 - 300), generate=False, stream_id=f"lane-{number}")
-            answer(socket)
-        body = {"model": "mock-small", "messages": [{"role": "user", "content": "x" * 20_000}]}
-        assert gateway.web.post("/v1/chat/completions", body).status == 200
+            assert answer(socket)[-1]["type"] == "response.completed"
+        # What of it is left is less than one more of these.
+        with opened(gateway, "b") as other:
+            ask(other, "x" * 2**19, generate=False)
+            assert answer(other)[-1]["type"] == "response.completed"
+            body = {"model": "mock-small", "input": "x" * (2**20 - 300)}
+            assert gateway.web.post("/v1/responses", body).status == 200
 
 
 @pytest.mark.parametrize("message", ["", "hello", '{"type":"response.inject"}', b"\xff\xfe"])
