@@ -45,7 +45,7 @@ MOST_AGE_S: Final = 3_600.0
 _MOST_LANES: Final = 16
 #: requests that wait in one lane
 _MOST_WAITING: Final = 16
-#: bytes of an answer that comes whole
+#: bytes of an event, or of an answer that comes whole; both are one message
 _MOST_WHOLE: Final = 64 * 1024 * 1024
 #: why a connection is closed (RFC 6455, section 7.4.1, and IANA's registry)
 _DONE: Final = 1000
@@ -376,7 +376,7 @@ class _Call:
             if name.decode("latin-1").lower() not in _OF_BODY
         }
         if 200 <= status < 300 and content_type(headers) == EVENTS:  # noqa: PLR2004
-            self._events = EventBuffer()
+            self._events = EventBuffer(_MOST_WHOLE)
 
     async def _pass_on(self, region: bytes) -> None:
         for block in split_events(region) if region else ():

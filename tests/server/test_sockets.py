@@ -432,7 +432,8 @@ def test_a_stop_without_patience_cuts_answers_and_charges_them(
 class FakeForwarder:
     """Takes everybody in, and answers once it is released."""
 
-    def __init__(self) -> None:
+    def __init__(self, pad: int = 0) -> None:
+        self.pad = "x" * pad
         self.pool = MemoryPool(1_000)
         self.released = asyncio.Event()
         self.refusal: GatewayError | None = None
@@ -447,11 +448,12 @@ class FakeForwarder:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await self.released.wait()
-        response = {"id": "resp_1", "output": []}
+        response = {"id": "resp_1", "output": [], "pad": self.pad}
         event = b"data: " + json.dumps({"type": "response.completed", "response": response}).encode() + b"\n\n"
         head = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": head})
-        await send({"type": "http.response.body", "body": event, "more_body": True})
+        for part in (event[:99], event[99:]):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -503,6 +505,17 @@ async def test_a_connection_that_is_too_old_is_closed_once_it_has_answered() -> 
     await asyncio.wait_for(talk.task, LIMIT_S)
     assert talk.types[1:] == ["response.completed", "websocket_connection_limit_reached"]
     assert talk.close_code == 1000
+
+
+async def test_an_event_with_pictures_is_one_message() -> None:
+    forwarder = FakeForwarder(pad=17 * 2**20)
+    forwarder.released.set()
+    talk = Talk(forwarder)
+    talk.create(model="m")
+    await eventually(lambda: talk.types)
+    assert talk.types == ["response.completed"]
+    talk.say("websocket.disconnect")
+    await asyncio.wait_for(talk.task, LIMIT_S)
 
 
 async def test_an_idle_connection_closes_when_the_server_stops() -> None:
