@@ -18,6 +18,7 @@ import msgspec
 
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.values import dataclass
+from gateway.dialects.error_status import status_of
 
 Raw = msgspec.Raw
 #: fields of an event, each spelled as it came
@@ -223,7 +224,7 @@ class AnswerFrames:
             self.has_ended = True
             if event.type in _TOLD:
                 self._take(event.response)
-            return self._last(data, headers)
+            return self._last(event.type, data, headers)
         return _in_lane(data, self._create.lane)
 
     def _take(self, raw: bytes | Raw) -> None:
@@ -240,7 +241,7 @@ class AnswerFrames:
         output = [item.copy() for item in response.output] if response.output else self._done
         self.told = Told(response.id, _joined(said(create, before), *_sendable(output)))
 
-    def _last(self, data: bytes, headers: Mapping[str, str]) -> str:
+    def _last(self, event_type: str, data: bytes, headers: Mapping[str, str]) -> str:
         """The last event, with what an answer over HTTP would say in its headers."""
         fields: dict[str, Any] = _FIELDS.decode(data)
         known = fields.get("headers")
@@ -248,9 +249,12 @@ class AnswerFrames:
             theirs = msgspec.json.decode(known, type=dict[str, Any]) if known is not None else {}
         except msgspec.MsgspecError:
             theirs = {}
-        if fields["type"] == Raw(b'"error"') and "error" not in fields:
+        if event_type == _ERROR and "error" not in fields:
             # The documents of HTTP's streams have the error's fields in the event itself.
             fields["error"] = {name: fields[name] for name in ("code", "message", "param") if name in fields}
+        if event_type == _ERROR and "status" not in fields:
+            # Codex takes an error without one for none, and waits on.
+            fields["status"] = status_of(data)
         fields["headers"] = {**headers, **theirs}
         if self._create.lane is not None:
             fields["stream_id"] = self._create.lane

@@ -224,6 +224,13 @@ def test_an_error_within_a_stream_has_the_shape_of_a_websocket() -> None:
     message = AnswerFrames(create(), None).message(flat, {})
     assert message is not None
     assert json.loads(message)["error"] == {"code": "server_error", "message": "broke", "param": None}
+    assert json.loads(message)["status"] == 500
+
+
+def test_an_error_that_has_a_status_keeps_it() -> None:
+    message = AnswerFrames(create(), None).message(data("error", status=429, error={"code": "server_error"}), {})
+    assert message is not None
+    assert json.loads(message)["status"] == 429
 
 
 def test_nothing_follows_the_last_event() -> None:
