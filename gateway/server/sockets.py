@@ -248,6 +248,7 @@ class _Socket:
     async def _answer(self, create: Create, lane: _Lane) -> None:
         told = self._remembered(create.previous)
         if not create.generates:
+            await self._forwarder().check_socket(self._scope, 0)
             messages, new = warmed_up(create, told, f"resp_{self._new_id()}", time.time())
             self._remember(lane, new)
             for message in messages:

@@ -15,7 +15,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from gateway.core.errors import GatewayError
+from gateway.core.errors import GatewayError, Unauthenticated
 from gateway.mock import Behaviour, MockServer, Provider, Turn
 from gateway.server.body import BodyMemory, MemoryPool
 from gateway.server.protocol import SOCKET_STOPS
@@ -440,6 +440,8 @@ class FakeForwarder:
 
     async def check_socket(self, scope: Any, others: int) -> None:
         del scope, others
+        if self.refusal is not None:
+            raise self.refusal
 
     def memory(self, *, lasting: bool = False) -> BodyMemory:
         del lasting
@@ -505,6 +507,19 @@ async def test_a_connection_that_is_too_old_is_closed_once_it_has_answered() -> 
     await asyncio.wait_for(talk.task, LIMIT_S)
     assert talk.types[1:] == ["response.completed", "websocket_connection_limit_reached"]
     assert talk.close_code == 1000
+
+
+async def test_a_warm_up_is_for_those_who_may_call() -> None:
+    forwarder = FakeForwarder()
+    talk = Talk(forwarder)
+    talk.create(model="m", generate=False)
+    await eventually(lambda: len(talk.types) == 2)
+    forwarder.refusal = Unauthenticated("The key was revoked.")
+    talk.create(model="m", generate=False)
+    await eventually(lambda: len(talk.types) == 3)
+    assert talk.types[2] == "invalid_api_key"
+    talk.say("websocket.disconnect")
+    await asyncio.wait_for(talk.task, LIMIT_S)
 
 
 async def test_an_event_with_pictures_is_one_message() -> None:
