@@ -105,6 +105,11 @@ class Create:
         return self.body.get("store") != _FALSE
 
     @property
+    def is_in_conversation(self) -> bool:
+        """Whether the provider has more of what was said (`conversation`)."""
+        return self.body.get("conversation", _NULL) != _NULL
+
+    @property
     def previous(self) -> str | None:
         """The answer that it goes on from."""
         value = self.body.get("previous_response_id")
@@ -235,7 +240,8 @@ class AnswerFrames:
         except msgspec.MsgspecError:
             return
         is_kept_there = create.is_stored and response.store is not False
-        if is_kept_there or not response.id or (create.previous is not None and before is None):
+        began_elsewhere = (create.previous is not None and before is None) or create.is_in_conversation
+        if is_kept_there or not response.id or began_elsewhere:
             return
         # Some hosts leave the items out of the last event.
         output = [item.copy() for item in response.output] if response.output else self._done

@@ -158,6 +158,8 @@ def test_a_last_event_of_another_shape_is_the_last_all_the_same(response: object
 
 def test_what_began_at_the_provider_cannot_be_told_again() -> None:
     assert told_by(create(store=False, previous_response_id="elsewhere", input="And?"), ended()) is None
+    assert told_by(create(store=False, conversation="conv_1", input="And?"), ended()) is None
+    assert told_by(create(store=False, conversation=None, input="And?"), ended()) is not None
 
 
 @pytest.mark.parametrize("kind", ["response.failed", "error"])
