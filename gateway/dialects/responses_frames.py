@@ -270,12 +270,14 @@ class AnswerFrames:
         """The one message for a response that came whole, from a host that knows no streams."""
         self.has_ended = True
         try:
-            _FIELDS.decode(body)
+            status = _text(_FIELDS.decode(body).get("status"))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return error_message(502, body, headers, self._create.lane)
-        self._take(body)
+        kind = f"response.{status}" if f"response.{status}" in _LAST else "response.completed"
+        if kind in _TOLD:
+            self._take(body)
         lane = {"stream_id": self._create.lane} if self._create.lane is not None else {}
-        event = {"type": "response.completed", "sequence_number": 0, "response": Raw(body), "headers": headers, **lane}
+        event = {"type": kind, "sequence_number": 0, "response": Raw(body), "headers": headers, **lane}
         return msgspec.json.encode(event).decode()
 
 

@@ -249,6 +249,22 @@ def test_a_response_that_came_whole_is_its_last_event() -> None:
     assert frames.told is not None
 
 
+@pytest.mark.parametrize(
+    ("status", "kind", "goes_on"),
+    [
+        ("completed", "response.completed", True),
+        ("incomplete", "response.incomplete", True),
+        ("failed", "response.failed", False),
+        ("odd", "response.completed", True),
+    ],
+)
+def test_a_response_that_came_whole_ends_as_it_says(status: str, kind: str, goes_on: bool) -> None:
+    frames = AnswerFrames(create(store=False, input="Hello"), None)
+    event = json.loads(frames.whole(json.dumps({"id": "resp_1", "status": status, "output": []}).encode(), {}))
+    assert event["type"] == kind
+    assert (frames.told is not None) is goes_on
+
+
 def test_an_answer_that_is_none_is_an_error() -> None:
     event = json.loads(AnswerFrames(create(), None).whole(b"<html>", {}))
     assert (event["type"], event["status"], event["error"]["message"]) == ("error", 502, "<html>")
