@@ -81,11 +81,22 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self.transport.write(b"".join(self.conn.data_to_send()))
             self.transport.close()
 
+    def handle_text(self, event: Any) -> None:
+        """Take a text, or its first frame."""
+        super().handle_text(event)
+        _let_go(event)
+
+    def handle_bytes(self, event: Any) -> None:
+        """Take bytes, or the first frame of them."""
+        super().handle_bytes(event)
+        _let_go(event)
+
     def handle_cont(self, event: Any) -> None:
         """Take a further frame of a message. They are joined at once: in parts, tiny ones would take far more."""
         if self.frames:
             self._message += self.frames.pop()
         self._message += event.data
+        _let_go(event)
         if event.fin:
             self.frames = [bytes(self._message)]
             self._message = bytearray()
@@ -139,3 +150,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
             self.queue.put_nowait(cast("Any", {"type": SOCKET_STOPS}))
         else:
             super().shutdown()
+
+
+def _let_go(frame: Any) -> None:
+    """Empty a frame that was taken: websockets holds on to the last one until the next comes, for an hour maybe."""
+    frame.data = b""

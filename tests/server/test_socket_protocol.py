@@ -6,6 +6,7 @@ import contextlib
 import socket
 import struct
 import time
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -151,3 +152,20 @@ def test_a_handshake_that_the_library_refuses_is_not_left_open(header: bytes, pa
         sock.sendall(HANDSHAKE[:-2] + header + b"\r\n\r\n")
         answer = read_all(sock)
     assert b" 101 " not in answer
+
+
+def test_a_message_that_was_taken_is_held_no_more(patient_url: str, application: Application) -> None:
+    with opened(patient_url) as sock:
+        tracemalloc.start()
+        try:
+            sock.sendall(frame(b"x" * (MIB - 1)))
+            until(lambda: application.heard)
+            # The text itself, and what is sent in return; the bytes that it was made of are gone.
+            until(lambda: _traced(MIB - 1) <= 1, what="all but the text is given back")
+        finally:
+            tracemalloc.stop()
+
+
+def _traced(size: int) -> int:
+    """Blocks of about this size that are in use."""
+    return sum(size <= trace.size < size + 1000 for trace in tracemalloc.take_snapshot().traces)
