@@ -8,18 +8,17 @@ nothing, unless the refusal itself reports usage, and the next try may have one.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import AsyncIterator, Sequence
+from typing import Final
 
 from gateway.core.forwarding import EVENTS, content_type
-from gateway.core.message import encode
 from gateway.core.ports import UpstreamReply
 from gateway.core.retrying import FAILED
 from gateway.core.sse import EventBuffer, event_data, split_events
 from gateway.core.values import dataclass
 from gateway.dialects.base import EventReader
+from gateway.dialects.error_status import plain, status_of
 from gateway.dialects.length_error import length_error
 from gateway.upstream.pieces import AlreadyRead, chain, is_packed
 
@@ -32,21 +31,6 @@ _TAKEN: Final = re.compile(
     rb"(?:\A|\n)(?:event: ?(?:response\.(?:created|queued|in_progress)|ping)[\r\n]"
     rb'|data: ?\{"type": ?"(?:response\.(?:created|queued|in_progress)|ping)")'
 )
-#: by what providers call an error: the status that says the same. Anthropic:
-#: https://docs.claude.com/en/api/errors; OpenAI: https://platform.openai.com/docs/guides/error-codes
-_STATUSES: Final[Mapping[str, int]] = {
-    **dict.fromkeys(("invalid_request_error", "invalid_prompt", "context_length_exceeded", "billing_error"), 400),
-    "authentication_error": 401,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "request_too_large": 413,
-    **dict.fromkeys(("rate_limit_error", "rate_limit_exceeded", "insufficient_quota", "tokens", "requests"), 429),
-    **dict.fromkeys(("api_error", "server_error"), 500),
-    "timeout_error": 504,
-    "overloaded_error": 529,
-}
-#: the status of an error that tells none
-_UNKNOWN: Final = 502
 #: the status with which providers refuse a request that is too long
 _TOO_LONG: Final = 400
 
@@ -92,7 +76,7 @@ def _refusal(said: bytes, reader: EventReader) -> AlreadyRead | None:
     # What is billed as well is an answer: it is charged as it comes, and nobody else is asked.
     if not answer.error or (answer.usage is not None and answer.usage.is_billed):
         return None
-    status, body = _status(said), _plain(said)
+    status, body = status_of(said), plain(said)
     # What is too long may be cut, or another model takes it; any other such request is the caller's to mend.
     if status not in FAILED and length_error(_TOO_LONG, body) is None:
         return None
@@ -112,35 +96,3 @@ async def _first(pieces: AsyncIterator[bytes]) -> tuple[list[bytes], bytes]:
         if size > _MOST_BYTES or clock() > until:
             break
     return first, b""
-
-
-def _plain(said: bytes) -> bytes:
-    """The body that the error would have as an answer of its own; `response.failed` has it inside its response."""
-    try:
-        value: Any = json.loads(said)
-        error = value["response"]["error"]
-    except (ValueError, RecursionError, LookupError, TypeError):
-        return said
-    return encode({"error": error})
-
-
-def _status(said: bytes) -> int:
-    """The status that an error would have had as an answer of its own."""
-    try:
-        value: Any = json.loads(_plain(said))
-    except (ValueError, RecursionError):
-        return _UNKNOWN
-    error = value.get("error") if isinstance(value, dict) else None
-    for told in (error, value):
-        if isinstance(told, dict):
-            for name in ("status", "status_code", "code", "type"):
-                status = _as_status(told.get(name))
-                if status is not None:
-                    return status
-    return _UNKNOWN
-
-
-def _as_status(said: object) -> int | None:
-    if isinstance(said, str):
-        said = int(said) if re.fullmatch(r"[45]\d\d", said) else _STATUSES.get(said)
-    return said if type(said) is int and 400 <= said <= 599 else None  # noqa: PLR2004

@@ -18,6 +18,7 @@ import msgspec
 
 from gateway.core.errors import GatewayError, InvalidRequest
 from gateway.core.values import dataclass
+from gateway.dialects.error_status import status_of
 
 Raw = msgspec.Raw
 #: fields of an event, each spelled as it came
@@ -51,7 +52,6 @@ _NO_USAGE: Final = {
 }
 
 _FIELDS: Final = msgspec.json.Decoder(Fields)
-_ITEMS: Final = msgspec.json.Decoder(list[Raw])
 
 
 _ABSENT: Final = Raw(b"")
@@ -105,6 +105,11 @@ class Create:
         return self.body.get("store") != _FALSE
 
     @property
+    def is_in_conversation(self) -> bool:
+        """Whether the provider has more of what was said (`conversation`)."""
+        return self.body.get("conversation", _NULL) != _NULL
+
+    @property
     def previous(self) -> str | None:
         """The answer that it goes on from."""
         value = self.body.get("previous_response_id")
@@ -113,15 +118,15 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What was said up to an answer that only the connection remembers: the items of all requests and answers."""
+    """What was said up to an answer that only the connection remembers.
+
+    Attributes:
+        items: those of all requests and answers, as they stand between the brackets of a list. Millions of tiny ones
+            take no more than they were sent as, and nothing has to take them apart.
+    """
 
     response_id: str
-    items: Sequence[Raw]
-
-    @property
-    def size(self) -> int:
-        """Bytes of it."""
-        return sum(memoryview(item).nbytes for item in self.items)
+    items: bytes
 
 
 def read_create(message: str | bytes) -> Create | None:
@@ -159,31 +164,34 @@ def request_of(create: Create, told: Told | None) -> bytes:
     body = {**create.body, "stream": _TRUE}
     if told is not None:
         del body["previous_response_id"]
-        body["input"] = Raw(msgspec.json.encode(said(create, told)))
+        body["input"] = Raw(b"[%b]" % said(create, told))
     return msgspec.json.encode(body)
 
 
-def said(create: Create, told: Told | None) -> list[Raw]:
+def said(create: Create, told: Told | None) -> bytes:
     """The items of what the request goes on from and of its own `input`; a text is one message of the user's.
 
     Raises:
         InvalidRequest: `input` is neither a text nor a list.
     """
-    return [*(told.items if told is not None else ()), *_input_items(create)]
+    return _joined(told.items if told is not None else b"", _input_items(create))
 
 
-def _input_items(create: Create) -> list[Raw]:
+def _input_items(create: Create) -> bytes:
     value = create.body.get("input")
     if value is None or value == _NULL:
-        return []
+        return b""
     text = _text(value)
     if text is not None:
-        return [Raw(msgspec.json.encode({"type": "message", "role": "user", "content": text}))]
-    try:
-        # What is held on to must not hold the whole message with it.
-        return [item.copy() for item in _ITEMS.decode(value)]
-    except msgspec.MsgspecError:
-        raise InvalidRequest("input is a text or a list of items.", param="input") from None
+        return msgspec.json.encode({"type": "message", "role": "user", "content": text})
+    spelled = bytes(value)
+    if not spelled.startswith(b"["):
+        raise InvalidRequest("input is a text or a list of items.", param="input")
+    return spelled[1:-1].strip()
+
+
+def _joined(*parts: bytes | Raw) -> bytes:
+    return b",".join(part for part in map(bytes, parts) if part)
 
 
 class AnswerFrames:
@@ -202,8 +210,12 @@ class AnswerFrames:
         self.told: Told | None = None
 
     def message(self, data: bytes, headers: Mapping[str, str]) -> str | None:
-        """The message for an event's data; `headers` go into the last. None where it is none (an end mark)."""
-        if not data.startswith(b"{"):
+        """The message for an event's data; `headers` go into the last.
+
+        None where it is none: an end mark, or what follows the last one. OpenAI has `response.failed` behind `error`,
+        and who stops at the first would take the second for the end of its next request.
+        """
+        if self.has_ended or not data.startswith(b"{"):
             return None
         if not any(mark in data for mark in _MARKS):
             return _in_lane(data, self._create.lane)
@@ -217,7 +229,7 @@ class AnswerFrames:
             self.has_ended = True
             if event.type in _TOLD:
                 self._take(event.response)
-            return self._last(data, headers)
+            return self._last(event.type, data, headers)
         return _in_lane(data, self._create.lane)
 
     def _take(self, raw: bytes | Raw) -> None:
@@ -228,13 +240,14 @@ class AnswerFrames:
         except msgspec.MsgspecError:
             return
         is_kept_there = create.is_stored and response.store is not False
-        if is_kept_there or not response.id or (create.previous is not None and before is None):
+        began_elsewhere = (create.previous is not None and before is None) or create.is_in_conversation
+        if is_kept_there or not response.id or began_elsewhere:
             return
         # Some hosts leave the items out of the last event.
         output = [item.copy() for item in response.output] if response.output else self._done
-        self.told = Told(response.id, [*said(create, before), *_sendable(output)])
+        self.told = Told(response.id, _joined(said(create, before), *_sendable(output)))
 
-    def _last(self, data: bytes, headers: Mapping[str, str]) -> str:
+    def _last(self, event_type: str, data: bytes, headers: Mapping[str, str]) -> str:
         """The last event, with what an answer over HTTP would say in its headers."""
         fields: dict[str, Any] = _FIELDS.decode(data)
         known = fields.get("headers")
@@ -242,9 +255,12 @@ class AnswerFrames:
             theirs = msgspec.json.decode(known, type=dict[str, Any]) if known is not None else {}
         except msgspec.MsgspecError:
             theirs = {}
-        if fields["type"] == Raw(b'"error"') and "error" not in fields:
+        if event_type == _ERROR and "error" not in fields:
             # The documents of HTTP's streams have the error's fields in the event itself.
             fields["error"] = {name: fields[name] for name in ("code", "message", "param") if name in fields}
+        if event_type == _ERROR and "status" not in fields:
+            # Codex takes an error without one for none, and waits on.
+            fields["status"] = status_of(data)
         fields["headers"] = {**headers, **theirs}
         if self._create.lane is not None:
             fields["stream_id"] = self._create.lane
@@ -254,12 +270,14 @@ class AnswerFrames:
         """The one message for a response that came whole, from a host that knows no streams."""
         self.has_ended = True
         try:
-            _FIELDS.decode(body)
+            status = _text(_FIELDS.decode(body).get("status"))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return error_message(502, body, headers, self._create.lane)
-        self._take(body)
+        kind = f"response.{status}" if f"response.{status}" in _LAST else "response.completed"
+        if kind in _TOLD:
+            self._take(body)
         lane = {"stream_id": self._create.lane} if self._create.lane is not None else {}
-        event = {"type": "response.completed", "sequence_number": 0, "response": Raw(body), "headers": headers, **lane}
+        event = {"type": kind, "sequence_number": 0, "response": Raw(body), "headers": headers, **lane}
         return msgspec.json.encode(event).decode()
 
 

@@ -60,6 +60,8 @@ _HIDDEN: Final = re.compile(r"%(?:2f|25|3f|23)", re.IGNORECASE)
 SOCKET_PATH: Final = "responses"
 #: what every opening handshake has (RFC 6455, section 4.1)
 _WEBSOCKET: Final = b"sec-websocket-key"
+#: conversations of the size of the largest body that WebSockets may remember at the same time
+_LASTING_AT_ONCE: Final = BODIES_AT_ONCE // 4
 #: methods with which browsers send no `Origin` to the page's own origin
 _READING: Final = frozenset({"GET", "HEAD"})
 #: a body that was not read to its end would stand in front of the next request
@@ -144,6 +146,8 @@ class Forwarder:
         self._running: dict[asyncio.Task[None], _Connection] = {}
         self._reading = 0
         self._pool = MemoryPool(BODIES_AT_ONCE * bounds.max_body)
+        #: of its own: what rests for an hour must take no room from calls
+        self._lasting = MemoryPool(_LASTING_AT_ONCE * bounds.max_body)
         self._closing = False
 
     @property
@@ -226,9 +230,9 @@ class Forwarder:
         # Browsers let any page open one, and say whose it is.
         await self._caller(scope, session, reads=False)
 
-    def memory(self) -> BodyMemory:
-        """A share of what all bodies together may take, for what is kept of one beside its call."""
-        return BodyMemory(self._pool)
+    def memory(self, *, lasting: bool = False) -> BodyMemory:
+        """A share of what all bodies together may take, for one beside its call; `lasting`: for what outlasts calls."""
+        return BodyMemory(self._lasting if lasting else self._pool)
 
     def _refuse_if_closing(self) -> None:
         if self._closing:

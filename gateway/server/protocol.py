@@ -82,6 +82,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._linger_s = bounds.linger_s
         #: what comes next is the beginning of a head; decided between two pieces of data
         self._idle = True
+        #: the last head that was looked at is a handshake
+        self._is_handshake = False
         #: the parser is between two messages
         self._between = True
         #: the parser is within a head
@@ -179,8 +181,10 @@ class GatewayProtocol(HttpToolsProtocol):
         if (len(head) if end < 0 else end) > self._max_head_bytes or head.count(b"\n", 0, end) > MAX_HEADERS:
             self._refuse_size()
             return b""
-        if b"pgrade" in head[:end] and not _HANDSHAKE.match(head, 0, end):
-            head = _UPGRADE.sub(b"", head[:end]) + head[end:]
+        if b"pgrade" in head[:end]:
+            self._is_handshake = _HANDSHAKE.match(head, 0, end) is not None
+            if not self._is_handshake:
+                head = _UPGRADE.sub(b"", head[:end]) + head[end:]
         return head
 
     def on_message_begin(self) -> None:
@@ -216,8 +220,8 @@ class GatewayProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _should_upgrade_to_ws(self) -> bool:
-        """Whether a handshake is one; the application says where there is a WebSocket."""
-        return True
+        """Whether a handshake is one. Behind a request that is not answered yet, the answer would get lost."""
+        return self._is_handshake and (self.cycle is None or self.cycle.response_complete)
 
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection over to the protocol of WebSockets, which takes memory only where one is opened."""

@@ -45,9 +45,7 @@ MOST_AGE_S: Final = 3_600.0
 _MOST_LANES: Final = 16
 #: requests that wait in one lane
 _MOST_WAITING: Final = 16
-#: messages of at least this many characters are read beside the loop
-_LARGE: Final = 512 * 1024
-#: bytes of an answer that comes whole
+#: bytes of an event, or of an answer that comes whole; both are one message
 _MOST_WHOLE: Final = 64 * 1024 * 1024
 #: why a connection is closed (RFC 6455, section 7.4.1, and IANA's registry)
 _DONE: Final = 1000
@@ -127,7 +125,7 @@ class _Socket:
         self._new_id = new_id
         self._headers = _of_calls(scope["headers"])
         #: in the order of their last use
-        self._lanes: dict[str | None, _Lane] = {}
+        self._lanes: dict[str, _Lane] = {}
         self._calls: set[_Call] = set()
         self._gone = False
         #: why nothing more is taken, and the code to close with
@@ -140,11 +138,8 @@ class _Socket:
         expired = SocketExpired(f"This WebSocket has been open for {minutes}, the longest that one may. Open another.")
         timer = asyncio.get_running_loop().call_later(most_age_s, self._end, expired, _DONE)
         try:
-            while (message := await receive())["type"] != "websocket.disconnect":
-                if message["type"] == SOCKET_STOPS:
-                    self._end(ShuttingDown("The gateway is stopping. Open a new WebSocket."), _RESTART)
-                else:
-                    await self._take(message)
+            while await self._take(await receive()):
+                pass
         except asyncio.CancelledError:
             # The server's patience is over: each call is told so, and tells its client.
             await self._join(cut=True)
@@ -172,20 +167,30 @@ class _Socket:
 
     # --- what the client sends ---------------------------------------------------------------------------------
 
-    async def _take(self, message: Mapping[str, Any]) -> None:
-        data: str | bytes = message.get("text") or message.get("bytes") or b""
+    async def _take(self, message: Mapping[str, Any]) -> bool:
+        """Whether more may come after this. Nothing of it is held on to while the next is awaited."""
+        kind: str = message["type"]
+        if kind == SOCKET_STOPS:
+            self._end(ShuttingDown("The gateway is stopping. Open a new WebSocket."), _RESTART)
+        elif kind == "websocket.receive":
+            await self._ask(message.get("text") or message.get("bytes") or b"")
+            # Thousands may have come at once: others have their turn between them.
+            await asyncio.sleep(0)
+        return kind != "websocket.disconnect"
+
+    async def _ask(self, data: str | bytes) -> None:
         name: str | None = None
         memory = self._forwarder().memory()
         try:
             memory.grow(len(data))
-            create = await asyncio.to_thread(read_create, data) if len(data) > _LARGE else read_create(data)
+            create = read_create(data)
             if create is None:
                 memory.release()
                 return
             name = create.lane
             if self._ending is not None:
                 raise self._ending[0]
-            lane = self._lane(name)
+            lane = self._lane(create)
         except GatewayError as fault:
             memory.release()
             await self.say(_fault_message(fault, name))
@@ -194,26 +199,34 @@ class _Socket:
         if lane.task is None:
             lane.task = asyncio.get_running_loop().create_task(self._work(lane))
 
-    def _lane(self, name: str | None) -> _Lane:
-        """The lane of this name, which is the last one used now.
+    def _lane(self, create: Create) -> _Lane:
+        """The lane that it is for, which is the last one used now.
 
         Raises:
             SocketFull: it has too much to do, or all others have.
         """
+        name = create.lane or ""
         lane = self._lanes.pop(name, None)
         if lane is None:
-            self._forget_one()
-            lane = _Lane(self._forwarder().memory())
+            self._forget_one(create.previous)
+            lane = _Lane(self._forwarder().memory(lasting=True))
         self._lanes[name] = lane
         if len(lane.waiting) >= _MOST_WAITING:
             raise SocketFull(f"{_MOST_WAITING} requests wait on this stream already.", param="stream_id")
         return lane
 
-    def _forget_one(self) -> None:
+    def _forget_one(self, needed: str | None) -> None:
+        """Make room for a lane, not at the cost of the one whose answer is needed."""
         if len(self._lanes) < _MOST_LANES:
             return
-        oldest = next((name for name, lane in self._lanes.items() if lane.task is None), self)
-        if isinstance(oldest, _Socket):
+        source = self._remembered(needed)
+        resting = (
+            name
+            for name, lane in self._lanes.items()
+            if lane.task is None and (source is None or lane.told is not source)
+        )
+        oldest = next(resting, None)
+        if oldest is None:
             raise SocketFull(f"This WebSocket answers on {_MOST_LANES} streams already.", param="stream_id")
         self._lanes.pop(oldest).memory.release()
 
@@ -235,6 +248,7 @@ class _Socket:
     async def _answer(self, create: Create, lane: _Lane) -> None:
         told = self._remembered(create.previous)
         if not create.generates:
+            await self._forwarder().check_socket(self._scope, 0)
             messages, new = warmed_up(create, told, f"resp_{self._new_id()}", time.time())
             self._remember(lane, new)
             for message in messages:
@@ -277,7 +291,7 @@ class _Socket:
         lane.memory.release()
         lane.told = None
         with contextlib.suppress(GatewayError):
-            lane.memory.grow(told.size)
+            lane.memory.grow(len(told.items))
             lane.told = told
 
     async def say(self, message: str) -> None:
@@ -363,7 +377,7 @@ class _Call:
             if name.decode("latin-1").lower() not in _OF_BODY
         }
         if 200 <= status < 300 and content_type(headers) == EVENTS:  # noqa: PLR2004
-            self._events = EventBuffer()
+            self._events = EventBuffer(_MOST_WHOLE)
 
     async def _pass_on(self, region: bytes) -> None:
         for block in split_events(region) if region else ():

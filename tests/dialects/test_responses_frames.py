@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ def told_by(made: Create, *events: bytes, before: Told | None = None) -> Told | 
 
 
 def items(told: Told) -> Any:
-    return [json.loads(bytes(item)) for item in told.items]
+    return json.loads(b"[%b]" % told.items)
 
 
 MESSAGE = {"type": "message", "id": "msg_1", "role": "assistant", "content": [{"type": "output_text", "text": "Hi."}]}
@@ -116,7 +117,26 @@ def test_what_only_the_connection_remembers_stands_in_the_place_of_its_id() -> N
     further = told_by(again, ended("resp_2"), before=told)
     assert further is not None
     assert items(further) == [ASKED, MESSAGE, {"role": "user", "content": "And?"}, MESSAGE]
-    assert further.size == sum(memoryview(item).nbytes for item in further.items) > 200
+
+
+def test_nothing_said_yet_leaves_no_comma_behind() -> None:
+    empty = warmed_up(create(generate=False, input=[]), None, "resp_w", 0)[1]
+    assert items(empty) == []
+    again = create(previous_response_id="resp_w", input=[ASKED])
+    assert body(again, empty)["input"] == [ASKED]
+    assert body(create(previous_response_id="resp_w"), Told("resp_w", b'{"a":1} , 2'))["input"] == [{"a": 1}, 2]
+
+
+def test_what_is_remembered_takes_what_it_was_sent_as() -> None:
+    spelled = b"[" + b",".join([b"0"] * 200_000) + b"]"
+    made = read_create(b'{"type":"response.create","generate":false,"input":' + spelled + b"}")
+    assert made is not None
+    tracemalloc.start()
+    told = warmed_up(made, None, "resp_w", 0)[1]
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert told.items == spelled[1:-1]
+    assert most < 4 * len(spelled)
 
 
 def test_an_answer_that_the_provider_keeps_is_left_to_it() -> None:
@@ -138,6 +158,8 @@ def test_a_last_event_of_another_shape_is_the_last_all_the_same(response: object
 
 def test_what_began_at_the_provider_cannot_be_told_again() -> None:
     assert told_by(create(store=False, previous_response_id="elsewhere", input="And?"), ended()) is None
+    assert told_by(create(store=False, conversation="conv_1", input="And?"), ended()) is None
+    assert told_by(create(store=False, conversation=None, input="And?"), ended()) is not None
 
 
 @pytest.mark.parametrize("kind", ["response.failed", "error"])
@@ -204,6 +226,19 @@ def test_an_error_within_a_stream_has_the_shape_of_a_websocket() -> None:
     message = AnswerFrames(create(), None).message(flat, {})
     assert message is not None
     assert json.loads(message)["error"] == {"code": "server_error", "message": "broke", "param": None}
+    assert json.loads(message)["status"] == 500
+
+
+def test_an_error_that_has_a_status_keeps_it() -> None:
+    message = AnswerFrames(create(), None).message(data("error", status=429, error={"code": "server_error"}), {})
+    assert message is not None
+    assert json.loads(message)["status"] == 429
+
+
+def test_nothing_follows_the_last_event() -> None:
+    frames = AnswerFrames(create(), None)
+    assert frames.message(data("error", error={"code": "insufficient_quota"}), {}) is not None
+    assert frames.message(data("response.failed", response={"id": "resp_1"}), {}) is None
 
 
 def test_a_response_that_came_whole_is_its_last_event() -> None:
@@ -212,6 +247,22 @@ def test_a_response_that_came_whole_is_its_last_event() -> None:
     event = json.loads(frames.whole(json.dumps(response).encode(), {"x-a": "1"}))
     assert (event["type"], event["response"], event["stream_id"]) == ("response.completed", response, "a")
     assert frames.told is not None
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "goes_on"),
+    [
+        ("completed", "response.completed", True),
+        ("incomplete", "response.incomplete", True),
+        ("failed", "response.failed", False),
+        ("odd", "response.completed", True),
+    ],
+)
+def test_a_response_that_came_whole_ends_as_it_says(status: str, kind: str, goes_on: bool) -> None:
+    frames = AnswerFrames(create(store=False, input="Hello"), None)
+    event = json.loads(frames.whole(json.dumps({"id": "resp_1", "status": status, "output": []}).encode(), {}))
+    assert event["type"] == kind
+    assert (frames.told is not None) is goes_on
 
 
 def test_an_answer_that_is_none_is_an_error() -> None:
@@ -239,7 +290,7 @@ def test_a_warm_up_on_what_is_not_remembered_is_refused() -> None:
 
 def test_an_input_that_is_neither_text_nor_list_is_refused_where_it_has_to_be_joined() -> None:
     with pytest.raises(InvalidRequest, match="input is"):
-        body(create(previous_response_id="resp_1", input=7), Told("resp_1", []))
+        body(create(previous_response_id="resp_1", input=7), Told("resp_1", b""))
     assert body(create(input=7))["input"] == 7
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import time
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from gateway.server import serving
 from gateway.server.protocol import ServerConfig
 from tests.support.gateways import until
-from tests.support.web import connect, read_until
+from tests.support.web import connect, read_all, read_until
 
 HANDSHAKE = (
     b"GET /v1/responses HTTP/1.1\r\nhost: a\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
@@ -119,3 +121,66 @@ def test_a_message_that_has_arrived_counts_no_more(url: str, options: ServerConf
         until(lambda: application.heard)
         assert application.heard[0]["text"] == "x" * 2000
         assert options.arriving.used == 0
+
+
+@pytest.fixture
+def patient_url(application: Application) -> Iterator[str]:
+    made = serving.make_config(application, max_head_bytes=65_536, max_body=MIB, head_timeout_s=5, grace_s=1)
+    with serving.ServerThread(made) as running:
+        yield running.url
+
+
+def tiny(opcode: int, data: bytes = b"") -> bytes:
+    return bytes([opcode, 0x80 | len(data)]) + bytes(4) + data
+
+
+@pytest.mark.parametrize("part", [b"", b"ab"])
+def test_a_message_of_many_frames_keeps_nobody_waiting_and_takes_what_was_sent_of_it(
+    part: bytes, patient_url: str, application: Application
+) -> None:
+    with opened(patient_url) as sock, opened(patient_url) as other:
+        count = 20_000
+        sock.sendall(tiny(0x01, b"x") + tiny(0x00, part) * count)
+        other.sendall(frame(b"hi"))
+        until(lambda: application.heard)
+        assert application.heard[0]["text"] == "hi"
+        sock.sendall(tiny(0x80, b"y"))
+        until(lambda: len(application.heard) == 2)
+        assert application.heard[1]["text"] == "x" + part.decode() * count + "y"
+
+
+def test_of_many_pings_the_last_is_answered_once_the_client_takes_something(
+    patient_url: str, application: Application
+) -> None:
+    with opened(patient_url) as sock:
+        sock.sendall(frame(b"hi"))
+        until(lambda: application.heard)
+        time.sleep(0.2)  # what is sent fills the way to the client
+        sock.sendall(tiny(0x89, b"no") * 1000 + tiny(0x89, b"last"))
+        found = read_until(sock, bytes([0x8A, 4]) + b"last")
+    assert found.count(bytes([0x8A, 2]) + b"no") < 1000
+
+
+@pytest.mark.parametrize("header", [b"x-a: " + b"b" * 9_000, b"content-length: 5"])
+def test_a_handshake_that_the_library_refuses_is_not_left_open(header: bytes, patient_url: str) -> None:
+    with connect(patient_url) as sock:
+        sock.sendall(HANDSHAKE[:-2] + header + b"\r\n\r\n")
+        answer = read_all(sock)
+    assert b" 101 " not in answer
+
+
+def test_a_message_that_was_taken_is_held_no_more(patient_url: str, application: Application) -> None:
+    with opened(patient_url) as sock:
+        tracemalloc.start()
+        try:
+            sock.sendall(frame(b"x" * (MIB - 1)))
+            until(lambda: application.heard)
+            # The text itself, and what is sent in return; the bytes that it was made of are gone.
+            until(lambda: _traced(MIB - 1) <= 1, what="all but the text is given back")
+        finally:
+            tracemalloc.stop()
+
+
+def _traced(size: int) -> int:
+    """Blocks of about this size that are in use."""
+    return sum(size <= trace.size < size + 1000 for trace in tracemalloc.take_snapshot().traces)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from gateway.core.errors import GatewayError
+from gateway.core.errors import GatewayError, Unauthenticated
 from gateway.mock import Behaviour, MockServer, Provider, Turn
 from gateway.server.body import BodyMemory, MemoryPool
 from gateway.server.protocol import SOCKET_STOPS
@@ -22,7 +23,8 @@ from gateway.server.sockets import Sockets
 from tests.conftest import StartGateway, StartProcess
 from tests.support.gateways import GatewayProcess, GatewayThread, until
 from tests.support.timing import LIMIT_S, eventually
-from tests.support.web import Web, shown_usage, talk
+from tests.support.web import Web, chat_bytes, read_until, shown_usage, talk
+from tests.support.web import connect as connect_plain
 
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 #: a stream that lasts for minutes
@@ -231,6 +233,38 @@ def test_a_lane_that_rests_is_forgotten_for_a_new_one(gateway: GatewayThread, mo
         assert sent(mock)["previous_response_id"] == ids[0]
 
 
+def test_the_lane_that_is_forked_is_not_forgotten_for_the_fork(
+    gateway: GatewayThread, mock: Provider, session: str
+) -> None:
+    with opened(gateway, session) as socket:
+        ids = []
+        for number in range(16):
+            ask(socket, store=False, stream_id=f"lane-{number}")
+            ids.append(answer(socket)[-1]["response"]["id"])
+        ask(socket, store=False, previous_response_id=ids[0], stream_id="fork")
+        answer(socket)
+        assert "previous_response_id" not in sent(mock)
+        ask(socket, store=False, previous_response_id=ids[1], stream_id="lane-0")
+        answer(socket)
+        assert sent(mock)["previous_response_id"] == ids[1]
+
+
+def test_what_connections_remember_takes_no_room_from_calls(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"server.max_body_mb": 1})
+    with opened(gateway, "a") as socket:
+        for number in range(16):
+            ask(socket, "x" * (2**20 - 300), generate=False, stream_id=f"lane-{number}")
+            assert answer(socket)[-1]["type"] == "response.completed"
+        # What of it is left is less than one more of these.
+        with opened(gateway, "b") as other:
+            ask(other, "x" * 2**19, generate=False)
+            assert answer(other)[-1]["type"] == "response.completed"
+            body = {"model": "mock-small", "input": "x" * (2**20 - 300)}
+            assert gateway.web.post("/v1/responses", body).status == 200
+
+
 @pytest.mark.parametrize("message", ["", "hello", '{"type":"response.inject"}', b"\xff\xfe"])
 def test_a_message_that_is_none_is_refused_and_the_connection_goes_on(
     message: str | bytes, gateway: GatewayThread, session: str
@@ -313,6 +347,20 @@ def test_a_handshake_that_lost_its_upgrade_on_the_way_is_refused_with_the_reason
     assert "Upgrade" in refused.error["message"]
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/healthz"])
+def test_a_handshake_behind_a_request_costs_it_no_answer(path: str, web: Web, mock: Provider) -> None:
+    mock.push(Turn(behaviour=Behaviour(delay=0.2)))
+    request = chat_bytes(b'{"model":"mock-small","messages":[{"role":"user","content":"hi"}]}')
+    handshake = (
+        f"GET {path} HTTP/1.1\r\nhost: a\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+        "sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    with connect_plain(web.url) as sock:
+        sock.sendall(request.replace(b": close", b": keep-alive") + handshake.encode())
+        first = read_until(sock, b"You said: hi")
+    assert first.startswith(b"HTTP/1.1 200")
+
+
 def test_only_what_a_call_needs_of_the_handshake_goes_on(gateway: GatewayThread, mock: Provider, session: str) -> None:
     betas = "responses_websockets=2026-02-06,other=1"
     with opened(gateway, session, openai_beta=betas, idempotency_key="k", x_kept="1") as socket:
@@ -384,25 +432,30 @@ def test_a_stop_without_patience_cuts_answers_and_charges_them(
 class FakeForwarder:
     """Takes everybody in, and answers once it is released."""
 
-    def __init__(self) -> None:
+    def __init__(self, pad: int = 0) -> None:
+        self.pad = "x" * pad
         self.pool = MemoryPool(1_000)
         self.released = asyncio.Event()
         self.refusal: GatewayError | None = None
 
     async def check_socket(self, scope: Any, others: int) -> None:
         del scope, others
+        if self.refusal is not None:
+            raise self.refusal
 
-    def memory(self) -> BodyMemory:
+    def memory(self, *, lasting: bool = False) -> BodyMemory:
+        del lasting
         return BodyMemory(self.pool)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await self.released.wait()
-        response = {"id": "resp_1", "output": []}
+        response = {"id": "resp_1", "output": [], "pad": self.pad}
         event = b"data: " + json.dumps({"type": "response.completed", "response": response}).encode() + b"\n\n"
         head = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": head})
-        await send({"type": "http.response.body", "body": event, "more_body": True})
+        for part in (event[:99], event[99:]):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -423,7 +476,10 @@ class Talk:
             self.say("websocket.disconnect")
 
     def say(self, kind: str, **fields: Any) -> None:
-        self._in.put_nowait({"type": kind, **fields})
+        self.put({"type": kind, **fields})
+
+    def put(self, message: Any) -> None:
+        self._in.put_nowait(message)
 
     def create(self, **fields: Any) -> None:
         self.say("websocket.receive", text=json.dumps({"type": "response.create", **fields}))
@@ -451,6 +507,30 @@ async def test_a_connection_that_is_too_old_is_closed_once_it_has_answered() -> 
     await asyncio.wait_for(talk.task, LIMIT_S)
     assert talk.types[1:] == ["response.completed", "websocket_connection_limit_reached"]
     assert talk.close_code == 1000
+
+
+async def test_a_warm_up_is_for_those_who_may_call() -> None:
+    forwarder = FakeForwarder()
+    talk = Talk(forwarder)
+    talk.create(model="m", generate=False)
+    await eventually(lambda: len(talk.types) == 2)
+    forwarder.refusal = Unauthenticated("The key was revoked.")
+    talk.create(model="m", generate=False)
+    await eventually(lambda: len(talk.types) == 3)
+    assert talk.types[2] == "invalid_api_key"
+    talk.say("websocket.disconnect")
+    await asyncio.wait_for(talk.task, LIMIT_S)
+
+
+async def test_an_event_with_pictures_is_one_message() -> None:
+    forwarder = FakeForwarder(pad=17 * 2**20)
+    forwarder.released.set()
+    talk = Talk(forwarder)
+    talk.create(model="m")
+    await eventually(lambda: talk.types)
+    assert talk.types == ["response.completed"]
+    talk.say("websocket.disconnect")
+    await asyncio.wait_for(talk.task, LIMIT_S)
 
 
 async def test_an_idle_connection_closes_when_the_server_stops() -> None:
@@ -486,3 +566,31 @@ async def test_a_client_that_leaves_leaves_nothing_behind() -> None:
     forwarder.released.set()
     await asyncio.wait_for(talk.task, LIMIT_S)
     assert forwarder.pool.used == 0
+
+
+async def test_many_messages_at_once_keep_nobody_waiting() -> None:
+    talk = Talk(FakeForwarder())
+    for _ in range(1_000):
+        talk.say("websocket.receive", text="{}")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(talk.types) < 10
+    await eventually(lambda: len(talk.types) == 1_000)
+    talk.say("websocket.disconnect")
+    await asyncio.wait_for(talk.task, LIMIT_S)
+
+
+class Message(dict[str, Any]):
+    """What `weakref` can point at."""
+
+
+async def test_an_idle_connection_holds_on_to_no_message() -> None:
+    talk = Talk(FakeForwarder())
+    message = Message(type="websocket.receive", text="{}")
+    seen = weakref.ref(message)
+    talk.put(message)
+    del message
+    await eventually(lambda: talk.types)
+    await eventually(lambda: seen() is None)
+    talk.say("websocket.disconnect")
+    await asyncio.wait_for(talk.task, LIMIT_S)

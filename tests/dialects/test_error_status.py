@@ -1,0 +1,38 @@
+"""The status of an error that came within a stream."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.dialects.error_status import plain, status_of
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ({"error": {"type": "tokens", "code": "rate_limit_exceeded"}}, 429),
+        ({"type": "error", "code": "server_error"}, 500),
+        ({"type": "error", "error": {"type": "overloaded_error"}}, 529),
+        ({"error": {"code": "503"}}, 503),
+        ({"error": {"status": 404, "type": "server_error"}}, 404),
+        ({"response": {"error": {"code": "invalid_prompt"}}}, 400),
+        ({"error": {"code": 200}}, 502),
+        ({"error": "plain"}, 502),
+        ([], 502),
+    ],
+)
+def test_an_error_has_the_status_that_it_would_have_had_by_itself(said: Any, status: int) -> None:
+    assert status_of(json.dumps(said).encode()) == status
+
+
+def test_what_cannot_be_read_has_one_too() -> None:
+    assert status_of(b"<html>") == 502
+
+
+def test_the_error_of_a_response_is_taken_out_of_it() -> None:
+    said = json.dumps({"type": "response.failed", "response": {"error": {"code": "c"}}}).encode()
+    assert json.loads(plain(said)) == {"error": {"code": "c"}}
+    assert plain(b"{}") == b"{}"
