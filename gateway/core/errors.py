@@ -114,6 +114,13 @@ class SocketFull(RequestFault):
     code = "websocket_stream_limit_reached"
 
 
+class PreviousNotFound(RequestFault):
+    """Nobody remembers the answer that a request over a WebSocket goes on from; its whole input is needed."""
+
+    # OpenAI's, at which clients send all of it.
+    code = "previous_response_not_found"
+
+
 class RequestTimeout(RequestFault):
     """The caller stopped sending its body; the connection is closed."""
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.core.errors import GatewayError, InvalidRequest
+from gateway.core.errors import GatewayError, InvalidRequest, PreviousNotFound
 from gateway.core.values import dataclass
 from gateway.dialects.error_status import status_of
 
@@ -285,10 +285,11 @@ def warmed_up(create: Create, told: Told | None, response_id: str, now: float) -
     """The messages that answer a request which asks for no answer yet, and what can be gone on from.
 
     Raises:
-        InvalidRequest: it goes on from an answer that the connection does not remember, or has an odd `input`.
+        PreviousNotFound: it goes on from an answer that the connection does not remember.
+        InvalidRequest: its `input` is neither a text nor a list.
     """
     if create.previous is not None and told is None:
-        raise InvalidRequest(
+        raise PreviousNotFound(
             f'This connection remembers no answer "{create.previous[:80]}". Send the whole input.',
             param="previous_response_id",
         )

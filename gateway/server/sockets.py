@@ -101,18 +101,22 @@ class Sockets:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection, to its end."""
         await receive()
-        request_id = ours.request_id(scope["headers"]) or self._new_id()
-        try:
-            await self._forwarder().check_socket(scope, self._open)
-        except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
-            await send_fault(_instead(send), endpoint("GET", SOCKET_PATH), as_fault(error, request_id), request_id)
-            return
         self._open += 1
         try:
-            await send({"type": "websocket.accept", "headers": [(REQUEST_ID, request_id.encode())]})
-            await _Socket(scope, send, self._forwarder, self._new_id).run(receive, self._most_age_s)
+            if await self._accepted(scope, send):
+                await _Socket(scope, send, self._forwarder, self._new_id).run(receive, self._most_age_s)
         finally:
             self._open -= 1
+
+    async def _accepted(self, scope: Scope, send: Send) -> bool:
+        request_id = ours.request_id(scope["headers"]) or self._new_id()
+        try:
+            await self._forwarder().check_socket(scope, self._open - 1)
+        except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
+            await send_fault(_instead(send), endpoint("GET", SOCKET_PATH), as_fault(error, request_id), request_id)
+            return False
+        await send({"type": "websocket.accept", "headers": [(REQUEST_ID, request_id.encode())]})
+        return True
 
 
 class _Socket:
@@ -237,6 +241,8 @@ class _Socket:
         while lane.waiting:
             create, memory = lane.waiting.popleft()
             try:
+                if self._ending is not None:
+                    raise self._ending[0]
                 await self._answer(create, lane)
             except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
                 await self.say(_fault_message(as_fault(error, self._new_id()), create.lane))

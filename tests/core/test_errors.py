@@ -30,6 +30,9 @@ TABLE: dict[type[GatewayError], tuple[int, str, str, str, bool, int | None]] = {
     errors.SocketFull: (
         400, "websocket_stream_limit_reached", "invalid_request_error", "invalid_request_error", False, None,
     ),
+    errors.PreviousNotFound: (
+        400, "previous_response_not_found", "invalid_request_error", "invalid_request_error", False, None,
+    ),
     errors.RequestTimeout: (400, "body_timeout", "invalid_request_error", "invalid_request_error", False, None),
     errors.ToolNotAllowed: (400, "tool_not_allowed", "invalid_request_error", "invalid_request_error", False, None),
     errors.PayloadTooLarge: (413, "request_too_large", "invalid_request_error", "request_too_large", False, None),

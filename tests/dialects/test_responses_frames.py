@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.core.errors import InvalidRequest, SocketExpired
+from gateway.core.errors import InvalidRequest, PreviousNotFound, SocketExpired
 from gateway.dialects.responses_frames import (
     AnswerFrames,
     Create,
@@ -284,7 +284,7 @@ def test_a_warm_up_is_answered_without_a_model_and_can_be_gone_on_from() -> None
 
 
 def test_a_warm_up_on_what_is_not_remembered_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="remembers no answer"):
+    with pytest.raises(PreviousNotFound, match="remembers no answer"):
         warmed_up(create(generate=False, previous_response_id="resp_x"), None, "resp_w", 0)
 
 

@@ -481,6 +481,9 @@ class Talk:
     def put(self, message: Any) -> None:
         self._in.put_nowait(message)
 
+    def is_heard(self) -> bool:
+        return self._in.empty()
+
     def create(self, **fields: Any) -> None:
         self.say("websocket.receive", text=json.dumps({"type": "response.create", **fields}))
 
@@ -507,6 +510,19 @@ async def test_a_connection_that_is_too_old_is_closed_once_it_has_answered() -> 
     await asyncio.wait_for(talk.task, LIMIT_S)
     assert talk.types[1:] == ["response.completed", "websocket_connection_limit_reached"]
     assert talk.close_code == 1000
+
+
+async def test_what_waits_when_the_server_stops_is_refused() -> None:
+    forwarder = FakeForwarder()
+    talk = Talk(forwarder)
+    for _ in range(2):
+        talk.create(model="m")
+    talk.say(SOCKET_STOPS)
+    await eventually(talk.is_heard)
+    forwarder.released.set()
+    await asyncio.wait_for(talk.task, LIMIT_S)
+    assert talk.types == ["response.completed", "shutting_down"]
+    assert talk.close_code == 1012
 
 
 async def test_a_warm_up_is_for_those_who_may_call() -> None:
