@@ -441,6 +441,7 @@ class Exchange:
             progress.notes.__setitem__,
             self._work,
             incoming.call_id,
+            self._has_next,
         )
         if progress.sent_at is None:
             progress.sent_at = gateway.clock()

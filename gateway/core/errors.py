@@ -199,6 +199,8 @@ class UpstreamFault(GatewayError):
     retry = True
     #: Nothing of the request reached the provider, so that asking again costs nothing, and may help.
     may_pass: ClassVar[bool] = False
+    #: It took all of the time there is for a connection: where there is another provider, it is that one's turn.
+    took_long: ClassVar[bool] = False
     #: It counts as a failure of the provider: what failed was not this one request or connection alone.
     is_providers: ClassVar[bool] = True
 
@@ -264,6 +266,7 @@ class UpstreamNotAccepted(UpstreamTimeout):
     """No connection was accepted in time, so that nothing was sent."""
 
     may_pass = True
+    took_long = True
 
 
 class GatewayFault(GatewayError):

@@ -25,7 +25,8 @@ def told_nobody(*, is_so: bool) -> None:
 class Outgoing:
     """One request to a provider. `url` is absolute and already encoded.
 
-    `note` keeps a remark, by its name, in the call's record; `at_work`: see `AtWork`; `call_id`: the call it is for.
+    `note` keeps a remark, by its name, in the call's record; `at_work`: see `AtWork`; `call_id`: the call it is for;
+    `has_next`: another provider is asked where this one fails.
     """
 
     method: str
@@ -35,3 +36,4 @@ class Outgoing:
     note: Callable[[str, str], None] = lambda _name, _text: None
     at_work: AtWork = told_nobody
     call_id: str = ""
+    has_next: bool = False

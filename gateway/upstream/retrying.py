@@ -78,7 +78,8 @@ class RetryingUpstream:
             try:
                 reply = await self._try(sending)
             except UpstreamFault as fault:
-                wait = self._retry.wait(tries, None, self._chance()) if fault.may_pass else None
+                is_worth_it = fault.may_pass and not (fault.took_long and request.has_next)
+                wait = self._retry.wait(tries, None, self._chance()) if is_worth_it else None
                 if wait is None:
                     raise
                 reason = fault.code

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.mock import MockServer, Provider
 from gateway.mock.turns import Behaviour
-from tests.conftest import StartGateway, StartUpstream, closed_port
+from tests.conftest import StartGateway, StartUpstream, closed_port, full_backlog
 from tests.support import stopping
 from tests.support.conversations import agent
 from tests.support.gateways import GatewayThread, until
@@ -59,6 +59,19 @@ def test_a_model_whose_provider_fails_is_answered_by_the_next_and_charged_once(
     record = both.web.get(f"/api/calls/{reply.header('x-request-id')}").json
     assert (record["provider"], record["model"]) == ("second", "gpt-4o")
     assert record["notes"]["fallback"] == f"upstream/main: {status}"
+
+
+def test_a_provider_that_accepts_nobody_is_waited_for_once(gateway_server: StartGateway, second: MockServer) -> None:
+    with full_backlog() as url:
+        flags = {"providers.upstream.retries": 2, "providers.upstream.timeout_s.connect": 0.2}
+        gateway = gateway_server(
+            url, models=MODELS, **flags, **{"providers.second": {"base_url": second.url, **SECOND}}
+        )
+        reply = ask(gateway)
+        assert reply.status == 200
+        notes = gateway.web.get(f"/api/calls/{reply.header('x-request-id')}").json["notes"]
+        assert notes["fallback"] == "upstream/main: upstream_timeout"
+        assert "retries" not in notes
 
 
 KEYS = {"providers.upstream.auth": "bearer", "providers.upstream.key": "sk-revoked-0123456789"}

@@ -122,6 +122,18 @@ async def test_what_may_have_been_done_is_not_asked_again(first: int | BaseExcep
     assert clock.waits == []
 
 
+async def test_where_another_provider_is_left_nobody_waits_twice_for_a_connection() -> None:
+    slow, quick = UpstreamNotAccepted("full"), UpstreamRefused("no")
+    provider = Provider([slow, 200])
+    with pytest.raises(UpstreamNotAccepted):
+        async with patient(provider, Clock()).send(Outgoing("POST", "http://p/v1/x", [], b"{}", has_next=True)):
+            pass
+    assert len(provider.sent) == 1
+    provider = Provider([quick, 200])
+    async with patient(provider, Clock()).send(Outgoing("POST", "http://p/v1/x", [], b"{}", has_next=True)) as reply:
+        assert reply.status == 200
+
+
 async def test_after_so_many_tries_the_answer_is_the_providers() -> None:
     provider, clock = Provider([503, 503, 503, 200]), Clock()
     assert await ask(patient(provider, clock, failures=9)) == 503
