@@ -142,7 +142,7 @@ def settings(store: Path, provider: str) -> config.Loaded:
 @contextmanager
 def served(store: Path, provider: str) -> Iterator[str]:
     app = wiring.build_app(lambda: settings(store, provider))
-    with ServerThread(make_config(app, max_head_bytes=65536, head_timeout_s=20, grace_s=1)) as server:
+    with ServerThread(make_config(app, max_head_bytes=65536, max_body=2**26, head_timeout_s=20, grace_s=1)) as server:
         yield server.url
 
 

@@ -112,7 +112,9 @@ def replay(file: Path) -> bool:
         settings = only_provider("mock", provider.url, auth="none")
         flags = {**settings, "store.url": "memory://", "telemetry.log.level": "error"}
         app = build_app(lambda: config.load(environment={}, flags=flags, search=False))
-        with ServerThread(make_config(app, max_head_bytes=65536, head_timeout_s=20, grace_s=1)) as gateway:
+        with ServerThread(
+            make_config(app, max_head_bytes=65536, max_body=2**26, head_timeout_s=20, grace_s=1)
+        ) as gateway:
             run = Replay(gateway.url, provider)
             for line, body in requests_of(file):
                 requests += 1

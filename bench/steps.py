@@ -304,7 +304,11 @@ def served(upstream: str, folder: Path) -> Iterator[str]:
         return config.load(file, environment={})
 
     options = serving.make_config(
-        wiring.build_app(load), max_head_bytes=65536, head_timeout_s=20, grace_s=load().settings.server.shutdown_grace_s
+        wiring.build_app(load),
+        max_head_bytes=65536,
+        max_body=2**26,
+        head_timeout_s=20,
+        grace_s=load().settings.server.shutdown_grace_s,
     )
     with serving.ServerThread(options) as server:
         yield server.url
