@@ -45,7 +45,6 @@ def keys(context: typer.Context, config: ConfigFile = None, store: StoreUrl = No
 @app.command("list")
 def show_list(config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson = False) -> None:
     """List the keys, their budgets and what they have used. The keys themselves are shown to nobody."""
-    from gateway.core.ledger import AccountKey, Claim
     from gateway.core.stored import StoredKey
     from gateway.policies import limits_of
 
@@ -55,9 +54,7 @@ def show_list(config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson
     ]
 
     async def read(opened: Store) -> list[dict[str, Any]]:
-        kept = [*configured, *await opened.keys()]
-        stands = await opened.standings([Claim(AccountKey("key", key.name), key.limits) for key in kept])
-        return [_row(key, one) for key, one in zip(kept, stands, strict=True)]
+        return [_row(key, await _stands(opened, key)) for key in [*configured, *await opened.keys()]]
 
     rows = with_store(config, store, read)
     if as_json:
@@ -186,12 +183,25 @@ def _refused(problem: str, given: Mapping[str, object]) -> str:
     return f"{option} {quoted(str(given.get(name)))}: {reason}"
 
 
-def _row(key: StoredKey, stands: Standing) -> dict[str, Any]:
+async def _stands(opened: Store, key: StoredKey) -> Standing | None:
+    """How a key's budget stands; None where its account cannot be read, which closes no other key's."""
+    from gateway.core.errors import StoreDamaged
+    from gateway.core.ledger import AccountKey, Claim
+
+    try:
+        (stands,) = await opened.standings([Claim(AccountKey("key", key.name), key.limits)])
+    except StoreDamaged as fault:
+        typer.echo(fault.message, err=True)
+        return None
+    return stands
+
+
+def _row(key: StoredKey, stands: Standing | None) -> dict[str, Any]:
     from datetime import UTC, datetime
 
     from gateway.core.allowance import usd
 
-    limits, used = key.limits, stands.used_fraction
+    limits, used = key.limits, stands.used_fraction if stands is not None else None
     return {
         "name": key.name,
         "models": list(key.models),

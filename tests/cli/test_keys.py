@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import sqlite3
 import sys
 from pathlib import Path
 
@@ -92,6 +93,22 @@ def test_an_option_before_the_command_is_refused_and_not_passed_over(
     assert (done.code, done.out) == (2, "")
     assert "write it after" in done.err
     assert list(gateway_command.folder.iterdir()) == []
+
+
+def test_a_key_whose_account_cannot_be_read_hides_no_other(gateway_command: Commands, tmp_path: Path) -> None:
+    store = ["--store", f"sqlite://{tmp_path / 'keys.db'}"]
+    for name in ("broken", "sound"):
+        assert gateway_command("keys", "add", name, "--budget-calls", "2", *store).code == 0
+    with sqlite3.connect(tmp_path / "keys.db") as database:
+        database.execute(
+            "INSERT INTO accounts (kind, namespace, id, used_tokens, used_nano_usd, used_calls, held_tokens, "
+            "held_nano_usd, held_calls, changed_at) VALUES ('key', 'broken', '', 'junk', 0, 0, 0, 0, 0, 0)"
+        )
+    database.close()
+    listed = gateway_command("keys", "list", "--json", *store)
+    assert listed.code == 0
+    assert {row["name"]: row["used_fraction"] for row in json.loads(listed.out)} == {"broken": None, "sound": 0.0}
+    assert "broken" in listed.err
 
 
 @pytest.mark.parametrize("store", ["memory://", "sqlite://none-yet.db"])
