@@ -32,8 +32,8 @@ _PART_TEXTS: Final = ("text", "refusal")
 #: deltas of sound in base64, and a part of an item that has all of it
 _SOUND: Final = frozenset({"response.audio.delta", "response.output_audio.delta"})
 _SOUND_PART: Final = "output_audio"
-#: What is told of a response whose stream was ended before it told of itself, or which told too much to be kept.
-_SKELETON: Final[Mapping[str, object]] = {
+#: What is told of a response that did not tell of itself: there was none, or its stream was ended before.
+SKELETON: Final[Mapping[str, object]] = {
     "id": "resp_none",
     "object": "response",
     "created_at": 0,
@@ -259,7 +259,7 @@ class ResponsesReader(EventReader):
             return self._ended(_known(known), [])
 
     def _ended(self, known: Mapping[str, object], output: list[dict[str, object]]) -> bytes:
-        response = {**_SKELETON, "model": self._asked_model, **known}
+        response = {**SKELETON, "model": self._asked_model, **known}
         events: list[dict[str, object]] = []
         if self._begun is None:
             events.append({"type": "response.created", "response": {**response, "status": "in_progress", "output": []}})

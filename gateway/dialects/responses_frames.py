@@ -18,7 +18,9 @@ import msgspec
 
 from gateway.core.errors import GatewayError, InvalidRequest, PreviousNotFound
 from gateway.core.values import dataclass
+from gateway.dialects import openai_errors
 from gateway.dialects.error_status import status_of
+from gateway.dialects.openai_responses import SKELETON
 
 Raw = msgspec.Raw
 #: fields of an event, each spelled as it came
@@ -293,21 +295,7 @@ def warmed_up(create: Create, told: Told | None, response_id: str, now: float) -
             f'This connection remembers no answer "{create.previous[:80]}". Send the whole input.',
             param="previous_response_id",
         )
-    response = {
-        "id": response_id,
-        "object": "response",
-        "created_at": int(now),
-        "error": None,
-        "incomplete_details": None,
-        "instructions": None,
-        "metadata": {},
-        "model": "",
-        "parallel_tool_calls": True,
-        "temperature": None,
-        "tool_choice": "auto",
-        "tools": [],
-        "top_p": None,
-    }
+    response = {**SKELETON, "incomplete_details": None, "model": "", "id": response_id, "created_at": int(now)}
     response.update({name: value for name, value in create.body.items() if name in response})
     response.update(status="in_progress", output=[], store=False)
     ended = {**response, "status": "completed", "usage": _NO_USAGE}
@@ -335,9 +323,7 @@ def error_message(status: int, body: bytes, headers: Mapping[str, str], lane: st
 
 def fault_message(fault: GatewayError, headers: Mapping[str, str], lane: str | None) -> str:
     """The message for what the gateway itself refuses."""
-    error = {"type": fault.openai_type, "code": fault.code, "message": fault.message, "param": fault.param}
-    event = {"type": _ERROR, "status": fault.status, "error": error, "headers": headers}
-    return str(_in_lane(msgspec.json.encode(event), lane))
+    return error_message(fault.status, openai_errors.body(fault, fault.details), headers, lane)
 
 
 def _sendable(output: Sequence[Raw]) -> list[Raw]:
