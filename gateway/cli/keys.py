@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +25,7 @@ from gateway.cli.common import (
 from gateway.cli.sessions import StoreUrl, with_store
 
 if TYPE_CHECKING:
-    from gateway.core.ledger import Limits, Standing
+    from gateway.core.ledger import Claim, Limits, Standing
     from gateway.core.ports import Store
     from gateway.core.stored import StoredKey
 
@@ -54,7 +54,8 @@ def show_list(config: ConfigFile = None, store: StoreUrl = None, as_json: AsJson
     ]
 
     async def read(opened: Store) -> list[dict[str, Any]]:
-        return [_row(key, await _stands(opened, key)) for key in [*configured, *await opened.keys()]]
+        kept = [*configured, *await opened.keys()]
+        return [_row(key, one) for key, one in zip(kept, await _stands(opened, kept), strict=True)]
 
     rows = with_store(config, store, read)
     if as_json:
@@ -113,10 +114,8 @@ def add(  # noqa: PLR0917  # typer calls it by name
 
 async def _add(opened: Store, key: StoredKey) -> dict[str, Any] | None:
     """The key's row in the list; None where there is one of that name."""
-    from gateway.core.ledger import AccountKey, Claim
-
     # What may fail comes first: once the key is kept it is to be shown.
-    (stands,) = await opened.standings([Claim(AccountKey("key", key.name), key.limits)])
+    (stands,) = await opened.standings([_claim(key)])
     return _row(key, stands) if await opened.add_key(key) else None
 
 
@@ -183,17 +182,23 @@ def _refused(problem: str, given: Mapping[str, object]) -> str:
     return f"{option} {quoted(str(given.get(name)))}: {reason}"
 
 
-async def _stands(opened: Store, key: StoredKey) -> Standing | None:
-    """How a key's budget stands; None where its account cannot be read, which closes no other key's."""
+async def _stands(opened: Store, kept: Sequence[StoredKey]) -> Sequence[Standing | None]:
+    """How the budgets of keys stand; None for one whose account cannot be read, which hides no other key's."""
     from gateway.core.errors import StoreDamaged
-    from gateway.core.ledger import AccountKey, Claim
 
     try:
-        (stands,) = await opened.standings([Claim(AccountKey("key", key.name), key.limits)])
+        return await opened.standings([_claim(key) for key in kept])
     except StoreDamaged as fault:
+        if len(kept) > 1:
+            return [one for key in kept for one in await _stands(opened, [key])]
         typer.echo(fault.message, err=True)
-        return None
-    return stands
+        return [None]
+
+
+def _claim(key: StoredKey) -> Claim:
+    from gateway.core.ledger import AccountKey, Claim
+
+    return Claim(AccountKey("key", key.name), key.limits)
 
 
 def _row(key: StoredKey, stands: Standing | None) -> dict[str, Any]:
