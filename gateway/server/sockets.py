@@ -9,35 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
+from functools import partial
 from typing import Any, Final
 
 from gateway.core.asked import REQUEST_ID
-from gateway.core.errors import GatewayError, ShuttingDown, SocketExpired, SocketFull, UpstreamProtocolError
-from gateway.core.forwarding import EVENTS, Headers, content_type
-from gateway.core.sse import EventBuffer, event_data, split_events
+from gateway.core.errors import GatewayError, ShuttingDown, SocketExpired, SocketFull
+from gateway.core.forwarding import EVENTS
 from gateway.core.values import dataclass
 from gateway.dialects import endpoint
-from gateway.dialects.responses_frames import (
-    AnswerFrames,
-    Create,
-    Told,
-    error_message,
-    fault_message,
-    read_create,
-    request_of,
-    warmed_up,
-)
+from gateway.dialects.responses_frames import Create, Told, read_create, warmed_up
 from gateway.server import headers as ours
 from gateway.server.body import BodyMemory
 from gateway.server.endpoints import SOCKET_PATH, Forwarder, Receive, Scope, Send, as_fault, send_fault
 from gateway.server.protocol import SOCKET_STOPS
-
-logger = logging.getLogger("gateway")
+from gateway.server.socket_calls import SocketCall, headers_of_calls, told_fault
 
 #: How long a connection may stay open, in seconds: as long as OpenAI's.
 MOST_AGE_S: Final = 3_600.0
@@ -45,29 +34,9 @@ MOST_AGE_S: Final = 3_600.0
 _MOST_LANES: Final = 16
 #: requests that wait in one lane
 _MOST_WAITING: Final = 16
-#: bytes of an event, or of an answer that comes whole; both are one message
-_MOST_WHOLE: Final = 64 * 1024 * 1024
 #: why a connection is closed (RFC 6455, section 7.4.1, and IANA's registry)
 _DONE: Final = 1000
 _RESTART: Final = 1012
-#: Of the handshake's headers, those that are not for each of its calls.
-_OF_HANDSHAKE: Final = frozenset(
-    {
-        *(b"connection", b"upgrade", b"content-type", b"content-length", b"content-encoding", b"transfer-encoding"),
-        *(b"expect", b"accept", b"accept-encoding", b"idempotency-key", REQUEST_ID),
-    }
-)
-_SOCKET_HEADERS: Final = b"sec-websocket-"
-#: names the versions of the API that a client asks for; those of the WebSocket say nothing to POST
-_BETA: Final = b"openai-beta"
-#: Of an answer's headers, those that are only about its body or its connection.
-_OF_BODY: Final = frozenset(
-    {"content-type", "content-length", "transfer-encoding", "connection", "date", "server", "cache-control"}
-)
-#: names of headers that tell a session's totals
-_CUMULATIVE: Final = "x-session-cumulative-"
-_USAGE: Final = "x-session-cumulative-token-usage"
-_IS_FINAL: Final = "x-session-usage-final"
 
 
 @dataclass(slots=True)
@@ -127,10 +96,10 @@ class _Socket:
         self._send = send
         self._forwarder = forwarder
         self._new_id = new_id
-        self._headers = _of_calls(scope["headers"])
+        self._headers = headers_of_calls(scope["headers"])
         #: in the order of their last use
         self._lanes: dict[str, _Lane] = {}
-        self._calls: set[_Call] = set()
+        self._calls: set[SocketCall] = set()
         self._gone = False
         #: why nothing more is taken, and the code to close with
         self._ending: tuple[GatewayError, int] | None = None
@@ -197,7 +166,7 @@ class _Socket:
             lane = self._lane(create)
         except GatewayError as fault:
             memory.release()
-            await self.say(_fault_message(fault, name))
+            await self.say(told_fault(fault, name))
             return
         lane.waiting.append((create, memory))
         if lane.task is None:
@@ -245,7 +214,7 @@ class _Socket:
                     raise self._ending[0]
                 await self._answer(create, lane)
             except Exception as error:  # noqa: BLE001  # bugs are logged where they become faults
-                await self.say(_fault_message(as_fault(error, self._new_id()), create.lane))
+                await self.say(told_fault(as_fault(error, self._new_id()), create.lane))
             finally:
                 memory.release()
         lane.task = None
@@ -260,12 +229,11 @@ class _Socket:
             for message in messages:
                 await self.say(message)
             return
-        body = request_of(create, told)
-        call = _Call(self.say, lambda new: self._remember(lane, new), AnswerFrames(create, told), create.lane, body)
+        call = SocketCall(create, told, self.say, partial(self._remember, lane))
         self._calls.add(call)
         # A task of its own: where an answer breaks off, the forwarder ends the one that it was called in.
         task = asyncio.get_running_loop().create_task(
-            self._forwarder()(self._scope_of_call(len(body)), call.receive, call.send)
+            self._forwarder()(self._scope_of_call(call.size), call.receive, call.send)
         )
         try:
             await asyncio.wait({task})
@@ -324,129 +292,10 @@ class _Socket:
 
     async def _close(self, why: GatewayError, code: int) -> None:
         if isinstance(why, SocketExpired):
-            await self.say(_fault_message(why, None))
+            await self.say(told_fault(why, None))
         if not self._gone:
             with contextlib.suppress(OSError, RuntimeError):
                 await self._send({"type": "websocket.close", "code": code})
-
-
-class _Call:
-    """One call of the forwarder, in the place of the server: gives it the request, and takes its answer."""
-
-    def __init__(
-        self,
-        say: Callable[[str], Awaitable[None]],
-        remember: Callable[[Told], None],
-        frames: AnswerFrames,
-        lane: str | None,
-        body: bytes,
-    ) -> None:
-        self._say = say
-        self._remember = remember
-        self._frames = frames
-        self._lane = lane
-        self._body: bytes | None = body
-        #: nobody waits for the answer any more, or it has been given
-        self.over = asyncio.Event()
-        self._status = 0
-        self._headers: dict[str, str] = {}
-        #: of a stream; None where the answer is none
-        self._events: EventBuffer | None = None
-        self._whole = bytearray()
-
-    async def receive(self) -> dict[str, object]:
-        """The request's body, and that the client has left, or got its answer."""
-        body, self._body = self._body, None
-        if body is not None:
-            return {"type": "http.request", "body": body, "more_body": False}
-        await self.over.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(self, message: Mapping[str, Any]) -> None:
-        """Take a part of the answer."""
-        if message["type"] == "http.response.start":
-            self._begin(message["status"], message["headers"])
-            return
-        piece = message.get("body", b"")
-        if self._events is None:
-            self._whole += piece[: _MOST_WHOLE - len(self._whole)]
-        else:
-            await self._pass_on(self._events.feed(piece))
-        if not message.get("more_body", False):
-            self.over.set()
-
-    def _begin(self, status: int, headers: Headers) -> None:
-        self._status = status
-        self._headers = {
-            name.decode("latin-1").lower(): value.decode("latin-1")
-            for name, value in headers
-            if name.decode("latin-1").lower() not in _OF_BODY
-        }
-        if 200 <= status < 300 and content_type(headers) == EVENTS:  # noqa: PLR2004
-            self._events = EventBuffer(_MOST_WHOLE)
-
-    async def _pass_on(self, region: bytes) -> None:
-        for block in split_events(region) if region else ():
-            if block.startswith(b":"):
-                self._count_in(_comment(block))
-                continue
-            data = event_data(block)
-            message = self._frames.message(data, self._headers) if data else None
-            if message is not None:
-                await self._tell(message)
-
-    async def _tell(self, message: str) -> None:
-        """Send a message. Who has it may go on from it at once."""
-        if self._frames.told is not None:
-            self._remember(self._frames.told)
-        await self._say(message)
-
-    def _count_in(self, comment: Mapping[str, str]) -> None:
-        """Take what a finished answer says in its headers: it stands in a comment before a stream's last event.
-
-        The totals in the stream's own headers are those of before the call.
-        """
-        if _USAGE not in comment:
-            return
-        kept = {name: value for name, value in self._headers.items() if not name.startswith(_CUMULATIVE)}
-        self._headers = {**kept, **comment, _IS_FINAL: "true"}
-
-    async def end(self) -> None:
-        """Tell what is left to be told once the forwarder has nothing more."""
-        if self._events is not None:
-            await self._pass_on(self._events.rest())
-            if not self._frames.has_ended:
-                fault = UpstreamProtocolError("The answer broke off before its last event.")
-                await self._tell(_fault_message(fault, self._lane))
-        elif 200 <= self._status < 300:  # noqa: PLR2004
-            await self._tell(self._frames.whole(bytes(self._whole), self._headers))
-        elif self._status:
-            await self._tell(error_message(self._status, bytes(self._whole), self._headers, self._lane))
-
-
-def _comment(block: bytes) -> dict[str, str]:
-    """The names and values in a comment of ours."""
-    lines = (line[2:].partition(": ") for line in block.decode("latin-1").splitlines() if line.startswith(": "))
-    return {name: value for name, mark, value in lines if mark}
-
-
-def _of_calls(headers: Headers) -> Headers:
-    """The handshake's headers that each of its calls has."""
-    kept = [
-        (name, _without_sockets(value) if name == _BETA else value)
-        for name, value in headers
-        if name not in _OF_HANDSHAKE and not name.startswith(_SOCKET_HEADERS)
-    ]
-    return [(name, value) for name, value in kept if value or name != _BETA]
-
-
-def _without_sockets(value: bytes) -> bytes:
-    return b",".join(part for part in value.split(b",") if b"websocket" not in part)
-
-
-def _fault_message(fault: GatewayError, lane: str | None) -> str:
-    headers = {name.decode(): value.decode("latin-1") for name, value in ours.of_fault(fault)}
-    return fault_message(fault, headers, lane)
 
 
 def _instead(send: Send) -> Send:

@@ -327,6 +327,30 @@ def test_a_key_is_needed_where_one_is_configured(gateway_server: StartGateway, m
         assert answer(socket)[-1]["type"] == "response.completed"
 
 
+def test_as_many_may_be_open_as_calls(gateway_server: StartGateway, mock_server: MockServer) -> None:
+    gateway = gateway_server(mock_server.url, **{"server.max_concurrency": 1})
+    with opened(gateway, "a") as socket:
+        with pytest.raises(InvalidStatus) as refused, opened(gateway, "b"):
+            pass
+        assert refused.value.response.status_code == 503
+        ask(socket)
+        assert answer(socket)[-1]["type"] == "response.completed"
+
+
+def test_without_totals_in_streams_the_last_event_has_those_from_before_the_call(
+    gateway_server: StartGateway, mock_server: MockServer
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"sessions.stream_totals": "off"})
+    with opened(gateway, "a") as socket:
+        ask(socket)
+        first = answer(socket)[-1]["headers"]
+        ask(socket)
+        second = answer(socket)[-1]["headers"]
+    assert shown_usage(first["x-session-cumulative-token-usage"])[2] == 0
+    assert shown_usage(second["x-session-cumulative-token-usage"])[2] > 0
+    assert second["x-session-usage-final"] == "false"
+
+
 def test_a_page_of_another_origin_opens_none(gateway: GatewayThread) -> None:
     with pytest.raises(InvalidStatus) as refused, opened(gateway, "a", origin="https://elsewhere.example"):
         pass
