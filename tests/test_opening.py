@@ -79,7 +79,7 @@ def test_a_tokenizer_that_nobody_knows_is_refused_with_those_that_are_known() ->
     names = ["o200k", "my-tokenizer", "", None, "cl100k_base", "chars/4", "heuristic"]
     models = [{"match": str(number), "provider": "openai", "tokenizer": name} for number, name in enumerate(names)]
     known = (
-        "known: o200k_base, cl100k_base, heuristic, chars/4, or your own as package.module:Class. "
+        "known: o200k_base, cl100k_base, o200k_digits, heuristic, chars/4, or your own as package.module:Class. "
         "Without it that of its family counts"
     )
     assert problems_of(settings(models=models)) == [

@@ -62,6 +62,8 @@ _SEAM: Final = 2_000
 _SPACE: Final = re.compile(r"\s(?=\S*\Z)")
 #: bytes of a rank file that are read at once: some milliseconds
 _READ_BYTES: Final = 2**16
+#: what of a number makes one token in the tables above
+_NUMBER: Final = re.compile("[0-9]{1,3}")
 
 
 class TiktokenCounter:
@@ -74,16 +76,31 @@ class TiktokenCounter:
     def count(self, text: str) -> int:
         """Tokens of a text; names of special tokens in it are text like any other."""
         if len(text) <= _CHUNK:
-            return len(self._encode(text))
+            return self._size(text)
         if len(text) > _MOST_COUNTED:
             # No window holds it; what it weighs to the token is not worth the seconds.
             return round(self.count(text[:_MOST_COUNTED]) * len(text) / _MOST_COUNTED)
         total = start = 0
         while start < len(text):
             end = _seam(text, start)
-            total += len(self._encode(text[start:end]))
+            total += self._size(text[start:end])
             start = end
         return total
+
+    def _size(self, chunk: str) -> int:
+        return len(self._encode(chunk))
+
+    def splitting_digits(self, encoding: str) -> TiktokenCounter:
+        """The counter of a vocabulary much like this one, but with a token for each digit of a number."""
+        return _DigitsCounter(encoding, self._encode)
+
+
+class _DigitsCounter(TiktokenCounter):
+    """Counts what the encoding makes of a text, and each further digit of what it takes for one number."""
+
+    def _size(self, chunk: str) -> int:
+        numbers = _NUMBER.findall(chunk)
+        return super()._size(chunk) + sum(map(len, numbers)) - len(numbers)
 
 
 def _seam(text: str, start: int) -> int:

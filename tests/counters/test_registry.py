@@ -60,3 +60,13 @@ def test_a_tokenizer_is_loaded_when_it_is_first_asked_for() -> None:
 
 def test_a_missing_table_is_replaced_by_the_heuristic_under_its_own_name(tmp_path: Path) -> None:
     assert Counters(tmp_path).counter("o200k_base").name == "heuristic"
+    assert Counters(tmp_path).counter("o200k_digits").name == "heuristic"
+
+
+def test_a_vocabulary_with_a_token_for_each_digit_needs_no_table_of_its_own() -> None:
+    counters = Counters()
+    assert not counters.is_loaded("o200k_digits")
+    counters.counter("o200k_base")
+    assert counters.is_loaded("o200k_digits")
+    assert counters.counter("o200k_digits").name == "tiktoken:o200k_digits"
+    assert counters.counter("o200k_digits") is counters.counter("o200k_digits")

@@ -89,6 +89,28 @@ def test_what_only_building_needs_is_not_kept(tmp_path: Path) -> None:
     assert kept < 20_000
 
 
+@pytest.mark.parametrize(
+    ("text", "further"),
+    [
+        ("no number in it", 0),
+        ("a 7 and a 4", 0),
+        ("in 2026", 2),  # 202|6
+        ("12345678", 5),  # 123|456|78
+        ("id=48213 took 512 ms", 5),
+        ("2026-11-23T16:41:09Z", 2 + 1 + 1 + 1 + 1 + 1),
+        ("x1y22z333", 0 + 1 + 2),
+    ],
+)
+def test_each_digit_is_a_token_where_a_vocabulary_holds_no_numbers(counters: Counters, text: str, further: int) -> None:
+    assert counters.counter("o200k_digits").count(text) - counters.counter("o200k_base").count(text) == further
+
+
+def test_digits_of_a_long_text_are_counted_to_its_end(counters: Counters) -> None:
+    rows = "row 12345\n" * 20_000
+    found = counters.counter("o200k_digits").count(rows) - counters.counter("o200k_base").count(rows)
+    assert found == 3 * 20_000
+
+
 def test_an_unknown_tokenizer_is_counted_with_a_known_one(counters: Counters) -> None:
     assert counters.counter("llama9").name == "tiktoken:o200k_base"
 

