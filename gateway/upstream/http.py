@@ -6,6 +6,8 @@ What the provider sends is handed on as framed. What goes wrong on the way becom
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ipaddress
 import socket
 import ssl
 import urllib.request
@@ -261,11 +263,27 @@ def proxy_for(base_url: str) -> str | None:
 
     One without a scheme is spoken to in plain HTTP, as curl does it.
     """
-    parts = urlsplit(base_url)
+    parts, known = urlsplit(base_url), urllib.request.getproxies()
     if parts.hostname is None or urllib.request.proxy_bypass(parts.netloc):
         return None
-    proxy = urllib.request.getproxies().get(parts.scheme)
+    if _is_within(parts.hostname, known.get("no", "")):
+        return None
+    proxy = known.get(parts.scheme)
     return proxy if not proxy or "://" in proxy else f"http://{proxy}"
+
+
+def _is_within(host: str, excluded: str) -> bool:
+    """Whether an address lies in one of the networks of NO_PROXY (`10.0.0.0/8`), which Python itself leaves out."""
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        return any(address in network for network in map(_network, excluded.split(",")) if network is not None)
+    return False
+
+
+def _network(word: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_network(word.strip(), strict=False) if "/" in word else None
+    return None
 
 
 if TYPE_CHECKING:

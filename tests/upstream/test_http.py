@@ -381,6 +381,25 @@ def test_the_proxy_is_the_one_the_environment_names(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
+    ("url", "is_direct"),
+    [
+        ("http://10.96.0.7:8000/v1", True),
+        ("http://11.0.0.7:8000/v1", False),
+        ("http://192.168.7.1/v1", True),
+        ("http://[fd00::7]:8000/v1", True),
+        ("http://[fe80::7]/v1", False),
+        ("http://ten.example/v1", False),
+    ],
+)
+def test_networks_of_no_proxy_are_called_directly(
+    monkeypatch: pytest.MonkeyPatch, url: str, *, is_direct: bool
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    monkeypatch.setenv("no_proxy", "10.0.0.0/8, 192.168.7.9/24,fd00::/8,no/network,other.example")
+    assert (proxy_for(url) is None) is is_direct
+
+
+@pytest.mark.parametrize(
     "proxy", ["socks5://me:secret@proxy:1080", "http://me:secret@proxy:99999", "http://", "http://proxy:a"]
 )
 async def test_what_is_no_proxy_is_told_of_by_each_call_that_would_go_through_it(proxy: str) -> None:
