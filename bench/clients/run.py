@@ -75,6 +75,18 @@ CLIENTS = (
     ),
     Client("openai-agents", "py_agents.py", ("openai-agents",), ("openai-agents", "openai")),
     Client("instructor", "py_instructor.py", ("instructor",), ("instructor", "openai")),
+    Client(
+        "frameworks",
+        "py_frameworks.py",
+        (
+            *("autogen-agentchat", "autogen-ext[openai]", "smolagents[openai]", "llama-index-llms-openai-like"),
+            *("haystack-ai", "agno", "strands-agents[openai,anthropic]"),
+        ),
+        (
+            *("autogen-ext", "smolagents", "llama-index-llms-openai-like", "haystack-ai", "agno", "strands-agents"),
+            *("openai", "anthropic"),
+        ),
+    ),
     # litellm 1.106 imports mcp for tools and for responses, and does not ask for it
     Client("litellm", "py_litellm.py", ("litellm", "mcp"), ("litellm", "mcp", "openai")),
     Client("openai-node", "node_openai.mjs", ("openai", "ws", "zod"), ("openai", "ws")),
