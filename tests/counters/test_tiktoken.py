@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -102,6 +103,12 @@ def test_what_only_building_needs_is_not_kept(tmp_path: Path) -> None:
     ],
 )
 def test_each_digit_is_a_token_where_a_vocabulary_holds_no_numbers(counters: Counters, text: str, further: int) -> None:
+    assert counters.counter("o200k_digits").count(text) - counters.counter("o200k_base").count(text) == further
+
+
+@given(st.text(alphabet="0123456789a ,é٣\ud800"))
+def test_each_digit_of_any_text_is_a_token(counters: Counters, text: str) -> None:
+    further = sum(len(number) - 1 for number in re.findall("[0-9]{1,3}", text))
     assert counters.counter("o200k_digits").count(text) - counters.counter("o200k_base").count(text) == further
 
 
