@@ -169,8 +169,7 @@ def described(error: ValidationError) -> list[str]:
         location = _keys(problem["loc"])
         path = _dotted(location)
         if problem["type"] == "extra_forbidden":
-            siblings = _siblings(location)
-            lines[path] = f"there is no such key{_did_you_mean(str(location[-1]), siblings)}"
+            lines[path] = f"there is no such key{_meant(location)}"
             continue
         text = _worded(problem)
         text = f"{text[:1].lower()}{text[1:]}{_shown(location, problem.get('input'))}"
@@ -231,11 +230,33 @@ def _dotted(location: tuple[int | str, ...]) -> str:
     return text or "(whole file)"
 
 
-def _siblings(location: tuple[int | str, ...]) -> list[str]:
+def _meant(location: tuple[int | str, ...]) -> str:
+    """What an unknown key may have been meant as: one that is indented otherwise, or spelled otherwise."""
+    name, section = str(location[-1]), _section(location[:-1])
+    below = next(_below(section, name), ()) if section is not None else ()
+    if below:
+        return f" (did you mean {_dotted((*location[:-1], *below))}, indented under {_dotted(below[:-1])}?)"
+    meant = _did_you_mean(name, list(section.model_fields) if section is not None else [])
+    if not meant and name in Settings.model_fields:
+        return f" (did you mean {name} without indentation?)"
+    return meant
+
+
+def _section(location: tuple[int | str, ...]) -> type[BaseModel] | None:
     section: type[BaseModel] | None = Settings
-    for part in location[:-1]:
+    for part in location:
         section = _inner_section(section, part) if section is not None else None
-    return list(section.model_fields) if section is not None else []
+    return section
+
+
+def _below(section: type[BaseModel], name: str) -> Iterator[tuple[str, ...]]:
+    """Where in the sections of a section there is a key of this name; not in lists, nor in what users name."""
+    for field, facts in section.model_fields.items():
+        inner = facts.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            if name in inner.model_fields:
+                yield field, name
+            yield from ((field, *rest) for rest in _below(inner, name))
 
 
 def _inner_section(section: type[BaseModel], part: int | str) -> type[BaseModel] | None:

@@ -46,6 +46,30 @@ def test_one_fault_is_one_complaint_in_words_of_the_file(text: str, problem: str
     assert problems(text) == [problem]
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("budget:\ntokens: 5", "tokens: there is no such key (did you mean budget.tokens, indented under budget?)"),
+        (
+            "telemetry:\n  level: info",
+            "telemetry.level: there is no such key (did you mean telemetry.log.level, indented under log?)",
+        ),
+        (
+            "agents: {a: {steps: [{name: b, denied: [c]}]}}",
+            (
+                "agents.a.steps[0].denied: there is no such key (did you mean "
+                "agents.a.steps[0].available_tools.denied, indented under available_tools?)"
+            ),
+        ),
+        ("server:\n  budget: {}", "server.budget: there is no such key (did you mean budget without indentation?)"),
+        ("budget: {token: 5}", "budget.token: there is no such key (did you mean tokens?)"),
+        ("hunter2: 5", "hunter2: there is no such key"),
+    ],
+)
+def test_a_key_that_is_indented_otherwise_is_told_where_it_belongs(text: str, problem: str, problems: Problems) -> None:
+    assert problems(text) == [problem]
+
+
 def test_a_variable_that_is_no_list_is_told_how_one_is_written(problems: Problems) -> None:
     assert problems("", {"GATEWAY_SESSIONS_ID_HEADERS": "x-foo"}) == [f"sessions.id_headers: {LIST}"]
     assert problems("", {"GATEWAY_SESSIONS_ID_HEADERS": "[x-foo, x-bar]"}) == []
