@@ -27,7 +27,6 @@ _KIND: Final = re.compile(r"(?:literal|dict|lax-or-strict|function-[a-z]+)\[.*\]
 #: what pydantic says in words of Python
 _WORDS: Final = {
     "dict_type": "input should be keys and values, like {a: b}",
-    "model_type": "input should be keys and values, like {a: b}",
     "tuple_type": "input should be a list, like [a, b]",
     "path_type": "input should be a path",
     "too_short": "needs %(min_length)d or more entries, and has %(actual_length)d",
@@ -182,6 +181,10 @@ def described(error: ValidationError) -> list[str]:
 def _worded(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "string_type" and problem["loc"][-1:] and problem["loc"][-1] in _DURATIONS:
         return NO_DURATION
+    if problem["type"] == "model_type" and (section := _section(_keys(problem["loc"]))) is not None:
+        fields = section.model_fields
+        shown = next((name for name, facts in fields.items() if facts.is_required()), next(iter(fields)))
+        return f"input should be keys and values, like {{{shown}: …}}"
     own, said = _WORDS.get(problem["type"]), str(problem["msg"])
     return said.removeprefix("Value error, ") if own is None else own % problem.get("ctx", {})
 

@@ -16,16 +16,18 @@ MARKS = "a text that begins with *, & or ! needs quotes"
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("providers: {openai: 3}", f"providers.openai: {MAPPING}"),
+        ("providers: {openai: 3}", "providers.openai: input should be keys and values, like {adapter: …}"),
         ("providers: 3", f"providers: {MAPPING}"),
-        ("auth: {keys: [3]}", f"auth.keys[0]: {MAPPING}"),
+        ("auth: {keys: [3]}", "auth.keys[0]: input should be keys and values, like {name: …}"),
         ("sessions: {ttl: 30}", "sessions.ttl: must be a duration like 90s, 15m, 12h or 30d, at most 36500d (got 30)"),
         (
             "budget: {window: 3600}",
             "budget.window: must be a duration like 90s, 15m, 12h or 30d, at most 36500d (got 3600)",
         ),
-        ("agents: {a: 3}", f"agents.a: {MAPPING}"),
+        ("agents: {a: 3}", "agents.a: input should be keys and values, like {steps: …}"),
+        ("budget: 3", "budget: input should be keys and values, like {tokens: …} (got 3)"),
         ("models: 3", f"models: {LIST}"),
+        ("models: [3]", "models[0]: input should be keys and values, like {match: …}"),
         ("context: {strategies: drop}", f"context.strategies: {LIST}"),
         ("context: {strategies: []}", "context.strategies: needs 1 or more entries, and has 0"),
         ("agents: {a: {steps: [{name: 3}]}}", "agents.a.steps[0].name: input should be a valid string"),
