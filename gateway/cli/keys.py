@@ -100,6 +100,8 @@ def add(  # noqa: PLR0917  # typer calls it by name
         if not pattern or any(char.isspace() or char == "," for char in pattern):
             stop(f"--models {quoted(pattern)} is no pattern of a model's name; repeat --models for more.", Exit.USAGE)
     limits = _limits(budget_tokens, budget_usd, budget_calls, window)
+    if window is not None and (budget_tokens, budget_usd, budget_calls) == (None, None, None):
+        stop("--window needs something to refill: --budget-tokens, --budget-usd or --budget-calls.", Exit.USAGE)
     key = f"gw-{secrets.token_urlsafe(32)}"
     kept = StoredKey(name, digest(key), time.time(), tuple(models or ()), limits, rpm)
     row = with_store(config, store, lambda opened: _add(opened, kept), make=True)

@@ -15,7 +15,7 @@ from gateway.core.routing import is_pattern
 
 def without_effect(settings: Settings) -> list[str]:
     """What is set and changes nothing, as another key stands against it."""
-    return [*_unreached(settings), *_unasked(settings), *_unread(settings)]
+    return [*_unreached(settings), *_unasked(settings), *_unread(settings), *_unlimited(settings)]
 
 
 def _unreached(settings: Settings) -> Iterator[str]:
@@ -55,3 +55,11 @@ def _unread(settings: Settings) -> Iterator[str]:
     for name, provider in settings.providers.items():
         if provider.tls.ca_file is not None and not provider.tls.verify:
             yield f"providers.{name}.tls.ca_file: is not read, as verify: false trusts anybody; leave verify out"
+
+
+def _unlimited(settings: Settings) -> Iterator[str]:
+    """Windows of client keys without a limit; that of sessions also serves those with a budget of their own."""
+    for index, key in enumerate(settings.auth.keys):
+        budget = key.budget
+        if budget.window is not None and (budget.tokens, budget.usd, budget.calls) == (None, None, None):
+            yield f"auth.keys[{index}].budget.window: there is nothing to refill; set tokens, usd or calls"

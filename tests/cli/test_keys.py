@@ -72,6 +72,7 @@ def test_a_key_that_makes_no_sense_is_refused(
     [
         (["x", "--budget-usd", "much"], '--budget-usd "much": input should be a valid decimal'),
         (["x", "--budget-tokens", str(2**53 + 1)], f'--budget-tokens "{2**53 + 1}": input should be less than'),
+        (["x", "--window", "1d"], "--window needs something to refill: --budget-tokens, "),
         (["x", "--window", "soon"], '--window "soon": must be a duration like 90s'),
         (["a\x07b"], '"a?b" is no name'),
         (["x", "--models", ""], '--models "" is no pattern of a model\'s name'),

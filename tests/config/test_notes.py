@@ -62,3 +62,10 @@ def test_authorities_beside_verify_false_are_noted(loaded: Load) -> None:
     )
     assert loaded(text.replace("false", "true")).notes == ()
     assert loaded(text.replace(", ca_file: ca.pem", "")).notes == ()
+
+
+def test_a_window_of_a_client_key_without_a_limit_is_noted(loaded: Load) -> None:
+    text = "auth: {keys: [{name: alice, key: 0123456789abcdef, budget: {window: 1d}}]}"
+    assert loaded(text).notes == ("auth.keys[0].budget.window: there is nothing to refill; set tokens, usd or calls",)
+    assert loaded(text.replace("window", "calls: 0, window")).notes == ()
+    assert loaded("budget: {window: 1d}").notes == (), "a session may have a budget of its own"
