@@ -15,6 +15,8 @@ from gateway.core.forwarding import AUTH_HEADER, FRAMING, AuthStyle
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
 #: headers that the gateway writes for each request; `host` may be set, for a provider that is called by its IP address
 _WRITTEN: Final = FRAMING - {b"host"}
+#: what callers put behind a base URL
+_CALLED: Final = re.compile(r"/(?:chat/completions|responses|messages|completions|embeddings)\Z")
 Format = Literal["chat", "responses", "messages", "completions", "embeddings"]
 #: arguments of litellm's functions that are a call's, or that the gateway sets
 _NO_OPTIONS: Final = frozenset(
@@ -169,13 +171,16 @@ class Provider(Section):
             raise ValueError("field required")
         match = re.match(r"(https?)://([^/?#\s]+)(/[^?#\s]*)?\Z", value)
         if match is None:
-            raise ValueError("must be an http:// or https:// address without query")
+            raise ValueError("must be an http:// or https:// address without query, like http://127.0.0.1:8000/v1")
         if "@" in match[2]:
             raise ValueError("must not hold a user name or password; use key:")
         if not is_address(value):
             raise ValueError("must name a host, and a port between 1 and 65535 where it names one")
         # Where it is put together, the first part may have ended with a slash too.
         path = re.sub("//+", "/", match[3] or "").rstrip("/")
+        called = None if is_translated else _CALLED.search(path)
+        if called is not None:
+            raise ValueError(f"ends with the path of a call; give what stands before {called[0]}")
         return f"{match[1]}://{match[2]}{path or ('' if is_translated else '/v1')}"
 
     @model_validator(mode="after")

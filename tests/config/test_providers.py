@@ -104,3 +104,15 @@ def test_a_key_that_is_asked_for_and_cannot_be_sent_is_refused(problems: Problem
 def test_blanks_around_a_key_are_no_part_of_it(loaded: Load) -> None:
     found = loaded(provider(key="${KEY}"), {"KEY": f" {SECRET}\r\n"}).settings.providers["x"]
     assert found.key.get_secret_value() == SECRET
+
+
+# --- base_url -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/messages", "/completions", "/embeddings"])
+def test_the_address_of_a_call_is_no_base_url(path: str, problems: Problems) -> None:
+    for url in (f"http://h/v1{path}", f"http://h{path}/"):
+        [problem] = problems(provider(base_url=url))
+        assert problem == f"providers.x.base_url: ends with the path of a call; give what stands before {path}"
+    assert problems(provider(base_url=f"http://h{path}/v1")) == []
+    assert problems(provider(base_url=f"http://h/v1{path}", adapter="litellm", litellm="cohere")) == [], "litellm's own"
