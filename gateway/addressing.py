@@ -266,9 +266,9 @@ def check_model(model: str | None, caller: Caller, field: str = "model") -> None
     """
     if not is_allowed(model, caller.models):
         unnamed = "a path that names no model" if field == "model" else f'what the field "{field}" names'
+        asked = f'the model "{model[:100]}"' if model else unnamed
         raise UnknownModel(
-            f'The client key "{caller.namespace}" may not use '
-            f"{f'the model {model!r}' if model else unnamed}; it may use {', '.join(caller.models)}.",
+            f'The client key "{caller.namespace}" may not use {asked}; it may use {", ".join(caller.models)}.',
             param=field,
         )
 

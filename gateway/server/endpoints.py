@@ -399,7 +399,10 @@ def split_path(raw_path: bytes, method: str = "POST") -> tuple[str | None, str]:
         path, versioned = path[3:], True
     path = path[1:]
     if not path or not (versioned or _BARE.match(path)):
-        raise NotFound("There is nothing under this path. The API is under /v1, or under /s/SESSION/v1.")
+        raise NotFound(
+            "There is nothing under this path. Calls go to /v1 or to /s/SESSION/v1; sessions are under /api/sessions, "
+            "and the dashboard, where it is on, is /ui."
+        )
     plain = unquote_to_bytes(path)
     segments = plain.split(b"/")
     if any(segment in (b".", b"..") for segment in segments):

@@ -167,7 +167,10 @@ class SessionsApi:
         wanted = request.path_params["request_id"]
         record = await self._store.call(access.namespace, wanted)
         if record is None:
-            raise errors.NotFound(f'There is no record of a call "{wanted[:100]}".')
+            raise errors.NotFound(
+                f'There is no record of a call "{wanted[:100]}". It may not have ended yet, or it belongs to another '
+                "client key, or its session has expired (sessions.ttl)."
+            )
         found = call_json(record, access)
         if record.context is not None and request.query_params.get("explain") in ("1", "true"):
             found["context"] = context_json(record.context, explain=True)

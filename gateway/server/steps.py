@@ -72,8 +72,8 @@ def setting_of(asked: Mapping[str, Any], agents: Mapping[str, Agent]) -> Setting
     name = asked.get("agent", DEFAULT_AGENT)
     agent = agents.get(name) if isinstance(name, str) else None
     if agent is None:
-        known = ", ".join(sorted(agents)) or "none"
-        raise errors.InvalidRequest(f'"agent" names an agent with steps; configured: {known}.', param="agent")
+        known = f'"agent" names an agent with steps: {", ".join(sorted(agents))}.'
+        raise errors.InvalidRequest(known if agents else "No steps are configured, so none can be set.", param="agent")
     wanted = asked["active_step"]
     step = next((one for one in agent.steps if one.name == wanted), None)
     if step is None and wanted is not None:

@@ -55,6 +55,8 @@ def test_a_session_without_steps_shows_none(gateway: GatewayThread, session: str
     gateway.web.chat(session)
     found = gateway.web.get(f"/api/sessions/{session}").json
     assert (found["active_step"], found["steps"]) == (None, {})
+    reply = patch(gateway.web, session, active_step="review")
+    assert (reply.status, reply.error["message"]) == (400, "No steps are configured, so none can be set.")
 
 
 def test_a_step_is_set_and_its_sequence_begins(own: GatewayThread, session: str) -> None:
@@ -106,9 +108,9 @@ def test_null_is_the_step_that_the_conditions_say(own: GatewayThread, session: s
         ({"active_step": "review"}, "active_step", 'a step of the agent "default": start.'),
         ({"active_step": 5}, "active_step", "start."),
         ({"active_step": ["start"]}, "active_step", "start."),
-        ({"active_step": "start", "agent": "editor"}, "agent", "configured: default, writer."),
-        ({"active_step": "start", "agent": None}, "agent", "configured: default, writer."),
-        ({"active_step": "start", "agent": {}}, "agent", "configured: default, writer."),
+        ({"active_step": "start", "agent": "editor"}, "agent", "steps: default, writer."),
+        ({"active_step": "start", "agent": None}, "agent", "steps: default, writer."),
+        ({"active_step": "start", "agent": {}}, "agent", "steps: default, writer."),
         ({"agent": "writer"}, None, "active_step"),
         ({"sequence_index": 1}, None, "active_step"),
         ({"active_step": "start", "sequence_index": 2}, "sequence_index", ": 0 to 1, as it has 2."),

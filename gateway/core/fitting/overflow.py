@@ -43,7 +43,8 @@ class ContextOverflow(RequestFault):
     def __init__(self, *, needed: int, limit: int, index: int, role: str, tokens: int, array: str = "messages") -> None:
         super().__init__(
             f"The messages that must stay take {needed:,} tokens and {max(0, limit):,} are free for them. "
-            f"The largest is {array}[{index}] ({role}) with {tokens:,} tokens; shorten it or raise the limit.",
+            f"The largest is {array}[{index}] ({role}) with {tokens:,} tokens: shorten it, raise the "
+            "context budget (x-context-budget, context.budget), or call a model with a larger window.",
             param=f"{array}[{index}]",
         )
         self.role = role

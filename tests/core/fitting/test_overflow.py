@@ -26,4 +26,4 @@ def test_what_cannot_be_fitted_is_refused_with_the_name_of_the_largest() -> None
         "messages[3]",
     )
     assert caught.value.needed == 311 + 909 + 14
-    assert "messages[3] (user) with 909 tokens" in caught.value.message
+    assert "messages[3] (user) with 909 tokens: shorten it, raise the context budget (" in caught.value.message
