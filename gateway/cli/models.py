@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from itertools import islice
 from typing import Annotated, Any
 
@@ -31,6 +32,13 @@ def models(
         add_counters(Counters(), settings)  # else it would show what nothing is counted with
         catalog, routes = open_catalog(settings), routes_of(settings)
     rows = list(islice(models_json(routes, catalog, pattern), limit + 1))
+    configured = {row.match for row in settings.models}
+    if pattern and not is_pattern(pattern) and all(row["model"] != pattern for row in rows):
+        # The tables list no name of a route's own, and none that only its pattern takes.
+        with contextlib.suppress(UnknownModel):
+            route = routes.resolve(pattern)
+            if route.rule is not None and route.rule.match in configured:
+                rows.insert(0, model_json(pattern, route, catalog.facts(route)))
     if not rows and is_pattern(pattern):
         stop(f"No model that is known has a name like {quoted(pattern)}.", Exit.FAILED)
     if not rows and pattern:

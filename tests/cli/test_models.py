@@ -71,6 +71,15 @@ def test_a_route_of_the_configuration_goes_before_the_tables(gateway_command: Co
     }  # fmt: skip
 
 
+def test_a_model_that_a_route_takes_comes_before_those_that_have_its_name_as_a_part(gateway_command: Commands) -> None:
+    routes = "models: [{match: 'gpt-4*', provider: groq, window: 5000}]"
+    first, second, *_ = json.loads(gateway_command("models", "gpt-4", "--json", "-c", gateway_command.file(routes)).out)
+    assert (first["model"], first["provider"], first["window"]) == ("gpt-4", "groq", 5000)
+    assert second["model"] != "gpt-4"
+    (first, *_) = json.loads(gateway_command("models", "gpt-", "--json", "-c", gateway_command.file(routes)).out)
+    assert first["model"] != "gpt-", "no route takes it"
+
+
 def test_a_provider_that_is_called_where_it_costs_more_has_these_prices(gateway_command: Commands) -> None:
     regional = """
     providers:
