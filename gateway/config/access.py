@@ -128,7 +128,9 @@ class Budget(KeyBudget):
         description="Calls whose cost arises after their answer (batches, background responses, fine-tuning, videos, "
         "realtime sessions), while a budget in tokens or USD is in force: its holder is not charged for them.",
     )
-    exhausted_status: Literal[400, 402, 429] = Field(400, description="Status of a refusal; many clients repeat 429.")
+    exhausted_status: Literal[400, 402, 429] = Field(
+        400, description="Status of a refusal; many clients repeat the other two."
+    )
     lease_s: float = Field(
         180, ge=5, le=3600, description="A hold not renewed for so long is settled from what was noted of it last."
     )
