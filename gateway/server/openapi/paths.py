@@ -85,7 +85,8 @@ PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = {
         {"type": "string"}, required=True,
     ),
     "limit": _parameter(
-        "limit", "query", "How many at the most.", {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50}
+        "limit", "query", "How many at the most, 1 to 1,000; 50 by default.",
+        {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50},
     ),
     "cursor": _parameter("cursor", "query", "What the page before gave.", {"type": "string"}),
     "explain": _flag("explain", "what became of each message."),
