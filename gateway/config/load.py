@@ -33,7 +33,7 @@ from gateway.config.only import with_only
 from gateway.config.providers import UNSENDABLE, is_sendable
 from gateway.config.schema import Settings
 from gateway.config.section import at_home, in_sight
-from gateway.config.variables import FILE_VARIABLE, REFERENCE, References, overrides, unknown_variables
+from gateway.config.variables import FILE_VARIABLE, REFERENCE, References, overrides, unknown_variables, with_variables
 from gateway.core.counting.families import Families, families_from
 from gateway.core.errors import ConfigError
 from gateway.core.forwarding import CREDENTIALS
@@ -86,7 +86,8 @@ def load(
     providers = _provider_names(raw, built_in)
     given = dict(flags or {})
     only = given.pop(ONLY_PROVIDER, None)
-    for dotted, value in {**overrides(env, providers), **given}.items():
+    set_by = overrides(env, providers)
+    for dotted, value in {**set_by, **given}.items():
         _set(raw, dotted.split("."), value)
     if isinstance(only, dict):
         raw = with_only(raw, **only)
@@ -105,7 +106,7 @@ def load(
         problems += unknown_providers(merged) + unshared_store(settings)
         problems += served_by_nobody(settings) + unknown_agents(settings)
     if problems:
-        raise ConfigError(problems)
+        raise ConfigError(with_variables(problems, set_by.keys() - given.keys()))
     sources = _key_sources(_with_built_in(raw, built_in).get("providers"), env)
     notes = (*unsent, *unknown_variables(env, providers, references.named), *without_effect(settings))
     return Loaded(settings, path, sources, notes)

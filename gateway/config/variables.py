@@ -46,6 +46,15 @@ def overrides(env: Mapping[str, str], providers: Iterable[str]) -> dict[str, obj
     return found
 
 
+def with_variables(problems: Iterable[str], overridden: Iterable[str]) -> list[str]:
+    """Problems; those of keys that a variable overrides with its name, as the file may say something else."""
+    keys = sorted(overridden)
+    return [
+        next((f"{line} (from {_variable(key)})" for key in keys if re.match(rf"{re.escape(key)}[:.\[]", line)), line)
+        for line in problems
+    ]
+
+
 def unknown_variables(env: Mapping[str, str], providers: Iterable[str], named: Iterable[str] = ()) -> list[str]:
     """A line for each variable that looks like a key and is none. They are no error: somebody else may have set them.
 

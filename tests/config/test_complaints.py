@@ -73,7 +73,9 @@ def test_a_key_that_is_indented_otherwise_is_told_where_it_belongs(text: str, pr
 
 
 def test_a_variable_that_is_no_list_is_told_how_one_is_written(problems: Problems) -> None:
-    assert problems("", {"GATEWAY_SESSIONS_ID_HEADERS": "x-foo"}) == [f"sessions.id_headers: {LIST}"]
+    assert problems("", {"GATEWAY_SESSIONS_ID_HEADERS": "x-foo"}) == [
+        f"sessions.id_headers: {LIST} (from GATEWAY_SESSIONS_ID_HEADERS)"
+    ]
     assert problems("", {"GATEWAY_SESSIONS_ID_HEADERS": "[x-foo, x-bar]"}) == []
 
 

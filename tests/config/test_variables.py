@@ -9,6 +9,8 @@ import pytest
 
 from gateway.config import load
 from gateway.config.variables import unknown_variables
+from gateway.core.errors import ConfigError
+from tests.config.conftest import Load, Problems
 
 SECRET = "sk-hunter2"
 
@@ -123,3 +125,17 @@ agents: {one: agent.yaml}
 def test_every_key_of_the_file_that_init_writes_has_a_variable(notes: Notes) -> None:
     found = notes({"GATEWAY_SERVER_DASHBOARD": "true", "GATEWAY_TELEMETRY_LOG_LEVEL": "info", "GATEWAY_STEPS": "[]"})
     assert found == ()
+
+
+def test_a_problem_of_a_key_that_a_variable_overrides_names_it_and_one_of_a_flag_does_not(
+    problems: Problems, loaded: Load
+) -> None:
+    set_by = {"GATEWAY_SERVER_PORT": "many", "GATEWAY_AUTH_KEYS": "[{name: a}]"}
+    assert problems("server: {port: 8484}\nbudget: {tokens: -1}", set_by) == [
+        "server.port: input should be a valid integer, unable to parse string as an integer (from GATEWAY_SERVER_PORT)",
+        "auth.keys[0].key: field required (from GATEWAY_AUTH_KEYS)",
+        "budget.tokens: input should be greater than or equal to 0 (got -1)",
+    ]
+    with pytest.raises(ConfigError) as refused:
+        loaded("", {"GATEWAY_SERVER_PORT": "1"}, {"server.port": -1})
+    assert refused.value.problems == ["server.port: input should be greater than or equal to 0 (got -1)"]
