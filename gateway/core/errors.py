@@ -115,7 +115,7 @@ class SocketFull(RequestFault):
 
 
 class PreviousNotFound(RequestFault):
-    """Nobody remembers the answer that a request over a WebSocket goes on from; its whole input is needed."""
+    """The answer that a request over a WebSocket goes on from is not remembered; send its whole input."""
 
     # OpenAI's, at which clients send all of it.
     code = "previous_response_not_found"
@@ -137,7 +137,7 @@ class PayloadTooLarge(RequestFault):
 
 
 class ToolNotAllowed(RequestFault):
-    """The step that the session is in, or the sequence of that step, does not go together with the tools offered."""
+    """The tools offered are not what the step that the session is in, or its sequence, asks for."""
 
     code = "tool_not_allowed"
 
@@ -151,7 +151,7 @@ class BudgetFault(RequestFault):
 
 
 class BudgetExhausted(BudgetFault):
-    """Too little is left, whatever becomes of the calls under way."""
+    """Too little is left, even if the calls under way give back all that they hold."""
 
     code = "budget_exhausted"
     openai_type = "budget_exceeded"
@@ -180,7 +180,7 @@ class RateLimited(BudgetFault):
 
 
 class PriceUnknown(RequestFault):
-    """A budget in USD is in force and nobody knows what this model costs."""
+    """A budget in USD is in force and the price of the model is not known."""
 
     code = "price_unknown"
 
@@ -216,7 +216,7 @@ class UpstreamRefused(UpstreamUnreachable):
 
 
 class UpstreamHungUp(UpstreamUnreachable):
-    """A connection that was kept had ended by the time it was used: it says nothing of how the provider does."""
+    """A connection that was kept had ended by the time it was used; the breaker does not count it."""
 
     is_providers = False
 
