@@ -105,7 +105,7 @@ def show(session: SessionId, config: ConfigFile = None, store: StoreUrl = None, 
 
     found = with_store(config, store, read)
     if found is None:
-        stop(f'There is no session "{session}".', Exit.FAILED)
+        stop(f'There is no session "{session}" in {_place(config, store)}.', Exit.FAILED)
     if as_json:
         print_json(found)
         return
@@ -151,7 +151,7 @@ def budget(  # noqa: PLR0917  # typer calls it by name
         return await _changed(opened, key, settings)
 
     now = with_store(config, store, change)
-    remark = "" if "calls" in now else "; it has made no call yet"
+    remark = "" if "calls" in now else f"; it has made no call yet in {_place(config, store)}"
     _tell(now, f"{session}: {_budget_said(now['budget'])}{remark}", as_json=as_json)
 
 
@@ -167,7 +167,7 @@ def reset(session: SessionId, config: ConfigFile = None, store: StoreUrl = None,
 
     now = with_store(config, store, change)
     if now is None:
-        stop(f'There is no session "{session}".', Exit.FAILED)
+        stop(f'There is no session "{session}" in {_place(config, store)}.', Exit.FAILED)
     _tell(now, f"reset {session}", as_json=as_json)
 
 
@@ -179,7 +179,7 @@ def delete(session: SessionId, config: ConfigFile = None, store: StoreUrl = None
 
     key = _key(session)
     if not with_store(config, store, lambda opened: delete_session(opened, key)):
-        stop(f'There is no session "{session}".', Exit.FAILED)
+        stop(f'There is no session "{session}" in {_place(config, store)}.', Exit.FAILED)
     _tell(deleted_json(key, Access(None, admin=True)), f"deleted {session}", as_json=as_json)
 
 
@@ -243,6 +243,11 @@ def with_store(file: Path | None, url: str | None, work: Callable[[Store], Await
             return asyncio.run(run())
         except StoreUnavailable as fault:
             stop(fault.message, Exit.FAILED)
+
+
+def _place(file: Path | None, url: str | None) -> str:
+    """The store that was looked into: a running gateway may have been started on another."""
+    return load(file, {"store.url": url} if url else None).settings.store.shown_url
 
 
 def _facts(found: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -142,7 +142,7 @@ def test_a_session_that_is_not_there_is_named(
     what: str, more: tuple[str, ...], store: str, gateway_command: Commands
 ) -> None:
     done = gateway_command("sessions", what, "smal", "--store", store, *more)
-    assert (done.code, done.out, done.err) == (1, "", 'There is no session "smal".\n')
+    assert (done.code, done.out, done.err) == (1, "", f'There is no session "smal" in {store}.\n')
 
 
 @pytest.fixture
@@ -337,7 +337,7 @@ def test_a_budget_that_is_none_is_named_with_what_it_may_be(
 
 
 def test_a_budget_for_a_session_without_calls_says_so(store: str, gateway_command: Commands) -> None:
-    assert "no call yet" in gateway_command("sessions", "budget", "smal", "100", "--store", store).err
+    assert f"no call yet in {store}" in gateway_command("sessions", "budget", "smal", "100", "--store", store).err
     assert "no call yet" not in gateway_command("sessions", "budget", "small", "100", "--store", store).err
 
 
