@@ -1,4 +1,4 @@
-"""What is no problem of a configuration, but may be a mistake: keys without effect, each line with its path.
+"""What is no problem of a configuration, but may be a mistake: keys without effect or missing, each line with its path.
 
 No line repeats a text that stands in the file: a secret may stand in the wrong place.
 """
@@ -10,12 +10,13 @@ from fnmatch import fnmatchcase
 
 from gateway.config.models import Model
 from gateway.config.schema import Settings
+from gateway.core.forwarding import CREDENTIALS
 from gateway.core.routing import is_pattern
 
 
 def without_effect(settings: Settings) -> list[str]:
     """What is set and changes nothing, as another key stands against it."""
-    return [*_unreached(settings), *_unasked(settings), *_unread(settings), *_unlimited(settings)]
+    return [*_unreached(settings), *_unasked(settings), *_unread(settings), *_unlimited(settings), *_keyless(settings)]
 
 
 def _unreached(settings: Settings) -> Iterator[str]:
@@ -63,3 +64,16 @@ def _unlimited(settings: Settings) -> Iterator[str]:
         budget = key.budget
         if budget.window is not None and (budget.tokens, budget.usd, budget.calls) == (None, None, None):
             yield f"auth.keys[{index}].budget.window: there is nothing to refill; set tokens, usd or calls"
+
+
+def _keyless(settings: Settings) -> Iterator[str]:
+    """A provider that is to be called with a key, where callers send the gateway's own instead of theirs."""
+    name, has_clients = settings.default_provider, bool(settings.auth.keys) or settings.auth.required
+    provider = settings.providers.get(name) if name is not None and has_clients else None
+    if provider is None or provider.adapter != "http" or provider.auth == "none" or provider.key.get_secret_value():
+        return
+    if not CREDENTIALS & {header.encode() for header in provider.headers}:
+        yield (
+            f"providers.{name}.key: is empty, and callers send a client key: calls reach {name} without a key, unless "
+            "a caller sends both"
+        )

@@ -65,7 +65,19 @@ def test_authorities_beside_verify_false_are_noted(loaded: Load) -> None:
 
 
 def test_a_window_of_a_client_key_without_a_limit_is_noted(loaded: Load) -> None:
-    text = "auth: {keys: [{name: alice, key: 0123456789abcdef, budget: {window: 1d}}]}"
+    text = "default_provider: ollama\nauth: {keys: [{name: alice, key: 0123456789abcdef, budget: {window: 1d}}]}"
     assert loaded(text).notes == ("auth.keys[0].budget.window: there is nothing to refill; set tokens, usd or calls",)
     assert loaded(text.replace("window", "calls: 0, window")).notes == ()
     assert loaded("budget: {window: 1d}").notes == (), "a session may have a budget of its own"
+
+
+@pytest.mark.parametrize("clients", ["keys: [{name: alice, key: 0123456789abcdef}]", "required: true"])
+def test_a_default_provider_without_a_key_is_noted_where_callers_send_client_keys(clients: str, loaded: Load) -> None:
+    text = f"auth: {{{clients}}}"
+    (note,) = loaded(text).notes
+    assert note.startswith("providers.openai.key: is empty, and callers send a client key")
+    assert loaded(text, {"OPENAI_API_KEY": "sk-hunter2"}).notes == ()
+    assert loaded(f"{text}\nproviders: {{openai: {{headers: {{authorization: Bearer a}}}}}}").notes == ()
+    assert loaded(f"{text}\ndefault_provider: ollama").notes == (), "it takes none"
+    assert loaded(f"{text}\ndefault_provider: null").notes == ()
+    assert loaded("").notes == (), "callers send their own"
