@@ -164,10 +164,14 @@ class MessagesView(View):
 
 
 def _leader(kinds: Sequence[str]) -> Iterable[int]:
-    """The beginning of the last turn, if it is thinking: a provider refuses the rest of the turn without."""
+    """The beginning of the last turn, if it is thinking: a provider refuses what does not begin so in the turn without.
+
+    Where all of the turn does, whatever is left of it begins with thinking.
+    """
     words = max((place for place, kind in enumerate(kinds) if kind == "words"), default=-1)
-    spoken = (place for place in range(words + 1, len(kinds)) if kinds[place] in _SPOKEN)
-    return [place for place in [next(spoken, None)] if place is not None and kinds[place] == "thought"]
+    spoken = [place for place in range(words + 1, len(kinds)) if kinds[place] in _SPOKEN]
+    is_needed = any(kinds[place] != "thought" for place in spoken)
+    return [place for place in spoken[:1] if is_needed and kinds[place] == "thought"]
 
 
 def _asked(reads: Sequence[_Read]) -> Iterable[int]:

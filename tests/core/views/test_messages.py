@@ -285,7 +285,8 @@ def test_the_thinking_that_the_last_turn_began_with_is_held() -> None:
     loop = [thinking(0), told(0), using(1), told(1), using(2), told(2)]
     assert held(TASK, *loop) == {1}
     assert held(TASK, *loop, SAID, TASK) == set()
-    assert held(TASK, *loop, SAID, TASK, thinking(3), told(3), thinking(4), told(4)) == {9}
+    assert held(TASK, *loop, SAID, TASK, thinking(3), told(3), using(4), told(4)) == {9}
+    assert held(TASK, thinking(0), told(0), thinking(1), told(1)) == set(), "so does what is left without the first"
     assert held(TASK, using(0), told(0), thinking(1), told(1)) == set(), "it is no thinking that it began with"
 
 
