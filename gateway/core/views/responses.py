@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from gateway.core.message import decode, encode, read, sketch, text_parts
+from gateway.core.message import decode, encode, is_plain_text, read, text_parts
 from gateway.core.views.raw import compact, fields_of, items_of, list_of, object_of
 from gateway.core.views.view import SEAL, Book, Changes, View, as_came, entries, opaque, said, says_nothing, sealed
 
@@ -294,8 +294,9 @@ def _read(raw: bytes) -> _Read:
         return _Read(kind, encode({"role": "assistant", "content": [item]}))
     if kind == "said":
         content = item["content"]
-        message = raw if isinstance(content, str) else encode({**item, "content": said(content)})
-        is_plain = item["role"] == "assistant" and not sketch(message).sealed
+        parts = [] if isinstance(content, str) else said(content)
+        message = raw if isinstance(content, str) else encode({**item, "content": parts})
+        is_plain = item["role"] == "assistant" and not is_odd and all(map(is_plain_text, parts))
         return _Read(kind, message, role=item["role"], is_plain=is_plain)
     program, by = _program(item)
     if kind == "deed":

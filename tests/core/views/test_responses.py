@@ -151,10 +151,13 @@ def test_words_of_which_nothing_is_left_are_not_sent_beside_their_calls(content:
     assert restored(found, {1: {**seen(found)[1], "content": content}}) == [TASK, call("a"), output("a"), NEXT]
 
 
-def test_annotated_words_stand_alone_before_calls() -> None:
+def test_words_that_cannot_be_cut_stand_alone_before_calls() -> None:
     note = {"type": "url_citation", "start_index": 0, "end_index": 4, "url": "https://example.com", "title": "x"}
     said = {"role": "assistant", "content": [{"type": "output_text", "text": "long", "annotations": [note]}]}
     assert view(TASK, said, call("a"), output("a"), NEXT).places == ((0,), (1,), (2,), (3,), (4,))
+    odd = b'{"role":"assistant","content":"long","role":"assistant"}'
+    raws = [encode(TASK), odd, encode(call("a")), encode(output("a")), encode(NEXT)]
+    assert view_of("responses", raws).places == ((0,), (1,), (2,), (3,), (4,))
 
 
 def test_a_call_of_a_program_that_the_provider_keeps_holds_no_words() -> None:
