@@ -1,11 +1,13 @@
 """How good is the fitting? The adapter for the trim benchmark, and a command that prints its whole table.
 
     python bench/fit.py SCORER.py DATA_DIR [--recall off|said|all] [--limit N] [--json OUT]
+    python bench/fit.py SCORER.py DATA_DIR --wire responses|messages
     python bench/fit.py SCORER.py DATA_DIR --gateway [--on-overflow error|least|forward]
 
 SCORER.py scores a function(request, budget) -> request on recorded conversations (its --help says how). `trim` is that
-function: it keeps its epochs by the hash of the messages, as a server does. Variables FIT_RECALL, FIT_LOW_WATER,
-FIT_STALE, FIT_SAVING and FIT_WORTH (JSON) change the policy for one run.
+function: it keeps its epochs by the hash of the messages, as a server does. With `--wire` it cuts them in the form of
+another API, see wires.py. Variables FIT_RECALL, FIT_LOW_WATER, FIT_STALE, FIT_SAVING and FIT_WORTH (JSON) change the
+policy for one run.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from wires import REQUEST_TOKENS, Wired
 
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import Draft
@@ -32,9 +35,6 @@ from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten
 from gateway.core.fitting.worth import Worth
-
-#: tokens of a request beside its messages and tools
-REQUEST_TOKENS = 3
 
 
 def counter() -> Callable[[str], int]:
@@ -109,13 +109,14 @@ def _decoded(sent: Sequence[bytes], raws: Sequence[bytes], came: Sequence[Any]) 
     return [known[id(raw)] if id(raw) in known else json.loads(raw) for raw in sent]
 
 
-_trimmers: list[Trimmer] = []
+_trimmers: list[Trimmer | Wired] = []
 
 
 def trim(request: dict[str, Any], budget: int) -> dict[str, Any]:
     """The adapter."""
     if not _trimmers:
-        _trimmers.append(Trimmer())
+        wire: Any = os.environ.get("FIT_WIRE", "chat")
+        _trimmers.append(Trimmer() if wire == "chat" else Wired(wire, counter(), policy()))
     return _trimmers[0](request, budget)
 
 
@@ -161,13 +162,14 @@ def main() -> int:
     parser.add_argument("--limit")
     parser.add_argument("--budgets", default="50%,25%,12%,8k")
     parser.add_argument("--json")
+    parser.add_argument("--wire", choices=("chat", "responses", "messages"), default="chat")
     parser.add_argument("--gateway", action="store_true", help="through a running gateway, which this starts")
     parser.add_argument("--on-overflow", choices=("error", "least", "forward"), default="error")
     arguments = parser.parse_args()
     if arguments.gateway:
         return through_gateway(arguments)
     here = Path(__file__).resolve()
-    environment = {**os.environ, "FIT_RECALL": arguments.recall}
+    environment = {**os.environ, "FIT_RECALL": arguments.recall, "FIT_WIRE": arguments.wire}
     environment["PYTHONPATH"] = os.pathsep.join([str(here.parent.parent), str(here.parent)])
     common = [sys.executable, str(arguments.scorer.resolve())]
     source = ["--data", str(arguments.data), "--trimmer", "fit:trim"]
@@ -175,6 +177,8 @@ def main() -> int:
     scored = subprocess.run(
         [*common, "score", *source, "--budgets", arguments.budgets, *extra], env=environment, check=False
     )
+    if arguments.wire != "chat":
+        return scored.returncode  # most of the time would be that of writing one format as another
     speed = subprocess.run([*common, "speed", *source], env=environment, check=False)
     return scored.returncode or speed.returncode
 

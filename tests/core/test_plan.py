@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -469,6 +470,49 @@ def test_the_same_request_is_sent_as_the_same_bytes_again(wire: Wire, recall: Re
             assert (again.context.tokens, again.context.trimmed) == (first.context.tokens, first.context.trimmed)
             resumed += again.resumed is not None
     assert resumed > 40
+
+
+def written(wire: Wire, number: int) -> list[bytes]:
+    """A file that the assistant writes, and says so before."""
+    said, lines = f"I write part {number}.", "\n".join(f"part {number} line {line} of {line * 7}" for line in range(40))
+    if wire == "responses":
+        asked = {"type": "function_call", "call_id": f"c{number}", "name": "write"}
+        found: list[dict[str, Any]] = [
+            {"role": "assistant", "content": said},
+            {**asked, "arguments": json.dumps({"text": lines})},
+            {"type": "function_call_output", "call_id": f"c{number}", "output": f"part {number} is written"},
+        ]
+    else:
+        use = {"type": "tool_use", "id": f"c{number}", "name": "write", "input": {"text": lines}}
+        result = {"type": "tool_result", "tool_use_id": f"c{number}", "content": f"part {number} is written"}
+        found = [
+            {"role": "assistant", "content": [{"type": "text", "text": said}, use]},
+            {"role": "user", "content": [result]},
+        ]
+    return [json.dumps(one).encode() for one in found]
+
+
+@pytest.mark.parametrize("wire", OTHERS)
+def test_what_an_assistant_writes_is_cut_and_goes_on_from_turn_to_turn(wire: Wire) -> None:
+    raws, state, before = elements(wire, 0), SessionState(), tuple[bytes, ...]()
+    resumed = 0
+    for number in range(30):
+        raws += written(wire, number)
+        plan = planned_as(wire, raws, room(3_000, state=state))
+        if plan.messages is None:
+            continue
+        assert plan.context.tokens + plan.context.margin <= 3_000
+        sent = b"\n".join(plan.messages)
+        told, called = set(re.findall(rb"I write part (\d+)", sent)), set(re.findall(rb'"c(\d+)"', sent))
+        assert told <= called, "no words without what they announce"
+        assert len(called) > 3, "there is room for more than what must stay"
+        if plan.epoch is None:
+            resumed += 1
+            assert plan.messages[: len(before)] == before
+        else:
+            state = state.with_epoch(plan.epoch)
+        before = plan.messages
+    assert resumed > 10
 
 
 # --- summaries ----------------------------------------------------------------------------------------------------

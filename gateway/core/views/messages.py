@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from gateway.core.counting.measure import is_compaction
 from gateway.core.message import decode, encode, read
 from gateway.core.views.raw import compact, fields_of, items_of, list_of, object_of
-from gateway.core.views.view import SEAL, Book, Changes, View, as_came, entries, opaque, said, sealed
+from gateway.core.views.view import SEAL, Book, Changes, View, as_came, entries, opaque, said, says_nothing, sealed
 
 #: A tuple and no set: what is looked up in it may be any JSON, which cannot always be hashed.
 _ROLES = ("user", "assistant")
@@ -118,20 +118,25 @@ class MessagesView(View):
         return object_of({**fields, "content": list_of(left)}) if left else came
 
     def _is_other(self, index: int, form: bytes) -> bool:
-        """Whether a form says something else than its message; calls are never changed."""
-        return bool(decode(form).get("content") != decode(self.messages[index]).get("content"))
+        """Whether a form says something else than its message."""
+        now, was = decode(form), decode(self.messages[index])
+        return any(now.get(name) != was.get(name) for name in ("content", "tool_calls"))
 
     def _left(self, element: int, content: bytes, forms: Changes) -> Iterator[bytes]:
         blocks = items_of(content)
         if not blocks:
             yield from map(encode, _texts(decode(next(filter(None, forms.values()))).get("content")))
         whose = {block: index for index in self.owned[element] for block in self._of(index, len(blocks))}
+        calls = {index: iter(decode(form).get("tool_calls") or ()) for index, form in forms.items() if form}
         done: set[int] = set()
         for number, raw in enumerate(blocks):
             index = whose[number]
             form = forms.get(index, b"")
-            if form == b"" or (form and _stays(decode(raw))):
+            if form == b"":
                 yield raw
+            elif form and _stays(decode(raw)):
+                call = next(calls[index], None)
+                yield raw if call is None else _called(raw, call["function"]["arguments"])
             elif form is not None and index not in done:
                 done.add(index)
                 came = [blocks[mine] for mine in self._of(index, len(blocks))]
@@ -159,10 +164,14 @@ class MessagesView(View):
 
 
 def _leader(kinds: Sequence[str]) -> Iterable[int]:
-    """The beginning of the last turn, if it is thinking: a provider refuses the rest of the turn without."""
+    """The beginning of the last turn, if it is thinking: a provider refuses what does not begin so in the turn without.
+
+    Where all of the turn does, whatever is left of it begins with thinking.
+    """
     words = max((place for place, kind in enumerate(kinds) if kind == "words"), default=-1)
-    spoken = (place for place in range(words + 1, len(kinds)) if kinds[place] in _SPOKEN)
-    return [place for place in [next(spoken, None)] if place is not None and kinds[place] == "thought"]
+    spoken = [place for place in range(words + 1, len(kinds)) if kinds[place] in _SPOKEN]
+    is_needed = any(kinds[place] != "thought" for place in spoken)
+    return [place for place in spoken[:1] if is_needed and kinds[place] == "thought"]
 
 
 def _asked(reads: Sequence[_Read]) -> Iterable[int]:
@@ -378,8 +387,15 @@ def _spoken(message: Mapping[str, Any], content: Sequence[Any], arguments: Seque
 
 
 def _stays(block: Mapping[str, Any]) -> bool:
-    """A call: it is never changed, only left out with its message."""
+    """A call: it is only left out with its message."""
     return block.get("type") == _CALL
+
+
+def _called(raw: bytes, arguments: str) -> bytes:
+    """A call with these arguments."""
+    fields = fields_of(raw)
+    is_same = compact(fields.get("input", b"{}")) == arguments
+    return raw if is_same else object_of(fields | {"input": arguments.encode()})
 
 
 def _call(block: Mapping[str, Any], arguments: str) -> dict[str, Any]:
@@ -418,7 +434,8 @@ def _formed(came: Sequence[bytes], form: Mapping[str, Any]) -> Iterable[bytes]:
     content = form.get("content")
     fields = fields_of(came[0])
     if decode(fields.get("type", b"null")) != "tool_result":
-        return as_came(_texts(content), came)
+        is_gone = form.get("tool_calls") and says_nothing(content)
+        return () if is_gone else as_came(_texts(content), came)
     if isinstance(content, list):
         written = list_of(as_came(content, items_of(fields.get("content", b""))))
     else:

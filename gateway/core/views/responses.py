@@ -1,9 +1,10 @@
 """The input items of a Responses request as chat messages.
 
-Calls that were made together become one message, and their results follow it, wherever they stand among the items. What
-a model reasoned or did by itself is bound to what came of it: a provider refuses one without the other, also where the
-reasoning is only named. So is a program to the calls that it made, whose results it reads as they came. All else that
-is only named, items that nobody here knows, and results whose call the provider keeps, are held.
+Calls that were made together become one message with what was said directly before them, as in a chat request, and
+their results follow it, wherever they stand among the items. What a model reasoned or did by itself is bound to what
+came of it: a provider refuses one without the other, also where the reasoning is only named. So is a program to the
+calls that it made, whose results it reads as they came. All else that is only named, items that nobody here knows, and
+results whose call the provider keeps, are held.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from gateway.core.message import decode, encode, read, text_parts
+from gateway.core.message import decode, encode, is_plain_text, read, text_parts
 from gateway.core.views.raw import compact, fields_of, items_of, list_of, object_of
-from gateway.core.views.view import Book, Changes, View, as_came, entries, opaque, said, sealed
+from gateway.core.views.view import SEAL, Book, Changes, View, as_came, entries, opaque, said, says_nothing, sealed
 
 #: A tuple and no set: what is looked up in it may be any JSON, which cannot always be hashed.
 _SPEAKERS = ("user", "system", "developer")
@@ -45,6 +46,8 @@ _REASONING_ID = "rs_"
 
 #: the field of an item that rules may change, by what the item is
 _CHANGED: Final = {"result": "output", "said": "content"}
+#: calls whose arguments are any text or JSON; those of the others have a form of their own
+_FREE: Final = frozenset({"function_call", "custom_tool_call"})
 
 
 class _Read(NamedTuple):
@@ -61,6 +64,10 @@ class _Read(NamedTuple):
     #: `call_id` of the program that it is, and of the program that it belongs to; empty for none
     program: str = ""
     by: str = ""
+    #: words of the assistant's that can be cut
+    is_plain: bool = False
+    #: a call that cannot be
+    is_fixed: bool = False
 
 
 @dataclass(slots=True)
@@ -69,6 +76,8 @@ class _Group:
 
     places: list[int]
     message: dict[str, Any] | bytes
+    #: the message of what was said directly before its calls
+    words: bytes = b""
     #: reasoning or deeds are in it: what follows belongs to them
     binds: bool = False
     #: reasoning is in it
@@ -93,6 +102,7 @@ class ResponsesView(View):
         groups = [one for group in grouping.groups for one in (group, *group.results)]
         kept = {id(group) for group in (*grouping.alone, *grouping.last)}
         old = {id(group) for group in grouping.stale()}
+        self._bound = {index for index, group in enumerate(groups) if group.binds}
         super().__init__(
             elements,
             [_encoded(group) for group in groups],
@@ -101,15 +111,21 @@ class ResponsesView(View):
             stale=[index for index, group in enumerate(groups) if id(group) in old],
         )
 
-    def _changed(self, element: int, forms: Changes) -> bytes:
+    def _changed(self, element: int, forms: Changes) -> bytes | None:
         came = self.elements[element]
         index, form = next((index, form) for index, form in forms.items() if form is not None)
-        item, content = decode(came), decode(form).get("content")
-        name = _CHANGED.get(_kind(item))
-        if name is None or any(len(self.places[index]) > 1 for index in forms):
-            return came  # calls and reasoning stand as they came or not at all
-        if content == decode(self.messages[index]).get("content"):
+        if index in self._bound:
+            return came  # reasoning and what came of it stand as they came or not at all
+        item, now, was = decode(came), decode(form), decode(self.messages[index])
+        kind = _kind(item)
+        if kind == "call":
+            number = self.places[index].index(element) - len(self.places[index])
+            return _called(came, item, now["tool_calls"][number]) if now.get("tool_calls") else came
+        name, content = _CHANGED.get(kind), now.get("content")
+        if name is None or content == was.get("content"):
             return came
+        if kind == "said" and was.get("tool_calls") and says_nothing(content):
+            return None
         fields = fields_of(came)
         if isinstance(content, str):
             return object_of({**fields, name: encode(content)})
@@ -142,6 +158,8 @@ class _Grouping:
         self._compact: _Group | None = None
         #: the item before only named one that the provider keeps
         self._is_after_name = False
+        #: what the item before said: calls that follow belong to it
+        self._words: _Group | None = None
 
     def stale(self) -> Iterator[_Group]:
         """The groups before the last compaction, which stands for them: those of which no part stands behind it."""
@@ -156,6 +174,7 @@ class _Grouping:
     def add(self, place: int, item: _Read) -> None:
         """Take the next item."""
         was_after_name, self._is_after_name = self._is_after_name, item.kind == "named"
+        words, self._words = self._words, None
         if item.kind == "result":
             self._result(place, item)
             return
@@ -163,10 +182,20 @@ class _Grouping:
         if item.kind in ("", "named"):
             self._alone(_Group([place], item.message))
             return
+        if words is not None and item.kind == "call" and not item.by:
+            self._goes_with(words)
         group = self._made(place, item)
         if was_after_name and item.role in ("", "assistant"):
             # It may have come of the item that was only named: the provider alone knows.
             self.alone.append(group)
+        elif item.is_plain and self._open is None:
+            self._words = group
+
+    def _goes_with(self, words: _Group) -> None:
+        """Let the calls that follow be of one message with what was said before them."""
+        if isinstance(words.message, bytes):
+            words.words, words.message = words.message, _silent()
+            self._open = words
 
     def _made(self, place: int, item: _Read) -> _Group:
         if item.kind == "said":
@@ -207,7 +236,7 @@ class _Grouping:
     def _did(self, place: int, item: _Read) -> _Group:
         group = self._programs.get(item.by, self._open)
         if group is None or (item.by not in self._programs and not _goes_on(group, item)):
-            group = _Group([], {"role": "assistant", "content": [], "tool_calls": []})
+            group = _Group([], _silent())
             self._opened(group, is_open=True)
         if item.by:
             self._of_program(group, item)
@@ -218,6 +247,8 @@ class _Grouping:
             self._callers.update({name: (group, item.call_id) for name in (item.id, item.call_id) if name})
             group.is_made = True
             self._join(group, place, [], [item.part])
+            if item.is_fixed and isinstance(group.message, dict):
+                group.message |= SEAL
         else:
             group.binds, group.reasons = True, group.reasons or item.is_reasoning
             self._join(group, place, [item.part])
@@ -263,15 +294,18 @@ def _read(raw: bytes) -> _Read:
         return _Read(kind, encode({"role": "assistant", "content": [item]}))
     if kind == "said":
         content = item["content"]
-        message = raw if isinstance(content, str) else encode({**item, "content": said(content)})
-        return _Read(kind, message, role=item["role"])
+        parts = [] if isinstance(content, str) else said(content)
+        message = raw if isinstance(content, str) else encode({**item, "content": parts})
+        is_plain = item["role"] == "assistant" and not is_odd and all(map(is_plain_text, parts))
+        return _Read(kind, message, role=item["role"], is_plain=is_plain)
     program, by = _program(item)
     if kind == "deed":
         is_reasoning = _is_name(item) or item["type"] == "reasoning"
         return _Read(kind, part=_deed(item), id=_id(item), is_reasoning=is_reasoning, program=program, by=by)
     call_id = _call_id(item)
     if kind == "call":
-        return _Read(kind, part=_call(item, raw), call_id=call_id, id=_id(item), by=by)
+        is_fixed = item["type"] not in _FREE
+        return _Read(kind, part=_call(item, raw), call_id=call_id, id=_id(item), by=by, is_fixed=is_fixed)
     message = encode({"role": "tool", "tool_call_id": call_id, "content": _output(item)})
     return _Read(kind, message, call_id=call_id, by=by)
 
@@ -343,14 +377,25 @@ def _calls_of(group: _Group) -> bool:
     return isinstance(group.message, dict) and bool(group.message["tool_calls"])
 
 
+def _called(came: bytes, item: Mapping[str, Any], call: Mapping[str, Any]) -> bytes:
+    """A call with the arguments that it has in a chat message."""
+    arguments = call["function"]["arguments"]
+    if _arguments(item, came) == arguments:
+        return came
+    is_text = isinstance(item.get("arguments"), str)
+    return object_of(fields_of(came) | ({"arguments": encode(arguments)} if is_text else fields_of(arguments.encode())))
+
+
 def _call(item: Mapping[str, Any], raw: bytes) -> dict[str, Any]:
-    name = item.get("name", item["type"])
+    function = {"name": item.get("name", item["type"]), "arguments": _arguments(item, raw)}
+    return {"id": item["call_id"], "type": "function", "function": function}
+
+
+def _arguments(item: Mapping[str, Any], raw: bytes) -> str:
     if isinstance(item.get("arguments"), str):
-        arguments = item["arguments"]
-    else:
-        fields = fields_of(raw)
-        arguments = compact(object_of({key: fields[key] for key in ("input", "action", "operation") if key in fields}))
-    return {"id": item["call_id"], "type": "function", "function": {"name": name, "arguments": arguments}}
+        return str(item["arguments"])
+    fields = fields_of(raw)
+    return compact(object_of({key: fields[key] for key in ("input", "action", "operation") if key in fields}))
 
 
 def _deed(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -373,10 +418,19 @@ def _output(item: Mapping[str, Any]) -> Any:
     return [{name: value for name, value in item.items() if name not in ("id", "call_id", "status")}]
 
 
+def _silent() -> dict[str, Any]:
+    """An assistant's message of which nothing is known yet."""
+    return {"role": "assistant", "content": [], "tool_calls": []}
+
+
 def _encoded(group: _Group) -> bytes:
     message = group.message
     if isinstance(message, bytes):
         return message
+    if group.words:
+        # The words are not read again: only what they came with is put behind them.
+        more = encode({name: value for name, value in message.items() if value and name != "role"})
+        return group.words.rstrip()[:-1] + b"," + more[1:]
     return encode({name: value for name, value in message.items() if value or name == "role"})
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
+from gateway.core.fitting.blocks import GAP
 from gateway.core.fitting.receipt import UNCHANGED, Fate, Fates
 from gateway.core.message import decode, digest, encode
 
@@ -105,7 +106,9 @@ class View(ABC):
             if not forms:
                 yield element, raw
             elif len(forms) < len(mine) or any(form is not None for form in forms.values()):
-                yield element, self._changed(element, forms)
+                changed = self._changed(element, forms)
+                if changed is not None:
+                    yield element, changed
 
     def shown(self, messages: Sequence[bytes]) -> tuple[bytes, ...]:
         """The elements when each message is sent in another form."""
@@ -129,8 +132,8 @@ class View(ABC):
         return Fate(told.role, before, after, told.rule)
 
     @abstractmethod
-    def _changed(self, element: int, forms: Changes) -> bytes:
-        """An element of which some messages are changed or left out, but not all left out."""
+    def _changed(self, element: int, forms: Changes) -> bytes | None:
+        """An element of which some messages are changed or left out, but not all left out; None where nothing stays."""
 
     @abstractmethod
     def _added(self, message: Mapping[str, Any], element: int) -> bytes:
@@ -176,6 +179,11 @@ def sealed(message: bytes) -> bytes:
 def said(parts: Sequence[Any]) -> list[Any]:
     """Parts as a chat request writes them: texts of any name as `text`, without the fields that say nothing."""
     return [_part(part) for part in parts]
+
+
+def says_nothing(content: Any) -> bool:
+    """Whether nothing is left of a content that was cut but gap marks: beside calls they need not be sent."""
+    return content is None or (isinstance(content, list) and all(part.get("text") == GAP for part in content))
 
 
 def as_came(parts: Iterable[Any], came: Sequence[bytes], write: Callable[[Any], bytes] = encode) -> Iterator[bytes]:

@@ -285,7 +285,8 @@ def test_the_thinking_that_the_last_turn_began_with_is_held() -> None:
     loop = [thinking(0), told(0), using(1), told(1), using(2), told(2)]
     assert held(TASK, *loop) == {1}
     assert held(TASK, *loop, SAID, TASK) == set()
-    assert held(TASK, *loop, SAID, TASK, thinking(3), told(3), thinking(4), told(4)) == {9}
+    assert held(TASK, *loop, SAID, TASK, thinking(3), told(3), using(4), told(4)) == {9}
+    assert held(TASK, thinking(0), told(0), thinking(1), told(1)) == set(), "so does what is left without the first"
     assert held(TASK, using(0), told(0), thinking(1), told(1)) == set(), "it is no thinking that it began with"
 
 
@@ -371,18 +372,23 @@ def test_a_changed_result_keeps_the_bytes_of_its_other_parts() -> None:
     assert whole == b'{"role":"user","content":[' + start + b'"x"}]}'
 
 
-def test_a_call_that_would_be_changed_goes_out_as_it_came() -> None:
-    call = b'{"type":"tool_use","id":"t0","name":"f","input":' + NUMBERS + b"}"
-    said = (
-        b'{"role": "assistant", "content": [{"type": "text", "text": "a"}, '
-        + call
-        + b', {"type": "text", "text": "b"}]}'
-    )
-    found = view_of("messages", [encode(TASK), said, encode(told(0)), encode(TASK)])
+def test_arguments_that_were_cut_stand_in_their_call() -> None:
+    call = b'{"type":"tool_use","x":' + NUMBERS + b',"input":' + NUMBERS + b',"id":"t0","name":"f"}'
+    same = call.replace(b"t0", b"t1")
+    said = b'{"role":"assistant","content":[{"type": "text", "text": "a"},' + call + b"," + same + b"]}"
+    answers: Json = {"role": "user", "content": [*told(0)["content"], *told(1)["content"]]}
+    found = view_of("messages", [encode(TASK), said, encode(answers), encode(TASK)])
     form = seen(found)[1]
-    form["tool_calls"][0]["function"]["arguments"] = "{}"
-    assert found.restored({1: encode(form)}) == found.elements
-    assert found.restored({1: encode(form), 2: encode({"role": "tool", "content": "y"})})[1] == said
+    form["tool_calls"][0]["function"]["arguments"] = '{"t":"[...]"}'
+    cut = said.replace(b'"input":' + NUMBERS, b'"input":{"t":"[...]"}', 1)
+    assert found.restored({1: encode(form)})[1] == cut
+
+
+def test_words_of_which_nothing_is_left_are_not_sent_beside_their_call() -> None:
+    said: Json = {"role": "assistant", "content": [{"type": "text", "text": "I look."}, *using(0)["content"]]}
+    found = view_of("messages", [encode(one) for one in (TASK, said, told(0), TASK)])
+    form = seen(found)[1] | {"content": [{"type": "text", "text": "[...]"}]}
+    assert json.loads(found.restored({1: encode(form)})[1])["content"] == using(0)["content"]
 
 
 def test_system_texts_that_are_joined_keep_their_bytes() -> None:

@@ -118,7 +118,7 @@ def test_changed_texts_have_the_names_of_this_api() -> None:
         TASK, said, call("a"), output("a", [{"type": "input_text", "text": "long"}]), call("b"), output("b"), NEXT
     )
     short = [{"type": "text", "text": "short"}]
-    sent = restored(found, {index: {"role": "x", "content": short} for index in (0, 1, 3)} | {5: {"content": "short"}})
+    sent = restored(found, {index: {"role": "x", "content": short} for index in (0, 1, 2)} | {4: {"content": "short"}})
     assert sent[0] == {"role": "user", "content": [{"type": "input_text", "text": "short"}]}
     assert sent[1] == {**said, "content": [{"type": "output_text", "text": "short", "annotations": []}]}
     assert sent[3] == output("a", [{"type": "input_text", "text": "short"}])
@@ -131,9 +131,62 @@ def test_annotated_text_is_not_changed() -> None:
     assert sketch(view(TASK, said, NEXT).messages[1]).sealed
 
 
-def test_calls_are_never_changed() -> None:
-    found = view(TASK, call("a"), output("a"), NEXT)
-    assert restored(found, {1: {"role": "assistant", "content": "x"}}) == [TASK, call("a"), output("a"), NEXT]
+def test_calls_stand_with_what_was_said_directly_before_them() -> None:
+    part = {"type": "output_text", "text": "I look.", "annotations": []}
+    said = {"type": "message", "role": "assistant", "id": "msg_1", "content": [part]}
+    found = view(TASK, said, said, call("a"), call("b"), output("a"), output("b"), said, NEXT)
+    assert found.places == ((0,), (1,), (2, 3, 4), (5,), (6,), (7,), (8,))
+    both = seen(found)[2]
+    assert [one["id"] for one in both.pop("tool_calls")] == ["a", "b"]
+    assert both == {**said, "content": [{"type": "text", "text": "I look."}]}
+    short = {"role": "assistant", "content": [{"type": "text", "text": "short"}]}
+    assert restored(found, {2: short})[2:5] == [{**said, "content": [{**part, "text": "short"}]}, call("a"), call("b")]
+    assert restored(found, {2: None, 3: None, 4: None}) == [TASK, said, said, NEXT]
+
+
+@pytest.mark.parametrize("content", [None, [{"type": "text", "text": "[...]"}]])
+def test_words_of_which_nothing_is_left_are_not_sent_beside_their_calls(content: Any) -> None:
+    said = {"role": "assistant", "content": "I look." if content is None else [{"type": "output_text", "text": "Yes"}]}
+    found = view(TASK, said, call("a"), output("a"), NEXT)
+    assert restored(found, {1: {**seen(found)[1], "content": content}}) == [TASK, call("a"), output("a"), NEXT]
+
+
+def test_words_that_cannot_be_cut_stand_alone_before_calls() -> None:
+    note = {"type": "url_citation", "start_index": 0, "end_index": 4, "url": "https://example.com", "title": "x"}
+    said = {"role": "assistant", "content": [{"type": "output_text", "text": "long", "annotations": [note]}]}
+    assert view(TASK, said, call("a"), output("a"), NEXT).places == ((0,), (1,), (2,), (3,), (4,))
+    odd = b'{"role":"assistant","content":"long","role":"assistant"}'
+    raws = [encode(TASK), odd, encode(call("a")), encode(output("a")), encode(NEXT)]
+    assert view_of("responses", raws).places == ((0,), (1,), (2,), (3,), (4,))
+
+
+def test_a_call_of_a_program_that_the_provider_keeps_holds_no_words() -> None:
+    said = {"role": "assistant", "content": "I look."}
+    assert held(TASK, said, coded(call("a")), output("a"), NEXT) == {2}
+
+
+@pytest.mark.parametrize("kind", ["function_call", "custom_tool_call"])
+def test_arguments_that_were_cut_stand_in_their_call(kind: str) -> None:
+    name, came, cut = (
+        ("arguments", '{"n": 1.10, "t": "long"}', '{"n":1.10,"t":"[...]"}')
+        if kind == "function_call"
+        else ("input", "long", "[...]")
+    )
+    called = {"type": kind, "call_id": "a", "name": "f", name: came, "id": "fc_1"}
+    same = {**called, "call_id": "b"}
+    answers = [{"type": f"{kind}_output", "call_id": one, "output": "done"} for one in "ab"]
+    said = {"role": "assistant", "content": "I look."}
+    found = view(TASK, said, called, same, *answers, NEXT)
+    form = seen(found)[1]
+    form["tool_calls"][0]["function"]["arguments"] = cut if kind == "function_call" else '{"input":"[...]"}'
+    assert restored(found, {1: form}) == [TASK, said, {**called, name: cut}, same, *answers, NEXT]
+
+
+@pytest.mark.parametrize("kind", ["shell_call", "local_shell_call", "apply_patch_call", "computer_call"])
+def test_calls_that_have_a_form_of_their_own_are_not_cut(kind: str) -> None:
+    called = {"type": kind, "call_id": "a", "operation": {"type": "update_file", "diff": "long"}}
+    found = view(TASK, called, {"type": f"{kind}_output", "call_id": "a", "output": "done"}, NEXT)
+    assert sketch(found.messages[1]).sealed
 
 
 @pytest.mark.parametrize("kind", ["web_search_call", "code_interpreter_call", "mcp_call"])
@@ -240,7 +293,7 @@ def test_calls_that_came_of_one_reasoning_stand_together_between_their_results()
     assert found.places == ((0,), (1, 2, 4), (3,), (5,), (6, 7), (8,), (9,))
     assert restored(found, dict.fromkeys((1, 2, 3))) == [TASK, thought("2"), call("c"), output("c"), NEXT]
     said = {"role": "assistant", "content": "Done."}
-    assert view(TASK, *loop[:3], said, *loop[3:], NEXT).places[3:6] == ((4,), (5,), (6,)), "another answer"
+    assert view(TASK, *loop[:3], said, *loop[3:], NEXT).places[3:6] == ((4, 5), (6,), (7,)), "another answer"
 
 
 @pytest.mark.parametrize("kind", ["web_search_call", "code_interpreter_call", "mcp_call"])

@@ -1,0 +1,178 @@
+"""Chat requests as bodies of the other two APIs, cut there, and read back: does a format lose what another keeps?
+
+`python bench/fit.py SCORER.py DATA_DIR --wire responses|messages` scores `Wired`. All weights are those of the chat
+request that a body stands for, so that only what is chosen can differ. A system text stands in a field of its own, as
+it does in these APIs; recorded conversations have no reasoning.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from gateway.core.context_budget import ContextPolicy
+from gateway.core.conversation import Conversation
+from gateway.core.counting.context import ContextCounts
+from gateway.core.counting.estimate import Estimate
+from gateway.core.counting.measure import Wire
+from gateway.core.counting.request import Request
+from gateway.core.counting.weighed import Learned, weigh
+from gateway.core.fitting.policy import FitPolicy
+from gateway.core.fitting.reader import Reader, weigher
+from gateway.core.message import SYSTEM_ROLES, encode, text_parts
+from gateway.core.plan import Room, Scales, make_room
+from gateway.core.session import SessionState
+from gateway.core.views import view_of
+
+Json = dict[str, Any]
+
+#: tokens of a request beside its messages and tools
+REQUEST_TOKENS = 3
+
+
+def elements_of(wire: Wire, messages: Sequence[Json]) -> list[Json]:
+    """Chat messages as the elements of a body."""
+    if wire == "responses":
+        return [item for message in messages for item in _items(message)]
+    found: list[Json] = []
+    for message in messages:
+        role = "assistant" if message["role"] == "assistant" else "user"
+        if role == "user" and found and found[-1]["role"] == "user":
+            found[-1]["content"] += _blocks(message)
+        else:
+            found.append({"role": role, "content": list(_blocks(message))})
+    return found
+
+
+def _items(message: Json) -> Iterator[Json]:
+    role, content = message["role"], message.get("content")
+    if role == "tool":
+        yield {"type": "function_call_output", "call_id": message["tool_call_id"], "output": content}
+    elif content:
+        own: Json = {"type": "output_text", "annotations": []} if role == "assistant" else {"type": "input_text"}
+        yield {"type": "message", "role": role, "content": [own | {"text": content}]}
+    for call in message.get("tool_calls") or ():
+        yield {"type": "function_call", "call_id": call["id"], **call["function"]}
+
+
+def _blocks(message: Json) -> Iterator[Json]:
+    content = message.get("content")
+    if message["role"] == "tool":
+        yield {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": content}
+    elif content:
+        yield {"type": "text", "text": content}
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        given = json.loads(function["arguments"] or "{}")
+        yield {"type": "tool_use", "id": call["id"], "name": function["name"], "input": given}
+
+
+def messages_of(wire: Wire, elements: Sequence[Json], arguments: Mapping[str, str]) -> list[Json]:
+    """Elements as chat messages. `arguments`: of each call by its id, as they were spelled."""
+    if wire == "messages":
+        return [message for element in elements for message in _of_element(element, arguments)]
+    found: list[Json] = []
+    for item in elements:
+        kind = item.get("type", "message")
+        if kind == "function_call":
+            if not found or found[-1]["role"] != "assistant":
+                found.append({"role": "assistant", "content": None})
+            found[-1].setdefault("tool_calls", []).append(_call(item["call_id"], item["name"], item["arguments"]))
+        elif kind == "function_call_output":
+            found.append({"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])})
+        else:
+            found.append({"role": item["role"], "content": _text(item["content"])})
+    return found
+
+
+def _of_element(element: Json, arguments: Mapping[str, str]) -> Iterator[Json]:
+    content = element["content"]
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    texts = [block for block in blocks if block["type"] == "text"]
+    calls = []
+    for block in blocks:
+        if block["type"] == "tool_result":
+            yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": _text(block["content"])}
+        elif block["type"] == "tool_use":
+            was = arguments.get(block["id"]) or "{}"
+            is_same = json.loads(was) == block["input"]
+            said = was if is_same else json.dumps(block["input"], ensure_ascii=False)
+            calls.append(_call(block["id"], block["name"], said))
+    if texts or calls:
+        message = {"role": element["role"], "content": _text(texts) if texts else None}
+        yield message | ({"tool_calls": calls} if calls else {})
+
+
+def _call(name: str, function: str, arguments: str) -> Json:
+    return {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else "\n\n".join(text_parts([part]) for part in content)
+
+
+class _Exact:
+    """Weighs a body as the chat request that it stands for."""
+
+    def __init__(self, wire: Wire, weigh_one: Callable[[bytes], int]) -> None:
+        self._wire = wire
+        self._weigh_one = weigh_one
+        self.beside = 0
+        self.arguments: Mapping[str, str] = {}
+
+    def estimate(self, request: Request, *, keys: object = None) -> Estimate:
+        del keys
+        messages = messages_of(self._wire, [json.loads(raw) for raw in request.messages], self.arguments)
+        tokens = self.beside + sum(self._weigh_one(encode(message)) for message in messages)
+        return Estimate(tokens, "exact", 0.0, 0, "", "", "", ContextCounts(), self.beside)
+
+
+class Wired:
+    """A trimmer of chat requests that sends them in another format, with all its epochs."""
+
+    def __init__(self, wire: Wire, count: Callable[[str], int], policy: FitPolicy) -> None:
+        weigh_all = weigher(count)
+        self._wire = wire
+        self._weigh_one = lru_cache(1 << 16)(lambda raw: weigh_all([raw])[0])
+        self._reader = Reader(lambda raws: weigh_all([_bare(raw) for raw in raws]))
+        self._exact = _Exact(wire, self._weigh_one)
+        self._count = lru_cache(256)(count)
+        self._policy = ContextPolicy(overflow="least", safety=1.0, fit=policy)
+        self._epochs: dict[str, dict[str, Any]] = {}
+
+    def __call__(self, request: Json, budget: int) -> Json:
+        came = request["messages"]
+        start = next(place for place, message in enumerate(came) if message["role"] not in SYSTEM_ROLES)
+        tools = json.dumps(request["tools"], ensure_ascii=False) if request.get("tools") else ""
+        system = sum(self._weigh_one(encode(message)) for message in came[:start])
+        self._exact.beside = self._count(tools) + system + REQUEST_TOKENS
+        calls = [call for message in came for call in message.get("tool_calls") or ()]
+        self._exact.arguments = {call["id"]: call["function"]["arguments"] for call in calls}
+        raws = [encode(element) for element in elements_of(self._wire, came[start:])]
+        body = Request(wire=self._wire, messages=raws)
+        weighed = weigh(body, self._exact.estimate(body), Learned())
+        if weighed.tokens <= budget:
+            return request
+        view, known = view_of(self._wire, raws), self._epochs.setdefault(str(request.get("user", "")), {})
+        stale = dict.fromkeys(view.stale, 0.0)
+        conversation = Conversation.of(
+            view.messages, self._reader, pinned=view.held, priorities=stale, takes_turns=False
+        )
+        room = Room(budget, self._policy, False, SessionState(known), Learned(), lambda: False)  # noqa: FBT003
+        exact: Any = self._exact
+        plan = make_room(weighed, view, conversation, room, Scales(exact, self._reader))
+        if plan.epoch is not None:
+            # as it would come back out of a store
+            known[plan.epoch["prefix"]] = json.loads(json.dumps(plan.epoch))
+        if plan.messages is None:
+            return request
+        sent = [json.loads(raw) for raw in plan.messages]
+        return {**request, "messages": came[:start] + messages_of(self._wire, sent, self._exact.arguments)}
+
+
+def _bare(raw: bytes) -> bytes:
+    """A message without the name of its kind, which a chat message does not have."""
+    message = json.loads(raw)
+    return encode({name: value for name, value in message.items() if name != "type"})
