@@ -149,11 +149,18 @@ class Budgets:
         claims = self._blind.claims(claims_of(self.policy, charged))
         return Book(claims, self._blind.standings(claims), is_blind=True)
 
-    async def again(self, book: Book) -> Book:
-        """How the accounts stand now."""
+    @staticmethod
+    def to_read(book: Book) -> Sequence[Claim]:
+        """What to read when a call of these accounts is settled, so that its client is told what is left after it."""
+        if book.is_blind or not is_limited(book.standings):
+            return ()
+        return [claim.undeclared for claim in book.claims]
+
+    def again(self, book: Book, granted: Sequence[Standing] | None) -> Book:
+        """The accounts after the call. `granted`: how those stand that were to be read; None: nobody knows."""
         if book.is_blind:
             return replace(book, standings=self._blind.standings(book.claims))
-        return replace(book, standings=await self._standings(book.claims))
+        return replace(book, standings=self._seen(book.claims, granted)) if granted else book
 
     async def reserve(
         self,

@@ -102,6 +102,14 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
+class Closing:
+    """What a call ends with: its session's totals, and how accounts stand; None where that cannot be read."""
+
+    totals: Totals
+    standings: tuple[Standing, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Settled:
     """A call, and its session's totals right after it; None for a call without a session."""
 

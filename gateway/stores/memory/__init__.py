@@ -19,6 +19,7 @@ from gateway.core.record import LOST, CallRecord
 from gateway.core.session import MAX_KEPT, Change, Remembered, SessionState
 from gateway.core.stored import (
     MOST_LATEST,
+    Closing,
     Ending,
     Latest,
     Lesson,
@@ -118,6 +119,10 @@ class MemoryStore:
         """See `Store.settle`."""
         with refusing(record.call_id):
             return self._settle(record, ending)
+
+    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> Closing:
+        """See `Store.closing`."""
+        return Closing(await self.settle(record, ending), self._books.standings(claims))
 
     def _settle(self, record: CallRecord, ending: Ending | None) -> Totals:
         known = self._by_id.get(record.call_id)

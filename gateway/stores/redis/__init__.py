@@ -22,7 +22,7 @@ from gateway.core.ports import Store
 from gateway.core.record import CallRecord
 from gateway.core.redis_url import parse
 from gateway.core.session import Change, Remembered, SessionState
-from gateway.core.stored import Ending, Latest, Lesson, OpenHold, Opening, Page, SessionView, StoredKey
+from gateway.core.stored import Closing, Ending, Latest, Lesson, OpenHold, Opening, Page, SessionView, StoredKey
 from gateway.core.usage import Totals
 from gateway.stores import clock, states
 from gateway.stores.packed import Packed, unpacked
@@ -99,8 +99,12 @@ class RedisStore:
 
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         """See `Store.settle`."""
+        return (await self.closing(record, ending, ())).totals
+
+    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> Closing:
+        """See `Store.closing`."""
         with refusing(record.call_id):
-            return await self._moves.settle(record, ending)
+            return await self._moves.settle(record, ending, claims)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""

@@ -9,6 +9,7 @@ on other servers first and the session last, each once; offered again it goes on
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -201,8 +202,8 @@ class BooksApart:
 
     # --- settling -----------------------------------------------------------------------------------------------------
 
-    async def settle(self, record: CallRecord, move: Move | None) -> Settlement | Kept:
-        """See `Store.settle`."""
+    async def settle(self, record: CallRecord, move: Move | None, claims: Sequence[Claim]) -> Settlement | Kept:
+        """See `Store.closing`."""
         home = home_of(record)
         opened = await self._opened(record.call_id, home)
         held = [claim.key for claim in opened.hold.claims] if opened is not None else []
@@ -221,8 +222,14 @@ class BooksApart:
         await self._index(record, home, sums, last)
         if is_new:
             await self._note(record, home, sums)
-        await self._forget(record.call_id)
-        return settlement(record, reply)
+        _, stands = await asyncio.gather(self._forget(record.call_id), self._stands(claims))
+        return settlement(record, reply, stands)
+
+    async def _stands(self, claims: Sequence[Claim]) -> tuple[Standing, ...] | None:
+        """How accounts stand after a settlement, which is one also where they cannot be read."""
+        with contextlib.suppress(StoreUnavailable):
+            return self.standings(claims, await self._link.call(*self.ask_standings(claims)))
+        return None
 
     async def _settle_part(self, tag: str, accounts: Sequence[AccountKey], record: CallRecord) -> None:
         names = (self._keys.hold(record.call_id, tag), self._keys.settled(tag, record.call_id))

@@ -26,7 +26,7 @@ from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
 from gateway.core.session import Change, Remembered, SessionState
-from gateway.core.stored import Ending, Latest, Lesson, OpenHold, Opening, Page, SessionView, StoredKey
+from gateway.core.stored import Closing, Ending, Latest, Lesson, OpenHold, Opening, Page, SessionView, StoredKey
 from gateway.core.usage import Totals
 from gateway.stores import clock
 from gateway.stores.cursor import Cursor
@@ -119,6 +119,13 @@ class SqliteStore:
             return totals
 
         return await self._writer.write(write)
+
+    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> Closing:
+        """See `Store.closing`."""
+        totals, stands = await self.settle(record, ending), None
+        with contextlib.suppress(StoreUnavailable):
+            stands = await self.standings(claims)
+        return Closing(totals, stands)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
