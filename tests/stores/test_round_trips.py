@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.calls import Caller
 from gateway.core.ledger import Limits
-from gateway.core.spending import BudgetPolicy
+from gateway.core.spending import BudgetPolicy, KeyBudget
 from gateway.stores.redis import RedisStore
 from gateway.stores.redis.scripts import Command
 from tests.stores.files import PATIENT_S
@@ -60,10 +61,14 @@ def counted(store: RedisStore) -> Counted:
     return link
 
 
-BUDGET = BudgetPolicy(session=Limits(tokens=1_000_000))
-#: round trips of a call to one server, and to a cluster
-CALLS: dict[str, tuple[BudgetPolicy, int, int]] = {
-    "with a budget": (BUDGET, 3, 9),
+MILLION = Limits(tokens=1_000_000)
+NO_KEY = Caller("alice")
+#: round trips of a call to one server, and to a cluster; with a budget for each session, and called by whom
+CALLS: dict[str, tuple[int, int, Limits, Caller]] = {
+    "plain": (2, 3, Limits(), NO_KEY),
+    "with a budget": (3, 5, MILLION, NO_KEY),
+    "with a budget of its client key": (3, 7, Limits(), Caller("alice", budget=KeyBudget(MILLION))),
+    "with all budgets there are": (3, 7, MILLION, Caller("alice", budget=KeyBudget(MILLION, 1_000))),
 }
 
 
@@ -71,9 +76,9 @@ CALLS: dict[str, tuple[BudgetPolicy, int, int]] = {
 async def test_a_call_waits_for_so_many_round_trips(
     store: RedisStore, servers: RedisServer | RedisCluster, kind: str
 ) -> None:
-    budget, together, apart = CALLS[kind]
-    world = World(store=cast("AwayStore", store), budget=budget)
-    await world.call()
+    together, apart, limits, caller = CALLS[kind]
+    world = World(store=cast("AwayStore", store), budget=BudgetPolicy(session=limits))
+    await world.call(world.incoming(caller=caller))
     link = counted(store)
-    await world.call()
+    await world.call(world.incoming(caller=caller))
     assert link.rounds == (apart if isinstance(servers, RedisCluster) else together)
