@@ -123,14 +123,9 @@ class Accounts:
             progress.book = await self._budgets.book(progress.charged)
             return
         is_stream = call is not None and call.stream
-        opening, book = await self._budgets.opening(session, progress.charged, with_totals=is_stream)
-        progress.remembered, known = opening.remembered, opening.remembered.state.parent
-        progress.before = opening.totals
-        if known is not None or named is not None:
-            parents = await self._budgets.parents(session, known, named)
-            progress.charged = replace(progress.charged, parents=parents)
-            book = await self._budgets.book(progress.charged)
-        progress.book = book
+        begun = await self._budgets.opening(session, progress.charged, named, with_totals=is_stream)
+        opening, progress.charged, progress.book = begun
+        progress.remembered, progress.before = opening.remembered, opening.totals
 
     def _open_blind(self, progress: Progress) -> None:
         """Take the accounts as this worker last saw them.

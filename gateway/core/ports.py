@@ -98,8 +98,13 @@ class Store(Protocol):
         """
         ...
 
-    async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
-        """What `remembered`, `standings` and `totals` give, in one round. Read on every call, so it must be cheap."""
+    async def opening(
+        self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
+    ) -> Opening:
+        """What `remembered`, `standings` and `totals` give, in one round. Read on every call, so it must be cheap.
+
+        `above`: sessions of which their parents are read in that round, too.
+        """
         ...
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:

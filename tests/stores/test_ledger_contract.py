@@ -150,6 +150,13 @@ async def test_what_a_call_begins_with_is_what_three_looks_give(
     assert [one.used for one in found.standings[1:]] == [Amount(7, 3, 1)] * 3
     assert [one.held for one in found.standings[1:]] == [Amount(10, 20, 1)] * 3
     assert found.standings[-1].limits.tokens == 50
+    others = [SESSION, SessionKey("alice", "parent"), SessionKey("bob", "s")]
+    assert found.parents == ()
+    assert (await soon(store.opening(SESSION, [], with_totals=with_totals, above=others))).parents == (
+        "parent",
+        None,
+        None,
+    )
 
 
 async def test_what_a_call_begins_with_is_of_its_own_session_and_client_key(store: Store, hold: Make) -> None:

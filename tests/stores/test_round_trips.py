@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
 
 from gateway.calls import Caller
 from gateway.core.ledger import Limits
+from gateway.core.namespaces import SessionKey
 from gateway.core.spending import BudgetPolicy, KeyBudget
 from gateway.stores.redis import RedisStore
 from gateway.stores.redis.scripts import Command
@@ -63,12 +65,14 @@ def counted(store: RedisStore) -> Counted:
 
 MILLION = Limits(tokens=1_000_000)
 NO_KEY = Caller("alice")
-#: round trips of a call to one server, and to a cluster; with a budget for each session, and called by whom
-CALLS: dict[str, tuple[int, int, Limits, Caller]] = {
-    "plain": (2, 3, Limits(), NO_KEY),
-    "with a budget": (3, 5, MILLION, NO_KEY),
-    "with a budget of its client key": (3, 7, Limits(), Caller("alice", budget=KeyBudget(MILLION))),
-    "with all budgets there are": (3, 7, MILLION, Caller("alice", budget=KeyBudget(MILLION, 1_000))),
+#: round trips of a call to one server, and to a cluster; budgets of each session, who calls, and for which sessions
+CALLS: dict[str, tuple[int, int, Limits, Caller, Sequence[str]]] = {
+    "plain": (2, 3, Limits(), NO_KEY, ()),
+    "with a budget": (3, 5, MILLION, NO_KEY, ()),
+    "with a budget of its client key": (3, 7, Limits(), Caller("alice", budget=KeyBudget(MILLION)), ()),
+    "of a session below another": (2, 4, Limits(), NO_KEY, ("above",)),
+    "of a session below others": (2, 4, Limits(), NO_KEY, ("above", "higher", "highest")),
+    "with all of that": (3, 7, MILLION, Caller("alice", budget=KeyBudget(MILLION, 1_000)), ("above", "higher")),
 }
 
 
@@ -76,8 +80,10 @@ CALLS: dict[str, tuple[int, int, Limits, Caller]] = {
 async def test_a_call_waits_for_so_many_round_trips(
     store: RedisStore, servers: RedisServer | RedisCluster, kind: str
 ) -> None:
-    together, apart, limits, caller = CALLS[kind]
+    together, apart, limits, caller, above = CALLS[kind]
     world = World(store=cast("AwayStore", store), budget=BudgetPolicy(session=limits))
+    for session, parent in pairwise(["s", *above]):
+        await store.update(SessionKey("alice", session), lambda state, parent=parent: state.with_parent(parent))  # type: ignore[misc]
     await world.call(world.incoming(caller=caller))
     link = counted(store)
     await world.call(world.incoming(caller=caller))

@@ -144,9 +144,11 @@ class AwayStore(MemoryStore):
         self._look("totals", is_read=True)
         return await super().totals(session)
 
-    async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
+    async def opening(
+        self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
+    ) -> Opening:
         asked = [*self.asked, "opening"]
-        found = await super().opening(session, claims, with_totals=with_totals)
+        found = await super().opening(session, claims, with_totals=with_totals, above=above)
         self.asked = asked
         return found
 

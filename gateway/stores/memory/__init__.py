@@ -217,10 +217,13 @@ class MemoryStore:
         """See `Store.standings`."""
         return self._books.standings(claims)
 
-    async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
+    async def opening(
+        self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
+    ) -> Opening:
         """See `Store.opening`."""
         totals = self._totals(session) if with_totals else None
-        return Opening(await self.remembered(session), self._books.standings(claims), totals)
+        parents = tuple([(self._states.get(key) or SessionState()).parent for key in above])
+        return Opening(await self.remembered(session), self._books.standings(claims), totals, parents)
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""

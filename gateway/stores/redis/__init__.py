@@ -129,19 +129,24 @@ class RedisStore:
         asked = self._books.ask_standings(claims)
         return self._books.standings(claims, await self._link.call(*asked)) if asked else ()
 
-    async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
+    async def opening(
+        self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
+    ) -> Opening:
         """See `Store.opening`."""
         tag = _tag(session)
+        asked = self._books.ask_standings(claims)
         (version, state), (key, residual, frames, kept, *sums), *replies = await self._link.call(
             ("HMGET", self._keys.state(tag), "v", "s"),
             ("HMGET", self._keys.session(tag), *_LAST_TURN, *(values.TOTALS if with_totals else ())),
-            *self._books.ask_standings(claims),
+            *asked,
+            *[("HGET", self._keys.state(_tag(one)), "s") for one in above],
         )
         if state is not None:
             self._moves.saw(session, Kept.of(version, state))
-        stands = self._books.standings(claims, replies)
+        stands = self._books.standings(claims, replies[: len(asked)])
         remembered = _remembered(state, key, residual, frames, kept)
-        return Opening(remembered, stands, values.totals(sums) if with_totals else None)
+        parents = tuple([states.read(one).parent for one in replies[len(asked) :]])
+        return Opening(remembered, stands, values.totals(sums) if with_totals else None, parents)
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""

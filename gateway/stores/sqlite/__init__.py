@@ -147,9 +147,12 @@ class SqliteStore:
         """See `Store.standings`."""
         return self._in_loop(lambda db: accounts.standings(db, claims, self._moment()))
 
-    async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
+    async def opening(
+        self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
+    ) -> Opening:
         """See `Store.opening`."""
-        return self._in_loop(lambda db: rows.opening(db, session, claims, self._moment(), with_totals=with_totals))
+        now = self._moment()
+        return self._in_loop(lambda db: rows.opening(db, session, claims, above, now, with_totals=with_totals))
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""
