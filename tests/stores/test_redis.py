@@ -1136,7 +1136,7 @@ async def test_a_change_is_made_of_what_others_made_while_it_paused(store: Redis
     await store.update(KEY, counts)
     overtaken = Overtaken(store)
     await store.update(KEY, counts)
-    assert overtaken.tries == 2
+    assert overtaken.tries == 3, "of what was seen last, of what the server has then, and after a pause"
     overtaken.tries, one = 0, spent(record())
     await store.settle(one, ending(one))
     assert overtaken.tries <= 4

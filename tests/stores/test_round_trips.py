@@ -11,12 +11,14 @@ import pytest
 from gateway.calls import Caller
 from gateway.core.ledger import Limits
 from gateway.core.namespaces import SessionKey
+from gateway.core.session import SessionState
 from gateway.core.spending import BudgetPolicy, KeyBudget
 from gateway.stores.redis import RedisStore
 from gateway.stores.redis.scripts import Command
+from tests.stores.counting import counts, number_in
 from tests.stores.files import PATIENT_S
 from tests.stores.redis_servers import RedisCluster, RedisServer
-from tests.support.fakes import AwayStore, World
+from tests.support.fakes import KEY, AwayStore, World
 
 
 class Counted:
@@ -88,3 +90,45 @@ async def test_a_call_waits_for_so_many_round_trips(
     link = counted(store)
     await world.call(world.incoming(caller=caller))
     assert link.rounds == (apart if isinstance(servers, RedisCluster) else together)
+
+
+async def test_a_change_of_what_was_just_read_is_one_round_trip(
+    store: RedisStore, servers: RedisServer | RedisCluster
+) -> None:
+    other = RedisStore(servers.url, timeout_s=PATIENT_S)
+    await other.update(KEY, counts)
+    await other.aclose()
+    link = counted(store)
+    await store.opening(KEY, [], with_totals=False)
+    for number in (2, 3):
+        assert number_in((await store.update(KEY, counts)).steps) == number
+        assert link.rounds == number
+
+
+async def test_a_change_of_what_others_have_changed_meanwhile_is_made_of_that(
+    store: RedisStore, servers: RedisServer | RedisCluster
+) -> None:
+    await store.update(KEY, counts)
+    other = RedisStore(servers.url, timeout_s=PATIENT_S)
+    await other.update(KEY, counts)
+    await other.aclose()
+    link = counted(store)
+    assert number_in((await store.update(KEY, counts)).steps) == 3
+    assert link.rounds == 2, "the server says what it has instead"
+
+
+async def test_a_change_that_fails_does_so_at_what_the_server_has(
+    store: RedisStore, servers: RedisServer | RedisCluster
+) -> None:
+    def second(state: SessionState) -> SessionState:
+        if number_in(state.steps) != 1:
+            raise ZeroDivisionError
+        return counts(state)
+
+    await store.opening(KEY, [], with_totals=False)
+    with pytest.raises(ZeroDivisionError):
+        await store.update(KEY, second)
+    other = RedisStore(servers.url, timeout_s=PATIENT_S)
+    await other.update(KEY, counts)
+    await other.aclose()
+    assert number_in((await store.update(KEY, second)).steps) == 2

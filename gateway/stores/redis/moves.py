@@ -146,20 +146,25 @@ class Moves:
         return self._keys.state(tag_of(session.namespace, session.id))
 
     async def _change(self, session: SessionKey, changes: Sequence[Change]) -> Sequence[SessionState | Exception]:
-        name, kept = self._name(session), await self._look_up(session)
+        name, seen = self._name(session), self._kept.get(session)
+        kept = seen or await self._look_up(session)
         for number in range(TRIES):
             state, results = _in_turn(states.read(kept.value), changes)
             if all(isinstance(result, Exception) for result in results):
-                return results
+                if kept is not seen:
+                    return results
+                # The server may have another state by now, at which they do not fail.
+                kept = await self._look_up(session)
+                continue
             arguments, value = self._clerk.basic() | values.compared(kept.version), states.written(state)
-            [(done, version, *rest)] = await self._link.call(self._verb("swap", (name,), arguments, value))
-            kept = self._kept.put(session, Kept.of(version, value if done else rest[0]))
+            swap = self._verb("swap", (name,), arguments, value)
+            [(done, version, *rest), *_] = await self._link.call(swap, *self._clerk.noticed([session.account]))
+            is_seen, kept = kept is seen, self._kept.put(session, Kept.of(version, value if done else rest[0]))
             if done:
-                for command in self._clerk.noticed([session.account]):
-                    await self._link.call(command)
                 return results
-            await pause(number + 1)
-            kept = await self._look_up(session)
+            if not is_seen:
+                await pause(number + 1)
+                kept = await self._look_up(session)
         raise _conflict(session)
 
 
