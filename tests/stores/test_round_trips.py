@@ -14,6 +14,7 @@ from gateway.core.namespaces import SessionKey
 from gateway.core.session import SessionState
 from gateway.core.spending import BudgetPolicy, KeyBudget
 from gateway.stores.redis import RedisStore
+from gateway.stores.redis.keys import Keys
 from gateway.stores.redis.scripts import Command
 from tests.stores.counting import counts, number_in
 from tests.stores.files import PATIENT_S
@@ -132,3 +133,23 @@ async def test_a_change_that_fails_does_so_at_what_the_server_has(
     await other.update(KEY, counts)
     await other.aclose()
     assert number_in((await store.update(KEY, second)).steps) == 2
+
+
+async def test_texts_are_kept_and_looked_for_in_one_round_trip_each(store: RedisStore) -> None:
+    link, texts = counted(store), {f"tr_{number}": "text" for number in range(9)}
+    assert await store.keep_results(KEY, texts, 1 << 20) == []
+    assert link.rounds == 1
+    assert await store.missing_results(KEY, [*texts, "tr_other"]) == ["tr_other"]
+    assert link.rounds == 2
+
+
+@pytest.mark.parametrize("namespace", [None, "alice"])
+async def test_a_text_that_was_kept_without_its_name_is_found_once_it_was_looked_for(
+    store: RedisStore, namespace: str | None
+) -> None:
+    """As where a worker ended while it was kept: in a cluster both are asked for at once."""
+    await store.keep_results(KEY, {"tr_a": "text", "tr_b": "other"}, 1 << 20)
+    await store._link.call(("DEL", Keys("gateway:").handled(namespace, "tr_a")))
+    assert await store.result(namespace, "tr_a") is None
+    assert await store.missing_results(KEY, ["tr_b", "tr_a"]) == []
+    assert await store.result(namespace, "tr_a") == "text"

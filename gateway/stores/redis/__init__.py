@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -226,27 +226,32 @@ class RedisStore:
         """See `Store.missing_results`."""
         if not handles:
             return []
-        name = self._keys.results(_tag(session))
-        found = await self._link.call(*(("HEXISTS", name, f"={handle}") for handle in handles))
-        kept = [handle for handle, is_there in zip(handles, found, strict=True) if is_there]
-        await asyncio.gather(*(self._find_on(session, handle) for handle in kept))
-        return [handle for handle, is_there in zip(handles, found, strict=True) if not is_there]
+        texts = self._keys.results(_tag(session))
+        looks: list[Command] = []
+        for handle in handles:
+            # The names by which a text is found are to live as long as it is kept from now on.
+            living = [("PEXPIRE", name, self._clerk.ttl_ms) for name in self._names(session, handle)]
+            looks += [("HEXISTS", texts, f"={handle}"), *living]
+        replies = iter(await self._link.call(*looks))
+        missing, nameless = list[str](), list[str]()
+        for handle, (is_there, *named) in zip(handles, zip(replies, replies, replies, strict=True), strict=True):
+            if not is_there:
+                missing.append(handle)
+            elif not all(named):
+                nameless.append(handle)
+        if nameless:
+            await self._link.call(*self._leads(session, nameless))
+        return missing
 
-    async def _find_on(self, session: SessionKey, handle: str) -> None:
-        """Have a handle's names lead to its session for as long as that is kept from now on."""
-        await asyncio.gather(*(self._lead(name, lead) for name, lead in self._leads(session, handle)))
+    def _names(self, session: SessionKey, handle: str) -> tuple[str, str]:
+        """The names under which a handle is looked for: over all namespaces, and in its own."""
+        return self._keys.handled(None, handle), self._keys.handled(session.namespace, handle)
 
-    async def _lead(self, name: str, lead: Command) -> None:
-        [is_there] = await self._link.call(("PEXPIRE", name, self._clerk.ttl_ms))
-        if not is_there:
-            await self._link.call(lead)
-
-    def _leads(self, session: SessionKey, handle: str) -> Iterator[tuple[str, Command]]:
-        """The names under which a handle is looked for, each with the verb that makes it lead to the session."""
+    def _leads(self, session: SessionKey, handles: Iterable[str]) -> list[Command]:
+        """The verbs that make the names of handles lead to their session."""
         arguments = {"place": _tag(session), "ttl": self._clerk.ttl_ms}
-        for scope in (None, session.namespace):
-            name = self._keys.handled(scope, handle)
-            yield name, self._verb("name", (name,), arguments)
+        names = [name for handle in handles for name in self._names(session, handle)]
+        return [self._verb("name", (name,), arguments) for name in names]
 
     async def results_size(self, session: SessionKey) -> int:
         """See `Store.results_size`."""
@@ -255,11 +260,10 @@ class RedisStore:
 
     async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
         """See `Store.keep_results`."""
-        leads = [lead for handle in texts for _, lead in self._leads(session, handle)]
-        # The names first: a text that is kept and cannot be found is as good as lost.
-        await asyncio.gather(*map(self._each, [*leads, *self._clerk.noticed([session.account])]))
         keep = await asyncio.to_thread(self._keeping, session, texts, most)
-        [refused] = await self._link.call(keep)
+        # A text that is kept without its names gets them when it is looked for: see `missing_results`.
+        names = [*self._leads(session, texts), *self._clerk.noticed([session.account])]
+        *_, refused = await self._link.call(*names, keep)
         return [handle.decode() for handle in refused]
 
     def _keeping(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Command:
