@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import pytest
 
@@ -13,9 +16,11 @@ from gateway.core.ledger import Limits
 from gateway.core.namespaces import SessionKey
 from gateway.core.session import SessionState
 from gateway.core.spending import BudgetPolicy, KeyBudget
+from gateway.mock import MockServer
 from gateway.stores.redis import RedisStore
 from gateway.stores.redis.keys import Keys
 from gateway.stores.redis.scripts import Command
+from tests.conftest import StartGateway
 from tests.stores.counting import counts, number_in
 from tests.stores.files import PATIENT_S
 from tests.stores.redis_servers import RedisCluster, RedisServer
@@ -153,3 +158,57 @@ async def test_a_text_that_was_kept_without_its_name_is_found_once_it_was_looked
     assert await store.result(namespace, "tr_a") is None
     assert await store.missing_results(KEY, ["tr_b", "tr_a"]) == []
     assert await store.result(namespace, "tr_a") == "text"
+
+
+class Relay:
+    """Lets requests and replies through, and counts how often something was asked for."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._open = [self._listening]
+        self.url = f"redis://127.0.0.1:{self._listening.getsockname()[1]}"
+        self.asked = 0
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                server = socket.create_connection(("127.0.0.1", self._port))
+                self._open += [client, server]
+                for source, target in ((client, server), (server, client)):
+                    threading.Thread(target=self._pass_on, args=(source, target), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                self.asked += target.getpeername()[1] == self._port
+                target.sendall(data)
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+
+def test_the_numbers_for_an_agents_tools_take_one_round_trip(
+    redis_server: RedisServer, mock_server: MockServer, gateway_server: StartGateway
+) -> None:
+    redis_server.flush()
+    body = {"model": "mock-small", "messages": [{"role": "user", "content": "hello"}]}
+    with Relay(redis_server.port) as relay:
+        gateway = gateway_server(mock_server.url, **{"store.url": relay.url, "budget.tokens": 10**6})
+        for headers in ({}, {"x-parent-session-id": "above"}):
+            rounds = list[int]()
+            for _ in range(4):
+                before = relay.asked
+                assert gateway.web.post("/api/context?session=s", body, headers).status == 200
+                rounds.append(relay.asked - before)
+            # The gateway looks at the store for itself now and then.
+            assert min(rounds) == 1
+        gateway.stop()
