@@ -24,13 +24,14 @@ from gateway.core.errors import (
     StoreDamaged,
     StoreUnavailable,
 )
-from gateway.core.ledger import MOST, NOTHING, Amount
+from gateway.core.ledger import MOST, NOTHING, Amount, Claim
 from gateway.core.namespaces import SessionKey
 from gateway.core.plan import Plan
 from gateway.core.ports import Observer, Store
 from gateway.core.record import CallRecord
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Charged, Need, Rate, bounds_answers, dearest, is_limited, rate_of, room_in
+from gateway.core.stored import Closing
 from gateway.core.usage import Totals
 from gateway.dialects.base import Call
 from gateway.dialects.limits import answers_asked, default_limit, least_output, output_limit, service_tier
@@ -122,14 +123,9 @@ class Accounts:
             progress.book = await self._budgets.book(progress.charged)
             return
         is_stream = call is not None and call.stream
-        opening, book = await self._budgets.opening(session, progress.charged, with_totals=is_stream)
-        progress.remembered, known = opening.remembered, opening.remembered.state.parent
-        progress.before = opening.totals
-        if known is not None or named is not None:
-            parents = await self._budgets.parents(session, known, named)
-            progress.charged = replace(progress.charged, parents=parents)
-            book = await self._budgets.book(progress.charged)
-        progress.book = book
+        begun = await self._budgets.opening(session, progress.charged, named, with_totals=is_stream)
+        opening, progress.charged, progress.book = begun
+        progress.remembered, progress.before = opening.remembered, opening.totals
 
     def _open_blind(self, progress: Progress) -> None:
         """Take the accounts as this worker last saw them.
@@ -307,9 +303,13 @@ class Accounts:
         record = progress.record
         # A call that the gateway itself could not serve is not recorded, but what was held must be given back.
         if progress.is_holding or (record.session is not None and not isinstance(progress.fault, GatewayFault)):
-            progress.totals = await self._written(progress, record, going)
+            claims = self._budgets.to_read(progress.book)
+            closing = await self._written(progress, record, going, claims)
             self._give_back(progress, record.spent)
-            await self._read_again(progress)
+            if closing is not None:
+                progress.totals = closing.totals
+            if claims or progress.book.is_blind:
+                progress.book = self._budgets.again(progress.book, closing.standings if closing is not None else None)
         self.end(progress)
         return progress.totals
 
@@ -349,23 +349,19 @@ class Accounts:
         if taken is not None:
             self._budgets.close(taken, spent)
 
-    async def _written(self, progress: Progress, record: CallRecord, going: Going | None) -> Totals | None:
-        """Write the record, and in the same step where its session is in its steps now."""
+    async def _written(
+        self, progress: Progress, record: CallRecord, going: Going | None, claims: Sequence[Claim]
+    ) -> Closing | None:
+        """Write the record, and in the same step where its session is in its steps now; see `Settler.close`."""
         if going is not None:
             try:
-                totals = await self._settler.settle_with(record, going)
+                closing = await self._settler.close_with(record, going, claims)
             except StoreUnavailable as error:
                 self._steps.unkept(progress, going, error)
             else:
                 progress.record = self._steps.gone(progress, going)
-                return totals
-        return await self._settler.settle(record)
-
-    async def _read_again(self, progress: Progress) -> None:
-        """Read the accounts after the settlement, so that the client is told what is left now."""
-        if is_limited(progress.book.standings):
-            with contextlib.suppress(StoreUnavailable):
-                progress.book = await self._budgets.again(progress.book)
+                return closing
+        return await self._settler.close(record, claims)
 
     # --- at any time -------------------------------------------------------------------------------------------
 

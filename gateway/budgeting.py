@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from gateway.core.allowance import refusal
 from gateway.core.asked import PARENT
-from gateway.core.errors import InvalidRequest, PriceUnknown
+from gateway.core.errors import InvalidRequest, PriceUnknown, StoreDamaged
 from gateway.core.ledger import Amount, Claim, Granted, Hold, Refused, Standing
 from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Store
@@ -30,6 +31,11 @@ from gateway.stores.leases import Lease, Leases
 
 #: sessions above one that its calls are charged to: agents call agents
 _MOST_PARENTS: Final = 8
+#: sessions with a parent of which it is remembered who was above them
+_MOST_SEEN: Final = 4_096
+#: the parents of sessions as they were read just now; None: that one has none
+Parents = Mapping[SessionKey, str | None]
+_NOTHING_READ: Final[Parents] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +85,15 @@ class Budgets:
         self._leases = leases
         self._wall = wall
         self._blind = blind
+        #: who was above sessions that have a parent, when they were seen last
+        self._above = OrderedDict[SessionKey, tuple[SessionKey, ...]]()
 
-    async def parents(self, session: SessionKey, known: str | None, named: str | None) -> tuple[SessionKey, ...]:
+    async def parents(
+        self, session: SessionKey, known: str | None, named: str | None, read: Parents = _NOTHING_READ
+    ) -> tuple[SessionKey, ...]:
         """The sessions that called for this one, from the nearest up; `named`: as this call says, the first time.
+
+        `read`: see `sessions_above`.
 
         Raises:
             InvalidRequest: the session has another parent already, is its own, or there are too many.
@@ -93,9 +105,9 @@ class Budgets:
                 param=PARENT.decode(),
             )
         if known is not None or named is None:
-            found, _ = await sessions_above(self._store, session, known)
+            found, _ = await sessions_above(self._store, session, known, read)
             return found
-        await self._above_with(session, named)
+        await self._above_with(session, named, read)
         state = await self._store.update(session, lambda state: state.with_parent(named))
         if state.parent != named:
             return await self.parents(session, state.parent, named)  # somebody was faster, and that one stays
@@ -106,13 +118,15 @@ class Budgets:
             await self._store.update(session, lambda state: state.without_parent(named))
             raise
 
-    async def _above_with(self, session: SessionKey, named: str) -> tuple[SessionKey, ...]:
+    async def _above_with(
+        self, session: SessionKey, named: str, read: Parents = _NOTHING_READ
+    ) -> tuple[SessionKey, ...]:
         """Those above a session with a parent that it has not had until now.
 
         Raises:
             InvalidRequest: that would be a circle, or too many.
         """
-        found, next_one = await sessions_above(self._store, session, named)
+        found, next_one = await sessions_above(self._store, session, named, read)
         if next_one is None:
             return found
         refused = f'Session "{session.id}" cannot be called for by "{named}"'
@@ -125,11 +139,61 @@ class Budgets:
             )
         raise InvalidRequest(f"{why}, or send no {PARENT.decode()}.", param=PARENT.decode())
 
-    async def opening(self, session: SessionKey, charged: Charged, *, with_totals: bool) -> tuple[Opening, Book]:
-        """What a call of a session begins with, and its accounts as they stand."""
+    async def opening(
+        self, session: SessionKey, charged: Charged, named: str | None, *, with_totals: bool
+    ) -> tuple[Opening, Charged, Book]:
+        """What a call of a session begins with, who is charged for it, and their accounts as they stand.
+
+        `named`: its parent, as the call says.
+
+        Raises:
+            InvalidRequest: see `parents`.
+        """
+        if named is not None or (self._above and session in self._above):
+            begun = await self._below(session, charged, named, with_totals=with_totals)
+            if begun is not None:
+                return begun
         claims = claims_of(self.policy, charged)
         found = await self._store.opening(session, [claim.undeclared for claim in claims], with_totals=with_totals)
-        return found, Book(claims, self._seen(claims, found.standings))
+        known = found.remembered.state.parent
+        if known is None and named is None:
+            return found, charged, Book(claims, self._seen(claims, found.standings))
+        charged = replace(charged, parents=await self._above_now(session, known, named, _NOTHING_READ))
+        return found, charged, await self.book(charged)
+
+    async def _below(
+        self, session: SessionKey, charged: Charged, named: str | None, *, with_totals: bool
+    ) -> tuple[Opening, Charged, Book] | None:
+        """See `opening`. Which sessions are above this one the store says only now.
+
+        So those that were above it when this worker saw it last, or the one that is named, are read at the same time.
+        None where one of them cannot be read: it may be none of those above.
+        """
+        likely = self._above.get(session) or (SessionKey(session.namespace, named or ""),)
+        claims = claims_of(self.policy, replace(charged, parents=likely))
+        try:
+            found = await self._store.opening(
+                session, [claim.undeclared for claim in claims], with_totals=with_totals, above=likely
+            )
+        except StoreDamaged:
+            return None
+        read = dict(zip(likely, found.parents, strict=True))
+        parents = await self._above_now(session, found.remembered.state.parent, named, read)
+        charged = replace(charged, parents=parents)
+        if parents != likely:
+            return found, charged, await self.book(charged)
+        return found, charged, Book(claims, self._seen(claims, found.standings))
+
+    async def _above_now(
+        self, session: SessionKey, known: str | None, named: str | None, read: Parents
+    ) -> tuple[SessionKey, ...]:
+        parents = await self.parents(session, known, named, read)
+        self._above.pop(session, None)
+        if parents:
+            self._above[session] = parents
+        if len(self._above) > _MOST_SEEN:
+            self._above.popitem(last=False)
+        return parents
 
     async def book(self, charged: Charged) -> Book:
         """The accounts of a call as they stand."""
@@ -149,11 +213,18 @@ class Budgets:
         claims = self._blind.claims(claims_of(self.policy, charged))
         return Book(claims, self._blind.standings(claims), is_blind=True)
 
-    async def again(self, book: Book) -> Book:
-        """How the accounts stand now."""
+    @staticmethod
+    def to_read(book: Book) -> Sequence[Claim]:
+        """What to read when a call of these accounts is settled, so that its client is told what is left after it."""
+        if book.is_blind or not is_limited(book.standings):
+            return ()
+        return [claim.undeclared for claim in book.claims]
+
+    def again(self, book: Book, granted: Sequence[Standing] | None) -> Book:
+        """The accounts after the call. `granted`: how those stand that were to be read; None: nobody knows."""
         if book.is_blind:
             return replace(book, standings=self._blind.standings(book.claims))
-        return replace(book, standings=await self._standings(book.claims))
+        return replace(book, standings=self._seen(book.claims, granted)) if granted else book
 
     async def reserve(
         self,
@@ -252,10 +323,11 @@ class Budgets:
 
 
 async def sessions_above(
-    store: Store, session: SessionKey, parent: str | None
+    store: Store, session: SessionKey, parent: str | None, read: Parents = _NOTHING_READ
 ) -> tuple[tuple[SessionKey, ...], SessionKey | None]:
     """The parent, its parent and so on, as many as are charged, and who would be the next one; None: nobody.
 
+    `read`: the parents of some of them, for which the store is not asked again.
     A chain may grow at its top after its lower sessions were used. Their calls are then charged to the nearest of those
     above only, and are not refused.
     """
@@ -265,5 +337,5 @@ async def sessions_above(
         if key == session or key in found or len(found) == _MOST_PARENTS:
             return tuple(found), key
         found.append(key)
-        parent = (await store.remembered(key)).state.parent
+        parent = read[key] if key in read else (await store.remembered(key)).state.parent
     return tuple(found), None

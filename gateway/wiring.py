@@ -183,7 +183,8 @@ class Worker:
         self._started_at = time.time()
         self._settler.start()
         self._leases.start()
-        self._chores = {asyncio.create_task(self._expire()), asyncio.create_task(self._note_state())}
+        chores = (self._expire(), self._note_state(), self.keys.keep_fresh())
+        self._chores = {asyncio.create_task(chore) for chore in chores}
         # A server in a thread (tests, the demo) gets no signals.
         with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_on_signal)

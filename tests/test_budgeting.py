@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
+
+import pytest
 
 from gateway.budgeting import Budgets
-from gateway.core.errors import InvalidRequest
+from gateway.core.errors import InvalidRequest, StoreDamaged
+from gateway.core.ledger import Claim
 from gateway.core.namespaces import SessionKey
-from gateway.core.session import Remembered
-from gateway.core.spending import BudgetPolicy
+from gateway.core.session import Remembered, SessionState
+from gateway.core.spending import BudgetPolicy, Charged
+from gateway.core.stored import Opening
 from gateway.stores.blind import Blind
 from gateway.stores.leases import Leases
 from gateway.stores.memory import MemoryStore
@@ -48,3 +53,45 @@ async def test_of_two_parents_named_at_once_one_stays_and_the_other_is_refused()
     kept = (await store.remembered(A)).state.parent
     assert [one for one in both if not isinstance(one, BaseException)] == [(SessionKey("alice", kept or ""),)]
     assert sum(isinstance(one, InvalidRequest) for one in both) == 1
+
+
+async def above(asked: Budgets, session: SessionKey, named: str | None = None) -> list[str]:
+    """The sessions that a call is charged to, as it begins."""
+    _, charged, book = await asked.opening(session, Charged("alice", session=session), named, with_totals=False)
+    assert [claim.key for claim in book.claims] == [key.account for key in (*reversed(charged.parents), session)]
+    assert [stands.key for stands in book.standings] == [claim.key for claim in book.claims]
+    return [key.id for key in charged.parents]
+
+
+async def test_who_is_above_a_session_is_what_the_store_says_now_whatever_it_was_before() -> None:
+    store = MemoryStore()
+    asked, other_worker = budgets(store), budgets(store)
+    assert await above(asked, A) == []
+    assert await above(asked, A, "b") == ["b"]
+    assert await above(asked, A) == ["b"]
+    assert await above(other_worker, B, "c") == ["c"]
+    assert await above(asked, A) == ["b", "c"], "it has got one more at the top"
+    with pytest.raises(InvalidRequest, match='was called for by "b" before, not by "x"'):
+        await above(asked, A, "x")
+    await store.update(A, lambda _: SessionState())
+    assert await above(asked, A) == [], "it was deleted, and began anew"
+    assert await above(asked, A, "x") == ["x"]
+
+
+class DamagedStore(MemoryStore):
+    """The account of the session "b" cannot be read."""
+
+    async def opening(
+        self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
+    ) -> Opening:
+        if B.account in [claim.key for claim in claims]:
+            raise StoreDamaged("b")
+        return await super().opening(session, claims, with_totals=with_totals, above=above)
+
+
+async def test_an_account_that_cannot_be_read_keeps_nobody_from_a_session_that_is_not_below_it() -> None:
+    store = DamagedStore()
+    await store.update(A, lambda state: state.with_parent("x"))
+    assert await above(budgets(store), A) == ["x"]
+    with pytest.raises(InvalidRequest):
+        await above(budgets(store), A, "b")

@@ -59,9 +59,11 @@ class WaitingStore(AwayStore):
             raise StoreUnavailable("no answer in time")
         return totals
 
-    async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
+    async def opening(
+        self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
+    ) -> Opening:
         await asyncio.sleep(0)
-        return await super().opening(session, claims, with_totals=with_totals)
+        return await super().opening(session, claims, with_totals=with_totals, above=above)
 
     async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
         await asyncio.sleep(0)

@@ -18,7 +18,7 @@ from gateway.core.outgoing import Outgoing
 from gateway.core.record import CallRecord
 from gateway.core.session import Change, Remembered, SessionState
 from gateway.core.steps import StepChange
-from gateway.core.stored import Ending, Latest, Lesson, OpenHold, Opening, Page, SessionView, StoredKey
+from gateway.core.stored import Closing, Ending, Latest, Lesson, OpenHold, Opening, Page, SessionView, StoredKey
 from gateway.core.usage import Totals
 
 
@@ -48,6 +48,13 @@ class Store(Protocol):
             RecordRefused: nothing is settled, nor would it be if it was tried again: the store is well, and cannot take
                 this record, or not read what it has in the record's place or on its accounts.
             StoreUnavailable: nothing was written, or it is not known whether.
+        """
+        ...
+
+    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> Closing:
+        """What `settle` does and gives, and then `standings` of these, in one round.
+
+        Raises what `settle` raises: a call is settled also where the accounts cannot be read after it.
         """
         ...
 
@@ -91,8 +98,13 @@ class Store(Protocol):
         """
         ...
 
-    async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
-        """What `remembered`, `standings` and `totals` give, in one round. Read on every call, so it must be cheap."""
+    async def opening(
+        self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
+    ) -> Opening:
+        """What `remembered`, `standings` and `totals` give, in one round. Read on every call, so it must be cheap.
+
+        `above`: sessions of which their parents are read in that round, too.
+        """
         ...
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:

@@ -94,11 +94,23 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a call begins with: what its session remembers, how its accounts stand, and the totals where asked for."""
+    """What a call begins with: what its session remembers, how its accounts stand, and the totals where asked for.
+
+    `parents`: of further sessions that were asked for.
+    """
 
     remembered: Remembered
     standings: tuple[Standing, ...]
     totals: Totals | None
+    parents: tuple[str | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """What a call ends with: its session's totals, and how accounts stand; None where that cannot be read."""
+
+    totals: Totals
+    standings: tuple[Standing, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, get_args
 
@@ -16,6 +16,7 @@ from gateway.core import errors
 from gateway.core.context_budget import Wishes
 from gateway.core.counting.measure import Wire
 from gateway.core.identity import ID_FORM
+from gateway.core.ledger import Claim, Standing
 from gateway.core.namespaces import OPEN_NAMESPACE, SessionKey
 from gateway.core.ports import Store
 from gateway.core.session import Remembered
@@ -99,14 +100,23 @@ class ContextApi:
         key = self._session(request, access, call)
         charged = Charged(access.namespace or "", KeyBudget(access.limits), key, declared=directives.budget)
         if key is None:
-            return call, await self._affordable(asked, charged, None), Remembered()
-        remembered = await self._store.remembered(key)
-        state = remembered.state
-        above, _ = await sessions_above(self._store, key, state.parent or directives.parent)
+            return call, self._affordable(asked, *await self._read_accounts(charged), None), Remembered()
+        named = (SessionKey(key.namespace, directives.parent),) if directives.parent is not None else ()
+        claims = claims_of(rules.budget, replace(charged, parents=named))
+        opening = await self._store.opening(key, _undeclared(claims), with_totals=False, above=named)
+        state, standings = opening.remembered.state, opening.standings
+        read = dict(zip(named, opening.parents, strict=True))
+        above, _ = await sessions_above(self._store, key, state.parent or directives.parent, read)
+        if above != named:
+            claims, standings = await self._read_accounts(replace(charged, parents=above))
         step = None
         if asked.contents.wire in VIEWED:
             step = step_of(state, rules.agents, asked.route, directives.agent)
-        return call, await self._affordable(asked, replace(charged, parents=above), step), remembered
+        return call, self._affordable(asked, claims, standings, step), opening.remembered
+
+    async def _read_accounts(self, charged: Charged) -> tuple[tuple[Claim, ...], tuple[Standing, ...]]:
+        claims = claims_of(self._rules().budget, charged)
+        return claims, await self._store.standings(_undeclared(claims))
 
     def _session(self, request: Request, access: Access, call: Call) -> SessionKey | None:
         """The session the request is for, so that the answer is what would be sent.
@@ -128,14 +138,17 @@ class ContextApi:
         name = named_by_headers(request.scope["headers"], self._rules().id_headers) or named_by_body(call)
         return SessionKey(access.namespace or OPEN_NAMESPACE, name) if name is not None else None
 
-    async def _affordable(self, asked: Asked, charged: Charged, step: Step | None) -> Asked:
+    @staticmethod
+    def _affordable(asked: Asked, claims: Sequence[Claim], found: Sequence[Standing], step: Step | None) -> Asked:
         """What is asked, within what is left by the budgets of all who would be charged, and by the step's."""
-        claims = claims_of(self._rules().budget, charged)
-        found = await self._store.standings([claim.undeclared for claim in claims])
         standings = [stands.lowered(claim.declared) for stands, claim in zip(found, claims, strict=True)]
         left = affordable_input(standings, asked.wishes.output, rate_of(asked.facts.price, 0, None))
         most = step.context_budget if step is not None else None
         return replace(asked, wishes=_lowered(asked.wishes, left, most))
+
+
+def _undeclared(claims: Sequence[Claim]) -> list[Claim]:
+    return [claim.undeclared for claim in claims]
 
 
 def _asked_budget(request: Request) -> int | None:

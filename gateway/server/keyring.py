@@ -16,6 +16,8 @@ logger = logging.getLogger("gateway")
 
 #: seconds within which a key that was added or revoked elsewhere is known here
 _FRESH_S: Final = 2.0
+#: seconds between two looks that no call waits for
+_LOOK_S: Final = 1.0
 #: seconds for which a store that could not be read is not asked again
 _AWAY_S: Final = 0.5
 
@@ -27,6 +29,7 @@ class KeyRing:
         store: where they are.
         is_away: whether the store is known to be away. Then nobody waits for it: no key can be revoked there either.
         away: called with the error when the store is found to be away.
+        look_s: see `keep_fresh`.
     """
 
     def __init__(
@@ -36,11 +39,13 @@ class KeyRing:
         *,
         is_away: Callable[[], bool] = lambda: False,
         away: Callable[[StoreUnavailable], None] = lambda _: None,
+        look_s: float = _LOOK_S,
     ) -> None:
         self._store = store
         self._clock = clock
         self._is_away = is_away
         self._away = away
+        self._look_s = look_s
         self._keys: Mapping[bytes, StoredKey] = {}
         self._read_at: float | None = None
         self._failed_at = 0.0
@@ -61,6 +66,23 @@ class KeyRing:
         except Exception:
             logger.exception("the client keys in the store cannot be read")
 
+    async def keep_fresh(self) -> None:
+        """Read the keys every `look_s` seconds, for ever, so that no call has to wait for that."""
+        while True:
+            await asyncio.sleep(self._look_s)
+            if self._is_away():
+                continue
+            try:
+                await self._read()
+            except StoreUnavailable:
+                pass  # the next call asks for itself, and says so where it has to
+            except Exception:
+                logger.exception("the client keys in the store were not read again this time")
+
+    async def _read(self) -> None:
+        self._keys = {key.digest: key for key in await self._store.keys()}
+        self._read_at = self._clock()
+
     async def ready(self) -> None:
         """Read the keys, if that was not done just now.
 
@@ -73,7 +95,7 @@ class KeyRing:
             if self._is_fresh():
                 return
             try:
-                self._keys = {key.digest: key for key in await self._store.keys()}
+                await self._read()
             except StoreUnavailable as error:
                 if not isinstance(error, StoreDamaged):
                     self._away(error)
@@ -81,7 +103,7 @@ class KeyRing:
                 if self._read_at is None:
                     self._failed_at, self._failure = self._clock(), error.message
                     raise
-            self._read_at = self._clock()
+                self._read_at = self._clock()
 
     def _is_fresh(self) -> bool:
         if self._failure is not None and self._read_at is None and self._clock() - self._failed_at < _AWAY_S:

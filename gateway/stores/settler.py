@@ -7,14 +7,15 @@ import contextlib
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable
+from gateway.core.ledger import Claim
 from gateway.core.ports import RecordRefused, Store
 from gateway.core.record import CallRecord
-from gateway.core.stored import Ending
+from gateway.core.stored import Closing, Ending
 from gateway.core.usage import Totals
 from gateway.stores.journal import REMEDY, Journal, Left
 
@@ -140,11 +141,18 @@ class Settler:
 
     async def settle(self, record: CallRecord) -> Totals | None:
         """Write one record; the session's totals after it, or None while the store is away, or cannot take it."""
+        closing = await self.close(record, ())
+        return closing.totals if closing is not None else None
+
+    async def close(self, record: CallRecord, claims: Sequence[Claim]) -> Closing | None:
+        """The same, and how these accounts stand after it."""
         if self._is_away and not self._is_returning:
             await self._keep(record)
             return None
         try:
-            return await self._store.settle(record)
+            if not claims:
+                return Closing(await self._store.settle(record))
+            return await self._store.closing(record, None, claims)
         except asyncio.CancelledError:
             # Whether it was written is not known; offered again, it counts once.
             await self._keep(record)
@@ -157,16 +165,16 @@ class Settler:
             await self._keep(record)
             return None
 
-    async def settle_with(self, record: CallRecord, ending: Ending) -> Totals:
-        """Write one record, and with it what its call makes of its session's state; the session's totals after it.
+    async def close_with(self, record: CallRecord, ending: Ending, claims: Sequence[Claim]) -> Closing:
+        """Write one record, and with it what its call makes of its session's state; see `close`.
 
         No record waits for the store with its ending: nobody knows now what state its session will be in by then.
 
         Raises:
-            StoreUnavailable: nothing is settled or journalled. `settle` has to be called, without the ending.
+            StoreUnavailable: nothing is settled or journalled. `close` has to be called, without the ending.
         """
         try:
-            return await self._store.settle(record, ending)
+            return await self._store.closing(record, ending, claims)
         except asyncio.CancelledError:
             await self._keep(record)
             raise

@@ -19,6 +19,7 @@ from gateway.stores.memory import MemoryStore
 from gateway.stores.redis import RedisStore
 from tests.conftest import StartGateway
 from tests.stores.redis_servers import RedisServer
+from tests.support.timing import eventually
 from tests.support.web import CHAT, HI
 
 CAROL = StoredKey("carol", digest("gw-carol"), 1.0, ("gpt-*",), Limits(tokens=5), 7)
@@ -60,6 +61,41 @@ async def test_a_key_is_known_soon_after_it_was_made_and_soon_not_any_more() -> 
     clock.seconds += 3
     await ring.ready()
     assert ring.keys == {}
+
+
+async def asked_again(store: FlakyStore) -> None:
+    asked = store.asked
+    await eventually(lambda: store.asked > asked + 1)
+
+
+async def test_keys_are_read_again_without_a_call_that_waits_for_it(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(FlakyStore):
+        is_broken = False
+
+        async def keys(self) -> list[StoredKey]:
+            found = await super().keys()
+            if self.is_broken:
+                raise ZeroDivisionError
+            return found
+
+    store, clock = Failing(), Clock()
+    ring = KeyRing(store, clock, away=lambda _: pytest.fail("no call has missed it"), look_s=0.001)
+    await ring.ready()
+    looking = asyncio.create_task(ring.keep_fresh())
+    clock.seconds += 10
+    await eventually(lambda: store.asked > 1)
+    store.away = True
+    await asked_again(store)
+    store.away, store.is_broken = False, True
+    await asked_again(store)
+    store.is_broken = False
+    assert "the client keys in the store were not read again this time" in caplog.messages
+    await store.add_key(CAROL)
+    await eventually(lambda: CAROL.digest in ring.keys)
+    looking.cancel()
+    asked = store.asked
+    await ring.ready()
+    assert store.asked == asked
 
 
 async def test_while_the_store_is_away_the_known_keys_hold_and_unread_ones_let_nobody_in() -> None:

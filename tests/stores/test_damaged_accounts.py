@@ -135,6 +135,18 @@ async def test_nothing_is_read_nor_held_of_it_and_others_go_on(damaged: Damaged,
     await store.opening(OTHER, [Claim(OTHER.account)], with_totals=True)
 
 
+async def test_a_call_of_others_is_settled_though_it_cannot_be_read_after_that(
+    damaged: Damaged, record: MakeRecord
+) -> None:
+    store, others = damaged.store, replace(charged(record()), accounts=(CLIENT,))
+    await store.settle(charged(record()))
+    damaged.damage()
+    closing = await store.closing(others, None, [Claim(CLIENT), LIMITED])
+    assert closing.totals.calls == 2
+    assert closing.standings is None
+    assert await numbers(store, CLIENT) == (Amount(30, 0, 2), Amount())
+
+
 async def test_what_it_is_owed_is_set_aside_once_and_charged_once_it_is_mended(
     damaged: Damaged, record: MakeRecord, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

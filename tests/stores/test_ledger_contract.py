@@ -28,7 +28,7 @@ from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import LOST, CallRecord, ContextRecord
 from gateway.core.session import Remembered, SessionState
-from gateway.core.stored import OpenHold, Opening
+from gateway.core.stored import Closing, OpenHold, Opening
 from gateway.core.usage import Charge, Totals, Usage
 from tests.stores.files import Clock, Time
 from tests.support.timing import LIMIT_S
@@ -150,6 +150,13 @@ async def test_what_a_call_begins_with_is_what_three_looks_give(
     assert [one.used for one in found.standings[1:]] == [Amount(7, 3, 1)] * 3
     assert [one.held for one in found.standings[1:]] == [Amount(10, 20, 1)] * 3
     assert found.standings[-1].limits.tokens == 50
+    others = [SESSION, SessionKey("alice", "parent"), SessionKey("bob", "s")]
+    assert found.parents == ()
+    assert (await soon(store.opening(SESSION, [], with_totals=with_totals, above=others))).parents == (
+        "parent",
+        None,
+        None,
+    )
 
 
 async def test_what_a_call_begins_with_is_of_its_own_session_and_client_key(store: Store, hold: Make) -> None:
@@ -371,6 +378,22 @@ async def test_an_overspent_account_grants_nothing_more(store: Store, hold: Make
     await soon(store.settle(spends(opened, Amount(150))))
     outcome = await refused(store, hold(claim(S, 100), fixed=Amount(1)))
     assert (outcome.standing.left("tokens"), outcome.standing.used_fraction) == (0, 1.5)
+
+
+async def test_what_a_call_ends_with_is_its_totals_and_how_its_accounts_stand_then(store: Store, hold: Make) -> None:
+    claims = [Claim(RATE, Limits(calls=5, window_s=600)), claim(KEY, 1_000), claim(PARENT), claim(S, 100)]
+    opened = hold(*claims)
+    await granted(store, opened)
+    for _ in range(2):
+        found = await soon(store.closing(spends(opened, Amount(7, 3, 1)), None, claims))
+        assert found.totals == await store.totals(SESSION)
+        assert found.totals.calls == 1
+        assert found.standings is not None
+        assert [one.key for one in found.standings] == [RATE, KEY, PARENT, S]
+        assert [one.used for one in found.standings[1:]] == [Amount(7, 3, 1)] * 3
+        assert [one.held for one in found.standings] == [NOTHING] * 4
+        assert [one.limits.tokens for one in found.standings] == [None, 1_000, None, 100]
+    assert await soon(store.closing(spends(opened, TEN), None, ())) == Closing(found.totals, ())
 
 
 async def test_settling_again_gives_back_and_charges_once(store: Store, hold: Make) -> None:

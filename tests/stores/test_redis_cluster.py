@@ -258,6 +258,36 @@ async def test_what_was_taken_is_given_back_when_a_later_account_refuses_request
     assert await store.extend(opened.hold.id, 1) is None
 
 
+async def test_a_hold_of_which_one_part_is_refused_and_one_is_unknown_ends_with_its_lease(
+    clustered: RedisStore, record: MakeRecord, ahead: Ahead
+) -> None:
+    """To give back what is known of it would leave the rest held for ever."""
+    books: Any = clustered._books
+    link = books._link
+
+    class Deaf:
+        """Does not hear what is said of the client key."""
+
+        async def call(self, *commands: Command) -> list[Any]:
+            replies: list[Any] = await link.call(*commands)
+            if any("{alice}" in str(command[3:4]) for command in commands):
+                raise StoreUnavailable("no answer in time")
+            return replies
+
+    opened = held(record())
+    narrow = Claim(PARENT, Limits(5))
+    claims = tuple(narrow if claim.key == PARENT else claim for claim in opened.hold.claims)
+    books._link = Deaf()
+    with pytest.raises(StoreUnavailable, match="no answer"):
+        await clustered.reserve(replace(opened, hold=replace(opened.hold, claims=claims)), LEASE_S)
+    books._link = link
+    assert [held.tokens for _, held in await stands(clustered)] == [15, 0, 15]
+    ahead.seconds += LEASE_S + 1
+    for one in await clustered.overdue(10):
+        await clustered.settle(one.as_lost())
+    assert [held for _, held in await stands(clustered)] == [NOTHING] * 3
+
+
 async def test_every_account_holds_as_many_units_as_the_narrowest_has_wherever_they_are(
     store: RedisStore, record: MakeRecord
 ) -> None:
@@ -276,6 +306,17 @@ async def test_every_account_holds_as_many_units_as_the_narrowest_has_wherever_t
     assert await stands(store) == [(NOTHING, Amount(13, 0, 1))] * 3
     await store.settle(spent(opened.lost))
     assert await stands(store) == [(Amount(7), NOTHING)] * 3
+
+
+async def test_a_hold_of_an_older_version_is_given_back_wherever_its_parts_lie(
+    clustered: RedisStore, record: MakeRecord
+) -> None:
+    """It does not say where; nor does this record name an account there."""
+    store, opened = clustered, held(record())
+    await store.reserve(opened, LEASE_S)
+    await store._link.call(("HDEL", Keys("gateway:").hold(opened.hold.id, tag_of("alice", "s")), "o"))
+    await store.settle(replace(spent(opened.lost), accounts=(KEY.account,)))
+    assert await stands(store) == [(Amount(7), NOTHING), (NOTHING, NOTHING), (NOTHING, NOTHING)]
 
 
 async def test_what_an_older_version_noted_of_a_lost_call_is_taken_back(

@@ -200,7 +200,7 @@ async def test_a_record_that_is_not_settled_with_what_it_moves_is_left_to_be_set
 
     settler, call = Settler(Refusing()), record()
     with pytest.raises(type(refusal)):
-        await settler.settle_with(call, lambda places: (places, call))
+        await settler.close_with(call, lambda places: (places, call), ())
     assert (settler.is_away, settler.waiting) == (is_away, 0)
     await settler.aclose()
 

@@ -86,7 +86,7 @@ async def test_a_record_is_settled_once_by_itself_when_the_store_is_well(
     async def settle(one: CallRecord) -> None:
         if with_ending:
             try:
-                await settler.settle_with(one, lambda _: (PLACES, one))
+                await settler.close_with(one, lambda _: (PLACES, one), ())
             except StoreUnavailable:
                 pass
             else:

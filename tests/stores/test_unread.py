@@ -254,7 +254,7 @@ async def test_a_call_that_ends_with_its_session_is_refused_without_the_store_be
     await spoilt.store.settle(replace(one, outcome=LOST))
     spoilt.lost(one.call_id)
     with pytest.raises(RecordRefused):
-        await settler.settle_with(one, lambda places: (places, one))
+        await settler.close_with(one, lambda places: (places, one), ())
     settler.check()
     await settler.aclose()
 

@@ -108,14 +108,15 @@ class Failing(Observer):
 class AwayStore(MemoryStore):
     """A memory store that can be away.
 
-    `is_deaf`: it holds, and says so much later. `is_forgetful`: it holds, and its answer is lost. `slow`: what it takes
-    a minute for, `settle` or `standings`.
+    `is_deaf`: it holds, and says so much later. `is_forgetful`: it holds, and its answer is lost. `is_slow`: it takes a
+    minute to settle.
     """
 
     away = False
     is_deaf = False
     is_forgetful = False
-    slow = ""
+    is_slow = False
+    is_settling = False
     settled = 0
 
     def __init__(self) -> None:
@@ -124,12 +125,12 @@ class AwayStore(MemoryStore):
         self.asked: list[str] = []
         #: what was asked of it while it was away
         self.missed: list[str] = []
-        #: what it is slow at just now
-        self.at_work: list[str] = []
 
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         await asyncio.sleep(0)
-        await self._take_time("settle")
+        if self.is_slow:
+            self.is_settling = True
+            await asyncio.sleep(60)
         if self.away:
             raise StoreUnavailable("away")
         self.settled += 1
@@ -143,9 +144,11 @@ class AwayStore(MemoryStore):
         self._look("totals", is_read=True)
         return await super().totals(session)
 
-    async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
+    async def opening(
+        self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
+    ) -> Opening:
         asked = [*self.asked, "opening"]
-        found = await super().opening(session, claims, with_totals=with_totals)
+        found = await super().opening(session, claims, with_totals=with_totals, above=above)
         self.asked = asked
         return found
 
@@ -164,7 +167,6 @@ class AwayStore(MemoryStore):
 
     async def standings(self, claims: Sequence[Claim]) -> tuple[Standing, ...]:
         self._look("standings", is_read=True)
-        await self._take_time("standings")
         return await super().standings(claims)
 
     async def missing_results(self, session: SessionKey, handles: Sequence[str]) -> Sequence[str]:
@@ -177,11 +179,6 @@ class AwayStore(MemoryStore):
 
     async def ping(self) -> None:
         self._look("ping")
-
-    async def _take_time(self, name: str) -> None:
-        if name == self.slow:
-            self.at_work.append(name)
-            await asyncio.sleep(60)
 
     def _look(self, name: str, *, is_read: bool = False) -> None:
         if is_read:

@@ -19,6 +19,7 @@ from gateway.core.record import LOST, CallRecord
 from gateway.core.session import MAX_KEPT, Change, Remembered, SessionState
 from gateway.core.stored import (
     MOST_LATEST,
+    Closing,
     Ending,
     Latest,
     Lesson,
@@ -119,6 +120,10 @@ class MemoryStore:
         with refusing(record.call_id):
             return self._settle(record, ending)
 
+    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> Closing:
+        """See `Store.closing`."""
+        return Closing(await self.settle(record, ending), self._books.standings(claims))
+
     def _settle(self, record: CallRecord, ending: Ending | None) -> Totals:
         known = self._by_id.get(record.call_id)
         is_new = known is None or known.outcome == LOST != record.outcome
@@ -212,10 +217,13 @@ class MemoryStore:
         """See `Store.standings`."""
         return self._books.standings(claims)
 
-    async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
+    async def opening(
+        self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
+    ) -> Opening:
         """See `Store.opening`."""
         totals = self._totals(session) if with_totals else None
-        return Opening(await self.remembered(session), self._books.standings(claims), totals)
+        parents = tuple([(self._states.get(key) or SessionState()).parent for key in above])
+        return Opening(await self.remembered(session), self._books.standings(claims), totals, parents)
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""

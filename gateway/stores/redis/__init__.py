@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +22,7 @@ from gateway.core.ports import Store
 from gateway.core.record import CallRecord
 from gateway.core.redis_url import parse
 from gateway.core.session import Change, Remembered, SessionState
-from gateway.core.stored import Ending, Latest, Lesson, OpenHold, Opening, Page, SessionView, StoredKey
+from gateway.core.stored import Closing, Ending, Latest, Lesson, OpenHold, Opening, Page, SessionView, StoredKey
 from gateway.core.usage import Totals
 from gateway.stores import clock, states
 from gateway.stores.packed import Packed, unpacked
@@ -99,8 +99,12 @@ class RedisStore:
 
     async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
         """See `Store.settle`."""
+        return (await self.closing(record, ending, ())).totals
+
+    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> Closing:
+        """See `Store.closing`."""
         with refusing(record.call_id):
-            return await self._moves.settle(record, ending)
+            return await self._moves.settle(record, ending, claims)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
@@ -125,19 +129,24 @@ class RedisStore:
         asked = self._books.ask_standings(claims)
         return self._books.standings(claims, await self._link.call(*asked)) if asked else ()
 
-    async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
+    async def opening(
+        self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
+    ) -> Opening:
         """See `Store.opening`."""
         tag = _tag(session)
+        asked = self._books.ask_standings(claims)
         (version, state), (key, residual, frames, kept, *sums), *replies = await self._link.call(
             ("HMGET", self._keys.state(tag), "v", "s"),
             ("HMGET", self._keys.session(tag), *_LAST_TURN, *(values.TOTALS if with_totals else ())),
-            *self._books.ask_standings(claims),
+            *asked,
+            *[("HGET", self._keys.state(_tag(one)), "s") for one in above],
         )
         if state is not None:
             self._moves.saw(session, Kept.of(version, state))
-        stands = self._books.standings(claims, replies)
+        stands = self._books.standings(claims, replies[: len(asked)])
         remembered = _remembered(state, key, residual, frames, kept)
-        return Opening(remembered, stands, values.totals(sums) if with_totals else None)
+        parents = tuple([states.read(one).parent for one in replies[len(asked) :]])
+        return Opening(remembered, stands, values.totals(sums) if with_totals else None, parents)
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""
@@ -217,27 +226,32 @@ class RedisStore:
         """See `Store.missing_results`."""
         if not handles:
             return []
-        name = self._keys.results(_tag(session))
-        found = await self._link.call(*(("HEXISTS", name, f"={handle}") for handle in handles))
-        kept = [handle for handle, is_there in zip(handles, found, strict=True) if is_there]
-        await asyncio.gather(*(self._find_on(session, handle) for handle in kept))
-        return [handle for handle, is_there in zip(handles, found, strict=True) if not is_there]
+        texts = self._keys.results(_tag(session))
+        looks: list[Command] = []
+        for handle in handles:
+            # The names by which a text is found are to live as long as it is kept from now on.
+            living = [("PEXPIRE", name, self._clerk.ttl_ms) for name in self._names(session, handle)]
+            looks += [("HEXISTS", texts, f"={handle}"), *living]
+        replies = iter(await self._link.call(*looks))
+        missing, nameless = list[str](), list[str]()
+        for handle, (is_there, *named) in zip(handles, zip(replies, replies, replies, strict=True), strict=True):
+            if not is_there:
+                missing.append(handle)
+            elif not all(named):
+                nameless.append(handle)
+        if nameless:
+            await self._link.call(*self._leads(session, nameless))
+        return missing
 
-    async def _find_on(self, session: SessionKey, handle: str) -> None:
-        """Have a handle's names lead to its session for as long as that is kept from now on."""
-        await asyncio.gather(*(self._lead(name, lead) for name, lead in self._leads(session, handle)))
+    def _names(self, session: SessionKey, handle: str) -> tuple[str, str]:
+        """The names under which a handle is looked for: over all namespaces, and in its own."""
+        return self._keys.handled(None, handle), self._keys.handled(session.namespace, handle)
 
-    async def _lead(self, name: str, lead: Command) -> None:
-        [is_there] = await self._link.call(("PEXPIRE", name, self._clerk.ttl_ms))
-        if not is_there:
-            await self._link.call(lead)
-
-    def _leads(self, session: SessionKey, handle: str) -> Iterator[tuple[str, Command]]:
-        """The names under which a handle is looked for, each with the verb that makes it lead to the session."""
+    def _leads(self, session: SessionKey, handles: Iterable[str]) -> list[Command]:
+        """The verbs that make the names of handles lead to their session."""
         arguments = {"place": _tag(session), "ttl": self._clerk.ttl_ms}
-        for scope in (None, session.namespace):
-            name = self._keys.handled(scope, handle)
-            yield name, self._verb("name", (name,), arguments)
+        names = [name for handle in handles for name in self._names(session, handle)]
+        return [self._verb("name", (name,), arguments) for name in names]
 
     async def results_size(self, session: SessionKey) -> int:
         """See `Store.results_size`."""
@@ -246,11 +260,10 @@ class RedisStore:
 
     async def keep_results(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Sequence[str]:
         """See `Store.keep_results`."""
-        leads = [lead for handle in texts for _, lead in self._leads(session, handle)]
-        # The names first: a text that is kept and cannot be found is as good as lost.
-        await asyncio.gather(*map(self._each, [*leads, *self._clerk.noticed([session.account])]))
         keep = await asyncio.to_thread(self._keeping, session, texts, most)
-        [refused] = await self._link.call(keep)
+        # A text that is kept without its names gets them when it is looked for: see `missing_results`.
+        names = [*self._leads(session, texts), *self._clerk.noticed([session.account])]
+        *_, refused = await self._link.call(*names, keep)
         return [handle.decode() for handle in refused]
 
     def _keeping(self, session: SessionKey, texts: Mapping[str, str], most: int) -> Command:

@@ -1,15 +1,16 @@
 """Accounts, holds and settlements in a cluster, where each session and each client key may be on another server.
 
-A hold is taken part by part: first where its call is at home, then on the other accounts in the order of the claims;
-what was taken is given back when a later part is refused. A hold is listed before it is taken, and never taken after
-its lease has ended: should this process end in between, it is overdue like any other. A settlement does what is
-on other servers first and the session last, each once; offered again it goes on where it had stopped.
+A hold is taken part by part: first where its call is at home, which keeps where the others will lie, then on the other
+accounts at once; what was taken is given back when a part is refused. A hold is listed before it is taken, and never
+taken after its lease has ended: should this process end in between, it is overdue like any other. A settlement does
+what is on other servers first and the session last, each once; offered again it goes on where it had stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ from gateway.stores.unread import UnreadHolds
 
 #: status of reserve.lua: a part of a hold was not taken, as it came after the end of its lease
 _LATE = 2
+#: status of settle.lua: nothing was written, as the hold lies on further servers
+_ELSEWHERE = 3
 
 
 @dataclass(slots=True)
@@ -57,47 +60,54 @@ class BooksApart:
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
         hold, home = opened.hold, home_of(opened.lost)
-        arguments = self._clerk.taking(opened, lease_s)
-        arguments["deadline"] = await self._announce(hold.id, home, arguments["lease"])
-        parts: list[_Part] = []
-        for tag, claims in _by_tag(home, hold.claims):
-            try:
-                part = await self._take(tag, claims, opened, arguments | {"home": tag == home})
-            except StoreDamaged:
+        (_, at_home), *others = _by_tag(home, hold.claims)
+        arguments = self._clerk.taking(opened, lease_s) | {"others": _listed(tag for tag, _ in others)}
+        arguments["deadline"] = await self._announce(hold, home, arguments["lease"])
+        first = await self._take(home, at_home, opened, arguments)
+        outcomes = [first]
+        if isinstance(first, _Part):
+            arguments |= {"home": False, "most": first.units}
+            outcomes += await asyncio.gather(*(self._take(tag, claims, opened, arguments) for tag, claims in others))
+        parts = [one for one in outcomes if isinstance(one, _Part)]
+        for one in outcomes:
+            if not isinstance(one, _Part):
                 await self._undo(parts, hold.id)
-                raise
-            if isinstance(part, Refused):
-                await self._undo(parts, hold.id)
-                return await self._surest(part, hold)
-            parts.append(part)
-            arguments["most"] = part.units
-        for command in self._clerk.noticed([claim.key for claim in hold.claims]):
-            await self._link.call(command)
+                return await self._surest(one, hold)
         return await self._level(parts, hold.claims)
 
-    async def _surest(self, found: Refused, hold: Hold) -> Refused:
-        """The refusal to give in place of one that may pass: an account that was not asked yet may refuse for good."""
+    async def _surest(self, found: Refused | StoreDamaged, hold: Hold) -> Refused:
+        """The refusal to give in place of one that may pass: an account that was not asked yet may refuse for good.
+
+        Raises:
+            StoreDamaged: it is the reason.
+        """
+        if isinstance(found, StoreDamaged):
+            raise found
         if not found.is_passing:
             return found
         stands = self.standings(hold.claims, await self._link.call(*self.ask_standings(hold.claims)))
         sure = refused(stands, hold)
         return found if sure is None or sure.is_passing else sure
 
-    async def _announce(self, hold_id: str, home: str, lease: int) -> int:
-        arguments = {"id": hold_id, "tag": home, "lease": lease}
-        [deadline] = await self._link.call(self._clerk.call("announce", self._keys.shard_of(hold_id), arguments))
+    async def _announce(self, hold: Hold, home: str, lease: int) -> int:
+        arguments = {"id": hold.id, "tag": home, "lease": lease}
+        announce = self._clerk.call("announce", self._keys.shard_of(hold.id), arguments)
+        deadline, *_ = await self._link.call(announce, *self._clerk.noticed([claim.key for claim in hold.claims]))
         return int(deadline)
 
     async def _take(
         self, tag: str, claims: Sequence[Claim], opened: OpenHold, arguments: Mapping[str, Any]
-    ) -> _Part | Refused:
+    ) -> _Part | Refused | StoreDamaged:
         hold = opened.hold
         name = self._keys.hold(hold.id, tag)
         settled = self._keys.calls(tag)[0] if arguments["home"] else self._keys.settled(tag, hold.id)
         keys = (name, settled, *(self._keys.account(claim.key) for claim in claims))
         packed = values.held(hold, claims, self._keys)
         verb = self._clerk.call("reserve", keys, arguments, packed, values.encode_json(opened))
-        [(status, *reply)] = await self._link.call(verb)
+        try:
+            [(status, *reply)] = await self._link.call(verb)
+        except StoreDamaged as error:
+            return error
         if status == _LATE:
             raise StoreUnavailable("The store took longer than the lease of a hold. Try again shortly.")
         if status == 0:
@@ -196,33 +206,51 @@ class BooksApart:
         return found
 
     async def _forget(self, hold_id: str) -> None:
+        await self._link.call(*self._forgetting(hold_id))
+
+    def _forgetting(self, hold_id: str) -> list[Command]:
         deadlines, places = self._keys.shard_of(hold_id)
-        await self._link.call(("ZREM", deadlines, hold_id), ("HDEL", places, hold_id))
+        return [("ZREM", deadlines, hold_id), ("HDEL", places, hold_id)]
 
     # --- settling -----------------------------------------------------------------------------------------------------
 
-    async def settle(self, record: CallRecord, move: Move | None) -> Settlement | Kept:
-        """See `Store.settle`."""
+    async def settle(self, record: CallRecord, move: Move | None, claims: Sequence[Claim]) -> Settlement | Kept:
+        """See `Store.closing`."""
         home = home_of(record)
-        opened = await self._opened(record.call_id, home)
-        held = [claim.key for claim in opened.hold.claims] if opened is not None else []
-        accounts: dict[str, list[AccountKey]] = {tag_of_account(key): [] for key in held}
+        reply = await self._settle(record, home, None, move)
+        if reply[0] == _ELSEWHERE:
+            opened = values.opened(reply[1:])
+            held = [claim.key for claim in opened.hold.claims] if opened is not None else []
+            reply = await self._settle(record, home, held, move)
+        changed = values.kept(reply)
+        if changed is not None:
+            return changed  # what was done on other servers is done once, and passed over when it is asked for again
+        after = [*self._index(record, home, reply), *self._forgetting(record.call_id)]
+        _, stands = await asyncio.gather(self._link.call(*after), self._stands(claims))
+        return settlement(record, reply, stands)
+
+    async def _settle(
+        self, record: CallRecord, home: str, held: Sequence[AccountKey] | None, move: Move | None
+    ) -> Sequence[Any]:
+        """What the verb says. `held`: the accounts that the hold lies on; None: on those that are charged, it seems."""
+        accounts: dict[str, list[AccountKey]] = {tag_of_account(key): [] for key in held or ()}
         for key in record.accounts:
             accounts.setdefault(tag_of_account(key), []).append(key)
         at_home = accounts.pop(home, [])
         await asyncio.gather(*(self._settle_part(tag, keys, record) for tag, keys in accounts.items()))
         arguments = self._clerk.settling(record, values.accounts_of(at_home, self._keys))
+        if held is None:
+            arguments["others"] = _listed(accounts)
         names = (self._keys.hold(record.call_id, home), *self._keys.all_of(home))
         [reply] = await self._link.call(self._clerk.settle(names, arguments, record, move))
-        changed = values.kept(reply)
-        if changed is not None:
-            return changed  # what was done on other servers is done once, and passed over when it is asked for again
-        is_new, sums, last, _ = reply
-        await self._index(record, home, sums, last)
-        if is_new:
-            await self._note(record, home, sums)
-        await self._forget(record.call_id)
-        return settlement(record, reply)
+        found: Sequence[Any] = reply
+        return found
+
+    async def _stands(self, claims: Sequence[Claim]) -> tuple[Standing, ...] | None:
+        """How accounts stand after a settlement, which is one also where they cannot be read."""
+        with contextlib.suppress(StoreUnavailable):
+            return self.standings(claims, await self._link.call(*self.ask_standings(claims)))
+        return None
 
     async def _settle_part(self, tag: str, accounts: Sequence[AccountKey], record: CallRecord) -> None:
         names = (self._keys.hold(record.call_id, tag), self._keys.settled(tag, record.call_id))
@@ -233,8 +261,9 @@ class BooksApart:
         }
         await self._link.call(self._clerk.call("settle_part", names, arguments))
 
-    async def _index(self, record: CallRecord, home: str, sums: Sequence[bytes | None], last: bytes | None) -> None:
+    def _index(self, record: CallRecord, home: str, reply: Sequence[Any]) -> list[Command]:
         """Make the call and its session findable; also where it was settled before, by a worker that may have died."""
+        is_new, sums, last, _ = reply
         index, ttl = self._clerk.index(record), self._clerk.ttl_ms
         commands: list[Command] = [
             ("SET", index["id"], home, "PX", ttl),
@@ -247,12 +276,11 @@ class BooksApart:
             for recent, tokens in index["lists"]:
                 commands += [("ZADD", recent, "GT", last, index["member"]), ("PEXPIRE", recent, ttl)]
                 commands += [("ZADD", tokens, sums[3] or 0, index["member"]), ("PEXPIRE", tokens, ttl)]
-        await asyncio.gather(*(self._link.call(command) for command in commands))
-
-    async def _note(self, record: CallRecord, home: str, sums: Sequence[bytes | None]) -> None:
-        arguments = self._clerk.basic() | {"most": MOST_LATEST}
-        entry = values.entry(record.call_id, home, sums)
-        await self._link.call(self._clerk.call("note", self._keys.latest, arguments, entry))
+        if is_new:
+            arguments = self._clerk.basic() | {"most": MOST_LATEST}
+            entry = values.entry(record.call_id, home, sums)
+            commands.append(self._clerk.call("note", self._keys.latest, arguments, entry))
+        return commands
 
     def ask_standings(self, claims: Sequence[Claim]) -> list[Command]:
         """See `Books`. A verb for each, which may go to another server."""
@@ -265,6 +293,11 @@ class BooksApart:
             for claim, (now, rows) in zip(claims, replies, strict=True)
             for stand in values.standings((claim,), now, rows)
         )
+
+
+def _listed(tags: Iterable[str]) -> str:
+    """Where the parts of a hold lie beside its home, as that keeps it."""
+    return " ".join(sorted(tags))
 
 
 def _by_tag(home: str, claims: Sequence[Claim]) -> list[tuple[str, list[Claim]]]:

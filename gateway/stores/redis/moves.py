@@ -14,10 +14,11 @@ from typing import Any, Final, TypeGuard
 from weakref import WeakValueDictionary
 
 from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable
+from gateway.core.ledger import Claim
 from gateway.core.namespaces import SessionKey
 from gateway.core.record import CallRecord
 from gateway.core.session import Change, SessionState
-from gateway.core.stored import Ending
+from gateway.core.stored import Closing, Ending
 from gateway.core.usage import Totals
 from gateway.stores import states
 from gateway.stores.redis import values
@@ -36,6 +37,8 @@ _PAUSE_S: Final = 0.004
 _BY_LAST_SEEN: Final = 2
 #: states that stay known
 _SEEN: Final = 256
+#: how a call ends, and the accounts to read after it
+_Work = tuple[Ending, Sequence[Claim]]
 #: versions are times of day in microseconds, or a little more; only an older release has smaller ones
 _FIRST_VERSION: Final = 10**15
 
@@ -50,7 +53,7 @@ class Moves:
         self._clerk = clerk
         self._books = books
         self._changes = Folding[SessionKey, Change](self._change_in_turn)
-        self._endings = Folding[SessionKey, Ending](self._end_in_turn)
+        self._endings = Folding[SessionKey, _Work](self._end_in_turn)
         #: Both queues of a session take turns, or many calls would always be faster than a change.
         self._turns = WeakValueDictionary[SessionKey, asyncio.Lock]()
         self._kept = _Seen()
@@ -59,17 +62,17 @@ class Moves:
         """Remember what a server was seen to have."""
         self._kept.put(session, kept)
 
-    async def settle(self, record: CallRecord, ending: Ending | None) -> Totals:
-        """See `Store.settle`."""
+    async def settle(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> Closing:
+        """See `Store.closing`."""
         session = record.session
         if ending is None or session is None:
-            return await self._settle(record)
-        totals = None
+            return await self._settle(record, claims)
+        work, closing = (ending, claims), None
         if session not in self._changes and session not in self._endings:
             kept = self._kept.get(session) or await self._look_up(session)
-            totals = await self._end(session, ending, kept)
+            closing = await self._end(session, work, kept)
         # Somebody else was faster, or others of this worker wait already: those of this worker take turns.
-        return totals or await self._endings.add(session, ending)
+        return closing or await self._endings.add(session, work)
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
         """See `Store.update`."""
@@ -81,22 +84,24 @@ class Moves:
         await self._changes.drain()
         await self._endings.drain()
 
-    async def _settle(self, record: CallRecord) -> Totals:
-        done = await self._books.settle(record, None)
-        return done.totals if isinstance(done, Settlement) else Totals()  # pragma: no branch  # without a move
+    async def _settle(self, record: CallRecord, claims: Sequence[Claim]) -> Closing:
+        done = await self._books.settle(record, None, claims)
+        return (
+            done.closing if isinstance(done, Settlement) else Closing(Totals())
+        )  # pragma: no branch  # it moves nothing
 
-    async def _end(self, session: SessionKey, ending: Ending, kept: Kept) -> Totals | None:
+    async def _end(self, session: SessionKey, work: _Work, kept: Kept) -> Closing | None:
         """Settle a call that ends in this state; None where its session is in another one by now."""
-        state = states.read(kept.value)
+        (ending, claims), state = work, states.read(kept.value)
         steps, record = ending(state.steps)
         value = None if steps is state.steps else states.written(state.with_steps(steps))
-        done = await self._books.settle(record, Move(kept.version, value))
+        done = await self._books.settle(record, Move(kept.version, value), claims)
         if isinstance(done, Kept):
             self._kept.put(session, done)
             return None
         if value is not None and done.version is not None:
             self._kept.put(session, Kept(done.version, value))
-        return done.totals
+        return done.closing
 
     def _turn(self, session: SessionKey) -> asyncio.Lock:
         lock = self._turns.get(session)
@@ -108,26 +113,26 @@ class Moves:
         async with self._turn(session):
             return await self._change(session, changes)
 
-    async def _end_in_turn(self, session: SessionKey, endings: Sequence[Ending]) -> Sequence[Totals | Exception]:
-        results = list[Totals | Exception]()
+    async def _end_in_turn(self, session: SessionKey, works: Sequence[_Work]) -> Sequence[Closing | Exception]:
+        results = list[Closing | Exception]()
         away: Exception | None = None
-        for ending in endings:
+        for work in works:
             if away is None:
                 async with self._turn(session):
-                    result = await self._ended(session, ending)
+                    result = await self._ended(session, work)
                 # Each of the others would wait for an absent store anew.
                 away = result if _is_away(result) else None
             results.append(away or result)
         return results
 
-    async def _ended(self, session: SessionKey, ending: Ending) -> Totals | Exception:
+    async def _ended(self, session: SessionKey, work: _Work) -> Closing | Exception:
         try:
             for number in range(TRIES):
                 # After a pause others have been faster again.
                 kept = (self._kept.get(session) if number < _BY_LAST_SEEN else None) or await self._look_up(session)
-                totals = await self._end(session, ending, kept)
-                if totals is not None:
-                    return totals
+                closing = await self._end(session, work, kept)
+                if closing is not None:
+                    return closing
                 await pause(number)
         except Exception as error:  # noqa: BLE001  # given to the one who waits for it
             return error
@@ -141,20 +146,25 @@ class Moves:
         return self._keys.state(tag_of(session.namespace, session.id))
 
     async def _change(self, session: SessionKey, changes: Sequence[Change]) -> Sequence[SessionState | Exception]:
-        name, kept = self._name(session), await self._look_up(session)
+        name, seen = self._name(session), self._kept.get(session)
+        kept = seen or await self._look_up(session)
         for number in range(TRIES):
             state, results = _in_turn(states.read(kept.value), changes)
             if all(isinstance(result, Exception) for result in results):
-                return results
+                if kept is not seen:
+                    return results
+                # The server may have another state by now, at which they do not fail.
+                kept = await self._look_up(session)
+                continue
             arguments, value = self._clerk.basic() | values.compared(kept.version), states.written(state)
-            [(done, version, *rest)] = await self._link.call(self._verb("swap", (name,), arguments, value))
-            kept = self._kept.put(session, Kept.of(version, value if done else rest[0]))
+            swap = self._verb("swap", (name,), arguments, value)
+            [(done, version, *rest), *_] = await self._link.call(swap, *self._clerk.noticed([session.account]))
+            is_seen, kept = kept is seen, self._kept.put(session, Kept.of(version, value if done else rest[0]))
             if done:
-                for command in self._clerk.noticed([session.account]):
-                    await self._link.call(command)
                 return results
-            await pause(number + 1)
-            kept = await self._look_up(session)
+            if not is_seen:
+                await pause(number + 1)
+                kept = await self._look_up(session)
         raise _conflict(session)
 
 

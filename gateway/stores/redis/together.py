@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from gateway.core.errors import StoreDamaged
 from gateway.core.ids import first_id_at
 from gateway.core.ledger import AccountKey, Claim, Granted, Refused, Standing
 from gateway.core.record import LOST, CallRecord
-from gateway.core.stored import MOST_LATEST, OpenHold
+from gateway.core.stored import MOST_LATEST, Closing, OpenHold
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass
 from gateway.stores.redis import values
@@ -25,9 +26,9 @@ CALLS_PER_SESSION: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The session's totals after a settlement; `version`: of its state, None where that was not changed."""
+    """What a call ends with; `version`: of its session's state, None where that was not changed."""
 
-    totals: Totals
+    closing: Closing
     version: int | None = None
 
 
@@ -35,11 +36,11 @@ class Books(Protocol):
     """What of a store deals with budgets; see `Store` for each.
 
     A settlement with a `move` changes its session's state in the same step; where the state is another one by now,
-    nothing is written, and that state is given. `ask_standings` gives the commands that ask how accounts stand, to be
-    sent together with others; `standings` reads their replies.
+    nothing is written, and that state is given. `claims`: of accounts that are read after it. `ask_standings` gives the
+    commands that ask how accounts stand, to be sent together with others; `standings` reads their replies.
     """
 
-    async def settle(self, record: CallRecord, move: Move | None) -> Settlement | Kept: ...  # noqa: D102
+    async def settle(self, record: CallRecord, move: Move | None, claims: Sequence[Claim]) -> Settlement | Kept: ...  # noqa: D102
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused: ...  # noqa: D102
     async def extend(self, hold_id: str, units: int) -> Granted | None: ...  # noqa: D102
     async def renew(self, noted: Mapping[str, int]) -> None: ...  # noqa: D102
@@ -54,10 +55,11 @@ def home_of(record: CallRecord) -> str:
     return tag_of(key.namespace, key.id) if key is not None else tag_of_call(record.call_id)
 
 
-def settlement(record: CallRecord, reply: Sequence[Any]) -> Settlement:
-    """What the verb says of a settlement."""
+def settlement(record: CallRecord, reply: Sequence[Any], standings: tuple[Standing, ...] | None) -> Settlement:
+    """What the verb says of a settlement, and how accounts stand after it."""
     _, sums, _, version = reply
-    return Settlement(values.totals(sums) if record.session is not None else Totals(), version)
+    totals = values.totals(sums) if record.session is not None else Totals()
+    return Settlement(Closing(totals, standings), version)
 
 
 class Clerk:
@@ -162,14 +164,21 @@ class BooksTogether:
         self._unread = UnreadHolds()
         self._leaps = Leaps(moment)
 
-    async def settle(self, record: CallRecord, move: Move | None) -> Settlement | Kept:
-        """See `Store.settle`."""
+    async def settle(self, record: CallRecord, move: Move | None, claims: Sequence[Claim]) -> Settlement | Kept:
+        """See `Store.closing`."""
         clerk, tag = self._clerk, home_of(record)
         arguments = clerk.settling(record, values.accounts_of(record.accounts, self._keys))
         arguments["index"] = clerk.index(record)
         keys = (self._keys.hold(record.call_id), *self._keys.all_of(tag))
-        [reply] = await self._link.call(clerk.settle(keys, arguments, record, move))
-        return values.kept(reply) or settlement(record, reply)
+        commands = [clerk.settle(keys, arguments, record, move), *self.ask_standings(claims)]
+        # Settled is settled, also where an account cannot be read after it.
+        reply, *stands = await each(self._link, commands)
+        reply = sound(reply)
+        return values.kept(reply) or settlement(record, reply, self._found(claims, stands))
+
+    def _found(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Standing, ...] | None:
+        is_damaged = any(isinstance(reply, StoreDamaged) for reply in replies)
+        return None if is_damaged else self.standings(claims, replies)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""

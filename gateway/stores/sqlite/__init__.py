@@ -26,7 +26,7 @@ from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
 from gateway.core.session import Change, Remembered, SessionState
-from gateway.core.stored import Ending, Latest, Lesson, OpenHold, Opening, Page, SessionView, StoredKey
+from gateway.core.stored import Closing, Ending, Latest, Lesson, OpenHold, Opening, Page, SessionView, StoredKey
 from gateway.core.usage import Totals
 from gateway.stores import clock
 from gateway.stores.cursor import Cursor
@@ -120,6 +120,13 @@ class SqliteStore:
 
         return await self._writer.write(write)
 
+    async def closing(self, record: CallRecord, ending: Ending | None, claims: Sequence[Claim]) -> Closing:
+        """See `Store.closing`."""
+        totals, stands = await self.settle(record, ending), None
+        with contextlib.suppress(StoreUnavailable):
+            stands = await self.standings(claims)
+        return Closing(totals, stands)
+
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
         return await self._writer.write(lambda db: accounts.reserve(db, opened, lease_s, self._moment()))
@@ -140,9 +147,12 @@ class SqliteStore:
         """See `Store.standings`."""
         return self._in_loop(lambda db: accounts.standings(db, claims, self._moment()))
 
-    async def opening(self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool) -> Opening:
+    async def opening(
+        self, session: SessionKey, claims: Sequence[Claim], *, with_totals: bool, above: Sequence[SessionKey] = ()
+    ) -> Opening:
         """See `Store.opening`."""
-        return self._in_loop(lambda db: rows.opening(db, session, claims, self._moment(), with_totals=with_totals))
+        now = self._moment()
+        return self._in_loop(lambda db: rows.opening(db, session, claims, above, now, with_totals=with_totals))
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
         """See `Store.decide`."""

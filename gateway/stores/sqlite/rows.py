@@ -225,7 +225,13 @@ def remembered(connection: sqlite3.Connection, key: SessionKey) -> Remembered:
 
 
 def opening(
-    connection: sqlite3.Connection, key: SessionKey, claims: Sequence[Claim], now: Moment, *, with_totals: bool
+    connection: sqlite3.Connection,
+    key: SessionKey,
+    claims: Sequence[Claim],
+    above: Sequence[SessionKey],
+    now: Moment,
+    *,
+    with_totals: bool,
 ) -> Opening:
     """See `Store.opening`. The session's account comes with its row, those of others are looked up."""
     query = _OPENING_WITH_TOTALS if with_totals else _OPENING_ALONE
@@ -234,10 +240,12 @@ def opening(
     columns = row[_ACCOUNT_AT:_SUMS_AT]
     account = accounts.account(connection, key.account, columns) if columns[0] is not None else EMPTY
     stands = accounts.standings(connection, claims, now, {key.account: account})
-    if not with_totals:
-        return Opening(_remembered(row[:_ACCOUNT_AT]), stands, None)
-    sums = row[_SUMS_AT:]
-    return Opening(_remembered(row[:_ACCOUNT_AT]), stands, totals_of(sums) if sums[0] is not None else Totals())
+    parents = tuple([remembered(connection, one).state.parent for one in above]) if above else ()
+    totals = None
+    if with_totals:
+        sums = row[_SUMS_AT:]
+        totals = totals_of(sums) if sums[0] is not None else Totals()
+    return Opening(_remembered(row[:_ACCOUNT_AT]), stands, totals, parents)
 
 
 def _remembered(row: Sequence[Any]) -> Remembered:

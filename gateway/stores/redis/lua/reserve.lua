@@ -1,6 +1,6 @@
 -- Take a hold on all these accounts or on none. KEYS: the hold, what remembers its call as settled, the accounts.
--- A: id, least, most, lease, home, and maybe: index, deadline, noticed (commands). ARGV[3]: fixed, unit, claims;
--- ARGV[4]: the hold.
+-- A: id, least, most, lease, home, and maybe: index, deadline, noticed (commands), others (where further parts of the
+-- hold will lie). ARGV[3]: fixed, unit, claims; ARGV[4]: the hold.
 -- Gives {1, units, now, accounts} | {0, number of the claim that refused, now, its account} | {2}: too late.
 local hold, settled = KEYS[1], KEYS[2]
 for _, command in ipairs(A.noticed or {}) do
@@ -48,6 +48,9 @@ if passing then
 end
 hold_on(claims, accounts, unit, units, fixed, 1)
 redis.call('HSET', hold, 'u', units, 'n', '0', 'l', A.lease, 'f', ARGV[3], 'v', ARGV[4])
+if A.home and A.others then
+    redis.call('HSET', hold, 'o', A.others)
+end
 if A.index then
     redis.call('ZADD', A.index, at + A.lease, A.id)
 end

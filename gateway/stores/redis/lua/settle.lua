@@ -2,8 +2,9 @@
 -- known of its lost ones, the session, its state, its results, its account, its calls of tools, the last of them.
 -- ARGV[3]: the record, ARGV[4]: maybe the state after it. A: id, lost, session, spent, accounts, sums (or nothing: no
 -- charge), keep, oldest, derived, started, ended, and maybe last_key, residual, frames, kept with most_kept, tools, index,
--- and version: of the state that the call has gone by. Gives {1 if anything was new, sums, time of the last call, version
--- of the state if that was moved} | {2, version, state}: it is another one by now, and nothing was written.
+-- version: of the state that the call has gone by, and others: where parts of the hold were settled before. Gives
+-- {1 if anything was new, sums, time of the last call, version of the state if that was moved} | {2, version, state}: it
+-- is another one by now | {3, units, noted, hold}: the hold has parts elsewhere. With 2 and 3 nothing was written.
 local hold, ids, records, lost, session, state = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local calls, recent = KEYS[9], KEYS[10]
 local SUMS = 13
@@ -62,6 +63,12 @@ local function count_tools(added)
     return known
 end
 
+if A.others then
+    local open = redis.call('HMGET', hold, 'u', 'n', 'v', 'o')
+    if open[3] and open[4] ~= A.others then
+        return { 3, open[1], open[2], open[3] }
+    end
+end
 local known = redis.call('ZSCORE', ids, A.id)
 local was = known and redis.call('HGET', lost, A.id)
 if was then
