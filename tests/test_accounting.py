@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.ledger import Claim, Limits
+from gateway.core.errors import StoreDamaged
+from gateway.core.ledger import Claim, Granted, Limits, Refused
 from gateway.core.pricing import price_from_table
 from gateway.core.record import LOST, CallRecord
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
@@ -18,7 +19,7 @@ from gateway.core.spending import DEFAULT_OUTPUT, STREAM_STEP, BudgetPolicy
 from gateway.core.stored import OpenHold
 from gateway.dialects.base import Answer, Call, EventReader
 from gateway.dialects.openai_chat import OpenAIChat
-from tests.support.fakes import KEY, PRICE, SSE, STREAM, FakeReply, World, whole
+from tests.support.fakes import KEY, PRICE, SSE, STREAM, AwayStore, FakeReply, World, whole
 from tests.support.records import record
 from tests.support.scripted import DONE, chunk, usage_chunk
 
@@ -244,3 +245,14 @@ async def test_a_call_that_can_be_held_no_more_is_charged_before_a_part_of_its_a
     assert await world.store.calls(KEY, 9) == [world.record]
     (stands,) = await world.store.standings([Claim(KEY.account)])
     assert stands.used == world.record.spent
+
+
+async def test_a_call_that_is_refused_as_its_account_is_damaged_is_not_recorded() -> None:
+    class Damaged(AwayStore):
+        async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
+            raise StoreDamaged("its account cannot be read")
+
+    world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)), store=Damaged())
+    reply, _ = await world.call()
+    assert (reply.status, world.upstream.sent) == (503, [])
+    assert (world.store.settled, world.leases.count) == (0, 0)
