@@ -273,7 +273,7 @@ class Budgets:
 
     def _granted(self, book: Book, hold: Hold, granted: Granted, need: Need) -> Taken:
         """A granted hold as the call keeps it; from now on its lease is kept alive."""
-        grows = need.can_grow and need.output is None and not book.is_blind and is_limited(granted.standings)
+        grows = need.can_grow and need.output is None and is_limited(granted.standings)
         lease = Lease(hold.id, granted.units * need.answers, STREAM_STEP if grows else 0, need.answers)
         if not book.is_blind:
             self._leases.open(lease)

@@ -177,7 +177,7 @@ class Steps:
         progress.narrowed = narrowed(stepped.offer, stepped.keep, must=stepped.must, has_choice=has_choice)
 
     def _is_refused(self, stepped: Stepped, route: Route) -> bool:
-        return (stepped.refused is not None and stepped.refused == route) or route in self._no_choice
+        return stepped.refused == route or route in self._no_choice
 
     def narrow_again(self, progress: Progress, refusal: bytes) -> bool:
         """Whether a provider's refusal is about the choice among some tools, so that it is told in another way."""
@@ -194,7 +194,7 @@ class Steps:
     def taken(self, progress: Progress) -> None:
         """A provider took the call. Only now is it sure that the choice was the reason for what it refused before."""
         stepped = progress.stepped
-        if stepped is not None and stepped.refused is not None and stepped.refused == progress.route:
+        if stepped is not None and stepped.refused == progress.route:
             self._no_choice.add(progress.route)
             progress.notes["tool_choice"] = "allowed_tools is refused by the provider; its list of tools is shorter"
 

@@ -9,14 +9,18 @@ from typing import Any
 
 import pytest
 
-from gateway.core.ledger import Claim, Limits
-from gateway.core.record import CallRecord
+from gateway.core.errors import StoreDamaged
+from gateway.core.ledger import Claim, Granted, Limits, Refused
+from gateway.core.pricing import price_from_table
+from gateway.core.record import LOST, CallRecord
 from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
+from gateway.core.session import kept_as
 from gateway.core.spending import DEFAULT_OUTPUT, STREAM_STEP, BudgetPolicy
 from gateway.core.stored import OpenHold
 from gateway.dialects.base import Answer, Call, EventReader
 from gateway.dialects.openai_chat import OpenAIChat
-from tests.support.fakes import KEY, PRICE, SSE, STREAM, FakeReply, World
+from tests.support.fakes import KEY, PRICE, SSE, STREAM, AwayStore, FakeReply, World, whole
+from tests.support.records import record
 from tests.support.scripted import DONE, chunk, usage_chunk
 
 
@@ -168,3 +172,87 @@ async def test_under_a_budget_in_usd_a_call_goes_to_no_model_whose_price_is_not_
     await world.call()
     assert [sent.url for sent in world.upstream.sent] == ["http://p/v1/chat/completions"]
     assert world.record.notes["left_out"].startswith("q/second")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_where_nobody_reads_a_calls_limit_what_is_held_is_set_unless_that_still_grows(*, stream: bool) -> None:
+    world = World(
+        budget=BudgetPolicy(session=Limits(tokens=1_000_000)), facts=lambda _: ModelFacts(reasoning=False, output=9_000)
+    )
+    body = {"model": "m", "messages": [], "stream": stream, "max_output_tokens": 9_000}
+    await world.call(world.incoming(json.dumps(body).encode()))
+    assert json.loads(world.upstream.sent[0].body).get("max_tokens") == (None if stream else 9_000)
+
+
+async def test_what_a_provider_keeps_of_earlier_turns_counts_for_what_a_token_costs() -> None:
+    table = {"input_cost_per_token": 1e-6, "output_cost_per_token": 1e-5}
+    long = {f"{name}_above_200k_tokens": 2 * rate for name, rate in table.items()}
+    price = price_from_table(table | long)
+    world = World(budget=BudgetPolicy(session=Limits(nano_usd=10**12)), facts=lambda _: ModelFacts(price=price))
+    await world.store.settle(replace(record("s", 0.0), session=KEY, kept=kept_as("p", ["resp_1"], 250_000)))
+    opened = watched(world)
+    for before in (None, "resp_1"):
+        body = {"model": "m", "previous_response_id": before, "input": "And?", "max_output_tokens": 100}
+        await world.call(world.incoming(json.dumps(body).encode(), "responses"))
+    assert [one.hold.unit.nano_usd for one in opened] == [10_000, 20_000]
+
+
+@pytest.mark.parametrize(
+    ("asked", "facts"), [({"max_tokens": 50}, {"reasoning": False}), ({}, {"output": 50, "reasoning": True})]
+)
+async def test_an_answer_that_is_held_whole_is_not_ended_for_what_its_tokens_are_taken_to_be(
+    asked: dict[str, object], facts: dict[str, Any]
+) -> None:
+    """The provider keeps to its limit; nothing is left to hold more of."""
+    world = World(budget=BudgetPolicy(session=Limits(tokens=100)), facts=lambda _: ModelFacts(**facts))
+    pieces = [chunk(f"{number} and more") for number in range(200)]
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[*pieces, DONE])
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, **asked}
+    _, answer = await world.call(world.incoming(json.dumps(body).encode()))
+    assert all(piece in answer for piece in pieces)
+
+
+async def test_what_had_come_of_a_call_that_was_lost_costs_what_its_model_takes() -> None:
+    world = World(budget=BudgetPolicy(session=Limits(nano_usd=10**9)))
+    opened = watched(world)
+    await world.call(world.incoming(STREAM.replace(b'"m"', b'"q-m"')))
+    before, after = (replace(opened[0], noted=tokens).as_lost().spent for tokens in (0, 100))
+    assert after.nano_usd - before.nano_usd == 100 * 10_000
+
+
+async def test_a_stream_says_at_its_beginning_what_is_left_beside_what_it_holds() -> None:
+    world = world_of()
+    opened = watched(world)
+    async with world.gateway.handle(world.incoming(STREAM)) as reply:
+        held = opened[0].hold.fixed.tokens + opened[0].hold.most
+        assert reply.allowance is not None
+        assert reply.allowance.left_tokens == 1_000_000 - held
+        await whole(reply)
+
+
+async def test_a_call_that_can_be_held_no_more_is_charged_before_a_part_of_its_answer_goes_out() -> None:
+    """While the provider had it, a budget was set that has too little left."""
+    world = World()
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[chunk("one"), usage_chunk(), DONE])
+    async with world.gateway.handle(world.incoming(STREAM)) as reply:
+        await world.store.decide(KEY.account, {"tokens": 1})
+        assert not isinstance(reply.body, bytes)
+        await anext(reply.body)
+        [charged] = await world.store.calls(KEY, 9)
+        assert charged.outcome == LOST
+        assert charged.spent.tokens > 0
+        await whole(reply)
+    assert await world.store.calls(KEY, 9) == [world.record]
+    (stands,) = await world.store.standings([Claim(KEY.account)])
+    assert stands.used == world.record.spent
+
+
+async def test_a_call_that_is_refused_as_its_account_is_damaged_is_not_recorded() -> None:
+    class Damaged(AwayStore):
+        async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
+            raise StoreDamaged("its account cannot be read")
+
+    world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)), store=Damaged())
+    reply, _ = await world.call()
+    assert (reply.status, world.upstream.sent) == (503, [])
+    assert (world.store.settled, world.leases.count) == (0, 0)

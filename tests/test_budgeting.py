@@ -1,4 +1,4 @@
-"""Parents of sessions, also where several calls say at once who they are."""
+"""Parents of sessions, also where several calls say at once who they are; and calls that the store leaves alone."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.budgeting import Budgets
+from gateway.budgeting import Book, Budgets, Taken
 from gateway.core.errors import InvalidRequest, StoreDamaged
-from gateway.core.ledger import Claim
+from gateway.core.ledger import Amount, Claim, Limits
 from gateway.core.namespaces import SessionKey
 from gateway.core.session import Remembered, SessionState
-from gateway.core.spending import BudgetPolicy, Charged
+from gateway.core.spending import BudgetPolicy, Charged, Need
 from gateway.core.stored import Opening
 from gateway.stores.blind import Blind
 from gateway.stores.leases import Leases
 from gateway.stores.memory import MemoryStore
+from tests.support.records import record
 
 A, B = SessionKey("alice", "a"), SessionKey("alice", "b")
 
@@ -31,8 +32,8 @@ class SlowStore(MemoryStore):
         return found
 
 
-def budgets(store: MemoryStore) -> Budgets:
-    return Budgets(store, Leases(store, store.settle, lease_s=60), Blind(), BudgetPolicy(), time.time)
+def budgets(store: MemoryStore, policy: BudgetPolicy | None = None) -> Budgets:
+    return Budgets(store, Leases(store, store.settle, lease_s=60), Blind(), policy or BudgetPolicy(), time.time)
 
 
 async def test_sessions_that_name_each_other_at_once_make_no_circle_that_stays() -> None:
@@ -95,3 +96,18 @@ async def test_an_account_that_cannot_be_read_keeps_nobody_from_a_session_that_i
     assert await above(budgets(store), A) == ["x"]
     with pytest.raises(InvalidRequest):
         await above(budgets(store), A, "b")
+
+
+async def test_a_call_that_was_held_before_the_store_went_is_counted_once() -> None:
+    found, charged = budgets(MemoryStore(), BudgetPolicy(session=Limits(tokens=1_000))), Charged("alice", session=A)
+
+    async def taken(book: Book, call_id: str) -> Taken:
+        need = Need(100, output=50)
+        return await found.reserve(book, call_id, lambda: need, lambda _: record("a", 0.0), is_stream=False)
+
+    held = await taken(await found.book(charged), "1")
+    await taken(found.blind_book(charged), "2")
+    (before,) = found.blind_book(charged).standings
+    found.close(held, Amount(150, 0, 1))
+    assert found.blind_book(charged).standings == (before,)
+    assert before.used.tokens + before.held.tokens == 300

@@ -17,6 +17,7 @@ from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimate, Estimator
 from gateway.core.counting.measure import TokenCounter, Wire
 from gateway.core.counting.request import read_request
+from gateway.core.fitting.overflow import TextTooLong
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.recall import Recall
 from gateway.core.plan import Plan
@@ -326,6 +327,33 @@ async def test_a_gateway_that_followed_the_session_sends_what_a_fresh_one_does(r
     assert cuts
     assert resumed > cuts // 2
     assert (recalled > 0) == (recall != "off")
+
+
+# --- one text, of which nothing can be left out ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("wire", "field"), [("responses", "input"), ("completions", "prompt")])
+@pytest.mark.parametrize(
+    ("policy", "wishes", "is_refused"),
+    [
+        (ContextPolicy(), Wishes(budget=400), True),
+        (ContextPolicy(), Wishes(budget=40_000), False),
+        (ContextPolicy(), Wishes("off", 400), False),
+        (ContextPolicy(), Wishes("shadow", 400), False),
+        (ContextPolicy(overflow="forward"), Wishes(budget=400), False),
+        (ContextPolicy(overflow="least"), Wishes(budget=400), False),
+    ],
+)
+async def test_one_text_is_sent_as_it_came_or_refused(
+    wire: Wire, field: str, policy: ContextPolicy, wishes: Wishes, *, is_refused: bool
+) -> None:
+    world = World(policy)
+    contents = world.contents(json.dumps({"model": "m", field: "a sea of words " * 500}).encode(), wire)
+    plan = await world.planner.plan(Asked(contents, Route("p", "m"), ModelFacts(), wishes, 7_500), Remembered())
+    assert (plan.messages, plan.epoch) == (None, None)
+    assert isinstance(plan.overflow, TextTooLong) is is_refused
+    assert plan.overflow is None or plan.overflow.param == field
+    world.planner.close()
 
 
 # --- what a provider bills beyond the estimate ---------------------------------------------------------------------------

@@ -191,6 +191,35 @@ async def test_a_refusal_that_only_repeats_the_words_of_a_client_is_not_remember
     assert sent(world)["tool_choice"]["type"] == "allowed_tools"
 
 
+async def test_the_fallback_of_a_provider_that_refused_the_choice_is_told_by_one() -> None:
+    world = world_of(WORK)
+    world.providers["q"] = replace(world.providers["q"], allowed_tools=True)
+    world.gateway.routes = Routes([ModelRule("m", "p", fallback=("q-1",)), ModelRule("q-*", "q")], ["p", "q"], "p")
+
+    def answer(request: Outgoing) -> FakeReply:
+        if request.url.startswith("http://q/"):
+            return FakeReply()
+        refused = choosy(request)
+        return refused if refused.status == 400 else FakeReply(503, pieces=[b"{}"])
+
+    world.upstream.answer = answer
+    await world.call(world.incoming(body()))
+    assert len(world.upstream.sent) == 3
+    assert sent(world)["tool_choice"] == allowed("search", "read_draft", "list_flaws")
+
+
+async def test_a_refusal_of_the_clients_own_choice_is_passed_on_once_it_was_told_in_each_way() -> None:
+    world = world_of(Step("s", sequence=(("search", "read_draft"),), enforce="require"))
+
+    def answer(request: Outgoing) -> FakeReply:
+        assert len(world.upstream.sent) < 9, "it is sent over and over"
+        return choosy(request)
+
+    world.upstream.answer = answer
+    reply, _ = await world.call(world.incoming(body(tool_choice=allowed("search", "read_draft"))))
+    assert (reply.status, len(world.upstream.sent)) == (400, 2)
+
+
 async def test_a_refusal_about_something_else_is_passed_on() -> None:
     world = world_of(WORK)
     world.upstream.answer = lambda _: FakeReply(400, pieces=[b'{"error":{"message":"no such model"}}'])
@@ -465,6 +494,22 @@ async def test_a_call_of_one_of_several_servers_counts_as_that_which_its_answer_
     assert "stray_tools" not in world.record.notes
 
 
+async def test_each_tool_of_an_answer_goes_by_the_name_it_is_offered_under() -> None:
+    world = world_of(Step("s", sequence=(("search",), ("docs",))))
+    blocks: list[Json] = [{"type": "tool_use", "id": name, "name": name, "input": {}} for name in ("search", "query")]
+    message = {"type": "message", "content": blocks, "stop_reason": "tool_use"}
+    world.upstream.answer = lambda _: FakeReply(pieces=[json.dumps(message).encode()])
+    sending = {
+        "model": "m",
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [{"name": "search", "input_schema": {}}],
+        "mcp_servers": [{"type": "url", "url": "https://x", "name": "docs"}],
+    }
+    await world.call(world.incoming(json.dumps(sending).encode(), "messages"))
+    assert await state(world) == StepState("s", 2, ("search", "docs"))
+
+
 async def test_a_server_that_an_answer_names_and_the_request_does_not_is_none() -> None:
     world = world_of(Step("s", sequence=(("query",),)))
     servers = [{"type": "url", "url": "https://x", "name": name} for name in ("a", "b")]
@@ -507,11 +552,16 @@ async def test_the_newest_user_message_is_looked_at_and_no_result_of_a_tool(path
 
 
 @pytest.mark.parametrize(
-    "sending", [{"messages": []}, {"messages": [5, {"role": "user"}, {"role": "user", "content": 7}]}]
+    ("path", "sending"),
+    [
+        ("chat/completions", {"messages": []}),
+        ("chat/completions", {"messages": [5, {"role": "user"}, {"role": "user", "content": 7}]}),
+        ("responses", {"prompt": {"id": "pmpt_1"}}),
+    ],
 )
-async def test_a_request_without_a_message_matches_nothing(sending: Json) -> None:
-    world = world_of(Step("s", conditions=(MessageMatches(bool),)))
-    reply, _ = await call(world, json.dumps({"model": "m", **sending}).encode())
+async def test_a_request_without_a_message_matches_nothing(path: str, sending: Json) -> None:
+    world = world_of(Step("s", conditions=(MessageMatches(bool),)), Step("t", conditions=(TokensAbove(10_000),)))
+    reply, _ = await call(world, json.dumps({"model": "m", **sending}).encode(), path=path)
     assert reply.stepped is not None
     assert reply.stepped.step is None
 

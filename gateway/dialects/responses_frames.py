@@ -114,8 +114,7 @@ class Create:
     @property
     def previous(self) -> str | None:
         """The answer that it goes on from."""
-        value = self.body.get("previous_response_id")
-        return _text(value) if value is not None else None
+        return _text(self.body.get("previous_response_id"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,6 +285,17 @@ def test_a_margin_alone_refuses_nothing() -> None:
     assert plan.context.estimate <= least + 5
 
 
+@pytest.mark.parametrize("safety", [None, 1.0])
+@pytest.mark.parametrize("margin", [3, 600])
+def test_what_a_session_is_billed_beyond_its_estimate_has_room(safety: float | None, margin: int) -> None:
+    raws = messages(12)
+    least = weighed([raws[0], raws[1], *raws[-2:]])
+    learned = Learned(last_turn=LastTurn(least.key, 400))
+    budget = least.estimate.tokens + 400 + margin
+    context = planned(raws, room(budget, policy=ContextPolicy(safety=safety), learned=learned)).context
+    assert budget - 0.5 * margin - 200 < context.tokens <= budget
+
+
 @pytest.mark.parametrize("of_this_session", [True, False])
 def test_what_was_learned_refuses_nothing_either(of_this_session: bool) -> None:
     raws = messages(4)

@@ -124,7 +124,9 @@ def test_nothing_said_yet_leaves_no_comma_behind() -> None:
     assert items(empty) == []
     again = create(previous_response_id="resp_w", input=[ASKED])
     assert body(again, empty)["input"] == [ASKED]
-    assert body(create(previous_response_id="resp_w"), Told("resp_w", b'{"a":1} , 2'))["input"] == [{"a": 1}, 2]
+    for nothing in ({}, {"input": None}):
+        again = create(previous_response_id="resp_w", **nothing)
+        assert body(again, Told("resp_w", b'{"a":1} , 2'))["input"] == [{"a": 1}, 2]
 
 
 def test_what_is_remembered_takes_what_it_was_sent_as() -> None:
@@ -271,11 +273,15 @@ def test_an_answer_that_is_none_is_an_error() -> None:
 
 
 def test_a_warm_up_is_answered_without_a_model_and_can_be_gone_on_from() -> None:
-    made = create(generate=False, input="Hello", instructions="Be brief.", stream_id="a")
+    made = create(generate=False, input="Hello", instructions="Be brief.", stream_id="a", store=True)
     messages, told = warmed_up(made, None, "resp_w", 7.9)
     events = [json.loads(message) for message in messages]
     assert [event["type"] for event in events] == ["response.created", "response.completed"]
     assert {event["stream_id"] for event in events} == {"a"}
+    assert [event["sequence_number"] for event in events] == [0, 1]
+    assert [event["response"]["status"] for event in events] == ["in_progress", "completed"]
+    for event in events:
+        assert (event["response"]["output"], event["response"]["store"]) == ([], False)
     last = events[1]["response"]
     assert (last["id"], last["model"], last["instructions"], last["created_at"]) == ("resp_w", "m", "Be brief.", 7)
     assert last["usage"]["total_tokens"] == 0
@@ -300,6 +306,7 @@ def test_an_input_that_is_neither_text_nor_list_is_refused_where_it_has_to_be_jo
         (404, b'{"error":{"type":"t","message":"no such model","code":"c"}}', "t", "no such model"),
         (400, b'{"error":"plain"}', "invalid_request_error", '{"error":"plain"}'),
         (502, b"", "api_error", "status 502"),
+        (502, b" \n", "api_error", "status 502"),
         (500, b"\xff<html>", "api_error", "\ufffd<html>"),
     ],
 )

@@ -19,6 +19,7 @@ from gateway.core.errors import GatewayError, Unauthenticated
 from gateway.mock import Behaviour, MockServer, Provider, Turn
 from gateway.server.body import BodyMemory, MemoryPool
 from gateway.server.protocol import SOCKET_STOPS
+from gateway.server.socket_calls import headers_of_calls
 from gateway.server.sockets import Sockets
 from tests.conftest import StartGateway, StartProcess
 from tests.support.gateways import GatewayProcess, GatewayThread, until
@@ -233,6 +234,15 @@ def test_a_lane_that_rests_is_forgotten_for_a_new_one(gateway: GatewayThread, mo
         assert sent(mock)["previous_response_id"] == ids[0]
 
 
+def test_lanes_of_which_nothing_is_remembered_make_room_too(
+    gateway: GatewayThread, mock: Provider, session: str
+) -> None:
+    with opened(gateway, session) as socket:
+        for number in range(17):
+            ask(socket, stream_id=f"lane-{number}")
+            assert answer(socket)[-1]["type"] == "response.completed"
+
+
 def test_the_lane_that_is_forked_is_not_forgotten_for_the_fork(
     gateway: GatewayThread, mock: Provider, session: str
 ) -> None:
@@ -397,6 +407,11 @@ def test_only_what_a_call_needs_of_the_handshake_goes_on(gateway: GatewayThread,
     assert not {"upgrade", "sec-websocket-key", "idempotency-key"} & set(headers)
 
 
+def test_a_header_that_only_asks_for_a_websocket_does_not_go_on_and_an_empty_one_does() -> None:
+    beta = (b"openai-beta", b"responses_websockets=2026-02-06")
+    assert headers_of_calls([beta, (b"x-empty", b"")]) == [(b"x-empty", b"")]
+
+
 def test_a_message_that_is_too_large_closes_the_connection(
     gateway_server: StartGateway, mock_server: MockServer
 ) -> None:
@@ -461,6 +476,8 @@ class FakeForwarder:
         self.pool = MemoryPool(1_000)
         self.released = asyncio.Event()
         self.refusal: GatewayError | None = None
+        #: what is answered in the place of a stream: status and body
+        self.whole: tuple[int, bytes] | None = None
 
     async def check_socket(self, scope: Any, others: int) -> None:
         del scope, others
@@ -474,6 +491,10 @@ class FakeForwarder:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await self.released.wait()
+        if self.whole is not None:
+            await send({"type": "http.response.start", "status": self.whole[0], "headers": []})
+            await send({"type": "http.response.body", "body": self.whole[1]})
+            return
         response = {"id": "resp_1", "output": [], "pad": self.pad}
         event = b"data: " + json.dumps({"type": "response.completed", "response": response}).encode() + b"\n\n"
         head = [(b"content-type", b"text/event-stream")]
@@ -519,6 +540,55 @@ class Talk:
     @property
     def close_code(self) -> int | None:
         return next((one["code"] for one in self.sent if one["type"] == "websocket.close"), None)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "told"),
+    [
+        (200, b'{"id":"resp_1","status":"completed","output":[]}', "response.completed"),
+        (201, b'{"id":"resp_1","status":"incomplete","output":[]}', "response.incomplete"),
+        (300, b'{"error":{"code":"elsewhere"}}', "elsewhere"),
+        (404, b'{"error":{"code":"model_not_found"}}', "model_not_found"),
+    ],
+)
+async def test_an_answer_that_comes_whole_is_one_message(status: int, body: bytes, told: str) -> None:
+    forwarder = FakeForwarder()
+    forwarder.released.set()
+    forwarder.whole = status, body
+    talk = Talk(forwarder)
+    talk.create(model="m")
+    await eventually(lambda: talk.types)
+    assert talk.types == [told]
+    talk.say("websocket.disconnect")
+    await asyncio.wait_for(talk.task, LIMIT_S)
+
+
+async def test_a_handshake_that_is_refused_is_the_end() -> None:
+    forwarder = FakeForwarder()
+    forwarder.refusal = Unauthenticated("The key was revoked.")
+    talk = Talk(forwarder)
+    talk.create(model="m")
+    await asyncio.wait_for(talk.task, LIMIT_S)
+    assert [one["type"] for one in talk.sent] == ["websocket.http.response.start", "websocket.http.response.body"]
+
+
+async def test_calls_of_a_client_that_leaves_are_told_so_and_end_by_themselves() -> None:
+    class Patient(FakeForwarder):
+        left = 0
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            await asyncio.sleep(0.01)
+            self.left += 1
+
+    forwarder = Patient()
+    talk = Talk(forwarder)
+    for lane in ("a", "b"):
+        talk.create(model="m", stream_id=lane)
+    talk.say("websocket.disconnect")
+    await asyncio.wait_for(talk.task, LIMIT_S)
+    assert forwarder.left == 2
 
 
 async def test_a_connection_that_is_too_old_is_closed_once_it_has_answered() -> None:
@@ -573,11 +643,13 @@ async def test_an_event_with_pictures_is_one_message() -> None:
     await asyncio.wait_for(talk.task, LIMIT_S)
 
 
-async def test_an_idle_connection_closes_when_the_server_stops() -> None:
+async def test_an_idle_connection_closes_once_when_the_server_stops() -> None:
     talk = Talk(FakeForwarder())
-    talk.say(SOCKET_STOPS)
+    for _ in range(2):
+        talk.say(SOCKET_STOPS)
     await asyncio.wait_for(talk.task, LIMIT_S)
     assert (talk.types, talk.close_code) == ([], 1012)
+    assert [one["type"] for one in talk.sent] == ["websocket.accept", "websocket.close"]
 
 
 async def test_what_messages_and_answers_take_is_given_back() -> None:
@@ -587,12 +659,29 @@ async def test_what_messages_and_answers_take_is_given_back() -> None:
     talk.create(model="m", input="x" * 300, store=False)
     await eventually(lambda: talk.types == ["response.completed"])
     await eventually(lambda: 300 < forwarder.pool.used < 600)  # what is remembered
+    remembered = forwarder.pool.used
+    talk.say("websocket.receive", text='{"type":"response.processed"}')
+    await eventually(lambda: talk.is_heard() and forwarder.pool.used == remembered)
     talk.create(model="m", input="x" * 900, store=False)
     await eventually(lambda: len(talk.types) == 2)
     assert talk.types[1] == "overloaded"
     talk.say("websocket.disconnect")
     await asyncio.wait_for(talk.task, LIMIT_S)
     assert forwarder.pool.used == 0
+
+
+async def test_only_the_last_answer_of_a_lane_is_held_on_to() -> None:
+    forwarder = FakeForwarder()
+    forwarder.released.set()
+    talk, taken = Talk(forwarder), list[int]()
+    for number in range(1, 4):
+        talk.create(model="m", input="x" * 100, store=False)
+        await eventually(lambda number=number: len(talk.types) == number)  # type: ignore[misc]
+        await eventually(lambda: forwarder.pool.used < 300)
+        taken.append(forwarder.pool.used)
+    assert len(set(taken)) == 1
+    talk.say("websocket.disconnect")
+    await asyncio.wait_for(talk.task, LIMIT_S)
 
 
 async def test_a_client_that_leaves_leaves_nothing_behind() -> None:

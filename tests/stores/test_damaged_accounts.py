@@ -202,10 +202,11 @@ async def test_holds_of_others_are_renewed_and_extended_beside_it(damaged: Damag
     for one, claim in ((bad, LIMITED), (good, Claim(OTHER.account))):
         await store.reserve(opened(one, claim), LEASE_S)
     leases.open(Lease(late.call_id, 0, pending=lambda: opened(late, LIMITED)))
-    growing = {one.call_id: leases.open(Lease(one.call_id, 50, 8)) for one in (bad, good)}
+    growing = {one.call_id: leases.open(Lease(one.call_id, 50, 8, delivered=lambda: 50)) for one in (bad, good)}
     damaged.damage()
     await leases.tick()
     assert growing[good.call_id].tokens > 50
+    assert [lease.is_over for lease in growing.values()] == [True, False]
     damaged.moments.go_on(LEASE_S * 0.9)
     growing[good.call_id].renewed_at = -LEASE_S
     await leases.tick()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
 
 import pytest
 
 from gateway.core.errors import StoreUnavailable
-from gateway.core.ledger import Amount, Claim, Granted, Hold, Limits, Moment
+from gateway.core.ledger import Amount, Claim, Granted, Hold, Limits, Moment, Refused
 from gateway.core.namespaces import SessionKey
 from gateway.core.record import LOST, CallRecord
 from gateway.core.stored import OpenHold
@@ -74,7 +75,7 @@ async def test_a_hold_that_is_kept_does_not_end_with_its_lease(
     lease = leases.open(Lease(one.call_id, 2_000, delivered=lambda: 7))
     for _ in range(5):
         clock.seconds += 50
-        lease.renewed_at = -1_000
+        lease.renewed_at = time.monotonic() - 50
         await leases.tick()
         assert await store.overdue(9) == []
 
@@ -115,6 +116,72 @@ async def test_holds_of_its_own_that_are_overdue_hide_no_others(
     assert (await store.totals(SessionKey("alice", "ours"))).calls == 0
 
 
+async def test_calls_that_are_left_and_cannot_be_settled_hide_no_others(
+    store: MemoryStore, clock: Clock, record: MakeRecord
+) -> None:
+    async def refuse(lost: CallRecord) -> None:
+        handed_on.append(lost.call_id)
+
+    handed_on = list[str]()
+    leases = Leases(store, refuse, lease_s=60)
+    left = [opened(record()) for _ in range(120)]
+    for one in left:
+        await store.reserve(replace(one, hold=replace(one.hold, claims=())), 60)
+        clock.seconds += 0.01
+    clock.seconds += 61
+    for _ in range(3):
+        await leases.sweep()
+    assert handed_on == [one.hold.id for one in left]
+
+
+class Counting(MemoryStore):
+    """Tells which holds are taken and renewed, and lets something be done while one is taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = list[str]()
+        self.renewed = list[dict[str, int]]()
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None
+
+    async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
+        self.taken.append(opened.hold.id)
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+        return await super().reserve(opened, lease_s)
+
+    async def renew(self, noted: Mapping[str, int]) -> None:
+        self.renewed.append(dict(noted))
+        await super().renew(noted)
+
+
+async def test_a_call_that_ends_soon_or_has_nothing_new_costs_the_store_nothing(record: MakeRecord) -> None:
+    store = Counting()
+    leases = Leases(store, store.settle, lease_s=60, tick_s=60)
+    leases.open(Lease("short", 0, pending=lambda: opened(record())))
+    one = record()
+    await taken(store, one)
+    leases.open(Lease(one.call_id, 2_000))
+    await leases.tick()
+    assert (store.taken, store.renewed) == ([one.call_id], [])
+
+
+async def test_a_hold_that_was_put_off_is_taken_once_and_noted_from_then_on(record: MakeRecord) -> None:
+    store, delivered = Counting(), 0
+    leases = Leases(store, store.settle, lease_s=60, tick_s=0)
+    first, second = opened(record()), opened(record())
+    leases.open(Lease(first.hold.id, 0, pending=lambda: first, delivered=lambda: delivered))
+    lease = leases.open(Lease(second.hold.id, 0, pending=lambda: second, delivered=lambda: delivered))
+    store.meanwhile = lambda: leases.take(lease)  # its answer is about to come
+    await leases.tick()
+    delivered = 7
+    for _ in range(2):
+        assert await leases.take(lease)
+        await leases.tick()
+    assert store.taken == [first.hold.id, second.hold.id]
+    assert store.renewed == [{first.hold.id: 7, second.hold.id: 7}]
+
+
 async def test_a_hold_grows_with_its_stream_until_there_is_no_more(
     leases: Leases, store: MemoryStore, record: MakeRecord
 ) -> None:
@@ -129,6 +196,44 @@ async def test_a_hold_grows_with_its_stream_until_there_is_no_more(
     delivered = 9_900
     await leases.tick()
     assert lease.is_over
+
+
+async def test_a_hold_that_is_final_neither_grows_nor_ends_its_answer(
+    leases: Leases, store: MemoryStore, record: MakeRecord
+) -> None:
+    """The provider has its limit: what has come is estimated, and may seem to be more."""
+    one = record()
+    granted = await taken(store, one)
+    lease = leases.open(Lease(one.call_id, granted.units, delivered=lambda: granted.units + 9))
+    await leases.tick()
+    assert (lease.tokens, lease.is_over) == (granted.units, False)
+
+
+async def test_no_more_is_held_than_a_stream_will_use_soon(
+    leases: Leases, store: MemoryStore, record: MakeRecord
+) -> None:
+    one, delivered = record(), 900
+    granted = await taken(store, one)
+    lease = leases.open(Lease(one.call_id, granted.units, step=50, delivered=lambda: delivered))
+    for _ in range(3):
+        await leases.tick()
+    assert lease.tokens == granted.units
+    delivered = 1_000
+    await leases.tick()
+    assert lease.tokens == granted.units + 50
+
+
+@pytest.mark.parametrize("answers", [1, 2])
+async def test_a_stream_that_is_ahead_of_its_hold_goes_on(
+    leases: Leases, store: MemoryStore, record: MakeRecord, answers: int
+) -> None:
+    """A part of it that came at once was longer than what a hold is extended by."""
+    one = record()
+    await taken(store, one)
+    lease = leases.open(Lease(one.call_id, 2_000, step=50, answers=answers, delivered=lambda: 6_001))
+    await leases.tick()
+    assert 6_001 < lease.tokens <= 6_001 + 51 * answers
+    assert not lease.is_over
 
 
 async def test_a_unit_of_several_answers_holds_a_token_of_each(

@@ -109,6 +109,11 @@ def test_what_large_requests_were_off_by_makes_no_small_one_large() -> None:
     assert corrected(estimate(2_000), KEY, known).offset == 195
 
 
+def test_what_large_requests_were_below_makes_no_small_one_smaller() -> None:
+    assert corrected(estimate(100), KEY, seen(-400, -10)).tokens == 100 - 30
+    assert corrected(estimate(1_000), KEY, seen(-400, -10)).tokens == 1_000 - 205
+
+
 def test_what_is_added_to_every_request_is_added_to_a_small_one() -> None:
     known = (Residual(5_020, 40_000), Residual(5_000, 9_000), Residual(5_004, 10_000))
     assert corrected(estimate(10), KEY, known).offset == 5_000

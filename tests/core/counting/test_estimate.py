@@ -192,6 +192,25 @@ def test_media_cost_by_kind() -> None:
     assert costs == [30, 100, 1000, 2500, 35, 10, 255]
 
 
+def test_images_and_files_are_part_of_what_a_request_weighs(shipped: Estimator) -> None:
+    file = {"file_data": "data:application/pdf;base64," + "QUJD" * 60_000}
+    for part in ({"type": "image_url", "image_url": {"url": "https://x/y"}}, {"type": "file", "file": file}):
+        body = {"messages": [user("one"), {"role": "user", "content": [part]}]}
+        request = read_request("chat", body, model="gpt-4o")
+        found, each = shipped.estimate(request), shipped.message_tokens(request)
+        assert found.tokens == found.beside + sum(each)
+        assert each[1] > 100
+        assert found.doubt > 0
+
+
+def test_the_grammar_of_a_tool_and_a_schema_of_any_kind_of_tool_are_weighed(words: Any) -> None:
+    plain = {"type": "custom", "name": "run", "description": "Runs it."}
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "word " * 50}
+    bare, more = (weigh_tools([one], words) for one in (plain, {**plain, "format": grammar}))
+    assert min(more.json - bare.json, more.typescript - bare.typescript) >= 50
+    assert weigh_tools([{"type": "of_a_host", "name": "f", "input_schema": {"type": "object"}}], words).count == 1
+
+
 def test_an_unseen_size_is_a_doubt_beside_the_estimate(estimator: Estimator) -> None:
     image = {"type": "image_url", "image_url": {"url": "https://x/y"}}
     found = estimator.estimate(read_request("chat", {"messages": [{"role": "user", "content": [image]}]}))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from gateway.core.fitting.overflow import ContextOverflow
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Framing, Reader, weigher
 from gateway.core.fitting.receipt import Fitted
-from gateway.core.fitting.strategies import Dedupe, Drop, Shorten
+from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten, Strategy
 from gateway.core.fitting.validate import problems
 from gateway.core.message import encode
 
@@ -159,6 +161,34 @@ def test_recall_brings_back_what_is_asked_for_and_stays_on_later_turns() -> None
     second = run([*session(9), ask, answer, {"role": "user", "content": "Thanks."}], limit, first.epoch, recall="off")
     assert second.messages[: len(first.messages)] == first.messages
     assert "A003" not in str(run([*session(9), ask], limit, strategies=(Drop(),)).messages[:-1])
+
+
+def asked() -> list[dict[str, Any]]:
+    """Ends with a question after a line and a call that are far back."""
+    messages = session(9)
+    call = messages[2]["tool_calls"][0]
+    call["function"] |= {"arguments": '{"page": 0, "code": "zebra7"}'}
+    return [*messages, {"role": "user", "content": "What is entry A003 worth, and which call had zebra7?"}]
+
+
+def test_a_call_that_was_repeated_stays_on_later_turns() -> None:
+    first = run(asked(), 500, recall="all", strategies=(Drop(),))
+    assert b"zebra7" in first.messages[-1].partition(b"[earlier in this conversation]")[2]
+    later = [*asked(), {"role": "assistant", "content": "210."}, {"role": "user", "content": "Thanks."}]
+    second = run(later, 500, first.epoch, recall="all", strategies=(Drop(),))
+    assert second.messages[: len(first.messages)] == first.messages
+
+
+@pytest.mark.parametrize("strategies", [(Drop(),), (Dedupe(), Condense())])
+def test_a_decision_with_a_wrong_number_does_no_harm(strategies: tuple[Strategy, ...]) -> None:
+    messages = asked()
+    epoch = run(messages, 500, recall="all", strategies=strategies).epoch
+    assert epoch is not None
+    for number in re.finditer(r"\d+", epoch.plan):
+        for wrong in (0, 1, 5, 99):
+            plan = f"{epoch.plan[: number.start()]}{wrong}{epoch.plan[number.end() :]}"
+            done = run(messages, 500, replace(epoch, plan=plan), recall="all", strategies=strategies)
+            assert tokens_of(done) <= 500
 
 
 def test_strategies_are_tried_in_order_until_it_fits() -> None:

@@ -52,6 +52,12 @@ def test_shorten_keeps_head_and_tail_and_stops_when_it_fits() -> None:
     assert 200 < len(shown) < 400
 
 
+def test_shorten_leaves_what_is_not_much_longer_than_what_would_be_left() -> None:
+    draft = draft_of(USER, said(LINES[:550]), said(LINES), LAST)
+    done = Shorten(tokens=300).apply(draft, 0)
+    assert [decision == KEEP for decision in done.decisions] == [False, True, False, True]
+
+
 def test_shorten_leaves_what_is_long_in_its_calls() -> None:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": json.dumps({"x": "y" * 200})}}
     caller = {"role": "assistant", "content": "Look.", "tool_calls": [call]}
@@ -260,6 +266,21 @@ def test_a_summary_of_a_little_more_or_less_is_used_before_another_is_asked_for(
     for limit in (draft.total() - 200, draft.total() - 2000):
         done = summing("ask", {two.id: "both"}).apply(draft, limit)
         assert done.decisions[1] == Summary(two.id, 2, "both")
+
+
+def test_of_several_summaries_the_one_that_makes_room_enough_is_used() -> None:
+    draft = draft_of(SHORT, ONE, TWO, THREE, LAST)
+    texts = {wanted(draft, summing(), draft.total() - less).id: "told" for less in (100, 1000, 2000)}
+    assert len(texts) == 3
+    for count, less in ((1, 100), (2, 1000), (3, 2000)):
+        done = summing("known", texts).apply(draft, draft.total() - less)
+        assert done.decisions[1] == Summary([*texts][count - 1], count, "told")
+
+
+def test_a_summary_is_asked_for_with_room_for_itself() -> None:
+    draft = draft_of(SHORT, ONE, TWO, THREE, LAST)
+    passage = wanted(draft, summing(tokens=300), draft.total() - 700)
+    assert passage.count == 2
 
 
 def test_what_pointed_at_a_result_that_is_told_in_short_is_whole_again() -> None:
