@@ -174,7 +174,7 @@ class BooksTogether:
         # Settled is settled, also where an account cannot be read after it.
         reply, *stands = await each(self._link, commands)
         reply = sound(reply)
-        return values.kept(reply) or settlement(record, reply, self._found(claims, stands))
+        return values.kept(reply) or settlement(record, reply, self._found(claims, stands) if claims else ())
 
     def _found(self, claims: Sequence[Claim], replies: Sequence[Any]) -> tuple[Standing, ...] | None:
         is_damaged = any(isinstance(reply, StoreDamaged) for reply in replies)
