@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -47,6 +48,8 @@ class KeyRing:
         self._away = away
         self._look_s = look_s
         self._keys: Mapping[bytes, StoredKey] = {}
+        #: when the read began that these are from
+        self._as_of = -math.inf
         self._read_at: float | None = None
         self._failed_at = 0.0
         self._failure: str | None = None
@@ -80,8 +83,11 @@ class KeyRing:
                 logger.exception("the client keys in the store were not read again this time")
 
     async def _read(self) -> None:
-        self._keys = {key.digest: key for key in await self._store.keys()}
-        self._read_at = self._clock()
+        began = self._clock()
+        keys = {key.digest: key for key in await self._store.keys()}
+        # Of two reads at once the later one may be answered first: the other may have keys that were revoked since.
+        if began >= self._as_of:
+            self._keys, self._as_of, self._read_at = keys, began, began
 
     async def ready(self) -> None:
         """Read the keys, if that was not done just now.
@@ -91,8 +97,10 @@ class KeyRing:
         """
         if self._is_fresh():
             return
+        came = self._clock()
         async with self._lock:
-            if self._is_fresh():
+            # However long it took: what was asked for after a call came is fresh enough for that call.
+            if self._as_of >= came or self._is_fresh():
                 return
             try:
                 await self._read()

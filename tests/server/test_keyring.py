@@ -98,6 +98,68 @@ async def test_keys_are_read_again_without_a_call_that_waits_for_it(caplog: pyte
     assert store.asked == asked
 
 
+class SlowStore(MemoryStore):
+    """An answer comes when it may, and says what was so when it was asked for. The second one comes at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        self.may_answer = {1: asyncio.Event(), 3: asyncio.Event()}
+
+    async def keys(self) -> list[StoredKey]:
+        self.asked += 1
+        slow, found = self.may_answer.get(self.asked), [*await super().keys()]
+        if slow is not None:
+            await slow.wait()
+        return found
+
+
+async def test_an_answer_that_is_overtaken_brings_no_revoked_key_back() -> None:
+    store, clock = SlowStore(), Clock()
+    await store.add_key(CAROL)
+    ring = KeyRing(store, clock, look_s=0.001)
+    looking = asyncio.create_task(ring.keep_fresh())
+    await eventually(lambda: store.asked == 1)
+    await store.revoke_key("carol")
+    clock.seconds += 1
+    await ring.ready()
+    assert ring.keys == {}
+    store.may_answer[1].set()
+    await eventually(lambda: store.asked == 3)
+    looking.cancel()
+    assert ring.keys == {}
+
+
+async def test_keys_are_as_old_as_the_question_that_brought_them_not_as_its_answer() -> None:
+    store, clock = SlowStore(), Clock()
+    await store.add_key(CAROL)
+    ring = KeyRing(store, clock)
+    first = asyncio.create_task(ring.ready())
+    await eventually(lambda: store.asked == 1)
+    await store.revoke_key("carol")
+    clock.seconds += 1.5
+    store.may_answer[1].set()
+    await first
+    assert CAROL.digest in ring.keys
+    clock.seconds += 1
+    await ring.ready()
+    assert ring.keys == {}
+
+
+async def test_calls_do_not_wait_one_after_the_other_for_a_store_that_takes_longer_than_keys_are_fresh() -> None:
+    class Late(FlakyStore):
+        async def keys(self) -> list[StoredKey]:
+            await asyncio.sleep(0)
+            clock.seconds += 5
+            return await super().keys()
+
+    clock = Clock()
+    store = Late()
+    ring = KeyRing(store, clock)
+    await asyncio.gather(*(ring.ready() for _ in range(5)))
+    assert store.asked == 1
+
+
 async def test_while_the_store_is_away_the_known_keys_hold_and_unread_ones_let_nobody_in() -> None:
     store, clock = FlakyStore(), Clock()
     await store.add_key(CAROL)
