@@ -567,6 +567,17 @@ async def test_a_server_that_forgot_the_scripts_is_told_them_again(
     assert await stands(store) == [(Amount(280), NOTHING)] * 2
 
 
+async def test_accounts_are_read_after_a_settlement_that_the_server_had_to_be_told_again(
+    store: RedisStore, redis_server: RedisServer, record: MakeRecord
+) -> None:
+    call, claims = record(), [Claim(key, Limits(1_000)) for key in ACCOUNTS]
+    await store.reserve(held(call), LEASE_S)
+    redis_server.cli("script", "flush")
+    await store.standings(claims)
+    closing = await store.closing(spent(call), None, claims)
+    assert [(one.used, one.held) for one in closing.standings or ()] == [(Amount(7), NOTHING)] * 2
+
+
 @pytest.mark.parametrize("user", ["", "gateway"])
 async def test_a_password_is_used_and_never_said(start: StartServer, user: str) -> None:
     server = start("--requirepass", "s3cr3t-p@ss")

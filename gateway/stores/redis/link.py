@@ -167,8 +167,11 @@ class SingleLink:
         replies = await self._send(commands) if commands else []
         unknown = [number for number, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if unknown:
-            again = await self._send(tuple(self._scripts.spelled_out(commands[number]) for number in unknown))
-            for number, reply in zip(unknown, again, strict=True):
+            # What was to be read after it was read before it.
+            after = range(unknown[0], len(commands))
+            missed = [one for one in after if one in unknown or self._scripts.is_reading(commands[one])]
+            again = await self._send(tuple(self._scripts.spelled_out(commands[number]) for number in missed))
+            for number, reply in zip(missed, again, strict=True):
                 replies[number] = reply
         return replies
 

@@ -14,6 +14,8 @@ Command = tuple[str | bytes | int | float, ...]
 
 _FOLDER: Final = Path(__file__).parent / "lua"
 _PRELUDE: Final = "prelude"
+#: the verb that only reads, and is sent together with others
+_READING: Final = "standings"
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -39,3 +41,7 @@ class Scripts:
     def spelled_out(self, command: Command) -> Command:
         """The same for a server that does not know the script yet; it does from then on."""
         return ("EVAL", self._sources[str(command[1])], *command[2:])
+
+    def is_reading(self, command: Command) -> bool:
+        """Whether this runs a verb that changes nothing, and so may be run once more."""
+        return command[1] == self._scripts[_READING][0]
