@@ -80,7 +80,7 @@ CALLS: dict[str, tuple[int, int, Limits, Caller, Sequence[str]]] = {
     "with a budget of its client key": (3, 7, Limits(), Caller("alice", budget=KeyBudget(MILLION)), ()),
     "of a session below another": (2, 4, Limits(), NO_KEY, ("above",)),
     "of a session below others": (2, 4, Limits(), NO_KEY, ("above", "higher", "highest")),
-    "with all of that": (3, 7, MILLION, Caller("alice", budget=KeyBudget(MILLION, 1_000)), ("above", "higher")),
+    "with all of that": (3, 9, MILLION, Caller("alice", budget=KeyBudget(MILLION, 1_000)), ("above", "higher")),
 }
 
 

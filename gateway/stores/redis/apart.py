@@ -1,9 +1,10 @@
 """Accounts, holds and settlements in a cluster, where each session and each client key may be on another server.
 
 A hold is taken part by part: first where its call is at home, which keeps where the others will lie, then on the other
-accounts at once; what was taken is given back when a part is refused. A hold is listed before it is taken, and never
-taken after its lease has ended: should this process end in between, it is overdue like any other. A settlement does
-what is on other servers first and the session last, each once; offered again it goes on where it had stopped.
+accounts in the order of the claims; what was taken is given back when a later part is refused. A hold is listed before
+it is taken, and never taken after its lease has ended: should this process end in between, it is overdue like any
+other. A settlement does what is on other servers first and the session last, each once; offered again it goes on where
+it had stopped.
 """
 
 from __future__ import annotations
@@ -60,19 +61,18 @@ class BooksApart:
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
         """See `Store.reserve`."""
         hold, home = opened.hold, home_of(opened.lost)
-        (_, at_home), *others = _by_tag(home, hold.claims)
-        arguments = self._clerk.taking(opened, lease_s) | {"others": _listed(tag for tag, _ in others)}
+        wanted = _by_tag(home, hold.claims)
+        arguments = self._clerk.taking(opened, lease_s) | {"others": _listed(tag for tag, _ in wanted if tag != home)}
         arguments["deadline"] = await self._announce(hold, home, arguments["lease"])
-        first = await self._take(home, at_home, opened, arguments)
-        outcomes = [first]
-        if isinstance(first, _Part):
-            arguments |= {"home": False, "most": first.units}
-            outcomes += await asyncio.gather(*(self._take(tag, claims, opened, arguments) for tag, claims in others))
-        parts = [one for one in outcomes if isinstance(one, _Part)]
-        for one in outcomes:
-            if not isinstance(one, _Part):
+        parts: list[_Part] = []
+        # One after the other: of calls that want the last of the same accounts, who gets the first gets them all.
+        for tag, claims in wanted:
+            part = await self._take(tag, claims, opened, arguments | {"home": tag == home})
+            if not isinstance(part, _Part):
                 await self._undo(parts, hold.id)
-                return await self._surest(one, hold)
+                return await self._surest(part, hold)
+            parts.append(part)
+            arguments["most"] = part.units
         return await self._level(parts, hold.claims)
 
     async def _surest(self, found: Refused | StoreDamaged, hold: Hold) -> Refused:
