@@ -19,6 +19,8 @@ from gateway.core.errors import ConfigError
         ("gpt-35-turbo", "azure", "chat", "gpt-4"),
         ("gpt-3.5-turbo-instruct", "openai", "completions", "completions"),
         ("llama3", "ollama", "completions", "completions-other"),
+        ("codestral-latest", "mistral", "completions", "completions-digits"),
+        ("Qwen/Qwen2.5-Coder-7B", "vllm", "completions", "completions-digits"),
         ("gpt-5-mini", "openai", "chat", "gpt-5-chat"),
         ("gpt-5-mini", "my-own-name", "chat", "gpt-5-chat"),
         ("openai/gpt-5", "openrouter", "chat", "gpt-5-hosted"),
