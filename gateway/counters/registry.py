@@ -3,7 +3,7 @@
 A tokenizer nobody knows is counted with o200k_base, whose counts are within a few per cent of most others' but for
 numbers: the vocabularies of Gemini, Gemma, Mistral and Qwen have a token for each digit, so that o200k_base finds a
 quarter less than they do in tables and logs, and o200k_digits does not. Where o200k_base has no rank file, the
-heuristic counts. Every counter says by its name which it is.
+heuristic counts, in its place or with a token for each digit. Every counter says by its name which it is.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class Counters:
         if name != DIGITS:
             return tiktoken.load(self._folder, name) or _BARE[0]
         base = self.counter(FALLBACK)
-        return base.splitting_digits(DIGITS) if isinstance(base, tiktoken.TiktokenCounter) else base
+        if isinstance(base, tiktoken.TiktokenCounter):
+            return base.splitting_digits(DIGITS)
+        return HeuristicCounter(splits_digits=True)
 
     def is_loaded(self, tokenizer: str) -> bool:
         """Whether its counter is at hand; else the first one who asks waits some tenths of a second."""

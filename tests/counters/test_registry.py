@@ -60,7 +60,12 @@ def test_a_tokenizer_is_loaded_when_it_is_first_asked_for() -> None:
 
 def test_a_missing_table_is_replaced_by_the_heuristic_under_its_own_name(tmp_path: Path) -> None:
     assert Counters(tmp_path).counter("o200k_base").name == "heuristic"
-    assert Counters(tmp_path).counter("o200k_digits").name == "heuristic"
+    assert Counters(tmp_path).counter("o200k_digits").name == "heuristic:digits"
+
+
+def test_each_digit_is_counted_without_a_table_too(tmp_path: Path) -> None:
+    counters, text = Counters(tmp_path), "order 12345 of 2024, 7"
+    assert counters.counter("o200k_digits").count(text) - counters.counter("o200k_base").count(text) == 3 + 2
 
 
 def test_a_vocabulary_with_a_token_for_each_digit_needs_no_table_of_its_own() -> None:

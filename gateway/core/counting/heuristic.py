@@ -55,7 +55,14 @@ class CharacterCounter:
 class HeuristicCounter:
     """Counts words, numbers, marks and scripts as a byte-pair vocabulary would cut them. Needs nothing."""
 
-    name: Final = "heuristic"
+    name = "heuristic"
+
+    def __init__(self, *, splits_digits: bool = False) -> None:
+        if splits_digits:
+            # Counts are remembered by the name.
+            self.name = "heuristic:digits"
+        #: the vocabulary has a token for each digit of a number
+        self._splits_digits = splits_digits
 
     def count(self, text: str) -> int:
         """Tokens of a text, about."""
@@ -65,6 +72,8 @@ class HeuristicCounter:
             if not piece.isascii():
                 dense = len(_DENSE.findall(piece))
                 tokens += dense * _DENSE_TOKENS + (length - dense) * _OTHER_TOKENS
+            elif self._splits_digits and piece.isdigit():
+                tokens += length
             elif length <= _WORD or not piece.isalpha():
                 tokens += 1
             else:
