@@ -76,7 +76,7 @@ def test_every_route_whose_counter_cannot_be_made_is_named() -> None:
 
 
 def test_a_tokenizer_that_nobody_knows_is_refused_with_those_that_are_known() -> None:
-    names = ["o200k", "my-tokenizer", "", None, "cl100k_base", "chars/4", "heuristic"]
+    names = ["o200k", "my-tokenizer", "", None, "cl100k_base", "chars/4", "heuristic", "o200k_digits"]
     models = [{"match": str(number), "provider": "openai", "tokenizer": name} for number, name in enumerate(names)]
     known = (
         "known: o200k_base, cl100k_base, o200k_digits, heuristic, chars/4, or your own as package.module:Class. "
