@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from gateway.core.counting.measure import COMPACTIONS
 from gateway.core.message import decode, encode, is_plain_text, read, text_parts
 from gateway.core.views.raw import compact, fields_of, items_of, list_of, object_of
 from gateway.core.views.view import SEAL, Book, Changes, View, as_came, entries, opaque, said, says_nothing, sealed
@@ -39,8 +40,6 @@ _PROGRAM = "program"
 _RESULTS = frozenset({*(f"{call}{_OUTPUT}" for call in _CALLS), "tool_search_output"})
 #: its output is written as JSON, and must stay that
 _JSON_OUTPUT = f"local_shell_call{_OUTPUT}"
-#: stand for all before them
-_COMPACTIONS = frozenset({"compaction", "compaction_summary"})
 #: what ids of reasoning begin with
 _REASONING_ID = "rs_"
 
@@ -342,7 +341,7 @@ def _kind(item: Any) -> str:
         return "call" if kind in _CALLS else "result"
     if not isinstance(kind, str):
         return ""
-    return "deed" if kind in _DEEDS else "compact" if kind in _COMPACTIONS else ""
+    return "deed" if kind in _DEEDS else "compact" if kind in COMPACTIONS else ""
 
 
 def _is_name(item: Any) -> bool:

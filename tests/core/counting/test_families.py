@@ -32,7 +32,9 @@ from gateway.core.errors import ConfigError
         ("claude-opus-4-1", "anthropic", "messages", "claude-4"),
         ("anthropic/claude-sonnet-4.5", "openrouter", "chat", "claude-4.5"),
         ("claude-haiku-4-5-20251001", "anthropic", "messages", "claude-4.5"),
+        ("claude-opus-4-1-20250805", "anthropic", "messages", "claude-4"),
         ("claude-opus-4-8", "anthropic", "messages", "claude-new"),
+        ("anthropic/claude-opus-4.7", "openrouter", "chat", "claude-new"),
         ("claude-3-haiku-20240307", "anthropic", "messages", "claude-3-haiku"),
         ("claude-3-5-sonnet-latest", "anthropic", "messages", "claude-3.5"),
         ("google/gemini-3-pro-preview", "vercel", "chat", "gemini-3"),
@@ -40,6 +42,10 @@ from gateway.core.errors import ConfigError
         ("Qwen/Qwen3.5-9B", "doubleword", "chat", "qwen-3.5"),
         ("meta-llama/Llama-3.3-70B-Instruct", "together", "chat", "llama"),
         ("ollama/llama3.2", "litellm", "chat", "llama"),
+        ("llama3:8b", "ollama", "chat", "llama-3"),
+        ("llama3-70b-8192", "groq", "chat", "llama-3"),
+        ("deepseek-v4-flash", "deepseek", "responses", "deepseek-responses"),
+        ("deepseek-v4-flash", "vllm", "responses", "deepseek"),
         ("ollama/qwen3-coder:480b-cloud", "litellm", "chat", "qwen-3.5"),
         ("ollama/kimi-k2:1t-cloud", "litellm", "chat", "kimi"),
         ("something-new", "somewhere", "chat", "other"),
@@ -88,6 +94,8 @@ def test_every_family_of_the_table_can_be_reached(families: Families) -> None:
         "grok-azure": ("grok-4", "azure"),
         "llama-4-groq": ("llama-4-scout", "groq"),
         "gpt-5-hosted": ("gpt-5", "openrouter"),
+        "claude-new": ("claude-opus-5", "anthropic"),
+        "deepseek-responses": ("deepseek-v4-flash", "deepseek"),
     }
     for family in families:
         model, provider = examples.get(family.name, (family.models[0].replace("*", ""), "x"))

@@ -15,6 +15,8 @@ def counts(measured: Measure) -> dict[str, int]:
     return {name: value for name, value in measured.counts._asdict().items() if value}
 
 
+PAGE = {"type": "web_search_result", "title": "a page", "url": "https://x.example", "encrypted_content": None}
+FOUND = [PAGE, {**PAGE, "page_age": "3 days", "url": None, "encrypted_content": "x" * 1000}]
 CALL = {"id": "1", "type": "function", "function": {"name": "look up", "arguments": "a b c"}}
 
 
@@ -88,6 +90,34 @@ CALL = {"id": "1", "type": "function", "function": {"name": "look up", "argument
             "messages",
             {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "abcd"}]},
             {"sealed": 4, "seals": 1, "messages": 1},
+        ),
+        (
+            "responses",
+            {"type": "compaction", "id": "cmp_1", "encrypted_content": "Z2VoZWlt"},
+            {"sealed": 8, "seals": 1, "messages": 1},
+        ),
+        (  # as the rules for cuts read it
+            "chat",
+            {"role": "assistant", "content": [{"type": "compaction_summary", "encrypted_content": "Z2VoZWlt"}]},
+            {"sealed": 8, "seals": 1, "messages": 1},
+        ),
+        (
+            "messages",
+            {"role": "assistant", "content": [{"type": "compaction", "content": "all was well"}]},
+            {"other": 3, "messages": 1},
+        ),
+        (
+            "messages",
+            {
+                "role": "assistant",
+                "content": [{"type": "web_search_tool_result", "tool_use_id": "s", "content": FOUND}],
+            },
+            {"text": 7 + 340, "messages": 1},
+        ),
+        (
+            "messages",
+            {"role": "assistant", "content": [{"type": "web_search_tool_result", "content": ["a b", None, 7, PAGE]}]},
+            {"text": 6, "messages": 1},
         ),
         ("completions", "one two", {"text": 2}),
         ("completions", ["one", "two three"], {"text": 3}),
