@@ -156,6 +156,7 @@ TESTED_ELSEWHERE = {
     "telemetry.metrics.exposition": "telemetry/test_metrics.py",
     "stores.sqlite.accounts": "stores/test_ledger_contract.py",
     "inspection": "server/test_context.py",
+    "server.endpoints": "e2e/test_leaving.py",  # what it does for a call shows on its connection
     "server.socket_calls": "server/test_sockets.py",  # what a call is worth shows on its connection
     "server.openapi.shapes": "server/test_openapi.py",  # one document
     "server.openapi.paths": "server/test_openapi.py",

@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Literal
-from urllib.parse import unquote_to_bytes
 
 from gateway.addressing import is_listing
 from gateway.calls import NO_DIRECTIVES, Caller, Incoming, Reply
@@ -22,7 +20,6 @@ from gateway.core.errors import (
     GatewayError,
     InternalError,
     InvalidRequest,
-    NotFound,
     NoWebSocket,
     Overloaded,
     ShuttingDown,
@@ -31,13 +28,14 @@ from gateway.core.forwarding import EVENTS, Headers, content_type, header
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.record import SHUT_DOWN, STALLED
 from gateway.core.values import dataclass
-from gateway.dialects import WITHOUT_BODY, Endpoint, endpoint
+from gateway.dialects import Endpoint, endpoint
 from gateway.listing import Listing
 from gateway.pipeline import Gateway
 from gateway.server import headers as ours
 from gateway.server.auth import Authenticator
 from gateway.server.body import BODIES_AT_ONCE, BodyMemory, Disconnected, MemoryPool, discard, read_body
 from gateway.server.keyring import KeyRing
+from gateway.server.paths import split_path
 from gateway.upstream.silence import Silence
 
 logger = logging.getLogger("gateway")
@@ -46,16 +44,6 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
-#: paths of OpenAI's and Anthropic's APIs, understood without /v1 in front for a base URL given without it
-_BARE: Final = re.compile(
-    r"(?:chat/completions|completions|embeddings|responses|messages|models|assistants|audio|batches|containers"
-    r"|conversations|evals|files|fine_tuning|images|moderations|threads|uploads|vector_stores|videos)(?:/|$)"
-)
-_UNSAFE: Final = re.compile(rb"[\x00-\x20\x7f\\;]")
-#: unreserved characters (RFC 3986, section 2.3), encoded
-_NEEDLESS: Final = re.compile(r"%(?:[46][1-9a-f]|[57][0-9a]|3[0-9]|2[de]|5f|7e)", re.IGNORECASE)
-#: a slash, a percent sign, and where a query or a fragment begins, encoded
-_HIDDEN: Final = re.compile(r"%(?:2f|25|3f|23)", re.IGNORECASE)
 #: the only path that has a WebSocket
 SOCKET_PATH: Final = "responses"
 #: what every opening handshake has (RFC 6455, section 4.1)
@@ -173,7 +161,8 @@ class Forwarder:
         request_id = ours.request_id(headers) or call_id
         target: Endpoint | None = None
         try:
-            session, path = split_path(scope["raw_path"], scope["method"])
+            asked = split_path(scope["raw_path"], scope["method"])
+            session, path = asked.session, asked.path
             target = endpoint(scope["method"], path, anthropic=_speaks_anthropic(headers))
             if scope["method"] == "GET" and header(headers, _WEBSOCKET):
                 raise _no_socket(path)
@@ -188,6 +177,7 @@ class Forwarder:
             await self._admit(receive, headers)
             bounds = self._bounds
             body, unpacked = await read_body(receive, headers, bounds.max_body, bounds.body_timeout_s, memory)
+            body = asked.named_in(body)
             directives = ours.directives(headers)
             target = endpoint(scope["method"], path, anthropic=_speaks_anthropic(headers), body=body)
         except Disconnected:
@@ -199,7 +189,7 @@ class Forwarder:
             memory.release()
             raise
         incoming = Incoming(
-            call_id, request_id, scope["method"], path, scope["query_string"].decode("latin-1"), headers, body,
+            call_id, request_id, scope["method"], path, asked.query(scope["query_string"]), headers, body,
             unpacked, target, caller, session, self._gateway.clock(), refused, directives,
         )  # fmt: skip
         return incoming, memory
@@ -219,16 +209,16 @@ class Forwarder:
         Raises:
             GatewayError: it may not.
         """
-        session, path = split_path(scope["raw_path"])
-        if path != SOCKET_PATH:
-            raise _no_socket(path)
+        asked = split_path(scope["raw_path"])
+        if asked.path != SOCKET_PATH:
+            raise _no_socket(asked.path)
         self._refuse_if_closing()
         if others >= self._bounds.max_concurrency:
             raise Overloaded(
                 f"{self._bounds.max_concurrency} WebSockets are open (server.max_concurrency). Try again shortly."
             )
         # Browsers let any page open one, and say whose it is.
-        await self._caller(scope, session, reads=False)
+        await self._caller(scope, asked.session, reads=False)
 
     def memory(self, *, lasting: bool = False) -> BodyMemory:
         """A share of what all bodies together may take, for one beside its call; `lasting`: for what outlasts calls."""
@@ -379,43 +369,6 @@ class Forwarder:
         await self._cut(
             set(self._running), ShuttingDown("The gateway is stopping and cut this answer. Try again shortly.")
         )
-
-
-def split_path(raw_path: bytes, method: str = "POST") -> tuple[str | None, str]:
-    """(session, path relative to /v1/) of a request path, still encoded.
-
-    `/s/{session}` may stand in front; `/v1` may be missing before a known endpoint, or stand twice.
-
-    Raises:
-        NotFound: nothing is forwarded under this path.
-        InvalidRequest: the path leaves its folder, or holds control characters.
-    """
-    path, session = raw_path.decode("latin-1"), None
-    if path.startswith("/s/"):
-        session, _, path = path[3:].partition("/")
-        session, path = unquote_to_bytes(session).decode("latin-1"), "/" + path
-    versioned = False
-    while path.startswith("/v1/"):
-        path, versioned = path[3:], True
-    path = path[1:]
-    if not path or not (versioned or _BARE.match(path)):
-        raise NotFound(
-            "There is nothing under this path. Calls go to /v1 or to /s/SESSION/v1; sessions are under /api/sessions, "
-            "and the dashboard, where it is on, is /ui."
-        )
-    plain = unquote_to_bytes(path)
-    segments = plain.split(b"/")
-    if any(segment in (b".", b"..") for segment in segments):
-        raise InvalidRequest("The path must not contain . or .. segments.")
-    # Names of models may hold a slash (GET models/org%2Fname); what is billed may not, nor any other mark of a path.
-    hidden = method not in WITHOUT_BODY and _HIDDEN.search(path)
-    # A path that two programs may read differently would be forwarded as one thing and metered as another.
-    if _UNSAFE.search(plain) or b"" in segments[:-1] or _NEEDLESS.search(path) or hidden:
-        raise InvalidRequest(
-            "The path must not contain spaces, backslashes, semicolons, control characters, empty segments, "
-            "or letters, digits and marks of a path that are percent-encoded."
-        )
-    return session, path
 
 
 def _no_socket(path: str) -> NoWebSocket:

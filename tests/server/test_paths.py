@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.errors import InvalidRequest, NotFound
-from gateway.server.endpoints import split_path
+from gateway.server.paths import split_path
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from gateway.server.endpoints import split_path
     ],
 )
 def test_a_path_is_split(path: str, session: str | None, rest: str) -> None:
-    assert split_path(path.encode(), "GET") == (session, rest)
+    assert split_path(path.encode(), "GET") == (session, rest, False, None)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_path_that_leaves_its_folder_or_holds_control_characters(path: str) ->
 def test_a_path_that_may_leave_its_folder_at_the_provider(path: str) -> None:
     """What a server that decodes before it resolves would take for another folder."""
     try:
-        _, rest = split_path(path.encode())
+        rest = split_path(path.encode()).path
     except (InvalidRequest, NotFound):
         return
     assert ".." not in rest.replace("%2e", ".").replace("%2f", "/").split("/")
@@ -112,4 +112,64 @@ def test_what_may_ask_for_an_answer_hides_no_mark_of_a_path(method: str, path: s
     with pytest.raises(InvalidRequest):
         split_path(path.encode(), method)
     for reading in ("GET", "DELETE"):
-        assert split_path(b"/v1/models/org%2Fname%3Av1%2525", reading) == (None, "models/org%2Fname%3Av1%2525")
+        assert split_path(b"/v1/models/org%2Fname%3Av1%2525", reading).path == "models/org%2Fname%3Av1%2525"
+
+
+@pytest.mark.parametrize(
+    ("path", "session", "rest", "deployment"),
+    [
+        ("/openai/deployments/gpt-4o/chat/completions", None, "chat/completions", "gpt-4o"),
+        ("/openai/deployments/org/name/embeddings", None, "embeddings", "org/name"),
+        ("/v1/deployments/gpt-4o/completions", None, "completions", "gpt-4o"),
+        ("/deployments/gpt-4o/audio/speech", None, "audio/speech", "gpt-4o"),
+        ("/openai/responses", None, "responses", None),
+        ("/openai/v1/responses/resp_1/input_items", None, "responses/resp_1/input_items", None),
+        ("/s/a/openai/v1/models", "a", "models", None),
+        ("/s/a/openai/deployments/m/chat/completions", "a", "chat/completions", "m"),
+    ],
+)
+def test_a_path_of_azures_clients_asks_for_the_same(
+    path: str, session: str | None, rest: str, deployment: str | None
+) -> None:
+    assert split_path(path.encode()) == (session, rest, True, deployment)
+
+
+@pytest.mark.parametrize(
+    "path", ["/openai", "/openai/", "/openai/deployments/m", "/deployments/m/other", "/openai/v2/responses"]
+)
+def test_other_paths_of_azure_are_none(path: str) -> None:
+    with pytest.raises(NotFound):
+        split_path(path.encode())
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a%2fb", "a b", "a;b", "a//b"])
+def test_a_deployment_hides_no_mark_of_a_path(name: str) -> None:
+    with pytest.raises(InvalidRequest):
+        split_path(f"/openai/deployments/{name}/chat/completions".encode())
+
+
+def test_only_azures_version_is_left_out_of_a_query() -> None:
+    query = b"a=1&api-version=2024-10-21&b=2"
+    assert split_path(b"/openai/responses").query(query) == "a=1&b=2"
+    assert split_path(b"/openai/responses").query(b"api-version=v1") == ""
+    assert split_path(b"/v1/responses").query(query) == query.decode()
+
+
+@pytest.mark.parametrize(
+    ("body", "sent"),
+    [
+        (b'{ "model": "m" , "n": 1.0}', b'{ "model": "m" , "n": 1.0}'),
+        (b'{"model":"gpt-4o","n":1.0}', b'{"model":"m","n":1.0}'),
+        (b'{"n":1.0}', b'{"n":1.0,"model":"m"}'),
+        (b"", b""),
+        (b"--form\r\n", b"--form\r\n"),
+    ],
+)
+def test_a_body_names_the_deployment_of_its_path(body: bytes, sent: bytes) -> None:
+    assert split_path(b"/openai/deployments/m/chat/completions").named_in(body) == sent
+    assert split_path(b"/openai/v1/chat/completions").named_in(body) == body
+
+
+def test_a_body_that_cannot_be_read_names_no_deployment() -> None:
+    with pytest.raises(InvalidRequest, match="not valid JSON"):
+        split_path(b"/openai/deployments/m/chat/completions").named_in(b'{"model": ')

@@ -1,0 +1,109 @@
+"""Paths of requests: the session that one names, and what of it goes to a provider.
+
+Clients of Azure OpenAI put their model into the path, as the deployment to call. They are understood as well: what
+they ask for is the same.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+from urllib.parse import unquote, unquote_to_bytes
+
+from gateway.core.errors import InvalidRequest, NotFound
+from gateway.dialects import WITHOUT_BODY
+from gateway.dialects.fields import read_fields, string_field, write_fields
+
+#: paths of OpenAI's and Anthropic's APIs, understood without /v1 in front for a base URL given without it
+_BARE: Final = (
+    r"(?:chat/completions|completions|embeddings|responses|messages|models|assistants|audio|batches|containers"
+    r"|conversations|evals|files|fine_tuning|images|moderations|threads|uploads|vector_stores|videos)(?:/|$)"
+)
+_IS_BARE: Final = re.compile(_BARE)
+#: the same behind what Azure's clients write before them, who may be given either address as their base URL
+_AZURE: Final = re.compile(rf"(?:openai/(?:v1/)?)?(?:deployments/(?P<deployment>.+?)/)?(?P<path>{_BARE}.*)")
+_UNSAFE: Final = re.compile(rb"[\x00-\x20\x7f\\;]")
+#: unreserved characters (RFC 3986, section 2.3), encoded
+_NEEDLESS: Final = re.compile(r"%(?:[46][1-9a-f]|[57][0-9a]|3[0-9]|2[de]|5f|7e)", re.IGNORECASE)
+#: a slash, a percent sign, and where a query or a fragment begins, encoded
+_HIDDEN: Final = re.compile(r"%(?:2f|25|3f|23)", re.IGNORECASE)
+#: a parameter of Azure's clients, which says nothing to others
+_VERSION: Final = "api-version="
+
+
+class Asked(NamedTuple):
+    """What a path asks for.
+
+    Attributes:
+        session: that it names.
+        path: relative to `/v1/`, still encoded.
+        azure: whether it was written as Azure's clients do.
+        deployment: the model that it names.
+    """
+
+    session: str | None
+    path: str
+    azure: bool = False
+    deployment: str | None = None
+
+    def query(self, raw: bytes) -> str:
+        """The query for the provider, still encoded. Azure's version is of an API that is not called."""
+        query = raw.decode("latin-1")
+        if not self.azure:
+            return query
+        return "&".join([one for one in query.split("&") if not one.startswith(_VERSION)])
+
+    def named_in(self, body: bytes) -> bytes:
+        """The body with the model in it that the path names; the same bytes where it says so already.
+
+        Raises:
+            InvalidRequest: it looks like a JSON object, and cannot be read.
+        """
+        if self.deployment is None or not body.lstrip().startswith(b"{"):
+            return body
+        fields = read_fields(body)
+        if string_field(fields, "model") == self.deployment:
+            return body
+        return write_fields(fields, {"model": self.deployment})
+
+
+def split_path(raw_path: bytes, method: str = "POST") -> Asked:
+    """What a request's path asks for.
+
+    `/s/{session}` may stand in front; `/v1` may be missing before a known endpoint, or stand twice.
+
+    Raises:
+        NotFound: nothing is forwarded under this path.
+        InvalidRequest: the path leaves its folder, or holds control characters.
+    """
+    path, session = raw_path.decode("latin-1"), None
+    if path.startswith("/s/"):
+        session, _, path = path[3:].partition("/")
+        session, path = unquote_to_bytes(session).decode("latin-1"), "/" + path
+    versioned = False
+    while path.startswith("/v1/"):
+        path, versioned = path[3:], True
+    path = path[1:]
+    is_bare = _IS_BARE.match(path) is not None
+    azure = None if is_bare else _AZURE.fullmatch(path)
+    if not path or not (versioned or is_bare or azure):
+        raise NotFound(
+            "There is nothing under this path. Calls go to /v1 or to /s/SESSION/v1; sessions are under /api/sessions, "
+            "and the dashboard, where it is on, is /ui."
+        )
+    plain = unquote_to_bytes(path)
+    segments = plain.split(b"/")
+    if any(segment in (b".", b"..") for segment in segments):
+        raise InvalidRequest("The path must not contain . or .. segments.")
+    # Names of models may hold a slash (GET models/org%2Fname); what is billed may not, nor any other mark of a path.
+    hidden = method not in WITHOUT_BODY and _HIDDEN.search(path)
+    # A path that two programs may read differently would be forwarded as one thing and metered as another.
+    if _UNSAFE.search(plain) or b"" in segments[:-1] or _NEEDLESS.search(path) or hidden:
+        raise InvalidRequest(
+            "The path must not contain spaces, backslashes, semicolons, control characters, empty segments, "
+            "or letters, digits and marks of a path that are percent-encoded."
+        )
+    if azure is None:
+        return Asked(session, path)
+    deployment = azure["deployment"]
+    return Asked(session, azure["path"], azure=True, deployment=deployment and unquote(deployment))
