@@ -110,7 +110,7 @@ def routes_of(settings: config.Settings) -> Routes:
     if settings.built_in_providers:
         rules += [ModelRule(match, name) for match, name in config.BUILT_IN_ROUTES if name in names]
     anthropic = "anthropic" if settings.built_in_providers and "anthropic" in names else None
-    return Routes(rules, names, settings.default_provider, anthropic)
+    return Routes(rules, names, settings.default_provider, anthropic, config.unused_providers(settings))
 
 
 def table_names(settings: config.Settings) -> dict[str, str]:

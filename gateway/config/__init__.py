@@ -17,6 +17,7 @@ from gateway.config.load import (
     share_metrics,
     shared_metrics,
     template,
+    unused_providers,
 )
 from gateway.config.models import Facts, Model, PriceRow
 from gateway.config.providers import Provider
@@ -58,4 +59,5 @@ __all__ = [
     "share_metrics",
     "shared_metrics",
     "template",
+    "unused_providers",
 ]

@@ -67,8 +67,8 @@ def _names(provider: object) -> Iterable[object]:
     return provider if isinstance(provider, dict) else [provider]
 
 
-def served_by_nobody(settings: Settings) -> list[str]:
-    """Models of the configuration that no provider serves, and `summarize` without one."""
+def named_models(settings: Settings) -> list[tuple[str, str]]:
+    """(path, name) of the models that the configuration names for calls to go to."""
     named = [
         (f"models[{index}].fallback[{place}]", name)
         for index, row in enumerate(settings.models)
@@ -81,18 +81,19 @@ def served_by_nobody(settings: Settings) -> list[str]:
         for at, step in enumerate(agent.steps)
         if step.model is not None
     ]
-    if settings.budget.summary_model is not None:
-        named.append(("budget.summary_model", settings.budget.summary_model))
-    summary = settings.context.summary.model
-    if summary is not None:
-        named.append(("context.summary.model", summary))
-    elif "summarize" in settings.context.strategies:
+    asked = zip(_CALLED_BY_US, (settings.budget.summary_model, settings.context.summary.model), strict=True)
+    return [*named, *((path, name) for path, name in asked if name is not None)]
+
+
+def served_by_nobody(settings: Settings) -> list[str]:
+    """Models of the configuration that no provider serves, and `summarize` without one."""
+    if settings.context.summary.model is None and "summarize" in settings.context.strategies:
         return ["context.summary.model: summarize needs a model to call; name one, or take summarize out of strategies"]
     rules = [ModelRule(row.match, row.providers[0]) for row in settings.models]
     if settings.built_in_providers:
         rules += [ModelRule(match, provider) for match, provider in BUILT_IN_ROUTES]
     routes, problems = Routes(rules, list(settings.providers), settings.default_provider), []
-    for path, name in named:
+    for path, name in named_models(settings):
         try:
             provider = routes.resolve(name).provider
         except UnknownModel as fault:

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from gateway.config.access import KeyBudget
 from gateway.config.complaints import (
     described,
+    named_models,
     not_yaml,
     served_by_nobody,
     unknown_agents,
@@ -30,7 +31,7 @@ from gateway.config.complaints import (
 from gateway.config.models import Facts
 from gateway.config.notes import without_effect
 from gateway.config.only import with_only
-from gateway.config.providers import UNSENDABLE, is_sendable
+from gateway.config.providers import UNSENDABLE, Provider, is_sendable
 from gateway.config.schema import Settings
 from gateway.config.section import at_home, in_sight
 from gateway.config.variables import FILE_VARIABLE, REFERENCE, References, overrides, unknown_variables, with_variables
@@ -185,6 +186,25 @@ def is_loopback(host: str) -> bool:
 def built_in_providers() -> frozenset[str]:
     """The names of the providers that need no configuration."""
     return frozenset(_read_yaml(data_folder() / "providers.yaml"))
+
+
+def unused_providers(settings: Settings) -> frozenset[str]:
+    """Built-in providers that nothing speaks for: they are as they come, without a key, and nothing names them.
+
+    Where the configuration names no default provider of its own there are none: callers bring their own keys.
+    """
+    if settings.default_provider in (None, Settings.model_fields["default_provider"].default):
+        return frozenset()
+    shipped = _read_yaml(data_folder() / "providers.yaml")
+    named = {settings.default_provider, *(name.partition("/")[0] for _, name in named_models(settings))}
+    named.update(name for row in settings.models for name in row.providers)
+    return frozenset(
+        name
+        for name, row in settings.providers.items()
+        if name in shipped.keys() - named
+        and row.auth != "none"
+        and row == Provider.model_validate({**shipped[name], "key": ""})
+    )
 
 
 def families() -> Families:

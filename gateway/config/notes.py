@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from gateway.config.models import Model
 from gateway.config.schema import Settings
 from gateway.core.forwarding import CREDENTIALS
-from gateway.core.routing import is_pattern
+from gateway.core.routing import is_of_provider, is_pattern
 
 
 def without_effect(settings: Settings) -> list[str]:
@@ -23,25 +23,22 @@ def _unreached(settings: Settings) -> Iterator[str]:
     """Routes that no call takes by the name it gives."""
     seen: dict[str, int] = {}
     for index, row in enumerate(settings.models):
-        prefix, slash, _ = row.match.partition("/")
-        earlier = _earlier(row, seen)
-        if slash and prefix in settings.providers:
-            yield (
-                f"models[{index}].match: no call comes here: names that begin with {prefix}/ go to the provider "
-                f"{prefix} without a route"
-            )
-        elif earlier is not None:
+        earlier = _earlier(row, seen, is_special=is_of_provider(row.match, settings.providers))
+        if earlier is not None:
             yield f"models[{index}].match: no call comes here: models[{earlier}] takes all its names; put it before"
         seen.setdefault(row.match, index)
 
 
-def _earlier(row: Model, seen: dict[str, int]) -> int | None:
-    """The route before it that surely takes all its calls; of two patterns only `*` and the same one are sure."""
+def _earlier(row: Model, seen: dict[str, int], *, is_special: bool) -> int | None:
+    """The route before it that surely takes all its calls; of two patterns only `*` and the same one are sure.
+
+    `is_special`: a route for names that begin with a provider's comes before all that are for others, too.
+    """
     if row.match in seen:
         return seen[row.match]
     is_name = not is_pattern(row.match)
-    taken = (at for match, at in seen.items() if match == "*" or (is_name and fnmatchcase(row.match, match)))
-    return next(taken, None)
+    others = () if is_special else seen.items()
+    return next((at for match, at in others if match == "*" or (is_name and fnmatchcase(row.match, match))), None)
 
 
 def _unasked(settings: Settings) -> Iterator[str]:

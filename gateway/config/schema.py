@@ -278,6 +278,9 @@ BUILT_IN_ROUTES: Final = (
     ("text-embedding-*", "openai"),
     ("claude-*", "anthropic"),
     ("gemini-*", "gemini"),
+    # Their own models, which they name so themselves; what they host of others has one more slash, or another name.
+    ("openrouter/*", "openrouter"),
+    ("groq/compound*", "groq"),
 )
 
 

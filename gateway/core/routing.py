@@ -1,13 +1,14 @@
 """Model name -> provider, the name to send there, and what is known of the model.
 
-Routes are tried in the order they are written, first match wins. `provider/model` always means that provider, so a
-model can be reached without a route of its own.
+Routes are tried in the order they are written, first match wins. `provider/model` means that provider, so a model can
+be reached without a route of its own; only a route whose pattern begins so itself comes before that. Hosts have models
+whose names begin with a provider's, other ones' (`openai/gpt-oss-120b`) and their own (`groq/compound`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from hashlib import blake2b
 from typing import Final
@@ -25,6 +26,12 @@ MOST_ROUTES: Final = 8
 def is_pattern(text: str) -> bool:
     """Whether it is a shell pattern and no name, nor part of one."""
     return not _MARKS.isdisjoint(text)
+
+
+def is_of_provider(match: str, providers: Collection[str]) -> bool:
+    """Whether a pattern takes names that begin with a provider's, and no others. Its `*` takes no slash."""
+    prefix, slash, _ = match.partition("/")
+    return bool(slash) and prefix in providers
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +85,26 @@ class Routes:
     """The routing table: rules in order, provider names, and the provider for what no rule names."""
 
     def __init__(
-        self, rules: Sequence[ModelRule], providers: Sequence[str], default: str | None, anthropic: str | None = None
+        self,
+        rules: Sequence[ModelRule],
+        providers: Sequence[str],
+        default: str | None,
+        anthropic: str | None = None,
+        unused: Collection[str] = (),
     ) -> None:
-        """Set up; `anthropic`: the provider for paths of Anthropic's API that name no model, if not the default."""
+        """Set up.
+
+        Args:
+            rules: in order.
+            providers: the names of all.
+            default: the provider of models that no rule names.
+            anthropic: the provider for paths of Anthropic's API that name no model, if not the default.
+            unused: providers that are not meant where a model's name begins with theirs.
+        """
         self._rules = tuple(rules)
         self._providers = frozenset(providers)
+        self._prefixes = self._providers.difference(unused)
+        self._special = tuple([rule for rule in rules if is_of_provider(rule.match, self._prefixes)])
         self._default = default
         self._anthropic = anthropic
 
@@ -116,14 +138,15 @@ class Routes:
     def _routes(self, model: str, seed: str | None) -> list[Route]:
         """Those of one name, the preferred first; as configured where there is no seed."""
         prefix, slash, rest = model.partition("/")
-        if slash and prefix in self._providers:
-            return [Route(prefix, rest)]
-        for rule in self._rules:
-            if fnmatchcase(model, rule.match):
+        is_prefixed = slash and prefix in self._prefixes
+        for rule in self._special if is_prefixed else self._rules:
+            if fnmatchcase(model, rule.match) and not (is_prefixed and model.count("/") != rule.match.count("/")):
                 names = [rule.provider]
                 if seed is not None and rule.shares:
                     names = [name for name, _ in sorted(rule.shares, key=lambda share: _late(seed, *share))]
                 return [Route(name, rule.name or model, rule) for name in names]
+        if is_prefixed:
+            return [Route(prefix, rest)]
         if self._default is None:
             raise UnknownModel(
                 f'No provider is configured for the model "{model}". Name one as "provider/model" '

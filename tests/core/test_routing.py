@@ -33,9 +33,25 @@ def test_patterns_are_shell_patterns_and_know_case(routes: Routes, model: str, r
     assert routes.resolve(model).rule == rule
 
 
-def test_a_provider_before_a_slash_decides_even_against_a_rule() -> None:
-    routes = Routes([ModelRule("groq/*", "openai")], PROVIDERS, "openai")
-    assert routes.resolve("groq/meta/llama-4") == Route("groq", "meta/llama-4")
+def test_a_provider_before_a_slash_decides_against_rules_for_other_names() -> None:
+    rules = [ModelRule("*", "openai"), ModelRule("gro*/llama-4", "openai"), ModelRule("llama-4", "openai")]
+    assert Routes(rules, PROVIDERS, "openai").resolve("groq/llama-4") == Route("groq", "llama-4")
+
+
+def test_a_rule_for_names_that_begin_with_a_provider_comes_first() -> None:
+    own, hosted = ModelRule("groq/own*", "groq"), ModelRule("openai/gpt-oss-*", "groq")
+    routes = Routes([ModelRule("*", "anthropic"), own, hosted], PROVIDERS, "openai")
+    assert routes.resolve("groq/own-1") == Route("groq", "groq/own-1", own)
+    assert routes.resolve("openai/gpt-oss-20b") == Route("groq", "openai/gpt-oss-20b", hosted)
+    assert routes.resolve("openai/gpt-5") == Route("openai", "gpt-5")
+    assert routes.resolve("groq/own/model") == Route("groq", "own/model"), "* takes no slash there"
+
+
+def test_an_unused_provider_before_a_slash_is_part_of_a_name() -> None:
+    routes = Routes([], PROVIDERS, "groq", unused={"openai"})
+    assert routes.resolve("openai/gpt-oss-20b") == Route("groq", "openai/gpt-oss-20b")
+    assert routes.resolve("anthropic/claude") == Route("anthropic", "claude")
+    assert routes.leads_to("openai/gpt-oss-20b", "groq")
 
 
 def test_a_slash_behind_no_known_provider_is_part_of_the_name(routes: Routes) -> None:

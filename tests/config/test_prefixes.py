@@ -1,0 +1,72 @@
+"""Which names of models go where, of those that begin with a provider's name."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.config import unused_providers
+from gateway.core.routing import Route
+from gateway.policies import routes_of
+from tests.config.conftest import Load
+
+NAMING = """
+default_provider: groq
+budget: {summary_model: mistral/small}
+models: [{match: x, provider: {xai: 1, together: 2}, fallback: [anthropic/claude-haiku-4-5]}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "unused"),
+    [
+        ("{}", ""),
+        ("default_provider: null", ""),
+        (
+            "default_provider: openrouter",
+            "openai anthropic gemini groq mistral deepseek xai together fireworks cerebras",
+        ),
+        (
+            "{default_provider: groq, providers: {openai: {key: k}, xai: {retries: 1}, gemini: {base_url: http://x/v1}}}",
+            "anthropic openrouter mistral deepseek together fireworks cerebras",
+        ),
+        (
+            NAMING,
+            "openai gemini openrouter deepseek fireworks cerebras",
+        ),
+        ("{default_provider: m, built_in_providers: false, providers: {m: {base_url: http://x/v1}}}", ""),
+    ],
+)
+def test_a_built_in_provider_that_nothing_speaks_for_is_unused(loaded: Load, text: str, unused: str) -> None:
+    assert unused_providers(loaded(text).settings) == {*unused.split()}
+
+
+@pytest.mark.parametrize("name", ["openai/gpt-5", "anthropic/claude-opus-5", "openrouter/auto", "qwen/qwen3"])
+def test_a_host_that_is_the_default_is_called_by_its_own_names(loaded: Load, name: str) -> None:
+    route = routes_of(loaded("default_provider: openrouter").settings).resolve(name)
+    assert (route.provider, route.model) == ("openrouter", name)
+
+
+@pytest.mark.parametrize(
+    ("name", "provider", "model"),
+    [
+        ("openrouter/auto", "openrouter", "openrouter/auto"),
+        ("openrouter/openai/gpt-5", "openrouter", "openai/gpt-5"),
+        ("openrouter/openrouter/auto", "openrouter", "openrouter/auto"),
+        ("groq/compound-mini", "groq", "groq/compound-mini"),
+        ("groq/groq/compound", "groq", "groq/compound"),
+        ("groq/llama-3.1-8b-instant", "groq", "llama-3.1-8b-instant"),
+        ("anthropic/claude-opus-5", "anthropic", "claude-opus-5"),
+    ],
+)
+def test_models_that_a_host_names_after_itself_are_sent_whole(
+    loaded: Load, name: str, provider: str, model: str
+) -> None:
+    found = routes_of(loaded().settings).resolve(name)
+    assert (found.provider, found.model) == (provider, model)
+
+
+def test_a_route_may_take_names_that_begin_with_a_provider(loaded: Load) -> None:
+    text = "{models: [{match: openai/gpt-oss-*, provider: groq}], providers: {openai: {key: k}}}"
+    routes = routes_of(loaded(text).settings)
+    assert routes.resolve("openai/gpt-oss-20b").provider == "groq"
+    assert routes.resolve("openai/gpt-5") == Route("openai", "gpt-5")
