@@ -272,7 +272,7 @@ class Settings(Section):
 
 #: routes every installation has, after the configured ones
 BUILT_IN_ROUTES: Final = (
-    ("gpt-*", "openai"),
+    ("gpt-[!o]*", "openai"),  # all but gpt-oss, which others host under its bare name, and OpenAI does not
     ("chatgpt-*", "openai"),
     ("o[0-9]*", "openai"),
     ("text-embedding-*", "openai"),

@@ -65,6 +65,11 @@ def test_models_that_a_host_names_after_itself_are_sent_whole(
     assert (found.provider, found.model) == (provider, model)
 
 
+@pytest.mark.parametrize(("name", "provider"), [("gpt-4o", "openai"), ("gpt-oss:20b", "ollama"), ("o3", "openai")])
+def test_a_bare_name_goes_to_who_serves_it(loaded: Load, name: str, provider: str) -> None:
+    assert routes_of(loaded("default_provider: ollama").settings).resolve(name).provider == provider
+
+
 def test_a_route_may_take_names_that_begin_with_a_provider(loaded: Load) -> None:
     text = "{models: [{match: openai/gpt-oss-*, provider: groq}], providers: {openai: {key: k}}}"
     routes = routes_of(loaded(text).settings)
