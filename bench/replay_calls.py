@@ -1,0 +1,314 @@
+"""Recorded calls through the gateway: does each side receive what the other sent, and are the totals what was reported?
+
+    python bench/replay_calls.py FILE_OR_FOLDER ...
+
+Reads the cassettes in which test suites keep real calls to providers: YAML or JSON of vcrpy, VCR (Ruby) and go-vcr.
+Each recorded POST to one of the five paths of models is made again, in a session of its own, to a gateway in front of a
+server that answers what was recorded; streams are cut into pieces of random sizes (always the same ones). Compared are
+the request that arrives there, the answer that comes back, and the session's tokens with the `usage` in the answer.
+
+Two changes are the gateway's job: a stream that does not ask for its usage is made to, and is given back without it,
+and the session's totals stand in a comment before its end. Exit code 1 where anything else differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import gzip
+import http.client
+import json
+import random
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+from replay_bodies import only_asks_for_usage
+
+from gateway import config
+from gateway.cli.serve import only_provider
+from gateway.server.serving import ServerThread, make_config
+from gateway.wiring import build_app
+
+PATHS = ("chat/completions", "completions", "embeddings", "responses", "messages")
+SUFFIXES = {".yaml", ".yml", ".json"}
+#: which call it is, for the server that answers it
+MARK = "x-recorded-call"
+#: what the gateway writes before a stream's end
+COMMENT = re.compile(rb"(?m)(?:^: x-[^\n]*\n)+\n")
+OK = http.client.OK
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One call as it stands in a cassette. `tokens`: (input, output) as reported, None where they were not."""
+
+    id: str
+    source: str
+    path: str
+    body: bytes
+    status: int
+    answer: bytes
+    is_stream: bool
+    tokens: tuple[int | None, int | None]
+
+
+# --- cassettes --------------------------------------------------------------------------------------------------------
+
+
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """YAML with the names of classes that Python and Ruby write into it; the values are taken as they stand."""
+
+
+def _plain(loader: Any, _suffix: str, node: Any) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node, deep=True)
+    return loader.construct_sequence(node) if isinstance(node, yaml.SequenceNode) else loader.construct_scalar(node)
+
+
+Loader.add_multi_constructor("!ruby", _plain)
+Loader.add_multi_constructor("tag:yaml.org,2002:python", _plain)
+
+
+def recorded_in(paths: list[Path]) -> Iterator[Recorded]:
+    """Every call of every cassette, each once."""
+    seen = set[str]()
+    for path in paths:
+        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
+        for file in files:
+            for interaction in interactions_of(file):
+                call = read(interaction, str(file))
+                if call is not None and call.id not in seen:
+                    seen.add(call.id)
+                    yield call
+
+
+def interactions_of(file: Path) -> list[Any]:
+    try:
+        text = file.read_bytes()
+        loaded = json.loads(text) if file.suffix == ".json" else yaml.load(text, Loader)
+    except (OSError, ValueError, yaml.YAMLError):
+        return []
+    found = loaded.get("interactions", loaded.get("http_interactions")) if isinstance(loaded, dict) else None
+    return found if isinstance(found, list) else []
+
+
+def read(interaction: Any, source: str) -> Recorded | None:
+    """A call to a model whose answer was kept as it came; None for any other."""
+    if not isinstance(interaction, dict):
+        return None
+    asked, told = interaction.get("request"), interaction.get("response")
+    if not isinstance(asked, dict) or not isinstance(told, dict) or str(asked.get("method")).upper() != "POST":
+        return None
+    path = urlsplit(str(asked.get("uri") or asked.get("url") or "")).path
+    known = next((known for known in PATHS if path.endswith(f"/{known}")), None)
+    status = told.get("status", told.get("status_code", told.get("code")))
+    status = status.get("code") if isinstance(status, dict) else status
+    body, answer = (bytes_of(side.get("body", side.get("parsed_body"))) for side in (asked, told))
+    fields = json_of(body)
+    if known is None or not isinstance(status, int) or not answer or not fields or "model" not in fields:
+        return None
+    is_stream = answer.lstrip().startswith((b"data:", b"event:", b": "))
+    if is_stream != (fields.get("stream") is True) and status == OK:
+        return None  # a client's own form of the answer
+    call_id = blake2b(body + b"\0" + answer, digest_size=12).hexdigest()
+    return Recorded(call_id, source, known, body, status, answer, is_stream, reported(answer, is_stream=is_stream))
+
+
+def bytes_of(body: Any) -> bytes:
+    """A body as the three kinds of cassettes keep it."""
+    if isinstance(body, dict) and ("string" in body or "base64_string" in body):
+        packed = body.get("base64_string")
+        body = base64.b64decode(packed) if packed is not None else body["string"]
+    if isinstance(body, bytes):
+        return gzip.decompress(body) if body.startswith(b"\x1f\x8b") else body
+    if isinstance(body, str):
+        return body.encode("utf-8", "surrogatepass")
+    return json.dumps(body, ensure_ascii=False).encode() if body is not None else b""
+
+
+def json_of(body: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+# --- what was reported: read in the plainest way, so that it owes nothing to the gateway ------------------------------
+
+
+def reported(answer: bytes, *, is_stream: bool) -> tuple[int | None, int | None]:
+    """Input and output tokens. In a stream the last word on each counts, but for the input at an Anthropic stream's end
+    where that is 0, and the output at its beginning."""
+    if not is_stream:
+        return sides(json_of(answer).get("usage"))
+    tokens: list[int | None] = [None, None]
+    for line in answer.decode("utf-8", "replace").splitlines():
+        event = json_of(line[5:].encode()) if line.startswith("data:") else {}
+        holders = (event, event.get("response"), event.get("message"), event.get("x_groq"))
+        for usage in [holder.get("usage") for holder in holders if isinstance(holder, dict)]:
+            for place, number in enumerate(sides(usage)):
+                is_late = place == 0 and event.get("type") == "message_delta" and not number
+                is_early = place == 1 and event.get("type") == "message_start"
+                if number is not None and not is_late and not is_early:
+                    tokens[place] = number
+    return tokens[0], tokens[1]
+
+
+def without_usage(stream: bytes) -> bytes:
+    """A chat stream without the chunk that has nothing but the usage, which its client did not ask for."""
+    events = re.split(rb"(?<=\n\n)", stream)
+    return b"".join(event for event in events if not _is_usage(json_of(event.removeprefix(b"data:"))))
+
+
+def _is_usage(chunk: dict[str, Any]) -> bool:
+    return chunk.get("choices") == [] and isinstance(chunk.get("usage"), dict)
+
+
+def sides(usage: Any) -> tuple[int | None, int | None]:
+    if not isinstance(usage, dict):
+        return None, None
+    passes = usage.get("iterations")
+    if isinstance(passes, list) and passes:
+        each = [sides(one) for one in passes]
+        return sum(one[0] or 0 for one in each), sum(one[1] or 0 for one in each)
+    given, made = usage.get("prompt_tokens", usage.get("input_tokens")), usage.get("completion_tokens")
+    if given is not None and "prompt_tokens" not in usage:
+        given += sum(usage.get(f"cache_{name}_input_tokens") or 0 for name in ("read", "creation"))
+    return given, made if made is not None else usage.get("output_tokens")
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+class Replay:
+    """Answers what was recorded, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, Recorded] = {}
+        self.received: dict[str, bytes] = {}
+        self.counts = Counter[str]()
+
+    @contextmanager
+    def serving(self) -> Iterator[str]:
+        replay = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+            def do_POST(self) -> None:
+                mark = self.headers[MARK]
+                replay.received[mark] = self.rfile.read(int(self.headers["content-length"]))
+                self.answer(replay.calls[mark])
+
+            def answer(self, call: Recorded) -> None:
+                self.send_response(call.status)
+                self.send_header("content-type", "text/event-stream" if call.is_stream else "application/json")
+                if not call.is_stream:
+                    self.send_header("content-length", str(len(call.answer)))
+                    self.end_headers()
+                    self.wfile.write(call.answer)
+                    return
+                self.send_header("transfer-encoding", "chunked")
+                self.end_headers()
+                sizes, start = random.Random(call.id), 0
+                while start < len(call.answer):
+                    piece = call.answer[start : start + sizes.choice((1, 9, 100, 1000, 10_000))]
+                    self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                    start += len(piece)
+                self.wfile.write(b"0\r\n\r\n")
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1"
+        finally:
+            server.shutdown()
+            server.server_close()
+
+    def check(self, call: Recorded, connection: http.client.HTTPConnection) -> None:
+        self.calls[call.id] = call
+        headers = {"content-type": "application/json", "x-session-id": call.id, MARK: call.id}
+        connection.request("POST", f"/v1/{call.path}", call.body, headers)
+        response = connection.getresponse()
+        status, answer = response.status, response.read()
+        self.counts["calls"] += 1
+        self.counts["streams"] += call.is_stream
+        received = self.received.pop(call.id, None)
+        del self.calls[call.id]
+        asked = received is not None and only_asks_for_usage(call.body, received)
+        if received != call.body:
+            self.note("usage asked for" if asked else "request", call, f"{status} {answer[:300]!r}", is_fault=not asked)
+        plain = COMMENT.sub(b"", answer) if call.is_stream else answer
+        if (status, plain) != (call.status, without_usage(call.answer) if asked else call.answer):
+            self.note("answer", call, f"{status}, {len(answer)} bytes for {len(call.answer)}: {answer[-200:]!r}")
+        connection.request("GET", f"/api/sessions/{call.id}")
+        usage = json_of(connection.getresponse().read()).get("cumulative_token_usage", {})
+        counted = usage.get("input_tokens", 0), usage.get("output_tokens", 0)
+        if call.status != OK:
+            self.counts["refused by the provider"] += 1
+            call_tokens: tuple[int | None, int | None] = (0, 0)
+        else:
+            self.counts["reported"] += call.tokens != (None, None)
+            call_tokens = call.tokens
+        if any(said is not None and said != ours for said, ours in zip(call_tokens, counted, strict=True)):
+            self.note("tokens", call, f"{counted} for {call_tokens}")
+
+    def note(self, what: str, call: Recorded, how: str, *, is_fault: bool = True) -> None:
+        self.counts[what] += 1
+        if is_fault:
+            print(f"{what} differs: {call.source} {call.path}: {how}", file=sys.stderr)
+
+
+def replay(paths: list[Path]) -> bool:
+    started, run = time.monotonic(), Replay()
+    with run.serving() as url:
+        only = only_provider("recorded", url, auth="none", retries=0, breaker={"failures": 1000})
+        flags = {**only, "store.url": "memory://", "telemetry.log.level": "error", "context.trim": "off"}
+        app = build_app(lambda: config.load(environment={}, flags=flags, search=False))
+        serving = make_config(app, max_head_bytes=65536, max_body=2**26, head_timeout_s=20, grace_s=1)
+        with ServerThread(serving) as gateway:
+            connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=60)
+            for call in recorded_in(paths):
+                run.check(call, connection)
+            connection.close()
+    show(run.counts, time.monotonic() - started)
+    return bool(run.counts["calls"]) and not any(run.counts[what] for what in ("request", "answer", "tokens"))
+
+
+def show(counts: Counter[str], took_s: float) -> None:
+    changed, asked = counts["request"], counts["usage asked for"]
+    print(f"{counts['calls']:,} recorded calls, {counts['streams']:,} of them streams, in {took_s:.0f} s")
+    print(f"{counts['calls'] - changed - asked:7,} requests received byte for byte")
+    print(f"{asked:7,} received with include_usage added, and nothing else")
+    print(f"{changed:7,} received otherwise changed, or not at all")
+    print(f"{counts['calls'] - counts['answer']:7,} answers returned byte for byte, but for the comment of a stream")
+    print(f"{counts['answer']:7,} returned otherwise")
+    print(f"{counts['reported']:7,} answers reported their usage; {counts['refused by the provider']:,} were refusals")
+    print(f"{counts['tokens']:7,} sessions with other tokens than were reported")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", type=Path, nargs="+", metavar="FILE_OR_FOLDER")
+    return 0 if replay(parser.parse_args().paths) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
