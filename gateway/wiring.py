@@ -231,17 +231,20 @@ class Worker:
             self._metrics.look(self._state())
             await asyncio.sleep(_STATE_EVERY_S)
 
-    def reload_all(self) -> None:
+    def reload_all(self) -> list[str]:
         """Reload every worker: this one, or through the supervisor all of them.
+
+        Returns:
+            The keys that were changed and are not read before a restart.
 
         Raises:
             ConfigError: the configuration is wrong; nothing was changed.
         """
         if self._workers == 1:
-            self.reload()
-        else:
-            self._reread()
-            os.kill(os.getppid(), signal.SIGHUP)
+            return self.reload()
+        _, needing_restart = self._reread()
+        os.kill(os.getppid(), signal.SIGHUP)
+        return needing_restart
 
     def _reload_on_signal(self) -> None:
         try:
@@ -249,8 +252,11 @@ class Worker:
         except ConfigError as error:
             logger.error("configuration not reloaded: %s", "; ".join(error.problems))  # noqa: TRY400  # no bug of ours
 
-    def reload(self) -> None:
+    def reload(self) -> list[str]:
         """Put the configuration as it is now into force; calls under way end under the old one.
+
+        Returns:
+            The keys that were changed and are not read before a restart.
 
         Raises:
             ConfigError: it is wrong; nothing was changed.
@@ -268,6 +274,7 @@ class Worker:
         chore = asyncio.create_task(_retire(old))
         self._chores.add(chore)
         chore.add_done_callback(self._chores.discard)
+        return needing_restart
 
     def _reread(self) -> tuple[config.Settings, list[str]]:
         """What a reload puts into force, and the keys that were changed and are not read before a restart.

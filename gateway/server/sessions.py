@@ -44,13 +44,14 @@ _CALL_ID: Final = re.compile(r"[0-9a-f]{12,64}")
 
 
 class SessionsApi:
-    """The handlers. `rules` gives those in force; `reload` re-reads the configuration or raises ConfigError.
+    """The handlers.
 
-    `observers` are told of steps that are set.
+    `rules` gives those in force; `reload` reads the configuration again, or raises ConfigError, and names the keys that
+    need a restart; `observers` are told of steps that are set.
     """
 
     def __init__(
-        self, store: Store, rules: Callable[[], Rules], reload: Callable[[], None], observers: Sequence[Observer]
+        self, store: Store, rules: Callable[[], Rules], reload: Callable[[], list[str]], observers: Sequence[Observer]
     ) -> None:
         self._store = store
         self._unread = UnreadSessions()
@@ -200,10 +201,10 @@ class SessionsApi:
         del request
         require_admin(access)
         try:
-            self._reload()
+            needing_restart = self._reload()
         except errors.ConfigError as error:
             raise errors.InvalidRequest("Nothing was changed: " + "; ".join(error.problems)) from None
-        return {"reloaded": True}
+        return {"reloaded": True, **({"needs_restart": needing_restart} if needing_restart else {})}
 
 
 async def changed_json(

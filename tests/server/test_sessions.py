@@ -229,6 +229,13 @@ def test_a_file_that_is_gone_changes_nothing(own: GatewayThread) -> None:
     assert own.web.chat("s").status == 200
 
 
+def test_a_reload_names_what_needs_a_restart(own: GatewayThread) -> None:
+    store = json.loads(own.file.read_text())["store"]
+    edit(own, store={**store, "timeout_ms": 999}, sessions={"on_missing": "require"})
+    assert own.web.post("/api/reload").json == {"reloaded": True, "needs_restart": ["store.timeout_ms"]}
+    assert own.web.chat().status == 400, "what needs none is in force"
+
+
 def test_many_reloads_keep_every_total(own: GatewayThread, mock: Provider) -> None:
     for _ in range(5):
         own.web.stream("s")

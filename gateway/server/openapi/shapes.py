@@ -374,7 +374,11 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         optional=("store",),
     ),
     "Deleted": record("what was deleted", {"id": text(), "deleted": {"const": True}}),
-    "Reloaded": record("the configuration was read again", {"reloaded": {"const": True}}),
+    "Reloaded": record(
+        "the configuration was read again",
+        {"reloaded": {"const": True}, "needs_restart": rows(text(), "keys that were changed and need a restart")},
+        optional=("needs_restart",),
+    ),
     "Change": {
         "type": "object",
         "description": "what is to be changed of a session; at least a budget or a step",
