@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -409,3 +410,37 @@ async def test_a_cut_is_expected_to_weigh_what_it_is_billed_and_uses_its_room(al
             assert billed > 0.6 * budget, "a cut goes no deeper than it should"
     assert cuts > 0
     world.planner.close()
+
+
+# --- what a cut heeds of the format and the model ----------------------------------------------------------------------
+
+_WORDS = "some words of it that say a thing " * 6
+
+
+@pytest.mark.parametrize(
+    ("wire", "model", "takes_turns"), [("chat", "m", True), ("chat", "gpt-4o", False), ("messages", "m", False)]
+)
+async def test_roles_keep_their_turns_where_the_format_and_the_model_may_ask_for_it(
+    world: World, wire: Wire, model: str, *, takes_turns: bool
+) -> None:
+    texts = [f"{_WORDS * (7 if n % 6 == 1 else 1)} {n}" for n in range(25)]
+    messages = [{"role": ("user", "assistant")[n % 2], "content": text} for n, text in enumerate(texts)]
+    body = body_of(messages, model=model)
+    followed = set[tuple[str, str]]()
+    for budget in range(500, 1000, 50):
+        asked = Asked(world.contents(body, wire), Route("p", model), ModelFacts(), Wishes(budget=budget), len(body))
+        plan = await world.planner.plan(asked, Remembered())
+        assert plan.messages is not None
+        followed.update(pairwise(json.loads(raw)["role"] for raw in plan.messages))
+    assert all(one != next_one for one, next_one in followed) is takes_turns
+
+
+async def test_messages_of_another_format_weigh_what_they_weigh_as_those_of_a_chat(world: World) -> None:
+    items: list[Any] = [{"role": "user", "content": "Look at it."}]
+    for number in range(12):
+        items.append({"type": "function_call", "call_id": f"c{number}", "name": "look", "arguments": "{}"})
+        items.append({"type": "function_call_output", "call_id": f"c{number}", "output": f"{_WORDS * 3} {number}"})
+    body = body_of(items, "input")
+    asked = Asked(world.contents(body, "responses"), Route("p", "m"), ModelFacts(), Wishes(budget=900), len(body))
+    context = (await world.planner.plan(asked, Remembered())).context
+    assert sum(fate.tokens_before for fate in context.message_fates) == pytest.approx(context.original_tokens, rel=0.02)

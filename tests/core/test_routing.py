@@ -166,3 +166,22 @@ def test_a_model_that_a_provider_is_told_to_call_is_looked_up_by_the_providers_n
     assert routes.named_at("openai", "alias") == Route("openai", "alias"), "no provider knows an alias of ours"
     assert routes.named_at("openai", "gpt-5") == Route("openai", "gpt-5", rules[3])
     assert routes.named_at("groq", "groq/x") == Route("groq", "groq/x")
+
+
+def test_the_names_of_models_are_those_of_rules_that_are_no_patterns(routes: Routes) -> None:
+    assert routes.names() == ["my-alias"]
+
+
+def test_a_session_whose_name_is_no_whole_text_goes_somewhere_all_the_same() -> None:
+    rule = ModelRule("m", "openai", shares=(("openai", 1), ("groq", 1)))
+    assert len(Routes([rule], PROVIDERS, None).chain("m", "\ud800")) == 2
+
+
+def test_the_agent_of_a_route_is_that_of_its_rule() -> None:
+    assert Route("openai", "m", ModelRule("m", "openai", agent="support")).agent == "support"
+    assert Route("openai", "m", ALIAS).agent is None
+    assert Route("openai", "m").agent is None
+
+
+def test_a_model_that_no_rule_names_has_one_way(routes: Routes) -> None:
+    assert routes.chain("groq/x", "s") == (Route("groq", "x"),)

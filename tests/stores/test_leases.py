@@ -283,7 +283,7 @@ async def test_a_store_that_is_away_ends_nothing(store: MemoryStore, record: Mak
     away = Away()
     leases = Leases(away, away.settle, lease_s=60, tick_s=0.01, sweep_s=0.01)
     leases.start()
-    lease = leases.open(Lease("x", 10, delivered=lambda: 5))
+    lease = leases.open(Lease("x", 10, step=10, delivered=lambda: 5))
     await eventually(lambda: min(away.renewals, away.looks) > 1)
     assert not lease.is_over
     assert lease.noted == 0

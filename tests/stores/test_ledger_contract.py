@@ -248,7 +248,7 @@ async def test_what_will_not_come_back_is_named_before_what_may(store: Store, ho
     await granted(store, spent)
     await soon(store.settle(spends(spent, Amount(50, 0, 1))))
     rate = claim(RATE, calls=0, window_s=60)
-    for ahead in ([claim(KEY, 100)], [rate], [rate, claim(KEY, 100), claim(PARENT, 100)]):
+    for ahead in ([claim(KEY, 100)], [claim(KEY, 20)], [rate], [rate, claim(KEY, 100), claim(PARENT, 100)]):
         for within in ({"calls": 1}, {"tokens": 55}):
             outcome = await refused(store, hold(*ahead, Claim(S, Limits(**within)), fixed=Amount(20, 0, 1)))
             assert (outcome.standing.key, outcome.is_busy) == (S, False)
@@ -266,6 +266,15 @@ async def test_units_are_as_many_as_the_narrowest_account_and_dimension_have_lef
     assert await granted(store, opened) == 199
     for one in narrow:
         assert await used_and_held(store, one) == (NOTHING, Amount(209, 2_090, 1))
+
+
+@pytest.mark.parametrize("dimension", Amount._fields)
+async def test_units_are_as_many_as_what_was_used_leaves(store: Store, hold: Make, dimension: str) -> None:
+    spent = hold(claim(S), fixed=Amount(5, 5, 5))
+    await granted(store, spent)
+    await soon(store.settle(spends(spent, Amount(5, 5, 5))))
+    limited = Claim(S, Limits(**{dimension: 20}))
+    assert await granted(store, hold(limited, fixed=Amount(3, 3, 3), unit=Amount(1, 1, 1), most=100)) == 12
 
 
 async def test_units_are_no_more_than_asked_and_a_call_that_cannot_have_the_least_is_refused(
@@ -428,11 +437,13 @@ async def test_a_call_without_a_charge_gives_its_hold_back(store: Store, hold: M
 async def test_a_hold_is_given_back_on_all_its_accounts_whatever_the_record_names(store: Store, hold: Make) -> None:
     opened = hold(claim(S, 100), claim(KEY, 100))
     await granted(store, opened)
+    # What another call holds on the account that the record names is not given back.
+    await granted(store, hold(claim(PARENT, 100), fixed=Amount(30)))
     await soon(store.settle(spends(opened, Amount(4), accounts=(PARENT,))))
     assert [await used_and_held(store, key) for key in (S, KEY, PARENT)] == [
         (NOTHING, NOTHING),
         (NOTHING, NOTHING),
-        (Amount(4), NOTHING),
+        (Amount(4), Amount(30)),
     ]
 
 
@@ -460,6 +471,17 @@ async def test_a_hold_is_extended_by_what_is_left_and_all_of_it_is_given_back(st
     await soon(store.settle(spends(opened, Amount(66, 300))))
     for key in (S, KEY):
         assert await used_and_held(store, key) == (Amount(66, 300), NOTHING)
+
+
+@pytest.mark.parametrize("dimension", Amount._fields)
+async def test_an_extension_goes_up_to_the_limit_and_not_one_further(store: Store, hold: Make, dimension: str) -> None:
+    limited = Claim(S, Limits(**{dimension: 20}))
+    opened = hold(limited, fixed=Amount(10, 10, 10), unit=Amount(1, 1, 1), most=2)
+    assert await granted(store, opened) == 2
+    for units in (8, 0):
+        outcome = await soon(store.extend(opened.hold.id, 100))
+        assert outcome is not None
+        assert outcome.units == units
 
 
 async def test_calls_give_back_what_they_held_and_nothing_of_what_others_hold(store: Store, hold: Make) -> None:

@@ -35,10 +35,13 @@ class Reply:
 
 @dataclass
 class Sending:
-    outcome: Reply | BaseException
+    outcome: Reply | BaseException | asyncio.Event
     left: int = 0
 
     async def __aenter__(self) -> Reply:
+        if isinstance(self.outcome, asyncio.Event):
+            await self.outcome.wait()
+            return Reply(200)
         if isinstance(self.outcome, BaseException):
             raise self.outcome
         return self.outcome
@@ -51,9 +54,9 @@ class Sending:
 
 @dataclass
 class Provider:
-    """Answers what it is told to, one after the other."""
+    """Answers what it is told to, one after the other; an event is an answer once it is set."""
 
-    outcomes: Iterable[int | Reply | BaseException]
+    outcomes: Iterable[int | Reply | BaseException | asyncio.Event]
     sent: list[Sending] = field(default_factory=list)
     closed: bool = False
 
@@ -204,6 +207,50 @@ async def test_requests_that_cannot_be_translated_close_no_way() -> None:
         with pytest.raises(UpstreamUntranslated):
             await ask(upstream)
     assert await ask(upstream) == 200
+
+
+async def test_a_provider_that_nobody_reaches_is_left_alone_and_says_how_often_and_how_long() -> None:
+    provider, clock = Provider([UpstreamUnreachable("no")] * 3), Clock()
+    upstream = patient(provider, clock, retries=0)
+    assert (upstream.failures, upstream.asked_in_s) == (0, None)
+    for _ in range(3):
+        with pytest.raises(UpstreamUnreachable):
+            await ask(upstream)
+    clock.now += 4
+    assert (upstream.failures, upstream.asked_in_s) == (3, 6)
+
+
+async def test_while_one_call_tries_again_no_other_is_sent() -> None:
+    is_well = asyncio.Event()
+    provider, clock = Provider([502, 502, 502, is_well]), Clock()
+    upstream = patient(provider, clock, retries=0)
+    for _ in range(3):
+        await ask(upstream)
+    clock.now += 10
+    trying = asyncio.create_task(ask(upstream))
+    await asyncio.sleep(0)
+    with pytest.raises(UpstreamOpenCircuit):
+        await ask(upstream)
+    is_well.set()
+    assert await trying == 200
+
+
+async def test_a_call_that_cannot_be_translated_while_it_tried_lets_another_try() -> None:
+    provider, clock = Provider([502, 502, 502, UpstreamUntranslated("odd"), 200]), Clock()
+    upstream = patient(provider, clock, retries=0)
+    for _ in range(3):
+        await ask(upstream)
+    clock.now += 10
+    with pytest.raises(UpstreamUntranslated):
+        await ask(upstream)
+    assert await ask(upstream) == 200
+
+
+async def test_a_call_that_waits_to_be_sent_again_is_not_at_work() -> None:
+    told: list[bool] = []
+    request = Outgoing("POST", "http://p/v1/x", [], b"{}", at_work=lambda *, is_so: told.append(is_so))
+    async with patient(Provider([503, 200]), Clock()).send(request):
+        assert told == [False]
 
 
 async def test_a_busy_provider_is_not_left_alone() -> None:

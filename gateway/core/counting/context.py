@@ -52,11 +52,6 @@ class ContextCounts:
     repeated_tokens: int = 0
     tools: ToolWeights = field(default_factory=dict)
 
-    @property
-    def total_tokens(self) -> int:
-        """Conversation, results and definitions."""
-        return self.conversation_tokens + self.tool_tokens + self.definition_tokens
-
 
 @dataclass(frozen=True, slots=True)
 class Seen:

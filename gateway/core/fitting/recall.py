@@ -19,7 +19,7 @@ from gateway.core.fitting.draft import KEEP, Draft, Lines, Same
 from gateway.core.fitting.offers import GAP_TOKENS
 from gateway.core.fitting.reader import Known
 from gateway.core.fitting.worth import ASKED, Worth, answered, last_words, rarity, terms_kept
-from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES
+from gateway.core.message import RESULT_ROLES
 from gateway.core.values import dataclass
 
 #: off; lines of user and assistant; lines of everyone
@@ -155,7 +155,7 @@ def _read_past(draft: Draft, size: int, speakers: frozenset[str]) -> _Past:
         for place, terms in enumerate(terms_of, len(lengths)):
             for term in terms:
                 holders.setdefault(term, []).append(place)
-        lines += _lines(index, known, present[index], len(lengths), sent)
+        lines += _lines(index, known, len(lengths), sent)
         blocks += len(terms_of)
         lengths += [*map(len, terms_of), 0]
     needed = frozenset(chain.from_iterable(line.terms for line in lines))
@@ -176,18 +176,18 @@ def _changed(draft: Draft, size: int, speakers: frozenset[str]) -> list[int]:
     ]
 
 
-def _lines(index: int, known: Known, present: frozenset[int], start: int, sent: set[str]) -> Iterator[_Line]:
-    """The blocks of a message that are not sent and hold terms that are not sent either; none of calls' arguments.
+def _lines(index: int, known: Known, start: int, sent: set[str]) -> Iterator[_Line]:
+    """The blocks of a message that hold terms that are not sent; none of calls' arguments.
 
     The calls of a message are one more line: what an agent did it often does again.
     """
     for number, (block, had) in enumerate(zip(known.sliced.blocks, known.terms, strict=True)):
-        if number in present or sent.issuperset(had) or known.sliced.slots[block.slot].in_arguments:
+        if sent.issuperset(had) or known.sliced.slots[block.slot].in_arguments:
             continue
         terms = tuple([term for term in had if term not in sent])
         yield _Line(index, number, start + number, terms, known.tokens[number], known.costs[number], block.needs)
     number, fixed = len(known.sliced.blocks), known.sliced.fixed
-    if fixed and number not in present and not sent.issuperset(known.fixed):
+    if not sent.issuperset(known.fixed):
         terms = tuple([term for term in known.fixed if term not in sent])
         tokens = len(fixed) / _CALL_DENSITY
         yield _Line(index, number, start + number, terms, tokens, tokens, -1)
@@ -208,8 +208,6 @@ def _seen_before(draft: Draft, size: int, terms: AbstractSet[str]) -> dict[str, 
     said: Counter[str] = Counter()
     named: set[str] = set()
     for index, message in enumerate(draft.conversation.sketches[:size]):
-        if message.role in SYSTEM_ROLES:
-            continue
         known = draft.known(index)
         found = terms & known.all_terms.keys()
         last.update(dict.fromkeys(found, index))
@@ -276,7 +274,7 @@ def _without_said(draft: Draft, seen: Mapping[str, _Seen], indices: Iterable[int
 def _left(draft: Draft, past: _Past, unsaid: Mapping[str, _Seen], worth: Worth) -> dict[str, float]:
     """By term of the lines that no later message has either: its worth."""
     end = len(draft.decisions)
-    is_question = draft.conversation.sketches[-1].role == "user" and end - 1 not in draft.recalls
+    is_question = draft.conversation.sketches[-1].role == "user"
     wanted = unsaid if is_question else _without_said(draft, unsaid, range(max(past.size, end - 1), end))
     odds = {one: worth.odds(end - one.last, one.said, is_named=one.is_named) for one in {*wanted.values()}}
     left = {term: odds[one] for term, one in wanted.items()}

@@ -115,7 +115,9 @@ def test_the_second_cut_takes_only_from_what_came_after_the_first() -> None:
 def test_an_epoch_of_another_conversation_is_not_used() -> None:
     other = [{"role": "system", "content": "be bad"}, *session(8)[1:]]
     epoch = run(session(8), 600).epoch
-    assert run(other, 600, epoch).messages == run(other, 600).messages
+    # With more room it would be gone on with.
+    assert run(session(8), 800, epoch).messages != run(session(8), 800).messages
+    assert run(other, 800, epoch).messages == run(other, 800).messages
 
 
 def test_a_longer_limit_keeps_what_was_sent_and_a_shorter_one_cuts_again() -> None:
@@ -161,6 +163,28 @@ def test_recall_brings_back_what_is_asked_for_and_stays_on_later_turns() -> None
     second = run([*session(9), ask, answer, {"role": "user", "content": "Thanks."}], limit, first.epoch, recall="off")
     assert second.messages[: len(first.messages)] == first.messages
     assert "A003" not in str(run([*session(9), ask], limit, strategies=(Drop(),)).messages[:-1])
+
+
+def test_recall_brings_back_what_is_asked_for_on_a_turn_that_cuts_nothing() -> None:
+    messages = [*session(9), {"role": "user", "content": "Go on."}]
+    first = run(messages, 500, recall="all", strategies=(Drop(),))
+    messages += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "What is entry A003 worth?"}]
+    second = run(messages, 800, first.epoch, recall="all", strategies=(Drop(),))
+    assert second.applied == ()
+    assert second.messages[:-1] == (*first.messages, *raws(messages[-2:-1]))
+    assert b"A003 of page 0 is worth 210" in second.messages[-1]
+    assert second.tokens == tokens_of(second)
+    assert [*second.fates][-1].rule == "recall"
+    messages += [{"role": "assistant", "content": "210."}, {"role": "user", "content": "Thanks."}]
+    third = run(messages, 800, second.epoch, recall="off", strategies=(Drop(),))
+    assert third.messages == (*second.messages, *raws(messages[-2:]))
+
+
+def test_an_epoch_that_leaves_out_a_call_and_keeps_its_result_is_not_used() -> None:
+    messages, limit = session(8), tokens(session(8)) - 1
+    draft = Draft.untouched(Conversation.of_messages(messages), Reader(COUNT))
+    broken = Epoch.of(draft.conversation.prefix(len(messages)), draft.having({4: DROP}))
+    assert run(messages, limit, broken).messages == run(messages, limit).messages
 
 
 def asked() -> list[dict[str, Any]]:
@@ -273,7 +297,7 @@ def test_words_that_the_user_answers_stay_unless_they_are_long() -> None:
     for times, stays in ((1, True), (30, False)):
         said = {"role": "assistant", "content": asked * times}
         messages = [*session(8), said, {"role": "user", "content": "The second."}]
-        done = fit(Conversation.of_messages(messages), 300, Reader(COUNT))
+        done = fit(Conversation.of_messages(messages), 400, Reader(COUNT))
         assert (done.messages[-2] == raws([said])[0]) is stays
 
 

@@ -164,3 +164,66 @@ def test_what_can_be_recalled_is_the_same_whether_or_not_the_terms_were_counted_
     assert not fresh.memo.uses
     speakers = frozenset({"user", "assistant"})
     assert _read_past(counted, 4, speakers) == _read_past(fresh, 4, speakers)
+
+
+def assistant(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def left_out(*messages: dict[str, Any], asked: Any, priorities: dict[int, float] | None = None) -> Draft:
+    """The draft of which nothing but "Let us see." and the question is sent."""
+    conversation = Conversation.of_messages([*messages, assistant("Let us see."), {"role": "user", "content": asked}])
+    conversation = replace(conversation, priorities=priorities or {})
+    draft = Draft.untouched(conversation, Reader(weigher(lambda text: len(text) // 4)))
+    return draft.having(dict.fromkeys(range(len(messages)), DROP))
+
+
+def recalled(draft: Draft, room: float) -> list[str]:
+    return last_of(recall(draft, room, "said", Worth())).split("\n")[3:]
+
+
+GATES = [assistant(f"The gate of flight HAT{number} is B{number}.") for number in range(10, 22)]
+
+
+def test_where_there_is_room_for_one_line_it_is_the_one_that_answers() -> None:
+    asked = "Which gate has HAT14?"
+    assert recalled(left_out(*GATES, asked=asked), 28) == ["assistant: The gate of flight HAT14 is B14."]
+    # The client says that it is worth nothing; then the newest is worth most.
+    unwanted = left_out(*GATES, asked=asked, priorities={4: 0.0})
+    assert recalled(unwanted, 28) == ["assistant: The gate of flight HAT21 is B21."]
+
+
+def test_lines_stand_in_the_order_in_which_they_were_said() -> None:
+    said = [f"assistant: The gate of flight HAT{number} is B{number}." for number in (14, 20, 21)]
+    assert recalled(left_out(*GATES, asked="Which gate has HAT14?"), 60) == said
+
+
+@pytest.mark.parametrize(("room", "rows"), [(36, [14]), (60, [13, 14]), (80, [13, 14, 15]), (100, [13, 14, 15, 19])])
+def test_lines_beside_the_one_that_answers_come_before_others(room: int, rows: list[int]) -> None:
+    lines = [
+        f"Row {number}: the parcel PARC{number}{number} waits at the dock DOCK{number}{number}"
+        f" for {'HAT14' if number == 14 else f'ship{number}'}."
+        for number in range(10, 20)
+    ]
+    said = "\n".join(["assistant: " + lines[rows[0] - 10], *(lines[row - 10] for row in rows[1:])])
+    draft = left_out(assistant("\n".join(lines)), asked="Where is HAT14?")
+    assert "\n".join(recalled(draft, room)) == said
+
+
+def test_what_two_lines_say_is_repeated_once_where_there_is_room_for_another() -> None:
+    twice = [assistant("The code is PLZ4711."), assistant("As I said: the code is PLZ4711.")]
+    draft = left_out(*twice, assistant("Flight HAT204 it is."), asked="Which code?")
+    assert recalled(draft, 40) == ["assistant: The code is PLZ4711.", "assistant: Flight HAT204 it is."]
+
+
+def test_nothing_is_repeated_behind_a_message_that_must_stay_as_it_is() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:x"}}
+    draft = left_out(*GATES, asked=[{"type": "text", "text": "Which gate has HAT14?"}, image])
+    assert recall(draft, 500, "all", Worth()) is draft
+
+
+def test_lines_of_the_arguments_of_a_call_are_not_repeated() -> None:
+    text = "\n".join(f"line {number} of the file names HAT{number}{number} for all of them" for number in range(10, 20))
+    call = {"id": "c", "type": "function", "function": {"name": "write", "arguments": json.dumps({"text": text})}}
+    draft = left_out({"role": "assistant", "content": None, "tool_calls": [call]}, MESSAGES[2], asked="And HAT1414?")
+    assert recalled(draft, 500) == ['assistant: write {"text":"[...]"}']
