@@ -337,6 +337,9 @@ class SqliteStore:
 
     async def _let_others_write(self) -> None:
         self._committed(_DELETE_WEIGHT)
+        if self._checkpoint is not None:
+            # Commits may have waited for it. The next transaction, in its thread, would begin before they do.
+            await asyncio.wait({self._checkpoint})
         await asyncio.sleep(_DELETE_PAUSE_S)
 
     async def ping(self) -> None:

@@ -375,3 +375,32 @@ async def test_no_more_sessions_are_read_than_one_transaction_can_take(path: Pat
         connection.close()
     read = statements[: statements.index("BEGIN IMMEDIATE")]
     assert [key for key in keys if any(f"'{key[1]}'" in one for one in read)] == keys[:2]
+
+
+async def test_a_deletion_goes_on_after_the_checkpoint_that_commits_waited_for(path: Path, record: MakeRecord) -> None:
+    """Its next transaction would lock the file before those commits, which have waited for as long as they may."""
+    async with opened(path, 0.5) as store:
+        fill(path, {f"old{number}": 1 for number in range(60)})
+        statements = list[str]()
+        store._slow.set_trace_callback(statements.append)
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def checkpoint() -> None:
+            with store._writer.paused():
+                begun.set()
+                await ended.wait()
+
+        store._checkpoint = asyncio.create_task(checkpoint())
+        await begun.wait()
+        expiring = asyncio.create_task(store.expire(2_000.0))
+        settling = asyncio.create_task(store.settle(record("new", at=5_000.0, charge=CHARGE)))
+        # Without an end of the checkpoint it would go on to its third transaction within a few milliseconds.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                while statements.count("COMMIT") < 3:
+                    await asyncio.sleep(0.001)
+        before = statements.count("COMMIT")
+        ended.set()
+        assert (await settling).calls == 1
+        assert await expiring == 60
+        assert before == 1
