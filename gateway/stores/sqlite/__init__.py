@@ -176,7 +176,8 @@ class SqliteStore:
         """Move the log into the database. Beside a steady stream of commits it never catches up: then they wait."""
         with contextlib.suppress(StoreUnavailable):
             _, pages, moved = await self._in_thread(lambda db: db.execute(_CHECKPOINT.format("PASSIVE")).fetchone())
-            if pages <= _LOG_PAGES or moved < 0:
+            # Where somebody still reads what stands before the log (a backup, a list), commits would wait in vain.
+            if pages <= _LOG_PAGES or moved < pages:
                 return
             with self._writer.paused():
                 await self._in_thread(lambda db: db.execute(_CHECKPOINT.format("RESTART")).fetchone())
