@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import logging
 import os
 import secrets
@@ -18,7 +19,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
@@ -150,20 +151,23 @@ class Left:
         #: whether a line of it could not be read
         self._is_odd = False
 
-    def records(self) -> Sequence[CallRecord]:
-        """The records in it that can be read."""
-        found = []
+    def parts(self, most: int) -> Iterator[Sequence[CallRecord]]:
+        """The records in it that can be read, so many at once: after a long time without a store it has any number."""
         with self.path.open("rb") as lines:
-            while line := lines.readline(_LONGEST):
-                value = _value(line)
-                record = _record(value) if value is not None else None
-                if record is not None:
-                    found.append(record)
-                elif value is None and not line.endswith(b"\n"):
-                    logger.warning("journal %s: its end is not whole and was left out", self.path.name)
-                else:
-                    self._is_odd = True
-        return found
+            records = self._records(lines)
+            while part := [*itertools.islice(records, most)]:
+                yield part
+
+    def _records(self, lines: BinaryIO) -> Iterator[CallRecord]:
+        while line := lines.readline(_LONGEST):
+            value = _value(line)
+            record = _record(value) if value is not None else None
+            if record is not None:
+                yield record
+            elif value is None and not line.endswith(b"\n"):
+                logger.warning("journal %s: its end is not whole and was left out", self.path.name)
+            else:
+                self._is_odd = True
 
     def delete(self) -> None:
         """Delete it, as its records are settled; where some could not be read, set it aside: they are charges, too."""

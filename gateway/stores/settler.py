@@ -345,14 +345,16 @@ class Settler:
             logger.error("journal %s cannot be settled to its end and is tried again: %s", path, error)
 
     async def _recovered(self, left: Left) -> int:
-        records = await asyncio.to_thread(left.records)
-        settled, is_safe = 0, True
-        for record in records:
-            try:
-                await self._store.settle(record)
-                settled += 1
-            except RecordRefused as error:
-                is_safe = await self._set_aside(record, error) and is_safe
+        settled, is_safe, parts = 0, True, left.parts(_AT_ONCE)
+        while records := await asyncio.to_thread(next, parts, None):
+            outcomes = await asyncio.gather(*map(self._store.settle, records), return_exceptions=True)
+            for record, outcome in zip(records, outcomes, strict=True):
+                if isinstance(outcome, RecordRefused):
+                    is_safe = await self._set_aside(record, outcome) and is_safe
+                elif isinstance(outcome, BaseException):
+                    raise outcome
+                else:
+                    settled += 1
         if settled:
             logger.warning("%d calls settled from the journal %s of a worker that is gone", settled, left.path.name)
         if is_safe:

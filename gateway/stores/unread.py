@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -74,8 +74,21 @@ class _Unread:
 class UnreadKeys(_Unread):
     """Client keys that this version cannot read: they open to nobody."""
 
-    def read(self, rows: Iterable[tuple[str, bytes]]) -> list[StoredKey]:
-        """The keys in these rows of names and values, sorted by name; without those that cannot be read."""
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows: Sequence[tuple[str, bytes]] = ()
+        self._found: Sequence[StoredKey] = ()
+
+    def read(self, rows: Sequence[tuple[str, bytes]]) -> Sequence[StoredKey]:
+        """The keys in these rows of names and values, sorted by name; without those that cannot be read.
+
+        Each worker asks once a second, and rarely is anything new: to decode thousands takes long in its loop.
+        """
+        if rows != self._rows:
+            self._rows, self._found = rows, self._decoded(rows)
+        return self._found
+
+    def _decoded(self, rows: Sequence[tuple[str, bytes]]) -> Sequence[StoredKey]:
         found = []
         for name, value in rows:
             try:

@@ -950,6 +950,26 @@ async def test_gateways_with_different_prefixes_share_a_server_and_nothing_else(
     assert (await store.totals(KEY)).calls == 1
 
 
+async def test_a_long_page_of_sessions_is_read_in_parts(
+    store: RedisStore, record: MakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls of the same worker have their turn between two of them."""
+    names = {f"s{number:04}" for number in range(450)}
+    await asyncio.gather(*(store.settle(spent(record(name))) for name in names))
+    sizes, call = list[int](), store._link.call
+
+    async def counted(*commands: Command) -> list[Any]:
+        sizes.append(len(commands))
+        return await call(*commands)
+
+    monkeypatch.setattr(store._link, "call", counted)
+    first = await store.sessions(None, 400, None, "recent")
+    second = await store.sessions(None, 400, first.cursor, "recent")
+    assert (len(first.sessions), len(second.sessions), second.cursor) == (400, 50, None)
+    assert {view.key.id for view in (*first.sessions, *second.sessions)} == names
+    assert max(sizes) <= 600
+
+
 async def test_a_session_that_is_gone_leaves_its_lists_when_they_are_read(
     store: RedisStore, redis_server: RedisServer, record: MakeRecord
 ) -> None:

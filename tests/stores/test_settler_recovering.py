@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -72,6 +73,34 @@ async def test_a_file_that_cannot_be_read_is_named_once_and_the_others_are_settl
     assert await settler.recover() == 1
     assert broken.is_symlink(), "what was not settled stays"
     assert len(said(caplog, str(broken))) == 1
+    await settler.aclose()
+
+
+class Slow(MemoryStore):
+    """Takes no record before as many are on their way as may be, and counts those."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.under_way = self.most = 0
+
+    async def settle(self, record: CallRecord, ending: Ending | None = None) -> Totals:
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        await asyncio.sleep(0)
+        self.under_way -= 1
+        return await super().settle(record, ending)
+
+
+async def test_a_long_file_is_settled_in_parts_and_the_records_of_each_at_once(
+    journals: Path, record: MakeRecord
+) -> None:
+    store = Slow()
+    settler = Settler(store, Journal(journals))
+    file = left(journals, *(record() for _ in range(150)))
+    assert await settler.recover() == 150
+    assert store.most == 64
+    assert (await store.totals(KEY)).calls == 150
+    assert not file.exists()
     await settler.aclose()
 
 

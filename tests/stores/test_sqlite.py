@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 from decimal import Decimal
@@ -204,6 +206,26 @@ async def test_the_file_is_sound_and_the_log_bounded_after_many_commits(path: Pa
         assert query(path, "PRAGMA integrity_check") == [("ok",)]
     # A commit writes at least six pages of 4 KiB; without checkpoints the log would hold them all.
     assert log < 2_000 * 4 * 4096
+
+
+async def test_commits_do_not_wait_for_a_checkpoint_that_somebody_who_reads_holds_up(
+    path: Path, record: MakeRecord
+) -> None:
+    """As a backup of a large file does, for minutes."""
+    async with opened(path, 0.5) as store:
+        statements = list[str]()
+        store._slow.set_trace_callback(statements.append)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM calls").fetchone()
+            for number in range(6):
+                # Random, so that it cannot be packed: two megabytes of the log.
+                await store.keep_results(KEY, {f"r{number}": os.urandom(2**21).hex()}, 2**30)
+                await store._checkpoint_now()
+            assert not [one for one in statements if "RESTART" in one]
+            reader.execute("COMMIT")
+        await store._checkpoint_now()
+        assert [one for one in statements if "RESTART" in one]
 
 
 async def test_an_error_of_the_store_names_the_file_but_not_its_folder(path: Path, record: MakeRecord) -> None:

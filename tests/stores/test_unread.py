@@ -371,3 +371,14 @@ async def test_a_client_key_that_cannot_be_read_opens_to_nobody_and_leaves_the_o
         assert list(await spoilt.store.keys()) == [good]
     assert len(said(caplog, "client key bad")) == 1
     assert await spoilt.store.revoke_key("bad")
+
+
+async def test_client_keys_that_are_as_they_were_are_not_decoded_again(spoilt: Spoilt) -> None:
+    """Each worker reads them once a second, and a service may have thousands."""
+    for name in ("one", "two"):
+        assert await spoilt.store.add_key(StoredKey(name, name.encode(), 1.0))
+    before, after = await spoilt.store.keys(), await spoilt.store.keys()
+    assert [key.name for key in after] == ["one", "two"]
+    assert all(one is other for one, other in zip(before, after, strict=True))
+    assert await spoilt.store.revoke_key("one")
+    assert [key.name for key in await spoilt.store.keys()] == ["two"]

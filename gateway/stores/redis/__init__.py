@@ -295,7 +295,7 @@ class RedisStore:
         """See `Store.keys`."""
         [rows] = await self._link.call(("HGETALL", self._keys.client_keys))
         names = (name.decode("utf-8", "replace") for name in rows[::2])
-        return self._unread_keys.read(zip(names, rows[1::2], strict=True))
+        return self._unread_keys.read([*zip(names, rows[1::2], strict=True)])
 
     async def add_key(self, key: StoredKey) -> bool:
         """See `Store.add_key`."""

@@ -67,7 +67,8 @@ class Lists:
         name = self._keys.sorted_list(namespace, sort)
         found: list[tuple[SessionView, Cursor]] = []
         while len(found) <= limit:
-            wanted = limit + 1 - len(found)
+            # Reading thousands of replies in one go would keep calls out of the loop for as long.
+            wanted = min(limit + 1 - len(found), _CHUNK)
             rows = await self._rows(name, wanted, after)
             keys = [session_of_member(member) for member, _ in rows]
             places = [Cursor(score, *key) for key, (_, score) in zip(_parts(keys), rows, strict=True)]

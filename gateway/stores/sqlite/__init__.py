@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -51,15 +51,8 @@ _DELETE_PAUSE_S: Final = 2.5 * RETRY_S
 _DELETE_WEIGHT: Final = 25
 #: errors that pass with no further try, by their lower byte, which says what went wrong; the rest says where
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-#: deletions of old rows that may have no session to be deleted with
-_OLD_ROWS: Final = (
-    deletion.delete_old_calls,
-    deletion.delete_old_states,
-    deletion.delete_old_tools,
-    deletion.delete_old_accounts,
-    deletion.delete_old_results,
-    deletion.delete_old_lessons,
-)
+#: deletions of old rows that are found without a look at all others
+_OLD_ROWS: Final = (deletion.delete_old_calls, deletion.delete_old_lessons)
 
 
 class SqliteStore:
@@ -183,7 +176,8 @@ class SqliteStore:
         """Move the log into the database. Beside a steady stream of commits it never catches up: then they wait."""
         with contextlib.suppress(StoreUnavailable):
             _, pages, moved = await self._in_thread(lambda db: db.execute(_CHECKPOINT.format("PASSIVE")).fetchone())
-            if pages <= _LOG_PAGES or moved < 0:
+            # Where somebody still reads what stands before the log (a backup, a list), commits would wait in vain.
+            if pages <= _LOG_PAGES or moved < pages:
                 return
             with self._writer.paused():
                 await self._in_thread(lambda db: db.execute(_CHECKPOINT.format("RESTART")).fetchone())
@@ -306,12 +300,27 @@ class SqliteStore:
     async def expire(self, before: float) -> int:
         """See `Store.expire`. In pieces, so that a long list never keeps the file locked."""
         gone = 0
-        while keys := await self._in_thread(lambda db: deletion.old_sessions(db, before)):
+        async for keys in self._old(deletion.SESSIONS, before):
             gone += await self._delete(keys, before)
+        for table in deletion.ALONE:
+            async for keys in self._old(table, before):
+                await self._delete_alone(table, keys, before)
         for delete in _OLD_ROWS:
             while await self._in_thread(lambda db, delete=delete: delete(db, before)):  # type: ignore[misc]
                 await self._let_others_write()
         return gone
+
+    async def _old(self, table: deletion.Table, before: float) -> AsyncIterator[Sequence[deletion.Key]]:
+        """The sessions of old rows, in parts: once through the whole table, however many there are."""
+        after: deletion.Key | None = deletion.FIRST
+        while after is not None:
+            keys, after = await self._in_thread(lambda db, after=after: deletion.look(db, table, before, after))  # type: ignore[misc]
+            yield keys
+
+    async def _delete_alone(self, table: deletion.Table, keys: Sequence[deletion.Key], before: float) -> None:
+        while keys:
+            keys = await self._in_thread(lambda db, keys=keys: deletion.delete_alone(db, table, keys, before))  # type: ignore[misc]
+            await self._let_others_write()
 
     async def _delete(self, keys: Sequence[tuple[str, str]], before: float | None) -> int:
         """Delete sessions with all that is theirs; those called last at or after `before` stay. Gives how many went.
@@ -329,6 +338,9 @@ class SqliteStore:
 
     async def _let_others_write(self) -> None:
         self._committed(_DELETE_WEIGHT)
+        if self._checkpoint is not None:
+            # Commits may have waited for it. The next transaction, in its thread, would begin before they do.
+            await asyncio.wait({self._checkpoint})
         await asyncio.sleep(_DELETE_PAUSE_S)
 
     async def ping(self) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import sqlite3
 import time
 from collections.abc import Sequence
-from typing import Final
+from itertools import chain
+from typing import Final, NamedTuple
 
 from gateway.core.ids import first_id_at
 from gateway.core.ledger import AccountKey
@@ -20,28 +20,77 @@ Key = tuple[str, str]
 #: A client key's account stays: it must not begin anew because the key was not used for a while. So does one on which
 #: calls under way hold something: in a new one, each would give its own back out of what others hold by then.
 _IS_FREE: Final = "kind = 'session' AND held_tokens = 0 AND held_nano_usd = 0 AND held_calls = 0"
-#: call records, and other rows, that one transaction deletes: a few milliseconds in which nobody else can write
+#: tool results, call records and other rows that one transaction deletes: some milliseconds in which nobody else writes
 _CHUNK: Final = 500
 #: After so many seconds a transaction ends with the session whose turn it is: on a busy machine each statement waits
 #: for its turn, and a few hundred of them would keep the file locked for longer than calls wait for it.
 _MOST_S: Final = 0.02
 #: rows that one statement names
 _AT_ONCE: Final = 100
-_OLD_SESSIONS: Final = "SELECT namespace, id FROM sessions WHERE last_call_at < ? LIMIT ?"
+#: Rows that one look goes through, in the order of their sessions: the thread that looks also reads tool results, and
+#: makes checkpoints and answers /readyz.
+LOOK: Final = 10_000
+#: the session of the last of so many rows behind a place; none where there are fewer
+_END: Final = (
+    "SELECT namespace, id FROM {} WHERE {} AND (namespace, id) > (:namespace, :id) "
+    "ORDER BY namespace, id LIMIT 1 OFFSET :look - 1"
+)
+#: the sessions with rows up to there for which a condition holds
+_FIND: Final = (
+    "SELECT DISTINCT namespace, id FROM {} WHERE {} AND (namespace, id) > (:namespace, :id) "
+    "AND (namespace, id) <= (:last_namespace, :last_id) AND {} ORDER BY namespace, id"
+)
+#: before the first session, and, as all bytes come behind all texts, after the last one
+FIRST: Final = ("", "")
+_BEYOND_ALL: Final = (b"", b"")
 _IS_OLD: Final = "SELECT 1 FROM sessions WHERE namespace = ? AND id = ? AND last_call_at < ?"
 _DELETE_CALLS: Final = (
     "DELETE FROM calls WHERE number IN (SELECT number FROM calls WHERE namespace = ? AND session_id = ? LIMIT ?)"
 )
 _DELETE_SESSION: Final = "DELETE FROM sessions WHERE namespace = ? AND id = ?"
-_DELETE_RESULTS: Final = "DELETE FROM results WHERE namespace = ? AND id = ?"
+_DELETE_RESULTS: Final = (
+    "DELETE FROM results WHERE rowid IN (SELECT rowid FROM results WHERE namespace = ? AND id = ? LIMIT ?)"
+)
 _DELETE_ACCOUNT: Final = f"DELETE FROM accounts WHERE {_IS_FREE} AND namespace = ? AND id = ? AND changed_at < ?"  # noqa: S608  # constants
 _DELETE_OLD_CALLS: Final = "DELETE FROM calls WHERE number IN (SELECT number FROM calls WHERE call_id < ? LIMIT ?)"
-_DELETE_OLD_LESSONS: Final = "DELETE FROM lessons WHERE key IN (SELECT key FROM lessons WHERE changed_at < ? LIMIT ?)"
-#: the condition of rows of table {0} that are old and have no session
-_ALONE: Final = (
-    "changed_at < :before AND NOT EXISTS "
-    "(SELECT 1 FROM sessions WHERE sessions.namespace = {0}.namespace AND sessions.id = {0}.id)"
+#: Sessions that one transaction deletes at most: what it touches is read before it begins. Nobody has looked at an old
+#: session for weeks, and a page that has to come from the disk can take longer than calls wait for a locked file.
+_READ_AT_ONCE: Final = 20
+#: reads calls that are about to be deleted: their rows to the last byte, and their places in all indexes
+_READ_CALLS: Final = (
+    "SELECT count(*), max(substr(record, -1)), "
+    "max(EXISTS (SELECT 1 FROM calls AS at WHERE at.call_id = some.call_id)), "
+    "max(EXISTS (SELECT 1 FROM calls AS at INDEXED BY calls_of_session WHERE at.namespace IS some.namespace "
+    "AND at.session_id IS some.session_id AND at.call_id = some.call_id)), "
+    "max(EXISTS (SELECT 1 FROM calls AS at INDEXED BY calls_by_request WHERE at.request_id = some.request_id "
+    "AND at.number = some.number)) FROM (SELECT * FROM calls WHERE {} LIMIT ?) AS some"
 )
+_READ_OLD_CALLS: Final = _READ_CALLS.format("call_id < ?")
+_READ_CALLS_OF: Final = _READ_CALLS.format("namespace = ? AND session_id = ?")
+#: the same for tool results
+_READ_RESULTS_OF: Final = (
+    "SELECT count(*), max(substr(text, -1)), "
+    "max(EXISTS (SELECT 1 FROM results AS at WHERE at.namespace = some.namespace "
+    "AND at.id = some.id AND at.handle = some.handle)), "
+    "max(EXISTS (SELECT 1 FROM results AS at INDEXED BY results_by_handle WHERE at.handle = some.handle "
+    "AND at.rowid = some.number)), "
+    "max(EXISTS (SELECT 1 FROM results AS at INDEXED BY results_by_size WHERE at.namespace = some.namespace "
+    "AND at.id = some.id AND at.size = some.size AND at.rowid = some.number)) "
+    "FROM (SELECT rowid AS number, * FROM results WHERE namespace = ? AND id = ? LIMIT ?) AS some"
+)
+#: and for what else there is of a session
+_READ_ROWS_OF: Final = (
+    "SELECT (SELECT kept FROM sessions WHERE namespace = ?1 AND id = ?2), "
+    "(SELECT substr(value, -1) FROM states WHERE namespace = ?1 AND id = ?2), "
+    "(SELECT substr(value, -1) FROM tools WHERE namespace = ?1 AND id = ?2), "
+    "(SELECT decided FROM accounts WHERE kind = 'session' AND namespace = ?1 AND id = ?2)"
+)
+_DELETE_OLD_LESSONS: Final = "DELETE FROM lessons WHERE key IN (SELECT key FROM lessons WHERE changed_at < ? LIMIT ?)"
+_NO_SESSION: Final = (
+    "NOT EXISTS (SELECT 1 FROM sessions WHERE sessions.namespace = {0}.namespace AND sessions.id = {0}.id)"
+)
+#: the condition of rows of table {0} that are old and have no session
+_ALONE: Final = f"changed_at < :before AND {_NO_SESSION}"
 #: the same for `states` and `tools`: the two rows of a session go together
 _BOTH_ALONE: Final = (
     _ALONE  # noqa: S608  # constants
@@ -50,16 +99,74 @@ _BOTH_ALONE: Final = (
 )
 
 
-def old_sessions(connection: sqlite3.Connection, before: float) -> list[Key]:
-    """Some of the sessions that were called last before this time."""
-    return connection.execute(_OLD_SESSIONS, (before, _CHUNK)).fetchall()
+class Table(NamedTuple):
+    """Where old rows are looked for, and what makes them old. `kind`: those of this kind only."""
+
+    name: str
+    old: str
+    kind: str | None = None
+
+    @property
+    def part(self) -> str:
+        """The condition of the rows that are meant."""
+        return f"kind = '{self.kind}'" if self.kind else "1"
+
+    def among(self, keys: str) -> str:
+        """The condition of rows of some sessions. Of more than one bare VALUES, SQLite goes through the whole table."""
+        columns, values = ("kind, namespace, id", f"'{self.kind}', ") if self.kind else ("namespace, id", "")
+        return f"({columns}) IN (SELECT {values}column1, column2 FROM (VALUES {keys}))"  # noqa: S608  # constants
+
+
+SESSIONS: Final = Table("sessions", "last_call_at < :before")
+#: tables with rows that may have no session to be deleted with: of parents, or others, that never called themselves
+ALONE: Final = (
+    Table("states", _BOTH_ALONE.format("states", "tools")),
+    Table("tools", _BOTH_ALONE.format("tools", "states")),
+    Table(
+        "accounts",
+        f"{_IS_FREE} AND {_ALONE.format('accounts')}",
+        "session",
+    ),
+    # Whether there is a session is seen in indexes, and when a text was kept only in its row.
+    Table("results", f"iif({_NO_SESSION.format('results')}, changed_at < :before, 0)"),
+)
+
+
+class Old(NamedTuple):
+    """What a look found, and where the next one goes on; None: there are no more rows."""
+
+    keys: Sequence[Key]
+    after: Key | None
+
+
+def look(connection: sqlite3.Connection, table: Table, before: float, after: Key) -> Old:
+    """The sessions of rows behind a place that are older than this time, among a bounded number of rows."""
+    place = {"namespace": after[0], "id": after[1]}
+    end: Key | None = connection.execute(_END.format(table.name, table.part), {**place, "look": LOOK}).fetchone()
+    last_namespace, last_id = end or _BEYOND_ALL
+    bounds = {**place, "last_namespace": last_namespace, "last_id": last_id, "before": before}
+    return Old(connection.execute(_FIND.format(table.name, table.part, table.old), bounds).fetchall(), end)
 
 
 def delete_sessions(
     connection: sqlite3.Connection, keys: Sequence[Key], before: float | None
 ) -> tuple[int, Sequence[Key]]:
     """Delete sessions with their calls and states, if older than `before`; how many went, and those still to go."""
-    return transact(connection, lambda db: _delete_within(db, keys, before))
+    read = _read(connection, keys)
+    gone, left = transact(connection, lambda db: _delete_within(db, keys[:read], before))
+    return gone, (*left, *keys[read:])
+
+
+def _read(connection: sqlite3.Connection, keys: Sequence[Key]) -> int:
+    """Read what the next transaction is to delete; of how many sessions that is."""
+    rows = 0
+    for number, key in enumerate(keys[:_READ_AT_ONCE]):
+        if rows >= _CHUNK:
+            return number
+        connection.execute(_READ_ROWS_OF, key).fetchone()
+        for query in (_READ_RESULTS_OF, _READ_CALLS_OF):
+            rows += connection.execute(query, (*key, _CHUNK)).fetchone()[0]
+    return len(keys[:_READ_AT_ONCE])
 
 
 def _delete_within(
@@ -72,6 +179,7 @@ def _delete_within(
             return gone, keys[index:]
         if before is not None and not connection.execute(_IS_OLD, (*key, before)).fetchone():
             continue  # it was called since the list was read
+        room -= connection.execute(_DELETE_RESULTS, (*key, room)).rowcount
         room -= connection.execute(_DELETE_CALLS, (*key, room)).rowcount
         if room == 0:
             return gone, keys[index:]
@@ -80,52 +188,30 @@ def _delete_within(
             accounts.forget(connection, AccountKey("session", *key))
         else:
             connection.execute(_DELETE_ACCOUNT, (*key, before))
-        connection.execute(_DELETE_RESULTS, key)
         gone += connection.execute(_DELETE_SESSION, key).rowcount
     return gone, ()
 
 
 def delete_old_calls(connection: sqlite3.Connection, before: float) -> int:
     """Delete some of the calls that began before this time; how many."""
-    return connection.execute(_DELETE_OLD_CALLS, (first_id_at(before), _CHUNK)).rowcount
+    some = (first_id_at(before), _CHUNK)
+    connection.execute(_READ_OLD_CALLS, some).fetchone()
+    return connection.execute(_DELETE_OLD_CALLS, some).rowcount
 
 
-def delete_old_states(connection: sqlite3.Connection, before: float) -> int:
-    """Delete some of the states without a session that were changed last before this time; how many were found."""
-    return _delete_alone(connection, "states", _BOTH_ALONE.format("states", "tools"), before)
-
-
-def delete_old_tools(connection: sqlite3.Connection, before: float) -> int:
-    """The same for rows of tools, which have the agents' steps, too."""
-    return _delete_alone(connection, "tools", _BOTH_ALONE.format("tools", "states"), before)
-
-
-def delete_old_accounts(connection: sqlite3.Connection, before: float) -> int:
-    """The same for accounts: of parents, or other sessions, that never called themselves."""
-    return _delete_alone(connection, "accounts", f"{_IS_FREE} AND {_ALONE.format('accounts')}", before)
-
-
-def delete_old_results(connection: sqlite3.Connection, before: float) -> int:
-    """The same for tool results."""
-    return _delete_alone(connection, "results", _ALONE.format("results"), before)
-
-
-def _delete_alone(connection: sqlite3.Connection, table: str, condition: str, before: float) -> int:
-    """Rows are looked for before the file is locked: to find them the whole table is read."""
-    find = f"SELECT namespace, id FROM {table} WHERE {condition} LIMIT :most"  # noqa: S608  # constants
-    keys = connection.execute(find, {"before": before, "most": _CHUNK}).fetchall()
-    if not keys:
-        return 0
+def delete_alone(connection: sqlite3.Connection, table: Table, keys: Sequence[Key], before: float) -> Sequence[Key]:
+    """Delete rows that `look` found in a table of `ALONE`, where they are still old; the sessions still to go."""
+    some, rest = keys[:_CHUNK], keys[_CHUNK:]
 
     def delete(db: sqlite3.Connection) -> None:
-        for start in range(0, len(keys), _AT_ONCE):
-            some = {f"key{index}": part for index, part in enumerate(itertools.chain(*keys[start : start + _AT_ONCE]))}
-            rows = ", ".join(f"(:key{index}, :key{index + 1})" for index in range(0, len(some), 2))
-            query = f"DELETE FROM {table} WHERE (namespace, id) IN (VALUES {rows}) AND {condition}"  # noqa: S608  # constants
-            db.execute(query, {**some, "before": before})
+        for start in range(0, len(some), _AT_ONCE):
+            values = {f"key{index}": part for index, part in enumerate(chain(*some[start : start + _AT_ONCE]))}
+            rows = ", ".join(f"(:key{index}, :key{index + 1})" for index in range(0, len(values), 2))
+            query = f"DELETE FROM {table.name} WHERE {table.among(rows)} AND {table.old}"  # noqa: S608  # constants
+            db.execute(query, {**values, "before": before})
 
     transact(connection, delete)
-    return len(keys)
+    return rest
 
 
 def delete_old_lessons(connection: sqlite3.Connection, before: float) -> int:

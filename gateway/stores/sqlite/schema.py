@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import sqlite3
 import zlib
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from typing import Final
 
 from gateway.core.errors import StoreUnavailable
 from gateway.stores.sqlite.transaction import transact
+
+logger = logging.getLogger("gateway")
 
 #: each entry takes the file from the version of its index to the next; entries are never changed once released
 MIGRATIONS: Final = (
@@ -193,7 +196,7 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
     try:
         is_due = _format_of(connection) < len(MIGRATIONS)
         if is_due:
-            # Another worker may be at it: a gigabyte takes ten seconds.
+            # Another worker may be at it: a gigabyte takes half a minute.
             connection.execute(f"PRAGMA busy_timeout={_PATIENCE_MS}")
         transact(connection, lambda db: _migrate_within(db, path))
     except sqlite3.Error as error:
@@ -222,6 +225,13 @@ def _migrate_within(connection: sqlite3.Connection, path: Path) -> None:
     connection.create_function("unpacked_size", 1, _unpacked_size)
     connection.create_function("steps_of", 1, _steps_of)
     connection.create_function("hold_key", 1, hold_key)
+    if 0 < version < len(MIGRATIONS):
+        logger.warning(
+            "store %s: its file is brought from format %d to %d before calls are taken; a large one takes minutes",
+            path.name,
+            version,
+            len(MIGRATIONS),
+        )
     for script in MIGRATIONS[version:]:
         for statement in _statements(script):
             connection.execute(statement)

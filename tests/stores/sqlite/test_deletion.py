@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -83,12 +84,22 @@ async def test_a_transaction_ends_early_where_its_statements_wait_for_their_turn
     assert query(path, "SELECT (SELECT count(*) FROM sessions), (SELECT count(*) FROM calls)") == [(99 - gone,) * 2]
 
 
+STATES = deletion.ALONE[0]
+
+
+def delete_states(connection: sqlite3.Connection) -> set[deletion.Key]:
+    """Delete the old states that one look finds and one transaction takes; which were found."""
+    keys, _ = deletion.look(connection, STATES, 2_000.0, deletion.FIRST)
+    assert not deletion.delete_alone(connection, STATES, keys, 2_000.0)
+    return set(keys)
+
+
 async def test_rows_without_a_session_go_in_few_statements(path: Path) -> None:
     async with opened(path):
         fill_changes(path, 450)
         connection, statements = sqlite3.connect(path, isolation_level=None), list[str]()
         connection.set_trace_callback(statements.append)
-        assert deletion.delete_old_states(connection, 2_000.0) == 450
+        delete_states(connection)
         connection.close()
     assert len(statements) < 10
     assert query(path, "SELECT count(*) FROM states") == [(0,)]
@@ -197,7 +208,7 @@ async def test_a_state_that_comes_to_life_while_old_ones_are_looked_for_stays(pa
             write(path, meanwhile)
 
     connection.set_trace_callback(between)
-    assert deletion.delete_old_states(connection, 2_000.0) == 2
+    assert delete_states(connection) == {("alice", "s"), ("alice", "dead")}
     connection.close()
     assert query(path, "SELECT id FROM states") == [("s",)]
 
@@ -222,3 +233,174 @@ async def test_an_expiry_that_a_lock_cut_short_says_so_and_can_be_asked_for_agai
             await store.expire(2_000.0)
         assert await store.expire(2_000.0) == 0
         assert query(path, "SELECT count(*) FROM states") == [(0,)]
+
+
+def fill_all(path: Path, sessions: int, results: int = 1) -> None:
+    """Old sessions with all that one can have, as many results each; and the same rows of others that have no session."""
+    names = [f"old{number:06}" for number in range(sessions)]
+    fill(path, dict.fromkeys(names, 1))
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        for name in (*names, *(f"lone{number:06}" for number in range(sessions))):
+            connection.execute("INSERT INTO states VALUES ('alice', ?, 1000.0, x'7b7d')", (name,))
+            connection.execute("INSERT INTO tools VALUES ('alice', ?, x'7b7d', NULL, 1000.0)", (name,))
+            connection.execute(
+                "INSERT INTO accounts VALUES ('session', 'alice', ?, 1, 1, 1, 0, 0, 0, NULL, NULL, NULL, NULL, 1000.0, 0)",
+                (name,),
+            )
+            rows = ((f"{name}{number:06}", name) for number in range(results))
+            connection.executemany("INSERT INTO results VALUES (?, 'alice', ?, 1000.0, x'00', 1)", rows)
+        connection.execute("UPDATE calls SET request_id = 'r' || number")
+        connection.commit()
+
+
+def delete_alone(connection: sqlite3.Connection, table: deletion.Table) -> None:
+    """One look at a table, and the deletion of what it finds."""
+    keys: Sequence[deletion.Key]
+    keys, _ = deletion.look(connection, table, 2_000.0, deletion.FIRST)
+    while keys:
+        keys = deletion.delete_alone(connection, table, keys, 2_000.0)
+
+
+def plans(path: Path, statements: Sequence[str]) -> list[str]:
+    """How SQLite goes about these statements."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        asked = [one for one in statements if one.startswith(("SELECT", "DELETE"))]
+        return [str(row[3]) for one in asked for row in connection.execute(f"EXPLAIN QUERY PLAN {one}")]
+
+
+async def test_nothing_that_a_deletion_does_goes_through_a_whole_table(path: Path) -> None:
+    async with opened(path):
+        fill_all(path, 3)
+        connection, statements = sqlite3.connect(path, isolation_level=None), list[str]()
+        connection.set_trace_callback(statements.append)
+        keys, end = deletion.look(connection, deletion.SESSIONS, 2_000.0, deletion.FIRST)
+        assert (len(keys), end) == (3, None)
+        assert deletion.delete_sessions(connection, keys, 2_000.0) == (3, ())
+        for table in deletion.ALONE:
+            delete_alone(connection, table)
+        deletion.delete_old_calls(connection, 2_000.0)
+        connection.close()
+    found = plans(path, statements)
+    tables = ("calls", "sessions", "states", "tools", "accounts", "results")
+    assert not [step for step in found if step.startswith("SCAN") and step.split()[1] in tables]
+    assert not [step for step in found if step.endswith("(kind=?)")]
+    assert query(path, " UNION ALL ".join(f"SELECT count(*) FROM {table}" for table in tables)) == [(0,)] * len(tables)  # noqa: S608  # constants
+
+
+@pytest.mark.parametrize("table", [deletion.SESSIONS, *deletion.ALONE], ids=lambda table: table.name)
+async def test_a_look_goes_through_some_rows_and_the_next_one_goes_on_behind_them(
+    path: Path, table: deletion.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deletion, "LOOK", 4)
+    async with opened(path):
+        fill_all(path, 6)
+        if table is not deletion.SESSIONS:
+            write(path, "DELETE FROM sessions")
+        connection = sqlite3.connect(path, isolation_level=None)
+        found, after = list[int](), deletion.FIRST
+        for _ in range(10):
+            keys, end = deletion.look(connection, table, 2_000.0, after)
+            found.append(len(keys))
+            if end is None:
+                break
+            after = end
+        connection.close()
+    assert found == ([4, 2] if table is deletion.SESSIONS else [4, 4, 4, 0])
+
+
+async def test_all_that_is_old_goes_however_many_looks_it_takes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deletion, "LOOK", 4)
+    async with opened(path) as store:
+        fill_all(path, 7)
+        assert await store.expire(2_000.0) == 7
+    tables = ("calls", "sessions", "states", "tools", "accounts", "results")
+    assert query(path, " UNION ALL ".join(f"SELECT count(*) FROM {table}" for table in tables)) == [(0,)] * len(tables)  # noqa: S608  # constants
+
+
+async def test_what_a_deletion_touches_is_read_before_the_file_is_locked(path: Path) -> None:
+    """A page that has to come from a busy disk can take longer than calls wait for a locked file."""
+    async with opened(path):
+        fill_all(path, 30)
+        connection, statements = sqlite3.connect(path, isolation_level=None), list[str]()
+        connection.set_trace_callback(statements.append)
+        keys, _ = deletion.look(connection, deletion.SESSIONS, 2_000.0, deletion.FIRST)
+        statements.clear()
+        _, left = deletion.delete_sessions(connection, keys, 2_000.0)
+        begins = statements.index("BEGIN IMMEDIATE")
+        gone = {name for _, name in keys} - {name for _, name in left}
+        assert gone
+        for name in gone:
+            mine = [one for one in statements[:begins] if f"'{name}'" in one]
+            read = " ".join(plans(path, mine))
+            for table in ("sessions", "states", "tools", "accounts"):
+                assert f"SEARCH {table} " in read
+            for (index,) in query(
+                path, "SELECT name FROM sqlite_master WHERE tbl_name IN ('calls', 'results') AND type = 'index'"
+            ):
+                assert f"INDEX {index} " in read
+            assert all(f"substr({column}, -1)" in " ".join(mine) for column in ("record", "text", "value"))
+        statements.clear()
+        write(path, "DELETE FROM sessions")
+        deletion.delete_old_calls(connection, 2_000.0)
+        read = " ".join(plans(path, statements[:1]))
+        assert statements[0].startswith("SELECT")
+        for (index,) in query(path, "SELECT name FROM sqlite_master WHERE tbl_name = 'calls' AND type = 'index'"):
+            assert f"INDEX {index} " in read
+        connection.close()
+
+
+async def test_results_of_a_session_go_in_parts_too(path: Path) -> None:
+    async with opened(path):
+        fill_all(path, 1, results=1_200)
+        connection = sqlite3.connect(path, isolation_level=None)
+        keys: Sequence[deletion.Key] = [("alice", "old000000")]
+        left = list[object]()
+        while keys:
+            _, keys = deletion.delete_sessions(connection, keys, None)
+            ((results, sessions),) = query(
+                path, "SELECT (SELECT count(*) FROM results WHERE id LIKE 'old%'), (SELECT count(*) FROM sessions)"
+            )
+            left.append((results, sessions))
+        connection.close()
+    assert left == [(700, 1), (200, 1), (0, 0)]
+
+
+async def test_no_more_sessions_are_read_than_one_transaction_can_take(path: Path) -> None:
+    async with opened(path):
+        fill_all(path, 5, results=400)
+        connection, statements = sqlite3.connect(path, isolation_level=None), list[str]()
+        connection.set_trace_callback(statements.append)
+        keys = [("alice", f"old{number:06}") for number in range(5)]
+        deletion.delete_sessions(connection, keys, None)
+        connection.close()
+    read = statements[: statements.index("BEGIN IMMEDIATE")]
+    assert [key for key in keys if any(f"'{key[1]}'" in one for one in read)] == keys[:2]
+
+
+async def test_a_deletion_goes_on_after_the_checkpoint_that_commits_waited_for(path: Path, record: MakeRecord) -> None:
+    """Its next transaction would lock the file before those commits, which have waited for as long as they may."""
+    async with opened(path, 0.5) as store:
+        fill(path, {f"old{number}": 1 for number in range(60)})
+        statements = list[str]()
+        store._slow.set_trace_callback(statements.append)
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def checkpoint() -> None:
+            with store._writer.paused():
+                begun.set()
+                await ended.wait()
+
+        store._checkpoint = asyncio.create_task(checkpoint())
+        await begun.wait()
+        expiring = asyncio.create_task(store.expire(2_000.0))
+        settling = asyncio.create_task(store.settle(record("new", at=5_000.0, charge=CHARGE)))
+        # Without an end of the checkpoint it would go on to its third transaction within a few milliseconds.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                while statements.count("COMMIT") < 3:
+                    await asyncio.sleep(0.001)
+        before = statements.count("COMMIT")
+        ended.set()
+        assert (await settling).calls == 1
+        assert await expiring == 60
+        assert before == 1

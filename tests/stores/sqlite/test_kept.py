@@ -122,7 +122,10 @@ async def test_steps_that_change_while_old_ones_are_looked_for_stay(path: Path, 
             write(path, meanwhile)
 
     connection.set_trace_callback(between)
-    assert deletion.delete_old_tools(connection, 2_000.0) == 2
+    tools = next(table for table in deletion.ALONE if table.name == "tools")
+    keys, _ = deletion.look(connection, tools, 2_000.0, deletion.FIRST)
+    assert len(keys) == 2
+    assert not deletion.delete_alone(connection, tools, keys, 2_000.0)
     connection.close()
     assert query(path, "SELECT id FROM tools") == [("s",)]
 

@@ -255,6 +255,21 @@ async def test_a_call_that_an_older_version_took_for_lost_is_corrected(path: Pat
         assert stands.used == Amount(7)
 
 
+async def test_an_operator_is_told_of_an_older_file_once_and_of_a_new_one_never(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With millions of calls it takes minutes in which nobody answers."""
+    write_format_1(path)
+    for _ in range(2):
+        async with opened(path):
+            pass
+    async with opened(path.with_name("new.db")):
+        pass
+    said = [entry.getMessage() for entry in caplog.records if "format" in entry.getMessage()]
+    assert len(said) == 1
+    assert f"{path.name}: its file is brought from format 1 to {len(MIGRATIONS)}" in said[0]
+
+
 async def test_a_session_of_format_5_counts_its_tools_from_then_on(path: Path, record: MakeRecord) -> None:
     key = SessionKey("alice", "s0")
     write_format_1(path)
