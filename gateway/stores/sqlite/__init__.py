@@ -176,8 +176,9 @@ class SqliteStore:
         """Move the log into the database. Beside a steady stream of commits it never catches up: then they wait."""
         with contextlib.suppress(StoreUnavailable):
             _, pages, moved = await self._in_thread(lambda db: db.execute(_CHECKPOINT.format("PASSIVE")).fetchone())
-            # Where somebody still reads what stands before the log (a backup, a list), commits would wait in vain.
-            if pages <= _LOG_PAGES or moved < pages:
+            # What stands behind what somebody still reads is not moved. Of a short read that is little. One that is
+            # long, as that of a backup, would have commits wait in vain.
+            if pages <= _LOG_PAGES or pages - moved > _LOG_PAGES:
                 return
             with self._writer.paused():
                 await self._in_thread(lambda db: db.execute(_CHECKPOINT.format("RESTART")).fetchone())
