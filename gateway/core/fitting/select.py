@@ -145,12 +145,12 @@ class _Choice:
                 too_much.append(entry)
                 continue
             tick()
-            offer = stock.single(place) if place >= 0 else openings[place].bundle(stock)
+            offer = stock.single(place) if place >= 0 else openings[place].bundle(stock, self._room)
             ratio, cost, places = offer
             if ratio <= 0:
                 continue
             if -ratio > stale and heap and -ratio > (1 - _SAME) * heap[0][0]:
-                heapq.heappush(heap, (-ratio, place, least if place >= 0 else cost))
+                heapq.heappush(heap, (-ratio, place, least))
             elif cost > self._room:
                 too_much.append(entry)
             else:

@@ -79,6 +79,14 @@ def test_a_short_task_stays_whole_although_the_results_say_more_for_their_price(
     assert done.total() <= draft.weight(len(draft.decisions) - 1) + room
 
 
+def test_of_a_result_that_is_longer_than_the_room_as_much_is_kept_as_fits() -> None:
+    lines = "".join(f"K{n}Q{n * 7} went to the depot D{n * 3}x on the day E{n * 13}.\n" for n in range(160))
+    draft = draft_of(USER, *step(1, lines), {"role": "user", "content": "on"})
+    for share in (0.1, 0.3, 0.6):
+        limit = int(draft.total() * share)
+        assert 0.8 * limit < condense(draft, limit, Worth()).total() <= limit
+
+
 def test_a_sealed_message_stays_as_it_came_with_what_is_chosen_of_its_results_or_goes_with_them() -> None:
     needle = "The reservation of Ms Silva is NM1VX1.\n"
     signed = step(1, FILLER + needle + FILLER, reasoning_details=[{"data": "x"}])
@@ -114,7 +122,7 @@ def test_room_that_estimates_leave_empty_is_filled_a_few_times_and_then_left() -
     conversation = Conversation.of_messages(messages)
 
     def light(raws: Sequence[bytes]) -> list[int]:
-        return [len(raw) if raw in conversation.messages else len(raw) // 4 for raw in raws]
+        return [len(raw) if raw in conversation.messages else len(raw) // 6 for raw in raws]
 
     draft = Draft.untouched(conversation, Reader(light))
     done = condense(draft, draft.total() // 4, Worth())
