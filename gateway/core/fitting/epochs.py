@@ -132,7 +132,8 @@ def _fitted(
     except Expired:
         done, applied = _ordered(lambda room: (given_up(start, room, policy), ("drop",)), limit)
     else:
-        done = _recalled(done, before, done.total(), limit, policy)
+        told = sum(max(0, done.weight(index) - done.came[index]) for index in done.recalls)
+        done = _recalled(done, before, done.total(), told=told, limit=limit, policy=policy)
     if problems(conversation, done.sent(), done.total(), limit, done.inserted()):
         # Our own mistake; whole units can be left out without making any.
         done, applied = _ordered(lambda room: (dropped(draft, room, policy), ("drop",)), limit)
@@ -172,7 +173,8 @@ def _continued(
         return sent, epoch
     start = draft.as_sent(sent.decisions, sent.recalls, sent.rules, {})
     before, last = sum(draft.came), len(draft.came) - 1
-    done = _recalled(start, before, before - sent.saved, limit, policy)
+    told = sum(max(0, sent.tokens[index] - draft.came[index]) for index in sent.recalls)
+    done = _recalled(start, before, before - sent.saved, told=told, limit=limit, policy=policy)
     if done is start:
         return sent, epoch
     longer = sent.with_lines(done, last)
@@ -255,13 +257,16 @@ def _may_point(item: Item) -> bool:
     return item.role == "tool" and not item.sealed
 
 
-def _recalled(draft: Draft, before: int, total: int, limit: int, policy: FitPolicy) -> Draft:
-    """Old lines at the end, within the room and the money there is for them; `total`: the tokens of the draft."""
+def _recalled(draft: Draft, before: int, total: int, *, told: int, limit: int, policy: FitPolicy) -> Draft:
+    """Old lines at the end, within the room and the money there is for them.
+
+    `total`: the tokens of the draft; `told`: those of the lines that stand in it already.
+    """
     if policy.recall == "off" or len(draft.decisions) - 1 in draft.recalls:
         return draft
     room = min(
         limit - total,
-        policy.recall_share * (limit - system_tokens(draft)),
+        policy.recall_share * (limit - system_tokens(draft)) - told,
         policy.recall_saving * policy.cached_price * (before - total),
     )
     try:

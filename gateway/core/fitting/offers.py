@@ -22,6 +22,10 @@ GAP_TOKENS: Final = 1.5
 #: A worth below this is a rounding error of 0: the block says nothing that is not kept already.
 _NOTHING: Final = 1e-9
 
+#: An opening takes no more than this share of the room that is left, as its blocks can weigh more than they seem and
+#: are given back all together then. What else the unit has is offered block by block.
+_OPENED: Final = 0.8
+
 #: Something that can be taken, for a heap with the best first. Its worth per token, times -1; the place of its block,
 #: or for the opening of a unit the unit's number, counted from the end as in `list[-1]`; its least cost in tokens.
 Entry = tuple[float, int, float]
@@ -115,17 +119,18 @@ class Opening:
             if sums[place] > _NOTHING and place not in taken:
                 yield sums[place] * factors[place] / -alone[place], place, alone[place]
 
-    def bundle(self, stock: Stock) -> Offer:
-        """Opening the unit with as many of its best blocks as raise the worth per token of the whole.
+    def bundle(self, stock: Stock, room: float) -> Offer:
+        """Opening the unit with as many of its best blocks as raise the worth per token of the whole, and have room.
 
         The worth of a block never rises, so that the offer stands as long as the blocks in it are worth what they were.
+        Where not even the best block has room, the offer takes more than there is.
         """
-        sums_of = stock.scores.sums.__getitem__
-        if self._offer is None or list(map(sums_of, self._made_of)) != self._as_of:
-            self._offer = offer = self._bundled(stock)
+        sums_of, offer = stock.scores.sums.__getitem__, self._offer
+        if offer is None or offer.cost > room or list(map(sums_of, self._made_of)) != self._as_of:
+            self._offer = offer = self._bundled(stock, room)
             self._made_of = [*self._frames, *offer.places]
             self._as_of = list(map(sums_of, self._made_of))
-        return self._offer
+        return offer
 
     def _ranked(self, stock: Stock) -> list[tuple[float, int]]:
         """A heap of its blocks that add something, each as (worth per token times -1 when last looked at, place)."""
@@ -143,7 +148,7 @@ class Opening:
             heapify(self._ranks)
         return self._ranks
 
-    def _bundled(self, stock: Stock) -> Offer:
+    def _bundled(self, stock: Stock, room: float) -> Offer:
         ranks, scores, prices = self._ranked(stock), stock.scores, stock.whole
         sums, factors, terms = scores.sums, scores.factors, scores.terms
         gain = sum([sums[place] * factors[place] for place in self._frames])
@@ -157,6 +162,8 @@ class Opening:
             needed = stock.needs[place]
             own = 0.0 if place in paid else stock.alone[place] if needed in paid else prices[place]
             more, price = gain + alone, cost + own
+            if taken and price > _OPENED * room:
+                break
             if taken and more > ratio * price:
                 said.update(terms[taken[-1][1]])
                 if not said.isdisjoint(terms[place]):

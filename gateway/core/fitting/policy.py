@@ -34,10 +34,11 @@ class FitPolicy:
     #: than this share.
     stale: float = 0.2
     recall: Recall = "off"
-    #: recalled lines take at most this share on each turn
-    recall_share: float = 0.25
-    #: and at most this many times what the trimming saves this turn: what is recalled is paid in full once, and what
-    #: is saved is saved on every later turn again
+    #: Recalled lines take at most this share, those of earlier turns that still stand there included: the more of the
+    #: room they fill, the sooner the next cut is needed, which takes them away again.
+    recall_share: float = 0.3
+    #: and on each turn at most this many times what the trimming saves then: what is recalled is paid in full once, and
+    #: what is saved is saved on every later turn again
     recall_saving: float = 2.0
     #: what a token costs that the provider has cached, in relation to one it has not
     cached_price: float = 0.1

@@ -21,6 +21,8 @@ from gateway.core.fitting.worth import Scores, Worth
 _ROUNDS: Final = 3
 #: room of less than this share of the limit is left empty
 _CLOSE: Final = 0.02
+#: A task that takes no more than this share of the room is kept whole: all that is done is done for it.
+_WHOLE: Final = 0.3
 #: two ratios of worth to tokens that differ by less than this share are taken for the same
 _SAME: Final = 1e-12
 
@@ -117,14 +119,19 @@ class _Choice:
         return draft
 
     def _start_with(self, opening: Opening, task: int) -> None:
-        """The task stays whatever else goes: its first block, or a mark that there was one."""
+        """The task stays whatever else goes: whole where it is short, else its first block or a mark of it."""
         opening.is_open = True
+        short = _WHOLE * self._room
         self._room -= opening.frame
-        if not opening.unit.sealed and opening.known[task].terms:
-            place = self._stock.scores.starts[task]
-            cost = self._stock.costs[place]
-            if cost <= self._room:
-                self._take(opening, Offer(0.0, cost, (place,)))
+        if opening.unit.sealed or not opening.known[task].terms:
+            return
+        start = self._stock.scores.starts[task]
+        for count, room in ((len(opening.known[task].terms), short), (1, self._room)):
+            places = range(start, start + count)
+            cost = sum(map(self._stock.costs.__getitem__, places))
+            if cost <= room:
+                self._take(opening, Offer(0.0, cost, places))
+                break
 
     def _fill(self, heap: list[Entry]) -> list[Entry]:
         """Take what is worth most for its price. Gives what is worth something and had no room."""
@@ -138,12 +145,12 @@ class _Choice:
                 too_much.append(entry)
                 continue
             tick()
-            offer = stock.single(place) if place >= 0 else openings[place].bundle(stock)
+            offer = stock.single(place) if place >= 0 else openings[place].bundle(stock, self._room)
             ratio, cost, places = offer
             if ratio <= 0:
                 continue
             if -ratio > stale and heap and -ratio > (1 - _SAME) * heap[0][0]:
-                heapq.heappush(heap, (-ratio, place, least if place >= 0 else cost))
+                heapq.heappush(heap, (-ratio, place, least))
             elif cost > self._room:
                 too_much.append(entry)
             else:

@@ -187,6 +187,21 @@ def test_an_epoch_that_leaves_out_a_call_and_keeps_its_result_is_not_used() -> N
     assert run(messages, limit, broken).messages == run(messages, limit).messages
 
 
+def test_recalled_lines_fill_no_more_than_their_share_however_many_turns_ask_for_them() -> None:
+    limit, messages, epoch, most = 700, session(24), None, 0
+    for number in range(12):
+        messages.append(
+            {"role": "user", "content": f"What are entries A{number}03, A{number}05 and A{number}07 worth?"}
+        )
+        done = run(messages, limit, epoch, recall="all", strategies=(Drop(),))
+        sent = [encode(json.loads(raw)["content"]) for raw in done.messages]
+        most = max(most, sum(len(text.partition(b"[earlier in this conversation]")[2]) // 4 for text in sent))
+        epoch = done.epoch
+        messages.append({"role": "assistant", "content": "I see."})
+    share = FitPolicy().recall_share * limit
+    assert share / 2 < most <= share
+
+
 def asked() -> list[dict[str, Any]]:
     """Ends with a question after a line and a call that are far back."""
     messages = session(9)

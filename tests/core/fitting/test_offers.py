@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from typing import Any
 
 from gateway.core.conversation import Conversation
@@ -31,27 +32,37 @@ def stock_of(draft: Draft) -> Stock:
 
 def test_a_unit_is_offered_with_as_many_blocks_as_raise_its_worth_per_token() -> None:
     draft = draft_of("".join(LINES))
-    offer = opening_of(draft, 0, frame=200).bundle(stock_of(draft))
+    offer = opening_of(draft, 0, frame=200).bundle(stock_of(draft), inf)
     assert len(offer.places) == len(LINES)
-    cheap = opening_of(draft, 0, frame=1).bundle(stock_of(draft))
+    cheap = opening_of(draft, 0, frame=1).bundle(stock_of(draft), inf)
     assert 1 <= len(cheap.places) < len(LINES)
     assert cheap.ratio > offer.ratio
+
+
+def test_a_unit_with_more_blocks_than_have_room_is_offered_with_some_of_them() -> None:
+    draft = draft_of("".join(LINES))
+    opening, stock = opening_of(draft, 0, frame=200), stock_of(draft)
+    whole = opening.bundle(stock, inf)
+    some = opening.bundle(stock, whole.cost - 1)
+    assert 1 <= len(some.places) < len(whole.places)
+    assert some.cost < whole.cost
+    assert opening.bundle(stock, 1).cost > 1
 
 
 def test_two_blocks_that_say_the_same_are_not_both_of_an_offer() -> None:
     draft = draft_of(LINES[0] * 2)
     stock = stock_of(draft)
-    assert stock.take(opening_of(draft, 0, frame=200).bundle(stock).places) == [(0, 0)]
+    assert stock.take(opening_of(draft, 0, frame=200).bundle(stock, inf).places) == [(0, 0)]
 
 
 def test_an_offer_falls_with_what_is_kept_however_often_it_is_looked_at() -> None:
     draft = draft_of("".join(LINES))
     opening, stock = opening_of(draft, 0, frame=200), stock_of(draft)
-    ratios = [opening.bundle(stock).ratio]
+    ratios = [opening.bundle(stock, inf).ratio]
     for terms in draft.known(0).terms:
         stock.scores.keep(terms)
-        ratios.append(opening.bundle(stock).ratio)
-        assert ratios[-1] == opening_of(draft, 0, frame=200).bundle(stock).ratio
+        ratios.append(opening.bundle(stock, inf).ratio)
+        assert ratios[-1] == opening_of(draft, 0, frame=200).bundle(stock, inf).ratio
     assert ratios == sorted(ratios, reverse=True)
     assert ratios[-1] == 0
 
@@ -60,16 +71,16 @@ def test_an_offer_is_made_anew_only_when_its_own_blocks_are_worth_less() -> None
     draft = draft_of(LINES[0], LINES[1])
     stock = stock_of(draft)
     first, second = opening_of(draft, 0), opening_of(draft, 1)
-    offers = first.bundle(stock), second.bundle(stock)
+    offers = first.bundle(stock, inf), second.bundle(stock, inf)
     stock.scores.keep([term for term in draft.known(0).terms[0] if term not in draft.known(1).terms[0]])
-    assert second.bundle(stock) is offers[1]
-    assert first.bundle(stock).ratio < offers[0].ratio
+    assert second.bundle(stock, inf) is offers[1]
+    assert first.bundle(stock, inf).ratio < offers[0].ratio
 
 
 def test_once_a_unit_is_open_its_other_blocks_are_offered_one_by_one() -> None:
     draft = draft_of("".join(LINES))
     opening, stock = opening_of(draft, 0), stock_of(draft)
-    taken = opening.bundle(stock).places
+    taken = opening.bundle(stock, inf).places
     opening.opens(stock.scores)
     stock.take(taken)
     entries = list(opening.entries(stock, taken))
@@ -108,7 +119,7 @@ def test_rows_that_are_taken_together_pay_for_their_head_once() -> None:
     known, stock, opening = draft.known(0), stock_of(draft), opening_of(draft, 0)
     head = known.sliced.blocks[-1].needs
     stock.scores.keep(known.terms[head])  # said elsewhere already, so that nobody takes it for itself
-    offer = opening.bundle(stock)
+    offer = opening.bundle(stock, inf)
     assert head not in offer.places
     assert len(offer.places) >= 9
     texts = sum(known.tokens[place] + GAP_TOKENS for place in offer.places)

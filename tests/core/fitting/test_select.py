@@ -68,6 +68,25 @@ def test_the_task_stays_at_least_as_a_mark() -> None:
     assert sent(tight)[0]["content"] == "[...]"
 
 
+def test_a_short_task_stays_whole_although_the_results_say_more_for_their_price() -> None:
+    wishes = "".join(f"Please be sure that it is {word} in the end.\n" for word in ("quick", "small", "safe", "tested"))
+    rows = "".join(f"order W{n}00{n}K of customer C{n}{n}{n}{n} went to Boston{n}.\n" for n in range(1, 60))
+    draft = draft_of({"role": "user", "content": wishes}, *step(1, rows), *step(2, rows[::-1]), USER)
+    room = 800
+    done = condense(draft, draft.weight(len(draft.decisions) - 1) + room, Worth())
+    assert len(wishes) < 0.3 * room
+    assert done.decisions[0] == KEEP
+    assert done.total() <= draft.weight(len(draft.decisions) - 1) + room
+
+
+def test_of_a_result_that_is_longer_than_the_room_as_much_is_kept_as_fits() -> None:
+    lines = "".join(f"K{n}Q{n * 7} went to the depot D{n * 3}x on the day E{n * 13}.\n" for n in range(160))
+    draft = draft_of(USER, *step(1, lines), {"role": "user", "content": "on"})
+    for share in (0.1, 0.3, 0.6):
+        limit = int(draft.total() * share)
+        assert 0.8 * limit < condense(draft, limit, Worth()).total() <= limit
+
+
 def test_a_sealed_message_stays_as_it_came_with_what_is_chosen_of_its_results_or_goes_with_them() -> None:
     needle = "The reservation of Ms Silva is NM1VX1.\n"
     signed = step(1, FILLER + needle + FILLER, reasoning_details=[{"data": "x"}])
@@ -103,7 +122,7 @@ def test_room_that_estimates_leave_empty_is_filled_a_few_times_and_then_left() -
     conversation = Conversation.of_messages(messages)
 
     def light(raws: Sequence[bytes]) -> list[int]:
-        return [len(raw) if raw in conversation.messages else len(raw) // 4 for raw in raws]
+        return [len(raw) if raw in conversation.messages else len(raw) // 6 for raw in raws]
 
     draft = Draft.untouched(conversation, Reader(light))
     done = condense(draft, draft.total() // 4, Worth())
