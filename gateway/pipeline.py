@@ -114,6 +114,7 @@ class Gateway:
             cached_weight=limits.cached_weight,
             estimate_missing=policy.estimate_missing,
             cost_reporters=frozenset(name for name, one in providers.items() if one.reports_cost),
+            named_at=routes.named_at,
         )
         summaries = Summaries(routes, providers, store, self.handle, new_id=new_id, clock=clock, patience_s=summary_s)
         self.accounts = Accounts(

@@ -33,7 +33,8 @@ class Records:
     """Makes records.
 
     `cached_weight`: what a token counts that the provider had cached; `estimate_missing`: whether a side of which
-    nothing is reported is estimated, or counts as nothing; `cost_reporters`: providers that say what a call costs.
+    nothing is reported is estimated, or counts as nothing; `cost_reporters`: providers that say what a call costs;
+    `named_at`: the model that a provider calls by a name.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class Records:
         cached_weight: float,
         estimate_missing: bool,
         cost_reporters: Container[str] = (),
+        named_at: Callable[[str, str], Route] = Route,
     ) -> None:
         self._facts = facts
         self._clock = clock
         self._cached_weight = cached_weight
         self._estimate_missing = estimate_missing
         self._cost_reporters = cost_reporters
+        self._named_at = named_at
 
     def of(self, progress: Progress) -> CallRecord:
         """The record of a call that ends now."""
@@ -197,11 +200,10 @@ class Records:
             others += answer.usage.searches * max(price.search for price in prices)
         return max(known) + others
 
-    @staticmethod
-    def _named(progress: Progress, name: str) -> Route:
+    def _named(self, progress: Progress, name: str) -> Route:
         """The model of this name at the provider that answered."""
         route = progress.route
-        return _who_answered([route, *progress.instead(route)], name) or Route(route.provider, name)
+        return _who_answered([route, *progress.instead(route)], name) or self._named_at(route.provider, name)
 
     def _prices(self, progress: Progress, answer: Answer) -> list[Price]:
         """The price of the model that answered; those of all that may have, where that cannot be told."""

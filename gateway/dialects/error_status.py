@@ -7,6 +7,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gateway.core.errors import (
+    ShuttingDown,
+    StoreUnavailable,
+    UpstreamProtocolError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 from gateway.core.message import encode
 
 #: by what providers call an error: the status that says the same. Anthropic:
@@ -21,6 +28,11 @@ _STATUSES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("api_error", "server_error"), 500),
     "timeout_error": 504,
     "overloaded_error": 529,
+}
+#: by the code that the gateway gives an error of its own, whose type says less
+_OWN_STATUSES: Final[Mapping[str, int]] = {
+    fault.code: fault.status
+    for fault in (ShuttingDown, StoreUnavailable, UpstreamProtocolError, UpstreamTimeout, UpstreamUnreachable)
 }
 #: the status of an error that tells none
 _UNKNOWN: Final = 502
@@ -54,5 +66,5 @@ def status_of(said: bytes) -> int:
 
 def _as_status(said: object) -> int | None:
     if isinstance(said, str):
-        said = int(said) if re.fullmatch(r"[45]\d\d", said) else _STATUSES.get(said)
+        said = int(said) if re.fullmatch(r"[45]\d\d", said) else _STATUSES.get(said) or _OWN_STATUSES.get(said)
     return said if type(said) is int and 400 <= said <= 599 else None  # noqa: PLR2004

@@ -7,6 +7,15 @@ from typing import Any
 
 import pytest
 
+from gateway.core.errors import (
+    GatewayError,
+    ShuttingDown,
+    StoreUnavailable,
+    UpstreamProtocolError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from gateway.dialects import openai_errors
 from gateway.dialects.error_status import plain, status_of
 
 
@@ -26,6 +35,14 @@ from gateway.dialects.error_status import plain, status_of
 )
 def test_an_error_has_the_status_that_it_would_have_had_by_itself(said: Any, status: int) -> None:
     assert status_of(json.dumps(said).encode()) == status
+
+
+@pytest.mark.parametrize(
+    "kind", [ShuttingDown, StoreUnavailable, UpstreamProtocolError, UpstreamTimeout, UpstreamUnreachable]
+)
+def test_an_error_of_the_gateway_has_its_own_status(kind: type[GatewayError]) -> None:
+    fault = kind("It ended.")
+    assert status_of(openai_errors.body(fault)) == kind.status
 
 
 def test_what_cannot_be_read_has_one_too() -> None:

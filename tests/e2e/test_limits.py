@@ -287,6 +287,24 @@ def test_an_advisor_is_held_and_charged_at_its_own_price(
     assert float(used(gateway)["usd"]) == pytest.approx((own + advice) / 1e6)
 
 
+def test_a_pass_of_a_model_that_only_the_answer_names_is_charged_at_its_configured_price(
+    byte_server: StartUpstream, gateway_server: StartGateway
+) -> None:
+    passes = [
+        {"type": "compaction", "model": "openai/dear", "input_tokens": 200, "output_tokens": 100},
+        {"type": "message", "model": "cheap", "input_tokens": 100, "output_tokens": 10},
+    ]
+    usage = {"input_tokens": 100, "output_tokens": 10, "iterations": passes}
+    told = json.dumps({"type": "message", "model": "cheap", "content": [], "usage": usage}).encode()
+    upstream = byte_server(lambda connection: connection.whole(told))
+    gateway = gateway_server(upstream.url, models=PRICES)
+    assert ask(gateway, "/v1/messages", model="cheap", max_tokens=100).status == 200
+    own, compacted = 100 * 0.1 + 10 * 0.4, 200 * 150 + 100 * 600
+    cost = gateway.web.get("/api/sessions/s").json["cost_usd"]
+    assert cost is not None
+    assert float(cost) == pytest.approx((own + compacted) / 1e6)
+
+
 # --- what counts and what it costs --------------------------------------------------------------------------------
 
 
