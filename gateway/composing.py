@@ -254,6 +254,12 @@ class Composer:
         return with_limit(call.fields, wire, limit, provider.limit_field, is_held=is_held)
 
     @staticmethod
+    def _held(progress: Progress) -> int | None:
+        """Tokens that are held for the input; None where no budget in tokens or USD is in force."""
+        hold = progress.taken.hold if progress.taken is not None else None
+        return hold.fixed.tokens if hold is not None and bounds_answers(progress.book.standings) else None
+
+    @staticmethod
     def may_be_too_long(progress: Progress) -> bool:
         """Whether its provider may yet refuse it for its length, and it could be fitted again.
 
@@ -269,10 +275,15 @@ class Composer:
         asked, plan = progress.asked, progress.plan
         if asked is None or plan is None:
             return False
-        again = await self._plan(progress, asked, self._learn_window(progress, asked, plan, found))
+        held = self._held(progress)
+        most = min((one for one in (asked.wishes.budget, held) if one is not None), default=None)
+        within = replace(asked, wishes=replace(asked.wishes, budget=most))
+        again = await self._plan(progress, within, self._learn_window(progress, asked, plan, found))
         progress.notes["context"] = "the provider refused it for its length"
         is_shorter = again.messages not in (None, plan.messages) or self._has_less_room(progress, asked, plan, again)
-        if again.overflow is not None or not is_shorter:
+        # What the provider said of its count may make even the least that can be sent weigh more than is held.
+        is_over = held is not None and again.context.tokens > held
+        if again.overflow is not None or not is_shorter or is_over:
             return False
         progress.plan = again
         progress.notes["context"] += ", and it was fitted again"

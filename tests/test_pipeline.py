@@ -545,6 +545,26 @@ async def test_what_is_too_long_nobody_says_how_much_is_cut_below_what_was_sent_
     assert len(second) < len(first)
 
 
+@pytest.mark.parametrize(("counted", "sent"), [(900, 2), (3_000, 1)])
+async def test_what_is_fitted_again_is_within_what_is_held(counted: int, sent: int) -> None:
+    """Of a refused call the provider's own count is known: what would weigh more than is held is not sent."""
+    world = World(budget=BudgetPolicy(session=Limits(tokens=1_200)))
+    said = f"This model's maximum context length is 850 tokens. However, your messages resulted in {counted} tokens."
+    error = {"code": "context_length_exceeded", "message": said}
+    answers = iter([FakeReply(400, pieces=[json.dumps({"error": error}).encode()])])
+    world.upstream.answer = lambda _: next(answers, FakeReply())
+    turns = [
+        {"role": role, "content": f"{turn} " + "word " * 40} for turn in range(8) for role in ("user", "assistant")
+    ]
+    body = json.dumps({"model": "m", "messages": [*turns, {"role": "user", "content": "go on"}]}).encode()
+    reply, _ = await world.call(world.incoming(body))
+    assert len(world.upstream.sent) == sent
+    assert reply.status == (200 if sent > 1 else 400)
+    plan = world.record.context
+    assert plan is not None
+    assert plan.tokens <= 1_200
+
+
 @pytest.mark.parametrize("trim", ["auto", "off", "shadow"])
 @pytest.mark.parametrize("reported", [[9_000], [10, 10, 10, 9_000]], ids=["the first", "among others"])
 async def test_what_others_were_reported_at_shuts_no_session_out(reported: list[int], trim: Any) -> None:
