@@ -75,3 +75,14 @@ def test_a_route_may_take_names_that_begin_with_a_provider(loaded: Load) -> None
     routes = routes_of(loaded(text).settings)
     assert routes.resolve("openai/gpt-oss-20b").provider == "groq"
     assert routes.resolve("openai/gpt-5") == Route("openai", "gpt-5")
+
+
+def test_a_route_for_names_that_begin_with_an_unused_providers_comes_before_those_that_take_all(loaded: Load) -> None:
+    text = "{default_provider: groq, models: [{match: '*', provider: xai}, {match: openai/gpt-oss-*, provider: groq}]}"
+    routes = routes_of(loaded(text).settings)
+    assert [routes.resolve(name).provider for name in ("openai/gpt-oss-20b", "openai/gpt-5")] == ["groq", "xai"]
+
+
+def test_an_unused_host_has_no_routes_for_its_own_names(loaded: Load) -> None:
+    found = routes_of(loaded("default_provider: groq").settings).resolve("openrouter/auto")
+    assert (found.provider, found.model) == ("groq", "openrouter/auto")
