@@ -120,7 +120,7 @@ def test_a_model_that_no_provider_takes_is_a_sentence(gateway_command: Commands)
 
 
 def test_models_of_a_provider_that_no_call_reaches_are_not_shown(gateway_command: Commands) -> None:
-    file = gateway_command.file("default_provider: openrouter")
+    file = gateway_command.file("{default_provider: openrouter, providers: {openrouter: {key: k}}}")
     found = json.loads(gateway_command("models", "mistral-large", "--json", "--limit", "500", "-c", file).out)
     assert "mistral/mistral-large-latest" not in {row["model"] for row in found}, "that is no model of OpenRouter's"
     found = json.loads(gateway_command("models", "mistral-large", "--json", "--limit", "500").out)
