@@ -198,7 +198,7 @@ class Replay:
 
     def __init__(self) -> None:
         self.calls: dict[str, Recorded] = {}
-        self.received: dict[str, bytes] = {}
+        self.received: dict[str, list[tuple[str, bytes]]] = {}
         self.counts = Counter[str]()
 
     @contextmanager
@@ -214,7 +214,8 @@ class Replay:
 
             def do_POST(self) -> None:
                 mark = self.headers[MARK]
-                replay.received[mark] = self.rfile.read(int(self.headers["content-length"]))
+                body = self.rfile.read(int(self.headers["content-length"]))
+                replay.received.setdefault(mark, []).append((self.path, body))
                 self.answer(replay.calls[mark])
 
             def answer(self, call: Recorded) -> None:
@@ -250,11 +251,13 @@ class Replay:
         status, answer = response.status, response.read()
         self.counts["calls"] += 1
         self.counts["streams"] += call.is_stream
-        received = self.received.pop(call.id, None)
+        requests = self.received.pop(call.id, [])
+        received = requests[0][1] if [path for path, _ in requests] == [f"/v1/{call.path}"] else None
         del self.calls[call.id]
         asked = received is not None and only_asks_for_usage(call.body, received)
         if received != call.body:
-            self.note("usage asked for" if asked else "request", call, f"{status} {answer[:300]!r}", is_fault=not asked)
+            how = f"{[path for path, _ in requests]}, {status} {answer[:300]!r}"
+            self.note("usage asked for" if asked else "request", call, how, is_fault=not asked)
         plain = COMMENT.sub(b"", answer) if call.is_stream else answer
         if (status, plain) != (call.status, without_usage(call.answer) if asked else call.answer):
             self.note("answer", call, f"{status}, {len(answer)} bytes for {len(call.answer)}: {answer[-200:]!r}")
@@ -297,7 +300,7 @@ def show(counts: Counter[str], took_s: float) -> None:
     print(f"{counts['calls']:,} recorded calls, {counts['streams']:,} of them streams, in {took_s:.0f} s")
     print(f"{counts['calls'] - changed - asked:7,} requests received byte for byte")
     print(f"{asked:7,} received with include_usage added, and nothing else")
-    print(f"{changed:7,} received otherwise changed, or not at all")
+    print(f"{changed:7,} received otherwise changed, elsewhere, twice, or not at all")
     print(f"{counts['calls'] - counts['answer']:7,} answers returned byte for byte, but for the comment of a stream")
     print(f"{counts['answer']:7,} returned otherwise")
     print(f"{counts['reported']:7,} answers reported their usage; {counts['refused by the provider']:,} were refusals")
@@ -307,7 +310,10 @@ def show(counts: Counter[str], took_s: float) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", type=Path, nargs="+", metavar="FILE_OR_FOLDER")
-    return 0 if replay(parser.parse_args().paths) else 1
+    paths = parser.parse_args().paths
+    if missing := [str(path) for path in paths if not path.exists()]:
+        parser.error(f"there is no {', '.join(missing)}")
+    return 0 if replay(paths) else 1
 
 
 if __name__ == "__main__":

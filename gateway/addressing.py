@@ -293,3 +293,17 @@ def with_form_model(incoming: Incoming, call: Call) -> Call:
     stop = incoming.body.find(b"\r\n", start, start + _LONGEST_MODEL_NAME) if found else 0
     name = incoming.body[start:stop].decode("utf-8", "replace").strip() if stop > start else ""
     return replace(call, model=name, model_at=(start, stop)) if name else call
+
+
+def form_naming(model: str, body: bytes) -> bytes:
+    """A form that names this model, where it names one or none; its own bytes where it names several."""
+    found = list(_MODEL_PART.finditer(body))
+    if len(found) > 1:
+        return body
+    if found:
+        start = found[0].end()
+        stop = body.find(b"\r\n", start)
+        return b"".join((body[:start], model.encode(), body[stop:])) if stop >= 0 else body
+    boundary, mark, _ = body.partition(b"\r\n")
+    part = b'Content-Disposition: form-data; name="model"'
+    return b"\r\n".join((boundary, part, b"", model.encode(), body)) if mark else body

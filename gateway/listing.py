@@ -87,7 +87,10 @@ class Listing:
                 return
         prefixed = _PREFIXED.fullmatch(incoming.path)
         if prefixed is not None and unquote(prefixed[1]) in self._routes.providers:
-            incoming = replace(incoming, path=f"models/{prefixed[2]}", provider=unquote(prefixed[1]))
+            route = self._routes.resolve(name)
+            # A host's own name goes there whole: the slash in it is no mark between a provider and a model.
+            path = f"models/{prefixed[2]}" if route.model == unquote(prefixed[2]).rstrip("/") else incoming.path
+            incoming = replace(incoming, path=path, provider=route.provider)
         async with self._call(incoming) as reply:
             yield reply
 

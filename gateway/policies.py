@@ -106,11 +106,15 @@ def routes_of(settings: config.Settings) -> Routes:
         )
         for row in settings.models
     ]
-    names = list(settings.providers)
+    names, unused = list(settings.providers), config.unused_providers(settings)
     if settings.built_in_providers:
-        rules += [ModelRule(match, name) for match, name in config.BUILT_IN_ROUTES if name in names]
+        rules += [
+            ModelRule(match, name)
+            for match, name in config.BUILT_IN_ROUTES
+            if name in names and match.partition("/")[0] not in unused
+        ]
     anthropic = "anthropic" if settings.built_in_providers and "anthropic" in names else None
-    return Routes(rules, names, settings.default_provider, anthropic, config.unused_providers(settings))
+    return Routes(rules, names, settings.default_provider, anthropic, unused)
 
 
 def table_names(settings: config.Settings) -> dict[str, str]:

@@ -311,6 +311,17 @@ def test_a_model_with_its_providers_name_is_asked_for_there(
     assert other.requests[0].path == f"/v1/models/{sent}"
 
 
+@pytest.mark.parametrize(("name", "leads_to"), [("other/own-1", "other"), ("other%2Fhosted-1", "upstream")])
+def test_a_model_whose_name_a_route_takes_whole_is_asked_for_where_it_leads(
+    name: str, leads_to: str, upstream: ByteServer, other: ByteServer, start: Callable[..., GatewayThread]
+) -> None:
+    rows = [{"match": "other/own-*", "provider": "other"}, {"match": "other/hosted-*", "provider": "upstream"}]
+    start(models=rows).web.get(f"/v1/models/{name}")
+    assert [request.path for request in {"upstream": upstream, "other": other}[leads_to].requests] == [
+        f"/v1/models/{name}"
+    ]
+
+
 @pytest.mark.parametrize("name", ["org%2Fmodel", "one", "nobody/one", "/other"])
 def test_any_other_name_is_the_default_providers_to_answer(
     name: str, upstream: ByteServer, other: ByteServer, named: GatewayThread

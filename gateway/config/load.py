@@ -191,9 +191,11 @@ def built_in_providers() -> frozenset[str]:
 def unused_providers(settings: Settings) -> frozenset[str]:
     """Built-in providers that nothing speaks for: they are as they come, without a key, and nothing names them.
 
-    Where the configuration names no default provider of its own there are none: callers bring their own keys.
+    There are none where callers bring their own keys: the configuration names no default provider of its own, or one
+    that it has no key for. What stands before the slash then says whose key it is.
     """
-    if settings.default_provider in (None, Settings.model_fields["default_provider"].default):
+    name = settings.default_provider
+    if name in (None, Settings.model_fields["default_provider"].default) or _takes_callers_keys(settings, name):
         return frozenset()
     shipped = _read_yaml(data_folder() / "providers.yaml")
     named = {settings.default_provider, *(name.partition("/")[0] for _, name in named_models(settings))}
@@ -205,6 +207,13 @@ def unused_providers(settings: Settings) -> frozenset[str]:
         and row.auth != "none"
         and row == Provider.model_validate({**shipped[name], "key": ""})
     )
+
+
+def _takes_callers_keys(settings: Settings, name: str | None) -> bool:
+    provider = settings.providers.get(name or "")
+    if provider is None or provider.auth == "none" or provider.key.get_secret_value():
+        return False
+    return not CREDENTIALS & {header.encode() for header in provider.headers}
 
 
 def families() -> Families:

@@ -104,7 +104,8 @@ class Routes:
         self._rules = tuple(rules)
         self._providers = frozenset(providers)
         self._prefixes = self._providers.difference(unused)
-        self._special = tuple([rule for rule in rules if is_of_provider(rule.match, self._prefixes)])
+        self._special = tuple([rule for rule in rules if is_of_provider(rule.match, self._providers)])
+        self._general = tuple([rule for rule in rules if not is_of_provider(rule.match, self._providers)])
         self._default = default
         self._anthropic = anthropic
 
@@ -138,15 +139,15 @@ class Routes:
     def _routes(self, model: str, seed: str | None) -> list[Route]:
         """Those of one name, the preferred first; as configured where there is no seed."""
         prefix, slash, rest = model.partition("/")
-        is_prefixed = slash and prefix in self._prefixes
-        for rule in self._special if is_prefixed else self._rules:
-            if fnmatchcase(model, rule.match) and not (is_prefixed and model.count("/") != rule.match.count("/")):
-                names = [rule.provider]
-                if seed is not None and rule.shares:
-                    names = [name for name, _ in sorted(rule.shares, key=lambda share: _late(seed, *share))]
-                return [Route(name, rule.name or model, rule) for name in names]
-        if is_prefixed:
-            return [Route(prefix, rest)]
+        if slash and prefix in self._providers:
+            for rule in self._special:
+                if fnmatchcase(model, rule.match) and model.count("/") == rule.match.count("/"):
+                    return _by_rule(rule, model, seed)
+            if prefix in self._prefixes:
+                return [Route(prefix, rest)]
+        for rule in self._general:
+            if fnmatchcase(model, rule.match):
+                return _by_rule(rule, model, seed)
         if self._default is None:
             raise UnknownModel(
                 f'No provider is configured for the model "{model}". Name one as "provider/model" '
@@ -193,6 +194,14 @@ class Routes:
                 "This path names no model and no default_provider is set, so there is nowhere to send it."
             )
         return name
+
+
+def _by_rule(rule: ModelRule, model: str, seed: str | None) -> list[Route]:
+    """Where a rule sends a model: to all that share its calls, the preferred first; to the first without a seed."""
+    names = [rule.provider]
+    if seed is not None and rule.shares:
+        names = [name for name, _ in sorted(rule.shares, key=lambda share: _late(seed, *share))]
+    return [Route(name, rule.name or model, rule) for name in names]
 
 
 def _late(seed: str, provider: str, weight: float) -> float:

@@ -10,6 +10,7 @@ import re
 from typing import Final, NamedTuple
 from urllib.parse import unquote, unquote_to_bytes
 
+from gateway.addressing import form_naming
 from gateway.core.errors import InvalidRequest, NotFound
 from gateway.dialects import WITHOUT_BODY
 from gateway.dialects.fields import read_fields, string_field, write_fields
@@ -27,6 +28,12 @@ _UNSAFE: Final = re.compile(rb"[\x00-\x20\x7f\\;]")
 _NEEDLESS: Final = re.compile(r"%(?:[46][1-9a-f]|[57][0-9a]|3[0-9]|2[de]|5f|7e)", re.IGNORECASE)
 #: a slash, a percent sign, and where a query or a fragment begins, encoded
 _HIDDEN: Final = re.compile(r"%(?:2f|25|3f|23)", re.IGNORECASE)
+#: Paths whose bodies name a model. Some of Azure's clients write the deployment before all others, too.
+_OF_A_MODEL: Final = re.compile(
+    r"(?:(?:chat/)?completions|embeddings|moderations|responses(?:/compact|/input_tokens)?|messages(?:/count_tokens)?"
+    r"|audio/.+|images/.+|videos)/?",
+    re.IGNORECASE,
+)
 #: a parameter of Azure's clients, which says nothing to others
 _VERSION: Final = "api-version="
 
@@ -54,12 +61,16 @@ class Asked(NamedTuple):
         return "&".join([one for one in query.split("&") if not one.startswith(_VERSION)])
 
     def named_in(self, body: bytes) -> bytes:
-        """The body with the model in it that the path names; the same bytes where it says so already.
+        """The body with the model in it that the path names; the same bytes where it says so already, or names none.
 
         Raises:
             InvalidRequest: it looks like a JSON object, and cannot be read.
         """
-        if self.deployment is None or not body.lstrip().startswith(b"{"):
+        if self.deployment is None or not _OF_A_MODEL.fullmatch(self.path):
+            return body
+        if body.startswith(b"--"):
+            return form_naming(self.deployment, body)
+        if not body.lstrip().startswith(b"{"):
             return body
         fields = read_fields(body)
         if string_field(fields, "model") == self.deployment:

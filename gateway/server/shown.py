@@ -146,7 +146,8 @@ def models_json(routes: Routes, catalog: Catalog, wanted: str) -> Iterator[dict[
         if name in own:
             continue
         route = routes.resolve(name)
-        yield model_json(name, route, catalog.facts(route))
+        if route.provider == provider:  # else no call reaches it there: that name leads elsewhere
+            yield model_json(name, route, catalog.facts(route))
 
 
 def model_json(name: str, route: Route, facts: ModelFacts) -> dict[str, Any]:

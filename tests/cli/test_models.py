@@ -119,6 +119,14 @@ def test_a_model_that_no_provider_takes_is_a_sentence(gateway_command: Commands)
     assert "default_provider" in done.err
 
 
+def test_models_of_a_provider_that_no_call_reaches_are_not_shown(gateway_command: Commands) -> None:
+    file = gateway_command.file("{default_provider: openrouter, providers: {openrouter: {key: k}}}")
+    found = json.loads(gateway_command("models", "mistral-large", "--json", "--limit", "500", "-c", file).out)
+    assert "mistral/mistral-large-latest" not in {row["model"] for row in found}, "that is no model of OpenRouter's"
+    found = json.loads(gateway_command("models", "mistral-large", "--json", "--limit", "500").out)
+    assert "mistral/mistral-large-latest" in {row["model"] for row in found}
+
+
 def test_models_may_be_asked_for_by_a_pattern(gateway_command: Commands) -> None:
     found = {row["model"] for row in json.loads(gateway_command("models", "gpt-4o-*", "--json", "--limit", "500").out)}
     assert {"gpt-4o-mini", "gpt-4o-2024-08-06"} <= found

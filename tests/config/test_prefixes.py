@@ -11,6 +11,7 @@ from tests.config.conftest import Load
 
 NAMING = """
 default_provider: groq
+providers: {groq: {key: k}}
 budget: {summary_model: mistral/small}
 models: [{match: x, provider: {xai: 1, together: 2}, fallback: [anthropic/claude-haiku-4-5]}]
 """
@@ -22,17 +23,20 @@ models: [{match: x, provider: {xai: 1, together: 2}, fallback: [anthropic/claude
         ("{}", ""),
         ("default_provider: null", ""),
         (
-            "default_provider: openrouter",
+            "{default_provider: openrouter, providers: {openrouter: {key: k}}}",
             "openai anthropic gemini groq mistral deepseek xai together fireworks cerebras",
         ),
         (
-            "{default_provider: groq, providers: {openai: {key: k}, xai: {retries: 1}, gemini: {base_url: http://x/v1}}}",
+            "{default_provider: groq, providers: {groq: {key: k}, openai: {key: k}, xai: {retries: 1}, gemini: {base_url: http://x/v1}}}",
             "anthropic openrouter mistral deepseek together fireworks cerebras",
         ),
         (
             NAMING,
             "openai gemini openrouter deepseek fireworks cerebras",
         ),
+        # Callers bring their own keys, and say by the name whose they are.
+        ("default_provider: openrouter", ""),
+        ("{default_provider: mine, providers: {mine: {base_url: http://x/v1}}}", ""),
         ("{default_provider: m, built_in_providers: false, providers: {m: {base_url: http://x/v1}}}", ""),
     ],
 )
@@ -42,7 +46,8 @@ def test_a_built_in_provider_that_nothing_speaks_for_is_unused(loaded: Load, tex
 
 @pytest.mark.parametrize("name", ["openai/gpt-5", "anthropic/claude-opus-5", "openrouter/auto", "qwen/qwen3"])
 def test_a_host_that_is_the_default_is_called_by_its_own_names(loaded: Load, name: str) -> None:
-    route = routes_of(loaded("default_provider: openrouter").settings).resolve(name)
+    text = "{default_provider: openrouter, providers: {openrouter: {key: k}}}"
+    route = routes_of(loaded(text).settings).resolve(name)
     assert (route.provider, route.model) == ("openrouter", name)
 
 
@@ -75,3 +80,18 @@ def test_a_route_may_take_names_that_begin_with_a_provider(loaded: Load) -> None
     routes = routes_of(loaded(text).settings)
     assert routes.resolve("openai/gpt-oss-20b").provider == "groq"
     assert routes.resolve("openai/gpt-5") == Route("openai", "gpt-5")
+
+
+def test_a_route_for_names_that_begin_with_an_unused_providers_comes_before_those_that_take_all(loaded: Load) -> None:
+    models = "[{match: '*', provider: xai}, {match: openai/gpt-oss-*, provider: groq}]"
+    routes = routes_of(
+        loaded(f"{{default_provider: groq, providers: {{groq: {{key: k}}}}, models: {models}}}").settings
+    )
+    assert [routes.resolve(name).provider for name in ("openai/gpt-oss-20b", "openai/gpt-5")] == ["groq", "xai"]
+
+
+def test_an_unused_host_has_no_routes_for_its_own_names(loaded: Load) -> None:
+    found = routes_of(loaded("{default_provider: groq, providers: {groq: {key: k}}}").settings).resolve(
+        "openrouter/auto"
+    )
+    assert (found.provider, found.model) == ("groq", "openrouter/auto")

@@ -54,6 +54,14 @@ def test_an_unused_provider_before_a_slash_is_part_of_a_name() -> None:
     assert routes.leads_to("openai/gpt-oss-20b", "groq")
 
 
+def test_a_rule_for_names_that_begin_with_an_unused_providers_comes_first_as_well() -> None:
+    hosted = ModelRule("openai/gpt-oss-*", "groq")
+    routes = Routes([ModelRule("*", "anthropic"), hosted], PROVIDERS, "groq", unused={"openai"})
+    assert routes.resolve("openai/gpt-oss-20b") == Route("groq", "openai/gpt-oss-20b", hosted)
+    assert routes.resolve("openai/gpt-oss/20b").provider == "anthropic", "* takes no slash there"
+    assert routes.resolve("openai/gpt-5").provider == "anthropic"
+
+
 def test_a_slash_behind_no_known_provider_is_part_of_the_name(routes: Routes) -> None:
     assert routes.resolve("meta/llama-4") == Route("openai", "meta/llama-4")
 

@@ -58,6 +58,14 @@ def test_the_deployment_in_the_path_is_the_model(web: Web, mock: Provider) -> No
         assert json.loads(mock.calls[-1].body) == {**body, "model": "mock-small"}
 
 
+def test_a_form_is_called_by_the_deployment_of_its_path(gateway: GatewayThread, mock: Provider) -> None:
+    root = f"{gateway.url}/openai/deployments/mock-small"
+    with openai.AzureOpenAI(base_url=root, api_version=VERSION, api_key="any", max_retries=0) as client:
+        assert client.audio.transcriptions.create(model="whisper-1", file=("a.wav", b"RIFF")).text
+    assert mock.calls[-1].path == "/v1/audio/transcriptions"
+    assert b'name="model"\r\n\r\nmock-small\r\n' in mock.calls[-1].body
+
+
 def test_keys_in_azures_header_are_checked(gateway_server: StartGateway, mock_server: MockServer) -> None:
     keys = [{"name": "azure", "key": KEY, "models": ["mock-small"]}]
     gateway = gateway_server(mock_server.url, **{"auth.keys": keys})

@@ -162,12 +162,44 @@ def test_only_azures_version_is_left_out_of_a_query() -> None:
         (b'{"model":"gpt-4o","n":1.0}', b'{"model":"m","n":1.0}'),
         (b'{"n":1.0}', b'{"n":1.0,"model":"m"}'),
         (b"", b""),
-        (b"--form\r\n", b"--form\r\n"),
+        (b"RIFF", b"RIFF"),
     ],
 )
 def test_a_body_names_the_deployment_of_its_path(body: bytes, sent: bytes) -> None:
     assert split_path(b"/openai/deployments/m/chat/completions").named_in(body) == sent
     assert split_path(b"/openai/v1/chat/completions").named_in(body) == body
+
+
+@pytest.mark.parametrize(
+    "path", ["vector_stores", "chat/completions/id", "responses/id/cancel", "conversations", "files"]
+)
+def test_a_body_that_names_no_model_is_left_as_it_is(path: str) -> None:
+    assert split_path(f"/openai/deployments/m/{path}".encode()).named_in(b'{"metadata": {}}') == b'{"metadata": {}}'
+
+
+@pytest.mark.parametrize(
+    "path", ["responses/compact", "audio/speech", "images/generations", "moderations", "embeddings/"]
+)
+def test_every_body_that_names_a_model_names_the_deployment(path: str) -> None:
+    assert split_path(f"/deployments/m/{path}".encode()).named_in(b'{"model":"x"}') == b'{"model":"m"}'
+
+
+PART = b'--b\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n'
+FILE = PART % (b"file", b"x") + b"--b--\r\n"
+
+
+@pytest.mark.parametrize(
+    ("form", "sent"),
+    [
+        (FILE, PART % (b"model", b"m") + FILE),
+        (PART % (b"model", b"other") + FILE, PART % (b"model", b"m") + FILE),
+        (PART % (b"model", b"m") + FILE, PART % (b"model", b"m") + FILE),
+        (PART % (b"model", b"a") * 2 + FILE, PART % (b"model", b"a") * 2 + FILE),
+        (b"--b", b"--b"),
+    ],
+)
+def test_a_form_names_the_deployment_of_its_path(form: bytes, sent: bytes) -> None:
+    assert split_path(b"/openai/deployments/m/audio/transcriptions").named_in(form) == sent
 
 
 def test_a_body_that_cannot_be_read_names_no_deployment() -> None:

@@ -295,10 +295,11 @@ def _search_result(tally: _Tally, part: Mapping[str, Any]) -> None:
         if not isinstance(page, _OBJECT):
             tally.say("text", page)
             continue
-        for field in ("title", "url", "page_age"):
-            tally.say("text", page.get(field))
-        text = page.get("encrypted_content")
-        tally.add("text", round(_ENCRYPTED_TOKENS * len(text)) if isinstance(text, str) else 0)
+        for field, value in page.items():
+            if field == "encrypted_content" and isinstance(value, str):
+                tally.add("text", round(_ENCRYPTED_TOKENS * len(value)))
+            elif field not in _UNSAID:
+                tally.say("text", value)
 
 
 def _tool_use(tally: _Tally, part: Mapping[str, Any]) -> None:

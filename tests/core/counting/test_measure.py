@@ -119,6 +119,11 @@ CALL = {"id": "1", "type": "function", "function": {"name": "look up", "argument
             {"role": "assistant", "content": [{"type": "web_search_tool_result", "content": ["a b", None, 7, PAGE]}]},
             {"text": 6, "messages": 1},
         ),
+        (
+            "messages",
+            {"role": "user", "content": [{"type": "web_search_tool_result", "content": {"text": "a b", "type": "x"}}]},
+            {"text": 2, "messages": 1},
+        ),
         ("completions", "one two", {"text": 2}),
         ("completions", ["one", "two three"], {"text": 3}),
         ("completions", [1, 2, 3], {"text": 3}),
