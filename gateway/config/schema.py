@@ -280,7 +280,8 @@ BUILT_IN_ROUTES: Final = (
     ("gemini-*", "gemini"),
     # Their own models, which they name so themselves; what they host of others has one more slash, or another name.
     ("openrouter/*", "openrouter"),
-    ("groq/compound*", "groq"),
+    ("groq/compound", "groq"),
+    ("groq/compound-mini", "groq"),
 )
 
 

@@ -59,6 +59,7 @@ def test_a_host_that_is_the_default_is_called_by_its_own_names(loaded: Load, nam
         ("openrouter/openrouter/auto", "openrouter", "openrouter/auto"),
         ("groq/compound-mini", "groq", "groq/compound-mini"),
         ("groq/groq/compound", "groq", "groq/compound"),
+        ("groq/compound-beta", "groq", "compound-beta"),
         ("groq/llama-3.1-8b-instant", "groq", "llama-3.1-8b-instant"),
         ("anthropic/claude-opus-5", "anthropic", "claude-opus-5"),
     ],
