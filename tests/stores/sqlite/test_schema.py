@@ -256,7 +256,7 @@ async def test_a_call_that_an_older_version_took_for_lost_is_corrected(path: Pat
 
 
 async def test_an_operator_is_told_of_an_older_file_once_and_of_a_new_one_never(
-    path: Path, caplog: pytest.LogCaptureFixture
+    path: Path, heard: pytest.LogCaptureFixture
 ) -> None:
     """With millions of calls it takes minutes in which nobody answers."""
     write_format_1(path)
@@ -265,7 +265,7 @@ async def test_an_operator_is_told_of_an_older_file_once_and_of_a_new_one_never(
             pass
     async with opened(path.with_name("new.db")):
         pass
-    said = [entry.getMessage() for entry in caplog.records if "format" in entry.getMessage()]
+    said = [entry.getMessage() for entry in heard.records if "format" in entry.getMessage()]
     assert len(said) == 1
     assert f"{path.name}: its file is brought from format 1 to {len(MIGRATIONS)}" in said[0]
 
