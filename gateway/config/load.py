@@ -37,7 +37,6 @@ from gateway.config.section import at_home, in_sight
 from gateway.config.variables import FILE_VARIABLE, REFERENCE, References, overrides, unknown_variables, with_variables
 from gateway.core.counting.families import Families, families_from
 from gateway.core.errors import ConfigError
-from gateway.core.forwarding import CREDENTIALS
 from gateway.core.values import dataclass
 
 DEFAULT_FILE: Final = "gateway.yaml"
@@ -163,8 +162,7 @@ def refuse_open_door(settings: Settings) -> None:
     held = sorted(
         name
         for name, provider in settings.providers.items()
-        if provider.key.get_secret_value()
-        or CREDENTIALS & {header.encode() for header in provider.headers}
+        if provider.holds_credential
         # litellm finds one by itself: in the environment, or where the machine's cloud gives it one.
         or (provider.adapter == "litellm" and provider.auth == "none")
     )
@@ -195,7 +193,9 @@ def unused_providers(settings: Settings) -> frozenset[str]:
     that it has no key for. What stands before the slash then says whose key it is.
     """
     name = settings.default_provider
-    if name in (None, Settings.model_fields["default_provider"].default) or _takes_callers_keys(settings, name):
+    default = settings.providers.get(name or "")
+    is_own = name != Settings.model_fields["default_provider"].default
+    if default is None or not is_own or not (default.auth == "none" or default.holds_credential):
         return frozenset()
     shipped = _read_yaml(data_folder() / "providers.yaml")
     named = {settings.default_provider, *(name.partition("/")[0] for _, name in named_models(settings))}
@@ -207,13 +207,6 @@ def unused_providers(settings: Settings) -> frozenset[str]:
         and row.auth != "none"
         and row == Provider.model_validate({**shipped[name], "key": ""})
     )
-
-
-def _takes_callers_keys(settings: Settings, name: str | None) -> bool:
-    provider = settings.providers.get(name or "")
-    if provider is None or provider.auth == "none" or provider.key.get_secret_value():
-        return False
-    return not CREDENTIALS & {header.encode() for header in provider.headers}
 
 
 def families() -> Families:

@@ -10,7 +10,6 @@ from fnmatch import fnmatchcase
 
 from gateway.config.models import Model
 from gateway.config.schema import Settings
-from gateway.core.forwarding import CREDENTIALS
 from gateway.core.routing import is_of_provider, is_pattern
 
 
@@ -67,9 +66,9 @@ def _keyless(settings: Settings) -> Iterator[str]:
     """A provider that is to be called with a key, where callers send the gateway's own instead of theirs."""
     name, has_clients = settings.default_provider, bool(settings.auth.keys) or settings.auth.required
     provider = settings.providers.get(name) if name is not None and has_clients else None
-    if provider is None or provider.adapter != "http" or provider.auth == "none" or provider.key.get_secret_value():
+    if provider is None or provider.adapter != "http" or provider.auth == "none":
         return
-    if not CREDENTIALS & {header.encode() for header in provider.headers}:
+    if not provider.holds_credential:
         yield (
             f"providers.{name}.key: is empty, and callers send a client key: calls reach {name} without a key, unless "
             "a caller sends both"

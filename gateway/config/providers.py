@@ -10,7 +10,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_va
 
 from gateway.config.section import HEADER_NAME, Positive, Section, at_home
 from gateway.core.addresses import is_address
-from gateway.core.forwarding import AUTH_HEADER, FRAMING, AuthStyle
+from gateway.core.forwarding import AUTH_HEADER, CREDENTIALS, FRAMING, AuthStyle
 
 _HEADER_VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
 #: headers that the gateway writes for each request; `host` may be set, for a provider that is called by its IP address
@@ -182,6 +182,11 @@ class Provider(Section):
         if called is not None:
             raise ValueError(f"ends with the path of a call; give what stands before {called[0]}")
         return f"{match[1]}://{match[2]}{path or ('' if is_translated else '/v1')}"
+
+    @property
+    def holds_credential(self) -> bool:
+        """Whether it has a key of the gateway's, or a header that holds one."""
+        return bool(self.key.get_secret_value()) or any(name.encode() in CREDENTIALS for name in self.headers)
 
     @model_validator(mode="after")
     def _key_is_sent(self) -> Provider:
