@@ -13,6 +13,7 @@ from functools import partial
 from math import ceil
 from typing import Final
 
+from gateway.background import Background
 from gateway.budgeting import Budgets, Taken
 from gateway.core.allowance import Allowance, allowance
 from gateway.core.errors import (
@@ -28,12 +29,12 @@ from gateway.core.ledger import MOST, NOTHING, Amount, Claim
 from gateway.core.namespaces import SessionKey
 from gateway.core.plan import Plan
 from gateway.core.ports import Observer, Store
-from gateway.core.record import CallRecord
+from gateway.core.record import PENDING, CallRecord
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Charged, Need, Rate, bounds_answers, dearest, is_limited, rate_of, room_in
 from gateway.core.stored import Closing
 from gateway.core.usage import Totals
-from gateway.dialects.base import Call
+from gateway.dialects.base import Answer, Call
 from gateway.dialects.limits import answers_asked, default_limit, least_output, output_limit, service_tier
 from gateway.dialects.sound import asks_for_more_than_text
 from gateway.progress import Progress
@@ -71,8 +72,10 @@ class Accounts:
         facts: Callable[[Route], ModelFacts],
         steps: Steps,
         observers: Sequence[Observer],
+        background: Background,
     ) -> None:
         self._store = store
+        self._background = background
         self._steps = steps
         self._settler = settler
         self._budgets = budgets
@@ -189,7 +192,9 @@ class Accounts:
 
     def _check_deferred(self, progress: Progress) -> None:
         """Refuse a call that is billed after its answer (a batch) where tokens or USD are limited."""
-        if bounds_answers(progress.book.standings) and progress.is_billed_later and not self._budgets.policy.deferred:
+        if not bounds_answers(progress.book.standings) or self._budgets.policy.deferred:
+            return
+        if progress.is_billed_later and not progress.is_fetched_later:
             raise NotMetered(
                 "What this request begins is billed after its answer, so that the budget of its session or client key "
                 "cannot be held against it. Send it with a client key that has no budget in tokens or USD, ask for an "
@@ -252,7 +257,9 @@ class Accounts:
             can_grow=call.stream
             and wire is not None
             and not asks_for_more_than_text(fields)
-            and all(facts.reasoning is False for facts in known),
+            and all(facts.reasoning is False for facts in known)
+            # It goes on where nobody listens.
+            and not progress.is_fetched_later,
             # Without `kept`: a provider that needs room for the answer drops some of what it keeps of earlier turns.
             room=_room(plan, [facts.window for facts in known], tokens),
         )
@@ -308,10 +315,28 @@ class Accounts:
             self._give_back(progress, record.spent)
             if closing is not None:
                 progress.totals = closing.totals
+            if record.outcome == PENDING:
+                await self._background.begun(progress, record)
             if claims or progress.book.is_blind:
                 progress.book = self._budgets.again(progress.book, closing.standings if closing is not None else None)
+        fetched = progress.incoming.endpoint.fetches
+        if fetched is not None and progress.answer is not None:
+            await self._settle_earlier(progress, fetched, progress.answer)
         self.end(progress)
         return progress.totals
+
+    async def _settle_earlier(self, progress: Progress, answer_id: str, answer: Answer) -> None:
+        """Settle the call whose answer was fetched, where that was made in the background and has ended."""
+        record, is_settled = await self._background.ended(progress.route.provider, answer_id, answer)
+        if record is None:
+            return
+        if not is_settled:
+            totals = await self._settler.settle(record)
+            tell(self._listeners, record, totals)
+        session, namespace = record.session, progress.incoming.caller.namespace
+        if session is not None and session.namespace == namespace:
+            progress.fetched, progress.session = record, session
+            progress.totals = await self.totals_now(progress)
 
     def _record(self, progress: Progress) -> CallRecord:
         """The call's record; `Records.unread` where reading its usage fails."""
@@ -342,7 +367,9 @@ class Accounts:
         if record is None:
             return
         progress.is_settled = True
-        tell(self._listeners, record, progress.totals, self.allowance(progress))
+        # What it takes is told when it is known, once.
+        told = record if record.outcome != PENDING else replace(record, charge=None)
+        tell(self._listeners, told, progress.totals, self.allowance(progress))
 
     def _give_back(self, progress: Progress, spent: Amount) -> None:
         taken, progress.taken = progress.taken, None

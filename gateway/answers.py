@@ -15,6 +15,7 @@ from gateway.core.allowance import Allowance
 from gateway.core.errors import GatewayError, RequestFault, UpstreamProtocolError
 from gateway.core.forwarding import EVENTS, Headers, content_type, header, masked, response_headers
 from gateway.core.ports import UpstreamReply
+from gateway.core.record import PENDING
 from gateway.core.usage import Charge, Totals
 from gateway.dialects.base import Answer, Call, StreamMeter
 from gateway.dialects.glimpsed import Glimpse, glimpsed, read_whole
@@ -57,20 +58,21 @@ class Answers:
 
     async def success(self, progress: Progress, call: Call, answer: UpstreamReply) -> Reply:
         """An answer of the model, or a file."""
-        metered = progress.incoming.endpoint.metered
-        if progress.incoming.endpoint.format is not None:
+        endpoint = progress.incoming.endpoint
+        is_read = endpoint.metered or endpoint.fetches
+        if endpoint.format is not None:
             check_packing(answer)
         kind = content_type(answer.headers)
         pieces = _pieces(answer)
-        if metered and kind == EVENTS:
+        if is_read and kind == EVENTS:
             return await self._event_stream(progress, call, answer, pieces)
         is_json = kind.endswith((b"/json", b"+json")) or not kind
-        is_models = progress.incoming.endpoint.wire is not None or _is_embeddings(progress)
-        if not metered or not (is_json or is_models):
+        is_models = endpoint.wire is not None or _is_embeddings(progress)
+        if not is_read or not (is_json or is_models):
             return await self._unread(progress, answer, pieces)
         # Some providers give a wrong content type, so the first bytes decide.
         begun = await self._begun_with(progress, pieces)
-        if _EVENTS.match(begun) and progress.incoming.endpoint.wire:
+        if _EVENTS.match(begun) and endpoint.wire:
             return await self._event_stream(progress, call, answer, chain([begun], pieces))
         if is_json or _JSON.match(begun):
             return await self._whole(progress, answer, begun, pieces)
@@ -150,12 +152,14 @@ class Answers:
             body = masked(body, self._secrets)
         progress.outcome = "ok"
         progress.response_bytes = len(body)
+        totals = await self._accounts.settle(progress)
         headers = response_headers(answer.headers, unpacked=was_packed)
         reply = self._reply(progress, answer.status, headers, body)
-        reply.totals = await self._accounts.settle(progress)
-        reply.allowance = self._accounts.allowance(progress)
-        reply.charge = progress.record.charge if progress.record else None
-        reply.final = reply.totals is not None
+        record = progress.fetched or progress.record
+        is_pending = record is not None and record.outcome == PENDING
+        reply.totals = totals
+        reply.charge = record.charge if record is not None and not is_pending else None
+        reply.final = totals is not None and not is_pending
         return reply
 
     # --- metered as it comes -----------------------------------------------------------------------------------
@@ -240,7 +244,8 @@ class Answers:
         totals = await self._accounts.settle(progress)
         if totals is None or self._totals_comment is None:
             return tail
-        charge = progress.record.charge if progress.record else None
+        record = progress.fetched or progress.record
+        charge = record.charge if record is not None else None
         return self._totals_comment(totals, charge, self._accounts.allowance(progress), progress.stepped) + tail
 
     # --- passed on unread --------------------------------------------------------------------------------------
@@ -310,7 +315,7 @@ class Answers:
             mode=progress.mode,
             stepped=progress.stepped,
             unseen=progress.unseen,
-            is_unmetered=progress.billed and progress.is_billed_later,
+            is_unmetered=progress.billed and progress.is_billed_later and not progress.is_fetched_later,
             overhead_s=(sent_at if sent_at is not None else self._clock()) - progress.incoming.started,
         )
 

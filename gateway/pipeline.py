@@ -24,6 +24,7 @@ from types import TracebackType
 from gateway.accounting import Accounts
 from gateway.addressing import advisors_of, named_session, others_of, routes_of, session_of, speaking, with_form_model
 from gateway.answers import Answers, TotalsComment, read_error
+from gateway.background import Background
 from gateway.budgeting import Budgets
 from gateway.calls import Incoming, Reply, SessionPolicy
 from gateway.composing import Composer
@@ -125,6 +126,7 @@ class Gateway:
             facts=facts,
             steps=self.steps,
             observers=observers,
+            background=Background(store, records, wall),
         )
         self.composer = Composer(
             planner=planner,

@@ -27,7 +27,7 @@ from gateway.core.steps import Step
 from gateway.core.usage import Totals
 from gateway.dialects.base import Answer, Call, Dialect
 from gateway.dialects.contents import Contents
-from gateway.dialects.elsewhere import gone_on_from, is_in_background, kept_elsewhere
+from gateway.dialects.elsewhere import gone_on_from, is_fetched_later, is_in_background, kept_elsewhere
 from gateway.dialects.fields import AnyFields
 from gateway.dialects.limits import least_output, output_limit
 from gateway.dialects.tools import NOT_NARROWED, Narrowing
@@ -93,6 +93,7 @@ class Progress:
         response_bytes: bytes of the answer that were passed on.
         notes: remarks for its record, by name.
         record: as it was, or is about to be, written; None before.
+        fetched: the record of the earlier call whose answer it fetched, as that was settled by it.
         totals: the session's after it was written.
         is_settled: its record was made, its hold given up and the observers told; nothing is done a second time.
     """
@@ -140,6 +141,7 @@ class Progress:
     response_bytes: int = 0
     notes: dict[str, str] = field(default_factory=dict)
     record: CallRecord | None = None
+    fetched: CallRecord | None = None
     totals: Totals | None = None
     is_settled: bool = False
 
@@ -158,9 +160,14 @@ class Progress:
 
     @property
     def is_billed_later(self) -> bool:
-        """Whether what it begins is billed after its answer, where no session sees it."""
+        """Whether what it begins is billed after its answer; unless it `is_fetched_later`, no session sees that."""
         endpoint = self.incoming.endpoint
         return endpoint.deferred or (self.call is not None and is_in_background(self.call.fields, endpoint.wire))
+
+    @property
+    def is_fetched_later(self) -> bool:
+        """Whether what is billed later is told when it is fetched, through the gateway."""
+        return self.call is not None and is_fetched_later(self.call.fields, self.incoming.endpoint.wire)
 
     @property
     def unseen(self) -> tuple[str, ...]:

@@ -6,17 +6,18 @@ import re
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from math import ceil
 from typing import Final
 
 from gateway.core.fitting.receipt import Fates
 from gateway.core.ledger import NOTHING, Amount
 from gateway.core.pricing import Price, cost, standard_cost
-from gateway.core.record import CUTS, LOST, CallRecord, Outcome
+from gateway.core.record import CUTS, LOST, PENDING, CallRecord, Outcome
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import kept_as
 from gateway.core.spending import Need, accounts_of, spent_by
-from gateway.core.usage import Charge, Usage
+from gateway.core.usage import Charge, Usage, UsageSource
 from gateway.dialects.base import Answer, Call
 from gateway.dialects.elsewhere import left_behind
 from gateway.dialects.limits import service_tier
@@ -56,9 +57,58 @@ class Records:
 
     def of(self, progress: Progress) -> CallRecord:
         """The record of a call that ends now."""
-        answer = progress.answer or (progress.reader() if progress.reader else Answer())
+        answer = answer_of(progress)
         charge = self._charge(progress, answer)
-        return self._record(progress, answer, charge, self._spent(progress, charge, answer))
+        record = self._record(progress, answer, charge, self._spent(progress, charge, answer))
+        if charge is None or charge.source != "estimated" or not progress.is_fetched_later or has_ended(answer):
+            return record
+        return self._pending(progress, record, answer)
+
+    @staticmethod
+    def _pending(progress: Progress, record: CallRecord, answer: Answer) -> CallRecord:
+        """The record of a call whose answer is still being made, whoever waits for it: all that was held may be spent.
+
+        Of an answer without an id nobody will hear how it ends.
+        """
+        taken = progress.taken
+        if taken is not None and taken.hold is not None:
+            record = replace(record, spent=taken.hold.amount(taken.units))
+        return replace(record, outcome=PENDING) if answer.id is not None else record
+
+    def fetched(self, begun: CallRecord, answer: Answer, now: float) -> CallRecord:
+        """The record of a call that was pending, by the answer that it came to. `now`: seconds since the epoch."""
+        usage, source = self._used(begun, answer)
+        route, notes = Route(begun.provider, begun.model), dict(begun.notes)
+        prices = self._known_prices([route])
+        charge = None
+        if usage is not None:
+            cost_usd = self._told(route, answer)
+            if cost_usd is None:
+                named = partial(self._named_at, route.provider)
+                cost_usd = self._listed(usage, answer, prices=prices, named=named, asked=None, notes=notes)
+            charge = Charge(usage, source, cost_usd)
+        return replace(
+            begun,
+            outcome="provider_error" if answer.error else "ok",
+            response_model=as_name(answer.model) if answer.model else begun.response_model,
+            finish_reason=as_name(answer.finish_reason) if answer.finish_reason else None,
+            tools=tuple(map(as_name, answer.tools)),
+            charge=charge,
+            spent=spent_by(_least(charge, prices), self._cached_weight),
+            duration_s=max(begun.duration_s, now - begun.started_at),
+            notes=notes,
+            kept="",
+        )
+
+    def _used(self, begun: CallRecord, answer: Answer) -> tuple[Usage | None, UsageSource]:
+        """What an answer took that was pending, and who says so; None: nothing."""
+        reported = answer.usage
+        estimated = begun.charge.usage.input_tokens if begun.charge is not None else 0
+        if reported is not None and reported.has_tokens:
+            return reported.complete(estimated, answer.output_estimate if self._estimate_missing else 0)
+        if answer.error and not answer.output_estimate:
+            return None, "estimated"
+        return Usage.of(estimated, answer.output_estimate if self._estimate_missing else 0), "estimated"
 
     def unread(self, progress: Progress) -> CallRecord:
         """The record where `of` fails: charged for its input as weighed, and the output that its lease has noted."""
@@ -150,8 +200,8 @@ class Records:
         if prices:
             tier = as_name(answer.service_tier or "")
             progress.notes.setdefault("price", f'not known of the service tier "{tier}", which is a dearer one')
-            charge = replace(charge, cost_usd=max(standard_cost(charge.usage, price) for price in prices))
-        spent, hold = spent_by(charge, self._cached_weight), progress.taken.hold if progress.taken is not None else None
+        spent = spent_by(_least(charge, prices), self._cached_weight)
+        hold = progress.taken.hold if progress.taken is not None else None
         if hold is None or self._is_input_seen(progress, answer):
             return spent
         # Of a form only its size is known, and what was held goes by that.
@@ -183,16 +233,36 @@ class Records:
         if not (self._is_input_seen(progress, answer) and self._is_output_seen(progress, answer)):
             progress.notes["price"] = "not known of sound, pictures or files whose usage was not reported"
             return None
+        asked = None
+        if answer.service_tier is None and progress.call is not None:
+            asked = service_tier(progress.call.fields)
+        prices, named = self._prices(progress, answer), partial(self._named, progress)
+        return self._listed(usage, answer, prices=prices, named=named, asked=asked, notes=progress.notes)
+
+    def _listed(
+        self,
+        usage: Usage,
+        answer: Answer,
+        *,
+        prices: Sequence[Price],
+        named: Callable[[str], Route],
+        asked: str | None,
+        notes: dict[str, str],
+    ) -> Decimal | None:
+        """The cost at list prices; None where one is not known, and `notes` say of what.
+
+        `prices`: of the models that may have answered; `named`: a model that was asked besides; `asked`: the service
+        tier that was asked for, where the answer names none.
+        """
         others = Decimal(0)
         for name, part in answer.usage.named if answer.usage is not None else ():
             if name != answer.model:
-                price = self._facts(self._named(progress, name)).price
+                price = self._facts(named(name)).price
                 if price is None:
-                    progress.notes["price"] = f'not known of "{as_name(name)}", which was asked besides'
+                    notes["price"] = f'not known of "{as_name(name)}", which was asked besides'
                     return None
                 usage, others = usage.without(part), others + standard_cost(part, price)
-        prices = self._prices(progress, answer)
-        costs = [_tiered(progress, answer, usage, price) for price in prices]
+        costs = [_tiered(answer, asked, usage, price) for price in prices]
         known = [one for one in costs if one is not None]
         if not known or len(known) < len(costs):
             return None
@@ -221,9 +291,25 @@ class Records:
         return [price for price in found if price is not None]
 
 
-def _tiered(progress: Progress, answer: Answer, usage: Usage, price: Price) -> Decimal | None:
+def answer_of(progress: Progress) -> Answer:
+    """What a call was answered with, as far as it came."""
+    return progress.answer or (progress.reader() if progress.reader else Answer())
+
+
+def has_ended(answer: Answer) -> bool:
+    """Whether an answer is made, or will not be; of one that is being made nothing says why it ended."""
+    return answer.error or answer.finish_reason is not None
+
+
+def _least(charge: Charge | None, prices: Sequence[Price]) -> Charge | None:
+    """The charge for a budget: where its cost is not known, at the dearest of the standard prices."""
+    if charge is None or charge.cost_usd is not None or not prices:
+        return charge
+    return replace(charge, cost_usd=max(standard_cost(charge.usage, price) for price in prices))
+
+
+def _tiered(answer: Answer, asked: str | None, usage: Usage, price: Price) -> Decimal | None:
     """The cost in the service tier that the answer names; where it names none, in the one asked for, if dearer."""
-    asked = service_tier(progress.call.fields) if answer.service_tier is None and progress.call is not None else None
     if asked is None:
         return cost(usage, price, answer.service_tier)
     return max(standard_cost(usage, price), cost(usage, price, asked) or Decimal(0))
@@ -236,11 +322,17 @@ def _kept(progress: Progress, answer: Answer, charge: Charge | None) -> str:
     or the provider keeps nothing.
     """
     call, plan = progress.call, progress.plan
-    if call is None or charge is None or charge.source != "provider":
+    if call is None:
         return ""
     ids = left_behind(call.fields, progress.incoming.endpoint.wire, answer.id)
-    tokens = charge.usage.input_tokens + charge.usage.output_tokens - (plan.beside if plan is not None else 0)
-    return kept_as(progress.route.provider, ids, tokens) if ids else ""
+    return kept_of(progress.route.provider, charge, ids, plan.beside if plan is not None else 0)
+
+
+def kept_of(provider: str, charge: Charge | None, ids: Sequence[str], beside: int) -> str:
+    """The same, of an answer that others may go on from under these ids. `beside`: tokens that are sent again."""
+    if charge is None or charge.source != "provider" or not ids:
+        return ""
+    return kept_as(provider, ids, charge.usage.input_tokens + charge.usage.output_tokens - beside)
 
 
 def _who_answered(may: Sequence[Route], name: str | None) -> Route | None:

@@ -48,12 +48,15 @@ ALLOWED = {
     "composing": {
         *("core", "dialects", "stores", "planning", "results", "progress", "summaries", "result_summaries"),
     },
-    "accounting": {"core", "dialects", "stores", "budgeting", "progress", "records", "stepping", "telling"},
+    "background": {"core", "dialects", "progress", "records"},
+    "accounting": {
+        *("core", "dialects", "stores", "budgeting", "progress", "records", "background", "stepping", "telling"),
+    },
     "answers": {"core", "dialects", "upstream", "calls", "progress", "accounting"},
     "pipeline": {
         *("core", "dialects", "stores", "upstream", "planning", "budgeting", "results", "calls", "progress"),
         *("addressing", "composing", "summaries", "result_summaries", "accounting", "records", "answers"),
-        *("first_event", "refusals", "stepping"),
+        *("first_event", "refusals", "stepping", "background"),
     },
     "listing": {"core", "upstream", "calls", "addressing", "patience"},
     # no server: commands that serve nothing import this
@@ -165,6 +168,8 @@ TESTED_ELSEWHERE = {
     "progress": "test_pipeline.py",
     "accounting": "test_pipeline.py",
     "composing": "e2e/test_context.py",
+    "background": "e2e/test_background.py",
+    "dialects.earlier": "e2e/test_background.py",
 }
 #: tested as a whole from outside: the built-in provider over HTTP, the commands by what they print, a file by its text
 TESTED_AS_A_WHOLE = {"mock": "mock", "cli": "cli", "config": "config"}

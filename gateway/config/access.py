@@ -125,8 +125,8 @@ class Budget(KeyBudget):
     )
     deferred: Literal["refuse", "forward"] = Field(
         "refuse",
-        description="Calls whose cost arises after their answer (batches, background responses, fine-tuning, videos, "
-        "realtime sessions), while a budget in tokens or USD is in force: its holder is not charged for them.",
+        description="Calls whose cost arises after their answer (batches, fine-tuning, videos, realtime "
+        "sessions), while a budget in tokens or USD is in force: its holder is not charged for them.",
     )
     exhausted_status: Literal[400, 402, 429] = Field(
         400, description="Status of a refusal; many clients repeat the other two."

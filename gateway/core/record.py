@@ -35,10 +35,15 @@ Outcome = Literal[
     "client_left",
     "internal_error",
     "worker_lost",
+    "pending",
 ]
 OUTCOMES: Final[tuple[Outcome, ...]] = get_args(Outcome)
 #: the outcome of a call whose worker was gone before it settled
 LOST: Final[Outcome] = "worker_lost"
+#: that of a call whose answer is made in the background and was not fetched yet
+PENDING: Final[Outcome] = "pending"
+#: what such a call is charged for now, and by what it cost is replaced once that is known
+_PROVISIONAL: Final = frozenset[Outcome]({LOST, PENDING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +192,14 @@ class CallRecord:
         return self.context.saved_tokens if self.context is not None else 0
 
     @property
+    def is_provisional(self) -> bool:
+        """Whether another record of the same call may yet take the place of this one, and its charge that of its."""
+        return self.outcome in _PROVISIONAL
+
+    @property
     def counted_tools(self) -> tuple[str, ...]:
         """The tools its session counts: none of a call that is not charged, or whose own record may yet come."""
-        return self.tools if self.charge is not None and self.outcome != LOST else ()
+        return self.tools if self.charge is not None and not self.is_provisional else ()
 
     @property
     def surprise(self) -> int | None:

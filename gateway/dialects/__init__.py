@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
+from urllib.parse import unquote
 
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import InvalidRequest
@@ -13,12 +14,14 @@ from gateway.core.values import dataclass
 from gateway.dialects.anthropic_messages import AnthropicMessages
 from gateway.dialects.base import Dialect
 from gateway.dialects.completions import Completions
+from gateway.dialects.earlier import Earlier
 from gateway.dialects.fields import read_fields
 from gateway.dialects.openai_chat import OpenAIChat
 from gateway.dialects.openai_responses import OpenAIResponses
 from gateway.dialects.passthrough import PassThrough
 
 CHAT: Final = OpenAIChat()
+_RESPONSES: Final = OpenAIResponses()
 
 #: A POST below one of these reads or changes what an earlier, already counted call made; its answer may repeat that
 #: call's usage. Compaction is a call of its own.
@@ -48,6 +51,15 @@ _COUNTING: Final = re.compile(r"(?:^|/)(?:messages/count_tokens|responses/input_
 #: Paths below those of a model. What asks for an answer there is a call, whatever the rest of the path says: some
 #: servers route by the beginning of a path.
 _BELOW_MODEL: Final = re.compile(r"(?:chat/completions|completions|responses|messages|embeddings)/")
+#: Where the answers to earlier calls are fetched, by how they are read.
+#: https://developers.openai.com/api/docs/guides/background, https://docs.x.ai/docs/guides/deferred-chat-completions
+_FETCHED: Final[Mapping[str, Sequence[tuple[re.Pattern[str], Dialect]]]] = {
+    "GET": (
+        (re.compile(r"responses/([^/]+)/?$", re.IGNORECASE), _RESPONSES),
+        (re.compile(r"chat/deferred-completion/([^/]+)/?$", re.IGNORECASE), CHAT),
+    ),
+    "POST": ((re.compile(r"responses/([^/]+)/cancel/?$", re.IGNORECASE), _RESPONSES),),
+}
 _COUNTING_MODELS: Final = frozenset({"messages/count_tokens", "responses/input_tokens"})
 #: the only fields of a request that asks for no answer: about a stored one, and to a conversation that is added to
 _ABOUT_STORED: Final = frozenset({"metadata"})
@@ -60,7 +72,8 @@ class Endpoint:
 
     `metered`: the usage in an answer is added to a session. `estimated`: so is an estimate where there is none.
     `anthropic`: the client speaks Anthropic's API. `wire`: the format of its requests, where they can be weighed.
-    `deferred`: it begins something that is billed later and elsewhere.
+    `deferred`: it begins something that is billed later and elsewhere. `fetches`: the id of an earlier
+    answer, which is what comes, in the state that it is in.
     """
 
     dialect: Dialect
@@ -70,6 +83,7 @@ class Endpoint:
     anthropic: bool = False
     wire: Wire | None = None
     deferred: bool = False
+    fetches: str | None = None
 
     @property
     def format(self) -> str | None:
@@ -82,7 +96,7 @@ WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 #: what is known well enough to be estimated where the provider reports nothing; by POST
 _KNOWN: Final[Mapping[str, Endpoint]] = {
     "chat/completions": Endpoint(CHAT, "chat", metered=True, estimated=True, wire="chat"),
-    "responses": Endpoint(OpenAIResponses(), "chat", metered=True, estimated=True, wire="responses"),
+    "responses": Endpoint(_RESPONSES, "chat", metered=True, estimated=True, wire="responses"),
     "messages": Endpoint(AnthropicMessages(), "chat", metered=True, estimated=True, anthropic=True, wire="messages"),
     "completions": Endpoint(Completions(), "text_completion", metered=True, estimated=True, wire="completions"),
     "embeddings": Endpoint(PassThrough("embeddings", is_read=True), "embeddings", metered=True, estimated=True),
@@ -95,7 +109,7 @@ def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b
     `body`: what came to it, which tells a call from a request about an earlier answer.
     """
     # Some servers route without regard to case.
-    path = path.rstrip("/").lower()
+    asked, path = path, path.rstrip("/").lower()
     known, is_below = _KNOWN.get(path), _BELOW_MODEL.match(path) is not None
     if method not in WITHOUT_BODY:
         # Some servers do not look at the method: what comes with a body to a model's path is a call of the model.
@@ -106,6 +120,10 @@ def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b
     anthropic = anthropic or path == "messages" or path.startswith("messages/")
     metered = method == "POST" and _is_billed(path, body)
     is_empty = method in WITHOUT_BODY and (known is not None or is_below)
+    for where, made in _FETCHED.get(method, ()) if not metered else ():
+        if (found := where.match(asked)) is not None:
+            dialect = Earlier(operation, made, is_empty=is_empty)
+            return Endpoint(dialect, operation, metered=False, estimated=False, fetches=unquote(found[1]))
     return Endpoint(
         PassThrough(operation, anthropic=anthropic, is_empty=is_empty),
         operation,

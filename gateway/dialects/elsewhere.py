@@ -54,6 +54,8 @@ _MOST_BYTES: Final = 2**20
 #: what an answer is to be made in: the background, or later (https://docs.x.ai/docs/guides/deferred-chat-completions)
 _BACKGROUND: Final = "background"
 _DEFERRED: Final = "deferred"
+#: the format in which each of them is known to be fetched
+_FETCHED_IN: Final[Mapping[str, Wire]] = {_BACKGROUND: "responses", _DEFERRED: "chat"}
 #: what the API of images says of a picture's
 _OF_PICTURES: Final = ("transparent", "opaque", "auto")
 
@@ -164,14 +166,23 @@ def _named(holders: list[dict[str, Any]]) -> Iterator[str]:
             yield _FILE_URL
 
 
+def _is_deferred(fields: Fields) -> bool:
+    return _DEFERRED in fields and decode(fields[_DEFERRED]) not in (None, False)
+
+
 def is_in_background(fields: Fields, wire: Wire | None) -> bool:
     """Whether an answer is made later, and billed when it is.
 
     What is asked for at one provider is believed at all; on a path that nobody knows as well.
     """
-    if _DEFERRED in fields and decode(fields[_DEFERRED]) not in (None, False):
+    if _is_deferred(fields):
         return True
     if wire not in ("responses", None) or _BACKGROUND not in fields:
         return False
     said = decode(fields[_BACKGROUND])
     return said not in (None, False) and (wire is not None or said not in _OF_PICTURES)
+
+
+def is_fetched_later(fields: Fields, wire: Wire | None) -> bool:
+    """Whether such an answer is fetched by its id when it is made, in the format of one that was made at once."""
+    return wire == _FETCHED_IN[_DEFERRED if _is_deferred(fields) else _BACKGROUND] and is_in_background(fields, wire)

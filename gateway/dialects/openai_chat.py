@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
 from gateway.core.message import encode, text_parts
-from gateway.dialects.base import Call
+from gateway.dialects.base import Answer, Call
 from gateway.dialects.choices import CHAT_FORM, ChoicesDialect, asks_for_usage
 from gateway.dialects.fields import decode_answer, flag_field, messages_field, model_field, read_fields
 from gateway.dialects.opening import opening_items
+
+_LATER: Final = b'"request_id"'
 
 
 class OpenAIChat(ChoicesDialect):
@@ -38,6 +42,15 @@ class OpenAIChat(ChoicesDialect):
     def opening(self, call: Call) -> list[str] | None:
         """See `Dialect.opening`."""
         return opening_items(call.fields["messages"])
+
+    def answer(self, body: bytes) -> Answer:
+        """See `Dialect.answer`. One that is made later says under which id it is to be fetched (xAI)."""
+        answer = super().answer(body)
+        if answer.finish_reason is not None or _LATER not in body:
+            return answer
+        value = decode_answer(body)
+        known = value.get("request_id") if isinstance(value, dict) else None
+        return replace(answer, id=known) if isinstance(known, str) else answer
 
 
 def completion_request(model: str, messages: Sequence[Mapping[str, object]], limit: tuple[str, int]) -> bytes:

@@ -17,7 +17,8 @@ from gateway.dialects.responses_output import MAX_ITEMS, MAX_KEPT, Delivered
 from gateway.dialects.texts import estimate, texts_of_fields
 
 _TEXT_FIELDS: Final = ("instructions", "input", "prompt", "tools", "text")
-_LAST: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
+#: the last event of a stream
+LAST_EVENTS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 #: the last event, and the end mark of some hosts, hold one of these; so does an answer that speaks of them
 _LAST_MARKS: Final = (b"response.completed", b"response.incomplete", b"response.failed", b"[DONE]")
 _FAILED: Final = frozenset({"error", "response.failed"})
@@ -151,7 +152,7 @@ class ResponsesReader(EventReader):
             self._item_event(kind, value, data)
         else:
             self._other(kind, value, data)
-        return Verdict.LAST if kind in _LAST else Verdict.PASS
+        return Verdict.LAST if kind in LAST_EVENTS else Verdict.PASS
 
     def whole(self, response: Any) -> None:
         """Take a whole response."""
@@ -168,7 +169,7 @@ class ResponsesReader(EventReader):
         if self._begun is None:
             self._begun = data if len(data) <= MAX_KEPT else encode({"response": _known(response)})
         self._response(response)
-        if kind in _LAST and self._gathered.is_empty:
+        if kind in LAST_EVENTS and self._gathered.is_empty:
             # A host that says all of it only at the end.
             self._output(response)
 

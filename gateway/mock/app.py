@@ -46,8 +46,11 @@ _ENDPOINTS: Final = {
     ("POST", "/v1/images/generations"): Endpoint(other.images),
     ("GET", "/v1/models"): Endpoint(other.models, scripted=False),
 }
+#: how a response that is made in the background is fetched, and cancelled: method, slashes of the path, its end
+_OF_A_RESPONSE: Final = (("GET", 3, False), ("POST", 4, True))
 _PATHS: Final = frozenset(path for _, path in _ENDPOINTS)
 _MODEL: Final = Endpoint(other.model, scripted=False)
+_RESPONSE: Final = Endpoint(responses.fetch, scripted=False)
 
 
 def create_app(provider: Provider) -> ASGIApp:
@@ -116,6 +119,10 @@ def _endpoint(request: Request) -> Endpoint:
         return found
     if request.method == "GET" and request.path.startswith("/v1/models/"):
         return _MODEL
+    if (request.method, request.path.count("/"), request.path.endswith("/cancel")) in _OF_A_RESPONSE and (
+        request.path.startswith("/v1/responses/")
+    ):
+        return _RESPONSE
     if request.path in _PATHS:
         raise ApiError(405, f"Not allowed to {request.method} on {request.path}", code="method_not_supported")
     raise ApiError(404, f"Invalid URL ({request.method} {request.path})")

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from gateway.mock.turns import BadBehaviourError, Behaviour, Turn, with_header
-from gateway.mock.wire import ApiError, Request, Usage
+from gateway.mock.wire import ApiError, JsonObject, Request, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -111,6 +111,7 @@ class Provider:
         self._sessions: dict[str, Billed] = {}
         self._prefixes: OrderedDict[int, None] = OrderedDict()
         self._stored: OrderedDict[str, int] = OrderedDict()
+        self._made: OrderedDict[str, list[JsonObject]] = OrderedDict()
         self._numbers = count(1)
         self._lock = Lock()
 
@@ -143,6 +144,7 @@ class Provider:
             self._sessions.clear()
             self._prefixes.clear()
             self._stored.clear()
+            self._made.clear()
 
     def next_turn(self) -> Turn | None:
         """Take the next scripted turn."""
@@ -175,6 +177,21 @@ class Provider:
         self._stored.move_to_end(name)
         if len(self._stored) > MAX_STORED:
             self._stored.popitem(last=False)
+
+    def keep(self, name: str, running: JsonObject, made: JsonObject) -> None:
+        """Keep an answer that is made in the background: as it is when it is next fetched, and from then on."""
+        self._made[name] = [running, made]
+        if len(self._made) > MAX_STORED:
+            self._made.popitem(last=False)
+
+    def fetch(self, name: str, *, cancel: bool) -> JsonObject | None:
+        """Such an answer as it is now; None where there is none. `cancel`: it is made no further, if it is not made."""
+        states = self._made.get(name)
+        if states is None:
+            return None
+        if cancel and len(states) > 1:
+            states[:] = [{**states[0], "status": "cancelled"}]
+        return states.pop(0) if len(states) > 1 else states[0]
 
     def cached_tokens(self, model: str, messages: Iterable[tuple[bytes, int]]) -> int:
         """Tokens of the longest run of first messages that an earlier call to `model` began with; remembers this one.

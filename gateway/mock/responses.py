@@ -1,4 +1,8 @@
-"""OpenAI responses: `POST /v1/responses` and `POST /v1/responses/input_tokens`."""
+"""OpenAI responses: `POST /v1/responses`, `POST /v1/responses/input_tokens`, and those made in the background.
+
+One of these is billed when it is asked for. It is queued at first, in progress when it is first fetched, and made when
+it is fetched again.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from gateway.mock.replies import Ask, Reply, Tool, among, chunked, decide
 from gateway.mock.windows import check_response
 from gateway.mock.wire import (
     Answer,
+    ApiError,
     Frame,
     JsonObject,
     Stream,
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
     from gateway.mock.turns import ToolCall
 
 #: Why an answer is incomplete, by finish reason in chat's words.
+_RUNNING: Final = ("queued", "in_progress")
 _INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
@@ -53,6 +59,7 @@ class ResponseRequest(msgspec.Struct):
     temperature: float | None = None
     top_p: float | None = None
     store: bool | None = None
+    background: bool | None = None
 
 
 def answer(exchange: Exchange) -> Answer:
@@ -73,9 +80,23 @@ def answer(exchange: Exchange) -> Answer:
     usage = exchange.settle(counted)
     _store(exchange, body, said + reply.output_tokens)
     shape = _Shape(exchange, body, reply, usage)
+    if body.background:
+        exchange.provider.keep(_response_id(exchange), shape.running("in_progress"), shape.finished())
     if body.stream:
         return Stream(list(shape.frames()), body.model, usage)
-    return Whole(shape.finished(), body.model, usage)
+    return Whole(shape.running("queued") if body.background else shape.finished(), body.model, usage)
+
+
+def fetch(exchange: Exchange) -> Answer:
+    """A response that is made in the background, as it is now; with `/cancel` behind its id it is made no further."""
+    _, _, _, name, *action = exchange.request.path.split("/")
+    found = exchange.provider.fetch(name, cancel=bool(action))
+    if found is None:
+        raise ApiError(404, f"Response with id '{name}' not found.", param="id")
+    if "stream=true" not in exchange.request.query:
+        return Whole(found)
+    last = {"type": f"response.{found['status']}", "sequence_number": 9, "response": found}
+    return Stream([named_frame(last, "done")])
 
 
 def count_input(exchange: Exchange) -> Answer:
@@ -182,6 +203,10 @@ class _Shape:
         response = self._response(self._status, [item for item, _ in self._outputs(self._status)])
         return {**response, "completed_at": self._created} if self._status == "completed" else response
 
+    def running(self, status: str) -> JsonObject:
+        """The response while it is being made."""
+        return self._response(status, [])
+
     def frames(self) -> Iterator[Frame]:
         """The events of a stream, in the API's order."""
         started = self._response("in_progress", [])
@@ -207,7 +232,7 @@ class _Shape:
     def _response(self, status: str, output: list[JsonObject]) -> JsonObject:
         """The response object in a state; usage and the reason of an early end only once it is over."""
         body = self._body
-        over = status != "in_progress"
+        over = status not in _RUNNING
         conversation = _conversation(body)
         incomplete = {"reason": _INCOMPLETE[self._reply.finish_reason]} if status == "incomplete" else None
         return {
@@ -215,7 +240,7 @@ class _Shape:
             "object": "response",
             "created_at": self._created,
             "status": status,
-            "background": False,
+            "background": body.background is True,
             "conversation": {"id": conversation} if conversation is not None else None,
             "error": None,
             "incomplete_details": incomplete,

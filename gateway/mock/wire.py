@@ -93,11 +93,11 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """An answer sent as server-sent events. `usage` is what it bills."""
+    """An answer sent as server-sent events. `usage` is what it bills; None: nothing."""
 
     frames: list[Frame]
-    model: str
-    usage: Usage
+    model: str = ""
+    usage: Usage | None = None
 
 
 Answer = Whole | Stream

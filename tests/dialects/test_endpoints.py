@@ -224,3 +224,28 @@ def test_a_request_that_has_no_body_has_none_below_the_path_of_a_model_either(me
     found.dialect.read(b"")
     with pytest.raises(InvalidRequest):
         found.dialect.read(b'{"model":"m"}')
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "fetched"),
+    [
+        ("GET", "responses/resp_A1", "resp_A1"),
+        ("GET", "Responses/resp%5FA1/", "resp_A1"),
+        ("POST", "responses/resp_A1/cancel", "resp_A1"),
+        ("GET", "chat/deferred-completion/A-1", "A-1"),
+        ("GET", "responses/resp_A1/input_items", None),
+        ("GET", "chat/completions/chatcmpl-1", None),
+        ("DELETE", "responses/resp_A1", None),
+        ("POST", "responses/resp_A1", None),
+        ("POST", "responses", None),
+    ],
+)
+def test_which_paths_fetch_an_earlier_answer(method: str, path: str, fetched: str | None) -> None:
+    found = endpoint(method, path)
+    assert found.fetches == fetched
+    assert not (found.metered and fetched)
+
+
+def test_a_cancel_that_asks_for_an_answer_is_a_call() -> None:
+    found = endpoint("POST", "responses/resp_1/cancel", body=b'{"model": "m", "input": "hi"}')
+    assert (found.metered, found.fetches) == (True, None)

@@ -230,9 +230,9 @@ def test_a_key_limited_to_models_cannot_have_the_provider_call_another(
     [
         ("batches", {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}),
         ("messages/batches", {"requests": []}),
-        ("responses", {"model": "m", "input": "hi", "background": True}),
+        ("responses", {"model": "m", "input": "hi", "deferred": True}),
         ("threads/t_1/runs", {"assistant_id": "a"}),
-        ("chat/completions", {"model": "m", "messages": HI, "deferred": True, "max_tokens": 16}),
+        ("completions", {"model": "m", "prompt": "hi", "deferred": True, "max_tokens": 16}),
         ("batch/jobs", {"model": "m", "input_files": ["f"], "endpoint": "/v1/chat/completions"}),
         ("batches/b_1/requests", {"batch_requests": []}),
         ("async/chat/completions", {"request": {"model": "m", "messages": HI}}),

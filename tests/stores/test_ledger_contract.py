@@ -26,7 +26,7 @@ from gateway.core.ledger import (
 )
 from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Store
-from gateway.core.record import LOST, CallRecord, ContextRecord
+from gateway.core.record import LOST, PENDING, CallRecord, ContextRecord
 from gateway.core.session import Remembered, SessionState
 from gateway.core.stored import Closing, OpenHold, Opening
 from gateway.core.usage import Charge, Totals, Usage
@@ -759,6 +759,41 @@ async def test_a_lost_call_without_a_session_is_corrected_on_its_accounts(store:
     found = await store.call(None, opened.hold.id)
     assert found is not None
     assert found.outcome == "ok"
+
+
+async def test_what_a_pending_call_has_cost_takes_the_place_of_all_that_was_held_for_it(
+    store: Store, hold: Make, moments: Time
+) -> None:
+    opened = hold(claim(S, 100), claim(KEY, 100), fixed=Amount(60, 0, 1))
+    await granted(store, opened)
+    pending = replace(opened.lost, outcome=PENDING)
+    totals = await soon(store.settle(pending))
+    assert (totals.total_tokens, totals.estimated_tokens) == (7, 7)
+    assert await used_and_held(store, S) == await used_and_held(store, KEY) == (Amount(60, 0, 1), NOTHING)
+    moments.go_on(10 * LEASE_S)
+    assert await store.overdue(9) == [], "it is no hold any more, and does not end"
+    assert await soon(store.settle(pending)) == totals
+    real = spends(opened, Amount(33, 5, 1), tools=("search",))
+    totals = await soon(store.settle(real))
+    assert (totals.calls, totals.total_tokens, totals.estimated_tokens) == (1, 33, 0)
+    for late in (real, pending, opened.as_lost(), spends(opened, Amount(90))):
+        assert await soon(store.settle(late)) == totals
+    assert await used_and_held(store, S) == await used_and_held(store, KEY) == (Amount(33, 5, 1), NOTHING)
+    assert await store.call("alice", opened.hold.id) == real
+    view = await store.session(SESSION)
+    assert view is not None
+    assert view.tools.recent == ("search",)
+
+
+async def test_a_call_that_was_taken_for_lost_is_corrected_by_what_it_cost_not_by_what_it_may_have(
+    store: Store, hold: Make
+) -> None:
+    opened = hold(claim(S, 100))
+    await soon(store.settle(opened.as_lost()))
+    await soon(store.settle(replace(opened.lost, outcome=PENDING, spent=Amount(90))))
+    assert await used_and_held(store) == (TEN, NOTHING)
+    await soon(store.settle(spends(opened, Amount(33))))
+    assert await used_and_held(store) == (Amount(33), NOTHING)
 
 
 # --- windows and rates --------------------------------------------------------------------------------------------------

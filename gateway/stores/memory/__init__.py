@@ -15,7 +15,7 @@ from gateway.core.ids import first_id_at
 from gateway.core.ledger import AccountKey, Claim, Dimension, Epochs, Granted, Moment, Refused, Standing
 from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Store
-from gateway.core.record import LOST, CallRecord
+from gateway.core.record import CallRecord
 from gateway.core.session import MAX_KEPT, Change, Remembered, SessionState
 from gateway.core.stored import (
     MOST_LATEST,
@@ -126,7 +126,7 @@ class MemoryStore:
 
     def _settle(self, record: CallRecord, ending: Ending | None) -> Totals:
         known = self._by_id.get(record.call_id)
-        is_new = known is None or known.outcome == LOST != record.outcome
+        is_new = known is None or (known.is_provisional and not record.is_provisional)
         if is_new:
             if ending is not None and (key := record.session) is not None:
                 state = self._states.get(key) or SessionState()
@@ -150,7 +150,7 @@ class MemoryStore:
         resets = self._resets.get(key, 0) if key is not None else 0
         if key is not None:
             self._add(key, record, lost if assumed.resets == resets else None)
-        if record.outcome == LOST:
+        if record.is_provisional:
             self._assumed[record.call_id] = _Assumed(resets, self._books.epochs(record.accounts))
 
     def _add(self, key: SessionKey, record: CallRecord, lost: CallRecord | None) -> None:

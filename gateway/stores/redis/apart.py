@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
 from gateway.core.ledger import AccountKey, Claim, Granted, Hold, Refused, Standing, refused
-from gateway.core.record import LOST, CallRecord
+from gateway.core.record import CallRecord
 from gateway.core.stored import MOST_LATEST, OpenHold
 from gateway.stores.redis import values
 from gateway.stores.redis.keys import SHARDS, tag_of_account
@@ -255,7 +255,7 @@ class BooksApart:
     async def _settle_part(self, tag: str, accounts: Sequence[AccountKey], record: CallRecord) -> None:
         names = (self._keys.hold(record.call_id, tag), self._keys.settled(tag, record.call_id))
         arguments = self._clerk.basic() | {
-            "lost": record.outcome == LOST,
+            "lost": record.is_provisional,
             "spent": values.spent(record),
             "accounts": values.accounts_of(accounts, self._keys),
         }

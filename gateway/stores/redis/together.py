@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from gateway.core.errors import StoreDamaged
 from gateway.core.ids import first_id_at
 from gateway.core.ledger import AccountKey, Claim, Granted, Refused, Standing
-from gateway.core.record import LOST, CallRecord
+from gateway.core.record import CallRecord
 from gateway.core.stored import MOST_LATEST, Closing, OpenHold
 from gateway.core.usage import Totals
 from gateway.core.values import dataclass
@@ -91,7 +91,7 @@ class Clerk:
         """The arguments of a settlement."""
         return self.basic() | {
             "id": record.call_id,
-            "lost": record.outcome == LOST,
+            "lost": record.is_provisional,
             "session": record.session is not None,
             "spent": values.spent(record),
             "accounts": accounts,

@@ -11,7 +11,7 @@ import msgspec
 from gateway.core.counting.calibration import LastTurn
 from gateway.core.ledger import EMPTY, Claim, Epochs, Moment
 from gateway.core.namespaces import SessionKey
-from gateway.core.record import LOST, CallRecord
+from gateway.core.record import CallRecord
 from gateway.core.session import MAX_KEPT, Remembered
 from gateway.core.stored import Lesson, Opening, SessionView, StoredKey
 from gateway.core.usage import MAX_TOKENS, Totals
@@ -111,7 +111,7 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> t
     sums = _charge(connection, record)
     namespace, session_id = (record.session.namespace, record.session.id) if record.session else (None, None)
     request_id = record.request_id if record.request_id != record.call_id else None
-    epochs = _epochs(connection, record) if record.outcome == LOST else None
+    epochs = _epochs(connection, record) if record.is_provisional else None
     values = (record.call_id, request_id, namespace, session_id, _encoded(sums), epochs, encoded)
     connection.execute(_INSERT_CALL, values)
     return _totals(sums), True
@@ -175,11 +175,11 @@ class _Lost:
 
 def _lost(known: tuple[bytes, bytes | None], record: CallRecord) -> _Lost | None:
     """What a call was written as when it was taken for lost; None where it was not, or `record` says no more."""
-    if record.outcome == LOST:
+    if record.is_provisional:
         return None
     value, epochs = known
     lost = _RECORDS.decode(value)
-    if lost.outcome != LOST:
+    if not lost.is_provisional:
         return None
     # An older version kept no epochs, and did not count them.
     resets, *of_accounts = _EPOCHS.decode(epochs) if epochs else [0] * (1 + len(lost.accounts))

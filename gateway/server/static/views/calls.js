@@ -24,6 +24,7 @@ export const OUTCOMES = {
   cut_at_shutdown: "The gateway was stopped.",
   too_slow: "A call of the gateway's own took too long.",
   worker_lost: "Its worker was gone before it was settled.",
+  pending: "Its answer is made in the background and was not fetched yet.",
   internal_error: "The gateway failed: a bug.",
 };
 

@@ -1,0 +1,256 @@
+"""Answers that are made in the background: charged for what they may cost at once, for what they did when fetched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from gateway.mock import MockServer, Provider
+from tests.conftest import Scripted, StartGateway
+from tests.stores.redis_servers import RedisServer
+from tests.support.gateways import GatewayThread, until
+from tests.support.scripted import Connection
+from tests.support.web import HI, Reply, Web, connect, read_until
+
+BUDGET = 5_000
+ASKED = {"model": "mock-small", "input": "count to three", "background": True, "max_output_tokens": 500}
+HELD = "x-session-budget-remaining-tokens"
+
+
+def begin(web: Web, session: str, **fields: Any) -> Reply:
+    reply = web.post("/v1/responses", {**ASKED, **fields}, {"x-session-id": session})
+    assert reply.status == 200, reply.body
+    return reply
+
+
+def fetch(web: Web, answer_id: str, query: str = "", **headers: str) -> Reply:
+    return web.get(f"/v1/responses/{answer_id}{query}", headers)
+
+
+def used(web: Web, session: str) -> int:
+    found: int = web.get(f"/api/sessions/{session}").json["budget"]["used"]["tokens"]
+    return found
+
+
+def outcomes(web: Web, session: str) -> list[tuple[str, str]]:
+    calls = web.get(f"/api/sessions/{session}/calls").json["calls"]
+    return [(call["outcome"], call["usage_source"]) for call in calls]
+
+
+@pytest.fixture
+def limited(gateway_server: StartGateway, mock_server: MockServer, mock: Provider) -> GatewayThread:
+    return gateway_server(mock_server.url, **{"budget.tokens": BUDGET})
+
+
+def test_a_session_is_charged_what_the_provider_reports_once_its_answer_is_fetched(
+    web: Web, mock: Provider, session: str
+) -> None:
+    begun = begin(web, session)
+    assert begun.json["status"] == "queued"
+    assert begun.header("x-session-usage-source") == "estimated"
+    assert begun.header("x-session-usage-final") == "false"
+    assert begun.header("x-token-usage") is None
+    assert begun.header("x-session-unmetered") is None, "it will be metered"
+    assert outcomes(web, session) == [("pending", "estimated")]
+    running = fetch(web, begun.json["id"])
+    assert running.json["status"] == "in_progress"
+    assert running.header("x-session-cumulative-token-usage") is None
+    assert outcomes(web, session) == [("pending", "estimated")]
+    billed = mock.billed()
+    expected = (billed.input_tokens, billed.output_tokens, billed.total_tokens)
+    assert billed.calls == 1
+    for _ in range(3):
+        made = fetch(web, begun.json["id"])
+        assert made.json["status"] == "completed"
+        assert made.totals == expected
+        assert json.loads(made.header("x-token-usage") or "")["totalTokens"] == billed.total_tokens
+        assert made.header("x-session-usage-source") == "provider"
+        assert made.header("x-session-cumulative-calls") == "1"
+        assert made.header("x-session-usage-final") == "true"
+        assert made.header("x-session-id") == session
+    [call] = web.get(f"/api/sessions/{session}/calls").json["calls"]
+    assert (call["outcome"], call["usage_source"], call["finish_reason"]) == ("ok", "provider", "completed")
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """The flags of a gateway whose store outlasts it."""
+    if request.param == "sqlite":
+        yield {}
+        return
+    server = RedisServer(tmp_path)
+    yield {"store.url": server.url}
+    server.kill()
+
+
+def test_a_budget_holds_all_that_the_answer_may_cost_until_it_is_fetched_also_after_a_restart(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, stored: dict[str, Any]
+) -> None:
+    flags: dict[str, Any] = {"budget.tokens": BUDGET, "budget.modes": False, **stored}
+    gateway = gateway_server(mock_server.url, **flags)
+    begun = begin(gateway.web, "s", max_output_tokens=4_000)
+    billed = mock.billed().total_tokens
+    left = int(begun.header(HELD) or 0)
+    assert 0 < left < BUDGET - 4_000
+    assert used(gateway.web, "s") == BUDGET - left
+    folder = gateway.folder
+    gateway.stop()
+    again = gateway_server(mock_server.url, folder=folder, **flags)
+    assert used(again.web, "s") == BUDGET - left
+    fetch(again.web, begun.json["id"])
+    assert used(again.web, "s") == BUDGET - left, "it is being made"
+    assert fetch(again.web, begun.json["id"]).json["status"] == "completed"
+    assert used(again.web, "s") == billed
+
+
+def test_the_limit_of_an_answer_is_lowered_to_what_is_left(limited: GatewayThread, mock: Provider) -> None:
+    begin(limited.web, "s", max_output_tokens=100_000)
+    assert json.loads(mock.calls[-1].body)["max_output_tokens"] < BUDGET
+    refused = limited.web.post("/v1/responses", ASKED, {"x-session-id": "s"})
+    assert refused.error["code"] == "budget_exhausted"
+
+
+def test_a_cancelled_answer_is_charged_for_its_request(limited: GatewayThread) -> None:
+    begun = begin(limited.web, "s")
+    weight = limited.web.get("/api/sessions/s").json["cumulative_token_usage"]["total_tokens"]
+    assert used(limited.web, "s") >= weight + 500
+    cancelled = limited.web.post(f"/v1/responses/{begun.json['id']}/cancel", {})
+    assert cancelled.json["status"] == "cancelled"
+    assert used(limited.web, "s") == weight
+    assert outcomes(limited.web, "s") == [("ok", "estimated")]
+
+
+def test_a_stream_that_its_client_left_is_found_when_it_is_fetched(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.tokens": BUDGET, "sessions.on_disconnect": "cancel"})
+    body = json.dumps({**ASKED, "stream": True}).encode()
+    head = b"POST /v1/responses HTTP/1.1\r\nhost: g\r\ncontent-type: application/json\r\nx-session-id: s\r\n"
+    with connect(gateway.url) as sock:
+        sock.sendall(head + b"x-mock: interval=1,chunks=20\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        told = read_until(sock, b"response.output_text.delta")
+    until(lambda: gateway.web.get("/api/sessions/s").status == 200, what="the call is settled")
+    assert outcomes(gateway.web, "s") == [("pending", "estimated")]
+    assert used(gateway.web, "s") > 500
+    answer_id = told.split(b'"id":"', 1)[1].split(b'"')[0].decode()
+    fetch(gateway.web, answer_id)
+    made = fetch(gateway.web, answer_id, "?stream=true&starting_after=2")
+    assert made.totals[2] == mock.billed().total_tokens == used(gateway.web, "s")
+    assert outcomes(gateway.web, "s") == [("ok", "provider")]
+
+
+def test_a_stream_that_comes_to_its_end_is_settled_as_any_other(limited: GatewayThread, mock: Provider) -> None:
+    reply = begin(limited.web, "s", stream=True)
+    assert reply.totals[2] == mock.billed().total_tokens == used(limited.web, "s")
+    assert outcomes(limited.web, "s") == [("ok", "provider")]
+
+
+def test_another_client_key_that_fetches_it_is_told_no_totals(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    keys = [{"name": name, "key": f"{name}-key-0123456789"} for name in ("ann", "bob")]
+    web = gateway_server(mock_server.url, **{"auth.keys": keys}).web
+
+    def of(name: str) -> dict[str, str]:
+        return {"authorization": f"Bearer {name}-key-0123456789", "x-session-id": "s"}
+
+    begun = web.post("/v1/responses", ASKED, of("ann")).json["id"]
+    for _ in range(2):
+        made = fetch(web, begun, **of("bob"))
+    assert made.json["status"] == "completed"
+    assert made.header("x-session-cumulative-token-usage") is None
+    [call] = web.get("/api/sessions/s/calls", of("ann")).json["calls"]
+    assert call["usage"]["total_tokens"] == mock.billed().total_tokens
+    assert web.get("/api/sessions/s", of("bob")).status == 404
+
+
+def test_observers_are_told_once_what_it_took(limited: GatewayThread, mock: Provider) -> None:
+    begun = begin(limited.web, "s").json["id"]
+
+    def metric(name: str) -> float:
+        lines = limited.web.get("/metrics").body.decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    assert metric("gateway_tokens_total") == 0
+    assert metric('gateway_calls_total{dialect="responses"') == 1
+    for _ in range(4):
+        fetch(limited.web, begun)
+    assert metric("gateway_tokens_total") == mock.billed().total_tokens
+    assert metric('gateway_calls_total{dialect="responses"') == 2
+    assert metric("gateway_estimated_calls_total") == 0
+
+
+def test_what_goes_on_from_such_an_answer_is_held_for(web: Web, session: str, mock: Provider) -> None:
+    long = "The boat went up the river, past the mill. " * 300
+    begun = begin(web, session, input=long).json["id"]
+    for _ in range(2):
+        made = fetch(web, begun)
+    going_on = {"model": "mock-small", "input": "and?", "previous_response_id": begun}
+    reply = web.post("/v1/responses", going_on, {"x-session-id": session})
+    billed = reply.json["usage"]["input_tokens"]
+    assert billed > made.json["usage"]["total_tokens"]
+    assert int(reply.header("x-context-tokens") or 0) == pytest.approx(billed, rel=0.03)
+
+
+def test_the_sdk_polls(gateway: GatewayThread, mock: Provider, session: str) -> None:
+    headers = {"x-session-id": session}
+    with openai.OpenAI(base_url=gateway.base_url, api_key="any", max_retries=0, default_headers=headers) as client:
+        answer = client.responses.create(model="mock-small", input="hi", background=True)
+        while answer.status in ("queued", "in_progress"):
+            answer = client.responses.retrieve(answer.id)
+    assert answer.status == "completed"
+    totals = gateway.web.get(f"/api/sessions/{session}").json["cumulative_token_usage"]
+    assert totals["total_tokens"] == mock.billed().total_tokens
+
+
+def response(status: str, **fields: Any) -> bytes:
+    return json.dumps(
+        {"id": "resp_1", "object": "response", "model": "m", "status": status, "output": [], **fields}
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("ended", "charged"),
+    [
+        (response("failed", error={"code": "server_error", "message": "no"}, usage=None), None),
+        (response("incomplete", usage={"input_tokens": 40, "output_tokens": 9, "total_tokens": 49}), 49),
+        (response("failed", error={"code": "x", "message": "no"}, usage={"input_tokens": 40, "output_tokens": 0}), 40),
+    ],
+)
+def test_an_answer_that_came_to_nothing_is_charged_what_is_reported(
+    scripted: Scripted, session: str, ended: bytes, charged: int | None
+) -> None:
+    answers = [response("queued", usage=None), ended]
+    web = scripted.play(lambda connection: connection.whole(answers[connection.request.head.startswith(b"GET")]))
+    begin(web, session, model="m")
+    fetch(web, "resp_1")
+    [call] = web.get(f"/api/sessions/{session}/calls").json["calls"]
+    assert (call["usage"] or {}).get("total_tokens") == charged
+
+
+def test_a_deferred_chat_completion_is_charged_when_it_is_fetched(scripted: Scripted, session: str) -> None:
+    usage = {"prompt_tokens": 30, "completion_tokens": 12, "total_tokens": 42}
+    choice = {"index": 0, "message": {"role": "assistant", "content": "three"}, "finish_reason": "stop"}
+    fetched: list[bytes] = []
+
+    def script(connection: Connection) -> None:
+        if connection.request.head.startswith(b"POST"):
+            connection.whole(b'{"request_id": "f15c114e"}')
+        elif not fetched:
+            fetched.append(b"")
+            connection.whole(b"", status=b"202 Accepted")
+        else:
+            connection.whole(json.dumps({"id": "c1", "model": "m", "choices": [choice], "usage": usage}).encode())
+
+    web = scripted.play(script)
+    body = {"model": "m", "messages": HI, "deferred": True}
+    assert web.post("/v1/chat/completions", body, {"x-session-id": session}).json == {"request_id": "f15c114e"}
+    assert web.get("/v1/chat/deferred-completion/f15c114e").status == 202
+    assert outcomes(web, session) == [("pending", "estimated")]
+    assert web.get("/v1/chat/deferred-completion/f15c114e").totals == (30, 12, 42)
+    assert outcomes(web, session) == [("ok", "provider")]
