@@ -60,7 +60,7 @@ class Records:
         answer = answer_of(progress)
         charge = self._charge(progress, answer)
         record = self._record(progress, answer, charge, self._spent(progress, charge, answer))
-        if charge is None or charge.source != "estimated" or not progress.is_fetched_later or has_ended(answer):
+        if charge is None or not _goes_on(progress, answer):
             return record
         return self._pending(progress, record, answer)
 
@@ -104,11 +104,14 @@ class Records:
         """What an answer took that was pending, and who says so; None: nothing."""
         reported = answer.usage
         estimated = begun.charge.usage.input_tokens if begun.charge is not None else 0
+        # What its stream had brought until its client left may be in no answer that is fetched.
+        delivered = begun.charge.usage.output_tokens if begun.charge is not None else 0
+        output = max(answer.output_estimate, delivered) if self._estimate_missing else 0
         if reported is not None and reported.has_tokens:
-            return reported.complete(estimated, answer.output_estimate if self._estimate_missing else 0)
-        if answer.error and not answer.output_estimate:
+            return reported.complete(estimated, output)
+        if answer.error and not output:
             return None, "estimated"
-        return Usage.of(estimated, answer.output_estimate if self._estimate_missing else 0), "estimated"
+        return Usage.of(estimated, output), "estimated"
 
     def unread(self, progress: Progress) -> CallRecord:
         """The record where `of` fails: charged for its input as weighed, and the output that its lease has noted."""
@@ -176,7 +179,8 @@ class Records:
         if reported is not None and reported.has_tokens:
             usage, source = reported.complete(*self._estimates(progress, answer))
             return Charge(usage, source, self._cost(progress, usage, answer))
-        failed_empty = answer.error and not answer.output_estimate
+        # A stream that failed says nothing of an answer that its provider goes on with.
+        failed_empty = answer.error and not answer.output_estimate and not (answer.id and _goes_on(progress, answer))
         # A stream of events on a path nobody knows is a model's answer all the same.
         unknown_stream = progress.is_event_stream and answer.output_estimate > 0
         if failed_empty or not (endpoint.estimated or unknown_stream):
@@ -297,8 +301,22 @@ def answer_of(progress: Progress) -> Answer:
 
 
 def has_ended(answer: Answer) -> bool:
-    """Whether an answer is made, or will not be; of one that is being made nothing says why it ended."""
-    return answer.error or answer.finish_reason is not None
+    """Whether an answer is made, or will not be; of one that is being made nothing says why it ended.
+
+    An error does not either: it may be of the stream, or of the request that asked for the answer.
+    """
+    return answer.finish_reason is not None
+
+
+def _goes_on(progress: Progress, answer: Answer) -> bool:
+    """Whether the provider is still at work on an answer that is fetched later.
+
+    It is not where all of it came at once with its usage, from a provider that says of no answer why it ended.
+    """
+    if has_ended(answer) or not progress.is_fetched_later:
+        return False
+    reported = answer.usage
+    return reported is None or not reported.output_tokens or progress.outcome != "ok"
 
 
 def _least(charge: Charge | None, prices: Sequence[Price]) -> Charge | None:

@@ -24,8 +24,8 @@ _LAST_MARKS: Final = (b"response.completed", b"response.incomplete", b"response.
 _FAILED: Final = frozenset({"error", "response.failed"})
 #: calls of the client's tools; a hosted one may have no name (`web_search_call`) and goes by its type
 _NAMED_CALLS: Final = ("function_call", "custom_tool_call")
-#: states in which an answer has not ended
-_RUNNING: Final = frozenset({"queued", "in_progress"})
+#: the states in which an answer has ended; in one that nobody knows it may yet go on
+_ENDED: Final = frozenset({"completed", "incomplete", "failed", "cancelled"})
 #: what an item may say; of its parts `text` and `refusal`
 _ITEM_TEXTS: Final = ("arguments", "input", "code", "action")
 _ITEM_PARTS: Final = ("content", "summary")
@@ -169,7 +169,11 @@ class ResponsesReader(EventReader):
         if self._begun is None:
             self._begun = data if len(data) <= MAX_KEPT else encode({"response": _known(response)})
         self._response(response)
-        if kind in LAST_EVENTS and self._gathered.is_empty:
+        if kind not in LAST_EVENTS:
+            return
+        if self._gathered.finish_reason is None:
+            self._gathered.ended(kind.removeprefix("response."))
+        if self._gathered.is_empty:
             # A host that says all of it only at the end.
             self._output(response)
 
@@ -180,9 +184,10 @@ class ResponsesReader(EventReader):
         named = response.get("id")
         gathered.id = named if isinstance(named, str) else gathered.id
         status, details = response.get("status"), response.get("incomplete_details")
-        if isinstance(status, str) and status not in _RUNNING:
+        is_running = isinstance(status, str) and status not in _ENDED
+        if not is_running:
             gathered.ended(status)
-        if isinstance(details, dict):
+        if isinstance(details, dict) and not is_running:
             gathered.ended(details.get("reason"))
         if response.get("error") is not None:
             gathered.error = True

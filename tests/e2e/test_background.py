@@ -14,7 +14,7 @@ from gateway.mock import MockServer, Provider
 from tests.conftest import Scripted, StartGateway
 from tests.stores.redis_servers import RedisServer
 from tests.support.gateways import GatewayThread, until
-from tests.support.scripted import Connection
+from tests.support.scripted import SSE_HEAD, Connection
 from tests.support.web import HI, Reply, Web, connect, read_until
 
 BUDGET = 5_000
@@ -231,6 +231,95 @@ def test_an_answer_that_came_to_nothing_is_charged_what_is_reported(
     fetch(web, "resp_1")
     [call] = web.get(f"/api/sessions/{session}/calls").json["calls"]
     assert (call["usage"] or {}).get("total_tokens") == charged
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b'{"error": {"message": "overloaded"}}',
+        b"Accepted",
+        response("in_progress", error={"code": "server_error", "message": "trying again"}),
+        response("in_progress", incomplete_details={"reason": "max_output_tokens"}),
+        response("processing"),
+    ],
+)
+def test_what_does_not_say_that_the_answer_is_over_changes_nothing(
+    scripted: Scripted, session: str, said: bytes
+) -> None:
+    answers = [response("queued", usage=None), said]
+    web = scripted.play(lambda connection: connection.whole(answers[connection.request.head.startswith(b"GET")]))
+    begin(web, session, model="m")
+    assert fetch(web, "resp_1").body == said
+    assert outcomes(web, session) == [("pending", "estimated")]
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        response("queued", usage={"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}),
+        response("in_progress", usage={"input_tokens": 7, "output_tokens": 0, "total_tokens": 7}),
+        response("processing", usage=None),
+    ],
+)
+def test_an_answer_is_pending_until_it_says_that_it_has_ended(scripted: Scripted, session: str, begun: bytes) -> None:
+    web = scripted.play(lambda connection: connection.whole(begun))
+    begin(web, session, model="m")
+    [(outcome, _)] = outcomes(web, session)
+    assert outcome == "pending"
+
+
+def events(*said: tuple[str, dict[str, Any]]) -> bytes:
+    numbered = ({"type": kind, "sequence_number": number, **fields} for number, (kind, fields) in enumerate(said))
+    return SSE_HEAD + b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in numbered)
+
+
+CREATED = ("response.created", {"response": json.loads(response("in_progress"))})
+FAULT = ("error", {"code": "server_error", "message": "The stream broke.", "param": None})
+
+
+def test_an_error_of_a_stream_is_not_the_end_of_its_answer(scripted: Scripted, session: str) -> None:
+    usage = {"input_tokens": 40, "output_tokens": 9, "total_tokens": 49}
+    answers = {
+        "POST /v1/responses ": events(CREATED, FAULT),
+        "GET /v1/responses/resp_1?stream=true ": events(FAULT),
+        "GET /v1/responses/resp_1 ": events(("response.completed", {"response": {"id": "resp_1", "usage": usage}})),
+    }
+
+    def script(connection: Connection) -> None:
+        head = connection.request.head.decode()
+        connection.send(next(said for begins, said in answers.items() if head.startswith(begins)))
+        connection.sock.close()
+
+    web = scripted.play(script)
+    begin(web, session, model="m", stream=True)
+    assert outcomes(web, session) == [("pending", "estimated")]
+    fetch(web, "resp_1", "?stream=true")
+    assert outcomes(web, session) == [("pending", "estimated")]
+    fetch(web, "resp_1")
+    [call] = web.get(f"/api/sessions/{session}/calls").json["calls"]
+    assert (call["outcome"], call["finish_reason"], call["usage"]["total_tokens"]) == ("ok", "completed", 49)
+
+
+def test_what_its_stream_had_brought_is_charged_of_an_answer_that_is_cancelled(
+    scripted: Scripted, session: str
+) -> None:
+    said = ("response.output_text.delta", {"item_id": "m", "output_index": 0, "content_index": 0, "delta": "on " * 300})
+
+    def script(connection: Connection) -> None:
+        if b"/cancel " in connection.request.head:
+            connection.whole(response("cancelled", usage=None))
+        else:
+            connection.send(events(CREATED, said))
+            connection.sock.close()
+
+    web = scripted.play(script)
+    begin(web, session, model="m", stream=True)
+    [begun] = web.get(f"/api/sessions/{session}/calls").json["calls"]
+    web.post("/v1/responses/resp_1/cancel")
+    [call] = web.get(f"/api/sessions/{session}/calls").json["calls"]
+    assert (begun["outcome"], call["outcome"], call["finish_reason"]) == ("pending", "ok", "cancelled")
+    assert call["usage"] == begun["usage"]
+    assert call["usage"]["output_tokens"] > 200
 
 
 def test_a_deferred_chat_completion_is_charged_when_it_is_fetched(scripted: Scripted, session: str) -> None:
