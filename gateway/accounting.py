@@ -315,15 +315,24 @@ class Accounts:
             self._give_back(progress, record.spent)
             if closing is not None:
                 progress.totals = closing.totals
-            if record.outcome == PENDING:
+            if record.outcome == PENDING and closing is not None:
                 await self._background.begun(progress, record)
             if claims or progress.book.is_blind:
                 progress.book = self._budgets.again(progress.book, closing.standings if closing is not None else None)
         fetched = progress.incoming.endpoint.fetches
-        if fetched is not None and progress.answer is not None:
-            await self._settle_earlier(progress, fetched, progress.answer)
+        if fetched is not None and progress.answer is not None and not self._settler.is_away:
+            await self._look_back(progress, fetched, progress.answer)
         self.end(progress)
         return progress.totals
+
+    async def _look_back(self, progress: Progress, answer_id: str, answer: Answer) -> None:
+        """See `_settle_earlier`. Whatever comes of that, the answer itself goes on to whoever asked for it."""
+        try:
+            await self._settle_earlier(progress, answer_id, answer)
+        except StoreUnavailable as error:
+            self._settler.away(error)
+        except Exception:
+            logger.exception("the call whose answer was fetched is not settled by that")
 
     async def _settle_earlier(self, progress: Progress, answer_id: str, answer: Answer) -> None:
         """Settle the call whose answer was fetched, where that was made in the background and has ended."""

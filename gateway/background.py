@@ -51,11 +51,13 @@ class Background:
         self._wall = wall
 
     async def begun(self, progress: Progress, record: CallRecord) -> None:
-        """Note a pending call under the id of its answer. Where the store is away it stays charged as it is."""
+        """Note a pending call under the id of its answer. Where that cannot be kept, it stays charged as it is."""
         call, answer = progress.call, answer_of(progress)
         if call is None or answer.id is None:
             return
-        ids = left_behind(call.fields, progress.incoming.endpoint.wire, answer.id)
+        named = left_behind(call.fields, progress.incoming.endpoint.wire, answer.id)
+        # JSON can name half a surrogate pair, and no text can hold it.
+        ids = tuple(one for one in named if one.isprintable())
         beside = progress.plan.beside if progress.plan is not None else 0
         noted = msgspec.json.encode(_Noted(record.call_id, ids, beside))
         try:
@@ -67,16 +69,15 @@ class Background:
         """The record of the call whose answer this is, if that was pending and is over; whether it is settled already.
 
         It is where the answer was fetched before.
+
+        Raises:
+            StoreUnavailable: nobody can say.
         """
         if not has_ended(answer):
             return None, False
-        try:
-            known = await self._store.learned(_key(provider, answer_id))
-            noted = _NOTED.decode(known) if known is not None else None
-            found = await self._store.call(None, noted.call_id) if noted is not None else None
-        except StoreUnavailable as error:
-            logger.warning("an answer that was fetched is not settled by that: %s", error.message)
-            return None, False
+        known = await self._store.learned(_key(provider, answer_id))
+        noted = _NOTED.decode(known) if known is not None else None
+        found = await self._store.call(None, noted.call_id) if noted is not None else None
         if noted is None or found is None or not found.is_provisional:
             return found, True
         record = self._records.fetched(found, answer, self._wall())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -266,6 +267,42 @@ def test_an_answer_is_pending_until_it_says_that_it_has_ended(scripted: Scripted
     begin(web, session, model="m")
     [(outcome, _)] = outcomes(web, session)
     assert outcome == "pending"
+
+
+def test_an_answer_whose_id_no_text_can_hold_is_passed_on(scripted: Scripted, session: str) -> None:
+    web = scripted.play(lambda connection: connection.whole(response("queued", id="resp_\ud800")))
+    begin(web, session, model="m")
+    assert outcomes(web, session) == [("pending", "estimated")]
+
+
+def test_an_answer_is_passed_on_though_what_is_noted_of_its_call_cannot_be_read(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url)
+    begun = begin(gateway.web, "s").json["id"]
+    fetch(gateway.web, begun)
+    with sqlite3.connect(gateway.folder / "gateway.db") as db:
+        db.execute("UPDATE lessons SET value = ? WHERE key LIKE 'pending%'", (b"{",))
+    made = fetch(gateway.web, begun)
+    assert (made.status, made.json["status"]) == (200, "completed")
+
+
+def test_an_answer_that_is_fetched_while_the_store_is_away_is_passed_on_and_nobody_asks_the_store_again(
+    gateway_server: StartGateway,
+    mock_server: MockServer,
+    mock: Provider,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server = RedisServer(tmp_path)
+    web = gateway_server(mock_server.url, **{"store.url": server.url}).web
+    begun = begin(web, "s").json["id"]
+    fetch(web, begun)
+    server.kill()
+    for _ in range(3):
+        made = fetch(web, begun)
+        assert (made.status, made.json["status"]) == (200, "completed")
+    assert capsys.readouterr().err.count("store away") == 1
 
 
 def events(*said: tuple[str, dict[str, Any]]) -> bytes:
