@@ -29,14 +29,20 @@ logger = logging.getLogger("gateway")
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """A call that is pending, what others may go on from when it has ended, and its tokens that are no part of that."""
+    """A call that is pending, what others may go on from when it has ended, and its tokens that are no part of that.
+
+    `is_told`: observers were told what it has cost.
+    """
 
     call_id: str
     ids: tuple[str, ...]
     beside: int
+    is_told: bool = False
 
 
 _NOTED: Final = msgspec.json.Decoder(_Noted)
+#: a call of which all is gone by now
+_FORGOTTEN: Final = _Noted("", (), 0, is_told=True)
 #: what the keys in the store begin with, and bytes of the digest that each ends with
 _PENDING: Final = "pending\n"
 _DIGEST_BYTES: Final = 16
@@ -66,9 +72,7 @@ class Background:
             logger.warning("call %s will not be found when its answer is fetched: %s", record.call_id, error.message)
 
     async def ended(self, provider: str, answer_id: str, answer: Answer) -> tuple[CallRecord | None, bool]:
-        """The record of the call whose answer this is, if that was pending and is over; whether it is settled already.
-
-        It is where the answer was fetched before.
+        """The record of the call whose answer this is, if that was pending and is over; whether observers know of it.
 
         Raises:
             StoreUnavailable: nobody can say.
@@ -79,9 +83,27 @@ class Background:
         noted = _NOTED.decode(known) if known is not None else None
         found = await self._store.call(None, noted.call_id) if noted is not None else None
         if noted is None or found is None or not found.is_provisional:
-            return found, True
+            return found, noted is not None and noted.is_told
         record = self._records.fetched(found, answer, self._wall())
         return replace(record, kept=kept_of(provider, record.charge, noted.ids, noted.beside)), False
+
+    async def is_first(self, provider: str, answer_id: str) -> bool:
+        """Whether observers are still to be told what this call has cost; from now on they are not.
+
+        Many may fetch the same answer at once, in as many workers.
+
+        Raises:
+            StoreUnavailable: nobody can say.
+        """
+        before = []
+
+        def tell(known: bytes | None) -> bytes:
+            noted = _NOTED.decode(known) if known is not None else _FORGOTTEN
+            before.append(noted.is_told)
+            return msgspec.json.encode(replace(noted, is_told=True))
+
+        await self._store.learn({_key(provider, answer_id): tell})
+        return not before[-1]
 
 
 def _key(provider: str, answer_id: str) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +186,28 @@ def test_observers_are_told_once_what_it_took(limited: GatewayThread, mock: Prov
     assert metric("gateway_tokens_total") == mock.billed().total_tokens
     assert metric('gateway_calls_total{dialect="responses"') == 2
     assert metric("gateway_estimated_calls_total") == 0
+
+
+def test_observers_of_all_workers_are_told_once_where_many_fetch_an_answer_at_once(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, stored: dict[str, Any]
+) -> None:
+    one = gateway_server(mock_server.url, **stored)
+    workers = one, gateway_server(mock_server.url, folder=one.folder, **stored)
+    begun = [begin(one.web, "s").json["id"] for _ in range(8)]
+    for answer_id in begun:
+        fetch(one.web, answer_id)
+    together = threading.Barrier(8)
+
+    def fetch_all(number: int) -> None:
+        for answer_id in begun:
+            together.wait(60)
+            fetch(workers[number % 2].web, answer_id)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(fetch_all, range(8)))
+    lines = [line for worker in workers for line in worker.web.get("/metrics").body.decode().splitlines()]
+    told = sum(float(line.split()[-1]) for line in lines if line.startswith("gateway_tokens_total"))
+    assert told == mock.billed().total_tokens
 
 
 def test_what_goes_on_from_such_an_answer_is_held_for(web: Web, session: str, mock: Provider) -> None:
