@@ -258,8 +258,8 @@ class Accounts:
             and wire is not None
             and not asks_for_more_than_text(fields)
             and all(facts.reasoning is False for facts in known)
-            # It goes on where nobody listens.
             and not progress.is_fetched_later,
+            goes_on=progress.is_fetched_later,
             # Without `kept`: a provider that needs room for the answer drops some of what it keeps of earlier turns.
             room=_room(plan, [facts.window for facts in known], tokens),
         )

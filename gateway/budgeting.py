@@ -19,6 +19,7 @@ from gateway.core.spending import (
     BudgetPolicy,
     Charged,
     Need,
+    bounds_answers,
     claims_of,
     hold_for,
     is_limited,
@@ -292,7 +293,9 @@ class Budgets:
 
     def _opened(self, book: Book, call_id: str, need: Need, lost: Callable[[Need], CallRecord]) -> OpenHold:
         hold = hold_for(call_id, book.claims, book.standings, need, clamp=self.policy.clamp)
-        return OpenHold(hold, lost(need), unit_usd=need.rate.output if need.rate is not None else None)
+        goes_on = need.goes_on and bounds_answers(book.standings)
+        unit_usd = need.rate.output if need.rate is not None else None
+        return OpenHold(hold, lost(need), unit_usd=unit_usd, goes_on=goes_on)
 
     async def deliver(self, taken: Taken) -> bool:
         """Before a part of the answer goes out: take the hold if that was put off; whether one is taken.

@@ -112,6 +112,23 @@ async def test_a_call_without_a_record_is_left_to_whoever_settles_those_of_worke
     assert stands.used.calls == 1
 
 
+@pytest.mark.parametrize(("limits", "is_all"), [(Limits(tokens=1_000_000), True), (Limits(calls=9), False)])
+async def test_all_that_was_held_for_an_answer_in_the_background_is_spent_where_its_worker_is_lost(
+    limits: Limits, is_all: bool
+) -> None:
+    world = World(budget=BudgetPolicy(session=limits))
+    opened = watched(world)
+    asked = b'{"model":"m","input":"hi","background":true,"max_output_tokens":5000}'
+    await world.call(world.incoming(asked, "responses"))
+    [kept] = opened
+    lost = replace(kept, units=kept.hold.most).as_lost()
+    assert (lost.spent == kept.hold.amount(5_000)) is is_all
+    assert (lost.spent.tokens > 5_000) is is_all
+    assert lost.outcome == LOST
+    assert lost.charge is not None
+    assert lost.charge.usage.output_tokens == 0, "of what its session is charged for no answer is known"
+
+
 FALLBACK = Routes([ModelRule("m", "p", fallback=("q/second",))], ["p", "q"], "p")
 
 

@@ -173,6 +173,7 @@ class Need:
         is_priced: its price is known, or it is no call that is billed by its tokens.
         model: the model that the price is for.
         can_grow: its hold can be extended while the answer comes.
+        goes_on: the answer is made to its end, whether or not anybody waits for it.
     """
 
     input_tokens: int
@@ -184,6 +185,7 @@ class Need:
     is_priced: bool = True
     model: str = ""
     can_grow: bool = False
+    goes_on: bool = False
     least_output: int = 0
     room: int | None = None
 

@@ -48,6 +48,7 @@ class OpenHold:
         noted: tokens of the answer that had been delivered when its worker last said so.
         lost: the record to write should nobody settle the call: charged for its input, at the least.
         unit_usd: what a token of the answer costs; None where nobody knows.
+        goes_on: the answer is made to its end, whoever is there for it: all that is held may be spent.
     """
 
     hold: Hold
@@ -55,6 +56,7 @@ class OpenHold:
     units: int = 0
     noted: int = 0
     unit_usd: Decimal | None = None
+    goes_on: bool = False
 
     def as_lost(self) -> CallRecord:
         """The record of the call, charged for what had been delivered as far as it was noted."""
@@ -64,7 +66,8 @@ class OpenHold:
         usage = Usage.of(charge.usage.input_tokens, self.noted)
         more = (self.unit_usd or 0) * self.noted
         cost = charge.cost_usd + more if charge.cost_usd is not None else None
-        spent = record.spent.plus(Amount(self.noted, nano(more)))
+        noted = record.spent.plus(Amount(self.noted, nano(more)))
+        spent = self.hold.amount(self.units) if self.goes_on else noted
         return replace(record, charge=replace(charge, usage=usage, cost_usd=cost), spent=spent)
 
 
