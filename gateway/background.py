@@ -18,9 +18,11 @@ import msgspec
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
+from gateway.core.routing import Routes
 from gateway.core.values import dataclass
 from gateway.dialects.base import Answer
 from gateway.dialects.elsewhere import left_behind
+from gateway.dialects.limits import service_tier
 from gateway.progress import Progress
 from gateway.records import Records, answer_of, has_ended, kept_of
 
@@ -31,12 +33,15 @@ logger = logging.getLogger("gateway")
 class _Noted:
     """A call that is pending, what others may go on from when it has ended, and its tokens that are no part of that.
 
+    `match`: of the entry of `models:` that decided where it went; `tier`: the service tier that it asked for;
     `is_told`: observers were told what it has cost.
     """
 
     call_id: str
     ids: tuple[str, ...]
     beside: int
+    match: str | None = None
+    tier: str | None = None
     is_told: bool = False
 
 
@@ -51,9 +56,10 @@ _DIGEST_BYTES: Final = 16
 class Background:
     """Notes pending calls, and finds them. `wall`: seconds since the epoch."""
 
-    def __init__(self, store: Store, records: Records, wall: Callable[[], float]) -> None:
+    def __init__(self, store: Store, records: Records, routes: Routes, wall: Callable[[], float]) -> None:
         self._store = store
         self._records = records
+        self._routes = routes
         self._wall = wall
 
     async def begun(self, progress: Progress, record: CallRecord) -> None:
@@ -65,7 +71,9 @@ class Background:
         # JSON can name half a surrogate pair, and no text can hold it.
         ids = tuple(one for one in named if one.isprintable())
         beside = progress.plan.beside if progress.plan is not None else 0
-        noted = msgspec.json.encode(_Noted(record.call_id, ids, beside))
+        rule = progress.route.rule
+        match = rule.match if rule is not None else None
+        noted = msgspec.json.encode(_Noted(record.call_id, ids, beside, match, service_tier(call.fields)))
         try:
             await self._store.learn({_key(record.provider, answer.id): lambda _: noted})
         except StoreUnavailable as error:
@@ -84,7 +92,8 @@ class Background:
         found = await self._store.call(None, noted.call_id) if noted is not None else None
         if noted is None or found is None or not found.is_provisional:
             return found, noted is not None and noted.is_told
-        record = self._records.fetched(found, answer, self._wall())
+        route = self._routes.taken(found.provider, found.model, noted.match)
+        record = self._records.fetched(found, answer, route, noted.tier, self._wall())
         return replace(record, kept=kept_of(provider, record.charge, noted.ids, noted.beside)), False
 
     async def is_first(self, provider: str, answer_id: str) -> bool:

@@ -126,7 +126,7 @@ class Gateway:
             facts=facts,
             steps=self.steps,
             observers=observers,
-            background=Background(store, records, wall),
+            background=Background(store, records, routes, wall),
         )
         self.composer = Composer(
             planner=planner,

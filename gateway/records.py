@@ -75,18 +75,26 @@ class Records:
             record = replace(record, spent=taken.hold.amount(taken.units))
         return replace(record, outcome=PENDING) if answer.id is not None else record
 
-    def fetched(self, begun: CallRecord, answer: Answer, now: float) -> CallRecord:
-        """The record of a call that was pending, by the answer that it came to. `now`: seconds since the epoch."""
+    def fetched(self, begun: CallRecord, answer: Answer, route: Route, asked: str | None, now: float) -> CallRecord:
+        """The record of a call that was pending, by the answer that it came to.
+
+        `route`: the way that it took; `asked`: the service tier that it asked for; `now`: seconds since the epoch.
+        """
         usage, source = self._used(begun, answer)
-        route, notes = Route(begun.provider, begun.model), dict(begun.notes)
+        notes = {name: note for name, note in begun.notes.items() if name != "price"}
         prices = self._known_prices([route])
-        charge = None
+        charge, spent = None, NOTHING
         if usage is not None:
             cost_usd = self._told(route, answer)
             if cost_usd is None:
+                tier = asked if answer.service_tier is None else None
                 named = partial(self._named_at, route.provider)
-                cost_usd = self._listed(usage, answer, prices=prices, named=named, asked=None, notes=notes)
+                cost_usd = self._listed(usage, answer, prices=prices, named=named, asked=tier, notes=notes)
             charge = Charge(usage, source, cost_usd)
+            spent = spent_by(_least(charge, prices), self._cached_weight)
+            if cost_usd is None and not prices:
+                # Its price was known when it was held, and is not any more.
+                spent = spent._replace(nano_usd=begun.spent.nano_usd)
         return replace(
             begun,
             outcome="provider_error" if answer.error else "ok",
@@ -94,7 +102,7 @@ class Records:
             finish_reason=as_name(answer.finish_reason) if answer.finish_reason else None,
             tools=tuple(map(as_name, answer.tools)),
             charge=charge,
-            spent=spent_by(_least(charge, prices), self._cached_weight),
+            spent=spent,
             duration_s=max(begun.duration_s, now - begun.started_at),
             notes=notes,
             kept="",

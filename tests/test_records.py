@@ -8,8 +8,9 @@ from decimal import Decimal
 
 import pytest
 
+from gateway.core.ledger import Amount
 from gateway.core.pricing import Price, Rates, price_per_million
-from gateway.core.record import LOST, Outcome
+from gateway.core.record import LOST, PENDING, CallRecord, Outcome
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Need, Rate
 from gateway.core.steps import Step
@@ -270,6 +271,37 @@ def test_a_tier_that_is_no_dearer_costs_the_standard_price(world: World) -> None
     assert record.charge is not None
     assert record.charge.cost_usd == Decimal("0.000060")
     assert "price" not in record.notes
+
+
+def pending(world: World) -> CallRecord:
+    progress = answered(world, Answer(id="resp_1"), "responses")
+    progress.call = progress.dialect.read(b'{"model":"m","input":"hi","background":true}')
+    return replace(records().of(progress), spent=Amount(5_000, 60_000_000, 1))
+
+
+def priced(price: Price | None) -> Records:
+    return Records(lambda _: ModelFacts(price=price), lambda: 7.0, cached_weight=1.0, estimate_missing=True)
+
+
+@pytest.mark.parametrize(("named", "usd"), [(None, 22), ("default", 11), ("priority", 22)])
+def test_an_answer_in_the_background_costs_what_the_tier_does_that_was_asked_for_unless_it_names_one(
+    world: World, named: str | None, usd: int
+) -> None:
+    price = replace(PRICE, tiers={"priority": price_per_million(input=Decimal(2), output=Decimal(20))})
+    made = Answer(Reported(10**6, 10**6, 2 * 10**6), finish_reason="completed", service_tier=named)
+    record = priced(price).fetched(pending(world), made, Route("q", "q-real"), "priority", 0.0)
+    assert record.charge is not None
+    assert record.charge.cost_usd == usd
+    assert record.spent == Amount(2 * 10**6, usd * 10**9, 1)
+
+
+def test_an_answer_in_the_background_whose_price_is_not_known_any_more_is_charged_as_it_was_held(world: World) -> None:
+    begun, made = pending(world), Answer(Reported(10, 5, 15), finish_reason="completed")
+    record = priced(None).fetched(begun, made, Route("q", "q-real"), None, 0.0)
+    assert begun.outcome == PENDING
+    assert record.charge is not None
+    assert record.charge.cost_usd is None
+    assert record.spent == Amount(15, 60_000_000, 1)
 
 
 async def test_a_report_of_no_input_teaches_nothing_and_is_charged_as_it_is(world: World) -> None:

@@ -165,6 +165,11 @@ class Routes:
                 return Route(provider, model, rule)
         return Route(provider, model)
 
+    def taken(self, provider: str, model: str, match: str | None) -> Route:
+        """The way that an earlier call took, by the entry that decided, if one did and is still there."""
+        rule = next((one for one in self._rules if one.match == match), None)
+        return Route(provider, model, rule)
+
     @property
     def providers(self) -> frozenset[str]:
         """The names of all providers."""

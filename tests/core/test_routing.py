@@ -176,6 +176,16 @@ def test_a_model_that_a_provider_is_told_to_call_is_looked_up_by_the_providers_n
     assert routes.named_at("groq", "groq/x") == Route("groq", "groq/x")
 
 
+def test_the_way_that_an_earlier_call_took_is_found_by_its_rule() -> None:
+    rules = [ModelRule("cheap", "openai", "real"), ModelRule("dear", "openai", "real")]
+    routes = Routes(rules, PROVIDERS, None)
+    for rule in rules:
+        found = routes.taken("openai", "real", rule.match)
+        assert (found, found.rule) == (routes.resolve(rule.match), rule)
+    assert routes.taken("openai", "real", None) == Route("openai", "real")
+    assert routes.taken("openai", "real", "gone") == Route("openai", "real")
+
+
 def test_the_names_of_models_are_those_of_rules_that_are_no_patterns(routes: Routes) -> None:
     assert routes.names() == ["my-alias"]
 

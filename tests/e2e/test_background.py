@@ -118,6 +118,25 @@ def test_the_limit_of_an_answer_is_lowered_to_what_is_left(limited: GatewayThrea
     assert refused.error["code"] == "budget_exhausted"
 
 
+def test_a_budget_in_usd_is_charged_at_the_price_of_the_entry_that_decided(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    entry = {"provider": "upstream", "name": "mock-small"}
+    models = [
+        {"match": "cheap", **entry, "price": {"input": 1, "output": 1}},
+        {"match": "dear", **entry, "price": {"input": 100, "output": 200}},
+    ]
+    web = gateway_server(mock_server.url, **{"budget.usd": 1, "models": models}).web
+    begun = begin(web, "s", model="dear").json["id"]
+    held = float(web.get("/api/sessions/s").json["budget"]["used"]["usd"])
+    for _ in range(2):
+        fetch(web, begun)
+    shown, billed = web.get("/api/sessions/s").json, mock.billed()
+    cost = (100 * billed.input_tokens + 200 * billed.output_tokens) / 1_000_000
+    assert held >= 500 * 200 / 1_000_000
+    assert float(shown["cost_usd"]) == float(shown["budget"]["used"]["usd"]) == pytest.approx(cost)
+
+
 def test_a_cancelled_answer_is_charged_for_its_request(limited: GatewayThread) -> None:
     begun = begin(limited.web, "s")
     weight = limited.web.get("/api/sessions/s").json["cumulative_token_usage"]["total_tokens"]
