@@ -381,7 +381,9 @@ class Accounts:
         progress.is_settled = True
         # What it takes is told when it is known, once.
         told = record if record.outcome != PENDING else replace(record, charge=None)
-        tell(self._listeners, told, progress.totals, self.allowance(progress))
+        # Those of the session whose answer was fetched are no part of the request that did so.
+        totals = progress.totals if progress.fetched is None else None
+        tell(self._listeners, told, totals, self.allowance(progress))
 
     def _give_back(self, progress: Progress, spent: Amount) -> None:
         taken, progress.taken = progress.taken, None

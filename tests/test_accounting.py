@@ -17,6 +17,7 @@ from gateway.core.routing import ModelFacts, ModelRule, Route, Routes
 from gateway.core.session import kept_as
 from gateway.core.spending import DEFAULT_OUTPUT, STREAM_STEP, BudgetPolicy
 from gateway.core.stored import OpenHold
+from gateway.dialects import endpoint
 from gateway.dialects.base import Answer, Call, EventReader
 from gateway.dialects.openai_chat import OpenAIChat
 from tests.support.fakes import KEY, PRICE, SSE, STREAM, AwayStore, FakeReply, World, whole
@@ -127,6 +128,23 @@ async def test_all_that_was_held_for_an_answer_in_the_background_is_spent_where_
     assert lost.outcome == LOST
     assert lost.charge is not None
     assert lost.charge.usage.output_tokens == 0, "of what its session is charged for no answer is known"
+
+
+async def test_the_request_that_fetches_an_answer_is_told_without_the_totals_of_the_call_that_asked_for_it() -> None:
+    world = World()
+    said: dict[str, Any] = {"id": "resp_1", "status": "queued", "usage": None}
+    world.upstream.answer = lambda _: FakeReply(pieces=[json.dumps(said).encode()])
+    asked = b'{"model":"m","input":"hi","background":true}'
+    await world.call(world.incoming(asked, "responses"))
+    said |= {"status": "completed", "usage": {"input_tokens": 3, "output_tokens": 4}}
+    path = "responses/resp_1"
+    reply, _ = await world.call(world.incoming(b"", path, method="GET", endpoint=endpoint("GET", path)))
+    assert reply.totals is not None
+    told = [
+        (one.outcome, totals.total_tokens if totals is not None else None) for one, totals in world.recorder.records
+    ]
+    begun, made, fetching = told
+    assert (begun[0], made, fetching) == ("pending", ("ok", 7), ("ok", None))
 
 
 FALLBACK = Routes([ModelRule("m", "p", fallback=("q/second",))], ["p", "q"], "p")

@@ -200,8 +200,10 @@ def test_observers_are_told_once_what_it_took(limited: GatewayThread, mock: Prov
 
     assert metric("gateway_tokens_total") == 0
     assert metric('gateway_calls_total{dialect="responses"') == 1
+    assert metric("gateway_overhead_seconds_count") == 0, "all else of it is counted once, too"
     for _ in range(4):
         fetch(limited.web, begun)
+    assert metric("gateway_overhead_seconds_count") == 1 + 4
     assert metric("gateway_tokens_total") == mock.billed().total_tokens
     assert metric('gateway_calls_total{dialect="responses"') == 2
     assert metric("gateway_estimated_calls_total") == 0

@@ -16,7 +16,7 @@ from typing import Final
 
 from gateway.core.allowance import Allowance
 from gateway.core.ports import Observer
-from gateway.core.record import CallRecord, ContextRecord
+from gateway.core.record import PENDING, CallRecord, ContextRecord
 from gateway.core.usage import Charge, Totals
 from gateway.core.values import dataclass
 from gateway.telemetry.metrics.exposition import CONTENT_TYPE, written
@@ -98,9 +98,11 @@ class _Place:
         return self._slots.slot(family, labelled(family, self._labels))
 
     def count(self, call: CallRecord) -> None:
-        """One call."""
+        """One call. Of one that is pending all else is counted when its answer was fetched."""
         values = self._slots.values
         values[self._slot_of(call)] += 1
+        if call.outcome == PENDING:
+            return
         if call.charge is not None:
             self._count_charge(call.charge)
         if call.saved_tokens:
@@ -205,6 +207,8 @@ class Metrics(Observer):
         """See `Observer.record`."""
         del totals, left
         self._place(call).count(call)
+        if call.outcome == PENDING:
+            return
         if call.outcome == "refused":
             self._add("gateway_refusals_total", "code", call.error_code or _NONE)
         else:
