@@ -205,8 +205,7 @@ class Answers:
             progress.outcome, progress.fault = "upstream_broken", fault
             reply.broken = True
             await self._accounts.settle(progress)
-            tail = meter.broken_off()
-            yield tail + progress.dialect.error_event(fault, progress.incoming.request_id, meter.next_number())
+            yield self._broken_off(progress, meter, fault)
             return
         tail = meter.close()
         progress.answer = meter.answer()
@@ -218,6 +217,17 @@ class Answers:
             meter.feed(piece)
         if behind := meter.close():
             yield behind
+
+    @staticmethod
+    def _broken_off(progress: Progress, meter: StreamMeter, fault: GatewayError) -> bytes:
+        """The end of a stream that its provider broke off, and an event that says so.
+
+        None stands behind a stream that was fetched: its client sees where it ended, and fetches it from there.
+        """
+        tail = meter.broken_off()
+        if not progress.incoming.endpoint.metered:
+            return tail
+        return tail + progress.dialect.error_event(fault, progress.incoming.request_id, meter.next_number())
 
     async def _no_events(
         self, progress: Progress, answer: UpstreamReply, pieces: AsyncIterator[bytes], reply: Reply

@@ -24,10 +24,11 @@ class Earlier(PassThrough):
         return self._made.answer(body)
 
     def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
-        """See `Dialect.reader`."""
+        """See `Dialect.reader`. Nothing was asked for here, so nothing is dropped."""
+        del drop_usage
         if self._made.name == _RESPONSES:
             return _AnyPartReader(None, lambda: 0)
-        return self._made.reader(call, drop_usage=drop_usage, input_tokens=input_tokens)
+        return self._made.reader(call, drop_usage=False, input_tokens=input_tokens)
 
 
 class _AnyPartReader(ResponsesReader):

@@ -382,6 +382,20 @@ def test_an_error_of_a_stream_is_not_the_end_of_its_answer(scripted: Scripted, s
     assert (call["outcome"], call["finish_reason"], call["usage"]["total_tokens"]) == ("ok", "completed", 49)
 
 
+@pytest.mark.parametrize("path", ["responses/resp_2?stream=true", "chat/deferred-completion/resp_2"])
+def test_a_stream_that_is_fetched_is_passed_on_as_it_comes_also_where_it_breaks_off(
+    scripted: Scripted, path: str
+) -> None:
+    said = b': a\n\nevent: x\r\ndata: {"id":"c","choices":[],"usage":{"prompt_tokens":3},"sequence_number":7}\r\n\r\n'
+
+    def script(connection: Connection) -> None:
+        connection.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 999\r\n\r\n" + said)
+        connection.sock.close()
+
+    reply = scripted.play(script).get(f"/v1/{path}")
+    assert (reply.body, reply.clean) == (said, False)
+
+
 def test_what_its_stream_had_brought_is_charged_of_an_answer_that_is_cancelled(
     scripted: Scripted, session: str
 ) -> None:
