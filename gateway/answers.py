@@ -15,7 +15,7 @@ from gateway.core.allowance import Allowance
 from gateway.core.errors import GatewayError, RequestFault, UpstreamProtocolError
 from gateway.core.forwarding import EVENTS, Headers, content_type, header, masked, response_headers
 from gateway.core.ports import UpstreamReply
-from gateway.core.record import PENDING
+from gateway.core.record import PENDING, CallRecord
 from gateway.core.usage import Charge, Totals
 from gateway.dialects.base import Answer, Call, StreamMeter
 from gateway.dialects.glimpsed import Glimpse, glimpsed, read_whole
@@ -155,11 +155,10 @@ class Answers:
         totals = await self._accounts.settle(progress)
         headers = response_headers(answer.headers, unpacked=was_packed)
         reply = self._reply(progress, answer.status, headers, body)
-        record = progress.fetched or progress.record
-        is_pending = record is not None and record.outcome == PENDING
+        record = _settled(progress)
         reply.totals = totals
-        reply.charge = record.charge if record is not None and not is_pending else None
-        reply.final = totals is not None and not is_pending
+        reply.charge = record.charge if record is not None else None
+        reply.final = totals is not None and record is not None
         return reply
 
     # --- metered as it comes -----------------------------------------------------------------------------------
@@ -254,7 +253,7 @@ class Answers:
         totals = await self._accounts.settle(progress)
         if totals is None or self._totals_comment is None:
             return tail
-        record = progress.fetched or progress.record
+        record = _settled(progress)
         charge = record.charge if record is not None else None
         return self._totals_comment(totals, charge, self._accounts.allowance(progress), progress.stepped) + tail
 
@@ -344,6 +343,12 @@ async def read_error(answer: UpstreamReply) -> bytes:
                 f"The provider answered {answer.status} with a body over {_MAX_ERROR_BODY} bytes."
             )
     return bytes(body)
+
+
+def _settled(progress: Progress) -> CallRecord | None:
+    """The record of the call, or of the earlier one whose answer it fetched; None while that answer is being made."""
+    record = progress.fetched or progress.record
+    return record if record is not None and record.outcome != PENDING else None
 
 
 def _is_embeddings(progress: Progress) -> bool:

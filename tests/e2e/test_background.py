@@ -373,8 +373,10 @@ def test_an_error_of_a_stream_is_not_the_end_of_its_answer(scripted: Scripted, s
         connection.sock.close()
 
     web = scripted.play(script)
-    begin(web, session, model="m", stream=True)
+    begun = begin(web, session, model="m", stream=True)
     assert outcomes(web, session) == [("pending", "estimated")]
+    assert "x-session-cumulative-token-usage" in begun.comments
+    assert "x-token-usage" not in begun.comments, "it is not known yet"
     fetch(web, "resp_1", "?stream=true")
     assert outcomes(web, session) == [("pending", "estimated")]
     fetch(web, "resp_1")
