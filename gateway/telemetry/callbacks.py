@@ -21,7 +21,7 @@ from gateway.core.errors import ConfigError
 from gateway.core.ids import call_id
 from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Observer
-from gateway.core.record import CallRecord
+from gateway.core.record import PENDING, CallRecord
 from gateway.core.steps import StepChange
 from gateway.core.times import time_text
 from gateway.core.usage import Totals
@@ -74,7 +74,9 @@ class Callbacks(Observer):
         if is_charged:
             self._tell("on_usage", f"usage_{call.call_id}", self._usage(shown, totals, left))
         if "on_finish" in self._wanted:
-            self._tell("on_finish", f"finish_{call.call_id}", shown)
+            # Receivers know an event that is sent again by its id, and the call that is pending comes once more.
+            kind = "pending" if call.outcome == PENDING else "finish"
+            self._tell("on_finish", f"{kind}_{call.call_id}", shown)
 
     def _usage(self, call: Event, totals: Totals | None, left: Allowance | None) -> Event:
         is_priced = totals is not None and not totals.unpriced_calls

@@ -14,7 +14,7 @@ import pytest
 from gateway.core.allowance import Allowance
 from gateway.core.errors import ConfigError
 from gateway.core.namespaces import SessionKey
-from gateway.core.record import CallRecord
+from gateway.core.record import PENDING, CallRecord
 from gateway.core.steps import StepChange
 from gateway.core.usage import Charge, Totals, Usage
 from gateway.telemetry import callbacks
@@ -203,6 +203,14 @@ def test_an_exception_in_one_is_logged_and_keeps_nothing_from_the_others(
     [line] = [record for record in heard.records if record.name == "gateway"]
     assert line.getMessage() == f"callbacks.observers: {type(observer).__name__}.on_finish failed"
     assert line.exc_info is not None
+
+
+def test_a_call_that_is_pending_and_what_became_of_it_are_events_of_their_own() -> None:
+    queue = Queue(frozenset(callbacks.EVENTS))
+    observer = told(webhooks=[queue])
+    observer.record(replace(CALL, outcome=PENDING, charge=None), TOTALS, LEFT)
+    observer.record(CALL, TOTALS, LEFT)
+    assert [message_id for message_id, _ in queue.put_in] == ["pending_01", "usage_01", "finish_01"]
 
 
 def test_a_webhook_gets_the_events_that_it_asked_for_each_under_an_id_of_its_own() -> None:
