@@ -90,8 +90,11 @@ class Background:
         known = await self._store.learned(_key(provider, answer_id))
         noted = _NOTED.decode(known) if known is not None else None
         found = await self._store.call(None, noted.call_id) if noted is not None else None
-        if noted is None or found is None or not found.is_provisional:
-            return found, noted is not None and noted.is_told
+        if noted is None or found is None or found.call_id != noted.call_id:
+            # Where its record is gone, another call may have been given its id for a request id.
+            return None, False
+        if not found.is_provisional:
+            return found, noted.is_told
         route = self._routes.taken(found.provider, found.model, noted.match)
         record = self._records.fetched(found, answer, route, noted.tier, self._wall())
         return replace(record, kept=kept_of(provider, record.charge, noted.ids, noted.beside)), False

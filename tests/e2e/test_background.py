@@ -332,6 +332,23 @@ def test_an_answer_is_passed_on_though_what_is_noted_of_its_call_cannot_be_read(
     assert (made.status, made.json["status"]) == (200, "completed")
 
 
+def test_a_call_that_took_the_id_of_one_whose_record_is_gone_is_not_charged_by_its_answer(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    gateway = gateway_server(mock_server.url, **{"budget.tokens": BUDGET})
+    begun = begin(gateway.web, "small").json["id"]
+    [small] = gateway.web.get("/api/sessions/small/calls").json["calls"]
+    named = {"x-session-id": "large", "x-request-id": small["call_id"]}
+    assert gateway.web.post("/v1/responses", {**ASKED, "max_output_tokens": 4_000}, named).status == 200
+    with sqlite3.connect(gateway.folder / "gateway.db") as db:
+        db.execute("DELETE FROM calls WHERE call_id = ?", (small["call_id"],))
+    for _ in range(2):
+        made = fetch(gateway.web, begun)
+    assert made.json["status"] == "completed"
+    assert used(gateway.web, "large") > 4_000
+    assert made.header("x-session-id") is None
+
+
 def test_an_answer_that_is_fetched_while_the_store_is_away_is_passed_on_and_nobody_asks_the_store_again(
     gateway_server: StartGateway,
     mock_server: MockServer,
