@@ -98,6 +98,14 @@ async def test_a_call_of_which_nobody_can_tell_what_it_used_is_charged_for_its_i
     assert (await world.store.calls(KEY, 10)) == [record]
 
 
+async def test_all_that_was_held_for_a_deferred_answer_is_spent_where_nobody_can_tell_what_it_used() -> None:
+    world = world_of()
+    incoming = world.incoming(STREAM[:-1] + b',"deferred":true,"max_tokens":5000}')
+    with pytest.raises(ZeroDivisionError):
+        await world.call(replace(incoming, endpoint=replace(incoming.endpoint, dialect=Unreadable())))
+    assert world.record.spent.tokens > 5_000
+
+
 async def test_a_call_without_a_record_is_left_to_whoever_settles_those_of_workers_that_are_gone() -> None:
     world = world_of()
     opened = watched(world)
