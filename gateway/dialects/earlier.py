@@ -32,9 +32,10 @@ class Earlier(PassThrough):
 
 
 class _AnyPartReader(ResponsesReader):
-    """Reads a stream that may begin anywhere (`starting_after`): its last event says all of the answer."""
+    """Reads a stream that may begin anywhere (`starting_after`): its last event says all of the answer, or none."""
 
     def _other(self, kind: str, value: dict[str, Any], data: bytes) -> None:
-        if kind in LAST_EVENTS:
+        response = value.get("response")
+        if kind in LAST_EVENTS and isinstance(response, dict) and response.get("output"):
             self._gathered = Gathered()
         super()._other(kind, value, data)

@@ -437,6 +437,30 @@ def test_what_its_stream_had_brought_is_charged_of_an_answer_that_is_cancelled(
     assert call["usage"]["output_tokens"] > 200
 
 
+@pytest.mark.parametrize(
+    "output", [[], [{"type": "message", "content": [{"type": "output_text", "text": "on " * 300}]}]]
+)
+def test_a_stream_that_is_fetched_and_reports_no_usage_is_weighed_once(
+    scripted: Scripted, session: str, output: list[Any]
+) -> None:
+    said = ("response.output_text.delta", {"item_id": "m", "output_index": 0, "content_index": 0, "delta": "on " * 300})
+    last = ("response.completed", {"response": json.loads(response("completed", output=output))})
+
+    def script(connection: Connection) -> None:
+        if connection.request.head.startswith(b"GET "):
+            connection.send(events(said, last))
+            connection.sock.close()
+        else:
+            connection.whole(response("queued"))
+
+    web = scripted.play(script)
+    begin(web, session, model="m")
+    fetch(web, "resp_1", "?stream=true&starting_after=1")
+    [call] = web.get(f"/api/sessions/{session}/calls").json["calls"]
+    assert (call["outcome"], call["usage_source"]) == ("ok", "estimated")
+    assert 200 < call["usage"]["output_tokens"] < 300
+
+
 def test_a_deferred_chat_completion_is_charged_when_it_is_fetched(scripted: Scripted, session: str) -> None:
     usage = {"prompt_tokens": 30, "completion_tokens": 12, "total_tokens": 42}
     choice = {"index": 0, "message": {"role": "assistant", "content": "three"}, "finish_reason": "stop"}
