@@ -31,6 +31,7 @@ logger = logging.getLogger("gateway")
 class _Noted:
     """A call that is pending, what others may go on from when it has ended, and its tokens that are no part of that."""
 
+    provider: str
     call_id: str
     ids: tuple[str, ...]
     beside: int
@@ -57,11 +58,19 @@ class Background:
             return
         ids = left_behind(call.fields, progress.incoming.endpoint.wire, answer.id)
         beside = progress.plan.beside if progress.plan is not None else 0
-        noted = msgspec.json.encode(_Noted(record.call_id, ids, beside))
+        noted = msgspec.json.encode(_Noted(record.provider, record.call_id, ids, beside))
         try:
-            await self._store.learn({_key(record.provider, answer.id): lambda _: noted})
+            await self._store.learn({_key(answer.id): lambda _: noted})
         except StoreUnavailable as error:
             logger.warning("call %s will not be found when its answer is fetched: %s", record.call_id, error.message)
+
+    async def provider_of(self, answer_id: str) -> str | None:
+        """Who makes this answer in the background; None where nobody is known to. Requests about it name no model."""
+        try:
+            noted = await self._noted(answer_id)
+        except StoreUnavailable:
+            return None
+        return noted.provider if noted is not None else None
 
     async def ended(self, provider: str, answer_id: str, answer: Answer) -> tuple[CallRecord | None, bool]:
         """The record of the call whose answer this is, if that was pending and is over; whether it is settled already.
@@ -71,19 +80,24 @@ class Background:
         if not has_ended(answer):
             return None, False
         try:
-            known = await self._store.learned(_key(provider, answer_id))
-            noted = _NOTED.decode(known) if known is not None else None
+            noted = await self._noted(answer_id)
             found = await self._store.call(None, noted.call_id) if noted is not None else None
         except StoreUnavailable as error:
             logger.warning("an answer that was fetched is not settled by that: %s", error.message)
             return None, False
-        if noted is None or found is None or not found.is_provisional:
+        if noted is None or found is None or noted.provider != provider:
+            return None, False
+        if not found.is_provisional:
             return found, True
         record = self._records.fetched(found, answer, self._wall())
         return replace(record, kept=kept_of(provider, record.charge, noted.ids, noted.beside)), False
 
+    async def _noted(self, answer_id: str) -> _Noted | None:
+        known = await self._store.learned(_key(answer_id))
+        return _NOTED.decode(known) if known is not None else None
 
-def _key(provider: str, answer_id: str) -> str:
+
+def _key(answer_id: str) -> str:
     # Of any length, and another's to choose.
     digest = blake2b(answer_id.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()
-    return f"{_PENDING}{provider}\n{digest}"
+    return _PENDING + digest

@@ -118,6 +118,7 @@ class Gateway:
             named_at=routes.named_at,
         )
         summaries = Summaries(routes, providers, store, self.handle, new_id=new_id, clock=clock, patience_s=summary_s)
+        self.background = Background(store, records, wall)
         self.accounts = Accounts(
             store=store,
             settler=settler,
@@ -126,7 +127,7 @@ class Gateway:
             facts=facts,
             steps=self.steps,
             observers=observers,
-            background=Background(store, records, wall),
+            background=self.background,
         )
         self.composer = Composer(
             planner=planner,
@@ -237,6 +238,8 @@ class Exchange:
             if progress.session is None:
                 progress.session, progress.derived = session_of(incoming, call, gateway.policy)
             gateway.settler.check()
+        if incoming.endpoint.fetches is not None:
+            await self._ask_maker(incoming.endpoint.fetches)
         self._find_routes(call)
         if metered:
             await gateway.accounts.open(progress)
@@ -248,6 +251,13 @@ class Exchange:
             return await gateway.answers.failure(progress, answer)
         progress.billed = metered
         return await gateway.answers.success(progress, call, answer)
+
+    async def _ask_maker(self, answer_id: str) -> None:
+        """Fetch an answer from the provider that makes it; never with a credential that may be for another one."""
+        name = await self._gateway.background.provider_of(answer_id)
+        provider = self._gateway.providers.get(name) if name is not None else None
+        if provider is not None and holds_credential(provider):
+            self._in = self._p.incoming = replace(self._in, provider=name)
 
     def _find_routes(self, call: Call) -> None:
         """Where the call may go. The caller's own credential is for the first provider and for no other.

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from gateway.mock import MockServer, Provider
-from tests.conftest import Scripted, StartGateway
+from tests.conftest import Scripted, StartGateway, StartUpstream
 from tests.stores.redis_servers import RedisServer
 from tests.support.gateways import GatewayThread, until
 from tests.support.scripted import Connection
@@ -195,6 +195,27 @@ def test_what_goes_on_from_such_an_answer_is_held_for(web: Web, session: str, mo
     billed = reply.json["usage"]["input_tokens"]
     assert billed > made.json["usage"]["total_tokens"]
     assert int(reply.header("x-context-tokens") or 0) == pytest.approx(billed, rel=0.03)
+
+
+@pytest.mark.parametrize("key", ["held", None])
+def test_it_is_fetched_from_the_provider_that_makes_it_but_with_no_credential_for_another(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, byte_server: StartUpstream, key: str | None
+) -> None:
+    elsewhere = byte_server(lambda connection: connection.whole(b'{"error": {"message": "no such response"}}'))
+    providers = {
+        "first": {"base_url": elsewhere.url},
+        "second": {"base_url": mock_server.url, **({"key": key} if key else {})},
+    }
+    models = [{"match": "mock-*", "provider": "second"}]
+    web = gateway_server("", providers=providers, models=models, default_provider="first").web
+    begun = web.post("/v1/responses", ASKED, {"x-session-id": "s", "authorization": "Bearer of-the-caller"}).json["id"]
+    before = len(mock.calls)
+    for _ in range(2):
+        made = fetch(web, begun, authorization="Bearer of-the-caller")
+    assert len(mock.calls) - before == (2 if key else 0)
+    assert len(elsewhere.requests) == (0 if key else 2)
+    assert outcomes(web, "s") == [("ok", "provider") if key else ("pending", "estimated")]
+    assert made.status == 200
 
 
 def test_the_sdk_polls(gateway: GatewayThread, mock: Provider, session: str) -> None:
