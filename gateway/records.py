@@ -73,7 +73,9 @@ class Records:
         taken = progress.taken
         if taken is not None and taken.hold is not None:
             record = replace(record, spent=taken.hold.amount(taken.units))
-        return replace(record, outcome=PENDING) if answer.id is not None else record
+        if answer.id is None:
+            return record
+        return replace(record, outcome=PENDING, notes={**record.notes, "answer": as_name(answer.id)})
 
     def fetched(self, begun: CallRecord, answer: Answer, now: float) -> CallRecord:
         """The record of a call that was pending, by the answer that it came to. `now`: seconds since the epoch."""

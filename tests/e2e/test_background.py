@@ -75,6 +75,7 @@ def test_a_session_is_charged_what_the_provider_reports_once_its_answer_is_fetch
         assert made.header("x-session-id") == session
     [call] = web.get(f"/api/sessions/{session}/calls").json["calls"]
     assert (call["outcome"], call["usage_source"], call["finish_reason"]) == ("ok", "provider", "completed")
+    assert call["notes"]["answer"] == begun.json["id"]
 
 
 @pytest.fixture(params=["sqlite", "redis"])
