@@ -268,9 +268,14 @@ class Records:
         known = [one for one in costs if one is not None]
         if not known or len(known) < len(costs):
             return None
-        if answer.usage is not None and answer.usage.searches:
-            others += answer.usage.searches * max(price.search for price in prices)
-        return max(known) + others
+        if answer.usage is None or not (answer.usage.searches or answer.usage.picture_tokens):
+            return max(known) + others
+        fees = [price.search for price in prices if price.search is not None]
+        if answer.usage.picture_tokens or len(fees) < len(prices):
+            what = "pictures that a tool made" if answer.usage.picture_tokens else "its web searches"
+            notes["price"] = f"not known of {what}"
+            return None
+        return max(known) + others + answer.usage.searches * max(fees)
 
     def _named(self, progress: Progress, name: str) -> Route:
         """The model of this name at the provider that answered."""

@@ -254,6 +254,25 @@ def test_web_searches_are_charged_beside_the_tokens(world: World) -> None:
     assert record.spent.nano_usd == 50_000_000
 
 
+@pytest.mark.parametrize(
+    ("reported", "fee", "cost", "note"),
+    [
+        (Reported(10, 5, 15, searches=3), None, None, "not known of its web searches"),
+        (Reported(10, 5, 15), None, Decimal("0.02"), None),
+        (Reported(10, 5, 15, picture_tokens=9), Decimal(0), None, "not known of pictures that a tool made"),
+    ],
+)
+def test_what_a_tool_of_the_provider_costs_is_not_left_out_of_a_cost(
+    world: World, reported: Reported, fee: Decimal | None, cost: Decimal | None, note: str | None
+) -> None:
+    price = Price(Rates(Decimal("0.001"), Decimal("0.002")), {}, search=fee)
+    made = Records(lambda _: ModelFacts(price=price), lambda: 7.0, cached_weight=1.0, estimate_missing=True)
+    record = made.of(answered(world, Answer(reported)))
+    assert record.charge is not None
+    assert (record.charge.cost_usd, record.notes.get("price")) == (cost, note)
+    assert record.spent.nano_usd == 20_000_000
+
+
 # --- service tiers ------------------------------------------------------------------------------------------------
 
 

@@ -45,6 +45,8 @@ _AUDIO_IN: Final = (
 )
 _AUDIO_OUT: Final = ("completion_tokens_details.audio_tokens", "output_tokens_details.audio_tokens")
 # fmt: on
+#: what is counted in `tool_usage`, by tool
+_OF_TOOLS: Final = (("web_search", "num_requests"), ("image_gen", "total_tokens"))
 _TOP_LEVEL: Final = frozenset(
     {
         *("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "total_tokens"),
@@ -74,8 +76,10 @@ class Reported:
     audio_output_tokens: int = 0
     cache_write_1h_tokens: int = 0
     cost_usd: Decimal | None = None
-    #: web searches that the provider made (Anthropic), which cost a fee each
+    #: web searches that the provider made (Anthropic, OpenAI's Responses), which cost a fee each
     searches: int = 0
+    #: tokens of pictures that a tool of the provider's made beside the answer, at prices of their own
+    picture_tokens: int = 0
     #: what each model used of it, where the provider tells passes apart: an advisor has a price of its own
     named: tuple[tuple[str, Usage], ...] = ()
 
@@ -151,6 +155,16 @@ class UsageReader:
             fields = {name: number for name, number in fields.items() if name not in _INPUT or name not in self._fields}
         self._fields.update(fields)
 
+    def add_tools(self, said: object) -> None:
+        """Take what OpenAI's Responses say beside the usage of the tools that OpenAI ran."""
+        if not isinstance(said, Mapping):
+            return
+        for tool, name in _OF_TOOLS:
+            details = said.get(tool)
+            number = count(details.get(name)) if isinstance(details, Mapping) else None
+            if number is not None:
+                self._fields[f"{tool}.{name}"] = number
+
     def _is_empty_end(self, fields: Mapping[str, int]) -> bool:
         """Whether these are the zeros with which some streams end; not a zero that is the first word on the output."""
         if not fields or any(fields.values()) or not any(self._fields.values()):
@@ -199,7 +213,8 @@ def _reported(fields: Mapping[str, int], cost_usd: Decimal | None = None) -> Rep
         _first(fields, _AUDIO_OUT) or 0,
         fields.get("cache_creation.ephemeral_1h_input_tokens", 0),
         cost_usd,
-        fields.get("server_tool_use.web_search_requests", 0),
+        fields.get("server_tool_use.web_search_requests", 0) + fields.get("web_search.num_requests", 0),
+        fields.get("image_gen.total_tokens", 0),
     )
 
 

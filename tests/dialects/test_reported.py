@@ -97,6 +97,18 @@ def test_the_searches_that_were_made_are_counted_once() -> None:
     assert (found.input_tokens, found.output_tokens, found.searches) == (10, 6, 3)
 
 
+def test_what_openais_tools_did_is_read_beside_the_usage() -> None:
+    reader = UsageReader()
+    for number in (0, 2, None, "3"):
+        reader.add_tools({"web_search": {"num_requests": number}, "image_gen": {"total_tokens": 70}, "other": {}})
+    reader.add_tools("none")
+    assert reader.reported() is None, "it is no usage by itself"
+    reader.add({"input_tokens": 10, "output_tokens": 5, "total_tokens": 15})
+    found = reader.reported()
+    assert found is not None
+    assert (found.total_tokens, found.searches, found.picture_tokens) == (15, 2, 70)
+
+
 def test_anthropics_input_may_be_all_cached() -> None:
     assert sides({"cache_read_input_tokens": 500, "output_tokens": 5}) == (500, 5, 505)
 
