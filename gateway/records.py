@@ -13,7 +13,7 @@ from typing import Final
 from gateway.core.fitting.receipt import Fates
 from gateway.core.ledger import NOTHING, Amount
 from gateway.core.pricing import Price, cost, standard_cost
-from gateway.core.record import CUTS, LOST, PENDING, CallRecord, Outcome
+from gateway.core.record import CUTS, LOST, PENDING, CallRecord, ContextRecord, Outcome
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import kept_as
 from gateway.core.spending import Need, accounts_of, spent_by
@@ -151,7 +151,7 @@ class Records:
             request_bytes=len(incoming.body),
             response_bytes=progress.response_bytes,
             notes=progress.notes,
-            context=progress.plan.context if progress.plan is not None else None,
+            context=_context(progress, answer, charge),
             accounts=accounts_of(progress.book.claims),
             spent=spent,
             mode=progress.mode,
@@ -301,6 +301,17 @@ class Records:
 def answer_of(progress: Progress) -> Answer:
     """What a call was answered with, as far as it came."""
     return progress.answer or (progress.reader() if progress.reader else Answer())
+
+
+def _context(progress: Progress, answer: Answer, charge: Charge | None) -> ContextRecord | None:
+    """What the call weighed, and how much of its input tells nothing of that."""
+    if progress.plan is None:
+        return None
+    context, told = progress.plan.context, answer.usage
+    if told is None or told.request_tokens is None or charge is None:
+        return context
+    beyond = charge.usage.input_tokens - told.request_tokens
+    return replace(context, beyond=beyond) if beyond > 0 else context
 
 
 def has_ended(answer: Answer) -> bool:

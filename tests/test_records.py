@@ -304,6 +304,32 @@ async def test_a_report_of_no_input_teaches_nothing_and_is_charged_as_it_is(worl
     assert again.context.tokens == first.context.tokens, "what weighs nothing to one who does not count weighs the same"
 
 
+@pytest.mark.parametrize(
+    ("passes", "is_learned"),
+    [
+        ([("message", 0), ("advisor_message", 5_000), ("message", 1_200)], True),
+        ([("compaction", 0), ("message", -900)], False),
+    ],
+)
+async def test_a_session_learns_what_its_request_weighed_and_is_charged_for_all_passes(
+    world: World, passes: list[tuple[str, int]], is_learned: bool
+) -> None:
+    first, _ = await world.call()
+    assert first.context is not None
+    weight = 1_000 + first.context.estimate
+    listed = [{"type": kind, "input_tokens": weight + more, "output_tokens": 1} for kind, more in passes]
+    usage = {"input_tokens": weight, "output_tokens": 1, "iterations": listed}
+    before = (await world.store.remembered(KEY)).last_turn
+    world.upstream.answer = lambda _: FakeReply(pieces=[completion(usage=usage)])
+    await world.call()
+    record, _ = world.recorder.records[-1]
+    assert record.charge is not None
+    assert record.charge.usage.input_tokens == sum(weight + more for _, more in passes)
+    last = (await world.store.remembered(KEY)).last_turn
+    assert last is not None
+    assert last.residual == 1_000 if is_learned else last == before
+
+
 # --- models in the place of the call's own ------------------------------------------------------------------------
 
 #: USD of a million tokens, in and out

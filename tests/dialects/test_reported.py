@@ -356,6 +356,48 @@ def test_what_each_named_model_used_is_a_part() -> None:
     assert last.named == (("one", Usage(100, 10, 110)),)
 
 
+OWN = {"type": "message", "input_tokens": 1_128, "output_tokens": 110}
+CACHED = {"type": "message", "input_tokens": 28, "cache_read_input_tokens": 1_100, "output_tokens": 110}
+ADVICE = {"type": "advisor_message", "model": "two", "input_tokens": 2_518, "output_tokens": 22}
+LAST = {"type": "message", "input_tokens": 1_262, "output_tokens": 11}
+COMPACTION = {"type": "compaction", "input_tokens": 55_196, "output_tokens": 125}
+
+
+@pytest.mark.parametrize(
+    ("passes", "weight"),
+    [
+        ([OWN], 1_128),
+        ([OWN, ADVICE, LAST], 1_128),
+        ([CACHED, ADVICE, LAST], 1_128),
+        ([ADVICE, OWN], 1_128),
+        ([None, OWN, LAST], 1_128),
+        ([ADVICE], 0),
+        ([{}, OWN], 0),
+        ([COMPACTION, LAST], 0),
+        ([OWN, COMPACTION, LAST], 0),
+        ([COMPACTION], 0),
+        ([{"output_tokens": 3}], 0),
+        ([None, 7], None),
+        ([{"type": "compaction"}], None),
+    ],
+)
+def test_of_billed_passes_the_first_one_weighs_the_request_unless_it_was_compacted(
+    passes: list[object], weight: int | None
+) -> None:
+    found = read({"input_tokens": 1, "output_tokens": 2, "iterations": passes})
+    assert found is not None
+    assert found.request_tokens == weight
+
+
+def test_what_the_request_weighed_is_what_the_last_list_of_passes_says() -> None:
+    found = read({"iterations": [OWN]}, {"output_tokens": 3}, {"iterations": [CACHED, LAST]}, {"output_tokens": 9})
+    assert found is not None
+    assert found.request_tokens == 1_128
+    without = read({"input_tokens": 5, "output_tokens": 3})
+    assert without is not None
+    assert without.request_tokens is None
+
+
 @pytest.mark.parametrize("passes", [[None, 7], [{}], [{"type": "compaction"}]])
 def test_passes_that_say_nothing_do_not_hide_what_the_top_level_says(passes: list[object]) -> None:
     assert usage({"input_tokens": 1, "output_tokens": 2, "iterations": passes}) == Usage(1, 2, 3)
