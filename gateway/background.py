@@ -32,6 +32,7 @@ class _Noted:
     """A call that is pending, what others may go on from when it has ended, and its tokens that are no part of that."""
 
     provider: str
+    namespace: str
     call_id: str
     ids: tuple[str, ...]
     beside: int
@@ -58,19 +59,24 @@ class Background:
             return
         ids = left_behind(call.fields, progress.incoming.endpoint.wire, answer.id)
         beside = progress.plan.beside if progress.plan is not None else 0
-        noted = msgspec.json.encode(_Noted(record.provider, record.call_id, ids, beside))
+        noted = msgspec.json.encode(
+            _Noted(record.provider, progress.incoming.caller.namespace, record.call_id, ids, beside)
+        )
         try:
             await self._store.learn({_key(answer.id): lambda _: noted})
         except StoreUnavailable as error:
             logger.warning("call %s will not be found when its answer is fetched: %s", record.call_id, error.message)
 
-    async def provider_of(self, answer_id: str) -> str | None:
-        """Who makes this answer in the background; None where nobody is known to. Requests about it name no model."""
+    async def origin(self, answer_id: str) -> tuple[str | None, str | None]:
+        """The provider that makes this answer in the background, and the namespace of whoever asked for it.
+
+        Requests about it name no model, and nobody else knows. None where it is not known here either.
+        """
         try:
             noted = await self._noted(answer_id)
         except StoreUnavailable:
-            return None
-        return noted.provider if noted is not None else None
+            return None, None
+        return (noted.provider, noted.namespace) if noted is not None else (None, None)
 
     async def ended(self, provider: str, answer_id: str, answer: Answer) -> tuple[CallRecord | None, bool]:
         """The record of the call whose answer this is, if that was pending and is over; whether it is settled already.

@@ -239,7 +239,7 @@ class Exchange:
                 progress.session, progress.derived = session_of(incoming, call, gateway.policy)
             gateway.settler.check()
         if incoming.endpoint.fetches is not None:
-            await self._ask_maker(incoming.endpoint.fetches)
+            await self._go_where_it_is_made(incoming.endpoint.fetches)
         self._find_routes(call)
         if metered:
             await gateway.accounts.open(progress)
@@ -252,10 +252,15 @@ class Exchange:
         progress.billed = metered
         return await gateway.answers.success(progress, call, answer)
 
-    async def _ask_maker(self, answer_id: str) -> None:
-        """Fetch an answer from the provider that makes it; never with a credential that may be for another one."""
-        name = await self._gateway.background.provider_of(answer_id)
-        provider = self._gateway.providers.get(name) if name is not None else None
+    async def _go_where_it_is_made(self, answer_id: str) -> None:
+        """Fetch an answer from the provider that makes it; never with a credential that may be for another one.
+
+        A client key that is held to some models was allowed the one of its own answer when it asked for that.
+        """
+        name, namespace = await self._gateway.background.origin(answer_id)
+        caller, provider = self._in.caller, self._gateway.providers.get(name or "")
+        if caller.models and namespace == caller.namespace:
+            self._in = self._p.incoming = replace(self._in, caller=replace(caller, models=()))
         if provider is not None and holds_credential(provider):
             self._in = self._p.incoming = replace(self._in, provider=name)
 

@@ -170,6 +170,24 @@ def test_another_client_key_that_fetches_it_is_told_no_totals(
     assert web.get("/api/sessions/s", of("bob")).status == 404
 
 
+def test_a_limited_client_key_fetches_its_own_answers_and_no_others(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    keys = [{"name": name, "key": f"{name}-key-0123456789", "models": ["mock-small"]} for name in ("ann", "bob")]
+    web = gateway_server(mock_server.url, **{"auth.keys": keys, "budget.tokens": BUDGET}).web
+
+    def of(name: str) -> dict[str, str]:
+        return {"authorization": f"Bearer {name}-key-0123456789", "x-session-id": "s"}
+
+    begun = web.post("/v1/responses", ASKED, of("ann")).json["id"]
+    for path in (begun, "resp_of_nobody"):
+        refused = fetch(web, path, **of("bob"))
+        assert (refused.status, refused.error["code"]) == (404, "model_not_found")
+    for _ in range(2):
+        made = fetch(web, begun, **of("ann"))
+    assert made.totals[2] == mock.billed().total_tokens
+
+
 def test_observers_are_told_once_what_it_took(limited: GatewayThread, mock: Provider) -> None:
     begun = begin(limited.web, "s").json["id"]
 
