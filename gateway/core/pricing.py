@@ -123,8 +123,9 @@ def price_per_million(
     cache_read: Decimal | None = None,
     cache_write: Decimal | None = None,
     cache_write_1h: Decimal | None = None,
+    search: Decimal = Decimal(0),
 ) -> Price:
-    """A price as people write it: USD per million tokens."""
+    """A price as people write it: USD per million tokens, and for each web search."""
 
     def scaled(value: Decimal | None) -> Decimal | None:
         return None if value is None else value / _MILLION
@@ -136,7 +137,7 @@ def price_per_million(
         scaled(cache_write),
         cache_write_1h=scaled(cache_write_1h),
     )
-    return Price(rates, tiers={})
+    return Price(rates, tiers={}, search=search)
 
 
 def times(price: Price, factor: Decimal) -> Price:
