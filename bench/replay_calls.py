@@ -4,8 +4,9 @@
 
 Reads the cassettes in which test suites keep real calls to providers: YAML or JSON of vcrpy, VCR (Ruby) and go-vcr.
 Each recorded POST to one of the five paths of models is made again, in a session of its own, to a gateway in front of a
-server that answers what was recorded; streams are cut into pieces of random sizes (always the same ones). Compared are
-the request that arrives there, the answer that comes back, and the session's tokens with the `usage` in the answer.
+server that answers what was recorded; streams are cut into pieces of random sizes (always the same ones). An answer
+that was made in the background is fetched as often as it was then. Compared are the request that arrives there, the
+answers that come back, and the session's tokens with the `usage` in the last of them.
 
 Two changes are the gateway's job: a stream that does not ask for its usage is made to, and is given back without it,
 and the session's totals stand in a comment before its end. Exit code 1 where anything else differs.
@@ -26,7 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -52,7 +53,10 @@ OK = http.client.OK
 
 @dataclass(frozen=True)
 class Recorded:
-    """One call as it stands in a cassette. `tokens`: (input, output) as reported, None where they were not."""
+    """One call as it stands in a cassette. `tokens`: (input, output) as reported, None where they were not.
+
+    `fetched`: where an answer that is made in the background was asked for, and what came each time.
+    """
 
     id: str
     source: str
@@ -62,6 +66,7 @@ class Recorded:
     answer: bytes
     is_stream: bool
     tokens: tuple[int | None, int | None]
+    fetched: tuple[tuple[str, bytes], ...] = ()
 
 
 # --- cassettes --------------------------------------------------------------------------------------------------------
@@ -87,11 +92,12 @@ def recorded_in(paths: list[Path]) -> Iterator[Recorded]:
     for path in paths:
         files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
         for file in files:
-            for interaction in interactions_of(file):
+            interactions = interactions_of(file)
+            for interaction in interactions:
                 call = read(interaction, str(file))
                 if call is not None and call.id not in seen:
                     seen.add(call.id)
-                    yield call
+                    yield with_what_was_fetched(call, interactions)
 
 
 def interactions_of(file: Path) -> list[Any]:
@@ -124,6 +130,22 @@ def read(interaction: Any, source: str) -> Recorded | None:
         return None  # a client's own form of the answer
     call_id = blake2b(body + b"\0" + answer, digest_size=12).hexdigest()
     return Recorded(call_id, source, known, body, status, answer, is_stream, reported(answer, is_stream=is_stream))
+
+
+def with_what_was_fetched(call: Recorded, interactions: list[Any]) -> Recorded:
+    """A call that was answered in the background, with the answers to the requests for its answer."""
+    answer = json_of(call.answer)
+    if call.path != "responses" or answer.get("status") not in {"queued", "in_progress"}:
+        return call
+    found = []
+    for interaction in interactions:
+        asked, told = interaction["request"], interaction["response"]
+        where = urlsplit(str(asked.get("uri") or asked.get("url") or ""))
+        if str(asked.get("method")).upper() == "GET" and where.path.endswith(f"/responses/{answer['id']}"):
+            path = f"responses/{answer['id']}?{where.query}".removesuffix("?")
+            found.append((path, bytes_of(told.get("body", told.get("parsed_body")))))
+    tokens = reported(found[-1][1], is_stream=False) if found else call.tokens
+    return replace(call, fetched=tuple(found), tokens=tokens)
 
 
 def bytes_of(body: Any) -> bytes:
@@ -218,6 +240,12 @@ class Replay:
                 replay.received.setdefault(mark, []).append((self.path, body))
                 self.answer(replay.calls[mark])
 
+            def do_GET(self) -> None:
+                call = replay.calls[self.headers[MARK]]
+                asked = replay.received.setdefault(f"fetched {call.id}", [])
+                asked.append((self.path, b""))
+                self.answer(replace(call, answer=call.fetched[len(asked) - 1][1], is_stream=False))
+
             def answer(self, call: Recorded) -> None:
                 self.send_response(call.status)
                 self.send_header("content-type", "text/event-stream" if call.is_stream else "application/json")
@@ -253,6 +281,7 @@ class Replay:
         self.counts["streams"] += call.is_stream
         requests = self.received.pop(call.id, [])
         received = requests[0][1] if [path for path, _ in requests] == [f"/v1/{call.path}"] else None
+        self.fetch(call, headers, connection)
         del self.calls[call.id]
         asked = received is not None and only_asks_for_usage(call.body, received)
         if received != call.body:
@@ -272,6 +301,14 @@ class Replay:
             call_tokens = call.tokens
         if any(said is not None and said != ours for said, ours in zip(call_tokens, counted, strict=True)):
             self.note("tokens", call, f"{counted} for {call_tokens}")
+
+    def fetch(self, call: Recorded, headers: dict[str, str], connection: http.client.HTTPConnection) -> None:
+        for path, answer in call.fetched:
+            connection.request("GET", f"/v1/{path}", headers=headers)
+            came = connection.getresponse().read()
+            self.counts["fetched"] += 1
+            if came != answer or self.received[f"fetched {call.id}"][-1][0] != f"/v1/{path}":
+                self.note("answer", call, f"{path}: {came[-200:]!r}")
 
     def note(self, what: str, call: Recorded, how: str, *, is_fault: bool = True) -> None:
         self.counts[what] += 1
@@ -303,6 +340,7 @@ def show(counts: Counter[str], took_s: float) -> None:
     print(f"{changed:7,} received otherwise changed, elsewhere, twice, or not at all")
     print(f"{counts['calls'] - counts['answer']:7,} answers returned byte for byte, but for the comment of a stream")
     print(f"{counts['answer']:7,} returned otherwise")
+    print(f"{counts['fetched']:7,} times an answer made in the background was fetched")
     print(f"{counts['reported']:7,} answers reported their usage; {counts['refused by the provider']:,} were refusals")
     print(f"{counts['tokens']:7,} sessions with other tokens than were reported")
 

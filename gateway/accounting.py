@@ -336,14 +336,13 @@ class Accounts:
 
     async def _settle_earlier(self, progress: Progress, answer_id: str, answer: Answer) -> None:
         """Settle the call whose answer was fetched, where that was made in the background and has ended."""
-        provider = progress.route.provider
-        record, is_told = await self._background.ended(provider, answer_id, answer)
+        record, is_told = await self._background.ended(progress.route.provider, answer_id, answer)
         if record is None:
             return
         if not is_told:
             # Where others have settled it meanwhile, that changes nothing.
             totals = await self._settler.settle(record)
-            if totals is None or await self._background.is_first(provider, answer_id):
+            if totals is None or await self._background.is_first(answer_id):
                 tell(self._listeners, record, totals)
         session, namespace = record.session, progress.incoming.caller.namespace
         if session is not None and session.namespace == namespace:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, Final
+from urllib.parse import unquote
 
 import msgspec
 
@@ -38,6 +39,8 @@ _OF_THE_CALLER: Final = (None, "function", "custom")
 _CHOOSES_ONE: Final = ("openrouter:advisor", "openrouter:fusion")
 #: other models, or advisors, that are looked up for one request; more than any provider takes
 _MOST_OTHERS: Final = 32
+#: A path that may name a model where nobody here reads it. Providers such as Azure route without regard to case.
+_MAY_BE_OF_A_MODEL: Final = re.compile(r"(?:^|/)(?:deployments?|engines?|models?)/.", re.IGNORECASE)
 #: the head of the form part that names the model, up to where its value begins
 _MODEL_PART: Final = re.compile(
     rb'\r\ncontent-disposition:[^\r\n]{0,200};[ \t]*name="?model"?[ \t]*(?:;[^\r\n]*)?\r\n(?:[^\r\n]+\r\n){0,8}\r\n',
@@ -117,6 +120,7 @@ def routes_of(incoming: Incoming, call: Call, routes: Routes, session: SessionKe
     model = call.model
     if not is_listing(incoming):
         check_model(model, incoming.caller)
+        _check_path(incoming)
         _check_others(call, incoming.caller)
     if model is not None:
         return routes.chain(model, seed_of(session, incoming.call_id))
@@ -176,6 +180,17 @@ def seed_of(session: SessionKey | None, call_id: str) -> str:
 def is_listing(incoming: Incoming) -> bool:
     """Whether a request asks for the list of models, or for one of them, as many clients do before anything else."""
     return incoming.method in ("GET", "HEAD") and incoming.path.partition("/")[0] == "models"
+
+
+def _check_path(incoming: Incoming) -> None:
+    """Refuse a path that may name another model than the body does; a key without limits may use all.
+
+    Raises:
+        UnknownModel: it may, and the client key is limited.
+    """
+    caller = incoming.caller
+    if caller.models and _MAY_BE_OF_A_MODEL.search(unquote(incoming.path)):
+        raise _not_for(caller, "a path that may name a model itself", "model")
 
 
 def _check_others(call: Call, caller: Caller) -> None:
@@ -267,10 +282,13 @@ def check_model(model: str | None, caller: Caller, field: str = "model") -> None
     if not is_allowed(model, caller.models):
         unnamed = "a path that names no model" if field == "model" else f'what the field "{field}" names'
         asked = f'the model "{model[:100]}"' if model else unnamed
-        raise UnknownModel(
-            f'The client key "{caller.namespace}" may not use {asked}; it may use {", ".join(caller.models)}.',
-            param=field,
-        )
+        raise _not_for(caller, asked, field)
+
+
+def _not_for(caller: Caller, asked: str, field: str) -> UnknownModel:
+    return UnknownModel(
+        f'The client key "{caller.namespace}" may not use {asked}; it may use {", ".join(caller.models)}.', param=field
+    )
 
 
 def is_allowed(model: str | None, patterns: Sequence[str]) -> bool:

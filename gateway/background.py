@@ -37,6 +37,8 @@ class _Noted:
     `is_told`: observers were told what it has cost.
     """
 
+    provider: str
+    namespace: str
     call_id: str
     ids: tuple[str, ...]
     beside: int
@@ -47,7 +49,7 @@ class _Noted:
 
 _NOTED: Final = msgspec.json.Decoder(_Noted)
 #: a call of which all is gone by now
-_FORGOTTEN: Final = _Noted("", (), 0, is_told=True)
+_FORGOTTEN: Final = _Noted("", "", "", (), 0, is_told=True)
 #: what the keys in the store begin with, and bytes of the digest that each ends with
 _PENDING: Final = "pending\n"
 _DIGEST_BYTES: Final = 16
@@ -73,11 +75,23 @@ class Background:
         beside = progress.plan.beside if progress.plan is not None else 0
         rule = progress.route.rule
         match = rule.match if rule is not None else None
-        noted = msgspec.json.encode(_Noted(record.call_id, ids, beside, match, service_tier(call.fields)))
+        namespace, tier = progress.incoming.caller.namespace, service_tier(call.fields)
+        noted = msgspec.json.encode(_Noted(record.provider, namespace, record.call_id, ids, beside, match, tier))
         try:
-            await self._store.learn({_key(record.provider, answer.id): lambda _: noted})
+            await self._store.learn({_key(answer.id): lambda _: noted})
         except StoreUnavailable as error:
             logger.warning("call %s will not be found when its answer is fetched: %s", record.call_id, error.message)
+
+    async def origin(self, answer_id: str) -> tuple[str | None, str | None]:
+        """The provider that makes this answer in the background, and the namespace of whoever asked for it.
+
+        Requests about it name no model, and nobody else knows. None where it is not known here either.
+
+        Raises:
+            StoreUnavailable: it cannot be looked up.
+        """
+        noted = await self._noted(answer_id)
+        return (noted.provider, noted.namespace) if noted is not None else (None, None)
 
     async def ended(self, provider: str, answer_id: str, answer: Answer) -> tuple[CallRecord | None, bool]:
         """The record of the call whose answer this is, if that was pending and is over; whether observers know of it.
@@ -87,10 +101,9 @@ class Background:
         """
         if not has_ended(answer):
             return None, False
-        known = await self._store.learned(_key(provider, answer_id))
-        noted = _NOTED.decode(known) if known is not None else None
+        noted = await self._noted(answer_id)
         found = await self._store.call(None, noted.call_id) if noted is not None else None
-        if noted is None or found is None or found.call_id != noted.call_id:
+        if noted is None or found is None or noted.provider != provider or found.call_id != noted.call_id:
             # Where its record is gone, another call may have been given its id for a request id.
             return None, False
         if not found.is_provisional:
@@ -99,7 +112,7 @@ class Background:
         record = self._records.fetched(found, answer, route, noted.tier, self._wall())
         return replace(record, kept=kept_of(provider, record.charge, noted.ids, noted.beside)), False
 
-    async def is_first(self, provider: str, answer_id: str) -> bool:
+    async def is_first(self, answer_id: str) -> bool:
         """Whether observers are still to be told what this call has cost; from now on they are not.
 
         Many may fetch the same answer at once, in as many workers.
@@ -114,11 +127,19 @@ class Background:
             before.append(noted.is_told)
             return msgspec.json.encode(replace(noted, is_told=True))
 
-        await self._store.learn({_key(provider, answer_id): tell})
+        await self._store.learn({_key(answer_id): tell})
         return not before[-1]
 
+    async def _noted(self, answer_id: str) -> _Noted | None:
+        known = await self._store.learned(_key(answer_id))
+        try:
+            return _NOTED.decode(known) if known is not None else None
+        except msgspec.DecodeError:
+            logger.warning("what is noted of an answer made in the background cannot be read")
+            return None
 
-def _key(provider: str, answer_id: str) -> str:
+
+def _key(answer_id: str) -> str:
     # Of any length, and another's to choose.
     digest = blake2b(answer_id.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()
-    return f"{_PENDING}{provider}\n{digest}"
+    return _PENDING + digest

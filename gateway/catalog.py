@@ -164,6 +164,7 @@ def _price(row: PriceRow | None) -> Price | None:
         cache_read=row.cache_read,
         cache_write=row.cache_write,
         cache_write_1h=row.cache_write_1h,
+        search=row.search,
     )
 
 

@@ -32,6 +32,7 @@ from gateway.core.context_budget import SummaryModel
 from gateway.core.errors import (
     BudgetExhausted,
     GatewayError,
+    StoreUnavailable,
     Unauthenticated,
     UnknownModel,
     UpstreamFault,
@@ -118,6 +119,7 @@ class Gateway:
             named_at=routes.named_at,
         )
         summaries = Summaries(routes, providers, store, self.handle, new_id=new_id, clock=clock, patience_s=summary_s)
+        self.background = Background(store, records, routes, wall)
         self.accounts = Accounts(
             store=store,
             settler=settler,
@@ -126,7 +128,7 @@ class Gateway:
             facts=facts,
             steps=self.steps,
             observers=observers,
-            background=Background(store, records, routes, wall),
+            background=self.background,
         )
         self.composer = Composer(
             planner=planner,
@@ -237,6 +239,8 @@ class Exchange:
             if progress.session is None:
                 progress.session, progress.derived = session_of(incoming, call, gateway.policy)
             gateway.settler.check()
+        if incoming.endpoint.fetches is not None:
+            await self._go_where_it_is_made(incoming.endpoint.fetches)
         self._find_routes(call)
         if metered:
             await gateway.accounts.open(progress)
@@ -248,6 +252,24 @@ class Exchange:
             return await gateway.answers.failure(progress, answer)
         progress.billed = metered
         return await gateway.answers.success(progress, call, answer)
+
+    async def _go_where_it_is_made(self, answer_id: str) -> None:
+        """Fetch an answer from the provider that makes it; never with a credential that may be for another one.
+
+        A client key that is held to some models was allowed the one of its own answer when it asked for that.
+        """
+        if self._gateway.settler.is_away:
+            return
+        try:
+            name, namespace = await self._gateway.background.origin(answer_id)
+        except StoreUnavailable as error:
+            self._gateway.settler.away(error)
+            return
+        caller, provider = self._in.caller, self._gateway.providers.get(name or "")
+        if caller.models and namespace == caller.namespace:
+            self._in = self._p.incoming = replace(self._in, caller=replace(caller, models=()))
+        if provider is not None and holds_credential(provider):
+            self._in = self._p.incoming = replace(self._in, provider=name)
 
     def _find_routes(self, call: Call) -> None:
         """Where the call may go. The caller's own credential is for the first provider and for no other.

@@ -13,7 +13,7 @@ from typing import Final
 from gateway.core.fitting.receipt import Fates
 from gateway.core.ledger import NOTHING, Amount
 from gateway.core.pricing import Price, cost, standard_cost
-from gateway.core.record import CUTS, LOST, PENDING, CallRecord, Outcome
+from gateway.core.record import CUTS, LOST, PENDING, CallRecord, ContextRecord, Outcome
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import kept_as
 from gateway.core.spending import Need, accounts_of, spent_by
@@ -73,7 +73,9 @@ class Records:
         taken = progress.taken
         if taken is not None and taken.hold is not None:
             record = replace(record, spent=taken.hold.amount(taken.units))
-        return replace(record, outcome=PENDING) if answer.id is not None else record
+        if answer.id is None:
+            return record
+        return replace(record, outcome=PENDING, notes={**record.notes, "answer": as_name(answer.id)})
 
     def fetched(self, begun: CallRecord, answer: Answer, route: Route, asked: str | None, now: float) -> CallRecord:
         """The record of a call that was pending, by the answer that it came to.
@@ -161,7 +163,7 @@ class Records:
             request_bytes=len(incoming.body),
             response_bytes=progress.response_bytes,
             notes=progress.notes,
-            context=progress.plan.context if progress.plan is not None else None,
+            context=_context(progress, answer, charge),
             accounts=accounts_of(progress.book.claims),
             spent=spent,
             mode=progress.mode,
@@ -279,9 +281,14 @@ class Records:
         known = [one for one in costs if one is not None]
         if not known or len(known) < len(costs):
             return None
-        if answer.usage is not None and answer.usage.searches:
-            others += answer.usage.searches * max(price.search for price in prices)
-        return max(known) + others
+        if answer.usage is None or not (answer.usage.searches or answer.usage.picture_tokens):
+            return max(known) + others
+        fees = [price.search for price in prices if price.search is not None]
+        if answer.usage.picture_tokens or len(fees) < len(prices):
+            what = "pictures that a tool made" if answer.usage.picture_tokens else "its web searches"
+            notes["price"] = f"not known of {what}"
+            return None
+        return max(known) + others + answer.usage.searches * max(fees)
 
     def _named(self, progress: Progress, name: str) -> Route:
         """The model of this name at the provider that answered."""
@@ -307,6 +314,17 @@ class Records:
 def answer_of(progress: Progress) -> Answer:
     """What a call was answered with, as far as it came."""
     return progress.answer or (progress.reader() if progress.reader else Answer())
+
+
+def _context(progress: Progress, answer: Answer, charge: Charge | None) -> ContextRecord | None:
+    """What the call weighed, and how much of its input tells nothing of that."""
+    if progress.plan is None:
+        return None
+    context, told = progress.plan.context, answer.usage
+    if told is None or told.request_tokens is None or charge is None:
+        return context
+    beyond = charge.usage.input_tokens - told.request_tokens
+    return replace(context, beyond=beyond) if beyond > 0 else context
 
 
 def has_ended(answer: Answer) -> bool:

@@ -104,6 +104,40 @@ def test_a_key_limited_to_models_may_use_those_that_match_and_list_all(world: Wo
     assert resolved(listing).model == ""
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "OPENAI/deployments/dear/chat/completions",
+        "openai/Deployments/dear/chat/completions",
+        "openai/deployments/dear/Chat/Completions",
+        "openai/deployments/dear/extensions/chat/completions",
+        "any/openai/deployments/dear/chat/completions",
+        "openai%2Fdeployments%2Fdear/chat/completions",
+        "engines/dear/completions",
+        "models/dear:generateContent",
+        "model/dear/converse",
+    ],
+)
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+def test_a_key_limited_to_models_may_not_name_one_in_a_path_that_is_not_understood(
+    world: World, path: str, method: str
+) -> None:
+    def incoming(caller: Caller) -> Incoming:
+        return world.incoming(
+            BODY.replace(b'"m"', b'"q-1"'), path, method=method, endpoint=endpoint(method, path), caller=caller
+        )
+
+    with pytest.raises(UnknownModel, match=r'"alice" may not use a path that may name a model itself; it may use q-'):
+        resolved(incoming(Caller("alice", ("q-*",))))
+    assert resolved(incoming(Caller("alice"))).provider == "q"
+
+
+@pytest.mark.parametrize("path", ["rerank", "openai/deployments", "audio/speech", "mymodels/x", "fim/completions"])
+def test_a_key_limited_to_models_may_use_other_paths_whose_body_names_one_of_them(world: World, path: str) -> None:
+    body = BODY.replace(b'"m"', b'"q-1"')
+    assert resolved(world.incoming(body, path, caller=Caller("alice", ("q-*",)))).provider == "q"
+
+
 @pytest.mark.parametrize("field", ["models", "fallbacks"])
 @pytest.mark.parametrize(
     ("value", "named"),

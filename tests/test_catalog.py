@@ -117,6 +117,10 @@ def test_a_configured_row_is_read_with_its_price() -> None:
     price = facts_of(Facts(price=hourly)).price
     assert price is not None
     assert (price.rates.cache_write, price.rates.cache_write_1h) == (Decimal("0.00000125"), Decimal("0.000002"))
+    assert price.search == 0
+    searching = facts_of(Facts(price=PriceRow(input=Decimal(1), output=Decimal(2), search=Decimal("0.01")))).price
+    assert searching is not None
+    assert searching.search == Decimal("0.01")
     assert facts_of(Facts()) == ModelFacts()
 
 

@@ -255,6 +255,25 @@ def test_web_searches_are_charged_beside_the_tokens(world: World) -> None:
     assert record.spent.nano_usd == 50_000_000
 
 
+@pytest.mark.parametrize(
+    ("reported", "fee", "cost", "note"),
+    [
+        (Reported(10, 5, 15, searches=3), None, None, "not known of its web searches"),
+        (Reported(10, 5, 15), None, Decimal("0.02"), None),
+        (Reported(10, 5, 15, picture_tokens=9), Decimal(0), None, "not known of pictures that a tool made"),
+    ],
+)
+def test_what_a_tool_of_the_provider_costs_is_not_left_out_of_a_cost(
+    world: World, reported: Reported, fee: Decimal | None, cost: Decimal | None, note: str | None
+) -> None:
+    price = Price(Rates(Decimal("0.001"), Decimal("0.002")), {}, search=fee)
+    made = Records(lambda _: ModelFacts(price=price), lambda: 7.0, cached_weight=1.0, estimate_missing=True)
+    record = made.of(answered(world, Answer(reported)))
+    assert record.charge is not None
+    assert (record.charge.cost_usd, record.notes.get("price")) == (cost, note)
+    assert record.spent.nano_usd == 20_000_000
+
+
 # --- service tiers ------------------------------------------------------------------------------------------------
 
 
@@ -315,6 +334,32 @@ async def test_a_report_of_no_input_teaches_nothing_and_is_charged_as_it_is(worl
     again, _ = await world.call()
     assert again.context is not None
     assert again.context.tokens == first.context.tokens, "what weighs nothing to one who does not count weighs the same"
+
+
+@pytest.mark.parametrize(
+    ("passes", "is_learned"),
+    [
+        ([("message", 0), ("advisor_message", 5_000), ("message", 1_200)], True),
+        ([("compaction", 0), ("message", -900)], False),
+    ],
+)
+async def test_a_session_learns_what_its_request_weighed_and_is_charged_for_all_passes(
+    world: World, passes: list[tuple[str, int]], is_learned: bool
+) -> None:
+    first, _ = await world.call()
+    assert first.context is not None
+    weight = 1_000 + first.context.estimate
+    listed = [{"type": kind, "input_tokens": weight + more, "output_tokens": 1} for kind, more in passes]
+    usage = {"input_tokens": weight, "output_tokens": 1, "iterations": listed}
+    before = (await world.store.remembered(KEY)).last_turn
+    world.upstream.answer = lambda _: FakeReply(pieces=[completion(usage=usage)])
+    await world.call()
+    record, _ = world.recorder.records[-1]
+    assert record.charge is not None
+    assert record.charge.usage.input_tokens == sum(weight + more for _, more in passes)
+    last = (await world.store.remembered(KEY)).last_turn
+    assert last is not None
+    assert last.residual == 1_000 if is_learned else last == before
 
 
 # --- models in the place of the call's own ------------------------------------------------------------------------

@@ -70,6 +70,12 @@ await run({
     const second = await respond({ tools: [responsesTool], input: [...messages, call, result] });
     assert.equal(second.output_text, "The tool answered: sunny");
   },
+  "responses background": async () => {
+    let answer = await respond({ background: true });
+    assert.equal(answer.status, "queued");
+    while (["queued", "in_progress"].includes(answer.status)) answer = await client().responses.retrieve(answer.id);
+    assert.equal(answer.output_text, said);
+  },
   "responses websocket": async () => {
     const socket = new ResponsesWS(client(), { headers: { "x-session-id": "openai-node" } });
     try {

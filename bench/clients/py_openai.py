@@ -103,6 +103,16 @@ def responses_tools() -> None:
     assert second.output_text == "The tool answered: sunny"
 
 
+def responses_background() -> None:
+    answer = client().responses.create(model=MODEL, input="What is the weather?", background=True)
+    assert answer.status == "queued"
+    while answer.status in {"queued", "in_progress"}:
+        raw = client().responses.with_raw_response.retrieve(answer.id)
+        answer = raw.parse()
+    assert answer.output_text == "You said: What is the weather?"
+    assert raw.headers["x-session-usage-source"] == "provider"
+
+
 def responses_websocket() -> None:
     """Two turns with a tool, of which the first answer is remembered by the connection alone."""
     fields: Any = {"model": MODEL, "tools": [RESPONSES_TOOL], "store": False}
@@ -218,6 +228,7 @@ run(
     responses,
     responses_stream,
     responses_tools,
+    responses_background,
     responses_websocket,
     responses_structured,
     completions,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import sys
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
@@ -47,7 +49,7 @@ GAP: Final = 2
 
 def printable(text: str) -> str:
     """The text with `?` for what a terminal would follow instead of show."""
-    return "".join(char if char.isprintable() else "?" for char in text)
+    return text if text.isprintable() else "".join(char if char.isprintable() else "?" for char in text)
 
 
 def quoted(text: str) -> str:
@@ -105,27 +107,61 @@ def print_json(value: Any) -> None:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
     """A table on stdout; `right`: columns of numbers. Cells are text, never markup.
 
-    In a narrow terminal text is folded, a number never: lines may be longer than it is wide.
+    In a narrow terminal text is folded, a number never: lines may be longer than it is wide. A table of rich's takes
+    thirty times the work for a row, which is seconds for the thousands of a large store.
     """
-    from rich.cells import cell_len
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
-    shown = [[printable(cell) for cell in row] for row in rows]
-    needed = -GAP
+    shown = [[*map(printable, row)] for row in rows]
+    longest, least = [], []
     for place, column in enumerate(columns):
-        is_number = column in right
-        longest = max(map(cell_len, (column, *(row[place] for row in shown))))
-        least = longest if is_number else min(longest, max(cell_len(column), _FOLDED))
-        needed += least + GAP
-        justify: Literal["right", "left"] = "right" if is_number else "left"
-        table.add_column(column, justify=justify, overflow="fold", no_wrap=is_number, min_width=least)
-    for row in shown:
-        table.add_row(*map(Text, row))
+        longest.append(max(map(_cells, (column, *(row[place] for row in shown)))))
+        least.append(longest[-1] if column in right else min(longest[-1], max(_cells(column), _FOLDED)))
     out = console()
-    out.width = max(out.width, needed)
-    out.print(table)
+    widths = _narrowed(longest, least, out.width - GAP * (len(columns) - 1))
+    is_right = [column in right for column in columns]
+    if any(columns):
+        for line in _lines(columns, widths, is_right, out):
+            out.print(Text(line, "bold"), soft_wrap=True)
+    out.file.writelines(f"{line}\n" for row in shown for line in _lines(row, widths, is_right, out))
+
+
+def _cells(text: str) -> int:
+    """How many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def _narrowed(longest: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """How wide columns are: as their longest text, or the widest ones less, and none less than its least."""
+
+    def bounded(most: int) -> list[int]:
+        return [max(low, min(high, most)) for low, high in zip(least, longest, strict=True)]
+
+    most = bisect_right(range(max(longest) + 1), room, key=lambda most: sum(bounded(most)))
+    return bounded(most - 1)
+
+
+def _lines(cells: Sequence[str], widths: Sequence[int], is_right: Sequence[bool], out: Console) -> Iterator[str]:
+    """A row: one line, or several where a text is folded."""
+    folded = [_folded(cell, width, out) for cell, width in zip(cells, widths, strict=True)]
+    for line in zip_longest(*folded, fillvalue=""):
+        padded = []
+        for text, width, at_right in zip(line, widths, is_right, strict=True):
+            space = " " * (width - _cells(text))
+            padded.append(space + text if at_right else text + space)
+        yield (" " * GAP).join(padded)
+
+
+def _folded(text: str, width: int, out: Console) -> list[str]:
+    if _cells(text) <= width:
+        return [text]
+    from rich.text import Text
+
+    return [line.plain for line in Text(text).wrap(out, width, justify="left", overflow="fold")]
 
 
 def console() -> Console:

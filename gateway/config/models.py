@@ -14,13 +14,14 @@ Rate = Annotated[Decimal, Field(ge=0, le=MOST_USD)]
 
 
 class PriceRow(Section):
-    """USD per million tokens."""
+    """USD per million tokens, and for each search."""
 
     input: Rate = Field(description="Of input tokens.")
     output: Rate = Field(description="Of output tokens.")
     cache_read: Rate | None = Field(None, description="Of input tokens read from a cache; null: as input.")
     cache_write: Rate | None = Field(None, description="Of input tokens put into a cache; null: as input.")
     cache_write_1h: Rate | None = Field(None, description="Of those kept for an hour; null: as cache_write.")
+    search: Rate = Field(Decimal(0), description="Of one web search that the provider makes for an answer, in USD.")
 
 
 class Facts(Section):
@@ -29,7 +30,7 @@ class Facts(Section):
     window: int | None = Field(None, ge=1, le=MOST_TOKENS, description="Context window in tokens.")
     output: int | None = Field(None, ge=1, le=MOST_TOKENS, description="Most output tokens of one call.")
     tokenizer: str | None = Field(None, description="Name of its tokenizer.")
-    price: PriceRow | None = Field(None, description="USD per million tokens.")
+    price: PriceRow | None = Field(None, description="USD per million tokens, and for each web search.")
     reasoning: bool | None = Field(
         None,
         description="Whether it may think before it answers, unseen and billed. A stream of a model that surely does "

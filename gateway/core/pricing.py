@@ -54,8 +54,8 @@ class Price:
     tiers: Mapping[str, Price]
     #: (input tokens above which the rates hold, rates), ascending
     above: tuple[tuple[int, Rates], ...] = ()
-    #: USD for each web search that the provider makes, whatever the tier
-    search: Decimal = Decimal(0)
+    #: USD for each web search that the provider makes, whatever the tier; None: not known
+    search: Decimal | None = Decimal(0)
 
     def rates_for(self, usage: Usage, tier: str | None) -> Rates | None:
         """The rates of a call of this size in this service tier; None where it costs more and nobody knows how much.
@@ -123,8 +123,9 @@ def price_per_million(
     cache_read: Decimal | None = None,
     cache_write: Decimal | None = None,
     cache_write_1h: Decimal | None = None,
+    search: Decimal = Decimal(0),
 ) -> Price:
-    """A price as people write it: USD per million tokens."""
+    """A price as people write it: USD per million tokens, and for each web search."""
 
     def scaled(value: Decimal | None) -> Decimal | None:
         return None if value is None else value / _MILLION
@@ -136,7 +137,7 @@ def price_per_million(
         scaled(cache_write),
         cache_write_1h=scaled(cache_write_1h),
     )
-    return Price(rates, tiers={})
+    return Price(rates, tiers={}, search=search)
 
 
 def times(price: Price, factor: Decimal) -> Price:
@@ -163,7 +164,7 @@ def price_from_table(entry: Mapping[str, object]) -> Price | None:
         tiers[tier] = times(Price(rates, {}, above), factor)
     searches = entry.get("search_context_cost_per_query")
     fees = [decimal(fee) or Decimal(0) for fee in searches.values()] if isinstance(searches, Mapping) else []
-    return Price(rates, tiers, above, max(fees, default=Decimal(0)))
+    return Price(rates, tiers, above, max(fees, default=None))
 
 
 def _has_fees(entry: Mapping[str, object], rates: Rates) -> bool:

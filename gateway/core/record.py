@@ -67,6 +67,7 @@ class ContextRecord:
         tool_weights: how many results of each tool make `tool_tokens`, and their tokens.
         margin: tokens that are kept free beside `tokens`, as these are an estimate.
         kept: the part of `tokens` that the request only names: an earlier answer, which its provider keeps.
+        beyond: reported input tokens that tell nothing of what was sent: those of further passes of the same call.
     """
 
     tokens: int
@@ -85,6 +86,7 @@ class ContextRecord:
     tool_weights: ToolWeights = field(default_factory=dict)
     margin: int = 0
     kept: int = 0
+    beyond: int = 0
 
     @property
     def remaining(self) -> int | None:
@@ -177,14 +179,16 @@ class CallRecord:
 
         Nor is 0 believed: no request weighs nothing, and the session's next one would be taken for light.
         """
-        reported = self._reported
+        reported = self.request_tokens
         return self.context.reported(reported) if self.context is not None and reported else None
 
     @property
-    def _reported(self) -> int:
-        """Input tokens as the provider said; 0 where it said nothing."""
+    def request_tokens(self) -> int:
+        """Input tokens of what was sent as the provider said; 0 where it did not say."""
         charge = self.charge
-        return charge.usage.input_tokens if charge is not None and charge.source == "provider" else 0
+        if charge is None or charge.source != "provider":
+            return 0
+        return charge.usage.input_tokens - (self.context.beyond if self.context is not None else 0)
 
     @property
     def saved_tokens(self) -> int:
@@ -204,7 +208,7 @@ class CallRecord:
     @property
     def surprise(self) -> int | None:
         """Reported less expected input tokens, where the session's last turn taught what to expect; None else."""
-        reported = self._reported
+        reported = self.request_tokens
         if not reported or self.context is None or self.context.before is None:
             return None
         return reported - self.context.tokens

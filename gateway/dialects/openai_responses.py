@@ -180,6 +180,8 @@ class ResponsesReader(EventReader):
     def _response(self, response: dict[str, Any]) -> None:
         gathered = self._gathered
         gathered.usage.add(response.get("usage"))
+        if (of_tools := response.get("tool_usage")) is not None:
+            gathered.usage.add_tools(of_tools)
         gathered.head(response.get("model"), response.get("service_tier"))
         named = response.get("id")
         gathered.id = named if isinstance(named, str) else gathered.id

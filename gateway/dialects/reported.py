@@ -45,12 +45,17 @@ _AUDIO_IN: Final = (
 )
 _AUDIO_OUT: Final = ("completion_tokens_details.audio_tokens", "output_tokens_details.audio_tokens")
 # fmt: on
+#: what is counted in `tool_usage`, by tool
+_OF_TOOLS: Final = (("web_search", "num_requests"), ("image_gen", "total_tokens"))
 _TOP_LEVEL: Final = frozenset(
     {
         *("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "total_tokens"),
         *(name for name in (*_CACHE_READ, *_CACHE_WRITE, *_REASONING) if "." not in name),
     }
 )
+#: passes of another model, and of one that sums up the conversation
+_ADVICE: Final = "advisor_message"
+_COMPACTION: Final = "compaction"
 #: how many times the output reasoning is that stands beside it, whatever the total says
 _NO_PART: Final = 2
 #: USD; what is above it is not taken for the cost of one call
@@ -74,10 +79,15 @@ class Reported:
     audio_output_tokens: int = 0
     cache_write_1h_tokens: int = 0
     cost_usd: Decimal | None = None
-    #: web searches that the provider made (Anthropic), which cost a fee each
+    #: web searches that the provider made (Anthropic, OpenAI's Responses), which cost a fee each
     searches: int = 0
+    #: tokens of pictures that a tool of the provider's made beside the answer, at prices of their own
+    picture_tokens: int = 0
     #: what each model used of it, where the provider tells passes apart: an advisor has a price of its own
     named: tuple[tuple[str, Usage], ...] = ()
+    #: What the request weighed as it was sent, where passes are listed; 0 where that does not tell what the next one
+    #: will weigh. None: it is all of the input.
+    request_tokens: int | None = None
 
     @property
     def has_tokens(self) -> bool:
@@ -116,12 +126,13 @@ class Reported:
 class UsageReader:
     """Collects the usage objects of one answer; a stream may carry many."""
 
-    __slots__ = ("_cost_usd", "_fields", "_named")
+    __slots__ = ("_cost_usd", "_fields", "_named", "_request_tokens")
 
     def __init__(self) -> None:
         self._fields: dict[str, int] = {}
         self._named: dict[str, dict[str, int]] = {}
         self._cost_usd: Decimal | None = None
+        self._request_tokens: int | None = None
 
     def add(self, usage: object, *, input_side_only: bool = False) -> None:
         """Take one usage object as it stood on the wire; anything else is ignored.
@@ -134,8 +145,10 @@ class UsageReader:
         fields = _counts(usage)
         iterations = usage.get("iterations")
         if isinstance(iterations, list):
-            fields |= _sum_of_passes(iterations)
+            passes = _sum_of_passes(iterations)
+            fields |= passes
             self._named = _by_model(iterations)
+            self._request_tokens = _first_pass(iterations) if passes else None
         if input_side_only:
             fields.pop("output_tokens", None)
             if not any(fields.values()):
@@ -150,6 +163,16 @@ class UsageReader:
             # Some streams end with zeros for the input, which they reported when they began.
             fields = {name: number for name, number in fields.items() if name not in _INPUT or name not in self._fields}
         self._fields.update(fields)
+
+    def add_tools(self, said: object) -> None:
+        """Take what OpenAI's Responses say beside the usage of the tools that OpenAI ran."""
+        if not isinstance(said, Mapping):
+            return
+        for tool, name in _OF_TOOLS:
+            details = said.get(tool)
+            number = count(details.get(name)) if isinstance(details, Mapping) else None
+            if number is not None:
+                self._fields[f"{tool}.{name}"] = number
 
     def _is_empty_end(self, fields: Mapping[str, int]) -> bool:
         """Whether these are the zeros with which some streams end; not a zero that is the first word on the output."""
@@ -169,10 +192,11 @@ class UsageReader:
     def reported(self) -> Reported | None:
         """All that was said, or None where nothing was."""
         found = _reported(self._fields, self._cost_usd)
-        if found is None or not self._named:
+        if found is None or not (self._named or self._request_tokens is not None):
             return found
         parts = ((name, _reported(fields)) for name, fields in self._named.items())
-        return replace(found, named=tuple([(name, part.complete(0, 0)[0]) for name, part in parts if part is not None]))
+        named = tuple([(name, part.complete(0, 0)[0]) for name, part in parts if part is not None])
+        return replace(found, named=named, request_tokens=self._request_tokens)
 
 
 def _reported(fields: Mapping[str, int], cost_usd: Decimal | None = None) -> Reported | None:
@@ -199,7 +223,8 @@ def _reported(fields: Mapping[str, int], cost_usd: Decimal | None = None) -> Rep
         _first(fields, _AUDIO_OUT) or 0,
         fields.get("cache_creation.ephemeral_1h_input_tokens", 0),
         cost_usd,
-        fields.get("server_tool_use.web_search_requests", 0),
+        fields.get("server_tool_use.web_search_requests", 0) + fields.get("web_search.num_requests", 0),
+        fields.get("image_gen.total_tokens", 0),
     )
 
 
@@ -240,6 +265,18 @@ def _sum_of_passes(iterations: list[object]) -> dict[str, int]:
             for name, value in _counts(entry).items():
                 total[name] = min(total.get(name, 0) + value, MAX_TOKENS)
     return total
+
+
+def _first_pass(iterations: list[object]) -> int:
+    """The input of the first pass of the call's own model, which has what was sent; later ones have more, or less.
+
+    0 where the conversation was compacted: a pass that reads all of it says nothing of what is left.
+    """
+    passes = [entry for entry in iterations if isinstance(entry, Mapping) and entry.get("type") != _ADVICE]
+    if not passes or any(entry.get("type") == _COMPACTION for entry in passes):
+        return 0
+    first = _reported(_counts(passes[0]))
+    return (first.input_tokens or 0) if first is not None else 0
 
 
 def _by_model(iterations: list[object]) -> dict[str, dict[str, int]]:

@@ -151,10 +151,11 @@ def models_json(routes: Routes, catalog: Catalog, wanted: str) -> Iterator[dict[
 
 
 def model_json(name: str, route: Route, facts: ModelFacts) -> dict[str, Any]:
-    """A model as /api/models and `gateway models` show it. Prices in USD per million tokens."""
+    """A model as /api/models and `gateway models` show it. Prices in USD per million tokens, and for a web search."""
     price: Mapping[str, Any] | None = None
     if facts.price is not None:
         rates = facts.price.rates
+        search = facts.price.search
         price = {
             part: f"{(value * 1_000_000).normalize():f}" if value is not None else None
             for part, value in (
@@ -164,7 +165,7 @@ def model_json(name: str, route: Route, facts: ModelFacts) -> dict[str, Any]:
                 ("cache_write", rates.cache_write),
                 ("cache_write_1h", rates.cache_write_1h),
             )
-        }
+        } | {"search": f"{search.normalize():f}" if search is not None else None}
     return {
         "model": name,
         "provider": route.provider,

@@ -123,8 +123,8 @@ class Learner(Observer):
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
         """See `Observer.record`: what the provider reported of a call, less what was estimated."""
         del totals, left
-        if call.charge is not None and call.charge.source == "provider":
-            self._refute(call.provider, call.model, call.charge.usage.input_tokens)
+        if tokens := call.request_tokens:
+            self._refute(call.provider, call.model, tokens)
         last, surprise = call.last_turn, call.surprise
         if last is None or call.context is None:
             return

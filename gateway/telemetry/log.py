@@ -22,7 +22,7 @@ import msgspec
 
 from gateway.core.allowance import Allowance
 from gateway.core.ports import Observer
-from gateway.core.record import CallRecord, ContextRecord
+from gateway.core.record import PENDING, CallRecord, ContextRecord
 from gateway.core.usage import Totals
 
 _FAILED_FROM: Final = 400
@@ -163,7 +163,7 @@ class CallLog(Observer):
 
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
         """See `Observer.record`."""
-        if self._failures_only and call.status < _FAILED_FROM and call.outcome == "ok":
+        if self._failures_only and call.status < _FAILED_FROM and call.outcome in {"ok", PENDING}:
             return
         line = json_line(call, totals) if self._as_json else text_line(call, totals, left)
         self._writer.put(line)

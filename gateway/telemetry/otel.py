@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from gateway.core.allowance import Allowance
 from gateway.core.errors import ConfigError
 from gateway.core.ports import Observer
-from gateway.core.record import CallRecord
+from gateway.core.record import PENDING, CallRecord
 from gateway.core.usage import Totals
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _common(call: CallRecord) -> Attributes:
         found["gen_ai.response.model"] = call.response_model
     if call.error_code is not None:
         found["error.type"] = call.error_code
-    elif call.status >= _FAILED or call.outcome != "ok":
+    elif call.status >= _FAILED or call.outcome not in {"ok", PENDING}:
         found["error.type"] = str(call.status) if call.outcome == "provider_error" else call.outcome
     return found
 

@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from gateway.cli.common import Exit, print_json, print_table, quoted, stop
+from tests.support.timing import calls_made
 
 Printed = Callable[[], str]
 
@@ -63,6 +64,34 @@ def test_in_a_pipe_nothing_is_folded(stdout: Callable[..., Printed]) -> None:
     printed = stdout()
     print_table(("name", "model"), [[LONG, LONG]] * 2)
     assert [line.split() for line in printed().splitlines()[1:]] == [[LONG, LONG]] * 2
+
+
+def test_text_is_folded_between_words_and_no_more_than_the_terminal_asks_for(stdout: Callable[..., Printed]) -> None:
+    printed = stdout(width=30)
+    print_table(("name", "said", "n"), [["short", "模型 one two three four five", "7"], ["b", "", "12"]], right=("n",))
+    assert printed().splitlines()[1:] == [
+        "short  模型 one two three    7",
+        "       four five              ",
+        "b                           12",
+    ]
+
+
+@pytest.mark.parametrize("width", [20, 24, 30, 40])
+def test_no_part_of_a_folded_text_is_lost(width: int, stdout: Callable[..., Printed]) -> None:
+    printed, said = stdout(width=width), "word " * 8
+    print_table(("the name of a model", "a"), [[LONG[:32], said]])
+    shown = "".join(printed().splitlines()[1:])
+    assert (shown.count("x"), shown.count("word")) == (32, 8)
+
+
+@pytest.mark.parametrize("width", [None, 60])
+def test_a_long_table_takes_little_for_each_row(width: int | None, stdout: Callable[..., Printed]) -> None:
+    def made(rows: int) -> int:
+        stdout(width=width)
+        return calls_made(lambda: print_table(("name", "models", "n"), [["alice", LONG[:40], "1"]] * rows))
+
+    made(1)
+    assert made(200) - made(100) < 100 * 60
 
 
 def test_a_table_without_names_of_columns_has_no_line_for_them(stdout: Callable[..., Printed]) -> None:

@@ -55,6 +55,7 @@ def test_a_model_of_our_own_table_names_it(gateway_command: Commands) -> None:
         "cache_read": "0.075",
         "cache_write": None,
         "cache_write_1h": None,
+        "search": "0",
     }
     assert set(row["sources"].values()) == {"models.yaml"}
 

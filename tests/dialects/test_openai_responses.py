@@ -514,3 +514,16 @@ def test_a_stream_that_is_cut_names_what_was_sent_where_that_was_weighed() -> No
 
     assert shown(321) == 321
     assert shown(None) > 1_000
+
+
+def test_the_searches_that_openai_made_are_those_of_the_last_event() -> None:
+    def event(kind: str, searches: int, usage: object) -> bytes:
+        of_tools = {"image_gen": {"total_tokens": 0}, "web_search": {"num_requests": searches}}
+        return json.dumps({"type": kind, "response": {"id": "r", "tool_usage": of_tools, "usage": usage}}).encode()
+
+    reader = OpenAIResponses().reader(OpenAIResponses().read(b"{}"), drop_usage=False)
+    reader.read(event("response.created", 0, None))
+    reader.read(event("response.completed", 2, {"input_tokens": 3, "output_tokens": 4, "total_tokens": 7}))
+    found = reader.answer().usage
+    assert found is not None
+    assert (found.total_tokens, found.searches, found.picture_tokens) == (7, 2, 0)

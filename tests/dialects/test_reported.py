@@ -97,6 +97,18 @@ def test_the_searches_that_were_made_are_counted_once() -> None:
     assert (found.input_tokens, found.output_tokens, found.searches) == (10, 6, 3)
 
 
+def test_what_openais_tools_did_is_read_beside_the_usage() -> None:
+    reader = UsageReader()
+    for number in (0, 2, None, "3"):
+        reader.add_tools({"web_search": {"num_requests": number}, "image_gen": {"total_tokens": 70}, "other": {}})
+    reader.add_tools("none")
+    assert reader.reported() is None, "it is no usage by itself"
+    reader.add({"input_tokens": 10, "output_tokens": 5, "total_tokens": 15})
+    found = reader.reported()
+    assert found is not None
+    assert (found.total_tokens, found.searches, found.picture_tokens) == (15, 2, 70)
+
+
 def test_anthropics_input_may_be_all_cached() -> None:
     assert sides({"cache_read_input_tokens": 500, "output_tokens": 5}) == (500, 5, 505)
 
@@ -342,6 +354,48 @@ def test_what_each_named_model_used_is_a_part() -> None:
     last = read({"iterations": passes}, {"iterations": passes[:1]})
     assert last is not None
     assert last.named == (("one", Usage(100, 10, 110)),)
+
+
+OWN = {"type": "message", "input_tokens": 1_128, "output_tokens": 110}
+CACHED = {"type": "message", "input_tokens": 28, "cache_read_input_tokens": 1_100, "output_tokens": 110}
+ADVICE = {"type": "advisor_message", "model": "two", "input_tokens": 2_518, "output_tokens": 22}
+LAST = {"type": "message", "input_tokens": 1_262, "output_tokens": 11}
+COMPACTION = {"type": "compaction", "input_tokens": 55_196, "output_tokens": 125}
+
+
+@pytest.mark.parametrize(
+    ("passes", "weight"),
+    [
+        ([OWN], 1_128),
+        ([OWN, ADVICE, LAST], 1_128),
+        ([CACHED, ADVICE, LAST], 1_128),
+        ([ADVICE, OWN], 1_128),
+        ([None, OWN, LAST], 1_128),
+        ([ADVICE], 0),
+        ([{}, OWN], 0),
+        ([COMPACTION, LAST], 0),
+        ([OWN, COMPACTION, LAST], 0),
+        ([COMPACTION], 0),
+        ([{"output_tokens": 3}], 0),
+        ([None, 7], None),
+        ([{"type": "compaction"}], None),
+    ],
+)
+def test_of_billed_passes_the_first_one_weighs_the_request_unless_it_was_compacted(
+    passes: list[object], weight: int | None
+) -> None:
+    found = read({"input_tokens": 1, "output_tokens": 2, "iterations": passes})
+    assert found is not None
+    assert found.request_tokens == weight
+
+
+def test_what_the_request_weighed_is_what_the_last_list_of_passes_says() -> None:
+    found = read({"iterations": [OWN]}, {"output_tokens": 3}, {"iterations": [CACHED, LAST]}, {"output_tokens": 9})
+    assert found is not None
+    assert found.request_tokens == 1_128
+    without = read({"input_tokens": 5, "output_tokens": 3})
+    assert without is not None
+    assert without.request_tokens is None
 
 
 @pytest.mark.parametrize("passes", [[None, 7], [{}], [{"type": "compaction"}]])

@@ -66,7 +66,9 @@ def test_a_form_is_called_by_the_deployment_of_its_path(gateway: GatewayThread, 
     assert b'name="model"\r\n\r\nmock-small\r\n' in mock.calls[-1].body
 
 
-def test_keys_in_azures_header_are_checked(gateway_server: StartGateway, mock_server: MockServer) -> None:
+def test_keys_in_azures_header_are_checked(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
     keys = [{"name": "azure", "key": KEY, "models": ["mock-small"]}]
     gateway = gateway_server(mock_server.url, **{"auth.keys": keys})
     hi: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
@@ -79,3 +81,8 @@ def test_keys_in_azures_header_are_checked(gateway_server: StartGateway, mock_se
         pytest.raises(openai.AuthenticationError),
     ):
         client.chat.completions.create(model="mock-small", messages=hi)
+    path = "/v1/OPENAI/Deployments/mock-large/chat/completions"
+    known = len(mock.calls)
+    refused = gateway.web.post(path, {"model": "mock-small", "messages": hi}, {"api-key": KEY})
+    assert (refused.status, refused.error["code"]) == (404, "model_not_found")
+    assert len(mock.calls) == known, "Azure would go by the path"

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from gateway.mock import MockServer, Provider
-from tests.conftest import Scripted, StartGateway
+from tests.conftest import Scripted, StartGateway, StartUpstream
 from tests.stores.redis_servers import RedisServer
 from tests.support.gateways import GatewayThread, until
 from tests.support.scripted import SSE_HEAD, Connection
@@ -78,6 +78,7 @@ def test_a_session_is_charged_what_the_provider_reports_once_its_answer_is_fetch
         assert made.header("x-session-id") == session
     [call] = web.get(f"/api/sessions/{session}/calls").json["calls"]
     assert (call["outcome"], call["usage_source"], call["finish_reason"]) == ("ok", "provider", "completed")
+    assert call["notes"]["answer"] == begun.json["id"]
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -191,6 +192,24 @@ def test_another_client_key_that_fetches_it_is_told_no_totals(
     assert web.get("/api/sessions/s", of("bob")).status == 404
 
 
+def test_a_limited_client_key_fetches_its_own_answers_and_no_others(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider
+) -> None:
+    keys = [{"name": name, "key": f"{name}-key-0123456789", "models": ["mock-small"]} for name in ("ann", "bob")]
+    web = gateway_server(mock_server.url, **{"auth.keys": keys, "budget.tokens": BUDGET}).web
+
+    def of(name: str) -> dict[str, str]:
+        return {"authorization": f"Bearer {name}-key-0123456789", "x-session-id": "s"}
+
+    begun = web.post("/v1/responses", ASKED, of("ann")).json["id"]
+    for path in (begun, "resp_of_nobody"):
+        refused = fetch(web, path, **of("bob"))
+        assert (refused.status, refused.error["code"]) == (404, "model_not_found")
+    for _ in range(2):
+        made = fetch(web, begun, **of("ann"))
+    assert made.totals[2] == mock.billed().total_tokens
+
+
 def test_observers_are_told_once_what_it_took(limited: GatewayThread, mock: Provider) -> None:
     begun = begin(limited.web, "s").json["id"]
 
@@ -241,6 +260,27 @@ def test_what_goes_on_from_such_an_answer_is_held_for(web: Web, session: str, mo
     billed = reply.json["usage"]["input_tokens"]
     assert billed > made.json["usage"]["total_tokens"]
     assert int(reply.header("x-context-tokens") or 0) == pytest.approx(billed, rel=0.03)
+
+
+@pytest.mark.parametrize("key", ["held", None])
+def test_it_is_fetched_from_the_provider_that_makes_it_but_with_no_credential_for_another(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, byte_server: StartUpstream, key: str | None
+) -> None:
+    elsewhere = byte_server(lambda connection: connection.whole(b'{"error": {"message": "no such response"}}'))
+    providers = {
+        "first": {"base_url": elsewhere.url},
+        "second": {"base_url": mock_server.url, **({"key": key} if key else {})},
+    }
+    models = [{"match": "mock-*", "provider": "second"}]
+    web = gateway_server("", providers=providers, models=models, default_provider="first").web
+    begun = web.post("/v1/responses", ASKED, {"x-session-id": "s", "authorization": "Bearer of-the-caller"}).json["id"]
+    before = len(mock.calls)
+    for _ in range(2):
+        made = fetch(web, begun, authorization="Bearer of-the-caller")
+    assert len(mock.calls) - before == (2 if key else 0)
+    assert len(elsewhere.requests) == (0 if key else 2)
+    assert outcomes(web, "s") == [("ok", "provider") if key else ("pending", "estimated")]
+    assert made.status == 200
 
 
 def test_the_sdk_polls(gateway: GatewayThread, mock: Provider, session: str) -> None:

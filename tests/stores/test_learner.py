@@ -124,6 +124,14 @@ async def test_a_window_is_forgotten_when_a_longer_request_is_answered() -> None
     assert await Learner(store).window("p", "m") is None
 
 
+async def test_a_window_is_not_forgotten_for_what_the_passes_of_one_call_come_to() -> None:
+    learner = Learner(MemoryStore())
+    learner.report_window("p", "m", 2_000)
+    learner.record(replace(answered(2_900), context=replace(weighed(1_500, 1, None), beyond=1_400)), None)
+    assert await learner.window("p", "m") == 2_000
+    assert await learner.offsets("k") == (Residual(0, 1_500),)
+
+
 async def test_a_window_holds_for_an_hour_whoever_learned_it() -> None:
     store, clock = MemoryStore(), [1e9]
     first = Learner(store, now=lambda: clock[0])

@@ -156,7 +156,7 @@ def test_calls_that_went_well_may_be_left_out() -> None:
     left = replace(CALL, outcome="client_left", status=499)
     passed_on = replace(CALL, outcome="provider_error", status=429)
     broken = replace(CALL, outcome="upstream_broken")
-    for call in (CALL, FAILED, left, passed_on, broken):
+    for call in (CALL, replace(CALL, outcome="pending"), FAILED, left, passed_on, broken):
         observer.record(call, TOTALS)
     log.flush(60)
     outcomes = [json.loads(line)["outcome"] for line in stream.getvalue().splitlines()]

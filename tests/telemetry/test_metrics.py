@@ -121,6 +121,10 @@ def test_the_error_of_the_estimate_is_a_share_of_what_was_reported_for_what_was_
     assert shadow.value(f"{error}_sum", **labels) == pytest.approx(0.5)
     guessed = counted(replace(CALL, charge=Charge(Usage.of(90, 1), "estimated")), replace(CALL, charge=None))
     assert guessed.family(f"{error}_count") == {}
+    assert CALL.charge is not None
+    passes = Charge(Usage.of(CALL.charge.usage.input_tokens + 500, 1), "provider")
+    advised = counted(replace(CALL, charge=passes, context=replace(CONTEXT, beyond=500)))
+    assert advised.value(f"{error}_sum", **labels) == pytest.approx(0.1)
 
 
 def test_tools_are_counted_by_name_retries_and_fallbacks_by_provider() -> None:

@@ -136,6 +136,19 @@ def test_a_call_that_fails_is_an_error(traced: GatewayThread, collector: Collect
     assert {span.status.code for span in failed} == {2}
 
 
+def test_a_call_whose_answer_is_still_being_made_is_no_error(traced: GatewayThread, collector: Collector) -> None:
+    body = {"model": "mock-small", "input": "hi", "background": True}
+    begun = traced.web.post("/v1/responses", body, {"x-session-id": "s"}).json["id"]
+    for _ in range(2):
+        traced.web.get(f"/v1/responses/{begun}")
+    traced.stop()
+    spans = [said(span.attributes) for span in collector.spans()]
+    of_the_call = [span for span in spans if span.get("gen_ai.request.model") == "mock-small"]
+    assert [span["gateway.outcome"] for span in of_the_call] == ["pending", "ok"]
+    assert [span.get("gen_ai.usage.input_tokens", 0) > 0 for span in of_the_call] == [False, True]
+    assert not any("error.type" in span for span in spans)
+
+
 def test_tokens_and_times_are_histograms(traced: GatewayThread, collector: Collector) -> None:
     for _ in range(3):
         assert call(traced) == 200

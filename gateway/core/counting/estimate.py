@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import reduce
 from itertools import chain
 from typing import Any, Final, Literal
 
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.context import ContextCounts
+from gateway.core.counting.definitions import NO_TOOLS, Tools, shown_schema, weigh_tools
 from gateway.core.counting.families import Families, Family
 from gateway.core.counting.images import image_doubt, image_tokens
 from gateway.core.counting.measure import Counts, Measure, TokenCounter, Wire, measure, other_measure, text_measure
@@ -22,7 +23,7 @@ from gateway.core.counting.media import Media
 from gateway.core.counting.request import Piece, Request, decoded
 from gateway.core.counting.runs import Runs
 from gateway.core.counting.sums import Sums
-from gateway.core.counting.tools import compact, typescript
+from gateway.core.counting.tools import compact
 from gateway.core.message import keys_of, plain
 from gateway.core.repeated import digest_again
 from gateway.core.values import dataclass
@@ -39,30 +40,6 @@ _MEASURE_BYTES: Final = 400
 _PART_BYTES: Final = 200
 #: what stands round the declarations of functions
 _NAMESPACE: Final = "namespace functions {\n\n} // namespace functions"
-
-
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """The tools of a request, weighed.
-
-    Attributes:
-        typescript: tokens of the functions, written as OpenAI shows them to a model.
-        json: tokens of the functions, written as JSON.
-        count: number of functions.
-        server: number of tools that the provider runs.
-        server_json: tokens of those, written as JSON.
-        deferred: number of tools that are not shown to the model yet.
-    """
-
-    typescript: int = 0
-    json: int = 0
-    count: int = 0
-    server: int = 0
-    server_json: int = 0
-    deferred: int = 0
-
-
-_NO_TOOLS: Final = Tools()
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +236,7 @@ class Estimator:
         found = [
             self._kept(kind, piece, lambda value: weigh_tools(value, counter), lambda _: 100) for piece in request.tools
         ]
-        return reduce(_add_tools, found) if found else _NO_TOOLS
+        return reduce(Tools.plus, found) if found else NO_TOOLS
 
     def _others(self, request: Request, counter: TokenCounter) -> list[Measure]:
         """Measures of the fields nobody here knows: a provider may show them to the model."""
@@ -350,79 +327,6 @@ _AUDIO_BYTES_A_SECOND: Final = 8_000
 _PDF_BYTES_A_PAGE: Final = 50_000
 #: office files are packed: recorded spreadsheets and letters of 5 kB made 50 tokens, photos of text far less
 _FILE_BYTES_A_TOKEN: Final = 40
-
-
-#: how deep namespaces of tools are looked into that stand in one another: deeper than any in use
-_MOST_NAMESPACES: Final = 8
-
-
-def weigh_tools(value: object, counter: TokenCounter, depth: int = 0) -> Tools:
-    """Definitions of tools in any wire format, decoded. Their order does not matter."""
-    total = Tools()
-    for tool in value if isinstance(value, list) else [value]:
-        total = _add_tools(total, _weigh_tool(tool, counter, depth))
-    return total
-
-
-def _weigh_tool(tool: object, counter: TokenCounter, depth: int) -> Tools:
-    if not isinstance(tool, Mapping):
-        return Tools(server_json=counter.count(compact(tool)))
-    if isinstance(tool.get("tools"), list) and tool.get("type") == "namespace" and depth < _MOST_NAMESPACES:
-        return weigh_tools(tool["tools"], counter, depth + 1)
-    inner = tool.get("function", tool.get("custom"))
-    holder = inner if isinstance(inner, Mapping) else tool
-    name, description = holder.get("name"), holder.get("description")
-    schema = holder.get("parameters", holder.get("input_schema"))
-    if not isinstance(name, str) or (schema is None and tool.get("type") not in (None, "function", "custom")):
-        return Tools(server=1, server_json=counter.count(compact(tool)))
-    if tool.get("defer_loading") is True:
-        return Tools(deferred=1)
-    about = description if isinstance(description, str) else ""
-    grammar = holder.get("format") if schema is None else None
-    extra = counter.count(compact(grammar)) if grammar is not None else 0
-    return Tools(
-        typescript=counter.count(typescript(name, about, schema)) + extra,
-        json=counter.count(name) + counter.count(about) + counter.count(compact(schema)) + extra,
-        count=1,
-    )
-
-
-def _add_tools(first: Tools, second: Tools) -> Tools:
-    return Tools(
-        first.typescript + second.typescript,
-        first.json + second.json,
-        first.count + second.count,
-        first.server + second.server,
-        first.server_json + second.server_json,
-        first.deferred + second.deferred,
-    )
-
-
-#: parts of a schema that recorded usage shows no trace of
-_UNSEEN: Final = frozenset(
-    {
-        *("additionalProperties", "$schema", "required", "format"),
-        *("minimum", "maximum", "minLength", "maxLength"),
-    }
-)
-
-
-def shown_schema(schema: object, depth: int = 0) -> object:
-    """A response schema without what usage shows no trace of."""
-    if depth > 64:  # noqa: PLR2004  # deeper than any schema; a guard
-        return schema
-    if isinstance(schema, Mapping):
-        # The keys of these are names of fields, not words of the schema language.
-        return {
-            key: {name: shown_schema(inner, depth + 1) for name, inner in value.items()}
-            if key in ("properties", "$defs", "definitions") and isinstance(value, Mapping)
-            else shown_schema(value, depth + 1)
-            for key, value in schema.items()
-            if key not in _UNSEEN
-        }
-    if isinstance(schema, list):
-        return [shown_schema(item, depth + 1) for item in schema]
-    return schema
 
 
 def _shape(request: Request, tools: Tools, counts: Counts, media: Iterable[Media], *, system: bool) -> str:

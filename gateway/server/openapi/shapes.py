@@ -286,7 +286,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
             "tokenizer": text(null=True),
             "price": {
                 "type": ["object", "null"],
-                "description": "in US dollars for a million tokens",
+                "description": "in US dollars for a million tokens; `search` for each web search",
                 "additionalProperties": text(null=True),
             },
             "reasoning": flag("it may think before it answers", null=True),

@@ -248,9 +248,7 @@ class Metrics(Observer):
             return
         for tool, weight in context.tool_weights.items():
             self._results.add(tool, weight.tokens)
-        if call.charge.source != "provider":
-            return
-        reported = call.charge.usage.input_tokens
+        reported = call.request_tokens
         expected = context.original_tokens if context.shadow else context.tokens
         if reported:
             histogram = self._errors.get((call.provider, context.source))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.counting.cache import CountCache
-from gateway.core.counting.estimate import Estimator, media_tokens, shown_schema, weigh_tools
+from gateway.core.counting.estimate import Estimator, media_tokens
 from gateway.core.counting.families import Families, Family, families_from
 from gateway.core.counting.heuristic import HeuristicCounter
 from gateway.core.counting.measure import Wire
@@ -136,46 +136,11 @@ def test_a_schema_costs_what_the_model_is_shown_of_it(make: Any, words: Any) -> 
     assert tokens(count, {"response_format": {"json_schema": form}}) == 10 + 2 * (1 + 1 + 2)
 
 
-def test_a_field_that_bears_the_name_of_a_schema_word_is_kept() -> None:
-    schema = {
-        "type": "object",
-        "required": ["format"],
-        "properties": {"format": {"type": "string", "format": "date", "minLength": 3}},
-        "anyOf": [{"required": []}],
-    }
-    assert shown_schema(schema) == {
-        "type": "object",
-        "properties": {"format": {"type": "string"}},
-        "anyOf": [{}],
-    }
-
-
-def test_a_schema_deeper_than_any_is_left_as_it_is() -> None:
-    deep: Any = {"format": "x"}
-    for _ in range(70):
-        deep = {"items": deep}
-    assert '"format"' in json.dumps(shown_schema(deep))
-
-
 def test_tools_shown_as_typescript_stand_in_a_namespace(make: Any, words: Any) -> None:
     count = make(words, {"f": {"rendering": "typescript", "tools": 9, "message": 0}})
     tool = {"type": "function", "function": {"name": "now"}}
     shown = "namespace functions {\n\ntype now = () => any;\n\n} // namespace functions"
     assert tokens(count, {"tools": [tool]}) == len(shown.split()) + 9
-
-
-def test_tools_that_are_deferred_or_run_by_the_provider_are_told_apart() -> None:
-    tools = [
-        {"name": "a", "description": "b", "input_schema": {}},
-        {"name": "later", "input_schema": {}, "defer_loading": True},
-        {"type": "web_search_20250305", "name": "web_search"},
-        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "c", "parameters": {}}]},
-        {"type": "custom", "name": "grammar", "format": {"syntax": "lark"}},
-        "what",
-    ]
-    found = weigh_tools(tools, HeuristicCounter())
-    assert (found.count, found.deferred, found.server) == (3, 1, 1)
-    assert found.server_json > 0
 
 
 def test_media_cost_by_kind() -> None:
@@ -201,14 +166,6 @@ def test_images_and_files_are_part_of_what_a_request_weighs(shipped: Estimator) 
         assert found.tokens == found.beside + sum(each)
         assert each[1] > 100
         assert found.doubt > 0
-
-
-def test_the_grammar_of_a_tool_and_a_schema_of_any_kind_of_tool_are_weighed(words: Any) -> None:
-    plain = {"type": "custom", "name": "run", "description": "Runs it."}
-    grammar = {"type": "grammar", "syntax": "lark", "definition": "word " * 50}
-    bare, more = (weigh_tools([one], words) for one in (plain, {**plain, "format": grammar}))
-    assert min(more.json - bare.json, more.typescript - bare.typescript) >= 50
-    assert weigh_tools([{"type": "of_a_host", "name": "f", "input_schema": {"type": "object"}}], words).count == 1
 
 
 def test_an_unseen_size_is_a_doubt_beside_the_estimate(estimator: Estimator) -> None:

@@ -30,7 +30,7 @@ export const OUTCOMES = {
 
 /** @param {Call} call */
 export function isFailed(call) {
-  return !["ok", "budget_end", "client_left"].includes(call.outcome);
+  return !["ok", "budget_end", "client_left", "pending"].includes(call.outcome);
 }
 
 /** @param {Call} call */
