@@ -201,6 +201,11 @@ class CallRecord:
         return self.outcome in _PROVISIONAL
 
     @property
+    def was_fetched(self) -> bool:
+        """Whether its answer was made in the background: it has lasted until somebody fetched that, however late."""
+        return "answer" in self.notes and self.outcome != PENDING
+
+    @property
     def counted_tools(self) -> tuple[str, ...]:
         """The tools its session counts: none of a call that is not charged, or whose own record may yet come."""
         return self.tools if self.charge is not None and not self.is_provisional else ()

@@ -121,7 +121,8 @@ class Otel(Observer):
             span.set_status(self._error)
         span.end(begin + int(call.duration_s * _NANO))
         common = self._bounded(call, common)
-        self._duration.record(call.duration_s, common)
+        if not call.was_fetched:
+            self._duration.record(call.duration_s, common)
         if call.charge is not None:
             usage = call.charge.usage
             self._tokens.record(usage.input_tokens, {**common, "gen_ai.token.type": "input"})

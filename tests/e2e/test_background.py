@@ -224,6 +224,7 @@ def test_observers_are_told_once_what_it_took(limited: GatewayThread, mock: Prov
         fetch(limited.web, begun)
     assert metric("gateway_overhead_seconds_count") == 1 + 4
     assert metric("gateway_tokens_total") == mock.billed().total_tokens
+    assert metric('gateway_call_duration_seconds_count{provider="upstream",model="mock-small"') == 0
     assert metric('gateway_calls_total{dialect="responses"') == 2
     assert metric("gateway_estimated_calls_total") == 0
 

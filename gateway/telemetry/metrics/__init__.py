@@ -109,7 +109,7 @@ class _Place:
             values[self._trimmed] += call.saved_tokens
         if "fallback" in call.notes:
             values[self._fallbacks] += 1
-        if call.outcome != "refused":
+        if call.outcome != "refused" and not call.was_fetched:
             self._duration.observe(call.duration_s)
         if call.first_byte_s is not None:
             self._first_byte.observe(call.first_byte_s)
