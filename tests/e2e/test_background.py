@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -367,7 +368,7 @@ def test_an_answer_is_passed_on_though_what_is_noted_of_its_call_cannot_be_read(
     gateway = gateway_server(mock_server.url)
     begun = begin(gateway.web, "s").json["id"]
     fetch(gateway.web, begun)
-    with sqlite3.connect(gateway.folder / "gateway.db") as db:
+    with closing(sqlite3.connect(gateway.folder / "gateway.db")) as db, db:
         db.execute("UPDATE lessons SET value = ? WHERE key LIKE 'pending%'", (b"{",))
     made = fetch(gateway.web, begun)
     assert (made.status, made.json["status"]) == (200, "completed")
@@ -381,7 +382,7 @@ def test_a_call_that_took_the_id_of_one_whose_record_is_gone_is_not_charged_by_i
     [small] = gateway.web.get("/api/sessions/small/calls").json["calls"]
     named = {"x-session-id": "large", "x-request-id": small["call_id"]}
     assert gateway.web.post("/v1/responses", {**ASKED, "max_output_tokens": 4_000}, named).status == 200
-    with sqlite3.connect(gateway.folder / "gateway.db") as db:
+    with closing(sqlite3.connect(gateway.folder / "gateway.db")) as db, db:
         db.execute("DELETE FROM calls WHERE call_id = ?", (small["call_id"],))
     for _ in range(2):
         made = fetch(gateway.web, begun)
