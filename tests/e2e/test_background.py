@@ -268,7 +268,8 @@ def test_what_goes_on_from_such_an_answer_is_held_for(web: Web, session: str, mo
 def test_it_is_fetched_from_the_provider_that_makes_it_but_with_no_credential_for_another(
     gateway_server: StartGateway, mock_server: MockServer, mock: Provider, byte_server: StartUpstream, key: str | None
 ) -> None:
-    elsewhere = byte_server(lambda connection: connection.whole(b'{"error": {"message": "no such response"}}'))
+    usage = {"input_tokens": 1, "output_tokens": 1, "total_tokens": 2}
+    elsewhere = byte_server(lambda connection: connection.whole(response("completed", usage=usage)))
     providers = {
         "first": {"base_url": elsewhere.url},
         "second": {"base_url": mock_server.url, **({"key": key} if key else {})},
