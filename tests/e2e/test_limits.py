@@ -263,15 +263,21 @@ def test_what_may_answer_instead_and_has_no_price_is_refused_under_a_budget_in_d
     assert ask(gateway, model="cheap", max_tokens=10, models=[]).status == 200
 
 
+OWN_PASS = {"type": "message", "model": "cheap", "input_tokens": 100, "output_tokens": 10}
+DEAR_PASS = {"model": "openai/dear", "input_tokens": 200, "output_tokens": 100}
+PASSES_USD = (100 * 0.1 + 10 * 0.4 + 200 * 150 + 100 * 600) / 1e6
+
+
+def made_in(*passes: dict[str, object]) -> bytes:
+    """A message that was made in these passes."""
+    usage = {"input_tokens": 100, "output_tokens": 10, "iterations": passes}
+    return json.dumps({"type": "message", "model": "cheap", "content": [], "usage": usage}).encode()
+
+
 def test_an_advisor_is_held_and_charged_at_its_own_price(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
-    passes = [
-        {"type": "message", "model": "cheap", "input_tokens": 100, "output_tokens": 10},
-        {"type": "advisor_message", "model": "openai/dear", "input_tokens": 200, "output_tokens": 100},
-    ]
-    usage = {"input_tokens": 100, "output_tokens": 10, "iterations": passes}
-    told = json.dumps({"type": "message", "model": "cheap", "content": [], "usage": usage}).encode()
+    told = made_in(OWN_PASS, {"type": "advisor_message", **DEAR_PASS})
     upstream = byte_server(lambda connection: connection.whole(told))
     gateway = gateway_server(upstream.url, models=PRICES, **{"budget.usd": 1})
 
@@ -283,26 +289,19 @@ def test_an_advisor_is_held_and_charged_at_its_own_price(
     assert (refused.status, refused.error["code"], upstream.requests) == (400, "price_unknown", [])
     assert advised("openai/dear", 10_000).status == 200
     assert upstream.requests[0].json["max_tokens"] < 1_700, "1 USD is 1,667 of its tokens"
-    own, advice = 100 * 0.1 + 10 * 0.4, 200 * 150 + 100 * 600
-    assert float(used(gateway)["usd"]) == pytest.approx((own + advice) / 1e6)
+    assert float(used(gateway)["usd"]) == pytest.approx(PASSES_USD)
 
 
 def test_a_pass_of_a_model_that_only_the_answer_names_is_charged_at_its_configured_price(
     byte_server: StartUpstream, gateway_server: StartGateway
 ) -> None:
-    passes = [
-        {"type": "compaction", "model": "openai/dear", "input_tokens": 200, "output_tokens": 100},
-        {"type": "message", "model": "cheap", "input_tokens": 100, "output_tokens": 10},
-    ]
-    usage = {"input_tokens": 100, "output_tokens": 10, "iterations": passes}
-    told = json.dumps({"type": "message", "model": "cheap", "content": [], "usage": usage}).encode()
+    told = made_in({"type": "compaction", **DEAR_PASS}, OWN_PASS)
     upstream = byte_server(lambda connection: connection.whole(told))
     gateway = gateway_server(upstream.url, models=PRICES)
     assert ask(gateway, "/v1/messages", model="cheap", max_tokens=100).status == 200
-    own, compacted = 100 * 0.1 + 10 * 0.4, 200 * 150 + 100 * 600
     cost = gateway.web.get("/api/sessions/s").json["cost_usd"]
     assert cost is not None
-    assert float(cost) == pytest.approx((own + compacted) / 1e6)
+    assert float(cost) == pytest.approx(PASSES_USD)
 
 
 # --- what counts and what it costs --------------------------------------------------------------------------------
