@@ -75,4 +75,4 @@ def parts_of(item: Item, raw: bytes, reader: Reader, watch: Watch) -> Sequence[_
         raws = (written(part).encode("utf-8", "surrogatepass") for part in watch.over(parts))
         return tuple([_Part(digest(raw), len(raw)) if len(raw) >= _PART else _SHORT for raw in raws])
 
-    return reader.kept("parts", item.key, compute, lambda parts: _PART_BYTES * len(parts))
+    return reader.kept_of_message("parts", item.key, compute, lambda parts: _PART_BYTES * len(parts))

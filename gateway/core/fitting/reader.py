@@ -2,6 +2,10 @@
 
 All of it depends on the message alone, so it is kept under the hash of the message, bounded in bytes, and shared by
 every conversation that holds the message.
+
+What is known of whole conversations is kept apart. It is a tenth of what is known of their messages and all that most
+turns need; in one table, cuts of some conversations would take it from all others, whose every turn were as dear as a
+cut from then on.
 """
 
 from __future__ import annotations
@@ -39,8 +43,9 @@ _BLOCK_BYTES: Final = 250
 _TERM_BYTES: Final = 100
 _NUMBER_BYTES: Final = 10
 _WEIGHT_BYTES: Final = 40
-#: terms are known to all: this share of the bytes is theirs
+#: Of the bytes: terms, which are known to all, take one part in so many, and so do whole conversations.
 _LEXICON_SHARE: Final = 8
+_CONVERSATIONS_SHARE: Final = 2
 #: weighed between two looks at the clock: a counter takes about 10 microseconds for 100 bytes
 _BATCH: Final = 8
 
@@ -156,21 +161,24 @@ class Reader:
         #: Added only to weights that are asked for: it changes from turn to turn as it is learned, so that all that is
         #: remembered, and all that is made, is weighed without it
         self.framing = _UNFRAMED
-        self._lexicon = Lexicon(limit_bytes // _LEXICON_SHARE)
-        self._cache = CountCache(limit_bytes - limit_bytes // _LEXICON_SHARE, lock)
-        self._runs = Runs(self._cache)
+        terms, conversations = limit_bytes // _LEXICON_SHARE, limit_bytes // _CONVERSATIONS_SHARE
+        self._lexicon = Lexicon(terms)
+        self._cache = CountCache(limit_bytes - terms - conversations, lock)
+        self._conversations = CountCache(conversations, lock)
+        self._runs = Runs(self._conversations)
 
     def weighing(self, weigh: Weigh, name: str, framing: Framing = _UNFRAMED) -> Reader:
         """A reader with the same memory and other weights; of readers of one name `weigh` must say the same."""
         other = Reader(weigh, limit_bytes=0)
         other.framing = framing
-        other._name, other._lexicon, other._cache, other._runs = name, self._lexicon, self._cache, self._runs
+        other._name, other._lexicon, other._runs = name, self._lexicon, self._runs
+        other._cache, other._conversations = self._cache, self._conversations
         return other
 
     @property
     def size_bytes(self) -> int:
         """What is remembered takes about so much."""
-        return self._cache.size_bytes + self._lexicon.size_bytes
+        return self._cache.size_bytes + self._conversations.size_bytes + self._lexicon.size_bytes
 
     def sketches(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> Sequence[Sketch]:
         """What each message is."""
@@ -241,16 +249,20 @@ class Reader:
         return self._weighed([encode(message)], Watch())[0]
 
     def kept(self, kind: str, key: Hashable, compute: Callable[[], T], size: Callable[[T], int]) -> T:
-        """What others keep here under a key of their own, about what this reader has weighed."""
+        """What others keep here of a conversation, under a key of their own, about what this reader has weighed."""
+        return self._conversations.get_keyed(f"{kind}\0{self._name}", (key,), lambda _: [compute()], size)[0]
+
+    def kept_of_message(self, kind: str, key: bytes, compute: Callable[[], T], size: Callable[[T], int]) -> T:
+        """What others keep here of a single message."""
         return self._cache.get_keyed(f"{kind}\0{self._name}", (key,), lambda _: [compute()], size)[0]
 
     def renewed(self, kind: str, key: Hashable, renew: Callable[[T | None], T], size: Callable[[T], int]) -> T:
-        """What is kept under a key, and grows: `renew` is given what is kept and says what it is now."""
+        """`kept` for what grows: `renew` is given what is kept and says what it is now."""
         kind = f"{kind}\0{self._name}"
-        known = cast("T | None", self._cache.peek(kind, key))
+        known = cast("T | None", self._conversations.peek(kind, key))
         new = renew(known)
         if new is not known:
-            self._cache.put(kind, key, new, size(new))
+            self._conversations.put(kind, key, new, size(new))
         return new
 
     def _render(self, order: Order, watch: Watch) -> bytes:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -391,6 +392,26 @@ def test_what_was_sent_is_made_and_checked_once_whatever_is_learned_of_frames_si
     assert dearer.tokens == tokens_of(dearer) + 3 * calls
     assert sum(fate.tokens_after for fate in dearer.fates) == dearer.tokens
     assert turn(8, first.epoch, 0).sent is first.sent
+
+
+def test_other_conversations_that_are_cut_beside_it_take_nothing_from_the_turns_of_one() -> None:
+    weighed: list[bytes] = []
+
+    def weigh(messages: Sequence[bytes]) -> Sequence[int]:
+        weighed.extend(messages)
+        return COUNT(messages)
+
+    names = [f"agent-{number}" for number in range(8)]
+    # enough for what is known of each conversation, and for the messages of one or two
+    reader, policy, epochs = Reader(weigh, limit_bytes=1_600_000), FitPolicy(recall="said"), dict[str, Epoch | None]()
+    for turn in range(4):
+        for name in names:
+            told = [{**message, "content": f"{message['content']} {name}"} for message in session(20 + turn)]
+            weighed.clear()
+            done = fit(Conversation.of_messages(told, reader), 1_800, reader, epoch=epochs.get(name), policy=policy)
+            assert len(weighed) > 40 if turn == 0 else len(weighed) <= len(step(0)) + 1
+            assert bool(done.applied) == (turn == 0)
+            epochs[name] = done.epoch
 
 
 def parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

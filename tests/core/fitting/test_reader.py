@@ -139,6 +139,7 @@ def test_all_that_is_remembered_is_bounded_in_bytes() -> None:
             assert (conversation.items[0].role, reader.weights(conversation)) == ("user", [len(raw)])
             assert known(reader, raw).terms
             assert made(reader, raw, (0,)).tokens < len(raw)
+            assert reader.kept("numbers", number, lambda number=number: [number], lambda _: 1_500) == [number]  # type: ignore[misc]
             assert reader.size_bytes <= limit
         assert (reader.size_bytes > limit // 2) == (limit > 0)
 
