@@ -49,8 +49,10 @@ _LARGE_BYTES: Final = 512 * 1024
 #: threads of each kind
 _WEIGHING: Final = 2
 _FITTING: Final = 1
+#: how long a choice may wait for others without losing time of its own, in deadlines
+_MOST_WAITED: Final = 5
 #: size of the cache of what is known of messages: their blocks, terms and weights
-_BOOK_BYTES: Final = 64 * 2**20
+_BOOK_BYTES: Final = 128 * 2**20
 #: size of the cache of messages of other formats as chat messages
 _READ_BYTES: Final = 32 * 2**20
 #: size of the cache of the beginnings of requests
@@ -157,10 +159,15 @@ class Planner:
         if came.fits(budget, self.policy.safety):
             self._read_ahead(came, asked.contents, keys, budget)
             return unchanged
-        room = Room(budget, self.policy, trim == "shadow", remembered.state, learned, self._deadline(), use, asked.salt)
-        scales = Scales(self._estimator, self._reader(came))
+        scales, since = Scales(self._estimator, self._reader(came)), self._clock()
+
+        def choose() -> Plan:
+            deadline, is_shadow = self._deadline(since), trim == "shadow"
+            room = Room(budget, self.policy, is_shadow, remembered.state, learned, deadline, use, asked.salt)
+            return self._roomy(came, asked.contents, keys, room, scales)
+
         try:
-            plan = await _run_in(self._threads.fitting, lambda: self._roomy(came, asked.contents, keys, room, scales))
+            plan = await _run_in(self._threads.fitting, choose)
         except Unsound:
             logger.exception("a request is forwarded as it came, though it is over its budget")
             return unchanged
@@ -193,10 +200,11 @@ class Planner:
         filled = came.expected.tokens / budget
         if filled <= START or not self._reading_ahead.acquire(blocking=False):
             return
-        reader, expired = self._reader(came), self._deadline()
+        reader, since = self._reader(came), self._clock()
 
         def work() -> None:
             try:
+                expired = self._deadline(since)
                 view = self.view(contents)
                 read_ahead(view.messages, _keys_of(view, contents, keys), filled, reader, expired)
             except Exception:
@@ -302,8 +310,12 @@ class Planner:
         offsets, surprises, frames = await learner.offsets(key), await learner.surprises(key), await learner.frames(key)
         return Learned(offsets, surprises, frames, remembered.last_turn, window, kept)
 
-    def _deadline(self) -> Callable[[], bool]:
-        end = self._clock() + self._deadline_s
+    def _deadline(self, since: float) -> Callable[[], bool]:
+        """Says True once a choice that begins now has taken too long. `since`: when it was asked for.
+
+        That others chose before it is no reason to choose worse, unless it has waited for them for very long.
+        """
+        end = min(self._clock(), since + _MOST_WAITED * self._deadline_s) + self._deadline_s
         return lambda: self._clock() > end
 
     def _reader(self, came: Weighed) -> Reader:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -32,7 +33,7 @@ from gateway.planning import Asked, Planner, Threads
 from gateway.stores.learner import Learner
 from gateway.stores.memory import MemoryStore
 from tests.support.threads import CountedThreads
-from tests.support.timing import turns_counted
+from tests.support.timing import eventually, turns_counted
 
 FAMILIES = config.families()
 FIELDS = {"chat": "messages", "messages": "messages", "responses": "input"}
@@ -56,18 +57,25 @@ class Letters:
 class World:
     """A planner that remembers, and its counters."""
 
-    def __init__(self, policy: ContextPolicy | None = None) -> None:
+    def __init__(
+        self,
+        policy: ContextPolicy | None = None,
+        threads: Threads | None = None,
+        *,
+        deadline_s: float = 60,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.counters: dict[str, Letters] = {}
         self.weighing = CountedThreads(2)
-        threads = Threads()
+        threads = threads or Threads()
         threads.weighing = self.weighing
         self.planner = Planner(
             Estimator(FAMILIES, self.counter, CountCache()),
             lambda _: True,
             Learner(MemoryStore()),
             policy or ContextPolicy(),
-            deadline_s=60,
-            clock=time.monotonic,
+            deadline_s=deadline_s,
+            clock=clock,
             threads=threads,
         )
 
@@ -328,6 +336,39 @@ async def test_a_gateway_that_followed_the_session_sends_what_a_fresh_one_does(r
     assert cuts
     assert resumed > cuts // 2
     assert (recalled > 0) == (recall != "off")
+
+
+# --- others choose before it ------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Shows what it is set to."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("waited_s", "rule"), [(0.0, "condense"), (4.9, "condense"), (6.1, "drop")])
+async def test_a_choice_that_waits_for_others_is_no_worse_unless_it_waits_for_very_long(
+    waited_s: float, rule: str
+) -> None:
+    clock, threads, fitting, go_on = Clock(), Threads(), CountedThreads(1), threading.Event()
+    threads.fitting = fitting
+    world = World(ContextPolicy(fit=FitPolicy(recall="off")), threads, deadline_s=1.0, clock=clock)
+    others = fitting.submit(go_on.wait, 30)
+    pages = ("".join(f"Hotel A{page}0{line} has {line * 7}{page} rooms.\n" for line in range(9)) for page in range(40))
+    body = body_of([{"role": "user", "content": page} for page in pages])
+    asked = Asked(world.contents(body), Route("p", "gpt-4o"), ModelFacts(), Wishes(budget=700), len(body))
+    plan = asyncio.create_task(world.planner.plan(asked, Remembered()))
+    await eventually(lambda: fitting.handed == 2)
+    clock.now += waited_s
+    go_on.set()
+    assert (await plan).context.trimmed.keys() >= {rule}
+    assert ("condense" in (await plan).context.trimmed) is (rule == "condense")
+    assert others.result()
+    world.planner.close()
 
 
 # --- one text, of which nothing can be left out ---------------------------------------------------------------------

@@ -182,7 +182,8 @@ class Context(Section):
         "auto", description="Margin over the estimate: learned from reported usage, or a factor such as 1.05."
     )
     deadline_ms: Positive = Field(
-        2000, description="Longest choice of what to keep; past it whole messages are dropped instead."
+        2000,
+        description="Longest choice of what to keep, once it is its turn; past it whole messages are dropped instead.",
     )
 
     @field_validator("strategies")
