@@ -36,29 +36,27 @@ from gateway.core.errors import (
     Unauthenticated,
     UnknownModel,
     UpstreamFault,
-    UpstreamProtocolError,
 )
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
-from gateway.core.forwarding import Provider, check_credential, has_key, holds_credential, request_headers, secrets_of
-from gateway.core.outgoing import AtWork, Outgoing, told_nobody
+from gateway.core.forwarding import Provider, check_credential, has_key, holds_credential, secrets_of
+from gateway.core.outgoing import AtWork, told_nobody
 from gateway.core.ports import Observer, Store, Upstream, UpstreamReply
 from gateway.core.record import CUTS
-from gateway.core.retrying import FAILED, KEY_REFUSED, TELLING, TOO_LARGE
+from gateway.core.retrying import FAILED, KEY_REFUSED
 from gateway.core.routing import ModelFacts, Route, Routes
 from gateway.core.steps import Agent, Step
 from gateway.dialects.base import Call
-from gateway.dialects.length_error import length_error
-from gateway.first_event import Begun, is_event_stream, looked_at
 from gateway.planning import Planner
-from gateway.progress import CLIENT_CLOSED, Progress
+from gateway.progress import Progress
 from gateway.records import Records
-from gateway.refusals import Refusals
 from gateway.result_summaries import ResultSummaries
 from gateway.results import Results
+from gateway.sending import Sender
 from gateway.stepping import Steps
 from gateway.stores.learner import Learner
 from gateway.stores.settler import Settler
 from gateway.summaries import SUMMARY_S, Summaries
+from gateway.unanswered import Earlier
 from gateway.upstream.pieces import AlreadyRead, without_packing
 
 
@@ -90,7 +88,6 @@ class Gateway:
     ) -> None:
         self.routes = routes
         self.providers = providers
-        self.upstreams = upstreams
         self.settler = settler
         self.policy = policy
         self.steps = Steps(
@@ -107,8 +104,6 @@ class Gateway:
         self.new_id = new_id
         self.clock = clock
         self.wall = wall
-        #: models that refused `stream_options.include_usage`
-        self.no_stream_usage = Refusals(clock)
         limits = budgets.policy
         records = Records(
             facts,
@@ -140,6 +135,7 @@ class Gateway:
             facts=facts,
             has_modes=limits.modes,
         )
+        self.sender = Sender(providers, upstreams, self.composer, self.steps, clock)
         secrets = [secret for one in providers.values() for secret in secrets_of(one)]
         self.answers = Answers(self.accounts, clock, totals_comment if policy.stream_totals else None, secrets)
 
@@ -154,42 +150,11 @@ class Gateway:
         return Exchange(self, incoming, at_work)
 
 
-class _Earlier:
-    """What the providers that were tried before said instead of an answer: the last thing that its caller can use."""
-
-    def __init__(self) -> None:
-        self.answer: AlreadyRead | None = None
-        self._fault: UpstreamFault | None = None
-
-    def heard(self, said: AlreadyRead | GatewayError) -> None:
-        """Keep a provider's refusal as it was read, or its fault where it gave none; faults of others are ignored."""
-        if isinstance(said, AlreadyRead):
-            self.answer, self._fault = said, None
-        elif isinstance(said, UpstreamFault):
-            self.answer, self._fault = None, said
-
-    def instead_of(self, fault: GatewayError) -> AlreadyRead:
-        """What the caller is told where the last provider ended in this fault.
-
-        If that provider failed, its fault. If the request only does not fit its model, which says nothing of the other
-        models, what an earlier provider said, if one said anything.
-
-        Raises:
-            GatewayError: the fault, or an earlier one.
-        """
-        if not isinstance(fault, UpstreamFault):
-            if self.answer is not None:
-                return self.answer
-            fault = self._fault or fault
-        raise fault
-
-
 class Exchange:
     """One call on its way. An async context manager: entering goes down to the provider, leaving settles."""
 
     def __init__(self, gateway: Gateway, incoming: Incoming, at_work: AtWork) -> None:
         self._gateway = gateway
-        self._in = incoming
         self._p = Progress.of(incoming, gateway.wall())
         self._p.at_work = at_work
 
@@ -227,7 +192,7 @@ class Exchange:
             await progress.hang_up()
 
     async def _down(self) -> Reply:
-        progress, gateway, incoming = self._p, self._gateway, self._in
+        progress, gateway, incoming = self._p, self._gateway, self._p.incoming
         metered = incoming.endpoint.metered
         if metered:
             # First what needs no body, so that even a refused one is answered with its session's totals.
@@ -265,11 +230,11 @@ class Exchange:
         except StoreUnavailable as error:
             self._gateway.settler.away(error)
             return
-        caller, provider = self._in.caller, self._gateway.providers.get(name or "")
+        caller, provider = self._p.incoming.caller, self._gateway.providers.get(name or "")
         if caller.models and namespace == caller.namespace:
-            self._in = self._p.incoming = replace(self._in, caller=replace(caller, models=()))
+            self._p.incoming = replace(self._p.incoming, caller=replace(caller, models=()))
         if provider is not None and holds_credential(provider):
-            self._in = self._p.incoming = replace(self._in, provider=name)
+            self._p.incoming = replace(self._p.incoming, provider=name)
 
     def _find_routes(self, call: Call) -> None:
         """Where the call may go. The caller's own credential is for the first provider and for no other.
@@ -279,7 +244,7 @@ class Exchange:
             InvalidRequest: nobody who has it takes the call's format.
             Unauthenticated: the caller's credential is plainly another provider's.
         """
-        progress, incoming, providers = self._p, self._in, self._gateway.providers
+        progress, incoming, providers = self._p, self._p.incoming, self._gateway.providers
         found = routes_of(incoming, call, self._gateway.routes, progress.session)
         first = found[0].provider
         found = tuple(one for one in found if one.provider == first or holds_credential(providers[one.provider]))
@@ -310,13 +275,13 @@ class Exchange:
         progress.notes["model"] = f"{step.model}, as the step has it"
 
     async def _answered(self, call: Call) -> UpstreamReply:
-        """The answer of the first provider that has one; else what is to be told instead, see `_Earlier.instead_of`.
+        """The answer of the first provider that has one; else what is to be told instead, see `Earlier.instead_of`.
 
         Raises:
             UpstreamFault: there is no answer.
             ContextOverflow, BudgetTooSmall, TextTooLong: it cannot be made to fit.
         """
-        progress, earlier, position = self._p, _Earlier(), 0
+        progress, earlier, position = self._p, Earlier(), 0
         while True:
             route = progress.route = progress.routes[position]
             position += 1
@@ -340,7 +305,7 @@ class Exchange:
                         body = await read_error(answer)
                         earlier.heard(AlreadyRead(answer.status, without_packing(answer.headers), body))
             await progress.hang_up()
-            self._work(is_so=False)
+            progress.work(is_so=False)
             # Where the client has left, the cancel takes effect here, before another provider is asked.
             await asyncio.sleep(0)
             failed = f"{route.provider}/{route.model}: {reason}"
@@ -359,7 +324,7 @@ class Exchange:
         await self._make_ready(call)
         if call.stream and progress.before is None:
             progress.before = await gateway.accounts.totals_now(progress)
-        return await self._send(call)
+        return await gateway.sender.send(progress, call)
 
     async def _make_ready(self, call: Call) -> None:
         """Decide what is sent, and hold what it may cost. Tool results are shown shorter before a call is refused.
@@ -389,93 +354,3 @@ class Exchange:
             # Another call took the room, or the store went away: then nothing is left out.
             await composer.compose(progress, call, "table")
             accounts.check_held(progress)
-
-    async def _send(self, call: Call) -> UpstreamReply:
-        """Send the call; once more for each of three things that a refusal may tell us to change.
-
-        That is: no `stream_options`, another way to say which tools may be called, a shorter request.
-        """
-        progress, gateway, route = self._p, self._gateway, self._p.route
-        asked_usage = ask_usage = call.stream and not call.usage_asked and route not in gateway.no_stream_usage
-        is_fitted = False
-        while True:
-            progress.is_too_long = False
-            came = await self._looked_at(call, await self._attempt(call, ask_usage=ask_usage), is_fitted=is_fitted)
-            answer = came.refusal if isinstance(came, Begun) and came.refusal is not None else came
-            if 200 <= answer.status < 300:  # noqa: PLR2004
-                if asked_usage and not ask_usage:
-                    # Only now is it sure that our field was the reason, not a client's words that the error repeats.
-                    gateway.no_stream_usage.add(route)
-                    progress.notes["stream_usage"] = "refused by the provider"
-                gateway.steps.taken(progress)
-                return answer
-            if answer.status not in TELLING:
-                return self._passed_on(came, answer)
-            body = await read_error(answer)
-            found = length_error(answer.status, body)
-            progress.is_too_long = found is not None or answer.status == TOO_LARGE
-            if ask_usage and (b"stream_options" in body or b"include_usage" in body):
-                ask_usage = False
-            elif gateway.steps.narrow_again(progress, body):
-                # What is sent now weighs less.
-                await gateway.composer.compose(progress, call, progress.mode or "raw")
-            elif found is not None and not is_fitted and await gateway.composer.fit_again(progress, found):
-                is_fitted = True
-            else:
-                return self._passed_on(came, AlreadyRead(answer.status, without_packing(answer.headers), body))
-            await progress.hang_up()
-
-    async def _looked_at(self, call: Call, answer: UpstreamReply, *, is_fitted: bool) -> UpstreamReply:
-        """The answer; of a stream the first event is read, where a refusal in it could still be helped.
-
-        That is where another route is left, or the request could be made shorter.
-        """
-        progress, composer = self._p, self._gateway.composer
-        is_of_use = self._has_next or (not is_fitted and composer.may_be_too_long(progress))
-        if not is_of_use or not is_event_stream(answer):
-            return answer
-        return await looked_at(answer, progress.dialect.reader(call, drop_usage=False))
-
-    @property
-    def _has_next(self) -> bool:
-        """Whether another route is left after the current one."""
-        return self._p.route is not self._p.routes[-1]
-
-    def _passed_on(self, came: UpstreamReply, refusal: UpstreamReply) -> UpstreamReply:
-        """What to take for the answer where the provider refused the request.
-
-        The refusal, where another route is left. Where none is, a stream that refused in its first event is passed on
-        as the stream that it is.
-        """
-        return refusal if self._has_next or not isinstance(came, Begun) else came
-
-    def _work(self, *, is_so: bool) -> None:
-        self._p.is_at_work = is_so
-        self._p.at_work(is_so=is_so)
-
-    async def _attempt(self, call: Call, *, ask_usage: bool) -> UpstreamReply:
-        incoming, progress, gateway = self._in, self._p, self._gateway
-        provider = gateway.providers[progress.route.provider]
-        outgoing = Outgoing(
-            incoming.method,
-            provider.url(incoming.path, incoming.query),
-            request_headers(
-                incoming.headers, provider, client_key_headers=incoming.caller.key_headers, unpacked=incoming.unpacked
-            ),
-            gateway.composer.body(progress, call, provider, ask_usage=ask_usage),
-            progress.notes.__setitem__,
-            self._work,
-            incoming.call_id,
-            self._has_next,
-        )
-        if progress.sent_at is None:
-            progress.sent_at = gateway.clock()
-        progress.head_at, progress.status = None, CLIENT_CLOSED
-        sending = gateway.upstreams[progress.route.provider].send(outgoing)
-        answer = await sending.__aenter__()
-        progress.sending = sending
-        progress.head_at = gateway.clock()
-        if not 200 <= answer.status <= 599:  # noqa: PLR2004  # 1xx are no answers, and what is above no status
-            raise UpstreamProtocolError(f"The provider answered with the status {answer.status}, which is none.")
-        progress.status = answer.status
-        return answer

@@ -178,6 +178,16 @@ class Progress:
         contents = self.asked.contents if self.asked is not None and self.showing is None else None
         return kept_elsewhere(self.call.fields, self.incoming.endpoint.wire, contents)
 
+    @property
+    def has_next(self) -> bool:
+        """Whether another route is left after the current one."""
+        return self.route is not self.routes[-1]
+
+    def work(self, *, is_so: bool) -> None:
+        """Note whether the provider that is being tried may be at work on it. See `AtWork`."""
+        self.is_at_work = is_so
+        self.at_work(is_so=is_so)
+
     def kept_by(self, *routes: Route) -> int:
         """Tokens of the earlier answer that the call goes on from, at the one of these providers that keeps most."""
         ids = gone_on_from(self.call.fields, self.incoming.endpoint.wire) if self.call is not None else ()

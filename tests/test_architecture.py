@@ -53,10 +53,14 @@ ALLOWED = {
         *("core", "dialects", "stores", "budgeting", "progress", "records", "background", "stepping", "telling"),
     },
     "answers": {"core", "dialects", "upstream", "calls", "progress", "accounting"},
+    "sending": {
+        *("core", "dialects", "upstream", "progress", "stepping", "composing", "answers", "first_event", "refusals"),
+    },
+    "unanswered": {"core", "upstream"},
     "pipeline": {
         *("core", "dialects", "stores", "upstream", "planning", "budgeting", "results", "calls", "progress"),
         *("addressing", "composing", "summaries", "result_summaries", "accounting", "records", "answers"),
-        *("first_event", "refusals", "stepping", "background"),
+        *("stepping", "background", "sending", "unanswered"),
     },
     "listing": {"core", "upstream", "calls", "addressing", "patience"},
     # no server: commands that serve nothing import this

@@ -1,0 +1,128 @@
+"""How one provider is asked: the request goes out, the head of an answer comes back; again where a refusal says how.
+
+Which provider that is, and what comes after one that has no answer, is said in `pipeline.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from gateway.answers import read_error
+from gateway.composing import Composer
+from gateway.core.errors import UpstreamProtocolError
+from gateway.core.forwarding import Provider, request_headers
+from gateway.core.outgoing import Outgoing
+from gateway.core.ports import Upstream, UpstreamReply
+from gateway.core.retrying import TELLING, TOO_LARGE
+from gateway.dialects.base import Call
+from gateway.dialects.length_error import length_error
+from gateway.first_event import Begun, is_event_stream, looked_at
+from gateway.progress import CLIENT_CLOSED, Progress
+from gateway.refusals import Refusals
+from gateway.stepping import Steps
+from gateway.upstream.pieces import AlreadyRead, without_packing
+
+
+class Sender:
+    """Sends calls to the provider of their current route. Shared by all calls."""
+
+    def __init__(
+        self,
+        providers: Mapping[str, Provider],
+        upstreams: Mapping[str, Upstream],
+        composer: Composer,
+        steps: Steps,
+        clock: Callable[[], float],
+    ) -> None:
+        self._providers = providers
+        self._upstreams = upstreams
+        self._composer = composer
+        self._steps = steps
+        self._clock = clock
+        #: models that refused `stream_options.include_usage`
+        self._no_stream_usage = Refusals(clock)
+
+    async def send(self, progress: Progress, call: Call) -> UpstreamReply:
+        """Send the call; once more for each of three things that a refusal may tell us to change.
+
+        That is: no `stream_options`, another way to say which tools may be called, a shorter request.
+        """
+        composer, steps, route = self._composer, self._steps, progress.route
+        asked_usage = ask_usage = call.stream and not call.usage_asked and route not in self._no_stream_usage
+        is_fitted = False
+        while True:
+            progress.is_too_long = False
+            came = await self._looked_at(
+                progress, call, await self._attempt(progress, call, ask_usage=ask_usage), is_fitted=is_fitted
+            )
+            answer = came.refusal if isinstance(came, Begun) and came.refusal is not None else came
+            if 200 <= answer.status < 300:  # noqa: PLR2004
+                if asked_usage and not ask_usage:
+                    # Only now is it sure that our field was the reason, not a client's words that the error repeats.
+                    self._no_stream_usage.add(route)
+                    progress.notes["stream_usage"] = "refused by the provider"
+                steps.taken(progress)
+                return answer
+            if answer.status not in TELLING:
+                return _passed_on(progress, came, answer)
+            body = await read_error(answer)
+            found = length_error(answer.status, body)
+            progress.is_too_long = found is not None or answer.status == TOO_LARGE
+            if ask_usage and (b"stream_options" in body or b"include_usage" in body):
+                ask_usage = False
+            elif steps.narrow_again(progress, body):
+                # What is sent now weighs less.
+                await composer.compose(progress, call, progress.mode or "raw")
+            elif found is not None and not is_fitted and await composer.fit_again(progress, found):
+                is_fitted = True
+            else:
+                return _passed_on(progress, came, AlreadyRead(answer.status, without_packing(answer.headers), body))
+            await progress.hang_up()
+
+    async def _looked_at(
+        self, progress: Progress, call: Call, answer: UpstreamReply, *, is_fitted: bool
+    ) -> UpstreamReply:
+        """The answer; of a stream the first event is read, where a refusal in it could still be helped.
+
+        That is where another route is left, or the request could be made shorter.
+        """
+        is_of_use = progress.has_next or (not is_fitted and self._composer.may_be_too_long(progress))
+        if not is_of_use or not is_event_stream(answer):
+            return answer
+        return await looked_at(answer, progress.dialect.reader(call, drop_usage=False))
+
+    async def _attempt(self, progress: Progress, call: Call, *, ask_usage: bool) -> UpstreamReply:
+        incoming = progress.incoming
+        provider = self._providers[progress.route.provider]
+        outgoing = Outgoing(
+            incoming.method,
+            provider.url(incoming.path, incoming.query),
+            request_headers(
+                incoming.headers, provider, client_key_headers=incoming.caller.key_headers, unpacked=incoming.unpacked
+            ),
+            self._composer.body(progress, call, provider, ask_usage=ask_usage),
+            progress.notes.__setitem__,
+            progress.work,
+            incoming.call_id,
+            progress.has_next,
+        )
+        if progress.sent_at is None:
+            progress.sent_at = self._clock()
+        progress.head_at, progress.status = None, CLIENT_CLOSED
+        sending = self._upstreams[progress.route.provider].send(outgoing)
+        answer = await sending.__aenter__()
+        progress.sending = sending
+        progress.head_at = self._clock()
+        if not 200 <= answer.status <= 599:  # noqa: PLR2004  # 1xx are no answers, and what is above no status
+            raise UpstreamProtocolError(f"The provider answered with the status {answer.status}, which is none.")
+        progress.status = answer.status
+        return answer
+
+
+def _passed_on(progress: Progress, came: UpstreamReply, refusal: UpstreamReply) -> UpstreamReply:
+    """What to take for the answer where the provider refused the request.
+
+    The refusal, where another route is left. Where none is, a stream that refused in its first event is passed on
+    as the stream that it is.
+    """
+    return refusal if progress.has_next or not isinstance(came, Begun) else came
