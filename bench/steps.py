@@ -177,8 +177,8 @@ async def gateway_of(settings: config.Settings, upstream: Upstream) -> AsyncIter
     loaded = config.Loaded(settings, None, {})
     worker = wiring.Worker(store, settings, lambda: loaded)
     try:
-        planner = worker.planner(settings)
-        yield worker.gateway(settings, routes_of(settings), {"upstream": upstream}, planner)
+        planner = worker.lasting.planner(settings)
+        yield worker.lasting.gateway(settings, routes_of(settings), {"upstream": upstream}, planner)
         planner.close()
     finally:
         await worker.aclose()

@@ -1,4 +1,7 @@
-"""The composition root: Settings -> ASGI application. The only module that knows every class."""
+"""The composition root: Settings -> ASGI application, and the worker behind it.
+
+What a reload replaces of a worker is made in `worker_parts.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,55 +14,35 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
-from gateway import __version__, catalog, config
-from gateway.budgeting import Budgets
-from gateway.calls import SessionPolicy
+from gateway import __version__, config
 from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.core.ids import call_id
-from gateway.core.ports import Observer, Store, Upstream
-from gateway.core.routing import Routes
-from gateway.core.spending import KeyBudget
+from gateway.core.ports import Observer, Store
 from gateway.counters.registry import Counters
-from gateway.inspection import Inspector
 from gateway.opening import (
-    Tls,
     add_counters,
     estimator_of,
     load_counters,
     logs_json,
     open_catalog,
     open_store,
-    planner_of,
     tls_contexts,
-    upstreams_of,
     webhooks_of,
 )
-from gateway.pipeline import Gateway
-from gateway.planning import Planner, Threads
-from gateway.policies import (
-    agents_of,
-    budget_policy,
-    limits_of,
-    provider_of,
-    result_model,
-    routes_of,
-    table_names,
-    uplifts,
-)
+from gateway.planning import Threads
+from gateway.policies import table_names, uplifts
 from gateway.results import Results
-from gateway.server import headers
 from gateway.server.app import GatewayApp
-from gateway.server.auth import Access, Authenticator, KeyRule, digest
+from gateway.server.auth import Access
 from gateway.server.context import ContextApi
 from gateway.server.dashboard import Dashboard
-from gateway.server.endpoints import Bounds, Forwarder
+from gateway.server.endpoints import Forwarder
 from gateway.server.events import EventsApi
-from gateway.server.handling import Rules
-from gateway.server.health import HealthApi, ProviderHealth, WorkerHealth
+from gateway.server.health import HealthApi, WorkerHealth
 from gateway.server.keyring import KeyRing
 from gateway.server.metrics import MetricsApi
 from gateway.server.serving import stop_without_parent
@@ -71,17 +54,15 @@ from gateway.stores.learner import Learner
 from gateway.stores.leases import Leases
 from gateway.stores.settler import Settler
 from gateway.telemetry import callbacks, log
-from gateway.telemetry.bodies import LoggedUpstream
 from gateway.telemetry.callbacks import Callbacks, Shapes
 from gateway.telemetry.metrics import Metrics, State
 from gateway.telemetry.otel import Otel
-from gateway.upstream.retrying import RetryingUpstream
+from gateway.worker_parts import Lasting, Parts
 
 logger = logging.getLogger("gateway")
 
 _GC_THRESHOLDS = (10_000, 20, 50)
 _EXPIRE_EVERY_S = 3600.0
-_OLD_PARTS_CHECK_S = 1.0
 _STATE_EVERY_S = 2.0
 _SEES_ALL = Access(None, admin=True)
 #: how callbacks get what /api shows: as somebody does who sees all sessions
@@ -140,7 +121,7 @@ class Worker:
         add_counters(self._counters, settings)
         load_counters(self._counters, settings)
         self._catalog = open_catalog(settings)
-        self._estimator = estimator_of(self._counters)
+        estimator = estimator_of(self._counters)
         tls = tls_contexts(settings.providers)
         self._otel = Otel(__version__) if settings.telemetry.otel else None
         self.store = store
@@ -150,7 +131,6 @@ class Worker:
             store, Journal(journal) if journal else None, is_open=settings.store.on_failure == "open"
         )
         self._settler.on_return = blind.forget
-        self._blind = blind
         self._leases = Leases(
             store,
             self._settler.settle,
@@ -165,16 +145,32 @@ class Worker:
         self._threads = Threads()
         self._metrics = Metrics(config.shared_metrics()) if settings.telemetry.metrics else None
         self._callbacks = Callbacks(own, webhooks_of(settings.callbacks.webhooks, self._metrics), _SHAPES)
-        self._observers = [self._learner, *_call_log(settings, as_json=as_json)]
-        self._observers += [self._callbacks] if not self._callbacks.is_idle else []
-        self._observers += [self._metrics] if self._metrics is not None else []
-        self._observers += [self._otel] if self._otel is not None else []
+        observers: list[Observer] = [self._learner, *_call_log(settings, as_json=as_json)]
+        observers += [self._callbacks] if not self._callbacks.is_idle else []
+        observers += [self._metrics] if self._metrics is not None else []
+        observers += [self._otel] if self._otel is not None else []
         self._ttl_s = settings.sessions.ttl_s
         self.cors_origins = settings.server.cors_origins
-        self._parts = _Parts(settings, self, tls)
+        #: what each configuration makes its parts with
+        self.lasting = Lasting(
+            store=store,
+            settler=self._settler,
+            leases=self._leases,
+            blind=blind,
+            results=self._results,
+            keys=self.keys,
+            learner=self._learner,
+            counters=self._counters,
+            estimator=estimator,
+            threads=self._threads,
+            catalog=self._catalog,
+            observers=observers,
+            new_id=new_id,
+        )
+        self._parts = Parts(settings, self.lasting, tls)
         self._workers = settings.server.workers
         self._store_url = settings.store.shown_url
-        self.api = SessionsApi(store, lambda: self._parts.rules, self.reload_all, self._observers)
+        self.api = SessionsApi(store, lambda: self._parts.rules, self.reload_all, observers)
         self.context_api = ContextApi(store, lambda: self._parts.rules)
         self.events_api = EventsApi(store, lambda: self._parts.rules)
         self.metrics_api = MetricsApi(lambda: self._parts.rules, self._metrics, self._state)
@@ -263,7 +259,7 @@ class Worker:
         """
         settings, needing_restart = self._reread()
         add_counters(self._counters, settings)
-        old, self._parts = self._parts, _Parts(settings, self, tls_contexts(settings.providers))
+        old, self._parts = self._parts, Parts(settings, self.lasting, tls_contexts(settings.providers))
         self._catalog.configure(table_names(settings), uplifts(settings))
         self._ttl_s = settings.sessions.ttl_s
         self._leases.lease_s = settings.budget.lease_s
@@ -271,7 +267,7 @@ class Worker:
         logger.info("configuration reloaded")
         if needing_restart:
             logger.warning("needs a restart: %s", ", ".join(needing_restart))
-        chore = asyncio.create_task(_retire(old))
+        chore = asyncio.create_task(old.retire())
         self._chores.add(chore)
         chore.add_done_callback(self._chores.discard)
         return needing_restart
@@ -288,50 +284,6 @@ class Worker:
         for one in (settings, read):
             config.refuse_open_door(one)
         return settings, needing_restart
-
-    def planner(self, settings: config.Settings) -> Planner:
-        """The planner under these settings."""
-        facts = self._catalog.facts
-        return planner_of(settings, self._counters, self._estimator, self._learner, facts, threads=self._threads)
-
-    def gateway(
-        self,
-        settings: config.Settings,
-        routes: Routes,
-        upstreams: Mapping[str, Upstream],
-        planner: Planner,
-    ) -> Gateway:
-        """The pipeline under these settings."""
-        sessions = settings.sessions
-        known = config.built_in_providers()
-        return Gateway(
-            routes=routes,
-            providers={name: provider_of(name, row, guarded=name in known) for name, row in settings.providers.items()},
-            upstreams=upstreams,
-            facts=self._catalog.facts,
-            store=self.store,
-            settler=self._settler,
-            planner=planner,
-            budgets=Budgets(self.store, self._leases, self._blind, budget_policy(settings), time.time),
-            results=self._results,
-            learner=self._learner,
-            observers=self._observers,
-            policy=SessionPolicy(
-                sessions.id_headers,
-                sessions.on_missing,
-                stream_totals=sessions.stream_totals == "comment",
-                estimate_missing=sessions.usage_missing == "estimate",
-            ),
-            totals_comment=headers.totals_comment,
-            new_id=new_id,
-            result_model=result_model(settings, self._catalog.facts),
-            agents=agents_of(settings),
-        )
-
-    @property
-    def catalog(self) -> catalog.Catalog:
-        """The model tables."""
-        return self._catalog
 
     async def _expire(self) -> None:
         while True:
@@ -359,96 +311,6 @@ class Worker:
             closing.callback(self._threads.close)
             closing.push_async_callback(self._parts.aclose)
             closing.push_async_callback(self.events_api.aclose)
-
-
-class _Parts:
-    """What one configuration makes of a worker."""
-
-    def __init__(self, settings: config.Settings, worker: Worker, tls: Tls) -> None:
-        self.settings = settings
-        server, sessions = settings.server, settings.sessions
-        routes = routes_of(settings)
-        admin = settings.auth.admin_key
-        authenticator = Authenticator(
-            [
-                KeyRule(
-                    key.name,
-                    digest(key.key.get_secret_value()),
-                    key.models,
-                    KeyBudget(limits_of(key.budget), key.rpm),
-                )
-                for key in settings.auth.keys
-            ],
-            admin.get_secret_value() if admin is not None else None,
-            server.cors_origins,
-            lambda: worker.keys.keys,
-            is_required=settings.auth.required,
-        )
-        bounds = Bounds(
-            max_body=int(server.max_body_mb * 2**20),
-            max_concurrency=server.max_concurrency,
-            body_timeout_s=server.body_timeout_s,
-            on_disconnect=sessions.on_disconnect,
-            drain_s=sessions.drain_s,
-            shutdown_grace_s=server.shutdown_grace_s,
-            write_timeout_s=server.write_timeout_s,
-        )
-        self._upstreams = upstreams_of(settings.providers, tls)
-        upstreams = _logged(self._upstreams, settings)
-        planner = worker.planner(settings)
-        inspector = Inspector(planner, routes, worker.catalog.facts)
-        self.rules = Rules(
-            authenticator,
-            worker.keys,
-            routes,
-            worker.catalog,
-            inspector,
-            budget_policy(settings),
-            bounds.max_body,
-            bounds.body_timeout_s,
-            agents=agents_of(settings),
-            id_headers=settings.sessions.id_headers,
-        )
-        self.forwarder = Forwarder(
-            worker.gateway(settings, routes, upstreams, planner), authenticator, worker.keys, bounds
-        )
-
-    def providers(self) -> list[ProviderHealth]:
-        """How each provider has done of late."""
-        rows = self.settings.providers
-        return [_provider_health(name, rows[name].adapter, upstream) for name, upstream in self._upstreams.items()]
-
-    async def aclose(self) -> None:
-        async with AsyncExitStack() as closing:
-            for upstream in self._upstreams.values():
-                closing.push_async_callback(upstream.aclose)
-            closing.push_async_callback(self.forwarder.close)
-
-
-def _provider_health(name: str, adapter: str, upstream: RetryingUpstream) -> ProviderHealth:
-    left_alone_s = upstream.asked_in_s
-    if left_alone_s is not None:
-        return ProviderHealth(name, adapter, "left_alone", upstream.failures, round(left_alone_s, 1))
-    return ProviderHealth(name, adapter, "failing" if upstream.failures else "ok", upstream.failures)
-
-
-async def _retire(parts: _Parts) -> None:
-    """Close the connections of a replaced configuration when its last call has ended."""
-    try:
-        while parts.forwarder.running:  # noqa: ASYNC110  # rare, and nobody waits for it
-            await asyncio.sleep(_OLD_PARTS_CHECK_S)
-    finally:
-        await parts.aclose()
-
-
-def _logged(upstreams: Mapping[str, Upstream], settings: config.Settings) -> Mapping[str, Upstream]:
-    """The ways to providers; where it is asked for, each writes what goes by to the log."""
-    if not settings.telemetry.log.bodies:
-        return upstreams
-    logger.warning("prompts and answers are written to this log: telemetry.log.bodies is on")
-    as_json = logs_json(settings)
-    put = log.put(sys.stderr, as_json=as_json)
-    return {name: LoggedUpstream(one, name, put, as_json=as_json) for name, one in upstreams.items()}
 
 
 def _call_log(settings: config.Settings, *, as_json: bool) -> list[Observer]:

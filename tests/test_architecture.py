@@ -79,7 +79,7 @@ ALLOWED = {
     "client": set(),
 }
 #: these know every class
-ROOTS = {"wiring", "cli", "__main__"}
+ROOTS = {"wiring", "worker_parts", "cli", "__main__"}
 #: third-party package -> where it may be imported, as the beginning of a module's name
 HOMES = {
     "aiohappyeyeballs": ("gateway.upstream.origin",),
@@ -155,6 +155,7 @@ TESTED_ELSEWHERE = {
     # These show what they are worth only on a real port, with a real client and a real provider's faults.
     "pipeline": "e2e/test_accounting.py",
     "wiring": "e2e/test_shutdown.py",
+    "worker_parts": "e2e/test_reload.py",
     "policies": "e2e/test_budget_settings.py",  # each key does what it says; those of context: e2e/test_context.py
     "stores.states": "stores/test_contract.py",  # what a store gives back of a state, and of what is none
     "stores.clock": "stores/test_ledger_contract.py",  # the time that a store is given where none is injected
