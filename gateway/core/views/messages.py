@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gateway.core.counting.measure import is_compaction
+from gateway.core.counting.parts import is_compaction
 from gateway.core.message import decode, encode, read
 from gateway.core.views.raw import compact, fields_of, items_of, list_of, object_of
 from gateway.core.views.view import SEAL, Book, Changes, View, as_came, entries, opaque, said, says_nothing, sealed

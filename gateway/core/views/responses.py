@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from gateway.core.counting.measure import COMPACTIONS
+from gateway.core.counting.parts import COMPACTIONS
 from gateway.core.message import decode, encode, is_plain_text, read, text_parts
 from gateway.core.views.raw import compact, fields_of, items_of, list_of, object_of
 from gateway.core.views.view import SEAL, Book, Changes, View, as_came, entries, opaque, said, says_nothing, sealed

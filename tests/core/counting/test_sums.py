@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.counting.context import ContextCounts, ToolWeight
-from gateway.core.counting.measure import Counts, Measure, ToolResult
+from gateway.core.counting.measure import Counts, Measure
 from gateway.core.counting.media import Media
+from gateway.core.counting.parts import ToolResult
 from gateway.core.counting.sums import Sums
 
 COUNTS = st.builds(Counts, *[st.integers(0, 9)] * len(Counts._fields)) | st.builds(Counts, text=st.integers(0, 9))
