@@ -161,13 +161,13 @@ class Planner:
             return unchanged
         scales, since = Scales(self._estimator, self._reader(came)), self._clock()
 
-        def choose() -> Plan:
+        def choose() -> tuple[Plan, Conversation]:
             deadline, is_shadow = self._deadline(since), trim == "shadow"
             room = Room(budget, self.policy, is_shadow, remembered.state, learned, deadline, use, asked.salt)
             return self._roomy(came, asked.contents, keys, room, scales)
 
         try:
-            plan = await _run_in(self._threads.fitting, choose)
+            plan, conversation = await _run_in(self._threads.fitting, choose)
         except Unsound:
             logger.exception("a request is forwarded as it came, though it is over its budget")
             return unchanged
@@ -175,7 +175,7 @@ class Planner:
             if trim == "shadow" or self.policy.overflow == "forward":
                 return unchanged
             return replace(unchanged, overflow=overflow)
-        self._read_ahead(came, asked.contents, keys, budget)
+        self._read_ahead(came, asked.contents, keys, budget, conversation)
         return replace(plan, window=window)
 
     def _of_one_text(self, unchanged: Plan, tokens: int, wire: Wire, budget: int, trim: Trim) -> Plan:
@@ -184,19 +184,31 @@ class Planner:
             return unchanged
         return replace(unchanged, overflow=TextTooLong(needed=tokens, budget=budget, param=ITEMS[wire]))
 
-    def _roomy(self, came: Weighed, contents: Contents, keys: Sequence[bytes], room: Room, scales: Scales) -> Plan:
+    def _roomy(
+        self, came: Weighed, contents: Contents, keys: Sequence[bytes], room: Room, scales: Scales
+    ) -> tuple[Plan, Conversation]:
         view = self.view(contents)
         # The other formats join neighbours of one role, or take any order.
         takes_turns = contents.wire == "chat" and self._estimator.family(came.request).turns == "strict"
         conversation = self._conversation(view, contents, keys, takes_turns=takes_turns)
-        return make_room(came, view, conversation, room, scales)
+        return make_room(came, view, conversation, room, scales), conversation
 
     def view(self, contents: Contents) -> View:
         """Its messages as chat messages."""
         return view_of(contents.wire, contents.messages or (), self._read)
 
-    def _read_ahead(self, came: Weighed, contents: Contents, keys: Sequence[bytes], budget: int) -> None:
-        """Have a thread read some of what a coming cut needs. Nobody waits for it, and one at a time is enough."""
+    def _read_ahead(
+        self,
+        came: Weighed,
+        contents: Contents,
+        keys: Sequence[bytes],
+        budget: int,
+        conversation: Conversation | None = None,
+    ) -> None:
+        """Have a thread read some of what a coming cut needs. Nobody waits for it, and one at a time is enough.
+
+        `conversation`: the contents as chat messages, where they were seen so already.
+        """
         filled = came.expected.tokens / budget
         if filled <= START or not self._reading_ahead.acquire(blocking=False):
             return
@@ -205,8 +217,12 @@ class Planner:
         def work() -> None:
             try:
                 expired = self._deadline(since)
-                view = self.view(contents)
-                read_ahead(view.messages, _keys_of(view, contents, keys), filled, reader, expired)
+                if conversation is None:
+                    view = self.view(contents)
+                    messages, names = view.messages, _keys_of(view, contents, keys)
+                else:
+                    messages, names = conversation.messages, conversation.keys
+                read_ahead(messages, names, filled, reader, expired)
             except Exception:
                 logger.exception("messages cannot be read ahead; a cut reads them all the same")
             finally:

@@ -341,7 +341,7 @@ def _weighed_anew(case: _Case, room: Room, fitted: Fitted) -> Weighed:
 
 def _plan(case: _Case, sent: Weighed, room: Room, fitted: Fitted, epoch: Epoch | None) -> Plan:
     came, is_changed, messages = case.came, fitted.changed, tuple(sent.request.messages)
-    if is_changed and (faults := new_faults(came.request.wire, case.view.elements, messages)):
+    if is_changed and (faults := new_faults(came.request.wire, case.view.elements, messages, case.view.book)):
         raise Unsound("; ".join(faults))
     fates = case.view.fates(fitted.fates) if is_changed else Fates()
     record = replace(

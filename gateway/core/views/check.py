@@ -12,17 +12,21 @@ from typing import Any, Final
 
 from gateway.core.counting.measure import Wire
 from gateway.core.message import read
+from gateway.core.views.view import Book, entries
 
 
-def new_faults(wire: Wire, before: Sequence[bytes], after: Sequence[bytes]) -> list[str]:
-    """What a provider would refuse in the elements `after`, and not in those that came; empty where nothing."""
-    check = _CHECKS.get(wire)
-    if check is None:
+def new_faults(wire: Wire, before: Sequence[bytes], after: Sequence[bytes], book: Book | None = None) -> list[str]:
+    """What a provider would refuse in the elements `after`, and not in those that came; empty where nothing.
+
+    `book`: remembers of each element what matters here.
+    """
+    if wire not in _CHECKS:
         return []
+    check, bare = _CHECKS[wire]
     may_think = wire == "messages" and any(b"thinking" in raw for raw in before)
 
     def all_of(raws: Sequence[bytes]) -> Counter[str]:
-        elements = [read(raw)[0] for raw in raws]
+        elements = [one for (one,) in entries(f"bare {wire}", raws, book, lambda raw: (bare(read(raw)[0]),), _size)]
         # Whether thinking is on, and must be there, is not said in the messages.
         return Counter([*check(elements), *(_thinking(elements) if may_think else ())])
 
@@ -189,7 +193,50 @@ def _is_made(item: Mapping[str, Any]) -> bool:
     return _is_name(item) or item.get("role") == "assistant" or kind == "reasoning" or kind.endswith("_call")
 
 
-_CHECKS: Final[Mapping[Wire, Callable[[Sequence[Any]], Iterator[str]]]] = {
-    "messages": _messages,
-    "responses": _responses,
+# --- what of an element matters here: all but its texts ---------------------------------------------------------------
+
+_BLOCK_FIELDS: Final = ("type", "id", "tool_use_id")
+_ITEM_FIELDS: Final = ("type", "id", "call_id", "role")
+_CALLER_FIELDS: Final = ("tool_id", "caller_id")
+#: bytes that an element takes, and each of its blocks, beside their texts
+_BARE_BYTES: Final = 500
+
+
+def _bare_message(element: Any) -> Any:
+    if not isinstance(element, dict):
+        return None
+    content = element.get("content")
+    blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return {"role": element.get("role"), "content": [_bare_block(block) for block in blocks]}
+
+
+def _bare_block(block: Any) -> Any:
+    if not isinstance(block, dict):
+        return None
+    bare = _bare(block, _BLOCK_FIELDS)
+    return bare if _is_blank(block) else {**bare, "text": "…"}
+
+
+def _bare_item(item: Any) -> Any:
+    return _bare(item, _ITEM_FIELDS) if isinstance(item, dict) else None
+
+
+def _bare(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    bare = {name: found[name] for name in names if name in found}
+    caller = found.get("caller")
+    if isinstance(caller, dict):
+        bare["caller"] = {name: str(caller[name]) for name in _CALLER_FIELDS if name in caller}
+    return bare
+
+
+def _size(found: tuple[Any]) -> int:
+    element = found[0] if isinstance(found[0], dict) else {}
+    parts = [element, *filter(None, element.get("content", ()))]
+    texts = sum(len(str(value)) for part in parts for name, value in part.items() if name != "content")
+    return _BARE_BYTES * len(parts) + texts
+
+
+_CHECKS: Final[Mapping[Wire, tuple[Callable[[Sequence[Any]], Iterator[str]], Callable[[Any], Any]]]] = {
+    "messages": (_messages, _bare_message),
+    "responses": (_responses, _bare_item),
 }

@@ -7,7 +7,7 @@ still do so. Instructions of the operator between the messages stay in any case,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gateway.core.counting.parts import is_compaction
@@ -72,8 +72,9 @@ class MessagesView(View):
             elements,
             [piece.message for piece, _ in found],
             [places for _, places in found],
-            [index for index, (piece, places) in enumerate(found) if piece.is_held or not must.isdisjoint(places)],
-            [index for index, (_, places) in enumerate(found) if places[-1] < compact],
+            held=[i for i, (piece, places) in enumerate(found) if piece.is_held or not must.isdisjoint(places)],
+            stale=[index for index, (_, places) in enumerate(found) if places[-1] < compact],
+            book=book,
         )
 
     def restored(self, changes: Changes, new: Collection[int] = ()) -> tuple[bytes, ...]:
@@ -116,6 +117,9 @@ class MessagesView(View):
         fields = fields_of(came)
         left = list(self._left(element, fields["content"], forms))
         return object_of({**fields, "content": list_of(left)}) if left else came
+
+    def _trait(self, index: int) -> Hashable:
+        return self._blocks[index]
 
     def _is_other(self, index: int, form: bytes) -> bool:
         """Whether a form says something else than its message."""

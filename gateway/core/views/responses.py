@@ -9,7 +9,7 @@ results whose call the provider keeps, are held.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -108,6 +108,7 @@ class ResponsesView(View):
             [group.places for group in groups],
             held=[index for index, group in enumerate(groups) if id(group) in kept],
             stale=[index for index, group in enumerate(groups) if id(group) in old],
+            book=book,
         )
 
     def _changed(self, element: int, forms: Changes) -> bytes | None:
@@ -131,6 +132,9 @@ class ResponsesView(View):
         text = "output_text" if item.get("role") == "assistant" else "input_text"
         parts = as_came(content or (), items_of(fields[name]), lambda part: encode(_named(part, text)))
         return object_of({**fields, name: list_of(parts)})
+
+    def _trait(self, index: int) -> Hashable:
+        return index in self._bound
 
     def _added(self, message: Mapping[str, Any], element: int) -> bytes:
         del element  # it may stand anywhere

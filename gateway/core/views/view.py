@@ -19,6 +19,10 @@ Changes = Mapping[int, bytes | None]
 #: the role of what must be sent as it came, because nobody here knows what it is
 OPAQUE = "opaque"
 
+#: bytes that a changed element takes beside its own, and each of its messages in the key
+_MADE_BYTES = 200
+_PART_BYTES = 300
+
 #: fields that make a chat message one that no rule may change, see `is_signed`
 SEAL: Mapping[str, Any] = {"thinking_blocks": True}
 
@@ -59,6 +63,7 @@ class View(ABC):
         held: messages that must be sent as they came, whatever the rules would do with them.
         stale: messages that the provider does not read any more, because something else stands for them.
         array: the field they stand in.
+        book: remembers what was read of elements.
     """
 
     array = "messages"
@@ -68,14 +73,17 @@ class View(ABC):
         elements: Sequence[bytes],
         messages: Sequence[bytes],
         places: Sequence[Sequence[int]],
+        *,
         held: Collection[int] = (),
         stale: Collection[int] = (),
+        book: Book | None = None,
     ) -> None:
         self.elements = tuple(elements)
         self.messages = tuple(messages)
         self.places = tuple(map(tuple, places))
         self.held = frozenset(held)
         self.stale = frozenset(stale)
+        self.book = book
 
     @cached_property
     def owned(self) -> Sequence[Sequence[int]]:
@@ -106,7 +114,7 @@ class View(ABC):
             if not forms:
                 yield element, raw
             elif len(forms) < len(mine) or any(form is not None for form in forms.values()):
-                changed = self._changed(element, forms)
+                changed = self._made(element, forms)
                 if changed is not None:
                     yield element, changed
 
@@ -122,14 +130,42 @@ class View(ABC):
     def fates(self, fates: Fates) -> Fates:
         """The fates of messages as fates of elements. A message's tokens count at the first element it is made of."""
         each = tuple(fates)
-        return Fates.of(self._fate(element, each) for element in range(len(self.elements)))
+        return Fates.of([self._fate(element, each) for element in range(len(self.elements))])
 
     def _fate(self, element: int, fates: Sequence[Fate]) -> Fate:
-        mine = [fates[index] for index in self.owned[element]]
-        first = [fates[index] for index in self.owned[element] if self.places[index][0] == element]
+        owned = self.owned[element]
+        if len(owned) == 1 and self.places[owned[0]][0] == element:
+            return fates[owned[0]]
+        mine = [fates[index] for index in owned]
+        first = [fates[index] for index in owned if self.places[index][0] == element]
         told = next((fate for fate in mine if fate.rule not in UNCHANGED), mine[0])
         before, after = sum(fate.tokens_before for fate in first), sum(fate.tokens_after for fate in first)
         return Fate(told.role, before, after, told.rule)
+
+    def _made(self, element: int, forms: Changes) -> bytes | None:
+        """`_changed`, once for all that it is made of: what a cut made of an element is sent on every turn."""
+        if self.book is None:
+            return self._changed(element, forms)
+        parts = [self._part(index, element, forms) for index in self.owned[element]]
+        made: list[tuple[bytes | None]] = self.book.get_keyed(
+            f"changed {self.array}",
+            [(digest(self.elements[element]), *parts)],
+            lambda _: [(self._changed(element, forms),)],
+            lambda one: _MADE_BYTES + _PART_BYTES * len(parts) + len(one[0] or b""),
+        )
+        return made[0][0]
+
+    def _part(self, index: int, element: int, forms: Changes) -> Hashable:
+        """All that `_changed` knows of one of the messages of an element."""
+        about = tuple([place - element for place in self.places[index]]), self._trait(index)
+        if index not in forms:
+            return about
+        form = forms[index]
+        return *about, digest(self.messages[index]), digest(form) if form is not None else None
+
+    @abstractmethod
+    def _trait(self, index: int) -> Hashable:
+        """What else `_changed` knows of a message."""
 
     @abstractmethod
     def _changed(self, element: int, forms: Changes) -> bytes | None:
@@ -161,6 +197,9 @@ class ChatView(View):
 
     def _changed(self, element: int, forms: Changes) -> bytes:
         raise AssertionError(f"chat message {element} is changed by its {len(forms)} forms alone")
+
+    def _trait(self, index: int) -> Hashable:
+        raise AssertionError(f"chat message {index} is changed by its form alone")
 
     def _added(self, message: Mapping[str, Any], element: int) -> bytes:
         raise AssertionError(f"chat message {element} is replaced by {len(message)} fields as they are")

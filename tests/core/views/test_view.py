@@ -281,6 +281,30 @@ def test_what_was_read_before_is_the_same_when_it_is_read_again(
 
 @formats
 @law
+@given(made=steps(), seed=st.integers(0, 99), more=st.integers(0, 3), taken=st.lists(choices, min_size=1, max_size=3))
+def test_what_was_made_before_is_the_same_when_it_is_made_again(
+    wire: Wire, render: Render, made: list[Step], *, seed: int, more: int, taken: list[tuple[float, FitPolicy]]
+) -> None:
+    elements, book = elements_of(wire, render, made, seed), CountingBook()
+    for seen in (elements[: len(elements) - more], elements):
+        for share, policy in taken:
+            view = view_of(wire, seen, book)
+            done = fitted(view, share, policy)
+            if done is None:
+                continue
+            fresh = view_of(wire, seen).restored(done.changes, done.summaries)
+            assert view.restored(done.changes, done.summaries) == fresh
+            assert new_faults(wire, seen, fresh, book) == []
+            broken = fresh[1:] if seed % 2 else fresh[: len(fresh) // 2]
+            assert new_faults(wire, seen, broken, book) == new_faults(wire, seen, broken)
+            book.read = 0
+            assert view_of(wire, seen, book).restored(done.changes, done.summaries) == fresh
+            assert new_faults(wire, seen, fresh, book) == []
+            assert book.read == 0
+
+
+@formats
+@law
 @given(made=steps(), seed=st.integers(0, 99), choice=choices)
 def test_what_is_chosen_is_a_request_that_the_provider_takes(
     wire: Wire, render: Render, made: list[Step], seed: int, choice: tuple[float, FitPolicy]
