@@ -38,7 +38,7 @@ from gateway.dialects.base import Answer, Call
 from gateway.dialects.limits import answers_asked, default_limit, least_output, output_limit, service_tier
 from gateway.dialects.sound import asks_for_more_than_text
 from gateway.progress import Progress
-from gateway.records import Records, text_estimate
+from gateway.records import Records, answer_of, text_estimate
 from gateway.stepping import Going, Steps
 from gateway.stores.settler import Settler
 from gateway.telling import tell
@@ -286,6 +286,14 @@ class Accounts:
         if record is not None:
             await self._settler.settle(record)
 
+    async def begun(self, progress: Progress) -> bool:
+        """Before a part of a stream goes out that is made in the background: see to it that its call can be found.
+
+        Its client may leave, or this worker die, before it has ended, and the rest be fetched. False: its id is not
+        known yet.
+        """
+        return self._settler.is_away or await self._background.begun(progress)
+
     async def is_over(self, progress: Progress) -> bool:
         """Whether a stream has to end now, as its hold cannot be extended. The caller passes nothing on meanwhile."""
         if progress.taken is None:
@@ -311,12 +319,14 @@ class Accounts:
         # A call that the gateway itself could not serve is not recorded, but what was held must be given back.
         if progress.is_holding or (record.session is not None and not isinstance(progress.fault, GatewayFault)):
             claims = self._budgets.to_read(progress.book)
+            if progress.is_findable and record.outcome != PENDING:
+                await self._told(progress)
             closing = await self._written(progress, record, going, claims)
             self._give_back(progress, record.spent)
             if closing is not None:
                 progress.totals = closing.totals
-            if record.outcome == PENDING and closing is not None:
-                await self._background.begun(progress, record)
+            if record.outcome == PENDING and closing is not None and not progress.is_findable:
+                await self._background.begun(progress)
             if claims or progress.book.is_blind:
                 progress.book = self._budgets.again(progress.book, closing.standings if closing is not None else None)
         fetched = progress.incoming.endpoint.fetches
@@ -324,6 +334,13 @@ class Accounts:
             await self._look_back(progress, fetched, progress.answer)
         self.end(progress)
         return progress.totals
+
+    async def _told(self, progress: Progress) -> None:
+        """Observers hear what it took when it is settled, and not again when its answer is fetched."""
+        answer_id = answer_of(progress).id
+        if answer_id is not None and not self._settler.is_away:
+            with contextlib.suppress(StoreUnavailable):
+                await self._background.is_first(answer_id)
 
     async def _look_back(self, progress: Progress, answer_id: str, answer: Answer) -> None:
         """See `_settle_earlier`. Whatever comes of that, the answer itself goes on to whoever asked for it."""

@@ -180,7 +180,7 @@ class Answers:
     async def _metered(
         self, progress: Progress, answer: UpstreamReply, pieces: AsyncIterator[bytes], meter: StreamMeter, reply: Reply
     ) -> AsyncIterator[bytes]:
-        passed, is_first = b"", True
+        passed, is_first, is_found = b"", True, not progress.is_fetched_later
         try:
             async for piece in pieces:
                 if is_first and _JSON.match(piece):
@@ -195,6 +195,7 @@ class Answers:
                     break
                 if passed:
                     await self._accounts.deliver(progress)
+                    is_found = is_found or await self._accounts.begun(progress)
                     yield passed
                     passed = b""
                 if await self._accounts.is_over(progress):

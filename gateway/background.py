@@ -64,23 +64,29 @@ class Background:
         self._routes = routes
         self._wall = wall
 
-    async def begun(self, progress: Progress, record: CallRecord) -> None:
-        """Note a pending call under the id of its answer. Where that cannot be kept, it stays charged as it is."""
+    async def begun(self, progress: Progress) -> bool:
+        """Note a call under the id of its answer, once that is known; whether there was something to note.
+
+        Where it cannot be kept, a pending call stays charged as it is.
+        """
         call, answer = progress.call, answer_of(progress)
         if call is None or answer.id is None:
-            return
+            return False
         named = left_behind(call.fields, progress.incoming.endpoint.wire, answer.id)
         # JSON can name half a surrogate pair, and no text can hold it.
         ids = tuple(one for one in named if one.isprintable())
         beside = progress.plan.beside if progress.plan is not None else 0
         rule = progress.route.rule
         match = rule.match if rule is not None else None
-        namespace, tier = progress.incoming.caller.namespace, service_tier(call.fields)
-        noted = msgspec.json.encode(_Noted(record.provider, namespace, record.call_id, ids, beside, match, tier))
+        call_id, namespace = progress.incoming.call_id, progress.incoming.caller.namespace
+        noted = _Noted(progress.route.provider, namespace, call_id, ids, beside, match, service_tier(call.fields))
+        written = msgspec.json.encode(noted)
         try:
-            await self._store.learn({_key(answer.id): lambda _: noted})
+            await self._store.learn({_key(answer.id): lambda _: written})
+            progress.is_findable = True
         except StoreUnavailable as error:
-            logger.warning("call %s will not be found when its answer is fetched: %s", record.call_id, error.message)
+            logger.warning("call %s will not be found when its answer is fetched: %s", call_id, error.message)
+        return True
 
     async def origin(self, answer_id: str) -> tuple[str | None, str | None]:
         """The provider that makes this answer in the background, and the namespace of whoever asked for it.

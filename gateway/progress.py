@@ -90,6 +90,7 @@ class Progress:
         billed: the provider charges for it: it has accepted the call.
         is_unheard: its client had left before the answer ended.
         is_event_stream: the answer is a stream of events.
+        is_findable: others find the call by the id of its answer, which is made in the background.
         response_bytes: bytes of the answer that were passed on.
         notes: remarks for its record, by name.
         record: as it was, or is about to be, written; None before.
@@ -140,6 +141,7 @@ class Progress:
     is_event_stream: bool = False
     response_bytes: int = 0
     notes: dict[str, str] = field(default_factory=dict)
+    is_findable: bool = False
     record: CallRecord | None = None
     fetched: CallRecord | None = None
     totals: Totals | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import openai
 import pytest
 
 from gateway.mock import MockServer, Provider
-from tests.conftest import Scripted, StartGateway, StartUpstream
+from tests.conftest import Scripted, StartGateway, StartProcess, StartUpstream
 from tests.stores.redis_servers import RedisServer
 from tests.support.gateways import GatewayThread, until
 from tests.support.scripted import SSE_HEAD, Connection
@@ -230,6 +231,20 @@ def test_observers_are_told_once_what_it_took(limited: GatewayThread, mock: Prov
     assert metric("gateway_estimated_calls_total") == 0
 
 
+def test_observers_are_told_once_of_a_stream_that_came_to_its_end_and_is_fetched(
+    limited: GatewayThread, mock: Provider
+) -> None:
+    headers = {"x-session-id": "s", "x-mock": "interval=0.05,chunks=5"}
+    reply = limited.web.post("/v1/responses", {**ASKED, "stream": True}, headers)
+    answer_id = reply.body.split(b'"id":"', 1)[1].split(b'"')[0].decode()
+    fetch(limited.web, answer_id)
+    for _ in range(2):
+        assert fetch(limited.web, answer_id).totals[2] == mock.billed().total_tokens
+    lines = limited.web.get("/metrics").body.decode().splitlines()
+    told = sum(float(line.split()[-1]) for line in lines if line.startswith("gateway_tokens_total"))
+    assert told == mock.billed().total_tokens
+
+
 def test_observers_of_all_workers_are_told_once_where_many_fetch_an_answer_at_once(
     gateway_server: StartGateway, mock_server: MockServer, mock: Provider, stored: dict[str, Any]
 ) -> None:
@@ -284,6 +299,60 @@ def test_it_is_fetched_from_the_provider_that_makes_it_but_with_no_credential_fo
     assert len(elsewhere.requests) == (0 if key else 2)
     assert outcomes(web, "s") == [("ok", "provider") if key else ("pending", "estimated")]
     assert made.status == 200
+
+
+def test_the_rest_of_a_stream_is_fetched_where_it_is_made_while_it_is_still_read(
+    gateway_server: StartGateway, byte_server: StartUpstream
+) -> None:
+    usage = {"input_tokens": 40, "output_tokens": 9, "total_tokens": 49}
+    made = json.loads(response("completed", usage=usage))
+    is_fetched = threading.Event()
+
+    def script(connection: Connection) -> None:
+        if connection.request.head.startswith(b"POST"):
+            connection.send(events(CREATED))
+            is_fetched.wait(60)
+            connection.send(events(("response.completed", {"response": made})).removeprefix(SSE_HEAD))
+            connection.sock.close()
+        else:
+            connection.whole(json.dumps(made).encode())
+
+    first, second = byte_server(lambda connection: connection.whole(b"{}", status=b"404 N")), byte_server(script)
+    providers = {"first": {"base_url": first.url}, "second": {"base_url": second.url, "key": "held"}}
+    keys = [{"name": "ann", "key": "ann-key-0123456789", "models": ["m"]}]
+    models = [{"match": "m", "provider": "second"}]
+    flags = {"providers": providers, "models": models, "default_provider": "first", "auth.keys": keys}
+    gateway = gateway_server("", **flags, **{"budget.tokens": BUDGET})
+    ann = {"authorization": "Bearer ann-key-0123456789", "x-session-id": "s"}
+    with gateway.web.open("POST", "/v1/responses", {**ASKED, "model": "m", "stream": True}, ann) as begun:
+        assert b"resp_1" in begun.readline() + begun.readline()
+    for _ in range(2):
+        assert fetch(gateway.web, "resp_1", **ann).status == 200
+    is_fetched.set()
+    until(lambda: gateway.web.get("/api/sessions/s/calls", ann).json.get("calls"), what="the call is settled")
+    for _ in range(2):
+        assert fetch(gateway.web, "resp_1", **ann).totals == (40, 9, 49)
+
+
+def test_a_stream_whose_worker_was_killed_is_charged_what_it_took_once_its_answer_is_fetched(
+    mock_server: MockServer, mock: Provider, gateway_process: StartProcess
+) -> None:
+    flags: dict[str, Any] = {"budget.tokens": BUDGET, "budget.lease_s": 5}
+    gateway = gateway_process(mock_server.url, **flags)
+    body = {**ASKED, "stream": True}
+    with gateway.web.open("POST", "/v1/responses", body, {"x-session-id": "s", "x-mock": "interval=1"}) as begun:
+        told = begun.read(300)
+        gateway.signal(signal.SIGKILL)
+        gateway.wait()
+    answer_id = told.split(b'"id":"', 1)[1].split(b'"')[0].decode()
+    again = gateway_process(mock_server.url, folder=gateway.folder, **flags)
+    until(lambda: again.web.get("/api/sessions/s/calls").json.get("calls"), what="its lease has ended")
+    assert outcomes(again.web, "s") == [("worker_lost", "estimated")]
+    assert used(again.web, "s") > 500
+    for _ in range(2):
+        made = fetch(again.web, answer_id)
+    assert made.totals[2] == mock.billed().total_tokens == used(again.web, "s")
+    assert outcomes(again.web, "s") == [("ok", "provider")]
 
 
 def test_the_sdk_polls(gateway: GatewayThread, mock: Provider, session: str) -> None:
