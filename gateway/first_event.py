@@ -2,7 +2,8 @@
 
 Some providers take a request with status 200 and refuse it in the first event, or behind those that only say that it
 was taken: OpenAI does so with streams of Responses that are too long. Nothing of the answer is there by then: it costs
-nothing, unless the refusal itself reports usage, and the next try may have one.
+nothing, unless the refusal itself reports usage, and the next try may have one. But one that is made in the background
+is made, and billed, once it has an id, whatever becomes of its stream.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
+from gateway.core.errors import UpstreamFault
 from gateway.core.forwarding import EVENTS, content_type
 from gateway.core.ports import UpstreamReply
 from gateway.core.retrying import FAILED
@@ -59,15 +61,39 @@ def is_event_stream(answer: UpstreamReply) -> bool:
     return is_taken and content_type(answer.headers) == EVENTS and not is_packed(answer)
 
 
-async def looked_at(answer: UpstreamReply, reader: EventReader) -> Begun:
+async def looked_at(answer: UpstreamReply, reader: EventReader, *, is_fetched_later: bool = False) -> Begun:
     """The answer as it came, and whether its first event refuses the call.
+
+    `is_fetched_later`: it is made in the background.
 
     Raises:
         UpstreamFault: it broke off before.
     """
-    pieces = answer.chunks()
-    first, said = await _first(pieces)
-    return Begun(answer.status, answer.headers, first, pieces, _refusal(said, reader) if said else None)
+    pieces, first, said = answer.chunks(), list[bytes](), b""
+    try:
+        said = await _first(pieces, first)
+    except UpstreamFault as fault:
+        if not (is_fetched_later and _is_being_made(first, reader)):
+            raise
+        return Begun(answer.status, answer.headers, [], _then(first, fault))
+    is_taken = is_fetched_later and _is_being_made(first, reader)
+    refusal = _refusal(said, reader) if said and not is_taken else None
+    return Begun(answer.status, answer.headers, first, pieces, refusal)
+
+
+def _is_being_made(first: Sequence[bytes], reader: EventReader) -> bool:
+    """Whether a provider is at work on an answer of which this was read."""
+    for event in split_events(EventBuffer().feed(b"".join(first))):
+        if said := event_data(event):
+            reader.read(said)
+    answer = reader.answer()
+    return answer.id is not None and answer.finish_reason is None
+
+
+async def _then(first: list[bytes], fault: UpstreamFault) -> AsyncIterator[bytes]:
+    for piece in first:
+        yield piece
+    raise fault
 
 
 def _refusal(said: bytes, reader: EventReader) -> AlreadyRead | None:
@@ -83,16 +109,16 @@ def _refusal(said: bytes, reader: EventReader) -> AlreadyRead | None:
     return AlreadyRead(status, [(b"content-type", b"application/json")], body)
 
 
-async def _first(pieces: AsyncIterator[bytes]) -> tuple[list[bytes], bytes]:
-    """The pieces up to the first event that says something, and its data; empty where none came in time."""
+async def _first(pieces: AsyncIterator[bytes], first: list[bytes]) -> bytes:
+    """The data of the first event that says something, empty where none came in time; `first` gets what was read."""
     clock = asyncio.get_running_loop().time
-    buffer, first, size, until = EventBuffer(), list[bytes](), 0, clock() + _PATIENCE_S
+    buffer, size, until = EventBuffer(), 0, clock() + _PATIENCE_S
     async for piece in pieces:
         first.append(piece)
         size += len(piece)
         for event in split_events(buffer.feed(piece)):
             if (said := event_data(event)) and not _TAKEN.search(event):
-                return first, said
+                return said
         if size > _MOST_BYTES or clock() > until:
             break
-    return first, b""
+    return b""

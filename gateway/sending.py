@@ -89,7 +89,8 @@ class Sender:
         is_of_use = progress.has_next or (not is_fitted and self._composer.may_be_too_long(progress))
         if not is_of_use or not is_event_stream(answer):
             return answer
-        return await looked_at(answer, progress.dialect.reader(call, drop_usage=False))
+        reader = progress.dialect.reader(call, drop_usage=False)
+        return await looked_at(answer, reader, is_fetched_later=progress.is_fetched_later)
 
     async def _attempt(self, progress: Progress, call: Call, *, ask_usage: bool) -> UpstreamReply:
         incoming = progress.incoming

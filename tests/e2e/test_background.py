@@ -513,6 +513,27 @@ def test_an_error_of_a_stream_is_not_the_end_of_its_answer(scripted: Scripted, s
     assert (call["outcome"], call["finish_reason"], call["usage"]["total_tokens"]) == ("ok", "completed", 49)
 
 
+@pytest.mark.parametrize("said", [(CREATED,), (CREATED, FAULT)])
+def test_nobody_else_is_asked_for_an_answer_whose_stream_breaks_off_once_it_is_being_made(
+    gateway_server: StartGateway, byte_server: StartUpstream, said: tuple[tuple[str, dict[str, Any]], ...]
+) -> None:
+    def breaks_off(connection: Connection) -> None:
+        connection.send(events(*said))
+        connection.reset()
+
+    first = byte_server(breaks_off)
+    other = byte_server(lambda connection: connection.whole(response("completed")))
+    providers = {"first": {"base_url": first.url, "auth": "none"}, "other": {"base_url": other.url, "auth": "none"}}
+    models = [{"match": "m", "provider": "first", "fallback": ["other/m"]}]
+    flags = {"providers": providers, "models": models, "default_provider": "first", "budget.tokens": BUDGET}
+    web = gateway_server("", **flags).web
+    begun = begin(web, "s", model="m", stream=True)
+    assert b"resp_1" in begun.body
+    assert (len(first.requests), len(other.requests)) == (1, 0)
+    assert outcomes(web, "s") == [("pending", "estimated")]
+    assert used(web, "s") > 500
+
+
 @pytest.mark.parametrize("path", ["responses/resp_2?stream=true", "chat/deferred-completion/resp_2"])
 def test_a_stream_that_is_fetched_is_passed_on_as_it_comes_also_where_it_breaks_off(
     scripted: Scripted, path: str
