@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
+from typing import Final
 
 from gateway.accounting import Accounts
 from gateway.addressing import advisors_of, named_session, others_of, routes_of, session_of, speaking, with_form_model
@@ -58,6 +59,10 @@ from gateway.stores.settler import Settler
 from gateway.summaries import SUMMARY_S, Summaries
 from gateway.unanswered import Earlier
 from gateway.upstream.pieces import AlreadyRead, without_packing
+
+#: the status of a provider that does not make the answer it is asked for
+_UNKNOWN_HERE: Final = 404
+_WHOSE: Final = "The store is away, which knows what provider makes this answer. Try again shortly."
 
 
 class Gateway:
@@ -204,37 +209,44 @@ class Exchange:
             if progress.session is None:
                 progress.session, progress.derived = session_of(incoming, call, gateway.policy)
             gateway.settler.check()
-        if incoming.endpoint.fetches is not None:
-            await self._go_where_it_is_made(incoming.endpoint.fetches)
-        self._find_routes(call)
+        fetches = incoming.endpoint.fetches
+        unsure = await self._go_where_it_is_made(fetches) if fetches is not None else None
+        try:
+            self._find_routes(call)
+        except UnknownModel as fault:
+            raise (unsure or fault) from None
         if metered:
             await gateway.accounts.open(progress)
             await gateway.steps.begin(progress, call)
             if progress.step is not None and progress.step.model is not None:
                 self._go_by(progress.step, call)
         answer = await self._answered(call)
+        if unsure is not None and answer.status == _UNKNOWN_HERE:
+            raise unsure
         if not 200 <= answer.status < 300:  # noqa: PLR2004
             return await gateway.answers.failure(progress, answer)
         progress.billed = metered
         return await gateway.answers.success(progress, call, answer)
 
-    async def _go_where_it_is_made(self, answer_id: str) -> None:
+    async def _go_where_it_is_made(self, answer_id: str) -> StoreUnavailable | None:
         """Fetch an answer from the provider that makes it; never with a credential that may be for another one.
 
-        A client key that is held to some models was allowed the one of its own answer when it asked for that.
+        A client key that is held to some models was allowed the one of its own answer when it asked for that. Gives
+        what is to be told in place of "there is no such answer" where nobody can say who makes it.
         """
         if self._gateway.settler.is_away:
-            return
+            return StoreUnavailable(_WHOSE)
         try:
             name, namespace = await self._gateway.background.origin(answer_id)
         except StoreUnavailable as error:
             self._gateway.settler.away(error)
-            return
+            return StoreUnavailable(_WHOSE)
         caller, provider = self._p.incoming.caller, self._gateway.providers.get(name or "")
         if caller.models and namespace == caller.namespace:
             self._p.incoming = replace(self._p.incoming, caller=replace(caller, models=()))
         if provider is not None and holds_credential(provider):
             self._p.incoming = replace(self._p.incoming, provider=name)
+        return None
 
     def _find_routes(self, call: Call) -> None:
         """Where the call may go. The caller's own credential is for the first provider and for no other.

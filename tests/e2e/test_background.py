@@ -479,6 +479,27 @@ def test_an_answer_that_is_fetched_while_the_store_is_away_is_passed_on_and_nobo
     assert capsys.readouterr().err.count("store away") == 1
 
 
+def test_nobody_is_told_while_the_store_is_away_that_an_answer_does_not_exist(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, byte_server: StartUpstream, tmp_path: Path
+) -> None:
+    first = byte_server(lambda connection: connection.whole(b"{}", status=b"404 Not Found"))
+    providers = {"first": {"base_url": first.url}, "second": {"base_url": mock_server.url, "key": "held"}}
+    keys = [
+        {"name": "ann", "key": "ann-key-0123456789", "models": ["mock-*"]},
+        {"name": "b", "key": "bob-key-0123456789"},
+    ]
+    models = [{"match": "mock-*", "provider": "second"}]
+    flags = {"providers": providers, "models": models, "default_provider": "first", "auth.keys": keys}
+    server = RedisServer(tmp_path)
+    web = gateway_server("", **flags, **{"store.url": server.url}).web
+    ann, bob = {"authorization": "Bearer ann-key-0123456789"}, {"authorization": "Bearer bob-key-0123456789"}
+    begun = web.post("/v1/responses", ASKED, {**ann, "x-session-id": "s"}).json["id"]
+    server.kill()
+    for who in (ann, bob, ann):
+        lost = fetch(web, begun, **who)
+        assert (lost.status, lost.error["code"]) == (503, "store_unavailable")
+
+
 def events(*said: tuple[str, dict[str, Any]]) -> bytes:
     numbered = ({"type": kind, "sequence_number": number, **fields} for number, (kind, fields) in enumerate(said))
     return SSE_HEAD + b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in numbered)
