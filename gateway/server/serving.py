@@ -199,9 +199,7 @@ class Supervisor(Multiprocess):
 
     def _interrupt_all(self) -> None:
         """A worker that is stopping already takes only this signal for "at once"."""
-        for process in self.processes:
-            if process.pid is not None:
-                os.kill(process.pid, signal.SIGINT)
+        self._pass_on(signal.SIGINT)
 
     def terminate_all(self) -> None:
         """Stop the workers; at once where the second signal came before they heard of the first."""
@@ -212,9 +210,13 @@ class Supervisor(Multiprocess):
 
     def handle_hup(self) -> None:
         """Pass SIGHUP on to the workers."""
+        self._pass_on(signal.SIGHUP)
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        """Send a signal to the workers; not to one that has died and was not replaced yet: its id may be another's."""
         for process in self.processes:
-            if process.pid is not None:
-                os.kill(process.pid, signal.SIGHUP)
+            if process.pid is not None and process.process.is_alive():
+                os.kill(process.pid, number)
 
 
 def run(config: ServerConfig, listener: socket.socket, ready: Callable[[], None]) -> bool:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from uvicorn.supervisors.multiprocess import SIGNALS, Process
 
 from gateway import config
 from gateway.server import serving
@@ -60,6 +63,31 @@ def test_a_server_that_cannot_start_says_so(tmp_path: Path) -> None:
     broken = config_of(write_config(tmp_path, "http://127.0.0.1:1", {"server.prt": 1}))
     with serving.bind("127.0.0.1", 0) as listener:
         assert serving.run(broken, listener, lambda: pytest.fail("it is not ready")) is False
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """A supervisor takes all signals of its process."""
+    were = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, was in were.items():
+        signal.signal(number, was)
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_signals_are_passed_on_though_a_worker_has_just_died(number: signal.Signals) -> None:
+    made = serving.make_config("no:app", max_head_bytes=65536, max_body=2**24, head_timeout_s=20, grace_s=1)
+    with serving.bind("127.0.0.1", 0) as listener:
+        supervisor = serving.Supervisor(made, [listener], lambda: None)
+        dead = Process(made, [listener])
+        dead.start()
+        dead.kill()
+        dead.join()
+        supervisor.processes.append(dead)
+        for _ in range(2):
+            signal.raise_signal(number)
+        supervisor.handle_signals()
 
 
 def test_a_thread_serves_until_it_is_left(tmp_path: Path) -> None:
