@@ -25,10 +25,10 @@ class Earlier(PassThrough):
 
     def reader(self, call: Call, *, drop_usage: bool, input_tokens: int | None = None) -> EventReader:
         """See `Dialect.reader`. Nothing was asked for here, so nothing is dropped."""
-        del drop_usage
+        del drop_usage, input_tokens
         if self._made.name == _RESPONSES:
             return _AnyPartReader(None, lambda: 0)
-        return self._made.reader(call, drop_usage=False, input_tokens=input_tokens)
+        return self._made.reader(call, drop_usage=False)
 
 
 class _AnyPartReader(ResponsesReader):
