@@ -1,0 +1,85 @@
+"""What is noted of a call whose answer is made in the background, and what becomes of it when the answer is fetched."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from gateway.calls import Reply
+from gateway.core.record import CallRecord
+from gateway.core.usage import Charge
+from gateway.dialects import endpoint
+from tests.support.fakes import KEY, FakeReply, World
+
+PATH = "responses/resp_1"
+TOOL = {"type": "function", "name": "look", "description": "Looks at things. " * 50, "parameters": {"type": "object"}}
+USAGE = {"input_tokens": 700, "output_tokens": 40, "total_tokens": 740}
+
+
+async def asked(world: World, *, background: bool, **said: Any) -> CallRecord:
+    """The record of a call that is answered so."""
+    body = {"model": "m", "input": "hi", "tools": [TOOL], "background": background}
+    answers(world, **said)
+    await world.call(world.incoming(json.dumps(body).encode(), "responses"))
+    return world.recorder.records[-1][0]
+
+
+async def fetched(world: World, **said: Any) -> tuple[Reply, bytes]:
+    answers(world, **said)
+    return await world.call(world.incoming(b"", PATH, method="GET", endpoint=endpoint("GET", PATH)))
+
+
+async def charges(world: World) -> list[Charge | None]:
+    return [call.charge for call in await world.store.calls(KEY, 9)]
+
+
+def answers(world: World, **said: Any) -> None:
+    body = json.dumps({"id": "resp_1", "status": "completed", "output": [], **said}).encode()
+    world.upstream.answer = lambda _: FakeReply(pieces=[body])
+
+
+async def test_an_answer_made_in_the_background_is_gone_on_from_as_one_that_was_made_at_once() -> None:
+    at_once, later = World(), World()
+    made = await asked(at_once, background=False, usage=USAGE)
+    await asked(later, background=True, status="queued", usage=None)
+    await fetched(later, usage=USAGE)
+    kept = [(await world.store.remembered(KEY)).kept_by("p", ["resp_1"]) for world in (at_once, later)]
+    assert made.charge is not None
+    assert kept[0] == kept[1]
+    assert 40 < kept[1] < 740 - 100, "the tools come with each request"
+
+
+async def test_what_was_settled_stays_whatever_a_later_fetch_says() -> None:
+    world = World()
+    await asked(world, background=True, status="queued", usage=None)
+    for tokens in (40, 900, 3):
+        reply, _ = await fetched(world, usage={**USAGE, "output_tokens": tokens, "total_tokens": 700 + tokens})
+        assert reply.charge is not None
+        assert reply.charge.usage.total_tokens == 740
+        assert reply.totals is not None
+        assert (reply.totals.calls, reply.totals.total_tokens) == (1, 740)
+        assert await charges(world) == [reply.charge]
+
+
+@pytest.mark.parametrize(("is_noted", "status"), [(True, "completed"), (False, "completed"), (False, "queued")])
+async def test_an_answer_whose_call_nobody_knows_any_more_is_passed_on(
+    is_noted: bool, status: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World()
+    if is_noted:
+        await asked(world, background=True, status="queued", usage=None)
+        await world.store.delete(KEY)
+    with caplog.at_level(logging.WARNING):
+        reply, body = await fetched(world, status=status, usage=USAGE)
+    assert (json.loads(body)["usage"], reply.charge) == (USAGE, None)
+    assert {record.getMessage() for record in caplog.records} == {"an observer failed"}, "as it is to"
+    assert set(await charges(world)) <= {None}
+
+
+async def test_observers_hear_nothing_of_an_answer_of_which_all_is_forgotten() -> None:
+    background = World().gateway.background
+    assert not await background.is_first("resp_1")
+    assert not await background.is_first("resp_1")
