@@ -107,7 +107,6 @@ class Records:
             spent=spent,
             duration_s=max(begun.duration_s, now - begun.started_at),
             notes=notes,
-            kept="",
         )
 
     def _used(self, begun: CallRecord, answer: Answer) -> tuple[Usage | None, UsageSource]:
@@ -128,13 +127,12 @@ class Records:
         progress.notes["usage"] = "not known: the gateway failed to read it"
         taken, charge, spent = progress.taken, None, NOTHING
         if progress.billed or progress.is_at_work:
-            lease, hold = (taken.lease, taken.hold) if taken is not None else (None, None)
-            units = taken.units if taken is not None and progress.is_fetched_later else None
             tokens = progress.plan.context.tokens if progress.plan is not None else 0
-            charge = Charge(Usage.of(tokens, lease.noted if lease is not None else 0), "estimated", None)
+            charge = Charge(Usage.of(tokens, taken.lease.noted if taken is not None else 0), "estimated", None)
             spent = spent_by(charge, self._cached_weight)
-            if hold is not None and lease is not None:
-                spent = hold.amount(ceil(lease.noted / lease.answers) if units is None else units)
+            if taken is not None and taken.hold is not None:
+                delivered = ceil(taken.lease.noted / taken.lease.answers)
+                spent = taken.hold.amount(taken.units if progress.is_fetched_later else delivered)
         return self._record(progress, Answer(), charge, spent)
 
     def _record(self, progress: Progress, answer: Answer, charge: Charge | None, spent: Amount) -> CallRecord:

@@ -8,18 +8,20 @@ from decimal import Decimal
 
 import pytest
 
-from gateway.core.ledger import Amount
+from gateway.budgeting import Book, Taken
+from gateway.core.ledger import Amount, Hold
 from gateway.core.pricing import Price, Rates, price_per_million
 from gateway.core.record import LOST, PENDING, CallRecord, Outcome
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.spending import Need, Rate
 from gateway.core.steps import Step
-from gateway.core.usage import Usage
+from gateway.core.usage import Charge, Usage
 from gateway.dialects import endpoint
 from gateway.dialects.base import Answer
 from gateway.dialects.reported import Reported
 from gateway.progress import Progress
 from gateway.records import Records, input_estimate
+from gateway.stores.leases import Lease
 from tests.support.fakes import BODY, KEY, PRICE, FakeReply, World
 from tests.support.scripted import completion
 
@@ -314,13 +316,147 @@ def test_an_answer_in_the_background_costs_what_the_tier_does_that_was_asked_for
     assert record.spent == Amount(2 * 10**6, usd * 10**9, 1)
 
 
-def test_an_answer_in_the_background_whose_price_is_not_known_any_more_is_charged_as_it_was_held(world: World) -> None:
-    begun, made = pending(world), Answer(Reported(10, 5, 15), finish_reason="completed")
-    record = priced(None).fetched(begun, made, Route("q", "q-real"), None, 0.0)
-    assert begun.outcome == PENDING
+HOLD = Hold("call-1", (), Amount(100, 1_000, 1), Amount(2, 10), 1, 50)
+
+
+def held(progress: Progress, hold: Hold | None = HOLD, noted: int = 0) -> Progress:
+    """What is held for a call with two answers, of which so many tokens are known to have come."""
+    progress.taken = Taken(hold, 50, Lease("call-1", 100, answers=2, noted=noted), None, Book())
+    return progress
+
+
+def in_background(world: World, answer: Answer) -> Progress:
+    progress = answered(world, answer, "responses")
+    progress.call = progress.dialect.read(b'{"model":"m","input":"hi","background":true}')
+    return progress
+
+
+@pytest.mark.parametrize("outcome", ["ok", "client_left", "upstream_broken"])
+@pytest.mark.parametrize("path", ["responses", "chat/completions"])
+def test_what_was_not_reported_of_an_answer_made_at_once_is_spent_as_estimated_not_as_held(
+    world: World, path: str, outcome: Outcome
+) -> None:
+    progress = held(answered(world, Answer(id="resp_1", output_estimate=7), path))
+    progress.outcome = outcome
+    record = records().of(progress)
+    assert record.outcome == outcome
     assert record.charge is not None
-    assert record.charge.cost_usd is None
-    assert record.spent == Amount(15, 60_000_000, 1)
+    assert record.spent.tokens == record.charge.usage.total_tokens == input_estimate(progress) + 7
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "is_pending"),
+    [
+        (Answer(id="resp_1"), "ok", True),
+        (Answer(Reported(3, 4, 7), id="resp_1"), "client_left", True),
+        (Answer(Reported(3, 4, 7), id="resp_1"), "ok", False),
+        (Answer(Reported(3, 4, 7), id="resp_1", finish_reason="completed"), "client_left", False),
+        (Answer(error=True, id="resp_1"), "ok", True),
+        (Answer(Reported(3, 0, 3), id="resp_1"), "ok", True),
+    ],
+)
+def test_all_that_was_held_is_spent_while_an_answer_is_being_made_in_the_background(
+    world: World, answer: Answer, outcome: Outcome, *, is_pending: bool
+) -> None:
+    progress = held(in_background(world, answer))
+    progress.outcome = outcome
+    record = records().of(progress)
+    assert record.outcome == (PENDING if is_pending else outcome)
+    assert record.spent == (HOLD.amount(50) if is_pending else Amount(7, 43_000, 1))
+
+
+def test_all_that_was_held_stays_spent_of_an_answer_in_the_background_that_nobody_can_fetch(world: World) -> None:
+    record = records().of(held(in_background(world, Answer())))
+    assert (record.outcome, record.spent, "answer" in record.notes) == ("ok", HOLD.amount(50), False)
+
+
+@pytest.mark.parametrize(
+    ("hold", "later", "spent"),
+    [
+        (HOLD, False, HOLD.amount(4)),
+        (HOLD, True, HOLD.amount(50)),
+        (None, False, Amount(7, 0, 1)),
+        (None, True, Amount(7, 0, 1)),
+    ],
+)
+def test_a_call_that_cannot_be_read_is_spent_as_far_as_it_is_known_to_have_come(
+    world: World, hold: Hold | None, spent: Amount, *, later: bool
+) -> None:
+    progress = in_background(world, Answer()) if later else answered(world, Answer())
+    progress = held(progress, hold, noted=7)
+    record = records().unread(progress)
+    assert record.charge is not None
+    assert (record.charge.usage.output_tokens, record.spent) == (7, spent)
+    progress.taken = None
+    assert records().unread(progress).charge == Charge(Usage.of(0, 0), "estimated", None)
+
+
+@pytest.mark.parametrize(
+    ("billed", "at_work", "is_charged"), [(True, False, True), (False, True, True), (False, False, False)]
+)
+def test_a_call_that_cannot_be_read_costs_nothing_where_no_provider_had_it(
+    world: World, *, billed: bool, at_work: bool, is_charged: bool
+) -> None:
+    progress = held(answered(world, Answer()), noted=7)
+    progress.billed, progress.is_at_work = billed, at_work
+    record = records().unread(progress)
+    assert (record.charge is not None, record.spent.calls) == (is_charged, int(is_charged))
+
+
+def test_the_record_of_an_answer_that_was_fetched_says_what_it_came_to(world: World) -> None:
+    begun = replace(pending(world), started_at=100.0, duration_s=2.0)
+    begun = replace(begun, notes={**begun.notes, "price": "not known", "x": "y"}, tools=(), response_model="old")
+    made = Answer(Reported(3, 4, 7), model="new", tools=("look",), finish_reason="failed", error=True)
+    for now, lasted in ((130.0, 30.0), (90.0, 2.0)):
+        record = records().fetched(begun, made, Route("q", "q-real"), None, now)
+        assert (record.outcome, record.finish_reason, record.duration_s) == ("provider_error", "failed", lasted)
+        assert (record.response_model, record.tools) == ("new", ("look",))
+        assert record.notes == {"answer": "resp_1", "x": "y"}
+    assert records().fetched(begun, replace(made, model=None), Route("q", "q-real"), None, 0.0).response_model == "old"
+
+
+@pytest.mark.parametrize(
+    ("made", "output"),
+    [
+        (Answer(Reported(None, None, None, cost_usd=TOLD), output_estimate=9), 9),
+        (Answer(error=True, output_estimate=9), 9),
+        (Answer(output_estimate=3), 5),
+        (Answer(error=True), 5),
+    ],
+)
+def test_an_answer_in_the_background_that_reports_nothing_is_charged_for_what_came_of_it(
+    world: World, made: Answer, output: int
+) -> None:
+    begun = replace(pending(world), charge=Charge(Usage.of(11, 5), "estimated", None))
+    charge = records().fetched(begun, made, Route("q", "q-real"), None, 0.0).charge
+    assert charge is not None
+    assert (charge.usage, charge.source) == (Usage.of(11, output), "estimated")
+    nothing = records(estimate_missing=False).fetched(begun, replace(made, error=False), Route("q", "m"), None, 0.0)
+    assert nothing.charge is not None
+    assert nothing.charge.usage.output_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("told", "price", "tier", "cost", "nano_usd"),
+    [
+        (TOLD, PRICE, None, TOLD, 12_500_000),
+        (TOLD, None, None, TOLD, 12_500_000),
+        (None, PRICE, None, Decimal("0.00006"), 60_000),
+        (None, PRICE, "priority", None, 60_000),
+        (None, None, None, None, 60_000_000),
+    ],
+)
+def test_an_answer_in_the_background_is_spent_as_told_else_at_its_price_else_as_it_was_held(
+    world: World, told: Decimal | None, price: Price | None, tier: str | None, *, cost: Decimal | None, nano_usd: int
+) -> None:
+    made = Answer(Reported(10, 5, 15, cost_usd=told), finish_reason="completed", service_tier=tier)
+    of = Records(
+        lambda _: ModelFacts(price=price), lambda: 7.0, cached_weight=1.0, estimate_missing=True, cost_reporters=["q"]
+    )
+    record = of.fetched(pending(world), made, Route("q", "q-real"), None, 0.0)
+    assert record.charge is not None
+    assert record.charge.cost_usd == cost
+    assert record.spent == Amount(15, nano_usd, 1)
 
 
 async def test_a_report_of_no_input_teaches_nothing_and_is_charged_as_it_is(world: World) -> None:
