@@ -316,8 +316,10 @@ class Accounts:
             progress.record = self._record(progress)
             going = self._going(progress, progress.record)
         record = progress.record
-        # A call that the gateway itself could not serve is not recorded, but what was held must be given back.
-        if progress.is_holding or (record.session is not None and not isinstance(progress.fault, GatewayFault)):
+        # A call that the gateway itself could not serve is not recorded, but what was held must be given back. One that
+        # is pending is recorded without a session, too: else nobody would hear what it took.
+        is_recorded = record.session is not None or record.outcome == PENDING
+        if progress.is_holding or (is_recorded and not isinstance(progress.fault, GatewayFault)):
             claims = self._budgets.to_read(progress.book)
             if progress.is_findable and record.outcome != PENDING:
                 await self._told(progress)

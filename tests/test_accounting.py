@@ -299,3 +299,20 @@ async def test_a_call_that_is_refused_as_its_account_is_damaged_is_not_recorded(
     reply, _ = await world.call()
     assert (reply.status, world.upstream.sent) == (503, [])
     assert (world.store.settled, world.leases.count) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("budget", "status"),
+    [
+        (BudgetPolicy(session=Limits(tokens=10**6)), 400),
+        (BudgetPolicy(session=Limits(tokens=10**6), deferred=True), 200),
+        (BudgetPolicy(session=Limits(calls=9)), 200),
+        (BudgetPolicy(), 200),
+    ],
+)
+async def test_what_is_billed_later_is_refused_only_where_a_budget_counts_what_it_costs(
+    budget: BudgetPolicy, status: int
+) -> None:
+    world = World(budget=budget)
+    reply, _ = await world.call(world.incoming(b'{"model":"m","input":"hi","deferred":true}', "responses"))
+    assert (reply.status, len(world.upstream.sent)) == (status, int(status == 200))

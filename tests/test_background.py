@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from gateway.calls import Reply
+from gateway.calls import Caller, Reply, SessionPolicy
+from gateway.core.ledger import NO_LIMITS, Limits
 from gateway.core.record import CallRecord
+from gateway.core.spending import KeyBudget
 from gateway.core.usage import Charge
 from gateway.dialects import endpoint
 from tests.support.fakes import KEY, FakeReply, World
@@ -83,3 +85,45 @@ async def test_observers_hear_nothing_of_an_answer_of_which_all_is_forgotten() -
     background = World().gateway.background
     assert not await background.is_first("resp_1")
     assert not await background.is_first("resp_1")
+
+
+async def test_an_answer_that_was_made_at_once_is_noted_nowhere_and_fetched_without_a_charge(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    with caplog.at_level(logging.WARNING):
+        made = await asked(world, background=False, usage=USAGE)
+        reply, _ = await fetched(world, usage={**USAGE, "output_tokens": 900})
+    assert await world.gateway.background.origin("resp_1") == (None, None)
+    assert (reply.charge, await charges(world)) == (None, [made.charge])
+    assert {record.getMessage() for record in caplog.records} == {"an observer failed"}
+
+
+async def test_a_refusal_to_whoever_fetches_an_answer_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    await asked(world, background=True, status="queued", usage=None)
+    before = await charges(world)
+    world.upstream.answer = lambda _: FakeReply(404, pieces=[b'{"error":{"message":"gone"}}'])
+    with caplog.at_level(logging.WARNING):
+        reply, _ = await world.call(world.incoming(b"", PATH, method="GET", endpoint=endpoint("GET", PATH)))
+    assert (reply.status, await charges(world)) == (404, before)
+    assert {record.getMessage() for record in caplog.records} == {"an observer failed"}
+
+
+@pytest.mark.parametrize("limits", [Limits(tokens=10**6), NO_LIMITS])
+async def test_a_call_without_a_session_is_settled_by_its_answer_and_shows_whoever_fetches_it_no_totals(
+    limits: Limits, caplog: pytest.LogCaptureFixture
+) -> None:
+    world, caller = World(SessionPolicy(on_missing="none")), Caller("alice", budget=KeyBudget(limits))
+    body = json.dumps({"model": "m", "input": "hi", "background": True}).encode()
+    answers(world, status="queued", usage=None)
+    await world.call(world.incoming(body, "responses", headers=[], caller=caller))
+    answers(world, usage=USAGE)
+    fetching = world.incoming(b"", PATH, method="GET", endpoint=endpoint("GET", PATH), headers=[], caller=caller)
+    with caplog.at_level(logging.WARNING):
+        reply, _ = await world.call(fetching)
+    begun, made, _ = [record for record, _ in world.recorder.records]
+    assert made.charge is not None
+    assert (made.call_id, made.charge.usage.total_tokens) == (begun.call_id, 740)
+    assert (reply.charge, reply.totals) == (None, None)
+    assert {record.getMessage() for record in caplog.records} == {"an observer failed"}

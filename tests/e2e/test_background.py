@@ -267,6 +267,18 @@ def test_observers_of_all_workers_are_told_once_where_many_fetch_an_answer_at_on
     assert told == mock.billed().total_tokens
 
 
+def test_observers_are_told_what_it_took_also_of_a_call_without_a_session(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, stored: dict[str, Any]
+) -> None:
+    web = gateway_server(mock_server.url, **{"sessions.on_missing": "none", **stored}).web
+    begun = web.post("/v1/responses", ASKED).json["id"]
+    for _ in range(3):
+        fetch(web, begun)
+    lines = web.get("/metrics").body.decode().splitlines()
+    told = sum(float(line.split()[-1]) for line in lines if line.startswith("gateway_tokens_total"))
+    assert told == mock.billed().total_tokens
+
+
 def test_what_goes_on_from_such_an_answer_is_held_for(web: Web, session: str, mock: Provider) -> None:
     long = "The boat went up the river, past the mill. " * 300
     begun = begin(web, session, input=long).json["id"]
