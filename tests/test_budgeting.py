@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -79,6 +81,28 @@ async def test_who_is_above_a_session_is_what_the_store_says_now_whatever_it_was
     assert await above(asked, A, "x") == ["x"]
 
 
+@pytest.mark.parametrize(
+    ("chain", "charged"),
+    [
+        ("ab", "b"),
+        ("aba", "b"),  # two calls may have made a circle that is in the store
+        ("abcb", "bc"),
+        ("abcdefghi", "bcdefghi"),
+        ("abcdefghijkl", "bcdefghi"),  # it has grown at its top
+    ],
+)
+@pytest.mark.parametrize("is_named", [True, False])
+async def test_a_call_is_charged_once_to_each_of_the_nearest_above_it_whatever_the_store_says(
+    chain: str, charged: str, *, is_named: bool
+) -> None:
+    store = MemoryStore()
+    for one, parent in itertools.pairwise(chain):
+        await store.update(SessionKey("alice", one), partial(SessionState.with_parent, parent=parent))
+    asked = budgets(store)
+    for _ in range(2):
+        assert await above(asked, A, "b" if is_named else None) == list(charged)
+
+
 class DamagedStore(MemoryStore):
     """The account of the session "b" cannot be read."""
 
@@ -99,7 +123,9 @@ async def test_an_account_that_cannot_be_read_keeps_nobody_from_a_session_that_i
 
 
 async def test_a_call_that_was_held_before_the_store_went_is_counted_once() -> None:
-    found, charged = budgets(MemoryStore(), BudgetPolicy(session=Limits(tokens=1_000))), Charged("alice", session=A)
+    store, charged = MemoryStore(), Charged("alice", session=A)
+    leases = Leases(store, store.settle, lease_s=60)
+    found = Budgets(store, leases, Blind(), BudgetPolicy(session=Limits(tokens=1_000)), time.time)
 
     async def taken(book: Book, call_id: str) -> Taken:
         need = Need(100, output=50)
@@ -107,7 +133,9 @@ async def test_a_call_that_was_held_before_the_store_went_is_counted_once() -> N
 
     held = await taken(await found.book(charged), "1")
     await taken(found.blind_book(charged), "2")
+    assert leases.count == 1, "that of the store is kept alive, and no other"
     (before,) = found.blind_book(charged).standings
     found.close(held, Amount(150, 0, 1))
+    assert leases.count == 0
     assert found.blind_book(charged).standings == (before,)
     assert before.used.tokens + before.held.tokens == 300
