@@ -316,3 +316,14 @@ async def test_what_is_billed_later_is_refused_only_where_a_budget_counts_what_i
     world = World(budget=budget)
     reply, _ = await world.call(world.incoming(b'{"model":"m","input":"hi","deferred":true}', "responses"))
     assert (reply.status, len(world.upstream.sent)) == (status, int(status == 200))
+
+
+async def test_a_stream_that_is_ended_for_its_budget_says_so_in_its_record_and_is_hung_up_on() -> None:
+    world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)), facts=lambda _: ModelFacts(reasoning=False))
+    world.upstream.answer = lambda _: FakeReply(
+        headers=SSE, pieces=[*(chunk("and more " * 50) for _ in range(500)), DONE]
+    )
+    async with world.gateway.handle(world.incoming(STREAM)) as reply:
+        await whole(reply)
+        assert world.upstream.open == 0
+    assert world.record.outcome == "budget_end"
