@@ -87,7 +87,7 @@ class NotFound(RequestFault):
 
 
 class MethodNotAllowed(RequestFault):
-    """The path exists, but not for this method."""
+    """The path does not take this method; TRACE and CONNECT are taken by none."""
 
     status = 405
     code = "method_not_allowed"

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote, unquote_to_bytes
 
 from gateway.addressing import form_naming
-from gateway.core.errors import InvalidRequest, NotFound
+from gateway.core.errors import InvalidRequest, MethodNotAllowed, NotFound
 from gateway.dialects import WITHOUT_BODY
 from gateway.dialects.fields import read_fields, string_field, write_fields
 
@@ -34,6 +34,9 @@ _OF_A_MODEL: Final = re.compile(
     r"|audio/.+|images/.+|videos)/?",
     re.IGNORECASE,
 )
+#: What is sent in these is no call. A server that knows TRACE repeats the request in its answer, with the gateway's key
+#: in it; after a CONNECT the connection may be a tunnel, and the next call would go into that.
+_NOT_FORWARDED: Final = frozenset({"TRACE", "CONNECT"})
 #: a parameter of Azure's clients, which says nothing to others
 _VERSION: Final = "api-version="
 
@@ -85,8 +88,11 @@ def split_path(raw_path: bytes, method: str = "POST") -> Asked:
 
     Raises:
         NotFound: nothing is forwarded under this path.
+        MethodNotAllowed: nothing is forwarded by this method.
         InvalidRequest: the path leaves its folder, or holds control characters.
     """
+    if method in _NOT_FORWARDED:
+        raise MethodNotAllowed(f"{method} is not forwarded.")
     path, session = raw_path.decode("latin-1"), None
     if path.startswith("/s/"):
         session, _, path = path[3:].partition("/")

@@ -14,7 +14,7 @@ from tests.conftest import Scripted, StartGateway, StartUpstream
 from tests.support.gateways import until
 from tests.support.scripted import DONE, SSE_HEAD, Connection, chunk, completion, usage_chunk
 from tests.support.timing import LIMIT_S
-from tests.support.web import HI, Web, chat_bytes, connect
+from tests.support.web import HI, Web, chat_bytes, connect, talk
 
 STREAM = {"model": "mock-small", "messages": HI, "stream": True}
 
@@ -62,6 +62,14 @@ def test_an_error_that_repeats_a_clients_words_turns_no_usage_off(scripted: Scri
     web.post("/v1/chat/completions", {**STREAM, "model": "m"}, {"x-session-id": session})
     assert bodies[-1]["stream_options"] == {"include_usage": True}
     assert [call["usage_source"] for call in calls_of(web, session)] == ["provider"]
+
+
+@pytest.mark.parametrize("method", ["TRACE", "CONNECT"])
+def test_a_provider_is_never_asked_to_repeat_a_request_or_for_a_tunnel(method: str, scripted: Scripted) -> None:
+    request = f"{method} /v1/files HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    answer = talk(scripted.web.url, request.encode())
+    assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
+    assert scripted.upstream.requests == []
 
 
 @pytest.mark.parametrize("status", [b"999 Request denied", b"600 No", b"101 Switching Protocols"])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.errors import InvalidRequest, NotFound
+from gateway.core.errors import InvalidRequest, MethodNotAllowed, NotFound
 from gateway.server.paths import split_path
 
 
@@ -95,6 +95,12 @@ def test_a_path_that_may_leave_its_folder_at_the_provider(path: str) -> None:
     except (InvalidRequest, NotFound):
         return
     assert ".." not in rest.replace("%2e", ".").replace("%2f", "/").split("/")
+
+
+@pytest.mark.parametrize("method", ["TRACE", "CONNECT"])
+def test_a_method_that_no_provider_is_asked_by(method: str) -> None:
+    with pytest.raises(MethodNotAllowed):
+        split_path(b"/v1/files", method)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "QUERY"])
