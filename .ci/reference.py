@@ -194,7 +194,8 @@ def headers_page() -> str:
         "A session may also be named by these headers, which other gateways and some clients send by themselves; the "
         f"first valid one counts, after those of `sessions.id_headers`: {', '.join(map(code, KNOWN_HEADERS))}, and any "
         "other `x-…-session-id`. [Clients](../clients.md#headers-that-name-a-session) says which client sends what.",
-        "Everything else is forwarded, but for cookies, `origin`, `referer`, forwarding and hop-by-hop headers.",
+        "Everything else is forwarded, but for cookies, `origin`, `referer`, forwarding and hop-by-hop headers, and "
+        "those that name another method or path (`x-http-method-override`, `x-original-url`).",
         "## Answers",
         "The session headers come with every metered call: a `POST` that a provider bills for, refused calls included. "
         "A stream sends its headers before its usage is known: they hold the totals before the call, and those after "

@@ -43,9 +43,16 @@ _PRIVATE: Final = frozenset(
     {
         b"cookie", b"origin", b"referer",
         b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto", b"x-real-ip",
+        b"x-forwarded-port", b"x-forwarded-prefix", b"x-forwarded-server", b"x-forwarded-ssl",
+        b"x-client-ip", b"x-cluster-client-ip", b"true-client-ip", b"cf-connecting-ip", b"cf-connecting-ipv6",
     }
 )  # fmt: skip
-_NOT_SENT: Final = FRAMING | _PRIVATE | OURS
+#: Headers by which some servers are told another method or path than that of the request: it would be metered as one
+#: thing and answered as another.
+_OVERRIDES: Final = frozenset(
+    {b"x-http-method", b"x-http-method-override", b"x-method-override", b"x-original-url", b"x-rewrite-url"}
+)
+_NOT_SENT: Final = FRAMING | _PRIVATE | _OVERRIDES | OURS
 #: headers that tell a browser what to keep or do for a whole site, which here is the gateway with its dashboard
 _OF_A_SITE: Final = frozenset(
     {

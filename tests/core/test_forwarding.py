@@ -64,6 +64,8 @@ def test_a_providers_key_is_not_in_its_repr() -> None:
     [
         "connection", "keep-alive", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade",
         "host", "cookie", "origin", "referer", "content-length", "expect", "x-forwarded-for", "forwarded", "x-real-ip",
+        "x-forwarded-prefix", "x-client-ip", "true-client-ip", "cf-connecting-ip",
+        "x-http-method", "x-http-method-override", "x-method-override", "x-original-url", "x-rewrite-url",
         "x-session-id", "x-parent-session-id", "x-session-budget-tokens", "x-session-budget-usd", "x-context-budget",
         "x-context-trim", "x-response-mode", "x-request-id",
     ],
