@@ -18,10 +18,13 @@ from gateway.core.errors import InvalidRequest, SessionRequired, UnknownModel
 from gateway.core.forwarding import Provider, header
 from gateway.core.namespaces import SessionKey
 from gateway.core.routing import Route, Routes
+from gateway.dialects import WITHOUT_BODY
 from gateway.dialects.base import Call
 from gateway.dialects.fields import UNREADABLE, decode
 
 _LONGEST_MODEL_NAME: Final = 256
+#: how a path of no model is called in a refusal
+_NO_MODEL: Final = "a path that names no model"
 #: fields by which a provider is told what to call in the place of the model
 _OTHER_MODELS: Final = ("models", "fallbacks")
 #: A tool that is another model, which Anthropic has the first one ask; inside a JSON text it may be written otherwise.
@@ -41,6 +44,13 @@ _CHOOSES_ONE: Final = ("openrouter:advisor", "openrouter:fusion")
 _MOST_OTHERS: Final = 32
 #: A path that may name a model where nobody here reads it. Providers such as Azure route without regard to case.
 _MAY_BE_OF_A_MODEL: Final = re.compile(r"(?:^|/)(?:deployments?|engines?|models?)/.", re.IGNORECASE)
+#: Paths of what is kept, and of work whose models stand in a file or further inside: a model at the top of such a
+#: request says nothing of what is read, changed or called.
+_NAMES_NO_MODEL: Final = re.compile(
+    r"(?:(?:messages/)?batches|containers|evals|files|fine_tuning/alpha/graders|skills|uploads|vector_stores)(?:/|$)"
+    r"|conversations/.|threads(?!(?:/[^/]+)?/runs(?:/|$))(?:/|$)",
+    re.IGNORECASE,
+)
 #: the head of the form part that names the model, up to where its value begins
 _MODEL_PART: Final = re.compile(
     rb'\r\ncontent-disposition:[^\r\n]{0,200};[ \t]*name="?model"?[ \t]*(?:;[^\r\n]*)?\r\n(?:[^\r\n]+\r\n){0,8}\r\n',
@@ -183,14 +193,19 @@ def is_listing(incoming: Incoming) -> bool:
 
 
 def _check_path(incoming: Incoming) -> None:
-    """Refuse a path that may name another model than the body does; a key without limits may use all.
+    """Refuse a path that may name another model than the body, or takes none; a key without limits may use all.
 
     Raises:
         UnknownModel: it may, and the client key is limited.
     """
     caller = incoming.caller
-    if caller.models and _MAY_BE_OF_A_MODEL.search(unquote(incoming.path)):
+    if not caller.models:
+        return
+    path = unquote(incoming.path)
+    if _MAY_BE_OF_A_MODEL.search(path):
         raise _not_for(caller, "a path that may name a model itself", "model")
+    if incoming.method in WITHOUT_BODY or _NAMES_NO_MODEL.match(path):
+        raise _not_for(caller, _NO_MODEL, "model")
 
 
 def _check_others(call: Call, caller: Caller) -> None:
@@ -280,7 +295,7 @@ def check_model(model: str | None, caller: Caller, field: str = "model") -> None
         UnknownModel: it is not for this key.
     """
     if not is_allowed(model, caller.models):
-        unnamed = "a path that names no model" if field == "model" else f'what the field "{field}" names'
+        unnamed = _NO_MODEL if field == "model" else f'what the field "{field}" names'
         asked = f'the model "{model[:100]}"' if model else unnamed
         raise _not_for(caller, asked, field)
 

@@ -132,7 +132,32 @@ def test_a_key_limited_to_models_may_not_name_one_in_a_path_that_is_not_understo
     assert resolved(incoming(Caller("alice"))).provider == "q"
 
 
-@pytest.mark.parametrize("path", ["rerank", "openai/deployments", "audio/speech", "mymodels/x", "fim/completions"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *(("GET", "files"), ("DELETE", "files/f"), ("GET", "responses/r"), ("OPTIONS", "batches")),
+        *(("POST", "files"), ("POST", "Batches"), ("POST", "messages/batches"), ("POST", "vector_stores/v/files")),
+        *(("POST", "evals/e/runs"), ("PUT", "files/f"), ("POST", "fine_tuning/alpha/graders/run")),
+        *(("POST", "conversations/c/items"), ("POST", "threads"), ("POST", "threads/t/messages")),
+    ],
+)
+def test_a_key_limited_to_models_reaches_no_path_that_takes_none_by_naming_one(
+    world: World, method: str, path: str
+) -> None:
+    body = b'{"model":"q-1","input_file_id":"f"}'
+
+    def incoming(caller: Caller) -> Incoming:
+        return world.incoming(body, path, method=method, endpoint=endpoint(method, "x"), caller=caller)
+
+    with pytest.raises(UnknownModel, match="may not use a path that names no model"):
+        resolved(incoming(Caller("alice", ("q-*",))))
+    assert resolved(incoming(Caller("alice"))).provider == "q"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["rerank", "openai/deployments", "audio/speech", "mymodels/x", "fim/completions", "threads/runs", "threads/t/runs"],
+)
 def test_a_key_limited_to_models_may_use_other_paths_whose_body_names_one_of_them(world: World, path: str) -> None:
     body = BODY.replace(b'"m"', b'"q-1"')
     assert resolved(world.incoming(body, path, caller=Caller("alice", ("q-*",)))).provider == "q"
