@@ -128,7 +128,13 @@ def contents_of(call: Call, wire: Wire, known: Beginnings | None = None) -> Cont
     array = fields.get(ITEMS[wire])
     if array is None:
         return None
-    if not array.startswith(b"["):
+    is_list = array.startswith(b"[")
+    # Tools and schemas are built to be weighed, too.
+    if any(is_far_too_much(raw) for name, raw in fields.items() if name != ITEMS[wire]):
+        if is_list and wire not in _WITHOUT_MESSAGES:
+            _refuse_marks(array)
+        return None
+    if not is_list:
         return Contents(wire, fields)
     if wire in _WITHOUT_MESSAGES:
         return None if is_far_too_much(array) else Contents(wire, fields)
@@ -154,7 +160,7 @@ def _of_array(wire: Wire, fields: Mapping[str, bytes], array: bytes, known: Begi
 
 
 def is_far_too_much(array: bytes) -> bool:
-    """Whether an array is not worth being taken apart, which is told without doing so."""
+    """Whether a value is not worth being taken apart, which is told without doing so."""
     if len(array) <= MOST_OBJECTS or not _is_dense(array):
         return False
     # A long conversation may have as many in its texts, as logs and tables have: look at what stands outside of them.

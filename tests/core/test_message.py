@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from gateway.core.message import (
     DEEPEST,
+    MOST_VALUES,
     UNKNOWN,
     decode,
     encode,
+    has_too_many_values,
     keys_of,
     plain,
     plains_of,
@@ -205,6 +207,15 @@ odd = st.recursive(
     max_leaves=6,
 )
 fields = ["role", "content", "tool_calls", "tool_call_id", "function_call", "name", "cache_control"]
+
+
+def test_arguments_of_far_too_many_values_are_not_read() -> None:
+    """While they are, nothing else is done."""
+    many = "[" + "[]," * (MOST_VALUES // 2) + "broken"
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": many}}
+    assert has_too_many_values(many)
+    assert sketch(encode({"role": "assistant", "content": "hm", "tool_calls": [call]})).faults == ()
+    assert not has_too_many_values("x" * (MOST_VALUES + 1))
 
 
 @given(

@@ -91,6 +91,18 @@ def test_what_is_far_too_much_takes_no_more_memory_than_its_bytes(array: bytes) 
     assert peak_of(lambda: kept_elsewhere(many.fields, "messages")) < len(array) + 2**20
 
 
+@pytest.mark.parametrize("field", ["tools", "prediction"])
+def test_a_field_beside_the_messages_may_be_far_too_much_as_well(field: str) -> None:
+    """What is weighed of it would have to be built, and all other calls would wait meanwhile."""
+    many = b"[" + b"[]," * 1_000_001 + b"1]"
+    body = call(b'{"messages":[{"role":"user","content":"x"}],"%b":%b}' % (field.encode(), many))
+    assert contents_of(body, "chat") is None
+    marked = call(b'{"messages":[{"role":"user","content":"x","x_gateway":{}}],"%b":%b}' % (field.encode(), many))
+    with pytest.raises(InvalidRequest, match="x_gateway cannot be heeded"):
+        contents_of(marked, "chat")
+    assert contents_of(call(b'{"prompt":"a \\"x_gateway\\"","%b":%b}' % (field.encode(), many)), "completions") is None
+
+
 @pytest.mark.parametrize(
     "text", ["a," * 1_500_000, '{"a": 1}, ' * 250_000, "\\\\{," * 300_000], ids=["table", "JSON", "odd"]
 )

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.core.fitting.watch import Watch
-from gateway.core.message import Message, is_deep
+from gateway.core.message import Message, has_too_many_values, is_deep
 from gateway.core.notation import bared, parse_whole, written
 from gateway.core.values import dataclass
 
@@ -248,7 +248,9 @@ def _is_way(text: str) -> bool:
 
 
 def _read_json(text: str) -> Any:
-    """The value, numbers as texts; None where the text is no JSON (or nested too deep for one)."""
+    """The value, numbers as texts; None where the text is no JSON (or nested too deep for one), or has far too many."""
+    if has_too_many_values(text):
+        return None
     try:
         value = _DECODER.decode(text)
     except (ValueError, RecursionError):

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.fitting.blocks import GAP, LONGEST, cut_text, render, slice_message
+from gateway.core.message import MOST_VALUES
 from gateway.core.modes.handle import pointer
 
 
@@ -151,6 +152,12 @@ def test_a_list_may_end_with_a_full_line() -> None:
 )
 def test_deep_or_broken_json_is_no_obstacle(content: str) -> None:
     assert texts_of(tool(content))
+
+
+def test_json_of_far_too_many_values_is_cut_as_a_text() -> None:
+    """To read it would keep all other calls waiting."""
+    many = "[" + "[], " * (MOST_VALUES // 2) + "[]]"
+    assert "".join(texts_of(tool(many))) == many
 
 
 def test_parts_are_cut_each_for_itself_and_keep_their_fields() -> None:
