@@ -28,6 +28,8 @@ _MAX_ERROR_BODY: Final = 1024 * 1024
 #: how long a provider may keep a stream open after its own end mark, until we stop reading for the connection's sake
 _AFTER_END_S: Final = 2.0
 _EMBEDDINGS: Final = "embeddings"
+#: what every error in an event has
+_ERROR: Final = b'"error"'
 #: what a JSON answer begins with, and a stream of events: the name of a field, or a comment
 _JSON: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*[{\[]")
 _EVENTS: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
@@ -189,7 +191,7 @@ class Answers:
                     return
                 # Some send blank lines until their answer is there.
                 is_first = is_first and not piece.strip()
-                passed = meter.feed(piece)
+                passed = self._without_keys(meter.feed(piece))
                 progress.response_bytes += len(passed)
                 if meter.ended:
                     break
@@ -205,9 +207,9 @@ class Answers:
             progress.outcome, progress.fault = "upstream_broken", fault
             reply.broken = True
             await self._accounts.settle(progress)
-            yield self._broken_off(progress, meter, fault)
+            yield self._without_keys(self._broken_off(progress, meter, fault))
             return
-        tail = meter.close()
+        tail = self._without_keys(meter.close())
         progress.answer = meter.answer()
         progress.outcome = "ok" if not progress.answer.error else "provider_error"
         # What came with the end goes out with it.
@@ -217,6 +219,10 @@ class Answers:
             meter.feed(piece)
         if behind := meter.close():
             yield behind
+
+    def _without_keys(self, events: bytes) -> bytes:
+        """Events of a provider; one that is a refusal may repeat the gateway's key."""
+        return masked(events, self._secrets) if _ERROR in events else events
 
     @staticmethod
     def _broken_off(progress: Progress, meter: StreamMeter, fault: GatewayError) -> bytes:

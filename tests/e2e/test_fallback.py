@@ -238,6 +238,26 @@ def test_a_key_of_the_gateways_that_its_provider_repeats_reaches_nobody(
     assert ask(gateway, model="bad").header("x-seen") == "Bearer ***"
 
 
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "broken off"])
+@pytest.mark.parametrize(
+    ("path", "event"),
+    [
+        ("chat/completions", {"error": {"message": "KEY is no key"}}),
+        ("messages", {"type": "error", "error": {"type": "authentication_error", "message": "KEY is no key"}}),
+        ("responses", {"type": "error", "code": "invalid_api_key", "message": "KEY is no key"}),
+    ],
+)
+def test_a_key_that_a_refusal_within_a_stream_repeats_reaches_nobody(
+    path: str, event: dict[str, Any], is_whole: bool, gateway_server: StartGateway, byte_server: StartUpstream
+) -> None:
+    said = b"data: " + json.dumps(event).replace("KEY", "sk-revoked-0123456789").encode()
+    gateway = gateway_server(byte_server(lambda c: c.send(SSE_HEAD + said + b"\n\n" * is_whole)).url, **KEYS)
+    body = {"model": "m", "messages": HI, "input": "hi", "max_tokens": 9, "stream": True}
+    answer = gateway.web.post(f"/v1/{path}", body).body
+    assert b"sk-revoked" not in answer
+    assert not is_whole or b"*** is no key" in answer
+
+
 ANTHROPIC = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
 REFUSED_IN_STREAM = {
     "chat": ("/v1/chat/completions", {"error": {"code": 503, "message": "No host is up"}}, 503),
