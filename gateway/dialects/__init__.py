@@ -91,6 +91,8 @@ class Endpoint:
         return self.wire or ("embeddings" if self.operation == "embeddings" and self.metered else None)
 
 
+#: characters of an operation that is called as its path begins: it stands in each record, and callers choose it
+_LONGEST_OPERATION: Final = 64
 #: methods of requests that ask for no answer of a model, as long as they have no body
 WITHOUT_BODY: Final = frozenset({"GET", "HEAD", "OPTIONS", "DELETE"})
 #: what is known well enough to be estimated where the provider reports nothing; by POST
@@ -116,7 +118,7 @@ def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b
         if known is not None:
             return known
         method = "POST" if is_below else method
-    operation = known.operation if known is not None else path.partition("/")[0] or "other"
+    operation = known.operation if known is not None else path.partition("/")[0][:_LONGEST_OPERATION] or "other"
     anthropic = anthropic or path == "messages" or path.startswith("messages/")
     metered = method == "POST" and _is_billed(path, body)
     is_empty = method in WITHOUT_BODY and (known is not None or is_below)

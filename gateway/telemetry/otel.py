@@ -29,7 +29,9 @@ _NANO: Final = 1_000_000_000
 _FAILED: Final = 500
 #: names of models that metrics tell apart; the SDK keeps a histogram of each for as long as the worker lives
 MOST_NAMES: Final = 400
-#: the statuses from which on an answer says nothing of whether there is such a model
+#: and the same of operations: where a path is not known, one is called as the path begins
+MOST_OPERATIONS: Final = 40
+#: the statuses from which on an answer says nothing of whether there is such a model, or such a path
 _REFUSED_FROM: Final = 400
 _OTHER: Final = "other"
 #: modules that need all of its packages
@@ -88,6 +90,7 @@ class Otel(Observer):
         self._propagator = TraceContextTextMapPropagator()
         #: provider and model as asked for; and these with the model that answered
         self._names: set[tuple[str, ...]] = set()
+        self._operations = {"chat", "text_completion", "embeddings"}
         self._kind = trace.SpanKind.SERVER
         self._error = trace.Status(trace.StatusCode.ERROR)
         meter = self._meters.get_meter("gateway", version)
@@ -129,8 +132,12 @@ class Otel(Observer):
             self._tokens.record(usage.output_tokens, {**common, "gen_ai.token.type": "output"})
 
     def _bounded(self, call: CallRecord, attributes: Attributes) -> Attributes:
-        """With the names of models that have answered, and not too many of them: callers can name anything."""
+        """With the names of models and paths that answered, and not too many of them: callers can name anything."""
         found, asked = dict(attributes), (call.provider, call.model)
+        if call.status < _REFUSED_FROM and len(self._operations) < MOST_OPERATIONS:
+            self._operations.add(call.operation)
+        if call.operation not in self._operations:
+            found["gen_ai.operation.name"] = _OTHER
         if call.model and not self._is_told_apart(call, asked):
             found["gen_ai.request.model"] = _OTHER
         if call.response_model is not None and not self._is_told_apart(call, (*asked, call.response_model)):

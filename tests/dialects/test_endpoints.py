@@ -64,6 +64,7 @@ TABLE = {
     ("POST", ""): ("other", True, True, False),
     ("POST", "/x"): ("other", True, True, False),
     ("POST", "messagesx"): ("messagesx", True, True, False),
+    ("POST", "x" * 100): ("x" * 64, True, True, False),
 }
 
 

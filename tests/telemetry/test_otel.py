@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from gateway.core.record import CallRecord
 from gateway.core.usage import Charge, Usage
 from gateway.mock import MockServer, Provider
-from gateway.telemetry.otel import MOST_NAMES, Otel
+from gateway.telemetry.otel import MOST_NAMES, MOST_OPERATIONS, Otel
 from tests.conftest import StartGateway
 from tests.support.gateways import GatewayThread
 from tests.support.web import CHAT, HI
@@ -187,6 +187,19 @@ def test_of_models_that_answer_only_so_many_are_told_apart(collector: Collector)
     assert len(points) == MOST_NAMES // 2 + 1
     assert points["other"].count == 20
     assert "gen_ai.response.model" not in said(points["other"].attributes)
+
+
+def test_of_paths_that_answer_only_so_many_are_told_apart(collector: Collector) -> None:
+    otel = Otel("1")
+    otel.record(replace(ANSWERED, operation="refused", status=404), None)
+    for number in range(MOST_OPERATIONS + 20):
+        otel.record(replace(ANSWERED, operation=f"path-{number}"), None)
+    otel.record(ANSWERED, None)
+    otel.close()
+    shown = {said(point.attributes)["gen_ai.operation.name"] for point in collector.metrics()[DURATION]}
+    assert {"chat", "path-0", "other"} <= shown
+    assert "refused" not in shown
+    assert len(shown) <= MOST_OPERATIONS + 1
 
 
 def test_without_a_collector_calls_go_on(
