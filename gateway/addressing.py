@@ -20,6 +20,7 @@ from gateway.core.namespaces import SessionKey
 from gateway.core.routing import Route, Routes
 from gateway.dialects import WITHOUT_BODY
 from gateway.dialects.base import Call
+from gateway.dialects.contents import is_far_too_much
 from gateway.dialects.fields import UNREADABLE, decode
 
 _LONGEST_MODEL_NAME: Final = 256
@@ -36,6 +37,9 @@ _MAY_NAME_MODELS: Final = ("tools", "plugins", "compound_custom")
 #: keys below which the names of models stand; inside a JSON text they may be written otherwise
 _NAMES_MODELS: Final = re.compile(r"(?:\w+_)?models?")
 _MAY_NAME_ONE: Final = re.compile(rb"models?\"|\"openrouter:|\\u")
+#: Bytes of such parts that are built to look for names. More is refused for a key that is held to some models: no
+#: request has as much of them, and all other calls would wait meanwhile.
+_MOST_PARTS_BYTES: Final = 2**20
 #: tools that the caller runs: what stands in them is its own
 _OF_THE_CALLER: Final = (None, "function", "custom")
 #: tools that have a model chosen while the answer is made, where they name none
@@ -222,9 +226,11 @@ def _check_others(call: Call, caller: Caller) -> None:
 
 def _besides(call: Call) -> Iterator[tuple[str, str | None]]:
     """The field and the name of each model that may be called besides; None: it cannot be read, or is chosen later."""
+    left = _MOST_PARTS_BYTES
     for field in _MAY_NAME_MODELS:
         for raw in _parts(bytes(call.fields.get(field, b""))):
-            part = decode(raw)
+            left -= len(raw)
+            part = decode(raw) if left >= 0 else None
             kind = part.get("type") if isinstance(part, dict) else None
             if part is None:
                 yield field, None
@@ -238,7 +244,7 @@ def _besides(call: Call) -> Iterator[tuple[str, str | None]]:
 def _parts(raw: bytes) -> list[bytes]:
     """The objects of an array, or the one object, which may name models; all of it where it cannot be taken apart."""
     try:
-        parts = [*map(bytes, _ARRAY.decode(raw))] if raw[:1] == b"[" else [raw]
+        parts = [*map(bytes, _ARRAY.decode(raw))] if raw[:1] == b"[" and not is_far_too_much(raw) else [raw]
     except UNREADABLE:
         parts = [raw]
     return [part for part in parts if part[:1] in (b"{", b"[") and _MAY_NAME_ONE.search(part)]
@@ -269,6 +275,10 @@ _TOOLS: Final = msgspec.json.Decoder(list[_Tool])
 def _advisors(call: Call) -> Iterator[str]:
     tools = call.fields.get("tools", b"")
     if not _MAY_ADVISE.search(tools):
+        return
+    if is_far_too_much(bytes(tools)):
+        # Which models these are is not looked for: one without a name, whose price is not known, stands for them.
+        yield ""
         return
     try:
         found = _TOOLS.decode(tools)

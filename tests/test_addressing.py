@@ -248,6 +248,23 @@ def test_a_key_limited_to_models_may_have_no_other_called_besides(
     assert resolved(incoming(Caller("alice"))).provider == "q"
 
 
+def test_what_is_far_too_much_is_not_built_to_look_for_models(world: World) -> None:
+    """All other calls would wait meanwhile."""
+    many = b"[" + b"[]," * 400_000 + b"1]"
+
+    def incoming(tools: bytes, models: tuple[str, ...]) -> Incoming:
+        return world.incoming(b'{"model":"q-1","messages":[],"tools":%b}' % tools, caller=Caller("alice", models))
+
+    for tools in (b'[{"type":"x","model":"q-1","y":%b}]' % many, b"[%b1]" % (b'{"model":"q-1"},' * 200_001)):
+        with pytest.raises(UnknownModel, match='may not use what the field "tools" names'):
+            resolved(incoming(tools, ("q-*",)))
+        assert resolved(incoming(tools, ())).provider == "q"
+    assert resolved(incoming(b'[{"type":"x","y":%b}]' % many, ("q-*",))).provider == "q"
+    advising = incoming(b"[%b1]" % (b'{"type":"advisor_1","model":"q-2"},' * 200_001), ())
+    call = advising.endpoint.dialect.read(advising.body)
+    assert [route.model for route in advisors_of(call, [Route("q", "q-1")], ROUTES)] == [""]
+
+
 @pytest.mark.parametrize(
     "tool",
     [
