@@ -299,7 +299,8 @@ def _hold_to(stepped: Stepped, step: Step, due: Patterns | None, offer: Offer, s
     if not is_right:
         if offer.named is not None:
             raise ToolNotAllowed(_reason(stepped, step, f"forces {_list([offer.named])}", session), param="tool_choice")
-        outside = [name for name in offer.names if name not in keep]
+        kept = frozenset(keep)
+        outside = [name for name in offer.names if name not in kept]
         raise ToolNotAllowed(_reason(stepped, step, f"offers {_list(outside)}", session), param="tools")
     if step.enforce != "reject":
         stepped.offer, stepped.keep = offer, keep

@@ -51,6 +51,7 @@ _KNOWN_BYTES: Final = 64 * 1024
 _KNOWN_OFFERS: Final = 256
 #: No provider takes so much; to read more would keep other calls waiting.
 _MOST_BYTES: Final = 4 * 1024 * 1024
+_MOST_TOOLS: Final = 20_000
 _MODES: Final[Mapping[object, Mode]] = {"none": "none", "auto": "auto", "required": "required", "any": "required"}
 #: Anthropic takes no choice but these while it thinks
 #: (https://docs.claude.com/en/docs/build-with-claude/extended-thinking, "Extended thinking with tool use")
@@ -209,8 +210,19 @@ def _tools(data: bytes, field: str, wire: Wire) -> tuple[Tool, ...]:
         return ()
     if not isinstance(values, list):
         raise InvalidRequest(f'The field "{field}" must be an array.', param=field)
+    _check_number(values, field)
     found = (_tool(value, (field, index), wire) for index, value in enumerate(values))
     return tuple(tool for tool in found if tool is not None)
+
+
+def _check_number(tools: Sequence[object], field: str) -> None:
+    """Refuse far too many tools.
+
+    Raises:
+        InvalidRequest: they are.
+    """
+    if len(tools) > _MOST_TOOLS:
+        raise InvalidRequest(f"A request has at most {_MOST_TOOLS:,} tools where steps hold.", param=field)
 
 
 def _tool(value: Any, place: tuple[str, int], wire: Wire) -> Tool | None:
@@ -253,6 +265,9 @@ def _said(choice: Any, wire: Wire) -> tuple[Mode, str | None, frozenset[str] | N
     """Mode, the only tool, and the tools among which one may be called.
 
     "none" only in the form that the provider reads: where it reads another it may go on as if nothing were said.
+
+    Raises:
+        InvalidRequest: it names far too many.
     """
     if isinstance(choice, str):
         mode = _MODES.get(choice, "auto")
@@ -264,7 +279,9 @@ def _said(choice: Any, wire: Wire) -> tuple[Mode, str | None, frozenset[str] | N
         inner = choice.get("allowed_tools")
         said = inner if isinstance(inner, dict) else choice
         entries = said.get("tools")
-        names = [_entry_name(entry) for entry in entries] if isinstance(entries, list) else []
+        entries = entries if isinstance(entries, list) else []
+        _check_number(entries, "tool_choice")
+        names = [_entry_name(entry) for entry in entries]
         return _mode_of(said.get("mode")), None, frozenset(name for name in names if name is not None)
     if isinstance(kind, str) and kind in _MODES:
         return "auto" if kind == "none" and wire != "messages" else _MODES[kind], None, None
@@ -340,12 +357,13 @@ _known_narrowing = lru_cache(_KNOWN_OFFERS)(_narrowed)
 
 
 def _changes(offer: Offer, keep: Collection[str], *, must: bool, has_choice: bool) -> dict[str, object]:
-    kept = tuple(tool for tool in offer.tools if tool.name in keep)
+    names = frozenset(keep)
+    kept = tuple(tool for tool in offer.tools if tool.name in names)
     if not kept:
         return {_choice_field(offer): _none(offer)} if offer.mode != "none" else {}
     is_one = len(kept) == 1 and not kept[0].is_set
     must = must and offer.can_force and (is_one or not offer.is_legacy)
-    is_narrower = not set(offer.names) <= set(keep)
+    is_narrower = not names.issuperset(offer.names)
     mode: Mode = "required" if must else offer.mode
     if not is_narrower and (mode == offer.mode or offer.named is not None):
         return {}

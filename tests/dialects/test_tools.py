@@ -396,6 +396,35 @@ def test_more_than_can_stay_read_is_read_all_the_same_and_not_kept(wire: Wire) -
     assert offered(wire, small) is offered(wire, small)
 
 
+@pytest.mark.parametrize("field", ["tools", "tool_choice"])
+def test_far_too_many_tools_are_refused(field: str) -> None:
+    def request(number: int) -> Json:
+        many = [{"name": f"t{index}"} for index in range(number)]
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": many}}
+        return body("chat", ["look"], tool_choice=choice) if field == "tool_choice" else {"tools": many}
+
+    assert offered("chat", request(20_000))
+    with pytest.raises(InvalidRequest, match="at most 20,000 tools") as refused:
+        offered("chat", request(20_001))
+    assert refused.value.param == field
+
+
+def test_each_of_many_tools_is_looked_up_and_not_searched_for() -> None:
+    """Thousands of tools, each compared with all others, would keep all other calls waiting for minutes."""
+
+    class Names(tuple[str, ...]):
+        __slots__ = ()
+
+        def __contains__(self, name: object) -> bool:
+            raise AssertionError(f"{name} is searched for")
+
+    names = [f"tool_{number}" * 10 for number in range(1_000)]
+    offer = offered("chat", body("chat", names))
+    assert not offer.is_known
+    found = narrowed(offer, Names(names[:2]), must=False, has_choice=True)
+    assert found.is_choice_among
+
+
 def test_far_too_much_is_not_read() -> None:
     with pytest.raises(InvalidRequest, match="4,194,304 bytes"):
         offered("chat", body("chat", ["x" * 5_000_000]))
