@@ -7,11 +7,15 @@ OpenAI's own harmony format for gpt-oss, which renders tools the same way.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 #: deeper than any schema in use; a guard against endless ones
 _MAX_DEPTH: Final = 24
+#: Characters of one function that come from what was written before, such as a definition that it refers to. A few that
+#: refer to one another many times would make more of them than there is memory; no tool has as many.
+_MOST_REPEATED: Final = 2**18
 _NAMES: Final = {"integer": "number", "number": "number", "string": "string", "boolean": "boolean", "null": "null"}
 
 
@@ -70,7 +74,25 @@ def _word(item: object) -> str:
         return hex(item) if isinstance(item, int) else ""
 
 
-Definitions = Mapping[str, Any]
+class Definitions:
+    """What a schema may refer to, and how much of it may be written again."""
+
+    __slots__ = ("_known", "_left")
+
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        self._known = known
+        self._left = _MOST_REPEATED
+
+    def referred(self, reference: str, depth: int) -> str:
+        """The type that is referred to."""
+        target = self._known.get(reference)
+        return self.again(lambda: _type(target, depth + 1, self)) if isinstance(target, Mapping) else "any"
+
+    def again(self, write: Callable[[], str]) -> str:
+        """What may have been written before; "any" once there is far too much of that."""
+        found = write() if self._left > 0 else "any"
+        self._left -= len(found)
+        return found
 
 
 def _definitions(schema: Mapping[str, Any]) -> Definitions:
@@ -79,12 +101,12 @@ def _definitions(schema: Mapping[str, Any]) -> Definitions:
         inner = schema.get(place)
         if isinstance(inner, Mapping):
             found |= {f"#/{place}/{name}": value for name, value in inner.items()}
-    return found
+    return Definitions(found)
 
 
 def _object(schema: Mapping[str, Any], depth: int, known: Definitions) -> str:
     required = schema.get("required")
-    needed = required if isinstance(required, list) else []
+    needed = frozenset([name for name in required if isinstance(name, str)] if isinstance(required, list) else ())
     lines: list[str] = []
     for name, value in properties_of(schema).items():
         field = value if isinstance(value, Mapping) else {}
@@ -105,8 +127,7 @@ def _default(field: Mapping[str, Any]) -> str:
 def _type(field: Mapping[str, Any], depth: int, known: Definitions) -> str:
     reference = field.get("$ref")
     if isinstance(reference, str) and depth < _MAX_DEPTH:
-        target = known.get(reference)
-        return _type(target, depth + 1, known) if isinstance(target, Mapping) else "any"
+        return known.referred(reference, depth)
     for union in ("anyOf", "oneOf", "allOf"):
         options = field.get(union)
         if isinstance(options, list) and options and depth < _MAX_DEPTH:
@@ -116,17 +137,14 @@ def _type(field: Mapping[str, Any], depth: int, known: Definitions) -> str:
         return " | ".join(compact(item) for item in choices)
     if "const" in field:
         return compact(field["const"])
-    return _named(field, depth, known)
+    return _named(field, field.get("type"), depth, known)
 
 
-def _named(field: Mapping[str, Any], depth: int, known: Definitions) -> str:
-    kind = field.get("type")
+def _named(field: Mapping[str, Any], kind: object, depth: int, known: Definitions) -> str:
     if isinstance(kind, list):
-        return (
-            " | ".join(_named({**field, "type": one}, depth + 1, known) for one in kind)
-            if depth < _MAX_DEPTH
-            else "any"
-        )
+        # All of them are of the same parts.
+        each = (known.again(partial(_named, field, one, depth + 1, known)) for one in kind)
+        return " | ".join(each) if depth < _MAX_DEPTH else "any"
     if kind == "array":
         items = field.get("items")
         return f"{_type(items, depth + 1, known)}[]" if isinstance(items, Mapping) and depth < _MAX_DEPTH else "any[]"

@@ -74,6 +74,49 @@ def test_any_schema_can_be_shown(name: str, description: str, schema: Any) -> No
     assert typescript(name, description, schema).endswith(" any;\n\n")
 
 
+def chained(links: int, width: int) -> dict[str, Any]:
+    """Definitions of which each refers to the next one many times."""
+    known: dict[str, Any] = {f"d{link}": {"anyOf": [{"$ref": f"#/$defs/d{link + 1}"}] * width} for link in range(links)}
+    known[f"d{links}"] = {"type": "string", "enum": ["one", "two"]}
+    return {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": known}
+
+
+def nested(levels: int, kinds: list[object]) -> dict[str, Any]:
+    """Objects and arrays within one another, each said to be of many types."""
+    inner: dict[str, Any] = {"type": "string"}
+    for _ in range(levels):
+        inner = {"type": kinds, "items": inner, "properties": {"x": inner}}
+    return {"properties": {"a": inner}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        chained(18, 50),
+        chained(2, 3_000),
+        nested(18, ["array", "object"] * 20),
+        nested(18, [["array"], ["array", None]]),
+    ],
+    ids=["chain", "wide", "types", "types in types"],
+)
+def test_a_small_schema_makes_no_endless_text(schema: dict[str, Any]) -> None:
+    """Each of these would take more memory than any machine has."""
+    assert len(typescript("f", "", schema)) < 4_000_000
+
+
+def test_definitions_that_tools_really_have_are_written_in_full() -> None:
+    assert typescript("f", "", chained(3, 4)).count('"one" | "two"') == 64
+    assert "a?: string | null," in typescript("f", "", {"properties": {"a": {"type": ["string", "null"]}}})
+
+
+def test_each_name_is_looked_up_among_those_that_are_required() -> None:
+    names = [f"a{number}" for number in range(3_000)]
+    schema = {"properties": {name: {"type": "string"} for name in names}, "required": [{}, 3, *names[1:]]}
+    written = typescript("f", "", schema)
+    assert "a0?: string" in written
+    assert written.count("?:") == 1
+
+
 def test_json_too_deep_to_write_is_still_text() -> None:
     deep: Any = "bottom"
     for _ in range(100_000):
