@@ -15,7 +15,7 @@ from typing import Any, Final
 _MAX_DEPTH: Final = 24
 #: Characters of one function that come from what was written before, such as a definition that it refers to. A few that
 #: refer to one another many times would make more of them than there is memory; no tool has as many.
-_MOST_REPEATED: Final = 2**18
+_MOST_REPEATED: Final = 2**16
 _NAMES: Final = {"integer": "number", "number": "number", "string": "string", "boolean": "boolean", "null": "null"}
 
 
