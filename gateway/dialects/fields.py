@@ -41,7 +41,9 @@ _MEANT: Final = frozenset(
 #: calls waiting while it is. Numbers, then names and switches, then what may hold a schema or a list of tools.
 _MOST_BYTES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("n", "best_of", "n_predict", "max_tokens", "max_completion_tokens", "max_output_tokens"), 64),
-    **dict.fromkeys(("model", "models", "fallbacks"), 64 * 1024),
+    # Each that was not seen before is looked up in all tables, and kept with what is learned of it.
+    "model": 1024,
+    **dict.fromkeys(("models", "fallbacks"), 64 * 1024),
     **dict.fromkeys(("stream", "stream_options", "background", "deferred"), 64 * 1024),
     **dict.fromkeys(("service_tier", "speed", "inference_geo", "thinking", "reasoning"), 64 * 1024),
     **dict.fromkeys(("metadata", "session_id", "conversation", "prompt_cache_key"), 64 * 1024),

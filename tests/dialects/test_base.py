@@ -455,7 +455,8 @@ def test_a_body_of_countless_parts_is_read_without_building_them() -> None:
 
 SMALL = {
     **dict.fromkeys(("n", "best_of", "n_predict", "max_tokens", "max_completion_tokens", "max_output_tokens"), 64),
-    **dict.fromkeys(("model", "models", "fallbacks", "stream", "stream_options", "background"), 65_536),
+    "model": 1024,
+    **dict.fromkeys(("models", "fallbacks", "stream", "stream_options", "background"), 65_536),
     **dict.fromkeys(("service_tier", "speed", "inference_geo", "thinking", "reasoning"), 65_536),
     **dict.fromkeys(("metadata", "session_id", "conversation", "prompt_cache_key"), 65_536),
     **dict.fromkeys(("tool_choice", "function_call", "response_format", "output_config", "text"), 1_048_576),
