@@ -34,6 +34,7 @@ _MOST_QUOTES: Final = 1_000_000
 TOO_MUCH: Final = (
     f"A request of more than {MOST_MESSAGES:,} messages, {MOST_OBJECTS:,} objects or {_MOST_COMMAS:,} values"
 )
+_TOOLS: Final = frozenset({"tools", "functions"})
 #: a priority above this is as good as pinned
 MOST_PRIORITY: Final = 100.0
 PINNED: Final = "pinned"
@@ -122,7 +123,7 @@ def contents_of(call: Call, wire: Wire, known: Beginnings | None = None) -> Cont
         known: where beginnings of earlier calls are looked up.
 
     Raises:
-        InvalidRequest: a mark of a client means nothing.
+        InvalidRequest: a mark of a client means nothing, or tools are far too much.
     """
     fields = {name: bytes(raw) for name, raw in call.fields.items()}
     array = fields.get(ITEMS[wire])
@@ -130,7 +131,9 @@ def contents_of(call: Call, wire: Wire, known: Beginnings | None = None) -> Cont
         return None
     is_list = array.startswith(b"[")
     # Tools and schemas are built to be weighed, too.
-    if any(is_far_too_much(raw) for name, raw in fields.items() if name != ITEMS[wire]):
+    dense = [name for name, raw in fields.items() if name != ITEMS[wire] and is_far_too_much(raw)]
+    _refuse_tools(dense)
+    if dense:
         if is_list and wire not in _WITHOUT_MESSAGES:
             _refuse_marks(array)
         return None
@@ -170,6 +173,18 @@ def is_far_too_much(array: bytes) -> bool:
 
 def _is_dense(text: bytes) -> bool:
     return text.count(b"{") > MOST_OBJECTS or text.count(b",") > _MOST_COMMAS
+
+
+def _refuse_tools(dense: Sequence[str]) -> None:
+    """Refuse far too much in what defines tools: their brackets and numbers are billed, and nothing would be held.
+
+    Raises:
+        InvalidRequest: there is.
+    """
+    for name in _TOOLS.intersection(dense):
+        raise InvalidRequest(
+            f'The field "{name}" has more than {MOST_OBJECTS:,} objects or {_MOST_COMMAS:,} values.', param=name
+        )
 
 
 def _refuse_marks(array: bytes) -> None:

@@ -91,7 +91,16 @@ def test_what_is_far_too_much_takes_no_more_memory_than_its_bytes(array: bytes) 
     assert peak_of(lambda: kept_elsewhere(many.fields, "messages")) < len(array) + 2**20
 
 
-@pytest.mark.parametrize("field", ["tools", "prediction"])
+@pytest.mark.parametrize("field", ["tools", "functions"])
+def test_tools_that_are_far_too_much_are_refused(field: str) -> None:
+    """Not weighed, they would be billed beyond what is held for them."""
+    many = b'[{"name":"f","parameters":{"enum":[' + b"{}," * 200_001 + b"1]}}]"
+    with pytest.raises(InvalidRequest, match="more than 200,000 objects") as refused:
+        contents_of(call(b'{"messages":[],"%b":%b}' % (field.encode(), many)), "chat")
+    assert refused.value.param == field
+
+
+@pytest.mark.parametrize("field", ["documents", "prediction"])
 def test_a_field_beside_the_messages_may_be_far_too_much_as_well(field: str) -> None:
     """What is weighed of it would have to be built, and all other calls would wait meanwhile."""
     many = b"[" + b"[]," * 1_000_001 + b"1]"
