@@ -453,7 +453,9 @@ def _unweighed(progress: Progress, call: Call) -> int:
         return 0
     if not call.fields and progress.incoming.endpoint.estimated:
         return _unread(call.body)
-    return ceil(text_estimate(progress) * _UNWEIGHED_MARGIN)
+    tokens = ceil(text_estimate(progress) * _UNWEIGHED_MARGIN)
+    # In a conversation that is too much to be weighed, brackets and numbers are billed as well.
+    return tokens if progress.incoming.endpoint.wire is None else max(tokens, ceil(len(call.body) / _UNREAD_BYTES))
 
 
 def _unread(body: bytes) -> int:

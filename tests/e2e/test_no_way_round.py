@@ -64,6 +64,20 @@ def test_an_error_that_repeats_a_clients_words_turns_no_usage_off(scripted: Scri
     assert [call["usage_source"] for call in calls_of(web, session)] == ["provider"]
 
 
+def test_a_conversation_of_nothing_but_brackets_is_held_for(
+    gateway_server: StartGateway, mock_server: MockServer, mock: Provider, session: str
+) -> None:
+    """It is too much to be weighed, and has no texts; the provider bills it all the same."""
+    web = gateway_server(mock_server.url, **{"budget.tokens": 100_000}).web
+    used = {"type": "tool_use", "id": "a", "name": "f", "input": {"a": [{}] * 250_000}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "x"}
+    messages = [*HI, {"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]
+    body = {"model": "mock-small", "max_tokens": 20, "messages": messages}
+    answer = web.post("/v1/messages", body, {"x-session-id": session})
+    assert (answer.status, answer.error["code"]) == (400, "budget_exhausted")
+    assert mock.calls == []
+
+
 @pytest.mark.parametrize("method", ["TRACE", "CONNECT"])
 def test_a_provider_is_never_asked_to_repeat_a_request_or_for_a_tunnel(method: str, scripted: Scripted) -> None:
     request = f"{method} /v1/files HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
