@@ -264,3 +264,13 @@ def test_operations_names_what_opentelemetry_is_sent() -> None:
     page = (ROOT / "docs/operations.md").read_text("utf-8").split("\n## OpenTelemetry\n", 1)[1].split("\n## ", 1)[0]
     assert len(names) > 15
     assert {name for name in names if f"`{name}`" not in page} == set()
+
+
+def test_operations_says_what_memory_of_conversations_a_worker_may_take() -> None:
+    written = "".join((ROOT / f"gateway/{name}.py").read_text("utf-8") for name in ("planning", "opening"))
+    tables = re.findall(r"^_(BOOK|READ|KNOWN|COUNTS)_BYTES(?:: Final)? = (\d+) \* 2\*\*20$", written, re.MULTILINE)
+    assert len(tables) == 4
+    page = (ROOT / "docs/operations.md").read_text("utf-8")
+    assert re.findall(r"remembered of conversations, [^.;]* grows to (\d+) MiB", page) == [
+        str(sum(int(size) for _, size in tables))
+    ]
