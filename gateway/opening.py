@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import ssl
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from gateway import catalog, config
-from gateway.core.counting.cache import CountCache
 from gateway.core.counting.estimate import Estimator
 from gateway.core.errors import ConfigError
 from gateway.core.ports import Store, Upstream
@@ -26,6 +24,7 @@ from gateway.core.signing import signing_key
 from gateway.counters.registry import FALLBACK, NAMES, Counters, is_dotted_path
 from gateway.dialects.fields import read_piece
 from gateway.inspection import Inspector
+from gateway.memory import Memory
 from gateway.planning import Planner, Threads
 from gateway.policies import context_policy, routes_of, table_names, uplifts
 from gateway.stores.learner import Learner
@@ -37,9 +36,6 @@ from gateway.telemetry.webhooks import SENDERS, Target, Webhook
 from gateway.upstream import http
 from gateway.upstream import litellm as translating
 from gateway.upstream.retrying import RetryingUpstream
-
-#: size of the cache for token counts of the messages seen last
-_COUNTS_BYTES = 32 * 2**20
 
 #: how each provider's certificate is checked, as `http.HttpUpstream` takes it
 Tls = Mapping[str, ssl.SSLContext | bool]
@@ -110,9 +106,14 @@ def load_counters(counters: Counters, settings: config.Settings) -> None:
             counters.counter(tokenizer)
 
 
-def estimator_of(counters: Counters) -> Estimator:
+def memory_of(settings: config.Settings) -> Memory:
+    """What is remembered of conversations, with nothing in it."""
+    return Memory(int(settings.context.memory_mb * 2**20))
+
+
+def estimator_of(counters: Counters, memory: Memory) -> Estimator:
     """An estimator that counts with these; token tables are loaded when they are first needed."""
-    return Estimator(config.families(), counters.counter, CountCache(_COUNTS_BYTES, threading.Lock()), read_piece)
+    return Estimator(config.families(), counters.counter, memory.counts, read_piece)
 
 
 @contextmanager
@@ -125,7 +126,10 @@ def inspector_of(settings: config.Settings) -> Iterator[Inspector]:
     counters = Counters()
     add_counters(counters, settings)
     facts = open_catalog(settings).facts
-    planner = planner_of(settings, counters, estimator_of(counters), Learner(MemoryStore()), facts)
+    memory = memory_of(settings)
+    planner = planner_of(
+        settings, counters, estimator_of(counters, memory), Learner(MemoryStore()), facts, memory=memory
+    )
     try:
         yield Inspector(planner, routes_of(settings), facts)
     finally:
@@ -139,9 +143,10 @@ def planner_of(
     learner: Learner,
     facts: Callable[[Route], ModelFacts],
     *,
+    memory: Memory,
     threads: Threads | None = None,
 ) -> Planner:
-    """The planner under these settings. `threads`: None makes some of its own."""
+    """The planner under these settings. `memory`: that of the estimator; `threads`: None makes some of its own."""
     return Planner(
         estimator,
         counters.is_loaded,
@@ -149,6 +154,7 @@ def planner_of(
         context_policy(settings, facts),
         deadline_s=settings.context.deadline_ms / 1000,
         clock=time.monotonic,
+        memory=memory,
         threads=threads,
     )
 

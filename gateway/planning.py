@@ -17,8 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from gateway.core.context_budget import ContextPolicy, Trim, Wishes, budget_of, window_of
 from gateway.core.conversation import Conversation
-from gateway.core.counting.beginnings import Beginning, Beginnings, is_worth_keeping
-from gateway.core.counting.cache import CountCache
+from gateway.core.counting.beginnings import Beginning, is_worth_keeping
 from gateway.core.counting.estimate import Estimate, Estimator
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.request import ITEMS, Request, read_request
@@ -37,6 +36,7 @@ from gateway.core.views import VIEWED, View, view_of
 from gateway.dialects.base import Call
 from gateway.dialects.contents import Contents, contents_of
 from gateway.dialects.elsewhere import gone_on_from, named_in
+from gateway.memory import Memory
 from gateway.stores.learner import Learner
 
 logger = logging.getLogger("gateway")
@@ -51,12 +51,6 @@ _WEIGHING: Final = 2
 _FITTING: Final = 1
 #: how long a choice may wait for others without losing time of its own, in deadlines
 _MOST_WAITED: Final = 5
-#: size of the cache of what is known of messages: their blocks, terms and weights
-_BOOK_BYTES: Final = 128 * 2**20
-#: size of the cache of messages of other formats as chat messages
-_READ_BYTES: Final = 32 * 2**20
-#: size of the cache of the beginnings of requests
-_KNOWN_BYTES: Final = 64 * 2**20
 
 
 class Weighing(NamedTuple):
@@ -108,7 +102,7 @@ class Threads:
 
 
 class Planner:
-    """Plans calls. Shared by all; what it keeps is bounded and belongs to no session."""
+    """Plans calls. Shared by all; what it keeps is in `memory`, None for one of its own."""
 
     def __init__(
         self,
@@ -119,6 +113,7 @@ class Planner:
         *,
         deadline_s: float,
         clock: Callable[[], float],
+        memory: Memory | None = None,
         threads: Threads | None = None,
     ) -> None:
         self.policy = policy
@@ -127,10 +122,10 @@ class Planner:
         self._learner = learner
         self._deadline_s = deadline_s
         self._clock = clock
+        memory = memory or Memory()
         #: to look beginnings up in, see `contents_of`
-        self.known = Beginnings(_KNOWN_BYTES, Lock())
-        self._read = CountCache(_READ_BYTES, Lock())
-        self._book = Reader(_no_weights, limit_bytes=_BOOK_BYTES, lock=Lock())
+        self.known = memory.known
+        self._views, self._book = memory.views, memory.book
         self._threads = threads or Threads()
         self._reading_ahead = Lock()
 
@@ -195,7 +190,7 @@ class Planner:
 
     def view(self, contents: Contents) -> View:
         """Its messages as chat messages."""
-        return view_of(contents.wire, contents.messages or (), self._read)
+        return view_of(contents.wire, contents.messages or (), self._views)
 
     def _read_ahead(
         self,
@@ -363,11 +358,6 @@ def _unmarked(contents: Contents) -> int:
 
 async def _run_in(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(threads, work)
-
-
-def _no_weights(messages: Sequence[bytes]) -> Sequence[int]:
-    """Weights depend on the model, see `Planner._reader`."""
-    raise AssertionError(f"{len(messages)} messages are weighed without a model")
 
 
 def request_of(asked: Asked) -> Request:

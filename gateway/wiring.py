@@ -28,6 +28,7 @@ from gateway.opening import (
     estimator_of,
     load_counters,
     logs_json,
+    memory_of,
     open_catalog,
     open_store,
     tls_contexts,
@@ -121,7 +122,9 @@ class Worker:
         add_counters(self._counters, settings)
         load_counters(self._counters, settings)
         self._catalog = open_catalog(settings)
-        estimator = estimator_of(self._counters)
+        # It outlives a reload: else each long session would be read anew, all of them at once.
+        memory = memory_of(settings)
+        estimator = estimator_of(self._counters, memory)
         tls = tls_contexts(settings.providers)
         self._otel = Otel(__version__) if settings.telemetry.otel else None
         self.store = store
@@ -162,6 +165,7 @@ class Worker:
             learner=self._learner,
             counters=self._counters,
             estimator=estimator,
+            memory=memory,
             threads=self._threads,
             catalog=self._catalog,
             observers=observers,

@@ -23,6 +23,7 @@ from gateway.core.spending import KeyBudget
 from gateway.core.values import dataclass
 from gateway.counters.registry import Counters
 from gateway.inspection import Inspector
+from gateway.memory import Memory
 from gateway.opening import Tls, logs_json, planner_of, upstreams_of
 from gateway.pipeline import Gateway
 from gateway.planning import Planner, Threads
@@ -60,6 +61,7 @@ class Lasting:
     learner: Learner
     counters: Counters
     estimator: Estimator
+    memory: Memory
     threads: Threads
     catalog: Catalog
     observers: Sequence[Observer]
@@ -67,8 +69,15 @@ class Lasting:
 
     def planner(self, settings: config.Settings) -> Planner:
         """The planner under these settings."""
-        facts = self.catalog.facts
-        return planner_of(settings, self.counters, self.estimator, self.learner, facts, threads=self.threads)
+        return planner_of(
+            settings,
+            self.counters,
+            self.estimator,
+            self.learner,
+            self.catalog.facts,
+            memory=self.memory,
+            threads=self.threads,
+        )
 
     def gateway(
         self,

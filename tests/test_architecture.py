@@ -25,7 +25,8 @@ ALLOWED = {
     "config": {"core"},
     "catalog": {"core", "config"},
     "policies": {"core", "config", "catalog"},
-    "planning": {"core", "dialects", "stores"},
+    "memory": {"core"},
+    "planning": {"core", "dialects", "memory", "stores"},
     "inspection": {"core", "dialects", "planning"},
     "recorded": {"core"},
     "recorded_budgets": {"core", "recorded"},
@@ -66,7 +67,7 @@ ALLOWED = {
     # no server: commands that serve nothing import this
     "opening": {
         *("core", "dialects", "stores", "counters", "upstream", "telemetry", "config", "catalog", "policies"),
-        *("planning", "inspection"),
+        *("memory", "planning", "inspection"),
     },
     "server": {
         *("core", "dialects", "stores", "counters", "upstream", "telemetry", "config", "catalog"),

@@ -9,6 +9,7 @@ from gateway.config.schema import Settings
 from gateway.config.section import Section
 
 _SECTIONS: Final = ("store", "telemetry", "callbacks")
+_CONTEXT_KEYS: Final = ("memory_mb",)
 _SERVER_KEYS: Final = (
     "host",
     "port",
@@ -27,6 +28,7 @@ def reloaded(started: Settings, read: Settings) -> tuple[Settings, list[str]]:
     session_keys = ("ttl",) if started.store.is_redis else ()
     kept: dict[str, Any] = {name: getattr(started, name) for name in _SECTIONS}
     kept["server"] = _with(read.server, started.server, _SERVER_KEYS)
+    kept["context"] = _with(read.context, started.context, _CONTEXT_KEYS)
     kept["sessions"] = _with(read.sessions, started.sessions, session_keys)
     in_force = read.model_copy(update=kept)
     return in_force, list(_different(in_force, read, ""))

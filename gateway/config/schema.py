@@ -185,6 +185,13 @@ class Context(Section):
         2000,
         description="Longest choice of what to keep, once it is its turn; past it whole messages are dropped instead.",
     )
+    memory_mb: float = Field(
+        256,
+        ge=16,
+        le=65_536,
+        description="What a worker may remember of conversations, so that a turn costs its new messages. 256: some 40 "
+        "sessions of 100,000 tokens that are cut, or 120 that are not.",
+    )
 
     @field_validator("strategies")
     @classmethod

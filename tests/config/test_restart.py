@@ -23,13 +23,21 @@ CHANGED: dict[str, dict[str, Any]] = {
         "header_timeout_s": 1, "body_timeout_s": 1, "write_timeout_s": 1, "cors_origins": ("https://a.example",),
         "shutdown_grace_s": 1, "dashboard": False,
     },
+    "context": {
+        "trim": "off", "budget": 9, "reserve_tokens": 9, "low_water": 0.5, "strategies": ("drop",),
+        "keep_last_turns": 2, "result_max_tokens": 20, "recall": "off", "summary": {"model": "m"},
+        "on_overflow": "least", "safety": 2, "deadline_ms": 9, "memory_mb": 512,
+    },
     "store": {"url": "memory://", "timeout_ms": 1, "on_failure": "open", "journal": "off"},
     "telemetry": {"log": {"format": "json", "level": "error"}, "metrics": False, "otel": True},
     "callbacks": {"webhooks": ({"url": "https://a.example", "events": ["on_finish"]},), "observers": ("a.B",)},
 }  # fmt: skip
-FOLLOWS = {"max_body_mb", "max_concurrency", "body_timeout_s", "write_timeout_s"}
+FOLLOWS = {
+    "server": {"max_body_mb", "max_concurrency", "body_timeout_s", "write_timeout_s"},
+    "context": {*CHANGED["context"]} - {"memory_mb"},
+}
 VAIN = [
-    *(f"server.{key}" for key in CHANGED["server"] if key not in FOLLOWS),
+    *(f"{name}.{key}" for name, follows in FOLLOWS.items() for key in CHANGED[name] if key not in follows),
     *(f"store.{key}" for key in CHANGED["store"]),
     *("telemetry.log.format", "telemetry.log.level", "telemetry.metrics", "telemetry.otel"),
     *("callbacks.webhooks", "callbacks.observers"),
@@ -42,8 +50,10 @@ def test_what_needs_a_restart_stays_and_is_named_key_by_key() -> None:
     assert sorted(named) == sorted(VAIN)
     for section in ("store", "telemetry", "callbacks"):
         assert getattr(in_force, section) == getattr(started, section)
-    for key in CHANGED["server"]:
-        assert getattr(in_force.server, key) == getattr(read.server if key in FOLLOWS else started.server, key), key
+    for name, follows in FOLLOWS.items():
+        for key in CHANGED[name]:
+            source = getattr(read if key in follows else started, name)
+            assert getattr(getattr(in_force, name), key) == getattr(source, key), key
 
 
 def test_every_key_of_these_sections_is_looked_at() -> None:
@@ -93,6 +103,6 @@ def named_in(file: str) -> set[str]:
 @pytest.mark.parametrize("file", ["gateway.yaml", "docs/operations.md"])
 def test_the_documents_name_what_needs_a_restart(file: str) -> None:
     assert named_in(file) == {
-        *("store", "telemetry", "callbacks", "sessions.ttl"),
+        *("store", "telemetry", "callbacks", "sessions.ttl", "context.memory_mb"),
         *(key for key in VAIN if key.startswith("server.")),
     }

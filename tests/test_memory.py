@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from gateway import config
+from gateway.core.context_budget import ContextPolicy, Wishes
+from gateway.core.counting.estimate import Estimator
+from gateway.core.counting.heuristic import CharacterCounter
+from gateway.core.counting.measure import TokenCounter
+from gateway.core.routing import ModelFacts, Route
+from gateway.core.session import Remembered
+from gateway.dialects.base import Call
+from gateway.dialects.contents import contents_of
+from gateway.dialects.fields import read_fields
+from gateway.memory import Memory
+from gateway.planning import Asked, Planner
+from gateway.stores.learner import Learner
+from gateway.stores.memory import MemoryStore
+from gateway.wiring import Worker
+
+Messages = list[dict[str, Any]]
+
+
+class Noted(CharacterCounter):
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def count(self, text: str) -> int:
+        self.asked.append(text)
+        return super().count(text)
+
+
+def planner_of(memory: Memory, counter: TokenCounter) -> Planner:
+    estimator = Estimator(config.families(), lambda _: counter, memory.counts)
+    learner = Learner(MemoryStore())
+    return Planner(
+        estimator, lambda _: True, learner, ContextPolicy(), deadline_s=60, clock=time.monotonic, memory=memory
+    )
+
+
+def conversation(number: int, turns: int = 30) -> Messages:
+    return [{"role": "user", "content": f"Parcel {number}-{turn}: depot {turn * 7}. " * 9} for turn in range(turns)]
+
+
+async def plan(planner: Planner, messages: Sequence[dict[str, Any]], budget: int) -> int:
+    """Tokens of what is sent."""
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    call = Call("chat", "m", stream=False, body=body, fields=read_fields(body))
+    contents = contents_of(call, "chat", planner.known)
+    assert contents is not None
+    asked = Asked(contents, Route("p", "gpt-4o"), ModelFacts(), Wishes(budget=budget), len(body))
+    return (await planner.plan(asked, Remembered())).context.tokens
+
+
+@pytest.mark.parametrize("budget", [100_000, 1_000])
+async def test_planners_of_one_memory_know_what_any_of_them_has_seen(budget: int) -> None:
+    memory, counter = Memory(), Noted()
+    first, second, stranger = (planner_of(one, counter) for one in (memory, memory, Memory()))
+    messages = conversation(1)
+    sent = await plan(first, messages, budget)
+    counter.asked.clear()
+    assert await plan(second, messages, budget) == sent
+    assert counter.asked == []
+    assert await plan(stranger, messages, budget) == sent
+    assert len(counter.asked) >= len(messages)
+    for planner in (first, second, stranger):
+        planner.close()
+
+
+async def test_all_tables_together_stay_within_the_limit_and_are_filled() -> None:
+    limit = 2 * 2**20
+    memory = Memory(limit)
+    planner = planner_of(memory, CharacterCounter())
+    most = 0
+    for number in range(60):
+        await plan(planner, conversation(number), 1_000)
+        most = max(most, memory.size_bytes)
+    assert limit / 2 < most <= limit
+    planner.close()
+
+
+async def test_a_reload_keeps_what_a_worker_remembers() -> None:
+    settings = config.Settings.model_validate({"store": {"url": "memory://"}, "context": {"memory_mb": 16}})
+    worker = Worker(MemoryStore(), settings, lambda: config.Loaded(settings, None, {}))
+    lasting, messages = worker.lasting, conversation(1)
+    first, second = lasting.planner(settings), lasting.planner(settings)
+    await plan(first, messages, 100_000)
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    found = second.known.of("chat", body[body.index(b"[") :])
+    assert found is not None
+    assert len(found.keys) == len(messages) - 1
+    await worker.aclose()
