@@ -256,13 +256,16 @@ class WrongAnswer(Exception):
 
 
 @contextlib.contextmanager
-def gateway() -> Iterator[Running]:
-    """A fresh gateway before a fresh provider; its tokenizer is loaded, and it has seen one other small call."""
+def gateway(more: str = "") -> Iterator[Running]:
+    """A fresh gateway before a fresh provider; its tokenizer is loaded, and it has seen one other small call.
+
+    `more`: of its configuration, as YAML.
+    """
     port = free_port()
     with contextlib.ExitStack() as stack:
         url = stack.enter_context(provider())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="context-work-")))
-        (folder / "gateway.yaml").write_text(CONFIG.format(url=url, folder=folder))
+        (folder / "gateway.yaml").write_text(CONFIG.format(url=url, folder=folder) + more)
         command = [sys.executable, "-m", "gateway", "serve", "--port", str(port), "--config", "gateway.yaml"]
         log = stack.enter_context((folder / "log").open("wb"))
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=environment())
@@ -365,7 +368,7 @@ def call(
     turn = Turn(len(body), wall=wall * 1e3)
     if alone:
         turn.cpu = (_at_rest(running.pid) - before) * 1e3
-    if path == CHAT:
+    if path != UNWEIGHED:
         turn.original = int(answer.headers["x-context-tokens-original"])
         turn.sent = int(answer.headers["x-context-tokens"])
         turn.trimmed = answer.headers["x-context-trimmed"]

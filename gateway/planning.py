@@ -27,7 +27,7 @@ from gateway.core.fitting.ahead import START, read_ahead
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.core.fitting.reader import Framing, Reader
 from gateway.core.fitting.summary import Use
-from gateway.core.message import keys_of
+from gateway.core.message import digest, keys_of
 from gateway.core.plan import Plan, Room, Scales, Unsound, as_it_came, make_room
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Remembered
@@ -276,7 +276,8 @@ class Planner:
     def _sums(self, request: Request, contents: Contents) -> tuple[Sums, tuple[bytes, ...]]:
         """Sums and keys of all messages. Those of all but the last, which clients may yet change, are remembered."""
         estimator, kind = self._estimator, self._estimator.kind(request)
-        start, fresh, keys = contents.start, contents.fresh, keys_of(contents.fresh)
+        # What is fresh has no cache marks any more.
+        start, fresh, keys = contents.start, contents.fresh, tuple(map(digest, contents.fresh))
         known, before = (start.keys, start.sums) if start is not None else ((), None)
         if start is not None and start.kind != kind:
             before = estimator.sums(request, (contents.messages or ())[: len(known)], known)
