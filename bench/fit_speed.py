@@ -35,6 +35,7 @@ from gateway.core.fitting.epochs import fit
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.receipt import Fitted
+from gateway.core.message import Hashed
 from gateway.counters.tiktoken import load, rank_folder
 from gateway.wiring import collect_rarely
 
@@ -74,7 +75,7 @@ class Session:
         start = time.thread_time()
         filled = sum(self.reader.weights(conversation)) / limit
         if filled > START:
-            read_ahead(conversation.messages, conversation.keys, filled, self.reader)
+            read_ahead(Hashed(conversation.messages, conversation.keys), filled, self.reader)
         self.ahead.append((time.thread_time() - start) * 1e3)
 
 

@@ -27,7 +27,7 @@ from gateway.core.fitting.ahead import START, read_ahead
 from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextTooLong
 from gateway.core.fitting.reader import Framing, Reader
 from gateway.core.fitting.summary import Use
-from gateway.core.message import digest, keys_of
+from gateway.core.message import Hashed, digest
 from gateway.core.plan import Plan, Room, Scales, Unsound, as_it_came, make_room
 from gateway.core.routing import ModelFacts, Route
 from gateway.core.session import Remembered
@@ -182,15 +182,16 @@ class Planner:
     def _roomy(
         self, came: Weighed, contents: Contents, keys: Sequence[bytes], room: Room, scales: Scales
     ) -> tuple[Plan, Conversation]:
-        view = self.view(contents)
+        view = self.view(contents, keys)
         # The other formats join neighbours of one role, or take any order.
         takes_turns = contents.wire == "chat" and self._estimator.family(came.request).turns == "strict"
-        conversation = self._conversation(view, contents, keys, takes_turns=takes_turns)
+        conversation = self._conversation(view, contents, takes_turns=takes_turns)
         return make_room(came, view, conversation, room, scales), conversation
 
-    def view(self, contents: Contents) -> View:
-        """Its messages as chat messages."""
-        return view_of(contents.wire, contents.messages or (), self._views)
+    def view(self, contents: Contents, keys: Sequence[bytes] | None = None) -> View:
+        """Its messages as chat messages. `keys`: of the messages, where they are known."""
+        came = Hashed(contents.messages or (), keys, unmarked=_unmarked(contents))
+        return view_of(contents.wire, came, self._views)
 
     def _read_ahead(
         self,
@@ -213,11 +214,10 @@ class Planner:
             try:
                 expired = self._deadline(since)
                 if conversation is None:
-                    view = self.view(contents)
-                    messages, names = view.messages, _keys_of(view, contents, keys)
+                    messages = self.view(contents, keys).chat
                 else:
-                    messages, names = conversation.messages, conversation.keys
-                read_ahead(messages, names, filled, reader, expired)
+                    messages = Hashed(conversation.messages, conversation.keys)
+                read_ahead(messages, filled, reader, expired)
             except Exception:
                 logger.exception("messages cannot be read ahead; a cut reads them all the same")
             finally:
@@ -290,20 +290,16 @@ class Planner:
             self.known.keep(contents.wire, begun, instead_of=start)
         return estimator.sums(request, fresh[last:], keys[last:], before), known + keys
 
-    def _conversation(
-        self, view: View, contents: Contents, keys: Sequence[bytes], *, takes_turns: bool
-    ) -> Conversation:
-        """The conversation that a cut works on. `keys`: of the body's elements."""
+    def _conversation(self, view: View, contents: Contents, *, takes_turns: bool) -> Conversation:
+        """The conversation that a cut works on."""
         asked = (contents.priorities or {}).items()
         priorities = {index: priority for place, priority in asked for index in view.indices({place})}
         return Conversation.of(
-            view.messages,
+            view.chat,
             self._book,
-            keys=_keys_of(view, contents, keys),
             pinned=view.held | view.indices(contents.pinned),
             priorities=dict.fromkeys(view.stale, 0.0) | priorities,
             keep_last_turns=self.policy.keep_last_turns,
-            unmarked=_unmarked(contents),
             takes_turns=takes_turns,
         )
 
@@ -346,15 +342,9 @@ class Planner:
         self._threads.close()
 
 
-def _keys_of(view: View, contents: Contents, keys: Sequence[bytes]) -> tuple[bytes, ...]:
-    """The keys of the chat messages. `keys`: of the body's elements, which are the same in a chat call."""
-    return tuple(keys) if contents.wire == "chat" else keys_of(view.messages)
-
-
 def _unmarked(contents: Contents) -> int:
-    """How many chat messages at the beginning surely have no cache marks."""
-    start = contents.start if contents.wire == "chat" and contents.is_as_known else None
-    return len(start.keys) if start is not None else 0
+    """How many messages at the beginning surely have no cache marks."""
+    return len(contents.start.keys) if contents.start is not None and contents.is_as_known else 0
 
 
 async def _run_in(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from math import inf
 from typing import NamedTuple, Protocol
 
-from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES, Message, Sketch, digest, encode, plains_of, sketch
+from gateway.core.message import RESULT_ROLES, SYSTEM_ROLES, Hashed, Message, Sketch, digest, encode, hashed, sketch
 from gateway.core.values import dataclass
 
 
@@ -104,14 +104,12 @@ class Conversation:
     @classmethod
     def of(
         cls,
-        messages: Sequence[bytes],
+        messages: Sequence[bytes] | Hashed,
         reader: SketchBook | None = None,
         *,
-        keys: tuple[bytes, ...] | None = None,
         pinned: Collection[int] = (),
         priorities: Mapping[int, float] | None = None,
         keep_last_turns: int = 1,
-        unmarked: int = 0,
         takes_turns: bool = True,
     ) -> Conversation:
         """The messages of a chat request, each as it stands in the body.
@@ -119,13 +117,11 @@ class Conversation:
         Args:
             messages: the bytes of each.
             reader: remembers what was read; without one every message is read once for this conversation.
-            keys: what `keys_of` says of the messages, where it was asked before.
             pinned: indices that a client wants kept as they are.
             priorities: index -> what the message's text is worth in relation to others, 1 where nothing is said. 0 goes
                 first, before anything else is touched; so does a unit with a message of 0 and none of more.
             keep_last_turns: a turn begins with a user's message. 1 keeps the last user's message and what the
                 conversation ends with; 2 also the whole turn before, and so on.
-            unmarked: so many at the beginning are known to have no cache marks.
             takes_turns: whether the provider may refuse roles side by side that do not stand so in these messages.
 
         Raises:
@@ -133,11 +129,9 @@ class Conversation:
         """
         if priorities and not all(0 <= priority < inf for priority in priorities.values()):
             raise ValueError("a priority is a number of 0 or more")
-        plains = [*messages[:unmarked], *plains_of(messages[unmarked:])]
-        known = keys if keys is not None else tuple(map(digest, plains))
-        marked = frozenset([index for index, raw in enumerate(messages) if plains[index] is not raw])
+        came = hashed(messages)
         return cls(
-            tuple(messages), known, marked, frozenset(pinned), priorities or {}, keep_last_turns, reader, takes_turns
+            came.raws, came.keys, came.marked, frozenset(pinned), priorities or {}, keep_last_turns, reader, takes_turns
         )
 
     @classmethod

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from hashlib import blake2b
 from math import isinf
 from typing import Any, Final
@@ -141,6 +142,64 @@ def plains_of(messages: Iterable[bytes]) -> list[bytes]:
 def digest(raw: bytes) -> bytes:
     """A hash of the bytes as they are."""
     return blake2b(raw, digest_size=_KEY_BYTES).digest()
+
+
+def key_of(raw: bytes) -> tuple[bytes, bool]:
+    """A hash of a message without its cache marks, and whether it has any."""
+    bare = plain(raw)
+    return digest(bare), bare is not raw
+
+
+class Hashed:
+    """Messages, or elements of another format, with a hash of each, which is worked out when it is first asked for.
+
+    Args:
+        raws: the bytes of each.
+        keys: what `keys_of` says of them, where it was asked before.
+        marked: the places of those with cache marks, where that is known.
+        unmarked: so many at the beginning are known to have none.
+    """
+
+    def __init__(
+        self,
+        raws: Iterable[bytes],
+        keys: Iterable[bytes] | None = None,
+        *,
+        marked: Iterable[int] | None = None,
+        unmarked: int = 0,
+    ) -> None:
+        self.raws = tuple(raws)
+        self._unmarked = unmarked
+        if keys is not None:
+            self.keys = tuple(keys)
+        if marked is not None:
+            self.marked = frozenset(marked)
+
+    @cached_property
+    def _plains(self) -> list[bytes]:
+        return [*self.raws[: self._unmarked], *plains_of(self.raws[self._unmarked :])]
+
+    @cached_property
+    def keys(self) -> tuple[bytes, ...]:
+        """A hash of each without its cache marks."""
+        return tuple(map(digest, self._plains))
+
+    @cached_property
+    def marked(self) -> frozenset[int]:
+        """The places of those that have cache marks."""
+        return frozenset([place for place, raw in enumerate(self.raws) if self._plains[place] is not raw])
+
+    @cached_property
+    def digests(self) -> tuple[bytes, ...]:
+        """A hash of each as it stands."""
+        if not self.marked:
+            return self.keys
+        return tuple([digest(self.raws[at]) if at in self.marked else key for at, key in enumerate(self.keys)])
+
+
+def hashed(raws: Sequence[bytes] | Hashed) -> Hashed:
+    """These with their hashes."""
+    return raws if isinstance(raws, Hashed) else Hashed(raws)
 
 
 def encode(value: object) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gateway.core.context_budget import ContextPolicy, SummaryModel
 from gateway.core.conversation import Conversation
@@ -24,7 +24,7 @@ from gateway.core.fitting.overflow import BudgetTooSmall, ContextOverflow, TextT
 from gateway.core.fitting.reader import Reader
 from gateway.core.fitting.receipt import Fates, Fitted
 from gateway.core.fitting.summary import NeedsSummary, Passage, SummaryNeeded, Use, asking
-from gateway.core.message import Message, encode
+from gateway.core.message import Hashed, Message, encode
 from gateway.core.record import ContextRecord
 from gateway.core.session import SessionState
 from gateway.core.values import dataclass
@@ -261,8 +261,8 @@ def _again(case: _Case, room: Room, epoch: Epoch | None, most: int) -> Plan | No
         return None
     if fitted.epoch is not epoch:
         return None
-    sent = _weighed_anew(case, room, fitted)
-    return _plan(case, sent, room, fitted, epoch) if sent.framed <= most else None
+    chosen = _chosen(case, room, fitted)
+    return _plan(case, chosen, room, epoch) if chosen.sent.framed <= most else None
 
 
 def _fitted(case: _Case, room: Room, epoch: Epoch | None, most: int, key: str) -> Plan:
@@ -277,16 +277,15 @@ def _fitted(case: _Case, room: Room, epoch: Epoch | None, most: int, key: str) -
     beside = case.came.estimate.beside
     limit = most - beside
     for _ in range(_TRIES):
-        fitted = _fit(case, room, epoch, limit)
-        sent = _weighed_anew(case, room, fitted)
+        chosen = _chosen(case, room, _fit(case, room, epoch, limit))
+        sent = chosen.sent
         # What comes out as another kind of request is expected to weigh something else.
         over = max(sent.framed - most, sent.expected.tokens - room.budget if sent.key != key else 0)
         if over <= 0:
-            return _plan(case, sent, room, fitted, epoch)
+            return _plan(case, chosen, room, epoch)
         # As much less as this choice takes more in its own form than as chat messages.
-        limit = min(limit - 1, fitted.tokens - over)
-    fitted = _fit(case, room, epoch, _NOTHING)
-    return _plan(case, _weighed_anew(case, room, fitted), room, fitted, epoch)
+        limit = min(limit - 1, chosen.fitted.tokens - over)
+    return _plan(case, _chosen(case, room, _fit(case, room, epoch, _NOTHING)), room, epoch)
 
 
 def _least(case: _Case, room: Room, epoch: Epoch | None, overflow: ContextOverflow) -> Plan:
@@ -296,8 +295,8 @@ def _least(case: _Case, room: Room, epoch: Epoch | None, overflow: ContextOverfl
         ContextOverflow: it is over the budget, and `on_overflow` is not `least`.
     """
     beside = case.came.estimate.beside
-    fitted = _fit(case, room, epoch, overflow.needed)
-    sent = _weighed_anew(case, room, fitted)
+    chosen = _chosen(case, room, _fit(case, room, epoch, overflow.needed))
+    sent = chosen.sent
     is_over = sent.estimate.tokens > room.budget
     if is_over and room.policy.overflow != "least":
         raise ContextOverflow(
@@ -307,7 +306,7 @@ def _least(case: _Case, room: Room, epoch: Epoch | None, overflow: ContextOverfl
             role=overflow.role,
             tokens=overflow.tokens,
         )
-    plan = _plan(case, sent, room, fitted, epoch)
+    plan = _plan(case, chosen, room, epoch)
     # One turn that is too long is no reason to go without what was left out for it on the turns behind it.
     return replace(plan, epoch=None) if is_over else plan
 
@@ -331,17 +330,27 @@ def _fit(case: _Case, room: Room, epoch: Epoch | None, limit: int) -> Fitted:
     )  # fmt: skip
 
 
-def _weighed_anew(case: _Case, room: Room, fitted: Fitted) -> Weighed:
-    """What would be sent, by the rules of its own format."""
-    messages = case.view.restored(fitted.changes, fitted.summaries)
-    request = replace(case.came.request, messages=messages)
-    keys = fitted.keys if request.wire == "chat" else None
-    return weigh(request, case.scales.estimator.estimate(request, keys=keys), room.learned)
+class _Chosen(NamedTuple):
+    """A choice, the elements that would be sent, and what the request weighs with them, by the rules of its format."""
+
+    fitted: Fitted
+    elements: Hashed
+    sent: Weighed
 
 
-def _plan(case: _Case, sent: Weighed, room: Room, fitted: Fitted, epoch: Epoch | None) -> Plan:
-    came, is_changed, messages = case.came, fitted.changed, tuple(sent.request.messages)
-    if is_changed and (faults := new_faults(came.request.wire, case.view.elements, messages, case.view.book)):
+def _chosen(case: _Case, room: Room, fitted: Fitted) -> _Chosen:
+    elements = case.view.restored(fitted.changes, fitted.summaries)
+    if case.came.request.wire == "chat":
+        elements = Hashed(elements.raws, fitted.keys)
+    request = replace(case.came.request, messages=elements.raws)
+    estimate = case.scales.estimator.estimate(request, keys=elements.keys)
+    return _Chosen(fitted, elements, weigh(request, estimate, room.learned))
+
+
+def _plan(case: _Case, chosen: _Chosen, room: Room, epoch: Epoch | None) -> Plan:
+    came, (fitted, elements, sent) = case.came, chosen
+    is_changed = fitted.changed
+    if is_changed and (faults := new_faults(came.request.wire, case.view.came, elements, case.view.book)):
         raise Unsound("; ".join(faults))
     fates = case.view.fates(fitted.fates) if is_changed else Fates()
     record = replace(
@@ -353,7 +362,7 @@ def _plan(case: _Case, sent: Weighed, room: Room, fitted: Fitted, epoch: Epoch |
     return Plan(
         record,
         (came if room.shadow else sent).expected.safe_tokens,
-        messages=messages if is_changed and not room.shadow else None,
+        messages=elements.raws if is_changed and not room.shadow else None,
         epoch=fitted.epoch.to_json() if fitted.epoch is not None and fitted.epoch is not epoch else None,
         resumed=epoch.prefix if epoch is not None else None,
         beside=came.estimate.beside,

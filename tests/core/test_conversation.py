@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.core.conversation import Conversation, Outline
-from gateway.core.message import encode, sketch
+from gateway.core.message import Hashed, encode, sketch
 
 
 def call(*ids: str, content: Any = None, **more: Any) -> dict[str, Any]:
@@ -199,5 +199,5 @@ def test_an_outline_that_grew_is_that_of_all_messages_at_once(parts: list[list[d
 def test_messages_that_are_known_to_have_no_marks_are_not_looked_at_for_them() -> None:
     marked = {**user(), "cache_control": {"type": "ephemeral"}}
     raws = [encode(message) for message in (SYSTEM, user("a"), marked, user("b"), marked)]
-    assert Conversation.of(raws).marked == Conversation.of(raws, unmarked=2).marked == {2, 4}
-    assert Conversation.of(raws, unmarked=3).marked == {4}
+    assert Conversation.of(raws).marked == Conversation.of(Hashed(raws, unmarked=2)).marked == {2, 4}
+    assert Conversation.of(Hashed(raws, unmarked=3)).marked == {4}

@@ -12,12 +12,15 @@ from gateway.core.message import (
     DEEPEST,
     MOST_VALUES,
     UNKNOWN,
+    Hashed,
     decode,
+    digest,
     encode,
     has_too_many_values,
+    hashed,
+    key_of,
     keys_of,
     plain,
-    plains_of,
     read,
     sketch,
     text_of,
@@ -32,7 +35,8 @@ def key(raw: bytes) -> bytes:
 
 
 def is_marked(raw: bytes) -> bool:
-    return plains_of([raw])[0] is not raw
+    assert key_of(raw) == (key(raw), plain(raw) is not raw)
+    return key_of(raw)[1]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,21 @@ def test_a_cache_mark_does_not_change_the_key(marked: bytes) -> None:
     bare = b'{"role":"user","content":"a"}'
     assert key(marked) in (key(bare), key(bare.replace(b"}", b" }")))
     assert (is_marked(bare), is_marked(marked)) == (False, True)
+
+
+def test_hashes_of_messages_are_worked_out_when_they_are_asked_for_or_taken_as_given() -> None:
+    bare, marked = b'{"role":"user","content":"a"}', b'{"role":"user","content":"a",' + MARK + b"}"
+    found = Hashed([bare, marked])
+    assert found.raws == (bare, marked)
+    assert found.keys == (key(bare), key(bare))
+    assert found.marked == frozenset({1})
+    assert found.digests == (digest(bare), digest(marked))
+    assert hashed(found) is found
+    assert hashed([bare, marked]).keys == found.keys
+    given_to = Hashed([bare, marked], [b"1", b"2"], marked=[1])
+    assert given_to.keys == (b"1", b"2")
+    assert given_to.digests == (b"1", digest(marked))
+    assert Hashed([bare, bare], [b"1", b"2"], unmarked=2).digests == (b"1", b"2")
 
 
 @pytest.mark.parametrize(

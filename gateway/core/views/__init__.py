@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from gateway.core.counting.measure import Wire
+from gateway.core.message import Hashed, hashed
 from gateway.core.views.check import new_faults
 from gateway.core.views.messages import MessagesView
 from gateway.core.views.responses import ResponsesView
 from gateway.core.views.view import Book, ChatView, View
 
-_VIEWS: Final[Mapping[Wire, Callable[[Sequence[bytes], Book | None], View]]] = {
+_VIEWS: Final[Mapping[Wire, Callable[[Hashed, Book | None], View]]] = {
     "chat": ChatView,
     "messages": MessagesView,
     "responses": ResponsesView,
@@ -20,12 +21,12 @@ _VIEWS: Final[Mapping[Wire, Callable[[Sequence[bytes], Book | None], View]]] = {
 VIEWED: Final = frozenset(_VIEWS)
 
 
-def view_of(wire: Wire, elements: Sequence[bytes], book: Book | None = None) -> View:
+def view_of(wire: Wire, elements: Sequence[bytes] | Hashed, book: Book | None = None) -> View:
     """The elements of a request's array, as they stand in its body, as chat messages.
 
     `book`: remembers what was read of each; a long conversation is the same from turn to turn but for its end.
     """
-    return _VIEWS[wire](elements, book)
+    return _VIEWS[wire](hashed(elements), book)
 
 
 __all__ = ["VIEWED", "Book", "View", "new_faults", "view_of"]

@@ -11,11 +11,13 @@ from itertools import pairwise, zip_longest
 from typing import Any, Final
 
 from gateway.core.counting.measure import Wire
-from gateway.core.message import read
+from gateway.core.message import Hashed, hashed, read
 from gateway.core.views.view import Book, entries
 
 
-def new_faults(wire: Wire, before: Sequence[bytes], after: Sequence[bytes], book: Book | None = None) -> list[str]:
+def new_faults(
+    wire: Wire, before: Sequence[bytes] | Hashed, after: Sequence[bytes] | Hashed, book: Book | None = None
+) -> list[str]:
     """What a provider would refuse in the elements `after`, and not in those that came; empty where nothing.
 
     `book`: remembers of each element what matters here.
@@ -23,15 +25,17 @@ def new_faults(wire: Wire, before: Sequence[bytes], after: Sequence[bytes], book
     if wire not in _CHECKS:
         return []
     check, bare = _CHECKS[wire]
-    may_think = wire == "messages" and any(b"thinking" in raw for raw in before)
+    came, sent = hashed(before), hashed(after)
+    may_think = wire == "messages" and any(b"thinking" in raw for raw in came.raws)
 
-    def all_of(raws: Sequence[bytes]) -> Counter[str]:
-        elements = [one for (one,) in entries(f"bare {wire}", raws, book, lambda raw: (bare(read(raw)[0]),), _size)]
+    def all_of(some: Hashed) -> Counter[str]:
+        found = entries(f"bare {wire}", some, book, lambda raw: (bare(read(raw)[0]),), _size, marks=False)
+        elements = [one for (one,) in found]
         # Whether thinking is on, and must be there, is not said in the messages.
         return Counter([*check(elements), *(_thinking(elements) if may_think else ())])
 
-    found = all_of(after)
-    return [*(found - all_of(before))] if found else []
+    found = all_of(sent)
+    return [*(found - all_of(came))] if found else []
 
 
 def _messages(elements: Sequence[Any]) -> Iterator[str]:
@@ -85,16 +89,17 @@ def _in_turns(elements: Sequence[Any]) -> Iterator[str]:
     turns = list(_turns(elements))
     if not turns or turns[0][0] != "user":
         yield "the first message is not the user's"
-    waiting: Counter[str] = Counter()
+    waiting: list[str] = []
     for role, blocks in turns:
-        answers = Counter(_ids(blocks, "tool_result", "tool_use_id"))
-        yield from (f"result of {one} without its call" for one in answers - waiting)
-        yield from (f"call {one} without its result" for one in waiting - answers)
-        waiting = Counter(_ids(blocks, "tool_use", "id")) if role == "assistant" else Counter()
+        answers = _ids(blocks, "tool_result", "tool_use_id")
+        if answers != waiting:
+            yield from (f"result of {one} without its call" for one in Counter(answers) - Counter(waiting))
+            yield from (f"call {one} without its result" for one in Counter(waiting) - Counter(answers))
+        waiting = _ids(blocks, "tool_use", "id") if role == "assistant" else []
         if not blocks:
             yield f"a message ({role}) without content"
         yield from ("a text block without text" for block in blocks if _is_blank(block))
-    yield from (f"call {one} without its result" for one in waiting)
+    yield from (f"call {one} without its result" for one in dict.fromkeys(waiting))
 
 
 def _served(blocks: Sequence[Any]) -> Iterator[str]:

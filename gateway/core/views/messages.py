@@ -11,9 +11,21 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from typing import Any, NamedTuple
 
 from gateway.core.counting.parts import is_compaction
-from gateway.core.message import decode, encode, read
+from gateway.core.message import Hashed, decode, encode, key_of, read
 from gateway.core.views.raw import compact, fields_of, items_of, list_of, object_of
-from gateway.core.views.view import SEAL, Book, Changes, View, as_came, entries, opaque, said, says_nothing, sealed
+from gateway.core.views.view import (
+    SEAL,
+    Book,
+    Changes,
+    Sent,
+    View,
+    as_came,
+    entries,
+    opaque,
+    said,
+    says_nothing,
+    sealed,
+)
 
 #: A tuple and no set: what is looked up in it may be any JSON, which cannot always be hashed.
 _ROLES = ("user", "assistant")
@@ -28,16 +40,28 @@ _THINKING = ("thinking", "redacted_thinking")
 _CALL = "tool_use"
 #: calls that run where the model does; their results are the assistant's words
 _SERVED = ("server_tool_use", "mcp_tool_use")
+#: bytes that a piece takes beside its message
+_PIECE_BYTES = 250
 
 
 class _Piece(NamedTuple):
     """One chat message, and the blocks of its element where it is not made of all of them."""
 
     message: bytes
+    #: see `key_of`
+    key: bytes
+    is_marked: bool
     blocks: frozenset[int] | None = None
     #: an instruction of the operator's is in it, or it belongs to what nobody here can read
     is_held: bool = False
     is_result: bool = False
+
+    @classmethod
+    def of(
+        cls, message: bytes, blocks: frozenset[int] | None = None, *, is_held: bool = False, is_result: bool = False
+    ) -> _Piece:
+        """With its hash."""
+        return cls(message, *key_of(message), blocks, is_held, is_result)
 
 
 class _Read(NamedTuple):
@@ -60,53 +84,59 @@ class _Read(NamedTuple):
 class MessagesView(View):
     """The `messages` of a Messages request."""
 
-    def __init__(self, elements: Sequence[bytes], book: Book | None = None) -> None:
-        reads = entries("messages", elements, book, _read, _size)
-        found = list(_pieces(elements, reads))
+    def __init__(self, came: Hashed, book: Book | None = None) -> None:
+        reads = entries("messages", came, book, _read, _size)
+        found = list(_pieces(came.raws, reads))
         self._blocks = [piece.blocks for piece, _ in found]
         self._kinds = [one.kind for one in reads]
         self._system = _well_placed(self._kinds)
         compact = max((place for place, one in enumerate(reads) if one.is_compact), default=-1)
         must = {compact, *_leader(self._kinds), *_beside(self._kinds, self._system), *_asked(reads)}
         super().__init__(
-            elements,
-            [piece.message for piece, _ in found],
+            came,
+            Hashed(
+                [piece.message for piece, _ in found],
+                [piece.key for piece, _ in found],
+                marked=[index for index, (piece, _) in enumerate(found) if piece.is_marked],
+            ),
             [places for _, places in found],
             held=[i for i, (piece, places) in enumerate(found) if piece.is_held or not must.isdisjoint(places)],
             stale=[index for index, (_, places) in enumerate(found) if places[-1] < compact],
             book=book,
         )
 
-    def restored(self, changes: Changes, new: Collection[int] = ()) -> tuple[bytes, ...]:
+    def restored(self, changes: Changes, new: Collection[int] = ()) -> Hashed:
         """See `View.restored`. System messages go where they may stand: after the user, and before the assistant."""
         if not self._system:
             return super().restored(changes, new)
-        found: list[bytes] = []
-        waiting: list[bytes] = []
+        found: list[Sent] = []
+        waiting: list[Sent] = []
         is_after_user = False
-        for place, raw in self._sent(changes, new):
-            if place in self._system:
-                waiting.append(raw)
+        for one in self._sent(changes, new):
+            if one.place in self._system:
+                waiting.append(one)
                 continue
-            kind = _kind(decode(raw)) if place is None else self._kinds[place]
+            kind = _kind(decode(one.raw)) if one.place is None else self._kinds[one.place]
             if waiting and is_after_user and kind in _SPOKEN:
                 found.append(_merged(waiting))
                 waiting = []
-            found.append(raw)
+            found.append(one)
             is_after_user = kind in _USERS
-        return (*found, _merged(waiting)) if waiting else tuple(found)
+        if waiting:
+            found.append(_merged(waiting))
+        return Hashed([one.raw for one in found], [one.key for one in found])
 
-    def _sent(self, changes: Changes, new: Collection[int]) -> Iterator[tuple[int | None, bytes]]:
-        pairs = list(super()._sent(changes, new))
-        for number, (place, raw) in enumerate(pairs):
+    def _sent(self, changes: Changes, new: Collection[int]) -> Iterator[Sent]:
+        sent = list(super()._sent(changes, new))
+        for number, one in enumerate(sent):
             # An assistant's turn with words before its thinking is refused. A new message that would be such words is
             # made the user's, so that the turn begins behind it, with its thinking.
-            is_before = place is None and self._is_thought(pairs[number + 1 :])
-            yield place, encode({**decode(raw), "role": "user"}) if is_before else raw
+            is_before = one.place is None and self._is_thought(sent[number + 1 :])
+            yield Sent.of(None, encode({**decode(one.raw), "role": "user"})) if is_before else one
 
-    def _is_thought(self, pairs: Sequence[tuple[int | None, bytes]]) -> bool:
+    def _is_thought(self, sent: Sequence[Sent]) -> bool:
         """Whether the next element that is not the operator's begins with thinking."""
-        kinds = (self._kinds[place] for place, _ in pairs if place is not None)
+        kinds = (self._kinds[one.place] for one in sent if one.place is not None)
         return next((kind for kind in kinds if kind not in _SYSTEM), "") == "thought"
 
     def _changed(self, element: int, forms: Changes) -> bytes:
@@ -210,13 +240,13 @@ def _beside(kinds: Sequence[str], well_placed: Collection[int]) -> Iterator[int]
         yield len(kinds) - 2
 
 
-def _merged(texts: Sequence[bytes]) -> bytes:
+def _merged(texts: Sequence[Sent]) -> Sent:
     """System messages that have come to stand side by side, which a provider may not take."""
     if len(texts) == 1:
         return texts[0]
-    messages = [fields_of(raw) for raw in texts]
+    messages = [fields_of(one.raw) for one in texts]
     blocks = [block for message in messages for block in _blocks(message["content"])]
-    return object_of({**messages[-1], "content": list_of(blocks)})
+    return Sent.of(None, object_of({**messages[-1], "content": list_of(blocks)}))
 
 
 def _blocks(content: bytes) -> Iterable[bytes]:
@@ -240,7 +270,7 @@ def _uncut(piece: _Piece, coded: Collection[str]) -> _Piece:
     """What code reads is no text for a model: in any other form it would be a broken or a wrong value."""
     if not (coded and piece.is_result and decode(piece.message)["tool_call_id"] in coded):
         return piece
-    return piece._replace(message=sealed(piece.message))
+    return _Piece.of(sealed(piece.message), piece.blocks, is_held=piece.is_held, is_result=piece.is_result)
 
 
 def _tied(elements: Sequence[bytes], reads: Sequence[_Read], span: range) -> Iterator[tuple[_Piece, Sequence[int]]]:
@@ -296,28 +326,28 @@ def _together(elements: Sequence[bytes], *, is_held: bool) -> _Piece:
     """Calls of several messages. None of these is changed: they stand together or not at all."""
     blocks = [block for raw in elements for block in _listed(decode(raw)["content"])]
     arguments = [text for raw in elements for text in _arguments(raw)]
-    return _Piece(encode({**_spoken({}, blocks, arguments), **SEAL}), is_held=is_held)
+    return _Piece.of(encode({**_spoken({}, blocks, arguments), **SEAL}), is_held=is_held)
 
 
 def _size(found: _Read) -> int:
-    return sum(len(piece.message) for piece in found.pieces)
+    return sum(_PIECE_BYTES + len(piece.message) for piece in found.pieces)
 
 
 def _read(raw: bytes) -> _Read:
     message, is_odd = read(raw)
     if isinstance(message, dict) and message.get("role") in _ROLES and isinstance(message.get("content"), str):
         # As in a chat request; what cannot be written anew is sealed wherever it is read.
-        return _Read((_Piece(raw),), _kind(message))
+        return _Read((_Piece.of(raw),), _kind(message))
     kind = _kind(message)
     content = message["content"] if _is_listed(message) else []
     served, needs = _served(content) if kind in _SPOKEN else ((), ())
     if is_odd or not _is_listed(message):
         kind = "sealed" if is_odd and kind in _SYSTEM else kind
-        return _Read((_Piece(opaque(raw)),), kind, is_opaque=True, served=served, needs=needs)
+        return _Read((_Piece.of(opaque(raw)),), kind, is_opaque=True, served=served, needs=needs)
     if message["role"] == "user":
         return _Read(tuple(_of_user(message, content)), kind)
     return _Read(
-        (_Piece(encode(_spoken(message, content, _arguments(raw) if any(map(_stays, content)) else ()))),),
+        (_Piece.of(encode(_spoken(message, content, _arguments(raw) if any(map(_stays, content)) else ()))),),
         kind,
         calls=any(map(_stays, content)),
         is_compact=any(map(is_compaction, content)),
@@ -411,11 +441,11 @@ def _of_user(message: Mapping[str, Any], content: Sequence[Any]) -> Iterator[_Pi
     results = [number for number, block in enumerate(content) if block.get("type") == "tool_result"]
     words = frozenset(range(len(content))).difference(results)
     for number in results:
-        yield _Piece(encode(_result(content[number])), frozenset({number}), is_result=True)
+        yield _Piece.of(encode(_result(content[number])), frozenset({number}), is_result=True)
     if words or not content:
         parts = said([content[number] for number in sorted(words)])
         is_held = any(content[number].get("type") == "mid_conv_system" for number in words)
-        yield _Piece(encode({"role": "user", "content": parts} | _other(message)), words, is_held)
+        yield _Piece.of(encode({"role": "user", "content": parts} | _other(message)), words, is_held=is_held)
 
 
 def _result(block: Mapping[str, Any]) -> dict[str, Any]:

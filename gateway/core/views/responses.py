@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from gateway.core.counting.parts import COMPACTIONS
-from gateway.core.message import decode, encode, is_plain_text, read, text_parts
+from gateway.core.message import Hashed, decode, encode, is_plain_text, key_of, read, text_parts
 from gateway.core.views.raw import compact, fields_of, items_of, list_of, object_of
 from gateway.core.views.view import SEAL, Book, Changes, View, as_came, entries, opaque, said, says_nothing, sealed
 
@@ -42,6 +42,8 @@ _RESULTS = frozenset({*(f"{call}{_OUTPUT}" for call in _CALLS), "tool_search_out
 _JSON_OUTPUT = f"local_shell_call{_OUTPUT}"
 #: what ids of reasoning begin with
 _REASONING_ID = "rs_"
+#: bytes that a message takes beside its own
+_MESSAGE_BYTES: Final = 300
 
 #: the field of an item that rules may change, by what the item is
 _CHANGED: Final = {"result": "output", "said": "content"}
@@ -49,11 +51,27 @@ _CHANGED: Final = {"result": "output", "said": "content"}
 _FREE: Final = frozenset({"function_call", "custom_tool_call"})
 
 
+class _Message(NamedTuple):
+    """A chat message; see `key_of`."""
+
+    raw: bytes
+    key: bytes
+    is_marked: bool
+
+    @classmethod
+    def of(cls, raw: bytes) -> _Message:
+        """With its hash."""
+        return cls(raw, *key_of(raw))
+
+
+_NO_MESSAGE: Final = _Message(b"", b"", is_marked=False)
+
+
 class _Read(NamedTuple):
     """One item. `message`: where it is one by itself; `part`: a call, or a part of what the model said."""
 
     kind: str
-    message: bytes = b""
+    message: _Message = _NO_MESSAGE
     part: dict[str, Any] | None = None
     call_id: str = ""
     role: str = ""
@@ -74,7 +92,7 @@ class _Group:
     """Items that become one message."""
 
     places: list[int]
-    message: dict[str, Any] | bytes
+    message: dict[str, Any] | _Message
     #: the message of what was said directly before its calls
     words: bytes = b""
     #: reasoning or deeds are in it: what follows belongs to them
@@ -87,24 +105,40 @@ class _Group:
     is_answered: bool = False
     results: list[_Group] = field(default_factory=list)
 
+    def written(self) -> bytes:
+        """Its message."""
+        message = self.message
+        if isinstance(message, _Message):
+            return message.raw
+        if self.words:
+            # The words are not read again: only what they came with is put behind them.
+            more = encode({name: value for name, value in message.items() if value and name != "role"})
+            return self.words.rstrip()[:-1] + b"," + more[1:]
+        return encode({name: value for name, value in message.items() if value or name == "role"})
+
 
 class ResponsesView(View):
     """The `input` of a Responses request, where it is an array."""
 
     array = "input"
 
-    def __init__(self, elements: Sequence[bytes], book: Book | None = None) -> None:
+    def __init__(self, came: Hashed, book: Book | None = None) -> None:
         grouping = _Grouping()
-        for place, item in enumerate(entries("responses", elements, book, _read, _size)):
+        for place, item in enumerate(entries("responses", came, book, _read, _size)):
             grouping.add(place, item)
         # A message of several items keeps them all; those at the end of the input must stay as they came.
         groups = [one for group in grouping.groups for one in (group, *group.results)]
         kept = {id(group) for group in (*grouping.alone, *grouping.last)}
         old = {id(group) for group in grouping.stale()}
         self._bound = {index for index, group in enumerate(groups) if group.binds}
+        messages = _messages(groups, came, book)
         super().__init__(
-            elements,
-            [_encoded(group) for group in groups],
+            came,
+            Hashed(
+                [one.raw for one in messages],
+                [one.key for one in messages],
+                marked=[index for index, one in enumerate(messages) if one.is_marked],
+            ),
             [group.places for group in groups],
             held=[index for index, group in enumerate(groups) if id(group) in kept],
             stale=[index for index, group in enumerate(groups) if id(group) in old],
@@ -196,8 +230,8 @@ class _Grouping:
 
     def _goes_with(self, words: _Group) -> None:
         """Let the calls that follow be of one message with what was said before them."""
-        if isinstance(words.message, bytes):
-            words.words, words.message = words.message, _silent()
+        if isinstance(words.message, _Message):
+            words.words, words.message = words.message.raw, _silent()
             self._open = words
 
     def _made(self, place: int, item: _Read) -> _Group:
@@ -227,7 +261,7 @@ class _Grouping:
     def _said(self, place: int, item: _Read) -> _Group:
         group = self._open
         if item.role == "assistant" and group is not None and group.binds and not group.is_answered:
-            content = decode(item.message)["content"]
+            content = decode(item.message.raw)["content"]
             parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
             group.is_made = True
             self._join(group, place, parts)
@@ -275,9 +309,9 @@ class _Grouping:
         caller, call_id = self._callers.get(item.call_id, (None, ""))
         message = item.message
         if caller is not None and call_id != item.call_id:
-            message = encode({**decode(message), "tool_call_id": call_id})
+            message = _Message.of(encode({**decode(message.raw), "tool_call_id": call_id}))
         if item.by or call_id in self._coded:
-            message = sealed(message)
+            message = _Message.of(sealed(message.raw))
         result = _Group([place], message)
         if caller is None:
             self._alone(result)
@@ -292,15 +326,15 @@ def _read(raw: bytes) -> _Read:
     kind = _kind(item)
     # A text alone is read as it stands; what is odd in it seals it there.
     if kind == "" or (is_odd and not (kind == "said" and isinstance(item["content"], str))):
-        return _Read("named" if _is_name(item) else "", opaque(raw))
+        return _Read("named" if _is_name(item) else "", _Message.of(opaque(raw)))
     if kind == "compact":
-        return _Read(kind, encode({"role": "assistant", "content": [item]}))
+        return _Read(kind, _Message.of(encode({"role": "assistant", "content": [item]})))
     if kind == "said":
         content = item["content"]
         parts = [] if isinstance(content, str) else said(content)
         message = raw if isinstance(content, str) else encode({**item, "content": parts})
         is_plain = item["role"] == "assistant" and not is_odd and all(map(is_plain_text, parts))
-        return _Read(kind, message, role=item["role"], is_plain=is_plain)
+        return _Read(kind, _Message.of(message), role=item["role"], is_plain=is_plain)
     program, by = _program(item)
     if kind == "deed":
         is_reasoning = _is_name(item) or item["type"] == "reasoning"
@@ -310,7 +344,7 @@ def _read(raw: bytes) -> _Read:
         is_fixed = item["type"] not in _FREE
         return _Read(kind, part=_call(item, raw), call_id=call_id, id=_id(item), by=by, is_fixed=is_fixed)
     message = encode({"role": "tool", "tool_call_id": call_id, "content": _output(item)})
-    return _Read(kind, message, call_id=call_id, by=by)
+    return _Read(kind, _Message.of(message), call_id=call_id, by=by)
 
 
 def _id(item: Mapping[str, Any]) -> str:
@@ -328,7 +362,7 @@ def _program(item: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _size(found: _Read) -> int:
-    return len(found.message) + (len(encode(found.part)) if found.part is not None else 0)
+    return _MESSAGE_BYTES + len(found.message.raw) + (len(encode(found.part)) if found.part is not None else 0)
 
 
 def _kind(item: Any) -> str:
@@ -426,15 +460,19 @@ def _silent() -> dict[str, Any]:
     return {"role": "assistant", "content": [], "tool_calls": []}
 
 
-def _encoded(group: _Group) -> bytes:
-    message = group.message
-    if isinstance(message, bytes):
-        return message
-    if group.words:
-        # The words are not read again: only what they came with is put behind them.
-        more = encode({name: value for name, value in message.items() if value and name != "role"})
-        return group.words.rstrip()[:-1] + b"," + more[1:]
-    return encode({name: value for name, value in message.items() if value or name == "role"})
+def _messages(groups: Sequence[_Group], came: Hashed, book: Book | None) -> list[_Message]:
+    """The message of each group; one of several items is written once for all that it is made of."""
+    joined = [group for group in groups if isinstance(group.message, dict)]
+
+    def compute(missing: Sequence[int]) -> Iterator[_Message]:
+        return (_Message.of(joined[number].written()) for number in missing)
+
+    if book is None:
+        written = iter([*compute(range(len(joined)))])
+    else:
+        names = [tuple([came.digests[place] for place in group.places]) for group in joined]
+        written = iter(book.get_keyed("joined items", names, compute, lambda one: _MESSAGE_BYTES + len(one.raw)))
+    return [group.message if isinstance(group.message, _Message) else next(written) for group in groups]
 
 
 def _named(part: Any, name: str) -> Any:

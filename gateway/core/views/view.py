@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gateway.core.fitting.blocks import GAP
 from gateway.core.fitting.receipt import UNCHANGED, Fate, Fates
-from gateway.core.message import decode, digest, encode
+from gateway.core.message import Hashed, decode, digest, encode, key_of
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ Changes = Mapping[int, bytes | None]
 OPAQUE = "opaque"
 
 #: bytes that a changed element takes beside its own, and each of its messages in the key
-_MADE_BYTES = 200
+_MADE_BYTES = 300
 _PART_BYTES = 300
 
 #: fields that make a chat message one that no rule may change, see `is_signed`
@@ -41,13 +41,44 @@ class Book(Protocol):
 
 
 def entries(
-    kind: str, elements: Sequence[bytes], book: Book | None, compute: Callable[[bytes], T], size: Callable[[T], int]
+    kind: str,
+    elements: Hashed,
+    book: Book | None,
+    compute: Callable[[bytes], T],
+    size: Callable[[T], int],
+    *,
+    marks: bool = True,
 ) -> Sequence[T]:
-    """What `compute` reads in each element, once for each content where there is a book."""
+    """What `compute` reads in each element, once for each content where there is a book.
+
+    `marks`: whether it reads anything else where there are cache marks.
+    """
+    raws = elements.raws
     if book is None:
-        return [compute(raw) for raw in elements]
-    keys = [digest(raw) for raw in elements]
-    return book.get_keyed(kind, keys, lambda missing: (compute(elements[index]) for index in missing), size)
+        return [compute(raw) for raw in raws]
+    keys = elements.digests if marks else elements.keys
+    return book.get_keyed(kind, keys, lambda missing: (compute(raws[index]) for index in missing), size)
+
+
+class Sent(NamedTuple):
+    """An element to send: the place where it stood, None for a new one; its bytes; their hash without cache marks."""
+
+    place: int | None
+    raw: bytes
+    key: bytes
+
+    @classmethod
+    def of(cls, place: int | None, raw: bytes) -> Sent:
+        """An element that was written just now."""
+        return cls(place, raw, key_of(raw)[0])
+
+
+class _Made(NamedTuple):
+    """What became of an element that was changed, None where nothing is left; its hash; how many messages it was."""
+
+    raw: bytes | None
+    key: bytes
+    parts: int
 
 
 class View(ABC):
@@ -57,8 +88,8 @@ class View(ABC):
     the calls that came of it). The elements stay the truth: one that nobody changes goes out as the bytes that came.
 
     Attributes:
-        elements: as they stand in the body.
-        messages: chat messages, each result directly behind the message that called for it.
+        came: the elements as they stand in the body.
+        chat: chat messages, each result directly behind the message that called for it.
         places: of each message, the elements it is made of, ascending.
         held: messages that must be sent as they came, whatever the rules would do with them.
         stale: messages that the provider does not read any more, because something else stands for them.
@@ -70,20 +101,30 @@ class View(ABC):
 
     def __init__(
         self,
-        elements: Sequence[bytes],
-        messages: Sequence[bytes],
+        came: Hashed,
+        chat: Hashed,
         places: Sequence[Sequence[int]],
         *,
         held: Collection[int] = (),
         stale: Collection[int] = (),
         book: Book | None = None,
     ) -> None:
-        self.elements = tuple(elements)
-        self.messages = tuple(messages)
+        self.came = came
+        self.chat = chat
         self.places = tuple(map(tuple, places))
         self.held = frozenset(held)
         self.stale = frozenset(stale)
         self.book = book
+
+    @property
+    def elements(self) -> tuple[bytes, ...]:
+        """The elements as they stand in the body."""
+        return self.came.raws
+
+    @property
+    def messages(self) -> tuple[bytes, ...]:
+        """The chat messages."""
+        return self.chat.raws
 
     @cached_property
     def owned(self) -> Sequence[Sequence[int]]:
@@ -94,34 +135,40 @@ class View(ABC):
                 owned[place].append(message)
         return owned
 
-    def restored(self, changes: Changes, new: Collection[int] = ()) -> tuple[bytes, ...]:
+    def restored(self, changes: Changes, new: Collection[int] = ()) -> Hashed:
         """The elements to send.
 
         Args:
             changes: the messages that are not sent as they came.
             new: those among them in whose place another message stands, such as a summary.
         """
-        return tuple([raw for _, raw in self._sent(changes, new)])
+        sent = list(self._sent(changes, new))
+        return Hashed([one.raw for one in sent], [one.key for one in sent])
 
-    def _sent(self, changes: Changes, new: Collection[int]) -> Iterator[tuple[int | None, bytes]]:
-        """The elements to send, each with the place where it stood; None for a new one."""
-        for element, (raw, mine) in enumerate(zip(self.elements, self.owned, strict=True)):
-            for index in mine:
+    def _sent(self, changes: Changes, new: Collection[int]) -> Iterator[Sent]:
+        """The elements to send."""
+        touched = {element for index in changes for element in self.places[index]}
+        changed = self._made({element: self._forms(element, changes, new) for element in touched})
+        for element, (raw, key) in enumerate(zip(self.elements, self.came.keys, strict=True)):
+            if element not in touched:
+                yield Sent(element, raw, key)
+                continue
+            for index in self.owned[element] if new else ():
                 added = changes.get(index) if index in new and self.places[index][0] == element else None
                 if added is not None:
-                    yield None, self._added(decode(added), element)
-            forms = {index: None if index in new else changes[index] for index in mine if index in changes}
-            if not forms:
-                yield element, raw
-            elif len(forms) < len(mine) or any(form is not None for form in forms.values()):
-                changed = self._made(element, forms)
-                if changed is not None:
-                    yield element, changed
+                    yield Sent.of(None, self._added(decode(added), element))
+            if element in changed:
+                yield changed[element]
+
+    def _forms(self, element: int, changes: Changes, new: Collection[int]) -> Changes:
+        """The changes of an element's messages; what another stands for is left out."""
+        mine = self.owned[element]
+        return {index: None if index in new else changes[index] for index in mine if index in changes}
 
     def shown(self, messages: Sequence[bytes]) -> tuple[bytes, ...]:
         """The elements when each message is sent in another form."""
         pairs = enumerate(zip(self.messages, messages, strict=True))
-        return self.restored({index: now for index, (was, now) in pairs if now != was})
+        return self.restored({index: now for index, (was, now) in pairs if now != was}).raws
 
     def indices(self, elements: Collection[int]) -> frozenset[int]:
         """The messages of some elements."""
@@ -142,18 +189,33 @@ class View(ABC):
         before, after = sum(fate.tokens_before for fate in first), sum(fate.tokens_after for fate in first)
         return Fate(told.role, before, after, told.rule)
 
-    def _made(self, element: int, forms: Changes) -> bytes | None:
-        """`_changed`, once for all that it is made of: what a cut made of an element is sent on every turn."""
+    def _made(self, forms: Mapping[int, Changes]) -> dict[int, Sent]:
+        """What elements become of which not all is left out. `forms`: of each, the changes of its messages.
+
+        `_changed`, once for all that it is made of: what a cut made of an element is sent on every turn.
+        """
+        left = [
+            element
+            for element, changes in forms.items()
+            if len(changes) < len(self.owned[element]) or any(form is not None for form in changes.values())
+        ]
+
+        def compute(missing: Iterable[int]) -> Iterator[_Made]:
+            for element in (left[number] for number in missing):
+                raw = self._changed(element, forms[element])
+                yield _Made(raw, key_of(raw)[0] if raw is not None else b"", len(self.owned[element]))
+
         if self.book is None:
-            return self._changed(element, forms)
-        parts = [self._part(index, element, forms) for index in self.owned[element]]
-        made: list[tuple[bytes | None]] = self.book.get_keyed(
-            f"changed {self.array}",
-            [(digest(self.elements[element]), *parts)],
-            lambda _: [(self._changed(element, forms),)],
-            lambda one: _MADE_BYTES + _PART_BYTES * len(parts) + len(one[0] or b""),
-        )
-        return made[0][0]
+            made = list(compute(range(len(left))))
+        else:
+            keys = [self._parts(element, forms[element]) for element in left]
+            made = self.book.get_keyed(f"changed {self.array}", keys, compute, _made_bytes)
+        found = zip(left, made, strict=True)
+        return {element: Sent(element, one.raw, one.key) for element, one in found if one.raw is not None}
+
+    def _parts(self, element: int, forms: Changes) -> Hashable:
+        """All that `_changed` knows of an element."""
+        return self.came.digests[element], *(self._part(index, element, forms) for index in self.owned[element])
 
     def _part(self, index: int, element: int, forms: Changes) -> Hashable:
         """All that `_changed` knows of one of the messages of an element."""
@@ -161,7 +223,7 @@ class View(ABC):
         if index not in forms:
             return about
         form = forms[index]
-        return *about, digest(self.messages[index]), digest(form) if form is not None else None
+        return *about, self.chat.digests[index], digest(form) if form is not None else None
 
     @abstractmethod
     def _trait(self, index: int) -> Hashable:
@@ -179,17 +241,17 @@ class View(ABC):
 class ChatView(View):
     """Chat messages, which are their own view."""
 
-    def __init__(self, elements: Sequence[bytes], book: Book | None = None) -> None:
+    def __init__(self, came: Hashed, book: Book | None = None) -> None:
         del book  # nothing has to be read
-        super().__init__(elements, elements, list(zip(range(len(elements)))))
+        super().__init__(came, came, list(zip(range(len(came.raws)))))
 
-    def restored(self, changes: Changes, new: Collection[int] = ()) -> tuple[bytes, ...]:
+    def restored(self, changes: Changes, new: Collection[int] = ()) -> Hashed:
         """See `View.restored`."""
         del new
         forms: list[bytes | None] = list(self.elements)
         for index, form in changes.items():
             forms[index] = form
-        return tuple([form for form in forms if form is not None])
+        return Hashed([form for form in forms if form is not None])
 
     def fates(self, fates: Fates) -> Fates:
         """See `View.fates`."""
@@ -203,6 +265,10 @@ class ChatView(View):
 
     def _added(self, message: Mapping[str, Any], element: int) -> bytes:
         raise AssertionError(f"chat message {element} is replaced by {len(message)} fields as they are")
+
+
+def _made_bytes(made: _Made) -> int:
+    return _MADE_BYTES + _PART_BYTES * made.parts + len(made.raw or b"")
 
 
 def opaque(raw: bytes) -> bytes:

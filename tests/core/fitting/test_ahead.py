@@ -14,6 +14,7 @@ from gateway.core.fitting.overlap import parts_of
 from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Order, Reader, weigher
 from gateway.core.fitting.watch import Watch
+from gateway.core.message import Hashed
 
 
 class Counting:
@@ -38,7 +39,7 @@ def messages(turns: int, size: int = 12) -> list[bytes]:
 
 
 def ahead(raws: Sequence[bytes], filled: float, reader: Reader) -> int:
-    return read_ahead(raws, Conversation.of(raws).keys, filled, reader)
+    return read_ahead(Hashed(raws), filled, reader)
 
 
 @pytest.mark.parametrize("filled", [0.0, 0.3, START])
@@ -77,9 +78,8 @@ def _no_more() -> bool:
 def test_it_stops_when_there_is_no_more_time() -> None:
     raws = messages(8, size=80)
     count, patient = Counting(), Counting()
-    keys = Conversation.of(raws).keys
-    read_ahead(raws, keys, 1.0, Reader(weigher(count)), lambda: True)
-    read_ahead(raws, keys, 1.0, Reader(weigher(patient)))
+    read_ahead(Hashed(raws), 1.0, Reader(weigher(count)), lambda: True)
+    read_ahead(Hashed(raws), 1.0, Reader(weigher(patient)))
     assert count.asked < patient.asked
 
 

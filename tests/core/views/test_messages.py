@@ -27,7 +27,7 @@ def seen(found: View) -> list[Json]:
 
 def restored(found: View, changes: dict[int, Json | None]) -> list[Json]:
     written = {index: None if form is None else encode(form) for index, form in changes.items()}
-    return [json.loads(raw) for raw in found.restored(written)]
+    return [json.loads(raw) for raw in found.restored(written).raws]
 
 
 TASK: Json = {"role": "user", "content": "Find it."}
@@ -244,13 +244,13 @@ def test_what_a_server_answers_in_an_unreadable_message_is_held() -> None:
 def test_what_nobody_knows_is_left_alone(raw: bytes) -> None:
     found = view_of("messages", [encode(TASK), raw])
     assert not sketch(found.messages[1]).is_known
-    assert found.restored({}) == (encode(TASK), raw)
+    assert found.restored({}).raws == (encode(TASK), raw)
 
 
 def test_a_summary_is_told_as_words_of_the_user() -> None:
     found = view(TASK, CALLS, {**ANSWERS, "content": ANSWERS["content"][:2]}, CALLS)
     told = encode({"role": "assistant", "content": "[summary of 3 earlier messages]\nAll was well."})
-    sent = found.restored({1: told, 2: None, 3: None}, {1})
+    sent = found.restored({1: told, 2: None, 3: None}, {1}).raws
     assert json.loads(sent[1]) == {"role": "user", "content": "[summary of 3 earlier messages]\nAll was well."}
     assert len(sent) == 3
 
@@ -313,13 +313,13 @@ def test_thinking_of_either_kind_is_held(kind: str) -> None:
 def test_a_summary_goes_on_with_a_turn_that_began_with_thinking() -> None:
     found = view(TASK, thinking(0), told(0), using(1), told(1), using(2), told(2))
     short = encode({"role": "assistant", "content": "[summary]"})
-    sent = found.restored({3: short, 4: None}, {3})
+    sent = found.restored({3: short, 4: None}, {3}).raws
     assert json.loads(sent[3]) == {"role": "assistant", "content": "[summary]"}
     assert new_faults("messages", found.elements, sent) == []
     before = view(TASK, thinking(0), told(0), using(1), told(1), TASK, thinking(2), told(2))
-    assert json.loads(before.restored({1: short, 2: None}, {1})[1])["role"] == "user"
+    assert json.loads(before.restored({1: short, 2: None}, {1}).raws[1])["role"] == "user"
     another = view(TASK, thinking(0), told(0), TASK, using(1), told(1), using(2), told(2))
-    assert json.loads(another.restored({4: short, 5: None}, {4})[4])["role"] == "user"
+    assert json.loads(another.restored({4: short, 5: None}, {4}).raws[4])["role"] == "user"
 
 
 def test_a_summary_before_thinking_is_told_by_the_user() -> None:
@@ -327,7 +327,7 @@ def test_a_summary_before_thinking_is_told_by_the_user() -> None:
     short = encode({"role": "assistant", "content": "[summary]"})
     for before, gone in ((elements, (3, 4)), ([*elements[:5], NOTE, *elements[5:]], (3, 4))):
         found = view(*before)
-        sent = found.restored(dict.fromkeys(gone) | {gone[0]: short}, {gone[0]})
+        sent = found.restored(dict.fromkeys(gone) | {gone[0]: short}, {gone[0]}).raws
         assert [json.loads(raw)["role"] for raw in sent[2:4]] == ["user", "user"]
         assert json.loads(sent[3])["content"] == "[summary]"
         assert json.loads(sent[-2]) == thinking(2)
@@ -354,7 +354,7 @@ def test_what_is_beside_a_change_keeps_its_bytes() -> None:
     said = b'{"role": "assistant", "x": ' + NUMBERS + b', "content": [' + b", ".join([text, call, more]) + b"]}"
     found = view_of("messages", [encode(TASK), said, encode(told(0)), encode(TASK)])
     parts = [{"type": "text", "text": "short"}, {"type": "text", "text": "エ"}]
-    sent = found.restored({1: encode({**seen(found)[1], "content": parts})})
+    sent = found.restored({1: encode({**seen(found)[1], "content": parts})}).raws
     content = b",".join([b'{"type":"text","text":"short"}', more, call])
     assert sent[1] == b'{"role":"assistant","x":' + NUMBERS + b',"content":[' + content + b"]}"
 
@@ -367,8 +367,8 @@ def test_a_changed_result_keeps_the_bytes_of_its_other_parts() -> None:
     found = view_of("messages", [encode(TASK), encode(using(0)), told_so, encode(TASK)])
     form = seen(found)[2]
     form["content"][0]["text"] = "short"
-    assert found.restored({2: encode(form)})[2] == told_so.replace(b'"long"', b'"short"')
-    whole = found.restored({2: encode({**form, "content": "x"})})[2]
+    assert found.restored({2: encode(form)}).raws[2] == told_so.replace(b'"long"', b'"short"')
+    whole = found.restored({2: encode({**form, "content": "x"})}).raws[2]
     assert whole == b'{"role":"user","content":[' + start + b'"x"}]}'
 
 
@@ -381,21 +381,21 @@ def test_arguments_that_were_cut_stand_in_their_call() -> None:
     form = seen(found)[1]
     form["tool_calls"][0]["function"]["arguments"] = '{"t":"[...]"}'
     cut = said.replace(b'"input":' + NUMBERS, b'"input":{"t":"[...]"}', 1)
-    assert found.restored({1: encode(form)})[1] == cut
+    assert found.restored({1: encode(form)}).raws[1] == cut
 
 
 def test_words_of_which_nothing_is_left_are_not_sent_beside_their_call() -> None:
     said: Json = {"role": "assistant", "content": [{"type": "text", "text": "I look."}, *using(0)["content"]]}
     found = view_of("messages", [encode(one) for one in (TASK, said, told(0), TASK)])
     form = seen(found)[1] | {"content": [{"type": "text", "text": "[...]"}]}
-    assert json.loads(found.restored({1: encode(form)})[1])["content"] == using(0)["content"]
+    assert json.loads(found.restored({1: encode(form)}).raws[1])["content"] == using(0)["content"]
 
 
 def test_system_texts_that_are_joined_keep_their_bytes() -> None:
     odd = b'{"role":"system","x":1E5,"content":[{"type":"text","text":"\\u30a8"}]}'
     found = view_of("messages", [encode(one) for one in (TASK, NOTE, SAID, TASK)] + [odd, encode(SAID), encode(TASK)])
     both = b'{"role":"system","x":1E5,"content":[{"type":"text","text":"Be quick."},{"type":"text","text":"\\u30a8"}]}'
-    assert found.restored({2: None})[2] == both
+    assert found.restored({2: None}).raws[2] == both
 
 
 NOTE: Json = {"role": "system", "content": "Be quick."}

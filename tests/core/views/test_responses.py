@@ -25,7 +25,7 @@ def seen(found: View) -> list[Json]:
 
 def restored(found: View, changes: Mapping[int, Json | None]) -> list[Json]:
     written = {index: None if form is None else encode(form) for index, form in changes.items()}
-    return [json.loads(raw) for raw in found.restored(written)]
+    return [json.loads(raw) for raw in found.restored(written).raws]
 
 
 def call(name: str) -> Json:
@@ -109,7 +109,7 @@ def test_what_cannot_be_written_anew_is_left_alone() -> None:
     odd = b'{"role":"user","content":[{"type":"input_text","text":"x"}],"role":"user"}'
     found = view_of("responses", [odd, encode(NEXT)])
     assert not sketch(found.messages[0]).is_known
-    assert found.restored({}) == (odd, encode(NEXT))
+    assert found.restored({}).raws == (odd, encode(NEXT))
 
 
 def test_changed_texts_have_the_names_of_this_api() -> None:
@@ -219,7 +219,7 @@ def test_other_calls_of_the_client_have_results_too(kind: str) -> None:
 def test_a_summary_is_told_by_the_assistant() -> None:
     found = view(TASK, call("a"), output("a"), NEXT)
     told = encode({"role": "assistant", "content": "[summary of 2 earlier messages]\nAll was well."})
-    sent = found.restored({1: told, 2: None}, {1})
+    sent = found.restored({1: told, 2: None}, {1}).raws
     assert [json.loads(raw) for raw in sent] == [TASK, json.loads(told), NEXT]
 
 
@@ -327,12 +327,12 @@ def test_what_is_beside_a_change_keeps_its_bytes() -> None:
     )
     found = view_of("responses", [encode(TASK), said, encode(NEXT)])
     form = seen(found)[1]
-    assert found.restored({1: encode(form)})[1] == said
+    assert found.restored({1: encode(form)}).raws[1] == said
     form["content"][0]["text"] = "short"
-    assert found.restored({1: encode(form)})[1] == said.replace(b'"long"', b'"short"')
+    assert found.restored({1: encode(form)}).raws[1] == said.replace(b'"long"', b'"short"')
     told = b'{"type":"function_call_output","call_id":"a","x":' + numbers + b',"output":"long"}'
     found = view_of("responses", [encode(TASK), encode(call("a")), told, encode(NEXT)])
-    sent = found.restored({2: encode({"role": "tool", "content": "short"})})
+    sent = found.restored({2: encode({"role": "tool", "content": "short"})}).raws
     assert sent[2] == told.replace(b'"long"', b'"short"')
 
 

@@ -20,7 +20,7 @@ from gateway.core.fitting.policy import FitPolicy
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.receipt import Fitted
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten
-from gateway.core.message import encode
+from gateway.core.message import Hashed, encode, keys_of, plains_of
 from gateway.core.views import View, new_faults, view_of
 
 law = settings(max_examples=60, deadline=None)
@@ -259,7 +259,7 @@ def fitted(view: View, share: float, policy: FitPolicy) -> Fitted | None:
 def test_what_nobody_changes_is_the_bytes_that_came(wire: Wire, render: Render, made: list[Step], seed: int) -> None:
     elements = elements_of(wire, render, made, seed)
     view = view_of(wire, elements)
-    assert view.restored({}) == tuple(elements)
+    assert view.restored({}).raws == tuple(elements)
     assert view.shown(view.messages) == tuple(elements)
     assert all(view.owned), "each element is told of in some message"
 
@@ -276,7 +276,9 @@ def test_what_was_read_before_is_the_same_when_it_is_read_again(
     again, fresh = view_of(wire, elements, book), view_of(wire, elements)
     assert (again.messages, again.places, again.held) == (fresh.messages, fresh.places, fresh.held)
     assert again.stale == fresh.stale
-    assert book.read <= more
+    assert again.chat.keys == keys_of(fresh.messages)
+    assert again.chat.marked == Hashed(fresh.messages).marked
+    assert book.read <= 2 * more, "elements, and messages that are made of several"
 
 
 @formats
@@ -286,20 +288,24 @@ def test_what_was_made_before_is_the_same_when_it_is_made_again(
     wire: Wire, render: Render, made: list[Step], *, seed: int, more: int, taken: list[tuple[float, FitPolicy]]
 ) -> None:
     elements, book = elements_of(wire, render, made, seed), CountingBook()
-    for seen in (elements[: len(elements) - more], elements):
+    bare = plains_of(elements)
+    # Clients move their cache marks from turn to turn.
+    for seen in (elements[: len(elements) - more], bare, elements):
         for share, policy in taken:
-            view = view_of(wire, seen, book)
+            view = view_of(wire, Hashed(seen, keys_of(seen), unmarked=len(seen) if seen is bare else 0), book)
             done = fitted(view, share, policy)
             if done is None:
                 continue
-            fresh = view_of(wire, seen).restored(done.changes, done.summaries)
-            assert view.restored(done.changes, done.summaries) == fresh
+            fresh = view_of(wire, seen).restored(done.changes, done.summaries).raws
+            sent = view.restored(done.changes, done.summaries)
+            assert sent.raws == fresh
+            assert sent.keys == keys_of(fresh)
             faults = new_faults(wire, seen, fresh)
             assert new_faults(wire, seen, fresh, book) == faults
             broken = fresh[1:] if seed % 2 else fresh[: len(fresh) // 2]
             assert new_faults(wire, seen, broken, book) == new_faults(wire, seen, broken)
             book.read = 0
-            assert view_of(wire, seen, book).restored(done.changes, done.summaries) == fresh
+            assert view_of(wire, seen, book).restored(done.changes, done.summaries).raws == fresh
             assert new_faults(wire, seen, fresh, book) == faults
             assert book.read == 0
 
@@ -315,7 +321,7 @@ def test_what_is_chosen_is_a_request_that_the_provider_takes(
     done = fitted(view, share, policy)
     if done is None:
         return
-    sent = view.restored(done.changes, done.summaries)
+    sent = view.restored(done.changes, done.summaries).raws
     assert new_faults(wire, elements, sent) == []
     assert len(sent) <= len(elements)
     assert signed(sent) <= signed(elements), "what is signed or sealed stays as it was"
@@ -337,7 +343,7 @@ def test_a_unit_that_is_left_out_takes_all_of_it_along(wire: Wire, render: Rende
     conversation = Conversation.of(view.messages, pinned=view.held)
     for unit in conversation.units:
         if unit.start != conversation.task and not unit.pinned:
-            sent = view.restored(dict.fromkeys(unit.indices))
+            sent = view.restored(dict.fromkeys(unit.indices)).raws
             assert new_faults(wire, elements, sent) == []
             assert notes(sent) == notes(elements)
 
@@ -356,7 +362,7 @@ def test_a_summary_stands_where_what_it_stands_for_stood(
         return
     gone: dict[int, bytes | None] = {index: None for unit in units for index in unit.indices}
     gone[units[0].start] = encode({"role": "assistant", "content": "[summary of old messages]\nall was well"})
-    sent = view.restored(gone, {units[0].start})
+    sent = view.restored(gone, {units[0].start}).raws
     assert new_faults(wire, elements, sent) == []
     place = next(place for place, raw in enumerate(sent) if b"[summary of old messages]" in raw)
     assert without_notes(sent[:place]) == without_notes(elements[: view.places[units[0].start][0]])
@@ -421,8 +427,8 @@ def test_chat_messages_are_their_own_view() -> None:
     elements = [encode({"role": "user", "content": "hello"}), encode({"role": "assistant", "content": "hi"})]
     view = view_of("chat", elements)
     assert view.messages == tuple(elements)
-    assert view.restored({1: None}) == (elements[0],)
-    assert view.restored({1: b"{}"}) == (elements[0], b"{}")
+    assert view.restored({1: None}).raws == (elements[0],)
+    assert view.restored({1: b"{}"}).raws == (elements[0], b"{}")
     assert view.array == "messages"
     assert view_of("responses", elements).array == "input"
 
