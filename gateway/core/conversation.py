@@ -25,6 +25,8 @@ class Outline:
     """What messages are, and which belong together: all that depends on nothing but themselves and their order."""
 
     sketches: tuple[Sketch, ...] = ()
+    #: how many calls each of them makes
+    calls: tuple[int, ...] = ()
     #: where each unit starts and stops
     spans: tuple[tuple[int, int], ...] = ()
     #: indices of system texts, and of what nobody can read
@@ -40,7 +42,13 @@ class Outline:
         users = [index for index, one in numbered if one.role == "user"]
         # only the last unit may go on in what follows
         closed, start = self.spans[:-1], self.spans[-1][0] if self.spans else 0
-        return Outline(sketches, (*closed, *_spans(sketches, start)), self.fixed.union(fixed), (*self.users, *users))
+        return Outline(
+            sketches,
+            (*self.calls, *[len(one.calls) for one in more]),
+            (*closed, *_spans(sketches, start)),
+            self.fixed.union(fixed),
+            (*self.users, *users),
+        )
 
 
 class SketchBook(Protocol):
@@ -100,6 +108,8 @@ class Conversation:
     book: SketchBook | None = None
     #: the provider may refuse roles side by side that did not stand so in what came, such as two of the user's
     takes_turns: bool = True
+    #: what `prefix` has said
+    _prefixes: dict[tuple[int, str], str] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(
@@ -243,9 +253,12 @@ class Conversation:
 
     def prefix(self, size: int, salt: str = "") -> str:
         """Hash of the first `size` messages; `salt` separates tenants, models or settings."""
-        salted = digest(salt.encode("utf-8", "surrogatepass"))
-        identities = [one.identity for one in self.sketches[:size]]
-        return blake2b(b"".join(identities), digest_size=16, key=salted).hexdigest()
+        found = self._prefixes.get((size, salt))
+        if found is None:
+            salted = digest(salt.encode("utf-8", "surrogatepass"))
+            identities = b"".join([one.identity for one in self.sketches[:size]])
+            found = self._prefixes[size, salt] = blake2b(identities, digest_size=16, key=salted).hexdigest()
+        return found
 
 
 def _spans(sketches: Sequence[Sketch], start: int) -> Iterator[tuple[int, int]]:

@@ -249,7 +249,7 @@ class Draft:
             return self.came[index]
         if made.raw is None:
             return 0
-        calls = () if isinstance(decision, Summary) else self.conversation.sketches[index].calls
+        calls = 0 if isinstance(decision, Summary) else self.conversation.outline.calls[index]
         return self.reader.framing.added(made.tokens, calls)
 
     def total(self) -> int:

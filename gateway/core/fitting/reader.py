@@ -131,9 +131,12 @@ class Framing(NamedTuple):
     message: int = 0
     call: int = 0
 
-    def added(self, tokens: int, calls: Sequence[str]) -> int:
-        """What a message weighs with these calls. It may be less, and is never nothing: what it is worth is by that."""
-        more = self.message + self.call * len(calls)
+    def added(self, tokens: int, calls: int) -> int:
+        """What a message weighs with so many calls.
+
+        It may be less, and is never nothing: what it is worth is by that.
+        """
+        more = self.message + self.call * calls
         return max(1, tokens + more) if more else tokens
 
 
@@ -205,7 +208,7 @@ class Reader:
         if self.framing == _UNFRAMED:
             return list(found)
         added = self.framing.added
-        return [added(tokens, one.calls) for tokens, one in zip(found, conversation.sketches, strict=True)]
+        return [added(tokens, calls) for tokens, calls in zip(found, conversation.outline.calls, strict=True)]
 
     def _weights(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> list[int]:
         return self._cache.get_keyed(
@@ -320,7 +323,7 @@ def _sketch_bytes(found: Sketch) -> int:
 
 def _outline_bytes(found: Outline) -> int:
     # Sketches may be kept here alone: in the table by message they are not asked for any more.
-    return sum([_SKETCH_BYTES + _CALL_BYTES * len(one.calls) for one in found.sketches])
+    return _SKETCH_BYTES * len(found.sketches) + _CALL_BYTES * sum(found.calls)
 
 
 def _numbers_bytes(found: Sequence[int]) -> int:
