@@ -189,7 +189,7 @@ class Context(Section):
         256,
         ge=16,
         le=65_536,
-        description="What a worker may remember of conversations, so that a turn costs its new messages. 256: some 40 "
+        description="What a worker may remember of conversations, so that a turn costs its new messages. 256: some 30 "
         "sessions of 100,000 tokens that are cut, or 120 that are not.",
     )
 
