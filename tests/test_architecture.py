@@ -114,6 +114,8 @@ IMPURE = {"asyncio", "time", "random", "os", "socket", "sqlite3", "threading"}
 #: module -> the test that covers it, where no file mirrors it; and why
 TESTED_ELSEWHERE = {
     "core.views": "core/views/test_view.py",  # the table of formats
+    "core.views.read_messages": "core/views/test_messages.py",  # one element of what is tested there
+    "core.views.read_items": "core/views/test_responses.py",
     "core.steps": "core/steps/test_machine.py",  # the names of both its modules
     "core.fitting.cut": "core/fitting/test_epochs.py",  # what it leaves shows from turn to turn
     "core.fitting.policy": "core/fitting/test_epochs.py",

@@ -60,6 +60,25 @@ def entries(
     return book.get_keyed(kind, keys, lambda missing: (compute(raws[index]) for index in missing), size)
 
 
+class ChatMessage(NamedTuple):
+    """A chat message; its hash without cache marks, and whether it has any."""
+
+    raw: bytes
+    key: bytes
+    is_marked: bool
+
+    @classmethod
+    def of(cls, raw: bytes) -> ChatMessage:
+        """With its hash."""
+        return cls(raw, *key_of(raw))
+
+
+def together(messages: Sequence[ChatMessage]) -> Hashed:
+    """Messages of a conversation."""
+    marked = [index for index, one in enumerate(messages) if one.is_marked]
+    return Hashed([one.raw for one in messages], [one.key for one in messages], marked=marked)
+
+
 class Sent(NamedTuple):
     """An element to send: the place where it stood, None for a new one; its bytes; their hash without cache marks."""
 
@@ -71,6 +90,11 @@ class Sent(NamedTuple):
     def of(cls, place: int | None, raw: bytes) -> Sent:
         """An element that was written just now."""
         return cls(place, raw, key_of(raw)[0])
+
+
+def to_send(sent: Sequence[Sent]) -> Hashed:
+    """Elements of a request."""
+    return Hashed([one.raw for one in sent], [one.key for one in sent])
 
 
 class _Made(NamedTuple):
@@ -142,8 +166,7 @@ class View(ABC):
             changes: the messages that are not sent as they came.
             new: those among them in whose place another message stands, such as a summary.
         """
-        sent = list(self._sent(changes, new))
-        return Hashed([one.raw for one in sent], [one.key for one in sent])
+        return to_send(list(self._sent(changes, new)))
 
     def _sent(self, changes: Changes, new: Collection[int]) -> Iterator[Sent]:
         """The elements to send."""

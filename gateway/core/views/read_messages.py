@@ -1,0 +1,195 @@
+"""One of Anthropic's Messages by itself, as chat messages.
+
+A user's message may hold the results of several calls and words of the user's: each result becomes a message of its
+own, what is left becomes one. Thinking is a part that no rule changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gateway.core.counting.parts import is_compaction
+from gateway.core.message import decode, encode, read
+from gateway.core.views.raw import compact, fields_of, items_of
+from gateway.core.views.view import ChatMessage, opaque, said
+
+#: A tuple and no set: what is looked up in it may be any JSON, which cannot always be hashed.
+_ROLES = ("user", "assistant")
+#: The kinds of an element. Of the user: `words`, with results or without, or `results` alone. Of the assistant: `said`,
+#: or `thought` where it begins with thinking. Of the operator: a `system` text; `changes` where it holds more than
+#: texts, such as other tools; `sealed` where it cannot be written anew. The kind is empty where it is none of these.
+USERS = ("words", "results")
+SPOKEN = ("said", "thought")
+SYSTEM = ("system", "changes", "sealed")
+_THINKING = ("thinking", "redacted_thinking")
+_CALL = "tool_use"
+#: calls that run where the model does; their results are the assistant's words
+_SERVED = ("server_tool_use", "mcp_tool_use")
+#: bytes that a piece takes beside its message
+_PIECE_BYTES = 250
+
+
+class Piece(NamedTuple):
+    """One chat message, and the blocks of its element where it is not made of all of them."""
+
+    message: ChatMessage
+    blocks: frozenset[int] | None = None
+    #: an instruction of the operator's is in it, or it belongs to what nobody here can read
+    is_held: bool = False
+    is_result: bool = False
+
+
+class Read(NamedTuple):
+    """One element: the messages it is made of where it stands alone, and what it is."""
+
+    pieces: tuple[Piece, ...]
+    kind: str
+    #: it is an assistant's and holds calls
+    calls: bool = False
+    #: it stands for all before it
+    is_compact: bool = False
+    is_opaque: bool = False
+    #: ids of the calls in it that run where the model does, and of such calls in earlier elements that it needs
+    served: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    #: ids of the calls in it that were made by code which runs where the model does
+    coded: frozenset[str] = frozenset()
+
+
+def listed(content: Any) -> Iterable[Any]:
+    """A content's blocks."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def size_of(found: Read) -> int:
+    """Bytes that it takes."""
+    return sum(_PIECE_BYTES + len(piece.message.raw) for piece in found.pieces)
+
+
+def read_message(raw: bytes) -> Read:
+    """What an element is. Nothing fails: what cannot be read is told of as it stands."""
+    message, is_odd = read(raw)
+    if isinstance(message, dict) and message.get("role") in _ROLES and isinstance(message.get("content"), str):
+        # As in a chat request; what cannot be written anew is sealed wherever it is read.
+        return Read((Piece(ChatMessage.of(raw)),), kind_of(message))
+    kind = kind_of(message)
+    content = message["content"] if _is_listed(message) else []
+    served, needs = _served(content) if kind in SPOKEN else ((), ())
+    if is_odd or not _is_listed(message):
+        kind = "sealed" if is_odd and kind in SYSTEM else kind
+        return Read((Piece(ChatMessage.of(opaque(raw))),), kind, is_opaque=True, served=served, needs=needs)
+    if message["role"] == "user":
+        return Read(tuple(_of_user(message, content)), kind)
+    calls = any(map(is_call, content))
+    words = encode(spoken(message, content, arguments_of(raw) if calls else ()))
+    return Read(
+        (Piece(ChatMessage.of(words)),),
+        kind,
+        calls=calls,
+        is_compact=any(map(is_compaction, content)),
+        served=served,
+        needs=needs,
+        coded=frozenset(str(block.get("id")) for block in content if is_call(block) and _by_code(block)),
+    )
+
+
+def _by_code(block: Mapping[str, Any]) -> bool:
+    caller = block.get("caller")
+    return isinstance(caller, dict) and "tool_id" in caller
+
+
+def _served(content: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Ids of calls that run where the model does, and those that stand in an earlier message."""
+    served: dict[str, None] = {}
+    needs: list[str] = []
+    for block in content:
+        kind, caller = block.get("type"), block.get("caller")
+        names = [caller.get("tool_id")] if isinstance(caller, dict) else []
+        if isinstance(kind, str) and kind.endswith("_tool_result"):
+            names.append(block.get("tool_use_id"))
+        needs.extend(name for name in names if isinstance(name, str) and name not in served)
+        if kind in _SERVED and isinstance(block.get("id"), str):
+            served[block["id"]] = None
+    return tuple(served), tuple(needs)
+
+
+def kind_of(message: Any) -> str:
+    """See `USERS`."""
+    if not isinstance(message, dict):
+        return ""
+    role, content = message.get("role"), message.get("content")
+    blocks = content if isinstance(content, list) else [{"type": "text"}]
+    types = [block.get("type") if isinstance(block, dict) else None for block in blocks]
+    if role == "user":
+        return "results" if all(one == "tool_result" for one in types) else "words"
+    if role == "assistant":
+        return "thought" if types and types[0] in _THINKING else "said"
+    return _kind_of_system(content, types) if role == "system" else ""
+
+
+def _kind_of_system(content: Any, types: Sequence[Any]) -> str:
+    if not isinstance(content, str | list):
+        return "sealed"
+    return "system" if all(one == "text" for one in types) else "changes"
+
+
+def _is_listed(message: Any) -> bool:
+    if not isinstance(message, dict) or message.get("role") not in _ROLES:
+        return False
+    content = message.get("content")
+    return isinstance(content, list) and all(isinstance(block, dict) for block in content)
+
+
+def arguments_of(raw: bytes) -> list[str]:
+    """The arguments of an element's calls, as compact JSON."""
+    blocks = [fields_of(block) for block in items_of(fields_of(raw)["content"])]
+    return [compact(block.get("input", b"{}")) for block in blocks if decode(block.get("type", b"null")) == _CALL]
+
+
+def spoken(message: Mapping[str, Any], content: Sequence[Any], arguments: Sequence[str]) -> dict[str, Any]:
+    """What the assistant said as a chat message; `arguments`: of its calls."""
+    used = [block for block in content if is_call(block)]
+    calls = [_call(block, text) for block, text in zip(used, arguments, strict=True)]
+    parts = said([block for block in content if not is_call(block)])
+    found: dict[str, Any] = {"role": "assistant", "content": parts}
+    if calls:
+        found |= {"content": parts or None, "tool_calls": calls}
+    return found | _other(message)
+
+
+def is_call(block: Mapping[str, Any]) -> bool:
+    """A call: it is only left out with its message."""
+    return block.get("type") == _CALL
+
+
+def _call(block: Mapping[str, Any], arguments: str) -> dict[str, Any]:
+    function = {"name": block.get("name"), "arguments": arguments}
+    return {"id": block.get("id"), "type": "function", "function": function} | _marks(block)
+
+
+def _of_user(message: Mapping[str, Any], content: Sequence[Any]) -> Iterator[Piece]:
+    results = [number for number, block in enumerate(content) if block.get("type") == "tool_result"]
+    words = frozenset(range(len(content))).difference(results)
+    for number in results:
+        yield Piece(ChatMessage.of(encode(_result(content[number]))), frozenset({number}), is_result=True)
+    if words or not content:
+        parts = said([content[number] for number in sorted(words)])
+        is_held = any(content[number].get("type") == "mid_conv_system" for number in words)
+        raw = encode({"role": "user", "content": parts} | _other(message))
+        yield Piece(ChatMessage.of(raw), words, is_held)
+
+
+def _result(block: Mapping[str, Any]) -> dict[str, Any]:
+    content = block.get("content")
+    shown = said(content) if isinstance(content, list) else content if isinstance(content, str) else ""
+    found = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": shown}
+    return found | _marks(block) | ({"is_error": True} if block.get("is_error") is True else {})
+
+
+def _marks(block: Mapping[str, Any]) -> dict[str, Any]:
+    return {"cache_control": block["cache_control"]} if block.get("cache_control") else {}
+
+
+def _other(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if name not in ("role", "content")}
