@@ -30,7 +30,7 @@ from gateway.dialects.contents import Contents
 from gateway.dialects.elsewhere import gone_on_from, is_fetched_later, is_in_background, kept_elsewhere
 from gateway.dialects.fields import AnyFields
 from gateway.dialects.limits import least_output, output_limit
-from gateway.dialects.tools import NOT_NARROWED, Narrowing
+from gateway.dialects.narrowing import NOT_NARROWED, Narrowing
 from gateway.planning import Asked, Weighing
 from gateway.results import Showing
 

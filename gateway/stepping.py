@@ -27,8 +27,9 @@ from gateway.core.spending import remaining_fraction
 from gateway.core.steps import DEFAULT_AGENT, Agent, Facts, Patterns, Step, StepState, Used
 from gateway.core.views import VIEWED
 from gateway.dialects.base import Call
+from gateway.dialects.narrowing import narrowed
 from gateway.dialects.texts import as_name
-from gateway.dialects.tools import Offer, narrowed, offer_of
+from gateway.dialects.tools import Offer, offer_of
 from gateway.newest import NewestMessages
 from gateway.planning import Asked, Planner
 from gateway.progress import Progress

@@ -145,6 +145,7 @@ TESTED_ELSEWHERE = {
     "dialects.choices": "dialects/test_openai_chat.py",  # and test_completions.py, whose formats share it
     "dialects.gathered": "dialects/test_openai_responses.py",  # what each format's reader fills
     "dialects.responses_output": "dialects/test_openai_responses.py",
+    "dialects.narrowing": "dialects/test_tools.py",  # what is offered is narrowed, and read again
     "dialects.fields": "dialects/test_base.py",  # one set of bodies is read, identified and weighed
     "dialects.opening": "dialects/test_base.py",
     "dialects.texts": "dialects/test_base.py",

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from gateway.core.counting.measure import Wire
 from gateway.core.errors import InvalidRequest
 from gateway.dialects.fields import read_fields, write_fields
-from gateway.dialects.tools import Offer, narrowed, offer_of
+from gateway.dialects.narrowing import narrowed
+from gateway.dialects.tools import Offer, offer_of
 
 Json = dict[str, Any]
 WIRES: tuple[Wire, ...] = ("chat", "responses", "messages")
