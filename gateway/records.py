@@ -118,7 +118,7 @@ class Records:
         output = max(answer.output_estimate, delivered) if self._estimate_missing else 0
         if reported is not None and reported.has_tokens:
             return reported.complete(estimated, output)
-        if answer.error and not output:
+        if answer.error:
             return None, "estimated"
         return Usage.of(estimated, output), "estimated"
 

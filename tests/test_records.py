@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 
 from gateway.budgeting import Book, Taken
-from gateway.core.ledger import Amount, Hold
+from gateway.core.ledger import NOTHING, Amount, Hold
 from gateway.core.pricing import Price, Rates, price_per_million
 from gateway.core.record import LOST, PENDING, CallRecord, Outcome
 from gateway.core.routing import ModelFacts, Route
@@ -419,9 +419,8 @@ def test_the_record_of_an_answer_that_was_fetched_says_what_it_came_to(world: Wo
     ("made", "output"),
     [
         (Answer(Reported(None, None, None, cost_usd=TOLD), output_estimate=9), 9),
-        (Answer(error=True, output_estimate=9), 9),
+        (Answer(output_estimate=9), 9),
         (Answer(output_estimate=3), 5),
-        (Answer(error=True), 5),
     ],
 )
 def test_an_answer_in_the_background_that_reports_nothing_is_charged_for_what_came_of_it(
@@ -431,9 +430,11 @@ def test_an_answer_in_the_background_that_reports_nothing_is_charged_for_what_ca
     charge = records().fetched(begun, made, Route("q", "q-real"), None, 0.0).charge
     assert charge is not None
     assert (charge.usage, charge.source) == (Usage.of(11, output), "estimated")
-    nothing = records(estimate_missing=False).fetched(begun, replace(made, error=False), Route("q", "m"), None, 0.0)
+    nothing = records(estimate_missing=False).fetched(begun, made, Route("q", "m"), None, 0.0)
     assert nothing.charge is not None
     assert nothing.charge.usage.output_tokens == 0
+    failed = records().fetched(begun, replace(made, error=True), Route("q", "q-real"), None, 0.0)
+    assert (failed.charge, failed.spent) == (None, NOTHING)
 
 
 @pytest.mark.parametrize(

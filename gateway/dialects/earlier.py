@@ -32,10 +32,13 @@ class Earlier(PassThrough):
 
 
 class _AnyPartReader(ResponsesReader):
-    """Reads a stream that may begin anywhere (`starting_after`): its last event says all of the answer, or none."""
+    """Reads a stream that may begin anywhere (`starting_after`): its last event says all of its answer, or none."""
 
     def _other(self, kind: str, value: dict[str, Any], data: bytes) -> None:
         response = value.get("response")
-        if kind in LAST_EVENTS and isinstance(response, dict) and response.get("output"):
-            self._gathered = Gathered()
+        if kind in LAST_EVENTS and isinstance(response, dict):
+            if response.get("output"):
+                self._gathered = Gathered()
+            # What came before was an error of the stream, or is said again.
+            self._gathered.error = False
         super()._other(kind, value, data)

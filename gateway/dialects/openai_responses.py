@@ -24,8 +24,9 @@ _LAST_MARKS: Final = (b"response.completed", b"response.incomplete", b"response.
 _FAILED: Final = frozenset({"error", "response.failed"})
 #: calls of the client's tools; a hosted one may have no name (`web_search_call`) and goes by its type
 _NAMED_CALLS: Final = ("function_call", "custom_tool_call")
+_FAILED_STATUS: Final = "failed"
 #: the states in which an answer has ended; in one that nobody knows it may yet go on
-_ENDED: Final = frozenset({"completed", "incomplete", "failed", "cancelled"})
+_ENDED: Final = frozenset({"completed", "incomplete", _FAILED_STATUS, "cancelled"})
 #: what an item may say; of its parts `text` and `refusal`
 _ITEM_TEXTS: Final = ("arguments", "input", "code", "action")
 _ITEM_PARTS: Final = ("content", "summary")
@@ -191,7 +192,7 @@ class ResponsesReader(EventReader):
             gathered.ended(status)
         if isinstance(details, dict) and not is_running:
             gathered.ended(details.get("reason"))
-        if response.get("error") is not None:
+        if response.get("error") is not None or status == _FAILED_STATUS:
             gathered.error = True
 
     def _output(self, response: dict[str, Any]) -> None:

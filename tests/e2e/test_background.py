@@ -403,6 +403,55 @@ def test_an_answer_that_came_to_nothing_is_charged_what_is_reported(
     assert (call["usage"] or {}).get("total_tokens") == charged
 
 
+SAID = {"item_id": "m", "output_index": 0, "content_index": 0, "delta": "on " * 300}
+WRITTEN = [{"type": "message", "content": [{"type": "output_text", "text": "on " * 300}]}]
+
+
+@pytest.mark.parametrize("query", ["", "?stream=true"])
+@pytest.mark.parametrize("error", [{"code": "server_error", "message": "no"}, None])
+def test_an_answer_that_failed_without_usage_costs_nothing_however_it_is_fetched_and_whatever_had_come_of_it(
+    scripted: Scripted, session: str, query: str, error: dict[str, str] | None
+) -> None:
+    failed = response("failed", error=error, usage=None, output=WRITTEN)
+    stream = events(
+        ("response.output_text.delta", SAID), ("response.failed", {"response": {**json.loads(failed), "output": []}})
+    )
+
+    def script(connection: Connection) -> None:
+        head = connection.request.head
+        if head.startswith(b"POST"):
+            connection.whole(response("queued", usage=None))
+        elif b"stream=true" in head:
+            connection.send(stream)
+            connection.sock.close()
+        else:
+            connection.whole(failed)
+
+    web = scripted.play(script)
+    begin(web, session, model="m")
+    fetch(web, "resp_1", query)
+    [call] = web.get(f"/api/sessions/{session}/calls").json["calls"]
+    assert (call["outcome"], call["usage"]) == ("provider_error", None)
+
+
+def test_an_error_in_a_stream_that_is_fetched_makes_no_answer_a_failed_one(scripted: Scripted, session: str) -> None:
+    done = ("response.completed", {"response": json.loads(response("completed"))})
+
+    def script(connection: Connection) -> None:
+        if connection.request.head.startswith(b"POST"):
+            connection.whole(response("queued", usage=None))
+        else:
+            connection.send(events(("response.output_text.delta", SAID), FAULT, done))
+            connection.sock.close()
+
+    web = scripted.play(script)
+    begin(web, session, model="m")
+    fetch(web, "resp_1", "?stream=true")
+    [call] = web.get(f"/api/sessions/{session}/calls").json["calls"]
+    assert (call["outcome"], call["usage_source"]) == ("ok", "estimated")
+    assert call["usage"]["output_tokens"] > 200
+
+
 @pytest.mark.parametrize(
     "said",
     [
