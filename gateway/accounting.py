@@ -289,10 +289,16 @@ class Accounts:
     async def begun(self, progress: Progress) -> bool:
         """Before a part of a stream goes out that is made in the background: see to it that its call can be found.
 
-        Its client may leave, or this worker die, before it has ended, and the rest be fetched. False: its id is not
-        known yet.
+        Its client may leave, or this worker die, before it has ended, and the rest be fetched. While the store is away
+        that has to wait for the settlement. False: its id is not known yet.
         """
-        return self._settler.is_away or await self._background.begun(progress)
+        if self._settler.is_away:
+            return True
+        try:
+            return await self._background.begun(progress)
+        except StoreUnavailable as error:
+            self._settler.away(error)
+            return True
 
     async def is_over(self, progress: Progress) -> bool:
         """Whether a stream has to end now, as its hold cannot be extended. The caller passes nothing on meanwhile."""
@@ -323,12 +329,13 @@ class Accounts:
             claims = self._budgets.to_read(progress.book)
             if progress.is_findable and record.outcome != PENDING:
                 await self._told(progress)
+            if record.outcome == PENDING and not progress.is_findable:
+                # It waits for the store with the record where it has to.
+                record = replace(record, lesson=self._background.note(progress))
             closing = await self._written(progress, record, going, claims)
             self._give_back(progress, record.spent)
             if closing is not None:
                 progress.totals = closing.totals
-            if record.outcome == PENDING and closing is not None and not progress.is_findable:
-                await self._background.begun(progress)
             if claims or progress.book.is_blind:
                 progress.book = self._budgets.again(progress.book, closing.standings if closing is not None else None)
         fetched = progress.incoming.endpoint.fetches

@@ -15,7 +15,6 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.errors import StoreUnavailable
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
 from gateway.core.routing import Routes
@@ -67,11 +66,23 @@ class Background:
     async def begun(self, progress: Progress) -> bool:
         """Note a call under the id of its answer, once that is known; whether there was something to note.
 
-        Where it cannot be kept, a pending call stays charged as it is.
+        Raises:
+            StoreUnavailable: it is not noted, or nobody knows whether.
         """
+        note = self.note(progress)
+        if note is None:
+            return False
+        key, written = note
+        await self._store.learn({key: lambda _: written.encode()})
+        progress.is_findable = True
+        return True
+
+    @staticmethod
+    def note(progress: Progress) -> tuple[str, str] | None:
+        """Where a call is noted, and as what; None where the id of its answer is not known."""
         call, answer = progress.call, answer_of(progress)
         if call is None or answer.id is None:
-            return False
+            return None
         named = left_behind(call.fields, progress.incoming.endpoint.wire, answer.id)
         # JSON can name half a surrogate pair, and no text can hold it.
         ids = tuple(one for one in named if one.isprintable())
@@ -80,13 +91,7 @@ class Background:
         match = rule.match if rule is not None else None
         call_id, namespace = progress.incoming.call_id, progress.incoming.caller.namespace
         noted = _Noted(progress.route.provider, namespace, call_id, ids, beside, match, service_tier(call.fields))
-        written = msgspec.json.encode(noted)
-        try:
-            await self._store.learn({_key(answer.id): lambda _: written})
-            progress.is_findable = True
-        except StoreUnavailable as error:
-            logger.warning("call %s will not be found when its answer is fetched: %s", call_id, error.message)
-        return True
+        return _key(answer.id), msgspec.json.encode(noted).decode()
 
     async def origin(self, answer_id: str) -> tuple[str | None, str | None]:
         """The provider that makes this answer in the background, and the namespace of whoever asked for it.

@@ -141,6 +141,8 @@ class CallRecord:
         mode: how its tool results were shown; None where they were not looked at.
         step: the step that it was made in; None where its agent has none.
         kept: what its session remembers of what the provider keeps now, see `kept_as`.
+        lesson: what is to be learned (see `Store.learn`) before it is settled: a key, and what to keep under it unless
+            that names this call already. Of a record on its way only; None in a store.
     """
 
     call_id: str
@@ -172,6 +174,7 @@ class CallRecord:
     mode: str | None = None
     step: str | None = None
     kept: str = ""
+    lesson: tuple[str, str] | None = None
 
     @property
     def last_turn(self) -> LastTurn | None:

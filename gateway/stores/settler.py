@@ -8,6 +8,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -150,9 +151,10 @@ class Settler:
             await self._keep(record)
             return None
         try:
+            settled = record if record.lesson is None else await self._taught(record)
             if not claims:
-                return Closing(await self._store.settle(record))
-            return await self._store.closing(record, None, claims)
+                return Closing(await self._store.settle(settled))
+            return await self._store.closing(settled, None, claims)
         except asyncio.CancelledError:
             # Whether it was written is not known; offered again, it counts once.
             await self._keep(record)
@@ -174,7 +176,8 @@ class Settler:
             StoreUnavailable: nothing is settled or journalled. `close` has to be called, without the ending.
         """
         try:
-            return await self._store.closing(record, ending, claims)
+            settled = record if record.lesson is None else await self._taught(record)
+            return await self._store.closing(settled, ending, claims)
         except asyncio.CancelledError:
             await self._keep(record)
             raise
@@ -183,6 +186,19 @@ class Settler:
         except StoreUnavailable as error:
             self.away(error)
             raise
+
+    async def _taught(self, record: CallRecord) -> CallRecord:
+        """The record as a store gets it, once its lesson is learned. Offered again, that changes nothing."""
+        if record.lesson is None:
+            return record
+        key, value = record.lesson
+        call_id, told = record.call_id.encode(), value.encode()
+        await self._store.learn({key: lambda known: known if known is not None and call_id in known else told})
+        return replace(record, lesson=None)
+
+    async def _settle(self, record: CallRecord) -> None:
+        """Have the store take a record that waited."""
+        await self._store.settle(await self._taught(record))
 
     async def _surely(self, work: Coroutine[Any, Any, T]) -> T:
         """Do it to its end, also where whoever waits for it is cancelled."""
@@ -280,7 +296,7 @@ class Settler:
 
     async def _offer(self, record: CallRecord) -> None:
         try:
-            await self._store.settle(record)
+            await self._settle(record)
         except RecordRefused as error:
             if not await self._set_aside(record, error):
                 self._overflowed = True
@@ -347,7 +363,7 @@ class Settler:
     async def _recovered(self, left: Left) -> int:
         settled, is_safe, parts = 0, True, left.parts(_AT_ONCE)
         while records := await asyncio.to_thread(next, parts, None):
-            outcomes = await asyncio.gather(*map(self._store.settle, records), return_exceptions=True)
+            outcomes = await asyncio.gather(*map(self._settle, records), return_exceptions=True)
             for record, outcome in zip(records, outcomes, strict=True):
                 if isinstance(outcome, RecordRefused):
                     is_safe = await self._set_aside(record, outcome) and is_safe

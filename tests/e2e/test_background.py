@@ -540,6 +540,45 @@ def test_an_answer_that_is_fetched_while_the_store_is_away_is_passed_on_and_nobo
     assert capsys.readouterr().err.count("store away") == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("on_failure", ["closed", "open"])
+def test_a_call_that_ends_while_the_store_is_away_is_found_by_its_answer_when_that_is_back(
+    gateway_server: StartGateway, byte_server: StartUpstream, tmp_path: Path, on_failure: str, *, stream: bool
+) -> None:
+    usage = {"input_tokens": 40, "output_tokens": 9, "total_tokens": 49}
+    server, is_away = RedisServer(tmp_path), threading.Event()
+
+    def script(connection: Connection) -> None:
+        if connection.request.head.startswith(b"GET"):
+            connection.whole(response("completed", usage=usage))
+            return
+        if not is_away.is_set():
+            server.send_signal(signal.SIGSTOP)
+            is_away.set()
+        if stream:
+            connection.send(events(CREATED))
+            connection.sock.close()
+        else:
+            connection.whole(response("queued", usage=None))
+
+    flags = {"store.url": server.url, "store.on_failure": on_failure, "store.timeout_ms": 300, "budget.tokens": BUDGET}
+    gateway = gateway_server(byte_server(script).url, **flags)
+    try:
+        begin(gateway.web, "s", model="m", stream=stream)
+        server.send_signal(signal.SIGCONT)
+        until(lambda: gateway.web.get("/api/sessions/s/calls").json.get("calls"), what="the call is settled")
+        assert outcomes(gateway.web, "s") == [("pending", "estimated")]
+        assert used(gateway.web, "s") > 500
+        for _ in range(3):
+            assert fetch(gateway.web, "resp_1").totals == (40, 9, 49)
+        assert outcomes(gateway.web, "s") == [("ok", "provider")]
+        assert used(gateway.web, "s") == 49
+        lines = gateway.web.get("/metrics").body.decode().splitlines()
+        assert sum(float(line.split()[-1]) for line in lines if line.startswith("gateway_tokens_total")) == 49
+    finally:
+        server.kill()
+
+
 def test_nobody_is_told_while_the_store_is_away_that_an_answer_does_not_exist(
     gateway_server: StartGateway, mock_server: MockServer, mock: Provider, byte_server: StartUpstream, tmp_path: Path
 ) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from gateway.core.errors import StoreConflict, StoreDamaged, StoreUnavailable
 from gateway.core.namespaces import SessionKey
 from gateway.core.record import CallRecord
-from gateway.core.stored import Ending
+from gateway.core.stored import Ending, Lesson
 from gateway.core.usage import Totals
 from gateway.stores.journal import Journal
 from gateway.stores.memory import MemoryStore
@@ -381,3 +382,65 @@ async def test_a_settlement_whose_caller_is_cancelled_is_offered_again(store: Fl
     settler.check()
     await settler.aclose()
     assert (await slow.totals(KEY)).calls == 1
+
+
+LESSON = ("key", '{"call_id":"%s"}')
+
+
+def lesson_of(item: CallRecord) -> CallRecord:
+    key, value = LESSON
+    return replace(item, lesson=(key, value % item.call_id))
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_what_a_record_teaches_is_learned_with_it_and_once(
+    store: FlakyStore, record: MakeRecord, *, is_away: bool
+) -> None:
+    settler, item = Settler(store), record()
+    await store.learn({"key": lambda _: b"of another call"})
+    store.away = is_away
+    await settler.settle(lesson_of(item))
+    store.away = False
+    await accepts_calls(settler)
+    assert await store.learned("key") == (LESSON[1] % item.call_id).encode()
+    assert list(await store.calls(KEY, 10)) == [item], "it is no part of what is kept"
+    noted = (LESSON[1] % item.call_id).encode() + b" and what came of it"
+    await store.learn({"key": lambda _: noted})
+    await settler.settle(lesson_of(item))
+    assert await store.learned("key") == noted
+    await settler.aclose()
+
+
+async def test_what_a_record_teaches_is_learned_where_it_comes_from_the_journal_of_a_worker_that_is_gone(
+    store: FlakyStore, record: MakeRecord, tmp_path: Path
+) -> None:
+    item, gone, other = record(), Settler(store, Journal(tmp_path)), Settler(store, Journal(tmp_path))
+    store.away = True
+    await gone.settle(lesson_of(item))
+    await gone.aclose()
+    store.away = False
+    assert await other.recover() == 1
+    assert await store.learned("key") == (LESSON[1] % item.call_id).encode()
+    assert list(await store.calls(KEY, 10)) == [item]
+    await other.aclose()
+
+
+async def test_a_record_is_not_settled_before_what_it_teaches_is_learned(record: MakeRecord) -> None:
+    class DullStore(FlakyStore):
+        async def learn(self, lessons: Mapping[str, Lesson]) -> Mapping[str, bytes]:
+            if self.away:
+                raise StoreUnavailable("The store is away.")
+            return await super().learn(lessons)
+
+    store, item = DullStore(), record()
+    settler = Settler(store)
+    store.away = True
+    assert await settler.settle(lesson_of(item)) is None
+    assert store.tries == 0
+    with pytest.raises(StoreUnavailable):
+        await settler.close_with(lesson_of(item), lambda places: (places, item), ())
+    store.away = False
+    await accepts_calls(settler)
+    assert await store.learned("key") is not None
+    assert list(await store.calls(KEY, 10)) == [item]
+    await settler.aclose()
