@@ -13,7 +13,7 @@ from functools import partial
 from math import ceil
 from typing import Final
 
-from gateway.background import Background
+from gateway.background import Background, Made
 from gateway.budgeting import Budgets, Taken
 from gateway.core.allowance import Allowance, allowance
 from gateway.core.errors import (
@@ -354,22 +354,39 @@ class Accounts:
     async def _look_back(self, progress: Progress, answer_id: str, answer: Answer) -> None:
         """See `_settle_earlier`. Whatever comes of that, the answer itself goes on to whoever asked for it."""
         try:
-            await self._settle_earlier(progress, answer_id, answer)
+            await self._show_earlier(progress, answer_id, answer)
         except StoreUnavailable as error:
             self._settler.away(error)
         except Exception:
             logger.exception("the call whose answer was fetched is not settled by that")
 
-    async def _settle_earlier(self, progress: Progress, answer_id: str, answer: Answer) -> None:
-        """Settle the call whose answer was fetched, where that was made in the background and has ended."""
-        record, is_told = await self._background.ended(progress.route.provider, answer_id, answer)
-        if record is None:
+    async def lost(self, record: CallRecord) -> None:
+        """Settle a call whose worker is gone; where its answer was fetched before that, by what it came to.
+
+        Raises:
+            StoreUnavailable: it is settled as lost, until its answer is fetched again.
+        """
+        if await self._settler.settle(record) is None:
             return
-        if not is_told:
+        made = await self._background.made(record.call_id)
+        if made is not None:
+            await self._settle_earlier(made)
+
+    async def _settle_earlier(self, made: Made) -> CallRecord | None:
+        """Settle the call whose answer was fetched, where that was made in the background and has ended; its record."""
+        record, is_told = await self._background.ended(made.provider, made.answer_id, made.answer)
+        if record is not None and not is_told:
             # Where others have settled it meanwhile, that changes nothing.
             totals = await self._settler.settle(record)
-            if totals is None or await self._background.is_first(answer_id):
+            if totals is None or await self._background.is_first(made.answer_id):
                 tell(self._listeners, record, totals)
+        return record
+
+    async def _show_earlier(self, progress: Progress, answer_id: str, answer: Answer) -> None:
+        """The same, and tell whoever fetched it of the session's totals after that, where it is theirs."""
+        record = await self._settle_earlier(Made(progress.route.provider, answer_id, answer))
+        if record is None:
+            return
         session, namespace = record.session, progress.incoming.caller.namespace
         if session is not None and session.namespace == namespace:
             progress.fetched, progress.session = record, session

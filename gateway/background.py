@@ -46,11 +46,22 @@ class _Noted:
     is_told: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What an answer came to that was fetched while its call was under way, or its worker gone."""
+
+    provider: str
+    answer_id: str
+    answer: Answer
+
+
 _NOTED: Final = msgspec.json.Decoder(_Noted)
+_MADE: Final = msgspec.json.Decoder(Made)
 #: a call of which all is gone by now
 _FORGOTTEN: Final = _Noted("", "", "", (), 0, is_told=True)
 #: what the keys in the store begin with, and bytes of the digest that each ends with
 _PENDING: Final = "pending\n"
+_FETCHED: Final = "fetched\n"
 _DIGEST_BYTES: Final = 16
 
 
@@ -107,21 +118,38 @@ class Background:
     async def ended(self, provider: str, answer_id: str, answer: Answer) -> tuple[CallRecord | None, bool]:
         """The record of the call whose answer this is, if that was pending and is over; whether observers know of it.
 
+        Of a call that is not settled yet the answer is kept, should its worker be gone: see `made`.
+
         Raises:
             StoreUnavailable: nobody can say.
         """
         if not has_ended(answer):
             return None, False
         noted = await self._noted(answer_id)
-        found = await self._store.call(None, noted.call_id) if noted is not None else None
-        if noted is None or found is None or noted.provider != provider or found.call_id != noted.call_id:
-            # Where its record is gone, another call may have been given its id for a request id.
+        if noted is None or noted.provider != provider:
+            return None, False
+        found = await self._store.call(None, noted.call_id)
+        if found is None:
+            made = msgspec.json.encode(Made(provider, answer_id, answer))
+            await self._store.learn({_FETCHED + noted.call_id: lambda _: made})
+            return None, False
+        if found.call_id != noted.call_id:
+            # Its record is gone, and another call was given its id for a request id.
             return None, False
         if not found.is_provisional:
             return found, noted.is_told
         route = self._routes.taken(found.provider, found.model, noted.match)
         record = self._records.fetched(found, answer, route, noted.tier, self._wall())
         return replace(record, kept=kept_of(provider, record.charge, noted.ids, noted.beside)), False
+
+    async def made(self, call_id: str) -> Made | None:
+        """What the answer to a call came to, if it was fetched before the call was settled.
+
+        Raises:
+            StoreUnavailable: nobody can say.
+        """
+        known = await self._store.learned(_FETCHED + call_id)
+        return _MADE.decode(known) if known is not None else None
 
     async def is_first(self, answer_id: str) -> bool:
         """Whether observers are still to be told what this call has cost; from now on they are not.

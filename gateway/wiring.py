@@ -22,6 +22,7 @@ from gateway import __version__, config
 from gateway.core.errors import ConfigError, StoreUnavailable
 from gateway.core.ids import call_id
 from gateway.core.ports import Observer, Store
+from gateway.core.record import CallRecord
 from gateway.counters.registry import Counters
 from gateway.opening import (
     add_counters,
@@ -136,7 +137,7 @@ class Worker:
         self._settler.on_return = blind.forget
         self._leases = Leases(
             store,
-            self._settler.settle,
+            self._settle_lost,
             lease_s=settings.budget.lease_s,
             is_away=lambda: self._settler.is_away,
             away=self._settler.away,
@@ -224,6 +225,10 @@ class Worker:
             waiting=health.waiting,
             providers={one.name: one.state != "left_alone" for one in health.providers},
         )
+
+    async def _settle_lost(self, record: CallRecord) -> None:
+        """Settle a call whose worker is gone, by the rules in force."""
+        await self._parts.settle_lost(record)
 
     async def _note_state(self) -> None:
         """Keep this worker's figures current, as any of the workers may be asked for those of all."""

@@ -162,9 +162,10 @@ class Parts:
             agents=agents_of(settings),
             id_headers=settings.sessions.id_headers,
         )
-        self.forwarder = Forwarder(
-            lasting.gateway(settings, routes, upstreams, planner), authenticator, lasting.keys, bounds
-        )
+        gateway = lasting.gateway(settings, routes, upstreams, planner)
+        #: settles a call whose worker is gone
+        self.settle_lost = gateway.accounts.lost
+        self.forwarder = Forwarder(gateway, authenticator, lasting.keys, bounds)
 
     def providers(self) -> list[ProviderHealth]:
         """How each provider has done of late."""

@@ -367,6 +367,33 @@ def test_a_stream_whose_worker_was_killed_is_charged_what_it_took_once_its_answe
     assert outcomes(again.web, "s") == [("ok", "provider")]
 
 
+def test_a_stream_whose_worker_was_killed_is_charged_what_it_took_where_its_answer_was_fetched_before_that_was_known(
+    mock_server: MockServer, mock: Provider, gateway_process: StartProcess, stored: dict[str, Any]
+) -> None:
+    flags: dict[str, Any] = {"budget.tokens": BUDGET, "budget.lease_s": 8, "budget.modes": False, **stored}
+    gateway = gateway_process(mock_server.url, **flags)
+    body = {**ASKED, "max_output_tokens": 3_000, "stream": True}
+    with gateway.web.open("POST", "/v1/responses", body, {"x-session-id": "s", "x-mock": "interval=1"}) as begun:
+        told = begun.read(300)
+        answer_id = told.split(b'"id":"', 1)[1].split(b'"')[0].decode()
+        gateway.signal(signal.SIGKILL)
+        gateway.wait()
+    again = gateway_process(mock_server.url, folder=gateway.folder, **flags)
+    for _ in range(3):
+        fetch(again.web, answer_id)
+    until(lambda: again.web.get("/api/sessions/s/calls").json.get("calls"), what="its lease has ended")
+    until(lambda: outcomes(again.web, "s") == [("ok", "provider")], what="it is settled by its answer")
+    assert used(again.web, "s") == mock.billed().total_tokens
+
+    def told_tokens() -> float:
+        lines = again.web.get("/metrics").body.decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith("gateway_tokens_total"))
+
+    until(lambda: told_tokens() == mock.billed().total_tokens, what="observers are told")
+    assert fetch(again.web, answer_id).totals[2] == mock.billed().total_tokens
+    assert told_tokens() == mock.billed().total_tokens
+
+
 def test_the_sdk_polls(gateway: GatewayThread, mock: Provider, session: str) -> None:
     headers = {"x-session-id": session}
     with openai.OpenAI(base_url=gateway.base_url, api_key="any", max_retries=0, default_headers=headers) as client:
