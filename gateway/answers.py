@@ -13,7 +13,7 @@ from gateway.accounting import Accounts
 from gateway.calls import Reply, Stepped
 from gateway.core.allowance import Allowance
 from gateway.core.errors import GatewayError, RequestFault, UpstreamProtocolError
-from gateway.core.forwarding import EVENTS, Headers, content_type, header, masked, response_headers
+from gateway.core.forwarding import EVENTS, Headers, content_type, header, masked, masked_values, response_headers
 from gateway.core.ports import UpstreamReply
 from gateway.core.record import PENDING, CallRecord
 from gateway.core.usage import Charge, Totals
@@ -43,7 +43,7 @@ class Answers:
     """Passes answers on. Shared by all calls.
 
     `totals_comment`: writes the comment before the end of a stream; None: there is none. `secrets`: keys that are
-    masked where a provider's refusal repeats them.
+    masked where a provider repeats them in a refusal, or in the headers of any answer.
     """
 
     def __init__(
@@ -100,8 +100,7 @@ class Answers:
         # It may be the refusal of an earlier provider, so the status of the last one does not hold.
         progress.outcome, progress.status = "provider_error", answer.status
         progress.response_bytes = len(body)
-        headers = response_headers(answer.headers, unpacked=is_packed(answer))
-        headers = [(name, masked(value, self._secrets)) for name, value in headers]
+        headers = self._headers(answer, unpacked=is_packed(answer))
         reply = self._reply(progress, answer.status, headers, body)
         reply.upstream_error = answer.status >= 400  # noqa: PLR2004
         reply.totals = await self._accounts.settle(progress)
@@ -155,7 +154,7 @@ class Answers:
         progress.outcome = "ok"
         progress.response_bytes = len(body)
         totals = await self._accounts.settle(progress)
-        headers = response_headers(answer.headers, unpacked=was_packed)
+        headers = self._headers(answer, unpacked=was_packed)
         reply = self._reply(progress, answer.status, headers, body)
         record = _settled(progress)
         reply.totals = totals
@@ -313,11 +312,14 @@ class Answers:
 
     async def _begun(self, progress: Progress, answer: UpstreamReply) -> Reply:
         """The reply of an answer whose body is still to come."""
-        headers = response_headers(answer.headers, unpacked=is_packed(answer))
+        headers = self._headers(answer, unpacked=is_packed(answer))
         reply = self._reply(progress, answer.status, headers, b"")
         before = progress.before
         reply.totals = before if before is not None else await self._accounts.totals_now(progress)
         return reply
+
+    def _headers(self, answer: UpstreamReply, *, unpacked: bool) -> Headers:
+        return masked_values(response_headers(answer.headers, unpacked=unpacked), self._secrets)
 
     def _reply(self, progress: Progress, status: int, headers: Headers, body: bytes) -> Reply:
         sent_at = progress.sent_at

@@ -143,6 +143,15 @@ def masked(text: bytes, secrets: Iterable[bytes]) -> bytes:
     return text
 
 
+def masked_values(headers: Headers, secrets: Sequence[bytes]) -> Headers:
+    """The headers of an answer without the secrets in their values. Hardly any has one: all are looked at in one go."""
+    values = b"\n".join([value for _, value in headers]) if secrets else b""
+    for secret in secrets:
+        if secret in values:
+            return [(name, masked(value, secrets)) for name, value in headers]
+    return headers
+
+
 def is_credential(name: bytes) -> bool:
     """Whether a header of this name holds a credential, of whatever provider."""
     return name in CREDENTIALS or name.endswith(_CREDENTIAL_ENDINGS)

@@ -15,6 +15,7 @@ from gateway.core.forwarding import (
     header,
     holds_credential,
     masked,
+    masked_values,
     request_headers,
     response_headers,
     secrets_of,
@@ -173,6 +174,13 @@ def test_what_nobody_may_read_is_masked() -> None:
     secrets = secrets_of(Provider("p", BASE, key="sk-held-by-us", headers=fixed))
     assert masked(b"no: sk-held-by-us, fixed-secret, not-a-secret", secrets) == b"no: ***, ***, not-a-secret"
     assert secrets_of(Provider("p", BASE, key="EMPTY")) == ()
+
+
+def test_what_nobody_may_read_is_masked_in_the_values_of_headers() -> None:
+    pairs, secrets = [(b"a", b"1 sk-held"), (b"b", b"2"), (b"c", b"sk-held")], [b"sk-other", b"sk-held"]
+    assert masked_values(pairs, secrets) == [(b"a", b"1 ***"), (b"b", b"2"), (b"c", b"***")]
+    for known in ([], [b"sk-other"], [b"2\nsk"]):
+        assert masked_values(pairs, known) == pairs
 
 
 def test_a_provider_without_credentials_gets_none() -> None:
