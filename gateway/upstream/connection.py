@@ -356,6 +356,11 @@ class Connection(asyncio.Protocol):
             return False
         return is_unheard(self._transport.get_extra_info("socket"))
 
+    def fail(self, error: Exception) -> None:
+        """Let whoever waits for the answer fail."""
+        if self._answer is not None:
+            self._answer.fail(error)
+
     def abort(self, error: Exception | None = None) -> None:
         """End it now; what was not sent yet is not sent any more. `error`: why, where it is not our own wish."""
         if self._answer is not None:

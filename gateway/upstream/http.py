@@ -5,7 +5,6 @@ What the provider sends is handed on as framed. What goes wrong on the way becom
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import socket
@@ -90,9 +89,10 @@ class HttpUpstream:
     async def _asked(self, request: Outgoing, head: bytes, *, fresh: bool = False) -> tuple[Connection, Answer]:
         connection = await self._origin.take(fresh=fresh)
         request.at_work(is_so=True)
+        silence = Silence(self._timeouts.first_byte_s, lambda: connection.fail(TimeoutError()))
+        silence.begin()
         try:
-            async with asyncio.timeout(self._timeouts.first_byte_s):
-                return connection, await connection.ask(head, request.body, has_body=request.method != "HEAD")
+            return connection, await connection.ask(head, request.body, has_body=request.method != "HEAD")
         except BaseException as error:
             self.leave(connection)
             if fresh or not isinstance(error, NoAnswer) or not connection.until:
@@ -100,6 +100,8 @@ class HttpUpstream:
             self._origin.forget_idle()
             if request.method not in _IDEMPOTENT and not isinstance(error, NotAsked):
                 raise HungUp from error
+        finally:
+            silence.stop()
         return await self._asked(request, head, fresh=True)
 
     def leave(self, connection: Connection) -> None:

@@ -1,9 +1,16 @@
-"""One timer for a whole stream, however many pieces it has."""
+"""One timer for a whole answer, however many pieces it has."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
+
+#: How often, and after how many seconds each, a wait that has lasted too long is looked at again before it is over. A
+#: process that stood still (a suspended machine) finds its timers due and, in its sockets, what came meanwhile: that is
+#: read in between, and whoever waits for it has a turn.
+_LOOKS: Final = 2
+_LOOK_S: Final = 0.05
 
 
 class Silence:
@@ -12,13 +19,14 @@ class Silence:
     The timer looks when it is due; time outside such a wait does not count.
     """
 
-    __slots__ = ("_expired", "_limit", "_loop", "_since", "_timer")
+    __slots__ = ("_expired", "_limit", "_looks", "_loop", "_since", "_timer")
 
     def __init__(self, limit: float, expired: Callable[[], object]) -> None:
         self._limit = limit
         self._expired = expired
         self._loop = asyncio.get_running_loop()
         self._since: float | None = None
+        self._looks = 0
         self._timer = self._loop.call_later(limit, self._look)
 
     def begin(self) -> None:
@@ -36,6 +44,10 @@ class Silence:
     def _look(self) -> None:
         waited = 0.0 if self._since is None else self._loop.time() - self._since
         if waited < self._limit:
+            self._looks = 0
             self._timer = self._loop.call_later(self._limit - waited, self._look)
+        elif self._looks < _LOOKS:
+            self._looks += 1
+            self._timer = self._loop.call_later(_LOOK_S, self._look)
         else:
             self._expired()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 
 from gateway.upstream.silence import Silence
 from tests.support.timing import in_no_time
@@ -37,6 +39,27 @@ def test_short_waits_and_the_time_between_them_do_not_count() -> None:
         assert expired == []
 
     in_no_time(wait())
+
+
+def test_what_came_while_the_process_stood_still_ends_the_wait() -> None:
+    async def wait() -> None:
+        expired: list[int] = []
+        loop, heard = asyncio.get_running_loop(), asyncio.Event()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            loop.add_reader(ours, heard.set)
+            silence = Silence(0.01, lambda: expired.append(1))
+            silence.begin()
+            theirs.send(b"an answer")
+            time.sleep(0.3)  # nothing runs meanwhile
+            await heard.wait()
+            silence.end()
+            loop.remove_reader(ours)
+            await asyncio.sleep(0.3)
+            silence.stop()
+        assert expired == []
+
+    asyncio.run(wait())
 
 
 def test_nothing_is_noticed_after_the_stop() -> None:
