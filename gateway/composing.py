@@ -125,17 +125,16 @@ class Composer:
         request, route = weighing.came.request, progress.route
         return weighing if (request.provider, request.model) == (route.provider, route.model) else None
 
-    @staticmethod
-    def _affordable(progress: Progress) -> int | None:
+    def _affordable(self, progress: Progress) -> int | None:
         """Input tokens that the budgets leave for this try; None where no budget says anything.
 
         Before the hold: `Progress.affordable`, less the tokens by which summaries of results, which are made after
         the hold, may be longer than what is shown until then (`Showing.more`). After it, on the first route: all of
-        that. After it, on a fallback: the tokens that are held for the input, as nothing is held anew.
+        that. After it, on a fallback: what is held, as nothing is held anew.
         """
         taken = progress.taken
-        if taken is not None and taken.hold is not None and progress.route is not progress.routes[0]:
-            return taken.hold.fixed.tokens if is_limited(progress.book.standings) else None
+        if taken is not None and progress.route is not progress.routes[0]:
+            return self._held(progress)
         if taken is not None or progress.affordable is None or progress.showing is None:
             return progress.affordable
         return max(1, progress.affordable - progress.showing.more)

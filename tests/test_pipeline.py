@@ -18,6 +18,7 @@ from gateway.core.forwarding import Provider
 from gateway.core.ledger import NOTHING, AccountKey, Claim, Limits
 from gateway.core.namespaces import SessionKey
 from gateway.core.outgoing import Outgoing
+from gateway.core.routing import ModelRule, Routes
 from gateway.core.session import kept_as
 from gateway.core.spending import BudgetPolicy, KeyBudget
 from gateway.dialects import endpoint
@@ -531,6 +532,25 @@ async def test_what_is_fitted_again_is_within_what_is_held(counted: int, sent: i
     plan = world.record.context
     assert plan is not None
     assert plan.tokens <= 1_200
+
+
+@pytest.mark.parametrize(("limits", "is_cut"), [(Limits(calls=9), False), (Limits(tokens=50_000), True)])
+async def test_what_is_sent_to_a_fallback_is_within_what_is_held_where_tokens_are_limited(
+    limits: Limits, *, is_cut: bool
+) -> None:
+    """The other model's tokenizer makes more of the same text, and nothing is held anew."""
+    routes = Routes([ModelRule("gpt-4o", "p", fallback=("q/claude-opus-4-5",))], ["p", "q"], "p")
+    world = World(budget=BudgetPolicy(session=limits), routes=routes)
+    world.upstream.answer = lambda request: FakeReply(503 if request.url.startswith("http://p/") else 200)
+    turns = [
+        {"role": role, "content": f"{turn} " + "word " * 40} for turn in range(30) for role in ("user", "assistant")
+    ]
+    messages = [*turns, {"role": "user", "content": "go on"}]
+    body = json.dumps({"model": "gpt-4o", "messages": messages, "max_tokens": 100}).encode()
+    reply, _ = await world.call(world.incoming(body))
+    first, second = (json.loads(one.body)["messages"] for one in world.upstream.sent)
+    assert (reply.status, first) == (200, messages)
+    assert (len(second) < len(first)) is is_cut
 
 
 @pytest.mark.parametrize("trim", ["auto", "off", "shadow"])
