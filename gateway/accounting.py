@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -342,6 +342,10 @@ class Accounts:
         if fetched is not None and progress.answer is not None and not self._settler.is_away:
             await self._look_back(progress, fetched, progress.answer)
         self.end(progress)
+        if record.outcome == PENDING and progress.is_findable and not self._settler.is_away:
+            # Its stream broke off, or nobody waited for it: the answer may have been fetched meanwhile.
+            with self._whatever():
+                await self._settle_fetched(record)
         return progress.totals
 
     async def _told(self, progress: Progress) -> None:
@@ -352,9 +356,15 @@ class Accounts:
                 await self._background.is_first(answer_id)
 
     async def _look_back(self, progress: Progress, answer_id: str, answer: Answer) -> None:
-        """See `_settle_earlier`. Whatever comes of that, the answer itself goes on to whoever asked for it."""
-        try:
+        """See `_show_earlier`. Whatever comes of that, the answer itself goes on to whoever asked for it."""
+        with self._whatever():
             await self._show_earlier(progress, answer_id, answer)
+
+    @contextlib.contextmanager
+    def _whatever(self) -> Iterator[None]:
+        """Go on whatever comes of settling a call by its answer, which then stays charged as it is."""
+        try:
+            yield
         except StoreUnavailable as error:
             self._settler.away(error)
         except Exception:
@@ -366,9 +376,12 @@ class Accounts:
         Raises:
             StoreUnavailable: it is settled as lost, until its answer is fetched again.
         """
-        if await self._settler.settle(record) is None:
-            return
-        made = await self._background.made(record.call_id)
+        if await self._settler.settle(record) is not None:
+            await self._settle_fetched(record)
+
+    async def _settle_fetched(self, begun: CallRecord) -> None:
+        """Settle a call that was just settled as lost or pending by its answer, where that was fetched before."""
+        made = await self._background.made(begun.call_id)
         if made is not None:
             await self._settle_earlier(made)
 

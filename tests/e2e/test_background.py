@@ -346,6 +346,34 @@ def test_the_rest_of_a_stream_is_fetched_where_it_is_made_while_it_is_still_read
         assert fetch(gateway.web, "resp_1", **ann).totals == (40, 9, 49)
 
 
+def test_a_stream_that_breaks_off_after_its_answer_was_fetched_is_charged_what_it_took(
+    gateway_server: StartGateway, byte_server: StartUpstream
+) -> None:
+    usage, is_fetched = {"input_tokens": 40, "output_tokens": 9, "total_tokens": 49}, threading.Event()
+
+    def script(connection: Connection) -> None:
+        if connection.request.head.startswith(b"POST"):
+            connection.send(events(CREATED))
+            is_fetched.wait(60)
+            connection.sock.close()
+        else:
+            connection.whole(response("completed", usage=usage))
+
+    gateway = gateway_server(byte_server(script).url, **{"budget.tokens": BUDGET})
+    with gateway.web.open(
+        "POST", "/v1/responses", {**ASKED, "model": "m", "stream": True}, {"x-session-id": "s"}
+    ) as begun:
+        assert b"resp_1" in begun.readline() + begun.readline()
+        assert fetch(gateway.web, "resp_1").header("x-token-usage") is None, "its stream is still read"
+        is_fetched.set()
+        until(lambda: gateway.web.get("/api/sessions/s/calls").json.get("calls"), what="the call is settled")
+    until(lambda: outcomes(gateway.web, "s") == [("ok", "provider")], what="it is settled by its answer")
+    assert used(gateway.web, "s") == 49
+    assert fetch(gateway.web, "resp_1").totals == (40, 9, 49)
+    lines = gateway.web.get("/metrics").body.decode().splitlines()
+    assert sum(float(line.split()[-1]) for line in lines if line.startswith("gateway_tokens_total")) == 49
+
+
 def test_a_stream_whose_worker_was_killed_is_charged_what_it_took_once_its_answer_is_fetched(
     mock_server: MockServer, mock: Provider, gateway_process: StartProcess
 ) -> None:
