@@ -331,9 +331,11 @@ class Planner:
         request, frame = came.request, round(came.expected.frame)
         framing = Framing(call=frame) if came.estimate.has_tools else Framing(message=frame)
         bare = Request(wire=request.wire, model=request.model, provider=request.provider, tokenizer=request.tokenizer)
+        family = self._estimator.family(request)
         return self._book.weighing(
             lambda messages: self._estimator.message_tokens(replace(bare, messages=messages), read_as="chat"),
-            f"{self._estimator.family(request).name}\0{request.tokenizer}",
+            # models of one family may have different rules for images
+            f"{family.name}\0{family.image}\0{request.tokenizer}",
             framing,
         )
 

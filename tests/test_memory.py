@@ -12,8 +12,9 @@ from gateway.core.context_budget import ContextPolicy, Wishes
 from gateway.core.counting.estimate import Estimator
 from gateway.core.counting.heuristic import CharacterCounter
 from gateway.core.counting.measure import TokenCounter
+from gateway.core.plan import Plan
 from gateway.core.routing import ModelFacts, Route
-from gateway.core.session import Remembered
+from gateway.core.session import Remembered, SessionState
 from gateway.dialects.base import Call
 from gateway.dialects.contents import contents_of
 from gateway.dialects.fields import read_fields
@@ -49,14 +50,25 @@ def conversation(number: int, turns: int = 30) -> Messages:
     return [{"role": "user", "content": f"Parcel {number}-{turn}: depot {turn * 7}. " * 9} for turn in range(turns)]
 
 
-async def plan(planner: Planner, messages: Sequence[dict[str, Any]], budget: int) -> int:
-    """Tokens of what is sent."""
+async def planned(
+    planner: Planner,
+    messages: Sequence[dict[str, Any]],
+    budget: int,
+    *,
+    model: str = "gpt-4o",
+    state: SessionState | None = None,
+) -> Plan:
     body = json.dumps({"model": "m", "messages": messages}).encode()
     call = Call("chat", "m", stream=False, body=body, fields=read_fields(body))
     contents = contents_of(call, "chat", planner.known)
     assert contents is not None
-    asked = Asked(contents, Route("p", "gpt-4o"), ModelFacts(), Wishes(budget=budget), len(body))
-    return (await planner.plan(asked, Remembered())).context.tokens
+    asked = Asked(contents, Route("p", model), ModelFacts(), Wishes(budget=budget), len(body))
+    return await planner.plan(asked, Remembered(state or SessionState()))
+
+
+async def plan(planner: Planner, messages: Sequence[dict[str, Any]], budget: int) -> int:
+    """Tokens of what is sent."""
+    return (await planned(planner, messages, budget)).context.tokens
 
 
 @pytest.mark.parametrize("budget", [100_000, 1_000])
@@ -84,6 +96,20 @@ async def test_all_tables_together_stay_within_the_limit_and_are_filled() -> Non
         most = max(most, memory.size_bytes)
     assert limit / 2 < most <= limit
     planner.close()
+
+
+async def test_models_of_one_family_with_other_rules_for_images_have_weights_of_their_own() -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://a/b.png"}}
+    messages = conversation(1, 10)
+    messages[1:1] = [{"role": "user", "content": [{"type": "text", "text": "This is it."}, image]}]
+    memory = Memory()
+    warm, cold = (planner_of(one, CharacterCounter()) for one in (memory, Memory()))
+    await planned(warm, messages, 900)
+    assert await planned(warm, messages, 900, model="gpt-4o-mini") == await planned(
+        cold, messages, 900, model="gpt-4o-mini"
+    )
+    for planner in (warm, cold):
+        planner.close()
 
 
 async def test_a_reload_keeps_what_a_worker_remembers() -> None:
