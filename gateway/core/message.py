@@ -30,11 +30,13 @@ _KEY_BYTES: Final = 16
 CACHE_MARKS: Final = ("cache_control", "prompt_cache_breakpoint")
 #: A cache mark. An unescaped `"cache_control"` before a colon can only be a key, because inside a JSON string every
 #: quote has a backslash before it; and the comma or brace before it is then no part of a string either. Only flat
-#: objects are taken out: those end where they seem to.
-_MARKS: Final = tuple(
-    (mark, re.compile(mark + rb'\s*+:\s*+\{(?:[^{}"\\]|"[^"\\{}]*+")*+\}'))
-    for mark in (b'"%b"' % name.encode() for name in CACHE_MARKS)
-)
+#: objects are taken out, which end where they seem to, and of these only what can be written anew as it was.
+_MARK_NAMES: Final = tuple(b'"%b"' % name.encode() for name in CACHE_MARKS)
+_OBJECT_OF: Final = rb"(?:" + b"|".join(_MARK_NAMES) + rb")\s*+:\s*+\{"
+_HOLDER: Final = re.compile(_OBJECT_OF)
+_FLAT: Final = re.compile(_OBJECT_OF + rb'(?:[\s,:]|true|false|null|-?\d{1,18}(?![\d.eE])|"[^"\\{}]*+")*+\}')
+#: up to the next brace outside of strings
+_BRACE: Final = re.compile(rb'(?:[^{}"]|"(?:[^"\\]|\\.)*+")*+[{}]', re.DOTALL)
 _OF_TEXT: Final = frozenset({"type", "text", *CACHE_MARKS})
 _SPACES: Final = re.compile(rb"\s*+")
 _SPACE: Final = b" \t\n\r\f\v"
@@ -85,20 +87,21 @@ class Sketch:
 def plain(raw: bytes) -> bytes:
     """A message, or any piece of JSON, without its cache marks, which clients move from turn to turn.
 
-    With each goes one comma beside it. What has none is returned itself.
+    With each goes one comma beside it. What has none is returned itself, and so is what this function returned.
     """
-    for mark, flat in _MARKS:
+    for mark in _MARK_NAMES:
         if mark in raw:
-            raw = _without(raw, mark, flat)
+            return _without(raw)
     return raw
 
 
-def _without(raw: bytes, mark: bytes, flat: re.Pattern[bytes]) -> bytes:
+def _without(raw: bytes) -> bytes:
     kept: list[bytes] = []
     done, opens = 0, False
-    at = raw.find(mark)
-    while at >= 0:
-        found = flat.match(raw, at)
+    one, other = map(raw.find, _MARK_NAMES)
+    while one >= 0 or other >= 0:
+        at = one if other < 0 or 0 <= one < other else other
+        found = _FLAT.match(raw, at)
         cut = _cut(raw, at, found.end(), done, opens=opens) if found is not None else None
         if cut is not None:
             kept.append(raw[done : cut[0]])
@@ -106,8 +109,30 @@ def _without(raw: bytes, mark: bytes, flat: re.Pattern[bytes]) -> bytes:
             # mark that follows at once is the object's first field now.
             opens = raw[cut[0] : cut[0] + 1] != b","
             done = cut[1]
-        at = raw.find(mark, max(at + 1, done))
+        behind = done if cut is not None else _behind(raw, at)
+        one, other = (
+            raw.find(name, behind) if 0 <= place < behind else place
+            for name, place in zip(_MARK_NAMES, (one, other), strict=True)
+        )
     return b"".join([*kept, raw[done:]]) if done else raw
+
+
+def _behind(raw: bytes, at: int) -> int:
+    """Where to look on behind something that is no mark: not in its object, which a mark cut out of it would make flat.
+
+    So nothing is left that is a mark once others are gone.
+    """
+    holder = _HOLDER.match(raw, at)
+    if holder is None:
+        return at + 1
+    end, depth = holder.end(), 1
+    while depth:
+        brace = _BRACE.match(raw, end)
+        if brace is None:
+            return len(raw)
+        end = brace.end()
+        depth += 1 if raw.endswith(b"{", 0, end) else -1
+    return end
 
 
 def _cut(raw: bytes, start: int, stop: int, done: int, *, opens: bool) -> tuple[int, int] | None:

@@ -178,6 +178,37 @@ def test_what_has_no_marks_has_none_also_where_one_stood_twice(members: list[byt
     assert isinstance(json.loads(found), dict)
 
 
+NESTED = b'{"cache_control":%b}'
+
+
+@given(
+    st.recursive(
+        st.sampled_from([b"1", b'"a"', b'"}"', b'"\\"{"', b"{}", b'{"ttl":"1h"}']),
+        lambda inner: (
+            st.builds(
+                lambda members: b"{" + b" , ".join(b'"%b":%b' % member for member in members) + b"}",
+                st.lists(
+                    st.tuples(st.sampled_from([b"a", b"cache_control", b"prompt_cache_breakpoint"]), inner), max_size=3
+                ),
+            )
+            | st.lists(inner, max_size=2).map(lambda values: b"[" + b",".join(values) + b"]")
+        ),
+    )
+)
+@settings(max_examples=300, deadline=None)
+@example(NESTED % (NESTED % (NESTED % b'{"a":1}')))
+@example(b'{"cache_control":{"prompt_cache_breakpoint":{}},"prompt_cache_breakpoint":{"cache_control":{}}}')
+def test_what_is_left_without_marks_has_none_whatever_stands_in_whatever(raw: bytes) -> None:
+    found = plain(raw)
+    assert plain(found) is found
+    json.loads(found)
+
+
+@pytest.mark.parametrize("number", [b"1e999", b"9" * 5000, b"NaN", b"[" * 2000 + b"]" * 2000])
+def test_a_mark_that_cannot_be_written_anew_is_none(number: bytes) -> None:
+    assert not is_marked(b'{"role":"user","content":"a","cache_control":{"a":%b}}' % number)
+
+
 DEEP = b"[" * (DEEPEST + 5) + b"]" * (DEEPEST + 5)
 
 
