@@ -21,7 +21,7 @@ from gateway.core.counting.runs import Runs
 from gateway.core.fitting.blocks import Sliced, emptied, render, slice_message
 from gateway.core.fitting.terms import WORD, Lexicon, highest
 from gateway.core.fitting.watch import Watch
-from gateway.core.message import Message, Sketch, decode, digest, encode, read, sketch, text_of
+from gateway.core.message import Message, Sketch, decode, digest, encode, plain, read, sketch, text_of
 from gateway.core.values import dataclass
 
 T = TypeVar("T")
@@ -185,8 +185,9 @@ class Reader:
 
     def sketches(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> Sequence[Sketch]:
         """What each message is."""
+        # Cache marks are not part of the keys: what is kept under one is read without them.
         return self._cache.get_keyed(
-            "sketch", keys, lambda missing: [sketch(messages[index]) for index in missing], _sketch_bytes
+            "sketch", keys, lambda missing: [sketch(plain(messages[index])) for index in missing], _sketch_bytes
         )
 
     def outline(self, keys: tuple[bytes, ...], messages: Sequence[bytes]) -> Outline:
@@ -232,7 +233,7 @@ class Reader:
 
         def compute(missing: Sequence[int]) -> Iterator[Known]:
             sketches = self.sketches([keys[index] for index in missing], [raws[index] for index in missing])
-            return (self._read(keys[i], raws[i], one, watch) for i, one in zip(missing, sketches, strict=True))
+            return (self._read(keys[i], plain(raws[i]), one, watch) for i, one in zip(missing, sketches, strict=True))
 
         return self._cache.get_keyed(f"known\0{self._name}", keys, compute, _known_bytes)
 

@@ -5,6 +5,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from gateway.core.conversation import Conversation
 from gateway.core.fitting.draft import Draft
 from gateway.core.fitting.reader import FRAME, Framing, Known, Made, Order, Reader, What, weigher
@@ -117,6 +119,36 @@ def test_a_message_with_a_cache_mark_is_cut_with_the_mark_it_has_now() -> None:
     assert b"cache_control" in cut(cache_control={"type": "ephemeral"})
     assert b"cache_control" not in cut()
     assert b"cache_control" in cut(cache_control={"type": "ephemeral"})
+
+
+MARK = {"cache_control": {"type": "ephemeral"}}
+
+
+@pytest.mark.parametrize(
+    ("bare", "marked"),
+    [
+        (
+            {"role": "user", "content": LINES},
+            b'{"cache_control":{"a":1},"cache_control":{"a":2},"role":"user","content":%b}' % encode(LINES),
+        ),
+        (
+            {"role": "assistant", "content": LINES, "tool_calls": [CALL]},
+            encode({"role": "assistant", "content": LINES, "tool_calls": [CALL | MARK]}),
+        ),
+        (
+            {"role": "assistant", "content": LINES, "thinking_blocks": {}},
+            encode({"role": "assistant", "content": LINES, "thinking_blocks": MARK}),
+        ),
+    ],
+)
+def test_what_is_known_of_a_message_is_the_same_whoever_marked_it_before(bare: dict[str, Any], marked: bytes) -> None:
+    for first, second in ((marked, encode(bare)), (encode(bare), marked)):
+        reader, stranger = Reader(weigher(len)), Reader(weigher(len))
+        one, other = Conversation.of([first], reader), Conversation.of([second], stranger)
+        assert one.keys == other.keys
+        known(reader, first)
+        assert Conversation.of([second], reader).sketches == other.sketches
+        assert known(reader, second) == known(stranger, second)
 
 
 def test_a_message_can_be_emptied_without_being_cut_into_blocks() -> None:
