@@ -197,8 +197,8 @@ def _remembered(done: Draft, salt: str, compute: Callable[[], Sent]) -> tuple[Se
 def _kept(draft: Draft, epoch: Epoch, summary: str, compute: Callable[[], Sent]) -> Sent:
     # Sessions that begin alike share a reader, and need not have the same summary.
     told = digest(summary.encode("utf-8", "replace")) if summary else b""
-    key = (epoch.prefix, epoch.plan, told)
-    return draft.reader.kept("sent", key, compute, lambda sent: sent.size_bytes).weighed(draft)
+    key = (epoch.prefix, epoch.plan, epoch.summary, told)
+    return draft.reader.kept("sent", key, compute, lambda sent: sent.size_bytes).of_these(draft)
 
 
 def _resumed(draft: Draft, epoch: Epoch | None, salt: str, summaries: Mapping[str, str]) -> Sent | None:
@@ -215,8 +215,7 @@ def _resumed(draft: Draft, epoch: Epoch | None, salt: str, summaries: Mapping[st
         return None
     if any(sent.decisions[index] != KEEP for index in conversation.pinned if index < epoch.size):
         return None
-    again = [i for i in sent.marked | conversation.marked if i in sent.made and sent.made[i].raw is not None]
-    return sent.remade(draft, again) if again else sent
+    return sent
 
 
 def _sent(draft: Draft, epoch: Epoch, summaries: Mapping[str, str]) -> Sent:

@@ -16,6 +16,7 @@ from gateway.core.message import read
 from gateway.core.values import dataclass
 
 _MESSAGE_BYTES: Final = 400
+_KEY_BYTES: Final = 72
 _NUMBER_BYTES: Final = 40
 
 
@@ -94,6 +95,8 @@ class Fates:
 class Sent:
     """What the first messages of a conversation became, and what that takes off; it holds no message that was kept."""
 
+    #: of all these messages
+    keys: tuple[bytes, ...]
     decisions: tuple[Decision, ...]
     recalls: Mapping[int, Lines]
     rules: Mapping[int, str]
@@ -113,29 +116,34 @@ class Sent:
         made = draft.made_of(draft.changed())
         tokens, saved = _weighed(draft, made)
         hows = {index: rule_of(draft.decisions[index], draft.rules.get(index, "")) for index in sorted(made)}
-        marked = draft.conversation.marked & made.keys()
-        return cls(draft.decisions, draft.recalls, draft.rules, made, marked, tokens, saved, draft.reader.framing, hows)
+        keys, marked = draft.conversation.keys, draft.conversation.marked & made.keys()
+        # as an epoch tells them: the rule by which a message was left out is nothing to go on from
+        rules = {index: rule for index, rule in draft.rules.items() if isinstance(draft.decisions[index], tuple)}
+        return cls(keys, draft.decisions, draft.recalls, rules, made, marked, tokens, saved, draft.reader.framing, hows)
 
-    def weighed(self, draft: Draft) -> Sent:
-        """The same by the framing that there is now; `draft` begins with these messages."""
-        if self.framing == draft.reader.framing:
+    def of_these(self, draft: Draft) -> Sent:
+        """The same of the first messages of this draft, which say the same, and by the framing that there is now.
+
+        They may say it in other bytes, a text as a list for one, and with other cache marks.
+        """
+        conversation, framing = draft.conversation, draft.reader.framing
+        keys = conversation.keys[: len(self.keys)]
+        marked = conversation.marked & self.made.keys()
+        others = {index for index in self.made if keys[index] != self.keys[index]} if keys != self.keys else set()
+        again = [index for index in others | self.marked | marked if self.made[index].raw is not None]
+        if not (others or again) and self.framing == framing:
             return self
         anew = draft.as_sent(self.decisions, self.recalls, self.rules, {})
-        tokens, saved = _weighed(anew, self.made)
-        return replace(self, tokens=tokens, saved=saved, framing=draft.reader.framing)
-
-    def remade(self, draft: Draft, indices: Sequence[int]) -> Sent:
-        """Some of it made anew, for the marks that there are now."""
-        anew = draft.as_sent(self.decisions, self.recalls, self.rules, {})
-        made = {**self.made, **anew.made_of(indices)}
+        made = {**self.made, **anew.made_of(again)} if again else self.made
         tokens, saved = _weighed(anew, made)
-        return replace(self, made=made, marked=draft.conversation.marked & made.keys(), tokens=tokens, saved=saved)
+        return replace(self, keys=keys, made=made, marked=marked, tokens=tokens, saved=saved, framing=framing)
 
     def with_lines(self, draft: Draft, index: int) -> Sent:
         """This when the draft adds nothing but old lines at the end of one message that was kept."""
         tokens = draft.weight(index)
         return replace(
             self,
+            keys=draft.conversation.keys,
             decisions=draft.decisions,
             recalls=draft.recalls,
             made={**self.made, index: draft.made(index)},
@@ -150,7 +158,9 @@ class Sent:
         """About what it takes."""
         numbers = sum(len(decision) for decision in self.decisions if isinstance(decision, tuple))
         texts = sum(len(one.raw or b"") for one in self.made.values())
-        return _MESSAGE_BYTES * (1 + len(self.made)) + 8 * len(self.decisions) + _NUMBER_BYTES * numbers + texts
+        return (
+            _MESSAGE_BYTES * (1 + len(self.made)) + _KEY_BYTES * len(self.decisions) + _NUMBER_BYTES * numbers + texts
+        )
 
 
 def _weighed(draft: Draft, made: Mapping[int, Made]) -> tuple[dict[int, int], int]:

@@ -19,6 +19,7 @@ from gateway.core.fitting.receipt import Fitted
 from gateway.core.fitting.strategies import Condense, Dedupe, Drop, Shorten, Strategy
 from gateway.core.fitting.validate import problems
 from gateway.core.message import encode
+from gateway.core.message import plain as plain_of
 
 COUNT = weigher(lambda text: len(text) // 4)
 MARK = {"cache_control": {"type": "ephemeral"}}
@@ -456,6 +457,37 @@ def test_a_beginning_is_known_again_where_a_mark_made_lists_of_texts() -> None:
         done = fit(Conversation.of_messages(messages, reader), limit, reader, epoch=first.epoch)
         assert done.epoch is first.epoch
         assert [fate.rule for fate in done.fates] == [fate.rule for fate in first.fates]
+
+
+def test_what_is_cut_is_sent_in_the_form_it_came_in_whatever_forms_it_came_in_before() -> None:
+    limit, plain = 700, session(8)
+    plain[4]["content"] = f"<think>{'Hm, entry A102. ' * 9}</think>{plain[4]['content']}"
+    listed = parts(plain)
+    forms = [
+        plain,
+        listed,
+        mark(listed, 1, 2, 3, 5, 6),
+        [dict(reversed(one.items())) for one in plain],
+        mark(listed, 4, 5),
+        [*plain[:5], *listed[5:]],
+    ]
+
+    def told(done: Fitted) -> Any:
+        return done.messages, done.tokens_before, done.tokens, [*done.fates], done.epoch
+
+    def weigh(messages: Sequence[bytes]) -> Sequence[int]:
+        # as a counter of thoughts does, which are known by where they stand in a text
+        return [len(raw) // (3 if b'"<think>' in raw else 4) for raw in map(plain_of, messages)]
+
+    warm, epochs = Reader(weigh), list[Epoch | None]([None])
+    for form in (*forms, *forms[::-1]):
+        for epoch in epochs:
+            found, expected = (
+                fit(Conversation.of_messages(form, reader), limit, reader, epoch=epoch)
+                for reader in (warm, Reader(weigh))
+            )
+            assert told(found) == told(expected)
+        epochs = [None, found.epoch]
 
 
 # --- priorities ------------------------------------------------------------------------------------------------------

@@ -100,8 +100,9 @@ def test_lines_that_weigh_more_than_they_seemed_are_left_alone() -> None:
     assert recall(draft, 500, "all", Worth()) is draft
 
 
-def test_turn_by_turn_a_reader_that_remembers_recalls_what_a_fresh_one_does() -> None:
-    messages: list[dict[str, Any]] = [{"role": "system", "content": "Look things up."}]
+@pytest.mark.parametrize("told", ["Look things up.", "Know each Town, its Hotel, and what is Right. PLZ4035 is not."])
+def test_turn_by_turn_a_reader_that_remembers_recalls_what_a_fresh_one_does(told: str) -> None:
+    messages: list[dict[str, Any]] = [{"role": "system", "content": told}]
     for number in range(60):
         code = f"PLZ{4000 + number * 7}"
         messages.append({"role": "user", "content": f"Which hotel in town {number % 7}, and is {code} right?"})
