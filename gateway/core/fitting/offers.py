@@ -152,7 +152,7 @@ class Opening:
         ranks, scores, prices = self._ranked(stock), stock.scores, stock.whole
         sums, factors, terms = scores.sums, scores.factors, scores.terms
         gain = sum([sums[place] * factors[place] for place in self._frames])
-        cost = float(self.frame)
+        cost = max(1.0, self.frame)  # a message without a word may weigh nothing
         ratio = gain / cost
         taken: list[tuple[float, int]] = []
         paid = set[int]()

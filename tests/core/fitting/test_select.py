@@ -9,6 +9,7 @@ from gateway.core.fitting.draft import DROP, KEEP, Draft
 from gateway.core.fitting.reader import Reader, weigher
 from gateway.core.fitting.select import condense
 from gateway.core.fitting.worth import Worth
+from gateway.core.message import encode
 
 FILLER = "".join(
     f"nothing of note happened at all on day number {['one', 'two', 'three', 'four'][n % 4]}.\n" for n in range(40)
@@ -31,6 +32,7 @@ def sent(draft: Draft) -> list[Any]:
     return [json.loads(raw) for raw in draft.sent().messages]
 
 
+SILENT = {"role": "assistant", "content": ""}
 USER = {"role": "user", "content": "Book the flight for me, please."}
 
 
@@ -48,6 +50,12 @@ def test_what_two_results_share_is_kept_once() -> None:
     draft = draft_of(USER, *step(1, rows), *step(2, rows), {"role": "user", "content": "on"})
     shown = json.dumps(sent(condense(draft, draft.total() - 50, Worth())))
     assert [shown.count(f"W{n}00{n}") for n in range(1, 7)] == [1] * 6
+
+
+def test_messages_that_weigh_nothing_are_chosen_among_too() -> None:
+    conversation = Conversation.of_messages([USER, SILENT, *step(1, FILLER), {"role": "user", "content": "on"}])
+    draft = Draft.untouched(conversation, Reader(lambda raws: [len(raw) * (raw != encode(SILENT)) for raw in raws]))
+    assert condense(draft, 900, Worth()).total() <= 900
 
 
 def test_a_unit_with_nothing_taken_vanishes_whole() -> None:
