@@ -321,7 +321,8 @@ def text_parts(content: object) -> str:
 
 
 def sketch(raw: bytes) -> Sketch:
-    """Read a message; never raises."""
+    """Read a message, but for its cache marks; never raises."""
+    raw = plain(raw)
     message, is_odd = read(raw)
     if not isinstance(message, dict):
         return Sketch(UNKNOWN, sealed=True, identity=digest(raw))
@@ -336,7 +337,7 @@ def sketch(raw: bytes) -> Sketch:
         answers=_answered_id(message),
         length=len(text),
         text_key=text_key,
-        identity=digest(plain(raw)) if is_odd or not _is_one_text(content) else _identity(message, text_key),
+        identity=digest(raw) if is_odd or not _is_one_text(content) else _identity(message, text_key),
         sealed=is_odd or _is_sealed(message, content),
         faults=tuple(_faults(message, content, calls)),
     )

@@ -185,9 +185,8 @@ class Reader:
 
     def sketches(self, keys: Sequence[bytes], messages: Sequence[bytes]) -> Sequence[Sketch]:
         """What each message is."""
-        # Cache marks are not part of the keys: what is kept under one is read without them.
         return self._cache.get_keyed(
-            "sketch", keys, lambda missing: [sketch(plain(messages[index])) for index in missing], _sketch_bytes
+            "sketch", keys, lambda missing: [sketch(messages[index]) for index in missing], _sketch_bytes
         )
 
     def outline(self, keys: tuple[bytes, ...], messages: Sequence[bytes]) -> Outline:
@@ -224,7 +223,7 @@ class Reader:
 
         def compute(_: Sequence[int]) -> list[Sliced]:
             watch.tick()
-            return [_UNCUT if sealed else slice_message(decode(raw), watch)]
+            return [_UNCUT if sealed else slice_message(decode(plain(raw)), watch)]
 
         return self._cache.get_keyed("sliced", (key,), compute, _sliced_bytes)[0]
 
@@ -232,6 +231,7 @@ class Reader:
         """Blocks and terms of messages."""
 
         def compute(missing: Sequence[int]) -> Iterator[Known]:
+            # Cache marks are not part of the keys: what is kept under one is read without them.
             sketches = self.sketches([keys[index] for index in missing], [raws[index] for index in missing])
             return (self._read(keys[i], plain(raws[i]), one, watch) for i, one in zip(missing, sketches, strict=True))
 

@@ -139,6 +139,10 @@ MARK = {"cache_control": {"type": "ephemeral"}}
             {"role": "assistant", "content": LINES, "thinking_blocks": {}},
             encode({"role": "assistant", "content": LINES, "thinking_blocks": MARK}),
         ),
+        (
+            {"role": "assistant", "content": LINES, "tool_calls": {}},
+            encode({"role": "assistant", "content": LINES, "tool_calls": MARK}),
+        ),
     ],
 )
 def test_what_is_known_of_a_message_is_the_same_whoever_marked_it_before(bare: dict[str, Any], marked: bytes) -> None:
@@ -149,6 +153,7 @@ def test_what_is_known_of_a_message_is_the_same_whoever_marked_it_before(bare: d
         known(reader, first)
         assert Conversation.of([second], reader).sketches == other.sketches
         assert known(reader, second) == known(stranger, second)
+        assert made(reader, second, (0,)) == made(Reader(weigher(len)), second, (0,))
 
 
 def test_a_message_can_be_emptied_without_being_cut_into_blocks() -> None:
