@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import gc
 import json
 import time
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -96,6 +98,47 @@ async def test_all_tables_together_stay_within_the_limit_and_are_filled() -> Non
         most = max(most, memory.size_bytes)
     assert limit / 2 < most <= limit
     planner.close()
+
+
+def _asked(call_id: str, name: str = "look") -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": "{}"}}
+
+
+LONG = "x" * 20_000
+HOSTILE: dict[str, Callable[[str], Messages]] = {
+    "ids": lambda mark: [
+        {"role": "assistant", "content": None, "tool_calls": [_asked(LONG + mark)]},
+        {"role": "tool", "tool_call_id": LONG + mark, "content": "ok " * 30},
+    ],
+    "ids of broken calls": lambda mark: [
+        {"role": "assistant", "content": "", "tool_calls": [{"id": LONG + mark, "function": {"arguments": "{"}}]},
+    ],
+    "names": lambda mark: [{"role": "assistant", "content": None, "tool_calls": [_asked(mark, LONG + mark)]}],
+    "roles": lambda mark: [{"role": LONG + mark, "content": "ok"}],
+    "images": lambda mark: [
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://a/b", "detail": LONG + mark}}]}
+    ],
+    "words": lambda mark: [{"role": "assistant", "content": LONG + mark, "thinking_blocks": [1]}],
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+async def test_what_names_something_may_be_long_and_takes_no_more_than_the_limit_either(kind: str) -> None:
+    limit = 2**20
+    memory = Memory(limit)
+    planner = planner_of(memory, CharacterCounter())
+    await plan(planner, conversation(0), 1_000)
+    tracemalloc.start()
+    for number in range(24):
+        said = [message for place in range(8) for message in HOSTILE[kind](f"{number}.{place}")]
+        messages = [{"role": "user", "content": "Look."}, *said, {"role": "user", "content": "And now?"}]
+        await planned(planner, messages, 30_000)
+        await planned(planner, messages, 100)
+    planner.close()
+    gc.collect()
+    took, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert took < 2 * limit
 
 
 async def test_models_of_one_family_with_other_rules_for_images_have_weights_of_their_own() -> None:

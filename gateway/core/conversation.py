@@ -27,6 +27,8 @@ class Outline:
     sketches: tuple[Sketch, ...] = ()
     #: how many calls each of them makes
     calls: tuple[int, ...] = ()
+    #: of all of them, see `Sketch.letters`
+    letters: int = 0
     #: where each unit starts and stops
     spans: tuple[tuple[int, int], ...] = ()
     #: indices of system texts, and of what nobody can read
@@ -45,6 +47,7 @@ class Outline:
         return Outline(
             sketches,
             (*self.calls, *[len(one.calls) for one in more]),
+            self.letters + sum([one.letters for one in more]),
             (*closed, *_spans(sketches, start)),
             self.fixed.union(fixed),
             (*self.users, *users),

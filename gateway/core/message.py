@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
+from itertools import chain
 from math import isinf
 from typing import Any, Final
 
@@ -77,6 +78,8 @@ class Sketch:
     sealed: bool = False
     #: what a provider would not take
     faults: tuple[str, ...] = ()
+    #: of its role, ids, names and faults: mostly few, but they may be as long as a request
+    letters: int = 0
 
     @property
     def is_known(self) -> bool:
@@ -326,20 +329,24 @@ def sketch(raw: bytes) -> Sketch:
     message, is_odd = read(raw)
     if not isinstance(message, dict):
         return Sketch(UNKNOWN, sealed=True, identity=digest(raw))
-    content = message.get("content")
+    content, role, answers = message.get("content"), str(message.get("role")), _answered_id(message)
     text = text_parts(content)
     text_key = digest(text.encode("utf-8", "surrogatepass"))
     calls = _calls(message)
+    ids = _call_ids(message, calls)
+    names = tuple((str(call.get("id")), str(_function(call).get("name"))) for call in calls)
+    faults = tuple(_faults(message, content, calls))
     return Sketch(
-        role=str(message.get("role")),
-        calls=_call_ids(message, calls),
-        names=tuple((str(call.get("id")), str(_function(call).get("name"))) for call in calls),
-        answers=_answered_id(message),
+        role=role,
+        calls=ids,
+        names=names,
+        answers=answers,
         length=len(text),
         text_key=text_key,
         identity=digest(raw) if is_odd or not _is_one_text(content) else _identity(message, text_key),
         sealed=is_odd or _is_sealed(message, content),
-        faults=tuple(_faults(message, content, calls)),
+        faults=faults,
+        letters=sum(map(len, chain((role, answers or ""), ids, chain.from_iterable(names), faults))),
     )
 
 

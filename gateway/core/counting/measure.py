@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from gateway.core.counting.media import Media
 from gateway.core.counting.parts import COMPACTIONS, OBJECT, Tally, ToolResult, is_compaction
+from gateway.core.tools import NAME_CHARACTERS
 
 #: Our words for the wire formats; a dialect's `name`.
 Wire = Literal["chat", "responses", "messages", "completions"]
@@ -92,6 +93,7 @@ def other_measure(value: object, counter: TokenCounter) -> Measure:
 def _measured(tally: Tally, role: str, *, messages: int = 1, asks: bool = False) -> Measure:
     calls = tally.sums.get("calls", 0)
     counts = Counts(**tally.sums, messages=messages, parallel=max(0, calls - 1))
+    role = role[:NAME_CHARACTERS]
     return Measure(counts, tuple(tally.media), tuple(tally.results), role, asks, tuple(tally.called))
 
 

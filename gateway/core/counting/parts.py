@@ -87,7 +87,7 @@ class Tally:
     def call(self, name: object, arguments: object, call_id: object) -> None:
         """The call of a tool."""
         if isinstance(name, str) and isinstance(call_id, str) and call_id:
-            self.called.append((call_id, name[:NAME_CHARACTERS]))
+            self.called.append((_id(call_id), name[:NAME_CHARACTERS]))
         before = self.sums.get("called", 0)
         self.add("calls", 1)
         self.say("called", name)
@@ -106,7 +106,7 @@ class Tally:
         self.add("results", 1)
         self.add("result", tokens)
         digest = blake2b(said.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        self.results.append(ToolResult(call_id if isinstance(call_id, str) else "", digest, tokens))
+        self.results.append(ToolResult(_id(call_id) if isinstance(call_id, str) else "", digest, tokens))
 
     def compacted(self, part: Mapping[str, Any]) -> None:
         """What stands for all before it: sealed by OpenAI, a text of Anthropic's."""
@@ -136,6 +136,13 @@ class Tally:
         self._depth -= 1
 
 
+def _id(call_id: str) -> str:
+    """What tells a call from others: measures are kept, and an id may be as long as a request."""
+    if len(call_id) <= NAME_CHARACTERS:
+        return call_id
+    return blake2b(call_id.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
 def _text(tally: Tally, part: Mapping[str, Any]) -> None:
     text = part.get("text", part.get("refusal"))
     if text is None:
@@ -159,7 +166,7 @@ def _image(tally: Tally, part: Mapping[str, Any]) -> None:
     holder = named if isinstance(named, Mapping) else part
     url = holder.get("url", named)
     asked = holder.get("detail", part.get("detail"))
-    detail = asked if isinstance(asked, str) else ""
+    detail = asked[:NAME_CHARACTERS] if isinstance(asked, str) else ""
     if isinstance(url, str):
         found = media.from_url(url, "image", detail)
         tally.media.append(found if found.kind == "image" else Media("image", detail=detail, size=found.size))

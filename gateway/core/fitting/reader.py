@@ -319,12 +319,12 @@ def _named(terms: Mapping[str, int]) -> frozenset[str]:
 
 
 def _sketch_bytes(found: Sketch) -> int:
-    return _SKETCH_BYTES + _CALL_BYTES * len(found.calls)
+    return _SKETCH_BYTES + _CALL_BYTES * len(found.calls) + found.letters
 
 
 def _outline_bytes(found: Outline) -> int:
     # Sketches may be kept here alone: in the table by message they are not asked for any more.
-    return _SKETCH_BYTES * len(found.sketches) + _CALL_BYTES * sum(found.calls)
+    return _SKETCH_BYTES * len(found.sketches) + _CALL_BYTES * sum(found.calls) + found.letters
 
 
 def _numbers_bytes(found: Sequence[int]) -> int:
@@ -337,9 +337,10 @@ def _sliced_bytes(found: Sliced) -> int:
 
 def _known_bytes(found: Known) -> int:
     terms = len(found.all_terms) + len(found.named)
+    letters = sum(map(len, found.all_terms))
     numbers = 2 * found.length + len(found.fixed)
     blocks = _BLOCK_BYTES * (3 + len(found.terms))
-    return _sliced_bytes(found.sliced) + blocks + _TERM_BYTES * terms + _NUMBER_BYTES * numbers
+    return _sliced_bytes(found.sliced) + blocks + _TERM_BYTES * terms + letters + _NUMBER_BYTES * numbers
 
 
 def _made_bytes(found: Made) -> int:
