@@ -8,6 +8,7 @@ where they may stand.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from gateway.core.message import Hashed, decode, encode
@@ -52,7 +53,7 @@ class MessagesView(View):
         self._kinds = [one.kind for one in reads]
         self._system = _well_placed(self._kinds)
         compact = max((place for place, one in enumerate(reads) if one.is_compact), default=-1)
-        must = {compact, *_leader(self._kinds), *_beside(self._kinds, self._system), *_asked(reads)}
+        must = {compact, *_leader(self._kinds), *_beside(self._kinds, self._system), *_asked(reads), *_unread(reads)}
         super().__init__(
             came,
             together([piece.message for piece, _ in found]),
@@ -173,6 +174,21 @@ def _asked(reads: Sequence[Read]) -> Iterable[int]:
     places = [place for place, one in enumerate(reads) if one.kind == "words"]
     alone = [place for place in places if not any(piece.is_result for piece in reads[place].pieces)]
     return alone[-1:] if alone[-1:] != places[-1:] else ()
+
+
+def _unread(reads: Sequence[Read]) -> Iterator[int]:
+    """What may belong to the calls or results in an element that nobody here can read.
+
+    That is the rest of its turn, and the assistant's turn before it or the user's behind it.
+    """
+    if not any(one.is_tied for one in reads):
+        return
+    turns = [[*turn] for _, turn in groupby(range(len(reads)), lambda place: reads[place].kind in SPOKEN)]
+    for number, turn in enumerate(turns):
+        if any(reads[place].is_tied for place in turn):
+            yield from turn
+            beside = number + 1 if reads[turn[0]].kind in SPOKEN else number - 1
+            yield from turns[beside] if 0 <= beside < len(turns) else ()
 
 
 def _well_placed(kinds: Sequence[str]) -> frozenset[int]:

@@ -24,6 +24,8 @@ SPOKEN = ("said", "thought")
 SYSTEM = ("system", "changes", "sealed")
 _THINKING = ("thinking", "redacted_thinking")
 _CALL = "tool_use"
+#: how calls and results are written, mostly
+_TIED = (b'"tool_use"', b'"tool_result"')
 #: calls that run where the model does; their results are the assistant's words
 _SERVED = ("server_tool_use", "mcp_tool_use")
 #: bytes that a piece takes beside its message
@@ -50,6 +52,8 @@ class Read(NamedTuple):
     #: it stands for all before it
     is_compact: bool = False
     is_opaque: bool = False
+    #: nobody here can read it, and it may hold calls or results
+    is_tied: bool = False
     #: ids of the calls in it that run where the model does, and of such calls in earlier elements that it needs
     served: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
@@ -78,7 +82,9 @@ def read_message(raw: bytes) -> Read:
     served, needs = _served(content) if kind in SPOKEN else ((), ())
     if is_odd or not _is_listed(message):
         kind = "sealed" if is_odd and kind in SYSTEM else kind
-        return Read((Piece(ChatMessage.of(opaque(raw))),), kind, is_opaque=True, served=served, needs=needs)
+        is_tied = kind not in SYSTEM and any(mark in raw for mark in _TIED)
+        piece = Piece(ChatMessage.of(opaque(raw)))
+        return Read((piece,), kind, is_opaque=True, is_tied=is_tied, served=served, needs=needs)
     if message["role"] == "user":
         return Read(tuple(_of_user(message, content)), kind)
     calls = any(map(is_call, content))

@@ -222,6 +222,22 @@ def test_what_a_server_still_works_on_is_held() -> None:
     assert held(TASK, *loop, SAID, TASK) == set()
 
 
+def test_what_belongs_to_calls_or_results_in_an_unreadable_message_is_held() -> None:
+    turn = [TASK, using(0), told(0)]
+    calls, results = ([encode(one) for one in turn * 3] for _ in range(2))
+    calls[4] = calls[4].replace(b'"input":{}', b'"input":{"a":1,"a":2}')
+    results[5] = results[5].replace(b'"type":"tool_result"', b'"type":"tool_result","x":"\\ud83d"')
+    for raws in (calls, results):
+        found = view_of("messages", raws)
+        assert {place for index in found.held for place in found.places[index]} >= {4, 5}
+        assert not found.held & found.indices({1, 2, 7})
+        gone = dict.fromkeys(set(range(len(found.messages))) - found.held - found.indices({0, 6, 7, 8}))
+        assert new_faults("messages", raws, found.restored(gone)) == []
+    words = [encode(one) for one in (TASK, SAID, TASK)]
+    words[1] = words[1].replace(b'"content"', b'"x":"\\ud83d","content"')
+    assert view_of("messages", words).held == frozenset()
+
+
 def test_what_a_server_answers_in_an_unreadable_message_is_held() -> None:
     odd = encode(serves("s")).replace(b'"content":[]', b'"content":[],"content":[]')
     found = view_of("messages", [encode(TASK), encode(asks("s")), odd, encode(TASK)])
