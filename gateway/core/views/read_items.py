@@ -67,7 +67,8 @@ def read_item(raw: bytes) -> Read:
     kind = kind_of(item)
     # A text alone is read as it stands; what is odd in it seals it there.
     if kind == "" or (is_odd and not (kind == "said" and isinstance(item["content"], str))):
-        return Read("named" if _is_name(item) else "", ChatMessage.of(opaque(raw)))
+        # What follows may have come of what the model did, which only the provider can tell.
+        return Read("named" if _is_name(item) or kind == "deed" else "", ChatMessage.of(opaque(raw)))
     if kind == "compact":
         return Read(kind, ChatMessage.of(encode({"role": "assistant", "content": [item]})))
     if kind == "said":

@@ -164,7 +164,7 @@ class _Grouping:
             self._goes_with(words)
         group = self._made(place, item)
         if was_after_name and item.role in ("", "assistant"):
-            # It may have come of the item that was only named: the provider alone knows.
+            # It may have come of the item that was only named, or that cannot be read: the provider alone knows.
             self.alone.append(group)
         elif item.is_plain and self._open is None:
             self._words = group

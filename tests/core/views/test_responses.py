@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.core.conversation import Conversation
 from gateway.core.message import encode, sketch
 from gateway.core.views import new_faults, view_of
 from gateway.core.views.view import View
@@ -149,6 +150,21 @@ def test_words_of_which_nothing_is_left_are_not_sent_beside_their_calls(content:
     said = {"role": "assistant", "content": "I look." if content is None else [{"type": "output_text", "text": "Yes"}]}
     found = view(TASK, said, call("a"), output("a"), NEXT)
     assert restored(found, {1: {**seen(found)[1], "content": content}}) == [TASK, call("a"), output("a"), NEXT]
+
+
+@pytest.mark.parametrize("odd", ["reasoning", "function_call", "function_call_output"])
+def test_what_belongs_to_an_item_that_cannot_be_read_is_held(odd: str) -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "Z2VoZWlt"}
+    raws = [encode(one) for name in "abc" for one in (NEXT, thought, call(name), output(name))]
+    place = next(place for place in range(4, 8) if json.loads(raws[place]).get("type") == odd)
+    raws[place] = raws[place].replace(b'"type":', b'"x":"\\ud83d","type":')
+    found = view_of("responses", [*raws, encode(NEXT)])
+    units = Conversation.of(found.messages, pinned=found.held).units
+    gone = dict.fromkeys(index for unit in units if not unit.pinned for index in unit.indices)
+    assert found.indices({1, 2, 3, 9, 10, 11}) <= gone.keys()
+    sent = found.restored(gone).raws
+    assert raws[place] in sent
+    assert new_faults("responses", raws, sent) == []
 
 
 def test_words_that_cannot_be_cut_stand_alone_before_calls() -> None:
