@@ -13,7 +13,7 @@ from gateway.mock.openai_stream import Step
 from gateway.mock.prompts import ANY_OBJECT, extra_tokens, last_text, read_messages, schema_of, text_of
 from gateway.mock.replies import Ask, Reply, Tool, among, chunked, decide
 from gateway.mock.windows import check_chat
-from gateway.mock.wire import Answer, JsonObject, Stream, Usage, Whole, check_model, decode
+from gateway.mock.wire import Answer, JsonObject, Limit, Number, Stream, Usage, Whole, check_model, decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,9 +37,9 @@ class ChatRequest(msgspec.Struct):
     messages: list[msgspec.Raw]
     stream: bool | None = None
     stream_options: StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
+    max_tokens: Limit | None = None
+    max_completion_tokens: Limit | None = None
+    n: Number | None = None
     response_format: JsonObject | None = None
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None
@@ -83,7 +83,7 @@ def _ask(body: ChatRequest, messages: list[JsonObject]) -> Ask:
     choice, tools = among(chosen, tuple(_tools(body.tools or [])))
     return Ask(
         user_text=last_text(messages),
-        tool_result=text_of(last.get("content")) if last.get("role") in {"tool", "function"} else None,
+        tool_result=text_of(last.get("content")) if last.get("role") in ("tool", "function") else None,
         tools=tools,
         choice=choice,
         named=_function_name(chosen),

@@ -11,7 +11,7 @@ from gateway.mock import openai_stream, tokens
 from gateway.mock.chat import FINGERPRINT, StreamOptions
 from gateway.mock.openai_stream import Step
 from gateway.mock.replies import Ask, Reply, chunked, decide
-from gateway.mock.wire import Answer, JsonObject, Stream, Usage, Whole, check_model, decode
+from gateway.mock.wire import Answer, JsonObject, Limit, Number, Stream, Usage, Whole, check_model, decode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,8 +29,8 @@ class CompletionRequest(msgspec.Struct):
     prompt: str | list[str | int | list[int]] = "<|endoftext|>"
     stream: bool | None = None
     stream_options: StreamOptions | msgspec.UnsetType | None = msgspec.UNSET
-    max_tokens: int | None = DEFAULT_MAX_TOKENS
-    n: int | None = None
+    max_tokens: Limit | None = DEFAULT_MAX_TOKENS
+    n: Number | None = None
     echo: bool | None = None
 
 

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import math
 import struct
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from gateway.mock.provider import Exchange
 
 DEFAULT_DIMENSIONS: Final = 64
+#: up to those of the largest model there is
+Dimensions = Annotated[int, msgspec.Meta(ge=1, le=3072)]
 
 
 class EmbeddingRequest(msgspec.Struct):
@@ -25,7 +27,7 @@ class EmbeddingRequest(msgspec.Struct):
     model: str
     input: str | list[str | int | list[int]]
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = None
+    dimensions: Dimensions | None = None
 
 
 def answer(exchange: Exchange) -> Answer:

@@ -14,6 +14,7 @@ from gateway.mock.wire import (
     Answer,
     Frame,
     JsonObject,
+    Limit,
     Stream,
     Usage,
     Whole,
@@ -49,7 +50,7 @@ class CountRequest(msgspec.Struct):
 class MessageRequest(CountRequest, kw_only=True):
     """The fields of a message request that matter here."""
 
-    max_tokens: int
+    max_tokens: Limit
     stream: bool | None = None
     tool_choice: JsonObject | None = None
     output_config: JsonObject | None = None

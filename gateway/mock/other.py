@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.mock import multipart, tokens
 from gateway.mock.windows import MODEL_WINDOWS
-from gateway.mock.wire import Answer, ApiError, JsonObject, Usage, Whole, check_model, decode
+from gateway.mock.wire import Answer, ApiError, JsonObject, Number, Usage, Whole, check_model, decode
 
 if TYPE_CHECKING:
     from gateway.mock.provider import Exchange
@@ -47,7 +47,7 @@ class ImageRequest(msgspec.Struct):
 
     prompt: str
     model: str = "mock-image"
-    n: int | None = None
+    n: Number | None = None
 
 
 def models(exchange: Exchange) -> Answer:

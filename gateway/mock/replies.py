@@ -44,12 +44,39 @@ class Ask:
     max_tokens: int | None = None
 
 
+class _Named(msgspec.Struct):
+    """What has a name."""
+
+    name: str | None = None
+
+
+class _Entry(_Named):
+    """A tool that may be called, as Responses write it or as chat does."""
+
+    function: _Named = msgspec.field(default_factory=_Named)
+
+
+class _Allowed(msgspec.Struct):
+    """The tools of an `allowed_tools` choice."""
+
+    tools: list[_Entry] = []
+    mode: str = "auto"
+
+
 def among(choice: object, tools: tuple[Tool, ...]) -> tuple[Literal["auto", "none", "required"], tuple[Tool, ...]]:
-    """What a `tool_choice` of OpenAI says: whether a tool must be called, and which may be (`allowed_tools`)."""
+    """What a `tool_choice` of OpenAI says: whether a tool must be called, and which may be (`allowed_tools`).
+
+    Raises:
+        ApiError: 400, it lists them in a way that no API takes.
+    """
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         said = choice.get("allowed_tools", choice)
-        names = [entry.get("name") or entry.get("function", {}).get("name") for entry in said.get("tools", [])]
-        return ("required" if said.get("mode") == "required" else "auto"), tuple(t for t in tools if t.name in names)
+        try:
+            allowed = msgspec.convert(said, _Allowed)
+        except msgspec.ValidationError as error:
+            raise ApiError(400, str(error), param="tool_choice") from None
+        names = [entry.name or entry.function.name for entry in allowed.tools]
+        return ("required" if allowed.mode == "required" else "auto"), tuple(t for t in tools if t.name in names)
     return ("none" if choice == "none" else "required" if choice == "required" else "auto"), tools
 
 

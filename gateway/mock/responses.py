@@ -21,6 +21,7 @@ from gateway.mock.wire import (
     ApiError,
     Frame,
     JsonObject,
+    Limit,
     Stream,
     Usage,
     Whole,
@@ -48,7 +49,7 @@ class ResponseRequest(msgspec.Struct):
     input: str | list[msgspec.Raw] = ""
     instructions: str | None = None
     stream: bool | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Limit | None = None
     text: JsonObject | None = None
     tools: list[JsonObject] | None = None
     tool_choice: str | JsonObject | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -14,6 +14,10 @@ T = TypeVar("T")
 
 #: A decoded JSON object, or one about to be encoded.
 JsonObject = dict[str, object]
+#: Tokens that an answer may take at the most; a negative number would cut it from its end.
+Limit = Annotated[int, msgspec.Meta(ge=0)]
+#: Answers to one request: OpenAI's own bound. Without one, a call could take all memory there is.
+Number = Annotated[int, msgspec.Meta(ge=1, le=128)]
 
 #: The broad kind of an error, by status, in each API's words: (OpenAI, Anthropic).
 _ERROR_TYPES: Final = {

@@ -211,3 +211,26 @@ def test_html_cookie_and_echoed_headers(web: Http, provider: Provider) -> None:
     echo = web.send("POST", "/v1/chat/completions", body, {"x-mock": "echo_headers=1", "X-Extra": "Some Value"})
     assert echo.json["received_headers"]["x-extra"] == "Some Value"
     assert provider.billed().calls == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": -1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": -1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "n": 2**63}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "n": 0}),
+        ("/v1/completions", {"prompt": "hi", "max_tokens": -1}),
+        ("/v1/completions", {"prompt": "hi", "n": 2**31}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": -1}),
+        ("/v1/responses", {"input": "hi", "max_output_tokens": -1}),
+        ("/v1/embeddings", {"input": "hi", "dimensions": 2**40}),
+        ("/v1/embeddings", {"input": "hi", "dimensions": -1}),
+        ("/v1/images/generations", {"prompt": "hi", "n": 2**31}),
+    ],
+)
+def test_a_number_that_no_api_takes_is_refused(web: Http, path: str, body: dict[str, object]) -> None:
+    """It would be a bug's 500 (a text cut from its end), or take all memory."""
+    answer = web.send("POST", path, {"model": "any-name", **body})
+    assert answer.status == 400
+    assert answer.json["error"]["type"] == "invalid_request_error"

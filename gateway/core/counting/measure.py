@@ -157,6 +157,9 @@ def _chat_thoughts(tally: Tally, message: Mapping[str, Any]) -> None:
 
 def _responses(tally: Tally, item: Mapping[str, Any]) -> Measure:
     kind = item.get("type", "message")
+    if not isinstance(kind, str):
+        tally.fields(item)
+        return _measured(tally, "")
     if kind == "message":
         role = _role(item)
         tally.parts(item.get("content"))
@@ -177,7 +180,7 @@ def _responses(tally: Tally, item: Mapping[str, Any]) -> Measure:
         return _measured(tally, "item_reference", messages=0)
     else:
         tally.fields(item)
-    return _measured(tally, kind if isinstance(kind, str) else "")
+    return _measured(tally, kind)
 
 
 def _texts_in(parts: object) -> Iterator[str]:
