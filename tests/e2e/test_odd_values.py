@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gateway.mock import Provider
 from tests.support.timing import in_time
 from tests.support.web import CHAT, Web
 
@@ -43,7 +42,7 @@ REQUESTS: Final[dict[str, dict[str, Any]]] = {
         "response_format": {"type": "json_schema", "json_schema": {"name": "q", "schema": SCHEMA}},
         "max_tokens": 50,
         "n": 1,
-        "stream": False,
+        "stream": True,
         "stream_options": {"include_usage": True},
         "metadata": {"a": "b"},
         "x_gateway": {"priority": 1},
@@ -119,14 +118,20 @@ def changed(body: dict[str, Any], place: tuple[str | int, ...], odd: object) -> 
     return found
 
 
-@pytest.mark.parametrize("asked", ["", "x-context-budget: 150", "x-response-mode: summary"])
+#: of input tokens: some, but not all of it can be left out
+TIGHT: Final = {"/v1/messages": "640"}
+ASKED: Final = ("nothing", "x-context-budget", "x-response-mode")
+
+
+@pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("path", REQUESTS)
 def test_an_odd_value_anywhere_in_a_request_is_no_fault_of_ours(
-    path: str, asked: str, *, web: Web, mock: Provider, session: str
+    path: str, asked: str, *, web: Web, session: str
 ) -> None:
     headers = {"content-type": "application/json", "x-session-id": session}
-    headers.update([asked.split(": ", 1)] if asked else [])
-    failed = []
+    if asked != "nothing":
+        headers[asked] = TIGHT.get(path, "150") if asked == "x-context-budget" else "summary"
+    failed, answered = [], 0
     connection = http.client.HTTPConnection(urlsplit(web.url).netloc, timeout=60)
     with in_time():
         for place in places(REQUESTS[path]):
@@ -135,8 +140,9 @@ def test_an_odd_value_anywhere_in_a_request_is_no_fault_of_ours(
                 connection.request("POST", path, json.dumps(changed(REQUESTS[path], place, odd)), headers)
                 answer = connection.getresponse()
                 content = answer.read()
+                answered += answer.status == 200
                 if answer.status >= 500:
                     failed.append((place, odd, content[:200]))
     connection.close()
     assert not failed
-    assert mock.calls, "none of them was ever forwarded"
+    assert answered > 10, "most of them never got as far as an answer"
