@@ -63,10 +63,12 @@ _KEEP_HOLD: Final = (
     "INSERT INTO holds (key, id, units, noted, accounts, held_tokens, held_nano_usd, held_calls, boot, mono, wall, "
     "lease_s, value) VALUES (?, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_DROP_HOLD: Final = (
-    "DELETE FROM holds WHERE key = ?1 AND id = ?2 AND NOT EXISTS (SELECT 1 FROM calls WHERE call_id = ?2) "
-    "RETURNING accounts, held_tokens, held_nano_usd, held_calls"
+#: what a call was written as if it is settled already, and what is held for it
+_FOUND: Final = (
+    f"SELECT record, epochs, key, accounts, {', '.join(_HELD)} FROM (SELECT 1) "  # noqa: S608  # constants
+    "LEFT JOIN calls ON call_id = ?2 LEFT JOIN holds ON key = ?1 AND id = ?2"
 )
+_DROP_HOLD: Final = "DELETE FROM holds WHERE key = ?"
 _ADD_UNITS: Final = (
     "UPDATE holds SET units = units + ?, held_tokens = ?, held_nano_usd = ?, held_calls = ? WHERE key = ? AND id = ?"
 )
@@ -160,27 +162,40 @@ def decide(db: sqlite3.Connection, key: AccountKey, limits: Mapping[Dimension, i
 
 
 class Held(NamedTuple):
-    """What was held for a call, and on which accounts."""
+    """What is held for a call, and on which accounts. `key`: of its row."""
 
+    key: int
     accounts: Sequence[AccountKey]
     amount: Amount
 
 
-def drop_hold(db: sqlite3.Connection, call_id: str) -> Held | None:
-    """Forget the hold of a call that is not settled yet; None where there is none, or the call is settled."""
-    row = db.execute(_DROP_HOLD, _at(call_id)).fetchone()
-    return Held(_read(row[0]), Amount(*row[1:])) if row is not None else None
+class Found(NamedTuple):
+    """What there is of a call that ends. `settled`: its record and epochs; None where it was not settled before."""
+
+    settled: tuple[bytes, bytes | None] | None
+    held: Held | None
 
 
-def settle(db: sqlite3.Connection, record: CallRecord, dropped: Held | None) -> None:
-    """Charge the call's accounts, and give back what was held for it."""
-    held, back = dropped or _NOT_HELD
+def found(db: sqlite3.Connection, call_id: str) -> Found:
+    """Look whether a call is settled, and if not, what is held for it."""
+    record, epochs, key, accounts, *amount = db.execute(_FOUND, _at(call_id)).fetchone()
+    if record is not None:
+        return Found((record, epochs), None)
+    return Found(None, Held(key, _read(accounts), Amount(*amount)) if key is not None else None)
+
+
+def settle(db: sqlite3.Connection, record: CallRecord, held: Held | None) -> None:
+    """Charge the accounts of a call that was not settled before, and give back what was held for it."""
+    holding, back = _NOT_HELD
+    if held is not None:
+        _, holding, back = held
+        db.execute(_DROP_HOLD, (held.key,))
     spent, ended = NOTHING.plus(record.spent), record.started_at + record.duration_s
     # Two lists: a hold may be for parents that the record does not name.
-    for key in dict.fromkeys((*held, *record.accounts)):
+    for key in dict.fromkeys((*holding, *record.accounts)):
         if key.kind != "rate":
             charged = spent if key in record.accounts else NOTHING
-            if not db.execute(_SETTLE, (*key, *charged, ended, *(back if key in held else NOTHING))).rowcount:
+            if not db.execute(_SETTLE, (*key, *charged, ended, *(back if key in holding else NOTHING))).rowcount:
                 raise damaged(db, key)
 
 

@@ -30,7 +30,6 @@ _INSERT_CALL: Final = (
     "INSERT INTO calls (number, call_id, request_id, namespace, session_id, totals, epochs, record) "  # noqa: S608  # constants
     f"VALUES ({LAST_NUMBER} + 1, ?, ?, ?, ?, ?, ?, ?)"
 )
-_RECORD: Final = "SELECT record, epochs FROM calls WHERE call_id = ?"
 #: with a new number the call comes again for whoever watches
 _CORRECT_CALL: Final = (
     f"UPDATE calls SET number = {LAST_NUMBER} + 1, totals = ?, epochs = NULL, record = ? WHERE call_id = ?"  # noqa: S608  # constants
@@ -47,7 +46,6 @@ _ADD: Final = (
     f"kept = iif(excluded.kept IS NULL, kept, substr(excluded.kept || coalesce(kept, ''), 1, {MAX_KEPT})), "
     + "".join(f"{name} = iif(excluded.last_key IS NULL, {name}, excluded.{name}), " for name in _LAST)
     + ", ".join(f"{name} = min({name} + excluded.{name}, {MAX_SUM})" for name in SUMS)
-    + f" RETURNING {_SUM_LIST}"
 )
 #: takes a wrong charge off the sums, unless they were reset since; none falls below zero
 _TAKE_BACK: Final = (
@@ -102,11 +100,9 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> t
 
     Gives the totals after it, and whether it was written: also where it takes the place of a call taken for lost.
     """
-    held = accounts.drop_hold(connection, record.call_id)
-    # A call for which something was held is not settled yet.
-    known = connection.execute(_RECORD, (record.call_id,)).fetchone() if held is None else None
-    if known is not None:
-        return _correct(connection, record, encoded, known)
+    settled, held = accounts.found(connection, record.call_id)
+    if settled is not None:
+        return _correct(connection, record, encoded, settled)
     accounts.settle(connection, record, held)
     sums = _charge(connection, record)
     namespace, session_id = (record.session.namespace, record.session.id) if record.session else (None, None)
@@ -134,20 +130,19 @@ def _correct(
 def _charge(connection: sqlite3.Connection, record: CallRecord) -> Sequence[int] | None:
     """Add what a call cost to its session; the totals after it, as columns. None for a call without a session."""
     key, charge = record.session, record.charge
-    if key is None or charge is None:
-        return _sums(connection, key)
-    added = (
-        key.namespace,
-        key.id,
-        record.derived_session,
-        record.started_at,
-        record.started_at + record.duration_s,
-        record.kept or None,
-        *_last(record),
-        *sums_of(charge, record.saved_tokens),
-    )
-    sums: Sequence[int] = connection.execute(_ADD, added).fetchone()
-    return sums
+    if key is not None and charge is not None:
+        added = (
+            key.namespace,
+            key.id,
+            record.derived_session,
+            record.started_at,
+            record.started_at + record.duration_s,
+            record.kept or None,
+            *_last(record),
+            *sums_of(charge, record.saved_tokens),
+        )
+        connection.execute(_ADD, added)
+    return _sums(connection, key)
 
 
 def _last(record: CallRecord) -> tuple[str | int | None, ...]:

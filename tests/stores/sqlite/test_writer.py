@@ -244,8 +244,9 @@ async def test_a_state_that_json_cannot_hold_is_refused_and_the_old_one_stays(pa
         assert (await store.remembered(KEY)).state == counts(SessionState())
 
 
+@pytest.mark.parametrize("is_held", [True, False])
 async def test_a_call_that_begins_is_one_look_and_a_settlement_writes_each_table_once(
-    path: Path, record: MakeRecord
+    path: Path, record: MakeRecord, *, is_held: bool
 ) -> None:
     held = record(charge=CHARGE, tools=(), accounts=(KEY.account,), spent=Amount(15))
     hold = Hold(held.call_id, (Claim(KEY.account),), Amount(20))
@@ -254,16 +255,19 @@ async def test_a_call_that_begins_is_one_look_and_a_settlement_writes_each_table
             for with_totals in (False, True):
                 await store.opening(KEY, [Claim(KEY.account)], with_totals=with_totals)
         assert [text.split()[0] for text in statements] == ["SELECT", "SELECT"]
-        await store.reserve(OpenHold(hold, held), 180.0)
+        if is_held:
+            await store.reserve(OpenHold(hold, held), 180.0)
         await asyncio.sleep(0)
         with traced(store) as statements:
             await store.settle(held)
     verbs = [" ".join(text.split("(")[0].split()[:3]) for text in statements if not text.startswith("--")]
     assert verbs == [
         "BEGIN IMMEDIATE",
-        "DELETE FROM holds",
+        "SELECT record, epochs,",  # whether it is settled, and what is held for it
+        *(["DELETE FROM holds"] if is_held else []),
         "INSERT INTO accounts",
         "INSERT INTO sessions",
+        "SELECT calls, input_tokens,",  # the totals after it
         "INSERT INTO calls",
         "COMMIT",
     ]
