@@ -109,11 +109,19 @@ class Answer:
         """Take what the connection received."""
         if self._parser is None:
             return
-        self._mute_bytes += len(data)
+        before = len(self._pieces)
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade):
             self._is_nonsense()
+        # Counted here and not piece by piece: a burst has a hundred of them, and framing takes memory as well.
+        if len(self._pieces) > before:
+            self._mute_bytes = 0
+            self._kept += len(data)
+            if self._kept > _KEPT:
+                self._connection.pause()
+        else:
+            self._mute_bytes += len(data)
         if self._mute_bytes > _MAX_HEAD or self._head_bytes > _MAX_HEAD:
             self._is_nonsense()
         if self._error is not None or (self.is_tainted and self.is_complete):
@@ -176,10 +184,6 @@ class Answer:
         """A part of the body."""
         if not self.is_complete:
             self._pieces.append(data)
-            self._kept += len(data)
-            self._mute_bytes = 0
-            if self._kept > _KEPT:
-                self._connection.pause()
 
     def on_message_complete(self) -> None:
         """The answer has ended; or only an interim one (1xx) that came before it."""
