@@ -257,8 +257,9 @@ class Planner:
             # A window that the configuration names is not overruled by what a provider once said.
             window = await self._learner.window(request.provider, request.model)
         kept = remembered.kept_by(request.provider, gone_on_from(asked.contents.fields, request.wire))
-        learned = await self._learned(request, estimate, remembered, window, kept)
-        return Weighing(weigh(request, estimate, learned), learned, keys)
+        key = key_of(request, estimate, kept)
+        learned = Learned(*await self._learner.taught(key), remembered.last_turn, window, kept)
+        return Weighing(weigh(request, estimate, learned, key), learned, keys)
 
     async def _estimated(self, asked: Asked) -> _Estimated:
         """The request, what it weighs, and the keys of its messages. In the loop where little is new."""
@@ -327,14 +328,6 @@ class Planner:
         if asked.contents.messages is not None:
             request = replace(request, messages=asked.contents.messages)
         return await _run_in(self._threads.weighing, lambda: self._estimator.message_tokens(request))
-
-    async def _learned(
-        self, request: Request, estimate: Estimate, remembered: Remembered, window: int | None, kept: int
-    ) -> Learned:
-        key = key_of(request, estimate, kept)
-        learner = self._learner
-        offsets, surprises, frames = await learner.offsets(key), await learner.surprises(key), await learner.frames(key)
-        return Learned(offsets, surprises, frames, remembered.last_turn, window, kept)
 
     def _deadline(self, since: float) -> Callable[[], bool]:
         """Says True once a choice that begins now has taken too long. `since`: when it was asked for.
