@@ -15,6 +15,7 @@ from gateway.core.counting.definitions import Tools
 from gateway.core.counting.measure import Measure, TokenCounter
 from gateway.core.counting.media import Media
 from gateway.core.counting.request import Request
+from gateway.core.counting.sums import Sums
 from gateway.core.values import dataclass
 
 #: bytes that one takes beside the fields it was read from
@@ -29,12 +30,12 @@ class Beside:
         request: what it was read as; it need not hold the messages.
         counter: what counted it.
         kind: format, counter and system text: sums may go on from those of a request where these are the same.
-        system: the system text that is no message, if there is one.
+        system: the system text that is no message, if there is one; `start`: the sums of that, and of no message yet.
         tools: its definitions of tools.
         namespace: tokens of what stands round those of functions, where they are written as OpenAI does.
         forced_name: tokens of the name of the tool that must be called.
         schema: tokens of the schema of the answer, of its name and description.
-        others: the fields that nobody here knows.
+        others: the fields that nobody here knows; `media`: the media in these.
         marks: those of the request's shape that no message sets, see `Estimate.shape`.
     """
 
@@ -42,17 +43,14 @@ class Beside:
     counter: TokenCounter
     kind: Hashable
     system: tuple[Measure, ...]
+    start: Sums
     tools: Tools
     namespace: int
     forced_name: int
     schema: int
     others: tuple[Measure, ...]
+    media: tuple[Media, ...]
     marks: frozenset[str]
-
-    @property
-    def media(self) -> tuple[Media, ...]:
-        """The media in fields that nobody here knows."""
-        return tuple([part for item in self.others for part in item.media])
 
 
 def marks_of(request: Request, tools: Tools) -> frozenset[str]:

@@ -145,17 +145,24 @@ class Estimator:
     def beside(self, request: Request) -> Beside:
         """What stands beside the messages of a request, measured."""
         counter = self.counter(request)
-        tools, name = self._tools(request, counter), request.forced_name
+        system, tools, others = (
+            self._system(request, counter),
+            self._tools(request, counter),
+            self._others(request, counter),
+        )
+        name = request.forced_name
         return Beside(
             request=request,
             counter=counter,
             kind=self.kind(request),
-            system=self._system(request, counter),
+            system=system,
+            start=Sums().plus(system),
             tools=tools,
             namespace=self._cache.tokens(counter, _NAMESPACE) if tools.count else 0,
             forced_name=self._cache.tokens(counter, name) if name else 0,
             schema=self._schema(request, counter),
-            others=self._others(request, counter),
+            others=others,
+            media=tuple([part for item in others for part in item.media]),
             marks=marks_of(request, tools),
         )
 
@@ -205,7 +212,7 @@ class Estimator:
         measures = self._of_messages(beside.request.wire, messages, beside.counter, keys)
         start = max([place for place, item in enumerate(measures) if item.is_all], default=None)
         if before is None or start is not None:
-            before = Sums().plus(beside.system)
+            before = beside.start
         return before.plus(measures[start:])
 
     def _sums(self, beside: Beside, keys: Sequence[bytes] | None) -> Sums:
