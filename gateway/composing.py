@@ -97,11 +97,10 @@ class Composer:
         route, asked = progress.route, progress.incoming.directives.context
         facts, output = self._facts(route), progress.output_limit(contents.fields, contents.wire)
         if progress.taken is None:
-            rate = dearest(rate_of(self._facts(one).price, 0, None) for one in (route, *progress.instead(route)))
-            progress.affordable = affordable_input(progress.book.standings, output, rate)
+            progress.affordable = self._left_for_input(progress, output)
         affordable = self._affordable(progress)
         step = progress.step.context_budget if progress.step is not None else None
-        budget = min((one for one in (asked.budget, affordable, step) if one is not None), default=None)
+        budget = min([one for one in (asked.budget, affordable, step) if one is not None], default=None)
         # Decisions for a fallback are kept apart: it goes on from none of the first model's, and replaces none.
         salt = "" if route is progress.routes[0] else f"{route.provider}/{route.model}"
         wishes, weighing = Wishes(asked.trim, budget, output), self._weighing(progress, contents)
@@ -112,6 +111,14 @@ class Composer:
         if progress.plan.overflow is not None and not is_ledgers:
             raise progress.plan.overflow
         await self._remember(progress, progress.plan)
+
+    def _left_for_input(self, progress: Progress, output: int | None) -> int | None:
+        """Input tokens that the budgets leave, at the dearest price of the models that may be called."""
+        route, standings = progress.route, progress.book.standings
+        if not bounds_answers(standings):
+            return None
+        rate = dearest(rate_of(self._facts(one).price, 0, None) for one in (route, *progress.instead(route)))
+        return affordable_input(standings, output, rate)
 
     @staticmethod
     def _weighing(progress: Progress, contents: Contents) -> Weighing | None:

@@ -1,4 +1,4 @@
-"""What a worker remembers of conversations, so that a turn costs its new messages: four tables of bounded size.
+"""What a worker remembers of conversations, so that a turn costs its new messages: five tables of bounded size.
 
 It belongs to no session and to no configuration: all of it follows from the messages alone, so that a reload keeps it.
 """
@@ -10,6 +10,7 @@ from threading import Lock
 from typing import Final
 
 from gateway.core.counting.beginnings import Beginnings
+from gateway.core.counting.beside import Besides
 from gateway.core.counting.cache import CountCache
 from gateway.core.fitting.reader import Reader
 
@@ -27,20 +28,22 @@ class Memory:
     Attributes:
         counts: token counts of the messages seen last.
         known: beginnings of requests, as bytes with what they weigh.
+        beside: what stood beside the messages of requests, with what it weighs.
         views: messages of other formats as chat messages.
         book: what is known of chat messages (blocks, terms, what they were cut to) and of whole conversations.
     """
 
     def __init__(self, limit_bytes: int = DEFAULT_BYTES) -> None:
         self.counts = CountCache(limit_bytes // 8, Lock())
+        self.beside = Besides(limit_bytes // 16, Lock())
         self.known = Beginnings(limit_bytes // 4, Lock())
         self.views = CountCache(limit_bytes // 8, Lock())
-        self.book = Reader(_no_weights, limit_bytes=limit_bytes // 2, lock=Lock())
+        self.book = Reader(_no_weights, limit_bytes=limit_bytes * 7 // 16, lock=Lock())
 
     @property
     def size_bytes(self) -> int:
         """About what they take now."""
-        return sum(table.size_bytes for table in (self.counts, self.known, self.views, self.book))
+        return sum(table.size_bytes for table in (self.counts, self.known, self.beside, self.views, self.book))
 
 
 def _no_weights(messages: Sequence[bytes]) -> Sequence[int]:

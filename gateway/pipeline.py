@@ -360,6 +360,9 @@ class Exchange:
                     raise
             else:
                 break
+        if progress.showing is None:
+            # No result is shown shorter.
+            return
         if await composer.sum_up(progress, call):
             await composer.compose(progress, call, mode)
         if not await composer.keep(progress):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Lock
@@ -18,9 +18,10 @@ from typing import Final, NamedTuple, TypeVar
 from gateway.core.context_budget import ContextPolicy, Trim, Wishes, budget_of, window_of
 from gateway.core.conversation import Conversation
 from gateway.core.counting.beginnings import Beginning, is_worth_keeping
+from gateway.core.counting.beside import Beside
 from gateway.core.counting.estimate import Estimate, Estimator
 from gateway.core.counting.measure import Wire
-from gateway.core.counting.request import ITEMS, Request, read_request
+from gateway.core.counting.request import FORM_FIELDS, ITEMS, Request, key_of_fields, read_request
 from gateway.core.counting.sums import Sums
 from gateway.core.counting.weighed import Learned, Weighed, key_of, weigh
 from gateway.core.fitting.ahead import START, read_ahead
@@ -49,6 +50,8 @@ _LARGE_BYTES: Final = 512 * 1024
 #: threads of each kind
 _WEIGHING: Final = 2
 _FITTING: Final = 1
+#: bytes that one of a schema takes once it is built
+_BUILT: Final = 20
 #: how long a choice may wait for others without losing time of its own, in deadlines
 _MOST_WAITED: Final = 5
 
@@ -85,6 +88,12 @@ class Asked:
     size: int
     salt: str = ""
     weighing: Weighing | None = None
+
+
+class _Estimated(NamedTuple):
+    request: Request
+    estimate: Estimate
+    keys: tuple[bytes, ...] | None
 
 
 class Threads:
@@ -125,7 +134,7 @@ class Planner:
         memory = memory or Memory()
         #: to look beginnings up in, see `contents_of`
         self.known = memory.known
-        self._views, self._book = memory.views, memory.book
+        self._beside, self._views, self._book = memory.beside, memory.views, memory.book
         self._threads = threads or Threads()
         self._reading_ahead = Lock()
 
@@ -242,53 +251,63 @@ class Planner:
     async def _weigh(self, asked: Asked, remembered: Remembered, window: int | None) -> Weighing:
         if asked.weighing is not None and window is None:
             return asked.weighing
-        request = request_of(asked)
-        estimate, keys = await self._estimated(request, asked)
+        request, estimate, keys = await self._estimated(asked)
         rule = asked.route.rule
         if window is None and (rule is None or rule.facts.window is None):
             # A window that the configuration names is not overruled by what a provider once said.
             window = await self._learner.window(request.provider, request.model)
         kept = remembered.kept_by(request.provider, gone_on_from(asked.contents.fields, request.wire))
-        learned = await self._learned(request, estimate, remembered, window, kept)
-        return Weighing(weigh(request, estimate, learned), learned, keys)
+        key = key_of(request, estimate, kept)
+        learned = Learned(*await self._learner.taught(key), remembered.last_turn, window, kept)
+        return Weighing(weigh(request, estimate, learned, key), learned, keys)
 
-    async def _estimated(self, request: Request, asked: Asked) -> tuple[Estimate, tuple[bytes, ...] | None]:
-        """What it weighs, and the keys of its messages. In the loop where little is new."""
-        estimator, contents = self._estimator, asked.contents
-
-        def work() -> tuple[Estimate, tuple[bytes, ...] | None]:
-            if contents.array is None:
-                return estimator.estimate(request), None
-            sums, keys = self._sums(request, contents)
-            return estimator.estimate(request, sums=sums), keys
-
+    async def _estimated(self, asked: Asked) -> _Estimated:
+        """The request, what it weighs, and the keys of its messages. In the loop where little is new."""
+        estimator, key = self._estimator, _key_of(asked)
+        known = self._beside.find(key) if asked.contents.array is not None else None
+        request = known.request if known is not None else request_of(asked)
         is_loaded = self._is_loaded(estimator.tokenizer(request))
-        if is_loaded and self._new_bytes(request, asked) <= _INLINE_BYTES:
-            return work()
-        return await _run_in(self._threads.weighing, work)
+        if known is not None and not (is_loaded and known.counter.name == estimator.counter(request).name):
+            # The configuration has another tokenizer for the model now.
+            known = None
+        if is_loaded and self._new_bytes(asked, request, known) <= _INLINE_BYTES:
+            return self._estimate(asked.contents, request, known, key)
+        return await _run_in(self._threads.weighing, lambda: self._estimate(asked.contents, request, known, key))
 
-    def _new_bytes(self, request: Request, asked: Asked) -> int:
-        start = asked.contents.start
-        if start is None or start.kind != self._estimator.kind(request):
-            return asked.size
-        return asked.size - len(start.text)
+    def _new_bytes(self, asked: Asked, request: Request, known: Beside | None) -> int:
+        start, array = asked.contents.start, asked.contents.array or b""
+        new = asked.size if known is None else len(array)
+        if start is None or start.kind != (self._estimator.kind(request) if known is None else known.kind):
+            return new
+        return new - len(start.text)
 
-    def _sums(self, request: Request, contents: Contents) -> tuple[Sums, tuple[bytes, ...]]:
+    def _estimate(self, contents: Contents, request: Request, known: Beside | None, key: Hashable) -> _Estimated:
+        estimator = self._estimator
+        if contents.array is None:
+            return _Estimated(request, estimator.estimate(request), None)
+        beside = known
+        if beside is None:
+            beside = estimator.beside(request)
+            self._beside.keep(key, beside, _size_beside(contents))
+        sums, keys = self._sums(beside, contents)
+        return _Estimated(request, estimator.of(beside, sums), keys)
+
+    def _sums(self, beside: Beside, contents: Contents) -> tuple[Sums, tuple[bytes, ...]]:
         """Sums and keys of all messages. Those of all but the last, which clients may yet change, are remembered."""
-        estimator, kind = self._estimator, self._estimator.kind(request)
+        estimator, kind = self._estimator, beside.kind
         # What is fresh has no cache marks any more.
         start, fresh, keys = contents.start, contents.fresh, tuple(map(digest, contents.fresh))
         known, before = (start.keys, start.sums) if start is not None else ((), None)
         if start is not None and start.kind != kind:
-            before = estimator.sums(request, (contents.messages or ())[: len(known)], known)
+            before = estimator.sums(beside, (contents.messages or ())[: len(known)], known)
         last = max(0, len(fresh) - 1) if is_worth_keeping(contents.array or b"") else 0
         if last > 0:
-            before = estimator.sums(request, fresh[:last], keys[:last], before)
+            before = estimator.sums(beside, fresh[:last], keys[:last], before)
             elsewhere = named_in(contents.wire, contents.rest, fresh[:last])
             elsewhere |= start.elsewhere if start is not None else frozenset()
             begun = Beginning(contents.settled, contents.bounds, known + keys[:last], kind, before, elsewhere)
             self.known.keep(contents.wire, begun, instead_of=start)
-        return estimator.sums(request, fresh[last:], keys[last:], before), known + keys
+        return estimator.sums(beside, fresh[last:], keys[last:], before), known + keys
 
     def _conversation(self, view: View, contents: Contents, *, takes_turns: bool) -> Conversation:
         """The conversation that a cut works on."""
@@ -309,14 +328,6 @@ class Planner:
         if asked.contents.messages is not None:
             request = replace(request, messages=asked.contents.messages)
         return await _run_in(self._threads.weighing, lambda: self._estimator.message_tokens(request))
-
-    async def _learned(
-        self, request: Request, estimate: Estimate, remembered: Remembered, window: int | None, kept: int
-    ) -> Learned:
-        key = key_of(request, estimate, kept)
-        learner = self._learner
-        offsets, surprises, frames = await learner.offsets(key), await learner.surprises(key), await learner.frames(key)
-        return Learned(offsets, surprises, frames, remembered.last_turn, window, kept)
 
     def _deadline(self, since: float) -> Callable[[], bool]:
         """Says True once a choice that begins now has taken too long. `since`: when it was asked for.
@@ -351,6 +362,19 @@ def _unmarked(contents: Contents) -> int:
 
 async def _run_in(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
     return await asyncio.get_running_loop().run_in_executor(threads, work)
+
+
+def _key_of(asked: Asked) -> Hashable:
+    """All that `request_of` reads."""
+    contents, route = asked.contents, asked.route
+    fields = key_of_fields(contents.wire, contents.fields)
+    return contents.wire, route.model, route.provider, asked.facts.tokenizer, fields
+
+
+def _size_beside(contents: Contents) -> int:
+    """About the bytes that are held of what stands beside the messages."""
+    form = sum([len(contents.fields.get(name, b"")) for name in FORM_FIELDS[contents.wire]])
+    return sum(map(len, contents.fields.values())) - len(contents.fields[ITEMS[contents.wire]]) + _BUILT * form
 
 
 def request_of(asked: Asked) -> Request:

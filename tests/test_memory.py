@@ -59,8 +59,10 @@ async def planned(
     *,
     model: str = "gpt-4o",
     state: SessionState | None = None,
+    schema: dict[str, Any] | None = None,
 ) -> Plan:
-    body = json.dumps({"model": "m", "messages": messages}).encode()
+    form = {} if schema is None else {"response_format": {"json_schema": {"name": "a", "schema": schema}}}
+    body = json.dumps({"model": "m", "messages": messages, **form}).encode()
     call = Call("chat", "m", stream=False, body=body, fields=read_fields(body))
     contents = contents_of(call, "chat", planner.known)
     assert contents is not None
@@ -166,3 +168,21 @@ async def test_a_reload_keeps_what_a_worker_remembers() -> None:
     assert found is not None
     assert len(found.keys) == len(messages) - 1
     await worker.aclose()
+
+
+async def test_what_stands_beside_the_messages_takes_no_more_than_the_limit() -> None:
+    """A schema is kept as it was built, which takes many times its bytes; each of these is another one."""
+    memory = Memory(32 * 2**20)
+    planner = planner_of(memory, CharacterCounter())
+    await planned(planner, conversation(0, 1), 1_000, schema={})
+    tracemalloc.start()
+    for number in range(200):
+        await planned(
+            planner, conversation(0, 1), 1_000, schema={f"{number}.{place}": {"a": 1} for place in range(200)}
+        )
+    planner.close()
+    gc.collect()
+    took, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 2**20 < memory.beside.size_bytes < 2**21
+    assert took < 2**22

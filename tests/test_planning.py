@@ -29,6 +29,7 @@ from gateway.core.session import Remembered, SessionState
 from gateway.dialects.base import Call
 from gateway.dialects.contents import Contents, contents_of
 from gateway.dialects.fields import read_fields
+from gateway.memory import Memory
 from gateway.planning import Asked, Planner, Threads
 from gateway.stores.learner import Learner
 from gateway.stores.memory import MemoryStore
@@ -64,22 +65,28 @@ class World:
         *,
         deadline_s: float = 60,
         clock: Callable[[], float] = time.monotonic,
+        memory: Memory | None = None,
     ) -> None:
+        #: what all count with; empty: what the model has
+        self.tokenizer = ""
+        self.memory = memory or Memory()
         self.counters: dict[str, Letters] = {}
         self.weighing = CountedThreads(2)
         threads = threads or Threads()
         threads.weighing = self.weighing
         self.planner = Planner(
-            Estimator(FAMILIES, self.counter, CountCache()),
+            Estimator(FAMILIES, self.counter, self.memory.counts),
             lambda _: True,
             Learner(MemoryStore()),
             policy or ContextPolicy(),
             deadline_s=deadline_s,
             clock=clock,
+            memory=self.memory,
             threads=threads,
         )
 
     def counter(self, name: str) -> TokenCounter:
+        name = self.tokenizer or name
         return self.counters.setdefault(name, Letters(name))
 
     @property
@@ -159,12 +166,34 @@ CHANGE: st.SearchStrategy[Change] = st.one_of(
     st.just(lambda messages: messages + messages[1:]),
     st.just(lambda messages: messages),
 )
+TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks."}, "name": "look"}]
+#: what may stand beside the messages
+FIELD: list[tuple[str, Any]] = [
+    ("system", "be kind"),
+    ("system", [{"type": "tool_result", "tool_use_id": "a"}]),
+    ("instructions", "be kind " * 90),
+    ("tools", TOOLS),
+    ("tools", TOOLS * 2),
+    ("tool_choice", "required"),
+    ("tool_choice", None),
+    ("function_call", {"name": "look"}),
+    ("response_format", {"type": "json_schema", "json_schema": {"name": "a", "schema": {"b": "c" * 600}}}),
+    ("response_format", {"type": "json_object"}),
+    ("text", {"format": {"name": "a", "schema": {"b": "c"}}}),
+    ("thinking", {"type": "enabled"}),
+    ("previous_response_id", "a"),
+    ("previous_response_id", None),
+    ("prompt_cache_key", "b"),
+    ("prediction", "word " * 90),
+    ("prediction", "other " * 90),
+    ("metadata", {"a": "b"}),
+]
 #: model, tokenizer, format, other fields
 KIND = st.tuples(
     st.sampled_from(["gpt-4o", "gpt-4", "claude-sonnet-4-5", "claude-3-7-sonnet", "gemini-2.5-pro", "deepseek-chat"]),
     st.sampled_from(["", "", "o200k_base", "cl100k"]),
     st.sampled_from(["chat", "chat", "messages", "responses"]),
-    st.sampled_from([{}, {}, {"system": "be kind"}, {"system": [{"type": "tool_result", "tool_use_id": "a"}]}]),
+    st.lists(st.sampled_from(FIELD), max_size=3).map(dict),
 )
 TURN = st.tuples(CHANGE, st.none() | KIND)
 
@@ -283,6 +312,34 @@ async def test_where_little_is_new_a_large_request_is_weighed_in_the_loop(world:
         # counted another way nothing is known
         await world.estimate(body_of(messages + turn(1)), tokenizer="cl100k")
         assert turns() > before
+
+
+async def test_what_stands_beside_the_messages_is_kept_once_for_all_turns(world: World) -> None:
+    more: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}}
+    first = await world.estimate(body_of([LONG], **more, metadata={"turn": 1}, prompt_cache_key="a"))
+    taken = world.memory.beside.size_bytes
+    again = await world.estimate(body_of([LONG], **more, metadata={"turn": 2}, prompt_cache_key="b"))
+    assert (again, world.memory.beside.size_bytes) == (first, taken)
+    await world.estimate(body_of([LONG], **{**more, "tools": TOOLS * 2}))
+    assert world.memory.beside.size_bytes > taken > 0
+
+
+async def test_tools_that_are_known_are_no_reason_to_weigh_a_request_beside_the_loop(world: World) -> None:
+    tools = TOOLS * 1_000
+    for more, handed in ((tools, 1), (tools, 1), ([*tools, *TOOLS], 2)):
+        await world.estimate(body_of([LONG], tools=more))
+        assert world.weighing.handed == handed
+
+
+async def test_what_stands_beside_the_messages_is_counted_anew_by_another_tokenizer() -> None:
+    """As after a reload that gives its model another one."""
+    body, memory = body_of([LONG], tools=TOOLS), Memory()
+    for name in ("a", "another", "a"):
+        warm, cold = World(memory=memory), World()
+        warm.tokenizer = cold.tokenizer = name
+        assert await warm.estimate(body) == await cold.estimate(body)
+        warm.planner.close()
+        cold.planner.close()
 
 
 async def test_a_large_body_is_taken_apart_beside_the_loop(world: World) -> None:

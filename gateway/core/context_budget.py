@@ -78,7 +78,7 @@ NO_WISHES: Final = Wishes()
 
 def window_of(facts: ModelFacts, learned_window: int | None) -> int | None:
     """The window of a model: as it is configured or listed, or less where its provider has said so."""
-    return min((window for window in (facts.window, learned_window) if window is not None), default=None)
+    return min([window for window in (facts.window, learned_window) if window is not None], default=None)
 
 
 def budget_of(policy: ContextPolicy, facts: ModelFacts, wishes: Wishes, learned_window: int | None) -> int | None:

@@ -103,6 +103,10 @@ class ContextRecord:
             return LastTurn(self.key, residual, self.frames)
         return self.before.then(residual, self.frames)
 
+    def surprise(self, tokens: int) -> int | None:
+        """By how much so many reported tokens are more than were expected; None where no last turn taught that."""
+        return tokens - self.tokens if self.before is not None else None
+
     @property
     def saved_tokens(self) -> int:
         """Tokens that were not sent."""
@@ -212,11 +216,3 @@ class CallRecord:
     def counted_tools(self) -> tuple[str, ...]:
         """The tools its session counts: none of a call that is not charged, or whose own record may yet come."""
         return self.tools if self.charge is not None and not self.is_provisional else ()
-
-    @property
-    def surprise(self) -> int | None:
-        """Reported less expected input tokens, where the session's last turn taught what to expect; None else."""
-        reported = self.request_tokens
-        if not reported or self.context is None or self.context.before is None:
-            return None
-        return reported - self.context.tokens

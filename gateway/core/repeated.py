@@ -35,6 +35,11 @@ class Repeated:
         return isinstance(other, Repeated) and self.raw == other.raw
 
 
+def again(raw: bytes) -> bytes | Repeated:
+    """Bytes that come again and again, as a key."""
+    return Repeated(raw) if len(raw) >= _WORTH_KEEPING.start else raw
+
+
 def digest_again(raw: bytes) -> bytes:
     """`digest` of bytes that come again and again."""
     return _known_digest(Repeated(raw)) if len(raw) in _WORTH_KEEPING else digest(raw)

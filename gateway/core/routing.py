@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.core.errors import UnknownModel
 from gateway.core.pricing import Price
@@ -67,9 +67,11 @@ class ModelRule:
     agent: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Where a call goes. `model` is the name the provider knows; `rule` the entry that decided, if one did."""
+class Route(NamedTuple):
+    """Where a call goes. `model` is the name the provider knows; `rule` the entry that decided, if one did.
+
+    A tuple, since each call looks up what is known of its own several times, and those hash in no time.
+    """
 
     provider: str
     model: str

@@ -112,12 +112,13 @@ def endpoint(method: str, path: str, *, anthropic: bool = False, body: bytes = b
     """
     # Some servers route without regard to case.
     asked, path = path, path.rstrip("/").lower()
-    known, is_below = _KNOWN.get(path), _BELOW_MODEL.match(path) is not None
-    if method not in WITHOUT_BODY:
-        # Some servers do not look at the method: what comes with a body to a model's path is a call of the model.
-        if known is not None:
-            return known
-        method = "POST" if is_below else method
+    known, has_body = _KNOWN.get(path), method not in WITHOUT_BODY
+    # Some servers do not look at the method: what comes with a body to a model's path is a call of the model.
+    if known is not None and has_body:
+        return known
+    is_below = _BELOW_MODEL.match(path) is not None
+    if is_below and has_body:
+        method = "POST"
     operation = known.operation if known is not None else path.partition("/")[0][:_LONGEST_OPERATION] or "other"
     anthropic = anthropic or path == "messages" or path.startswith("messages/")
     metered = method == "POST" and _is_billed(path, body)

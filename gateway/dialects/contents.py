@@ -129,9 +129,9 @@ def contents_of(call: Call, wire: Wire, known: Beginnings | None = None) -> Cont
     array = fields.get(ITEMS[wire])
     if array is None:
         return None
-    is_list = array.startswith(b"[")
+    is_list, is_large = array.startswith(b"["), len(call.body) > MOST_OBJECTS
     # Tools and schemas are built to be weighed, too.
-    dense = [name for name, raw in fields.items() if name != ITEMS[wire] and is_far_too_much(raw)]
+    dense = [name for name in fields if name != ITEMS[wire] and is_far_too_much(fields[name])] if is_large else []
     _refuse_tools(dense)
     if dense:
         if is_list and wire not in _WITHOUT_MESSAGES:

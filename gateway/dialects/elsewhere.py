@@ -68,7 +68,7 @@ def kept_elsewhere(fields: Fields, wire: Wire | None, contents: Contents | None 
     field = _MESSAGES.get(wire) if wire is not None else None
     if wire is None or field is None:
         return ()
-    found = [name for name in _KEPT if wire == "responses" and is_given(fields, name)]
+    found = [name for name in _KEPT if is_given(fields, name)] if wire == "responses" else []
     if wire == "messages" and _THREAD in fields and _CONTINUED.search(fields[_THREAD]):
         found.append(_THREAD)
     if field not in fields:

@@ -33,6 +33,10 @@ _OLDER: Final = "max_tokens"
 _COMPLETION: Final = 16
 #: the fields that ask for several answers in one call
 _ANSWERS: Final = ("n", "best_of")
+#: the fields that tell the service tier
+_OF_TIER: Final = ("speed", "inference_geo", "service_tier")
+#: that of what is asked for in a hurry, and in the US
+_TIERS: Final = {(True, True): "fast-us", (True, False): "fast", (False, True): "us"}
 #: no provider takes a smaller budget of thinking, and it must be below the limit of the answer
 _LEAST_THINKING: Final = 1_024
 
@@ -43,12 +47,9 @@ def output_limit(fields: AnyFields, wire: Wire | None) -> int | None:
     One of several fields that differ may be the one that counts, so the largest is taken; a field of another API alone
     bounds nothing. In a format that nobody knows (None) any of them may be its own.
     """
-    names = _named(wire) if wire is not None else ALL_LIMITS
-    own = [number for name in names if (number := _number(fields, name)) is not None]
-    if not own:
-        return None
-    others = [number for name in ALL_LIMITS if (number := _number(fields, name)) is not None]
-    return max(own + others)
+    known = {name: number for name in ALL_LIMITS if name in fields and (number := _number(fields, name)) is not None}
+    own = _named(wire) if wire is not None else ALL_LIMITS
+    return None if known.keys().isdisjoint(own) else max(known.values())
 
 
 def _named(wire: Wire) -> tuple[str, ...]:
@@ -117,15 +118,17 @@ def _number(fields: AnyFields, name: str) -> int | None:
 
 def service_tier(fields: AnyFields) -> str | None:
     """The service tier a call asks for, as `core.pricing` names it."""
-    own = anthropic_tier({name: decode(fields[name]) for name in ("speed", "inference_geo") if name in fields})
-    value = decode(fields["service_tier"]) if "service_tier" in fields else None
-    return own or (value if isinstance(value, str) else None)
+    if fields.keys().isdisjoint(_OF_TIER):
+        return None
+    said = {name: decode(fields[name]) for name in _OF_TIER if name in fields}
+    value = said.get("service_tier")
+    return anthropic_tier(said) or (value if isinstance(value, str) else None)
 
 
 def anthropic_tier(values: Mapping[str, object]) -> str | None:
     """What `speed` and `inference_geo` make of the price; None where they are the usual ones, or not said."""
     is_fast, is_us = values.get("speed") == "fast", values.get("inference_geo") == "us"
-    return {(True, True): "fast-us", (True, False): "fast", (False, True): "us"}.get((is_fast, is_us))
+    return _TIERS.get((is_fast, is_us))
 
 
 def with_limit(fields: AnyFields, wire: Wire, limit: int, usual: str, *, is_held: bool = False) -> dict[str, object]:

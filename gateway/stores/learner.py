@@ -62,6 +62,20 @@ class _Kept(NamedTuple):
     until: float
 
 
+class Taught(NamedTuple):
+    """What earlier calls taught under a calibration key, each the newest last.
+
+    Attributes:
+        offsets: the last residuals, reported less estimated tokens.
+        surprises: the last reported less expected tokens.
+        frames: what frames added in the last sessions, and over how many.
+    """
+
+    offsets: tuple[Residual, ...]
+    surprises: tuple[Residual, ...]
+    frames: tuple[Residual, ...]
+
+
 class Learner(Observer):
     """Offsets of estimates by calibration key, and windows by model. `now`: Unix seconds, the same for all workers."""
 
@@ -76,23 +90,15 @@ class Learner(Observer):
         self._new_windows: dict[str, _Window] = {}
         self._writing: asyncio.Task[None] | None = None
 
-    async def offsets(self, key: str) -> tuple[Residual, ...]:
-        """The last residuals (reported less estimated tokens) under a calibration key, the newest last."""
-        return await self._numbers(_OFFSETS + key)
-
-    async def surprises(self, key: str) -> tuple[Residual, ...]:
-        """The last surprises (reported less expected tokens) under a calibration key, the newest last."""
-        return await self._numbers(_SURPRISES + key)
-
-    async def frames(self, key: str) -> tuple[Residual, ...]:
-        """What frames added in the last sessions under a calibration key, and over how many, the newest last."""
-        return await self._numbers(_FRAMES + key)
-
-    async def _numbers(self, key: str) -> tuple[Residual, ...]:
-        known = await self._look_up(key)
-        new = self._new_numbers.get(key)
-        numbers = known if isinstance(known, tuple) else ()
-        return (*numbers, *new)[-KEPT:] if new else numbers
+    async def taught(self, key: str) -> Taught:
+        """What earlier calls taught under a calibration key."""
+        found = []
+        for name in (_OFFSETS + key, _SURPRISES + key, _FRAMES + key):
+            kept = self._kept.get(name)
+            known = kept.known if kept is not None and kept.until == math.inf else await self._look_up(name)
+            new, numbers = self._new_numbers.get(name), known if isinstance(known, tuple) else ()
+            found.append((*numbers, *new)[-KEPT:] if new else numbers)
+        return Taught(*found)
 
     async def window(self, provider: str, model: str) -> int | None:
         """The window that the provider itself named when it refused a request; None where it did not lately."""
@@ -123,16 +129,17 @@ class Learner(Observer):
     def record(self, call: CallRecord, totals: Totals | None, left: Allowance | None = None) -> None:
         """See `Observer.record`: what the provider reported of a call, less what was estimated."""
         del totals, left
-        if tokens := call.request_tokens:
+        tokens, context = call.request_tokens, call.context
+        if tokens:
             self._refute(call.provider, call.model, tokens)
-        last, surprise = call.last_turn, call.surprise
-        if last is None or call.context is None:
+        if not tokens or context is None:
             return
-        self.report(last.key, Residual(last.residual, call.context.estimate))
+        last, surprise = context.reported(tokens), context.surprise(tokens)
+        self.report(last.key, Residual(last.residual, context.estimate))
         if last.over:
             self._add(_FRAMES + last.key, Residual(last.added, last.over))
         if surprise is not None:
-            self._add(_SURPRISES + last.key, Residual(surprise, call.context.estimate))
+            self._add(_SURPRISES + last.key, Residual(surprise, context.estimate))
 
     def _refute(self, provider: str, model: str, tokens: int) -> None:
         """Forget a window that is smaller than the input of a call that was answered."""

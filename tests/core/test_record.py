@@ -44,21 +44,22 @@ def test_only_what_the_provider_said_teaches_and_no_request_weighs_nothing(token
     taught = replace(
         RECORD, charge=Charge(Usage.of(tokens, 1), source), context=replace(CONTEXT, before=LastTurn("k", 1))
     )
-    assert (taught.last_turn, taught.surprise) == (None, None)
+    assert (taught.last_turn, taught.request_tokens) == (None, 0)
 
 
 def test_a_surprise_is_one_only_where_something_was_expected() -> None:
-    assert RECORD.surprise is None
-    assert replace(RECORD, context=replace(CONTEXT, before=LastTurn("k", 10))).surprise == 10
+    tokens = CONTEXT.tokens + 10
+    assert CONTEXT.surprise(tokens) is None
+    assert replace(CONTEXT, before=LastTurn("k", 10)).surprise(tokens) == 10
 
 
 def test_passes_beyond_the_first_are_no_part_of_what_the_request_weighed() -> None:
     context = replace(CONTEXT, before=LastTurn("k", 10), beyond=80)
     record = replace(RECORD, charge=Charge(Usage.of(190, 1), "provider"), context=context)
-    assert (record.request_tokens, record.surprise) == (110, 10)
+    assert (record.request_tokens, context.surprise(record.request_tokens)) == (110, 10)
     assert record.last_turn == LastTurn("k", 20)
     unknown = replace(record, context=replace(context, beyond=190))
-    assert (unknown.request_tokens, unknown.last_turn, unknown.surprise) == (0, None, None)
+    assert (unknown.request_tokens, unknown.last_turn) == (0, None)
 
 
 def test_the_tools_of_a_call_count_unless_its_own_record_may_yet_come() -> None:

@@ -49,8 +49,8 @@ async def test_what_is_reported_is_known_at_once() -> None:
     learner = Learner(MemoryStore())
     learner.report("k", off(5))
     learner.report("k", off(7))
-    assert await learner.offsets("k") == (off(5), off(7))
-    assert await learner.offsets("other") == ()
+    assert (await learner.taught("k")).offsets == (off(5), off(7))
+    assert (await learner.taught("other")).offsets == ()
     await settled(learner)
 
 
@@ -61,7 +61,7 @@ async def test_what_was_learned_survives_the_worker() -> None:
     first.report_window("openai", "m", 8192)
     await settled(first)
     second = Learner(store)
-    assert await second.offsets("k") == (off(5),)
+    assert (await second.taught("k")).offsets == (off(5),)
     assert await second.window("openai", "m") == 8192
     assert await second.window("openai", "n") is None
 
@@ -73,7 +73,7 @@ async def test_two_workers_add_to_one_key() -> None:
     two.report("k", off(2))
     await settled(one)
     await settled(two)
-    assert await two.offsets("k") == (off(1), off(2))
+    assert (await two.taught("k")).offsets == (off(1), off(2))
 
 
 async def test_only_the_newest_are_kept() -> None:
@@ -81,9 +81,9 @@ async def test_only_the_newest_are_kept() -> None:
     learner = Learner(store)
     for number in range(KEPT + 3):
         learner.report("k", off(number))
-    assert await learner.offsets("k") == tuple(map(off, range(3, KEPT + 3)))
+    assert (await learner.taught("k")).offsets == tuple(map(off, range(3, KEPT + 3)))
     await settled(learner)
-    assert await Learner(store).offsets("k") == tuple(map(off, range(3, KEPT + 3)))
+    assert (await Learner(store).taught("k")).offsets == tuple(map(off, range(3, KEPT + 3)))
 
 
 async def test_many_reports_are_one_write() -> None:
@@ -100,16 +100,16 @@ async def test_a_store_that_is_away_costs_nothing_but_the_lessons_of_others() ->
     store = AwayStore()
     store.away = True
     learner = Learner(store, write_after_s=0.01)
-    assert await learner.offsets("k") == ()
+    assert (await learner.taught("k")).offsets == ()
     learner.report("k", off(3))
     learner.report_window("p", "m", 100)
     before = store.asked
     await eventually(lambda: store.asked > before)
-    assert await learner.offsets("k") == (off(3),)
+    assert (await learner.taught("k")).offsets == (off(3),)
     assert await learner.window("p", "m") == 100
     store.away = False
     await settled(learner)
-    assert await Learner(store).offsets("k") == (off(3),)
+    assert (await Learner(store).taught("k")).offsets == (off(3),)
 
 
 async def test_a_window_is_forgotten_when_a_longer_request_is_answered() -> None:
@@ -129,7 +129,7 @@ async def test_a_window_is_not_forgotten_for_what_the_passes_of_one_call_come_to
     learner.report_window("p", "m", 2_000)
     learner.record(replace(answered(2_900), context=replace(weighed(1_500, 1, None), beyond=1_400)), None)
     assert await learner.window("p", "m") == 2_000
-    assert await learner.offsets("k") == (Residual(0, 1_500),)
+    assert (await learner.taught("k")).offsets == (Residual(0, 1_500),)
 
 
 async def test_a_window_holds_for_an_hour_whoever_learned_it() -> None:
@@ -167,10 +167,10 @@ async def test_what_a_store_could_not_say_is_asked_again_when_it_is_back() -> No
     first.report("k", off(3))
     await settled(first)
     store.away = True
-    assert [await second.offsets("k") for _ in range(3)] == [()] * 3
+    assert [(await second.taught("k")).offsets for _ in range(3)] == [()] * 3
     store.away = False
     clock[0] += 60
-    assert await second.offsets("k") == (off(3),)
+    assert (await second.taught("k")).offsets == (off(3),)
 
 
 async def test_a_window_that_is_not_written_yet_holds_for_an_hour() -> None:
@@ -218,12 +218,12 @@ async def test_what_frames_added_in_a_session_is_known_to_others() -> None:
     learner = Learner(store)
     first = weighed(100, 1, None)
     learner.record(replace(answered(150), context=first), None)
-    assert await learner.frames("k") == ()
+    assert (await learner.taught("k")).frames == ()
     learner.record(replace(answered(280), context=weighed(200, 2, first.reported(150))), None)
-    assert await learner.frames("k") == (Residual(30, 1),)
-    assert await learner.offsets("k") == (Residual(50, 100), Residual(80, 200))
+    assert (await learner.taught("k")).frames == (Residual(30, 1),)
+    assert (await learner.taught("k")).offsets == (Residual(50, 100), Residual(80, 200))
     await settled(learner)
-    assert await Learner(store).frames("k") == (Residual(30, 1),)
+    assert (await Learner(store).taught("k")).frames == (Residual(30, 1),)
 
 
 def weighed(tokens: int, frames: int, before: LastTurn | None) -> ContextRecord:
@@ -251,6 +251,6 @@ async def test_a_damaged_lesson_is_none() -> None:
     await store.learn({"offsets\nk": damaged, "window\np\nm": damaged})
     await store.learn({f"window\np\n{number}": partial(leave, value) for number, value in enumerate(odd)})
     learner = Learner(store, now=lambda: 1.0)
-    assert await learner.offsets("k") == ()
+    assert (await learner.taught("k")).offsets == ()
     assert await learner.window("p", "m") is None
     assert [await learner.window("p", str(number)) for number in range(len(odd))] == [None] * len(odd)

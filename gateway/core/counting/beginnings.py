@@ -37,7 +37,7 @@ class Beginning:
         text: the array without cache marks, from its bracket to the end of the last of these messages.
         bounds: where each of them starts and stops in the text, one after the other.
         keys: what `keys_of` says of them.
-        kind: the kind of the request they were weighed for, see `Estimator.kind`.
+        kind: the kind of the request they were weighed for, see `Beside.kind`.
         sums: the sums of these messages.
         elsewhere: the names under which these messages refer to content that others keep, see `dialects/elsewhere.py`.
     """

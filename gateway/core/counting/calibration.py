@@ -169,7 +169,7 @@ def _following(
 
 def _frame(last: LastTurn, frames: Sequence[Residual]) -> float:
     """What a frame adds: as the session has seen it, and before that as others have."""
-    others = median([_mean(added, over) for added, over in frames] or (0.0,))
+    others = median([_mean(added, over) for added, over in frames]) if frames else 0.0
     return _mean(last.added, last.over, others)
 
 
@@ -207,10 +207,10 @@ def _scaled(residuals: Sequence[Residual], tokens: int) -> list[float]:
     """
     if not residuals:
         return []
-    offs = [off for off, _ in residuals]
+    offs, estimates = zip(*residuals, strict=True)
+    if max(estimates) <= tokens:
+        return list(map(float, offs))
     least = min(offs, key=abs)
-    if offs.count(least) == len(offs):
-        return [float(least)] * len(offs)
     return [
         least + (off - least) * tokens / estimate if estimate > tokens else float(off) for off, estimate in residuals
     ]

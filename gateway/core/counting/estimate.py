@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import reduce
-from itertools import chain
 from typing import Any, Final, Literal
 
+from gateway.core.counting.beside import Beside, marks_of
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.context import ContextCounts
 from gateway.core.counting.definitions import NO_TOOLS, Tools, shown_schema, weigh_tools
@@ -34,6 +34,9 @@ Source = Literal["exact", "calibrated", "learned"]
 
 #: marks of a request's shape that come from single messages: they are gone once those messages are left out
 OF_MESSAGES: Final = frozenset({"sealed", "image", "media", "other"})
+
+#: all marks, in the order in which a shape names them
+_MARKS: Final = ("tools", "forced", "schema", "thinking", "system", "sealed", "image", "media", "server", "other")
 
 #: bytes that a kept measure takes, and more for each of its media, results and calls
 _MEASURE_BYTES: Final = 400
@@ -101,33 +104,28 @@ class Estimator:
         self._read = read
         self._runs = Runs(cache)
 
-    def estimate(self, request: Request, *, keys: Sequence[bytes] | None = None, sums: Sums | None = None) -> Estimate:
-        """The prompt tokens of a request.
+    def estimate(self, request: Request, *, keys: Sequence[bytes] | None = None) -> Estimate:
+        """The prompt tokens of a request. `keys`: what `keys_of` says of its messages, where it was asked before."""
+        beside = self.beside(request)
+        return self.of(beside, self._sums(beside, keys))
 
-        Args:
-            request: what is asked for.
-            keys: what `keys_of` says of its messages, where it was asked before.
-            sums: of its messages, where they were added up before; the request need not hold them then.
-        """
+    def of(self, beside: Beside, total: Sums) -> Estimate:
+        """The prompt tokens of a request. `total`: the sums of its messages, which the request need not hold then."""
+        request, counter, tools = beside.request, beside.counter, beside.tools
         family = self.family(request)
-        counter = self._counter_for(request.tokenizer or family.tokenizer)
-        total = sums if sums is not None else self._sums(request, keys)
         counts, media, system = total.kept(family.thoughts), total.media, total.system
-        tools = self._tools(request, counter)
-        schema = self._schema(request, counter)
-        others = self._others(request, counter)
-        said = counts_tokens(counts, family) + sum(media_tokens(item, family) for item in media)
-        system_field = sum(_measure_tokens(item, family) for item in self._system(request, counter))
+        said = counts_tokens(counts, family) + sum([media_tokens(item, family) for item in media])
+        system_field = sum([_measure_tokens(item, family) for item in beside.system])
         tokens = (
             said
             + family.start
             + family.system * system
-            + self._tools_tokens(tools, request, family, counter, system=system)
-            + (family.with_schema + family.schema * schema if request.schema is not None else 0)
+            + _tools_tokens(beside, family, system=system)
+            + (family.with_schema + family.schema * beside.schema if request.schema is not None else 0)
             + family.thinking_on * request.thinking
-            + sum(_measure_tokens(item, family) for item in others)
+            + sum([_measure_tokens(item, family) for item in beside.others])
         )
-        shape = _shape(request, tools, counts, media, system=system)
+        shape = _shape(beside, counts, media, system=system)
         exact = (
             family.exact and shape in ("", "system") and not counts.calls and counter.name.endswith(family.tokenizer)
         )
@@ -135,7 +133,7 @@ class Estimator:
             tokens=max(0, round(tokens)),
             source="exact" if exact else "calibrated",
             spread=0.0 if exact else family.spread,
-            doubt=round(sum(media_doubt(item, family) for item in chain(media, *(one.media for one in others)))),
+            doubt=round(sum([media_doubt(item, family) for item in (*media, *beside.media)])),
             shape=shape,
             family=family.name,
             counter=counter.name,
@@ -143,6 +141,39 @@ class Estimator:
             beside=math.ceil(tokens - said + system_field),
             frames=counts.calls if tools.count else counts.messages,
         )
+
+    def beside(self, request: Request) -> Beside:
+        """What stands beside the messages of a request, measured."""
+        counter = self.counter(request)
+        system, tools, others = (
+            self._system(request, counter),
+            self._tools(request, counter),
+            self._others(request, counter),
+        )
+        name = request.forced_name
+        return Beside(
+            request=request,
+            counter=counter,
+            kind=self.kind(request),
+            system=system,
+            start=Sums().plus(system),
+            tools=tools,
+            namespace=self._cache.tokens(counter, _NAMESPACE) if tools.count else 0,
+            forced_name=self._cache.tokens(counter, name) if name else 0,
+            schema=self._schema(request, counter),
+            others=others,
+            media=tuple([part for item in others for part in item.media]),
+            marks=marks_of(request, tools),
+        )
+
+    def kind(self, request: Request) -> Hashable:
+        """Format, counter and system text: sums may go on from those of a request where these are the same."""
+        system = _content(request.system) if request.system is not None else None
+        return request.wire, self.counter(request).name, digest_again(system) if system is not None else None
+
+    def counter(self, request: Request) -> TokenCounter:
+        """What counts the texts of a request."""
+        return self._counter_for(self.tokenizer(request))
 
     def family(self, request: Request) -> Family:
         """The family whose numbers a request is weighed with."""
@@ -157,8 +188,7 @@ class Estimator:
 
         `read_as`: the format the messages are written in, where it is not the request's.
         """
-        family = self.family(request)
-        counter = self._counter_for(request.tokenizer or family.tokenizer)
+        family, counter = self.family(request), self.counter(request)
         return [
             round(_measure_tokens(item, family))
             for item in self._of_messages(read_as or request.wire, request.messages, counter)
@@ -166,7 +196,7 @@ class Estimator:
 
     def sums(
         self,
-        request: Request,
+        beside: Beside,
         messages: Sequence[Piece],
         keys: Sequence[bytes] | None = None,
         before: Sums | None = None,
@@ -174,39 +204,33 @@ class Estimator:
         """Sums of messages of a request, and of its system text where that is none of them.
 
         Args:
-            request: what they are part of.
+            beside: what stands beside them.
             messages: to be measured.
             keys: what `keys_of` says of them, where it was asked before.
-            before: the sums of all that come before them; of one `kind` with the request's.
+            before: the sums of all that come before them; of one kind with the request's, see `Beside.kind`.
         """
-        counter = self._counter_for(self.tokenizer(request))
-        measures = self._of_messages(request.wire, messages, counter, keys)
-        start = max((place for place, item in enumerate(measures) if item.is_all), default=None)
+        measures = self._of_messages(beside.request.wire, messages, beside.counter, keys)
+        start = max([place for place, item in enumerate(measures) if item.is_all], default=None)
         if before is None or start is not None:
-            before = Sums().plus(self._system(request, counter))
+            before = beside.start
         return before.plus(measures[start:])
 
-    def _sums(self, request: Request, keys: Sequence[bytes] | None) -> Sums:
+    def _sums(self, beside: Beside, keys: Sequence[bytes] | None) -> Sums:
         """Sums of all messages; where their keys are known they go on from those of a shorter conversation."""
+        messages = beside.request.messages
         if keys is None:
-            return self.sums(request, request.messages)
+            return self.sums(beside, messages)
 
         def extend(start: int, known: Sums | None) -> Sums:
-            return self.sums(request, request.messages[start:], keys[start:], known)
+            return self.sums(beside, messages[start:], keys[start:], known)
 
-        return self._runs.extended(f"sums\0{self.kind(request)}", tuple(keys), extend, lambda sums: sums.size_bytes)
+        return self._runs.extended(f"sums\0{beside.kind}", tuple(keys), extend, lambda sums: sums.size_bytes)
 
-    def kind(self, request: Request) -> Hashable:
-        """Format, counter and system text: sums may go on from those of a request where these are the same."""
-        system = _content(request.system) if request.system is not None else None
-        counter = self._counter_for(self.tokenizer(request))
-        return request.wire, counter.name, digest_again(system) if system is not None else None
-
-    def _system(self, request: Request, counter: TokenCounter) -> list[Measure]:
+    def _system(self, request: Request, counter: TokenCounter) -> tuple[Measure, ...]:
         if request.system is None:
-            return []
+            return ()
         kind = f"system\0{counter.name}"
-        return [self._kept(kind, request.system, lambda value: text_measure(value, counter), _measure_bytes)]
+        return (self._kept(kind, request.system, lambda value: text_measure(value, counter), _measure_bytes),)
 
     def _of_messages(
         self, wire: Wire, pieces: Sequence[Piece], counter: TokenCounter, keys: Sequence[bytes] | None = None
@@ -238,13 +262,14 @@ class Estimator:
         ]
         return reduce(Tools.plus, found) if found else NO_TOOLS
 
-    def _others(self, request: Request, counter: TokenCounter) -> list[Measure]:
+    def _others(self, request: Request, counter: TokenCounter) -> tuple[Measure, ...]:
         """Measures of the fields nobody here knows: a provider may show them to the model."""
         kind = f"field\0{counter.name}"
-        return [
+        measures = [
             self._kept(kind, piece, lambda value: other_measure(value, counter), _measure_bytes)
             for piece in request.others
         ]
+        return tuple(measures)
 
     def _schema(self, request: Request, counter: TokenCounter) -> int:
         """Tokens of the schema an answer must follow, as far as models are shown it, with its name and description."""
@@ -260,23 +285,21 @@ class Estimator:
             self._cache.tokens(counter, text) for text in (request.schema_name, request.schema_about) if text
         )
 
-    def _tools_tokens(
-        self, tools: Tools, request: Request, family: Family, counter: TokenCounter, *, system: bool
-    ) -> float:
-        tokens = tools.server * family.server_tool + tools.server_json * family.other
-        if not tools.count and not (tools.server and family.server_tool):
-            return tokens
-        tokens += family.tools_system if system and family.tools_system is not None else family.tools
-        if family.rendering == "typescript":
-            tokens += family.tool_text * (tools.typescript + self._cache.tokens(counter, _NAMESPACE))
-        else:
-            tokens += family.tool_text * tools.json
-        tokens += family.per_tool * tools.count + family.forced * request.forced
-        if request.forced_name:
-            tokens += family.forced_name + (
-                self._cache.tokens(counter, request.forced_name) if family.forced_name else 0
-            )
+
+def _tools_tokens(beside: Beside, family: Family, *, system: bool) -> float:
+    tools, request = beside.tools, beside.request
+    tokens = tools.server * family.server_tool + tools.server_json * family.other
+    if not tools.count and not (tools.server and family.server_tool):
         return tokens
+    tokens += family.tools_system if system and family.tools_system is not None else family.tools
+    if family.rendering == "typescript":
+        tokens += family.tool_text * (tools.typescript + beside.namespace)
+    else:
+        tokens += family.tool_text * tools.json
+    tokens += family.per_tool * tools.count + family.forced * request.forced
+    if request.forced_name:
+        tokens += family.forced_name + (beside.forced_name if family.forced_name else 0)
+    return tokens
 
 
 def _measure_tokens(item: Measure, family: Family) -> float:
@@ -329,21 +352,15 @@ _PDF_BYTES_A_PAGE: Final = 50_000
 _FILE_BYTES_A_TOKEN: Final = 40
 
 
-def _shape(request: Request, tools: Tools, counts: Counts, media: Iterable[Media], *, system: bool) -> str:
-    kinds = {"image" if item.kind == "image" else "media" for item in media}
-    marks = {
-        "tools": tools.count > 0,
-        "forced": request.forced,
-        "schema": request.schema is not None,
-        "thinking": request.thinking,
-        "system": system,
-        "sealed": counts.sealed > 0,
-        "image": "image" in kinds,
-        "media": "media" in kinds,
-        "server": request.server or tools.server > 0 or tools.deferred > 0,
-        "other": counts.other > 0 or bool(request.others),
-    }
-    return "+".join(mark for mark, present in marks.items() if present)
+def _shape(beside: Beside, counts: Counts, media: Sequence[Media], *, system: bool) -> str:
+    marks = {*beside.marks, *["image" if item.kind == "image" else "media" for item in media]}
+    if system:
+        marks.add("system")
+    if counts.sealed > 0:
+        marks.add("sealed")
+    if counts.other > 0:
+        marks.add("other")
+    return "+".join(sorted(marks, key=_MARKS.index))
 
 
 def _measure_bytes(item: Measure) -> int:

@@ -6,11 +6,12 @@ Values may be decoded JSON, or a value's own bytes as they stand in the body: th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.core.counting.measure import Wire
 from gateway.core.counting.tools import compact
+from gateway.core.repeated import again
 from gateway.core.values import dataclass
 
 #: a JSON value, or its bytes
@@ -35,17 +36,22 @@ ITEMS: Final[Mapping[Wire, str]] = {
     "completions": "prompt",
 }
 #: where the schema of an answer stands
-_FORM_FIELDS: Final[Mapping[Wire, tuple[str, ...]]] = {
+FORM_FIELDS: Final[Mapping[Wire, tuple[str, ...]]] = {
     "chat": ("response_format",),
     "responses": ("text",),
     "messages": ("output_config", "output_format"),
     "completions": (),
 }
-#: fields that steer a call, or are weighed with the tools: no text of theirs is shown to a model
-_STEERING: Final = frozenset(
+#: fields that steer a call, and say nothing of what it costs
+_UNREAD: Final = frozenset({"models", "provider", "metadata", "user", "stop", "stop_sequences", "logit_bias"})
+#: those, and what is weighed with the tools: no text of theirs is shown to a model
+_STEERING: Final = _UNREAD | {"model", "tools", "functions", "tool_choice", "function_call"}
+#: fields whose value is read, however short
+_READ: Final = frozenset(
     {
-        *("model", "models", "provider", "metadata", "user", "tools", "functions", "tool_choice", "function_call"),
-        *("stop", "stop_sequences", "logit_bias"),
+        *("model", "tools", "functions", "tool_choice", "function_call", "thinking", "reasoning"),
+        *_SYSTEM_FIELDS.values(),
+        *(name for names in FORM_FIELDS.values() for name in names),
     }
 )
 #: Bytes that all other fields may have together before they are weighed: switches and ids are shorter than that.
@@ -132,6 +138,19 @@ def read_request(
     )
 
 
+def key_of_fields(wire: Wire, fields: Mapping[str, bytes]) -> Hashable:
+    """What `read_request` says of a body, but for its messages, is the same wherever this is.
+
+    Of short fields that it reads no value of, all that matters is whether they are there: ids in them may differ with
+    each call.
+    """
+    told = [(name, raw) for name, raw in fields.items() if name not in _UNREAD and name != ITEMS[wire]]
+    system = _SYSTEM_FIELDS.get(wire)
+    others = sum([len(raw) for name, raw in told if name not in _STEERING and name != system])
+    read = _READ if others <= _FEW_BYTES else fields
+    return tuple([(name, again(raw) if name in read else raw == b"null") for name, raw in told])
+
+
 def wire_of(body: Mapping[str, Any]) -> Wire:
     """The format a decoded body is most likely written in."""
     if "prompt" in body:
@@ -167,7 +186,7 @@ def _given(body: Mapping[str, Piece], field: str) -> Piece:
 
 def _others(wire: Wire, body: Mapping[str, Piece], *, has_schema: bool) -> tuple[Piece, ...]:
     """The fields that are weighed nowhere else; none where they are short."""
-    known = {ITEMS[wire], _SYSTEM_FIELDS.get(wire, ""), *(_FORM_FIELDS[wire] if has_schema else ())}
+    known = {ITEMS[wire], _SYSTEM_FIELDS.get(wire, ""), *(FORM_FIELDS[wire] if has_schema else ())}
     found = [piece for name, piece in body.items() if name not in known and name not in _STEERING]
     return tuple(found) if sum(map(_size, found)) > _FEW_BYTES else ()
 

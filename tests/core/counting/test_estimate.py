@@ -466,10 +466,10 @@ def test_sums_that_go_on_behind_a_compaction_are_those_of_all(estimator: Estimat
         user("hi"),
         user("there"),
     ]
-    request = read_request("messages", claude(*turns))
-    whole = estimator.sums(request, turns)
+    beside = estimator.beside(read_request("messages", claude(*turns)))
+    whole = estimator.sums(beside, turns)
     for place in range(len(turns)):
-        assert estimator.sums(request, turns[place:], before=estimator.sums(request, turns[:place])) == whole
+        assert estimator.sums(beside, turns[place:], before=estimator.sums(beside, turns[:place])) == whole
 
 
 def test_a_longer_request_whose_keys_are_known_is_added_up_from_the_shorter_one(make: Any, words: Any) -> None:

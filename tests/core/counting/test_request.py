@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable
+from itertools import product
 from typing import Any
 
 import pytest
 
 from gateway.core.counting.measure import Wire
-from gateway.core.counting.request import decoded, read_request, wire_of
+from gateway.core.counting.request import Request, decoded, key_of_fields, read_request, wire_of
 
 SCHEMA = {"type": "object"}
 
@@ -123,6 +125,62 @@ def test_bytes_nested_too_deep_to_read_are_text() -> None:
 )
 def test_a_bodys_format_is_guessed(body: dict[str, Any], wire: Wire) -> None:
     assert wire_of(body) == wire
+
+
+#: what bodies may differ in: field, value
+FIELDS: list[tuple[str, bytes]] = [
+    ("tools", b'[{"name":"a"}]'),
+    ("tools", b'[{"name":"b"}]'),
+    ("tools", b"null"),
+    ("tool_choice", b'"required"'),
+    ("tool_choice", b'"auto"'),
+    ("tool_choice", b"null"),
+    ("function_call", b'{"name":"a"}'),
+    ("function_call", b'{"name":"b"}'),
+    ("system", b'"be kind"'),
+    ("instructions", b'"%s"' % (b"be kind " * 99)),
+    ("response_format", b'{"json_schema":{"name":"a","schema":{"b":"%s"}}}' % (b"c" * 600)),
+    ("response_format", b'{"type":"%s"}' % (b"c" * 600)),
+    ("text", b'{"format":{"schema":{}}}'),
+    ("output_format", b'{"schema":{}}'),
+    ("thinking", b'{"type":"enabled"}'),
+    ("thinking", b'{"type":"disabled"}'),
+    ("reasoning", b'{"effort":"low"}'),
+    ("reasoning", b'{"effort":"none"}'),
+    ("previous_response_id", b'"a"'),
+    ("previous_response_id", b"null"),
+    ("prompt", b'{"id":"a"}'),
+    ("prompt_cache_key", b'"a"'),
+    ("prompt_cache_key", b'"b"'),
+    ("prediction", b'"%s"' % (b"a" * 505)),
+    ("prediction", b'"%s"' % (b"b" * 512)),
+    ("metadata", b'{"a":"b"}'),
+    ("user", b'"%s"' % (b"a" * 600)),
+]
+
+
+@pytest.mark.parametrize("wire", ["chat", "messages", "responses"])
+def test_bodies_of_one_key_are_read_as_one_request(wire: Wire) -> None:
+    seen: dict[Hashable, Request] = {}
+    for fields in product(FIELDS, repeat=3):
+        request = read_request(wire, dict(fields), messages=())
+        assert seen.setdefault(key_of_fields(wire, dict(fields)), request) == request
+    assert len(seen) > 1_000
+
+
+def test_what_changes_with_each_call_and_is_not_read_is_no_part_of_the_key() -> None:
+    shared = {"tools": b"[]", "system": b'"%s"' % (b"be kind " * 99)}
+    turns = [
+        {
+            **shared,
+            "metadata": b'{"turn":%d}' % turn,
+            "previous_response_id": b'"%d"' % turn,
+            "messages": b"[%d]" % turn,
+        }
+        for turn in range(2)
+    ]
+    assert key_of_fields("messages", turns[0]) == key_of_fields("messages", turns[1])
+    assert key_of_fields("messages", turns[0]) != key_of_fields("messages", {**turns[0], "tools": b"[1]"})
 
 
 LONG = "word " * 200
