@@ -15,7 +15,22 @@ from tests.support.timing import in_time
 from tests.support.web import CHAT, Web
 
 #: Of each kind of JSON, also those that cannot be looked up in a table, and as what is nested.
-ODD: Final = (None, True, -1, 10**400, 1e308, "", "x", "\ud83d", [], {}, [[]], [None], [{"type": "x"}], {"type": []})
+ODD: Final[tuple[Any, ...]] = (
+    None,
+    True,
+    -1,
+    10**400,
+    1e308,
+    "",
+    "x",
+    "\ud83d",
+    [],
+    {},
+    [[]],
+    [None],
+    [{"type": "x"}],
+    {"type": []},
+)
 
 SCHEMA: Final = {"type": "object", "properties": {"a": {"type": "string", "enum": ["x"]}}, "required": ["a"]}
 PIXEL: Final = "data:image/png;base64,iVBORw0KGgo="

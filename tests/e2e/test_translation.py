@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import anthropic
+import httpx  # noqa: F401  # before a gateway in this process imports it in a thread: SDKs of openai look into the half of it
 import openai
 import pytest
 

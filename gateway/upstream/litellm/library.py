@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib
 import logging
 import os
 import threading
@@ -47,6 +48,9 @@ _CALLBACKS: Final = (
 _LOGGERS: Final = ("LiteLLM", "LiteLLM Proxy", "LiteLLM Router", "httpx", "httpcore", "openai", "botocore")
 #: what pydantic says of litellm's types when it first meets one
 _UNHEARD: Final = (".*`ReadOnly` qualifier.*", ".*conflict with protected namespace.*", ".*Accessing the.*attribute on")
+#: where its translation of Messages is, from 1.109 on and before
+_ADAPTER: Final = "litellm.llms.anthropic.messages.adapters.transformation"
+_ADAPTER_BEFORE: Final = "litellm.llms.anthropic.pass_through.adapters.transformation"
 _lock: Final = threading.Lock()
 #: event loop -> how many providers use its clients
 _users: Final[dict[int, int]] = {}
@@ -100,7 +104,6 @@ def _imported() -> Library:
     import litellm  # noqa: PLC0415
     from litellm._internal_context import is_internal_call  # noqa: PLC0415
     from litellm.litellm_core_utils.get_supported_openai_params import get_supported_openai_params  # noqa: PLC0415
-    from litellm.llms.anthropic.pass_through.adapters.transformation import AnthropicAdapter  # noqa: PLC0415
     from litellm.responses.litellm_completion_transformation import (  # noqa: PLC0415
         streaming_iterator,
         transformation,
@@ -119,7 +122,7 @@ def _imported() -> Library:
         text=litellm.atext_completion,
         embed=litellm.aembedding,
         supported=get_supported_openai_params,
-        messages=AnthropicAdapter(),
+        messages=_anthropic_adapter(),
         responses=transformation.LiteLLMCompletionResponsesConfig,
         ResponsesStream=streaming_iterator.LiteLLMCompletionStreamingIterator,
         Timeout=httpx.Timeout,
@@ -128,6 +131,17 @@ def _imported() -> Library:
         | frozenset(map(str, litellm.openai_compatible_providers)),
         _is_internal=is_internal_call,
     )
+
+
+def _anthropic_adapter() -> Any:
+    """What writes Messages as chat and back.
+
+    Raises:
+        ImportError: it is in neither of its places.
+    """
+    with contextlib.suppress(ModuleNotFoundError):
+        return importlib.import_module(_ADAPTER).AnthropicAdapter()
+    return importlib.import_module(_ADAPTER_BEFORE).AnthropicAdapter()
 
 
 def use() -> None:
