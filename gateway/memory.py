@@ -15,7 +15,7 @@ from gateway.core.counting.cache import CountCache
 from gateway.core.fitting.reader import Reader
 
 #: What a worker has unless it is told otherwise. A conversation of 100,000 tokens takes 0.5 MB, one that was cut 1.5 to
-#: 2 MB more.
+#: 2 MB more, in all formats but chat most of it as chat messages (`views`).
 DEFAULT_BYTES: Final = 256 * 2**20
 
 
@@ -35,10 +35,10 @@ class Memory:
 
     def __init__(self, limit_bytes: int = DEFAULT_BYTES) -> None:
         self.counts = CountCache(limit_bytes // 8, Lock())
-        self.beside = Besides(limit_bytes // 16, Lock())
+        self.beside = Besides(limit_bytes // 32, Lock())
         self.known = Beginnings(limit_bytes // 4, Lock())
-        self.views = CountCache(limit_bytes // 8, Lock())
-        self.book = Reader(_no_weights, limit_bytes=limit_bytes * 7 // 16, lock=Lock())
+        self.views = CountCache(limit_bytes * 3 // 16, Lock())
+        self.book = Reader(_no_weights, limit_bytes=limit_bytes * 13 // 32, lock=Lock())
 
     @property
     def size_bytes(self) -> int:
