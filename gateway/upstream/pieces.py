@@ -33,7 +33,7 @@ class AlreadyRead:
 
 def without_packing(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """The headers of an answer whose body is plain now."""
-    return [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
+    return [(name, value) for name, value in headers if name != b"content-encoding"]
 
 
 def is_packed(answer: UpstreamReply) -> bool:
