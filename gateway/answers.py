@@ -5,6 +5,8 @@ Whatever comes whole is settled before it is passed on; a stream is settled befo
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
@@ -20,7 +22,7 @@ from gateway.core.usage import Charge, Totals
 from gateway.dialects.base import Answer, Call, StreamMeter
 from gateway.dialects.glimpsed import Glimpse, glimpsed, read_whole
 from gateway.progress import Progress
-from gateway.upstream.pieces import chain, check_packing, for_a_while, is_packed, unpacked
+from gateway.upstream.pieces import chain, check_packing, is_packed, unpacked
 
 #: an answer that is read whole before it is passed on; a larger one is passed on as it comes, and estimated
 MAX_WHOLE_ANSWER: Final = 64 * 1024 * 1024
@@ -214,8 +216,10 @@ class Answers:
         # What came with the end goes out with it.
         yield passed + await self._closing(progress, tail)
         # The end mark is out; whatever follows changes nothing, and reading it frees the connection for another call.
-        async for piece in for_a_while(pieces, _AFTER_END_S):
-            meter.feed(piece)
+        with contextlib.suppress(GatewayError, TimeoutError):
+            async with asyncio.timeout(_AFTER_END_S):
+                async for piece in pieces:
+                    meter.feed(piece)
         if behind := meter.close():
             yield behind
 

@@ -95,6 +95,7 @@ HOMES = {
     "starlette": ("gateway.server", "gateway.mock", "gateway.wiring"),
     "uvicorn": (
         "gateway.server.protocol",
+        "gateway.server.cycle",
         "gateway.server.socket_protocol",
         "gateway.server.serving",
         "gateway.mock",

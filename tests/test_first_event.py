@@ -159,7 +159,7 @@ async def test_comments_are_passed_over_for_a_while_and_in_some_bytes(monkeypatc
 
 def test_only_a_plain_stream_of_events_is_looked_at() -> None:
     assert is_event_stream(FakeReply(headers=SSE))
-    assert is_event_stream(FakeReply(headers=[(b"Content-Type", b"Text/Event-Stream ; charset=utf-8")]))
+    assert is_event_stream(FakeReply(headers=[(b"content-type", b"Text/Event-Stream ; charset=utf-8")]))
     assert not is_event_stream(FakeReply(headers=[*SSE, (b"content-encoding", b"gzip")]))
     assert not is_event_stream(FakeReply(headers=[(b"content-type", b"application/json")]))
     assert not is_event_stream(AlreadyRead(503, SSE, b""))

@@ -242,17 +242,16 @@ def response_headers(headers: Sequence[tuple[bytes, bytes]], *, unpacked: bool) 
     returned: Headers = []
     is_page = True
     for name, value in headers:
-        lower = name.lower()
-        if lower in _NOT_RETURNED or lower in dropped or lower.startswith(_OUR_PREFIXES):
+        if name in _NOT_RETURNED or name in dropped or name.startswith(_OUR_PREFIXES):
             continue
-        if unpacked and lower == b"content-encoding":
+        if unpacked and name == b"content-encoding":
             continue
         if _UNSENDABLE.search(value):
             continue
-        if lower == b"content-type" and value.lower().startswith(_NO_PAGE):
+        if name == b"content-type" and value.lower().startswith(_NO_PAGE):
             is_page = False
         # The gateway's own id has this name. The provider's gets another, as its support asks for it.
-        returned.append((b"x-upstream-request-id" if lower == REQUEST_ID else lower, value))
+        returned.append((b"x-upstream-request-id" if name == REQUEST_ID else name, value))
     if is_page:
         returned.append(_SANDBOX)
     return returned
@@ -263,17 +262,14 @@ def content_type(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     return header(headers, b"content-type").partition(b";")[0].strip().lower()
 
 
-def header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
+def header(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> bytes:
     """The first value of a header; empty where it is absent."""
-    for key, value in headers:
-        if key.lower() == name:
-            return value
-    return b""
+    return dict(reversed(headers)).get(name, b"")
 
 
 def _named_by_connection(headers: Sequence[tuple[bytes, bytes]]) -> frozenset[bytes]:
     """A header that `Connection` names is hop-by-hop too (RFC 9110, section 7.6.1)."""
-    named = [value for name, value in headers if name.lower() == b"connection"]
+    named = [value for name, value in headers if name == b"connection"]
     if not named:
         return frozenset()
     tokens = frozenset(token.strip().lower() for value in named for token in value.split(b","))

@@ -248,7 +248,7 @@ class UpstreamReply(Protocol):
 
     @property
     def headers(self) -> Sequence[tuple[bytes, bytes]]:
-        """As received; names in the case the provider wrote them."""
+        """As received, but for their names, which are in lower case."""
         ...
 
     def chunks(self) -> AsyncIterator[bytes]:

@@ -6,7 +6,7 @@ A provider that fails again and again is not asked at all for a while (`Breaker`
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from typing import Final
@@ -58,7 +58,7 @@ class RetryPolicy:
         return min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2.0 ** (tries - 1)) * (0.5 + chance / 2)
 
 
-def asked_wait(headers: Iterable[tuple[bytes, bytes]], now: float) -> float | None:
+def asked_wait(headers: Sequence[tuple[bytes, bytes]], now: float) -> float | None:
     """The seconds that an answer asks its caller to wait; None where it says nothing of it.
 
     `Retry-After` is a number of seconds or a date; `retry-after-ms`, of OpenAI and Azure, goes before it, as in their

@@ -100,7 +100,7 @@ def data_of_events(region: bytes) -> list[bytes]:
         found = region[6:-2].split(b"\n\ndata: ")
         # Two line ends an event and no CR: every event is one data line, the form nearly all providers send.
         if region.count(b"\n") == 2 * len(found) and b"\r" not in region:
-            return [data for data in found if data]
+            return list(filter(None, found))
     return [data for data in map(event_data, split_events(region)) if data]
 
 

@@ -12,6 +12,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.message import encode
 from gateway.core.values import dataclass
 from gateway.dialects import openai_errors
+from gateway.dialects.alike import Frame
 from gateway.dialects.base import MAX_TOOLS, Answer, Call, EventReader, Verdict
 from gateway.dialects.fields import UNREADABLE, Fields, decode, decode_answer
 from gateway.dialects.gathered import Gathered
@@ -20,6 +21,11 @@ from gateway.dialects.texts import texts_of_fields
 #: what every chunk with a choice holds, written compact or as Python's json does
 _MARK: Final = b'"choices":[{'
 _SPACED_MARK: Final = b'"choices": [{'
+#: the text of a chunk
+_CONTENT: Final = re.compile(rb'"content": ?"((?:[^"\\]|\\.)*+)"')
+#: events at the beginning of many that are parsed in any case, and those at the end that may be others than the rest
+_FIRST: Final = 4
+_LAST: Final = 4
 #: the number of a choice, which some hosts write as a text
 _INDEX: Final = re.compile(r"[0-9]{1,9}")
 
@@ -137,6 +143,8 @@ class ChoicesReader:
         self._running: dict[int | str, None] = {}
         #: the lowest index so far
         self._first: int | None = None
+        #: a chunk in which nothing is said but a text, and what stands around that text
+        self._plain: tuple[_Payload, Frame] | None = None
 
     def plain_prefix(self, region: bytes) -> int:
         """See `EventReader.plain_prefix`. Neither the end mark nor a usage chunk has a choice in its list."""
@@ -160,7 +168,26 @@ class ChoicesReader:
         return self._take(payload) if payload is not None else Verdict.PASS
 
     def read_all(self, events: Sequence[bytes]) -> None:
-        """See `EventReader.read_all`. Decoded and weighed in one go they take a third less time."""
+        """See `EventReader.read_all`."""
+        if self._plain is None and len(events) > _FIRST:
+            self._parse(events[:_FIRST])
+            events = events[_FIRST:]
+        self._parse(events[self._weigh_alike(events) :])
+
+    def _weigh_alike(self, events: Sequence[bytes]) -> int:
+        """Weigh the texts of the chunks at the beginning that say nothing else; how many these are."""
+        if self._plain is None or self._text_alone(self._plain[0]) is None:
+            return 0
+        frame, all_ = self._plain[1], len(events)
+        end = next((end for end in range(all_, max(0, all_ - _LAST), -1) if frame.holds(events[end - 1])), 0)
+        texts = frame.texts(events[:end])
+        if texts is None:
+            return 0
+        self._gathered.weigh("".join(texts))
+        return end
+
+    def _parse(self, events: Sequence[bytes]) -> None:
+        """Take the data of events. Decoded and weighed in one go they take a third less time."""
         try:
             payloads = _PAYLOADS_DECODER.decode(b"[%b]" % b",".join(events))
         except UNREADABLE:
@@ -169,14 +196,28 @@ class ChoicesReader:
             for data in events:
                 self.read(data)
             return
-        said = []
-        for payload in payloads:
+        said, plain = [], None
+        for number, payload in enumerate(payloads):
             text = self._text_alone(payload)
             if text is None:
                 self._take(payload)
             else:
                 said.append(text)
+                plain = number
         self._gathered.weigh("".join(said))
+        if plain is not None:
+            self._look_around(events[plain], said[-1])
+
+    def _look_around(self, event: bytes, text: str) -> None:
+        """Note what stands around the text of a chunk that says nothing else."""
+        found = _CONTENT.search(event)
+        if found is None:
+            return
+        before, after = event[: found.start(1)], event[found.end(1) :]
+        payload = _decode_payload(b"%b%bx%b" % (before, found[1], after))
+        # Else it was another text that was found.
+        if payload is not None and self._text_alone(payload) == text + "x":
+            self._plain = payload, Frame(before, after)
 
     def _text_alone(self, payload: _Payload) -> str | None:
         """The text of a chunk in which a choice goes on and nothing else is said; None for any other."""

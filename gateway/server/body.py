@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, unpack
@@ -108,7 +108,7 @@ async def _read(receive: Receive, limit: int, silence_s: float, memory: BodyMemo
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-async def discard(receive: Receive, headers: Iterable[tuple[bytes, bytes]]) -> None:
+async def discard(receive: Receive, headers: Sequence[tuple[bytes, bytes]]) -> None:
     """Read on without keeping anything: most clients send their body to its end before they look at the answer.
 
     Cut off, they would report a broken connection and try again. One that waits for 100 Continue has not begun.

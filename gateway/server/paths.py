@@ -7,6 +7,7 @@ they ask for is the same.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import unquote, unquote_to_bytes
 
@@ -39,6 +40,9 @@ _OF_A_MODEL: Final = re.compile(
 _NOT_FORWARDED: Final = frozenset({"TRACE", "CONNECT"})
 #: a parameter of Azure's clients, which says nothing to others
 _VERSION: Final = "api-version="
+#: paths that stay known, and the bytes of the longest: many name a session
+_KNOWN: Final = 1024
+_LONGEST_KNOWN: Final = 256
 
 
 class Asked(NamedTuple):
@@ -82,7 +86,7 @@ class Asked(NamedTuple):
 
 
 def split_path(raw_path: bytes, method: str = "POST") -> Asked:
-    """What a request's path asks for.
+    """What a request's path asks for. Those that come again and again are looked at once.
 
     `/s/{session}` may stand in front; `/v1` may be missing before a known endpoint, or stand twice.
 
@@ -91,6 +95,10 @@ def split_path(raw_path: bytes, method: str = "POST") -> Asked:
         MethodNotAllowed: nothing is forwarded by this method.
         InvalidRequest: the path leaves its folder, or holds control characters.
     """
+    return (_known_split if len(raw_path) <= _LONGEST_KNOWN else _split)(raw_path, method)
+
+
+def _split(raw_path: bytes, method: str) -> Asked:
     if method in _NOT_FORWARDED:
         raise MethodNotAllowed(f"{method} is not forwarded.")
     path, session = raw_path.decode("latin-1"), None
@@ -124,3 +132,6 @@ def split_path(raw_path: bytes, method: str = "POST") -> Asked:
         return Asked(session, path)
     deployment = azure["deployment"]
     return Asked(session, azure["path"], azure=True, deployment=deployment and unquote(deployment))
+
+
+_known_split = lru_cache(_KNOWN)(_split)

@@ -10,13 +10,16 @@ import asyncio
 import re
 import uuid
 from typing import Any, Final, cast
+from urllib.parse import unquote
 
+import httptools
 import msgspec
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gateway.server.body import MemoryPool
+from gateway.server.cycle import Cycle
 
 MAX_HEADERS: Final = 256
 #: under which name of its state (ASGI's "lifespan state") the application leaves what is called when the server stops
@@ -47,22 +50,6 @@ class ServerConfig(Config):
 
     def configure_logging(self) -> None:
         """Do nothing."""
-
-
-class _UntilClosed(RequestResponseCycle):
-    """The answer to a client of HTTP/1.0, which knows no chunks: one of unknown length ends with its connection."""
-
-    _is_open = False
-
-    async def send(self, message: Any) -> None:
-        """See uvicorn, whose answers of unknown length are chunked for everybody."""
-        if message["type"] == "http.response.start":
-            self._is_open = all(name.lower() != b"content-length" for name, _ in message.get("headers", []))
-        if self._is_open:
-            # uvicorn holds each part against an announced length. None was, so that of this part takes its place.
-            self.chunked_encoding = False
-            self.expected_content_length = len(message.get("body", b""))
-        await super().send(message)
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -197,8 +184,12 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header. What comes behind the body says nothing: who calls, and what for, is decided by then."""
-        if self._in_head:
-            super().on_header(name, value)
+        if not self._in_head:
+            return
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
@@ -206,13 +197,39 @@ class GatewayProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
+        """The head is whole: the request is served, or waits until the one before it is answered."""
         self._in_head = False
         self._pipelined = 0
         self._stop_timer()
-        super().on_headers_complete()
-        if self.parser.get_http_version() == "1.0":
-            self.cycle.__class__ = _UntilClosed
+        parser, scope = self.parser, self.scope
+        scope["method"] = parser.get_method().decode("ascii")
+        scope["http_version"] = version = parser.get_http_version()
+        if parser.should_upgrade() and self._should_upgrade():
+            return
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"], scope["query_string"] = url.path, url.query or b""
+        before, is_old = self.cycle, version == "1.0"
+        self.cycle = Cycle(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=[],
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=not is_old and parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        self.cycle.without_chunks = is_old
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
 
     def on_message_complete(self) -> None:
         """The body is whole."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.core.errors import GatewayError
-from gateway.core.forwarding import Headers
+from gateway.core.forwarding import Headers, header
 from gateway.core.outgoing import Outgoing
 from gateway.core.ports import Upstream, UpstreamReply
 from gateway.core.signing import signature
@@ -193,7 +193,7 @@ class Webhook:
 
 
 def _answer_of(reply: UpstreamReply) -> _Answer:
-    asked = next((value for name, value in reply.headers if name.lower() == b"retry-after"), b"")
+    asked = header(reply.headers, b"retry-after")
     wait_s = float(asked) if asked.isdigit() else None
     return _Answer(reply.status in _TAKEN, reply.status in _AGAIN, f"it says {reply.status}", wait_s)
 

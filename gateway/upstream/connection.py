@@ -19,6 +19,7 @@ from typing import Final, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from gateway.core.forwarding import header
 from gateway.upstream.heard import is_unheard
 
 #: bytes of an answer's head, at the most
@@ -34,7 +35,6 @@ _AT_ONCE: Final = struct.pack("ii", 1, 0)
 _SWITCHING: Final = 101
 #: the statuses from which on a request was turned away
 _TURNED_AWAY: Final = 400
-_KEEP_ALIVE: Final = b"keep-alive"
 _TIMEOUT: Final = re.compile(rb"(?:^|[\s,])timeout\s*=\s*\"?(\d{1,9})", re.IGNORECASE)
 #: seconds less than the other side keeps a connection: a request takes time to arrive, and clocks tick in seconds
 _MARGIN_S: Final = 1.0
@@ -79,7 +79,7 @@ class Answer:
 
     def __init__(self, connection: Connection, *, has_body: bool, has_end: bool) -> None:
         self.status = 0
-        #: as they came, their names too
+        #: names in lower case, values as they came
         self.headers: list[tuple[bytes, bytes]] = []
         #: whether its head is there
         self.has_begun = False
@@ -150,10 +150,9 @@ class Answer:
     @property
     def _is_open_ended(self) -> bool:
         """Whether it says no end of its own, so that it ends with its connection."""
-        fields = [(name.lower(), value.lower()) for name, value in self.headers]
         return not any(
-            name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value)
-            for name, value in fields
+            name == b"content-length" or (name == b"transfer-encoding" and b"chunked" in value.lower())
+            for name, value in self.headers
         )
 
     # --- the parser's words --------------------------------------------------------------------------------------
@@ -166,7 +165,7 @@ class Answer:
         """A field of the head; or one behind a body in chunks, which nobody needs."""
         if not self.has_begun:
             # Blanks before the colon are no part of a name, and not to be passed on (RFC 9112, section 5.1).
-            self.headers.append((name.rstrip(b" \t"), value))
+            self.headers.append((name.rstrip(b" \t").lower(), value))
             self._head_bytes += len(name) + len(value)
 
     def on_headers_complete(self) -> None:
@@ -196,11 +195,8 @@ class Answer:
     @property
     def kept_s(self) -> float:
         """See `Connection.kept_s`."""
-        for name, value in self.headers:
-            if len(name) == len(_KEEP_ALIVE) and name.lower() == _KEEP_ALIVE:
-                said = _TIMEOUT.search(value)
-                return float(said[1]) - _MARGIN_S if said is not None else math.inf
-        return math.inf
+        said = _TIMEOUT.search(header(self.headers, b"keep-alive"))
+        return float(said[1]) - _MARGIN_S if said is not None else math.inf
 
     # --- whoever waits for it ------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import re
 import socket
 import ssl
 import urllib.request
@@ -36,6 +37,7 @@ from gateway.upstream.silence import Silence
 _FOREIGN: Final = (OSError, HttpFault, NoneFree, NotAccepted, NotConnected, ValueError)
 #: may be sent again where an old connection turns out to be dead (RFC 9110, section 9.2.2)
 _IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
+_UP_TO_HOST: Final = re.compile(r"[^/]*//[^/?]*")
 #: methods whose requests say their length even where it is zero (RFC 9110, section 8.6)
 _WITH_LENGTH: Final = frozenset({"POST", "PUT", "PATCH"})
 
@@ -220,9 +222,7 @@ class _Reply:
 
 def _behind_host(url: str) -> bytes:
     """The path and the query of an address; the path of one that has none is a slash (RFC 9112, section 3.2.1)."""
-    behind = url.partition("//")[2]
-    start = min((place for mark in "/?" if (place := behind.find(mark)) >= 0), default=len(behind))
-    path = behind[start:].encode()
+    path = _UP_TO_HOST.sub("", url, 1).encode()
     return path if path.startswith(b"/") else b"/" + path
 
 

@@ -1,15 +1,14 @@
-"""The body of a provider's answer, in the pieces it comes in: unpacked, for a while only, or read already."""
+"""The body of a provider's answer, in the pieces it comes in: unpacked, or read already."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, Unpacker
-from gateway.core.errors import GatewayError, UpstreamProtocolError
+from gateway.core.errors import UpstreamProtocolError
 from gateway.core.forwarding import header
 from gateway.core.ports import UpstreamReply
 from gateway.core.values import dataclass
@@ -33,7 +32,7 @@ class AlreadyRead:
 
 def without_packing(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """The headers of an answer whose body is plain now."""
-    return [(name, value) for name, value in headers if name.lower() != b"content-encoding"]
+    return [(name, value) for name, value in headers if name != b"content-encoding"]
 
 
 def is_packed(answer: UpstreamReply) -> bool:
@@ -73,16 +72,6 @@ async def unpacked(answer: UpstreamReply) -> AsyncIterator[bytes]:
         raise UpstreamProtocolError("The provider's answer is packed and cannot be unpacked.") from None
     if not (empty or unpacker.complete):
         raise UpstreamProtocolError("The provider's answer is packed and breaks off before its end.")
-
-
-async def for_a_while(pieces: AsyncIterator[bytes], seconds: float) -> AsyncIterator[bytes]:
-    """The pieces that come within so many seconds; a failure is an end like any other."""
-    until = asyncio.get_running_loop().time() + seconds
-    with contextlib.suppress(GatewayError, TimeoutError, StopAsyncIteration):
-        while True:
-            async with asyncio.timeout_at(until):
-                piece = await anext(pieces)
-            yield piece
 
 
 async def chain(first: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

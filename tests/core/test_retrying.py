@@ -27,7 +27,7 @@ def test_waits_double_differ_and_end() -> None:
     ],
 )
 def test_what_the_provider_asks_for_is_obeyed_up_to_a_bound(said: str, seconds: float | None) -> None:
-    asked = asked_wait([(b"Retry-After", said.encode())], THEN)
+    asked = asked_wait([(b"retry-after", said.encode())], THEN)
     assert asked is not None
     assert RetryPolicy(2).wait(1, asked, 0.5) == seconds
 

@@ -612,6 +612,40 @@ def test_chunks_that_are_read_at_once_say_what_each_of_them_says(events: list[by
     assert_the_same_at_once(events)
 
 
+SAID = st.sampled_from([" word", "", '"', '",', "\\", "\n", "\u4e2d \U0001f600", '"content":"'])
+#: what holds for all chunks of a stream, and where their texts stand
+AROUND = st.sampled_from(
+    [
+        '{"id":"i","model":"m","choices":[{"index":0,"delta":{"content":%s},"finish_reason":null}]}',
+        '{"id": "i", "model": "m", "choices": [{"index": 0, "delta": {"content": %s}}]}',
+        '{"id":"i","model":"m","choices":[{"index":1,"delta":{"content":%s}}],"service_tier":"flex"}',
+        '{"id":"i","model":"m","choices":[{"index":0,"delta":{"content":%s,"content":"last"}}]}',
+        '{"id":"i","model":"m","x":{"content":"y"},"choices":[{"index":0,"delta":{"content":%s}}]}',
+        '{"id":"i","model":"m","choices":[{"index":0,"delta":{"content":%s},"finish_reason":"stop"}]}',
+        '{"id":"i","model":"m","choices":[{"index":0,"delta":{"content":%s}}],"usage":{"prompt_tokens":3}}',
+    ]
+)
+ALIKE = st.tuples(AROUND, st.lists(SAID, max_size=12)).map(
+    lambda made: [(made[0] % json.dumps(text)).encode() for text in made[1]]
+)
+
+
+@given(st.lists(ALIKE | CHUNKS.map(lambda chunk: [json.dumps(chunk).encode()]), max_size=5))
+def test_chunks_that_are_alike_but_for_their_text_say_what_each_of_them_says(parts: list[list[bytes]]) -> None:
+    assert_the_same_at_once([event for part in parts for event in part])
+
+
+@given(st.lists(ALIKE, max_size=5))
+def test_so_they_do_when_they_are_read_in_parts(parts: list[list[bytes]]) -> None:
+    apart, together = CHAT.reader(call(), drop_usage=True), CHAT.reader(call(), drop_usage=True)
+    for part in parts:
+        for event in part:
+            apart.read(event)
+        together.read_all(part)
+    assert together.answer() == apart.answer()
+    assert together.cut_short() == apart.cut_short()
+
+
 @pytest.mark.parametrize(
     ("of_chunk", "of_choice", "of_delta"),
     [

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.errors import InvalidRequest, MethodNotAllowed, NotFound
-from gateway.server.paths import split_path
+from gateway.server.paths import Asked, split_path
 
 
 @pytest.mark.parametrize(
@@ -211,3 +211,18 @@ def test_a_form_names_the_deployment_of_its_path(form: bytes, sent: bytes) -> No
 def test_a_body_that_cannot_be_read_names_no_deployment() -> None:
     with pytest.raises(InvalidRequest, match="not valid JSON"):
         split_path(b"/openai/deployments/m/chat/completions").named_in(b'{"model": ')
+
+
+@pytest.mark.parametrize(("length", "is_known"), [(20, True), (2_000, False)])
+def test_a_path_that_comes_again_is_looked_at_once_unless_it_is_long(length: int, is_known: bool) -> None:
+    path = b"/v1/models/" + b"a" * length
+    first, again = split_path(path, "GET"), split_path(path, "GET")
+    assert first == again == Asked(None, path.decode()[4:])
+    assert (first is again) == is_known
+
+
+def test_a_path_is_refused_as_often_as_it_comes_and_by_its_method() -> None:
+    for _ in range(2):
+        with pytest.raises(InvalidRequest):
+            split_path(b"/v1/a%2fb", "POST")
+        assert split_path(b"/v1/a%2fb", "GET").path == "a%2fb"

@@ -48,7 +48,7 @@ from tests.support.scripted import completion
 BODY = b'{"model":"m","messages":[{"role":"user","content":"hello there"}]}'
 STREAM = BODY[:-1] + b',"stream":true}'
 KEY = SessionKey("alice", "s")
-JSON: Headers = [(b"Content-Type", b"application/json; charset=utf-8")]
+JSON: Headers = [(b"content-type", b"application/json; charset=utf-8")]
 ROUTES = Routes([ModelRule("q-*", "q", "q-real")], ["p", "q"], "p")
 PRICE = price_per_million(input=Decimal(1), output=Decimal(10))
 SSE: Headers = [(b"content-type", b"text/event-stream")]

@@ -29,7 +29,7 @@ class Answer:
 
     def __init__(self, pieces: Sequence[bytes], encoding: str = "") -> None:
         self.status = 200
-        self.headers = [(b"Content-Encoding", encoding.encode())] if encoding else []
+        self.headers = [(b"content-encoding", encoding.encode())] if encoding else []
         self._pieces = pieces
 
     async def chunks(self) -> AsyncIterator[bytes]:

@@ -83,12 +83,12 @@ async def test_an_answer_is_read_as_it_is_framed(came: bytes, body: bytes, is_ke
             assert connection.leave() is is_kept
 
 
-async def test_blanks_before_a_colon_are_no_part_of_a_name() -> None:
+async def test_names_of_headers_come_without_blanks_and_in_lower_case() -> None:
     came = b"HTTP/1.1 200 OK\r\nContent-Length : 4\r\nConnection : keep-alive\r\n\r\nbody"
     async with answering(came) as server, connected(server) as connection:
         answer = await connection.ask(GET)
         assert await whole(answer) == b"body"
-        assert [name for name, _ in answer.headers] == [b"Content-Length", b"Connection"]
+        assert [name for name, _ in answer.headers] == [b"content-length", b"connection"]
 
 
 async def test_an_answer_to_head_has_no_body_whatever_it_says() -> None:

@@ -148,7 +148,7 @@ async def test_after_so_many_tries_the_answer_is_the_providers() -> None:
 
 
 async def test_what_a_provider_asks_for_is_obeyed() -> None:
-    provider, clock = Provider([Reply(429, [(b"Retry-After", b"7")]), 200]), Clock()
+    provider, clock = Provider([Reply(429, [(b"retry-after", b"7")]), 200]), Clock()
     assert await ask(patient(provider, clock)) == 200
     assert clock.waits == [7.0]
     long = Provider([Reply(429, [(b"retry-after", b"3600")]), 200])
