@@ -52,6 +52,8 @@ _WEIGHING: Final = 2
 _FITTING: Final = 1
 #: bytes that one of a schema takes once it is built
 _BUILT: Final = 20
+#: bytes that a character of a text takes at the most
+_CHARACTER: Final = 4
 #: how long a choice may wait for others without losing time of its own, in deadlines
 _MOST_WAITED: Final = 5
 
@@ -373,8 +375,11 @@ def _key_of(asked: Asked) -> Hashable:
 
 def _size_beside(contents: Contents) -> int:
     """About the bytes that are held of what stands beside the messages."""
-    form = sum([len(contents.fields.get(name, b"")) for name in FORM_FIELDS[contents.wire]])
-    return sum(map(len, contents.fields.values())) - len(contents.fields[ITEMS[contents.wire]]) + _BUILT * form
+    fields = contents.fields
+    form = sum([len(fields.get(name, b"")) for name in FORM_FIELDS[contents.wire]])
+    # Names are as long as callers like, and those that nobody knows are part of the key.
+    names = _CHARACTER * sum(map(len, fields))
+    return names + sum(map(len, fields.values())) - len(fields[ITEMS[contents.wire]]) + _BUILT * form
 
 
 def request_of(asked: Asked) -> Request:

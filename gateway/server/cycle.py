@@ -62,13 +62,13 @@ class Cycle(RequestResponseCycle):
             self.keep_alive = False
         elif not self.keep_alive:
             fields += b"connection: close\r\n"
-        if self.scope["method"] == "HEAD":
+        if self.scope["method"] == "HEAD" or status in _BODILESS:
             pass
         elif b"content-length" in named:
             self._due = int(named[b"content-length"])
         elif self.without_chunks:
             self._due = None
-        elif status not in _BODILESS:
+        else:
             self.chunked_encoding, self._due = True, None
             fields += b"transfer-encoding: chunked\r\n"
         self.transport.write(b"%b%b\r\n" % (STATUS_LINE[status], fields))

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import httptools
 import msgspec
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from gateway.server.body import MemoryPool
@@ -81,6 +81,8 @@ class GatewayProtocol(HttpToolsProtocol):
         #: the last data held a part of a body; bytes since then that held none, but its framing
         self._fed = False
         self._framing = 0
+        #: the request that is being answered, or was last
+        self._served: RequestResponseCycle | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._rest_timer: asyncio.TimerHandle | None = None
 
@@ -102,6 +104,10 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._rest_timer is not None:
             self._rest_timer.cancel()
         super().connection_lost(exc)
+        if self._served is not None and not self._served.response_complete:
+            # uvicorn tells the request that came last, which may still wait for its turn.
+            self._served.disconnected = True
+            self._served.message_event.set()
 
     def pause_writing(self) -> None:
         """The client takes nothing just now."""
@@ -210,7 +216,7 @@ class GatewayProtocol(HttpToolsProtocol):
         path = url.path.decode("ascii")
         scope["path"] = unquote(path) if "%" in path else path
         scope["raw_path"], scope["query_string"] = url.path, url.query or b""
-        before, is_old = self.cycle, version == "1.0"
+        before, is_old = self.cycle, version != "1.1"
         self.cycle = Cycle(
             scope=scope,
             transport=self.transport,
@@ -220,7 +226,7 @@ class GatewayProtocol(HttpToolsProtocol):
             access_log=False,
             default_headers=[],
             message_event=asyncio.Event(),
-            expect_100_continue=self.expect_100_continue,
+            expect_100_continue=self.expect_100_continue and not is_old,  # RFC 9110, section 10.1.1
             keep_alive=not is_old and parser.should_keep_alive(),
             on_response=self.on_response_complete,
         )
@@ -230,6 +236,10 @@ class GatewayProtocol(HttpToolsProtocol):
         else:
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._served = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
         """The body is whole."""

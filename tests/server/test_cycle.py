@@ -72,6 +72,20 @@ def test_an_answer_that_has_no_body_announces_none(status: int) -> None:
     assert fields == b"connection: close\r\n\r\n"
 
 
+@pytest.mark.parametrize("status", [204, 304])
+def test_an_answer_that_has_no_body_may_say_how_long_it_would_be(status: int) -> None:
+    """Some providers do; the next request on the connection is answered all the same."""
+    answer = said(request(keep=True) + request(), start((b"content-length", b"5"), status=status), part(b""))
+    assert answer.count(b"HTTP/1.1 %d " % status) == 2
+
+
+@pytest.mark.parametrize("version", [b"0.9", b"1.0"])
+def test_a_client_without_chunks_is_not_told_to_go_on(version: bytes) -> None:
+    asked = request(b"POST", version).replace(b"\r\n\r\n", b"\r\nexpect: 100-continue\r\n\r\n")
+    answer = said(asked, start(), part(b"ab"))
+    assert answer == b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nab"
+
+
 @pytest.mark.parametrize("value", [b"close", b"Close", b"x-a , close"])
 def test_an_application_may_end_the_connection(value: bytes) -> None:
     answer = said(request(keep=True), start((b"content-length", b"0"), (b"connection", value)), part(b""))

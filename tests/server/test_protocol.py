@@ -196,6 +196,19 @@ def test_requests_sent_at_once_are_answered_in_order(small: Web) -> None:
         assert read_all(sock).count(b"HTTP/1.1 200") == 4
 
 
+def test_who_leaves_with_several_requests_unanswered_is_no_bug(
+    small: Web, mock: Provider, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = chat_bytes(PLAIN, b"x-mock: delay=0.3").replace(b"connection: close\r\n", b"")
+    with connect(small.url) as sock:
+        sock.sendall(kept * 3)
+        until(lambda: mock.calls)
+    until(lambda: small.get("/api/sessions").json["sessions"])
+    assert small.get("/healthz").status == 200
+    assert "bug" not in caplog.text
+    assert "cannot be answered" not in caplog.text
+
+
 async def breaks_off(scope: Any, receive: Any, send: Any) -> None:
     """Sends until its client takes no more, and gives up."""
     if scope["type"] == "lifespan":

@@ -139,9 +139,13 @@ def _anthropic_adapter() -> Any:
     Raises:
         ImportError: it is in neither of its places.
     """
-    with contextlib.suppress(ModuleNotFoundError):
-        return importlib.import_module(_ADAPTER).AnthropicAdapter()
-    return importlib.import_module(_ADAPTER_BEFORE).AnthropicAdapter()
+    try:
+        module = importlib.import_module(_ADAPTER)
+    except ModuleNotFoundError as error:
+        if error.name is None or not _ADAPTER.startswith(error.name):
+            raise
+        module = importlib.import_module(_ADAPTER_BEFORE)
+    return module.AnthropicAdapter()
 
 
 def use() -> None:
