@@ -213,11 +213,11 @@ class ChoicesReader:
         found = _CONTENT.search(event)
         if found is None:
             return
-        before, after = event[: found.start(1)], event[found.end(1) :]
-        payload = _decode_payload(b"%b%bx%b" % (before, found[1], after))
+        start, end = found.span(1)
+        payload = _decode_payload(b"%bx%b" % (event[:end], event[end:]))
         # Else it was another text that was found.
         if payload is not None and self._text_alone(payload) == text + "x":
-            self._plain = payload, Frame(before, after)
+            self._plain = payload, Frame.around(event, start, end)
 
     def _text_alone(self, payload: _Payload) -> str | None:
         """The text of a chunk in which a choice goes on and nothing else is said; None for any other."""

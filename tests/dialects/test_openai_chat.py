@@ -623,10 +623,13 @@ AROUND = st.sampled_from(
         '{"id":"i","model":"m","x":{"content":"y"},"choices":[{"index":0,"delta":{"content":%s}}]}',
         '{"id":"i","model":"m","choices":[{"index":0,"delta":{"content":%s},"finish_reason":"stop"}]}',
         '{"id":"i","model":"m","choices":[{"index":0,"delta":{"content":%s}}],"usage":{"prompt_tokens":3}}',
+        '{"id":"i","model":"m","choices":[{"index":0,"delta":{"content":%s}}],"obfuscation":"PADDING"}',
+        '{"id":"i","model":"m","obfuscation":"PADDING","choices":[{"index":0,"delta":{"content":%s}}]}',
     ]
 )
-ALIKE = st.tuples(AROUND, st.lists(SAID, max_size=12)).map(
-    lambda made: [(made[0] % json.dumps(text)).encode() for text in made[1]]
+PADDING = st.sampled_from(["", "aB3", "\\u0061", '",', "\\", '","choices":[],"x":"'])
+ALIKE = st.tuples(AROUND, st.lists(st.tuples(SAID, PADDING), max_size=12)).map(
+    lambda made: [(made[0] % json.dumps(text)).replace("PADDING", padding).encode() for text, padding in made[1]]
 )
 
 
