@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
+
+import msgspec
 
 from gateway.core.errors import GatewayError
 from gateway.dialects import anthropic_errors
 from gateway.dialects.base import MAX_TOOLS, Answer, Call, EventReader, Verdict, named_event, plain_before
-from gateway.dialects.fields import decode_answer, flag_field, messages_field, model_field, read_fields
+from gateway.dialects.fields import (
+    decode_answer,
+    decode_events,
+    flag_field,
+    messages_field,
+    model_field,
+    read_fields,
+)
 from gateway.dialects.gathered import Gathered
 from gateway.dialects.limits import anthropic_tier
 from gateway.dialects.opening import opening_items, opening_text
@@ -23,6 +32,39 @@ _TIERED: Final = frozenset({"speed", "inference_geo"})
 _TOOL_BLOCKS: Final = ("tool_use", "server_tool_use", "mcp_tool_use")
 #: the last event, and the end mark of some hosts, hold one of these; so does an answer that speaks of them
 _LAST_MARKS: Final = (b"message_stop", b"[DONE]")
+_DELTA: Final = "content_block_delta"
+
+
+class _Part(msgspec.Struct, gc=False):
+    text: Any = None
+    partial_json: Any = None
+    content: Any = None
+    thinking: Any = None
+    signature: Any = None
+
+    def texts(self) -> tuple[str, str] | None:
+        """What is said, and what is thought, in a delta that does one of these and nothing else; None of any other."""
+        if not self.content is self.signature is None:
+            return None
+        text, written, thinking = self.text, self.partial_json, self.thinking
+        match (text is None, written is None, thinking is None):
+            case (False, True, True):
+                return (text, "") if type(text) is str else None
+            case (True, False, True):
+                return (written, "") if type(written) is str else None
+            case (True, True, False):
+                return ("", thinking) if type(thinking) is str else None
+        return None
+
+
+class _Event(msgspec.Struct, gc=False):
+    """An event of a stream, as far as it is read where it is a delta."""
+
+    type: Any = None
+    delta: _Part | None = None
+
+
+_EVENTS_DECODER: Final = msgspec.json.Decoder(list[_Event])
 
 
 class AnthropicMessages:
@@ -113,6 +155,31 @@ class MessagesReader(EventReader):
             case kind:
                 self._other(value, kind)
         return Verdict.PASS
+
+    def read_all(self, events: Sequence[bytes]) -> None:
+        """See `EventReader.read_all`. Nearly all are deltas, which take a third of the time like this."""
+        decoded = decode_events(_EVENTS_DECODER, events)
+        if decoded is None:
+            super().read_all(events)
+            return
+        said, thought = list[str](), list[str]()
+        for data, event in zip(events, decoded, strict=True):
+            part = event.delta if event.type == _DELTA else None
+            texts = part.texts() if part is not None else None
+            if texts is None:
+                self._said(said, thought)
+                self.read(data)
+            else:
+                said.append(texts[0])
+                thought.append(texts[1])
+        self._said(said, thought)
+
+    def _said(self, said: list[str], thought: list[str]) -> None:
+        """Weigh what deltas said, and what they thought, and let both begin anew."""
+        self._gathered.weigh("".join(said))
+        self._thinking += self._gathered.weigh("".join(thought))
+        said.clear()
+        thought.clear()
 
     def whole(self, message: Any) -> None:
         """Take a whole message."""

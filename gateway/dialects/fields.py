@@ -7,13 +7,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Container, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from gateway.core.counting.request import decoded
 from gateway.core.errors import InvalidRequest
 
+T = TypeVar("T")
 Fields = Mapping[str, msgspec.Raw]
 #: the same, some of them set anew
 AnyFields = Mapping[str, bytes | msgspec.Raw]
@@ -219,6 +220,15 @@ def decode_answer(raw: bytes) -> Any:
     except (ValueError, RecursionError):
         return None
     return None if text.find("{", end) >= 0 else value
+
+
+def decode_events(decoder: msgspec.json.Decoder[list[T]], events: Sequence[bytes]) -> list[T] | None:
+    """The data of several events, decoded in one go; None where one of them is not what is decoded, or no JSON."""
+    try:
+        values = decoder.decode(b"[%b]" % b",".join(events))
+    except UNREADABLE:
+        return None
+    return values if len(values) == len(events) else None
 
 
 def _int(digits: str) -> int | None:

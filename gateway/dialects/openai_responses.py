@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
+
+import msgspec
 
 from gateway.core.errors import GatewayError
 from gateway.core.message import encode
 from gateway.dialects import openai_errors
 from gateway.dialects.base import Answer, Call, EventReader, Verdict, named_event, plain_before
-from gateway.dialects.fields import decode_answer, flag_field, read_fields, string_field
+from gateway.dialects.fields import decode_answer, decode_events, flag_field, read_fields, string_field
 from gateway.dialects.gathered import Gathered
 from gateway.dialects.opening import opening_items, opening_text
 from gateway.dialects.reported import Reported
@@ -112,6 +114,32 @@ class OpenAIResponses:
         return named_event({"type": "error", **told, "sequence_number": number, "error": nested})
 
 
+#: the fields of an event that tell where the text of its delta belongs
+_PLACE: Final = ("item_id", "output_index", "content_index", "summary_index")
+
+
+class _Event(msgspec.Struct, gc=False):
+    """An event of a stream, as far as it is read where it is a delta of a text."""
+
+    type: Any = None
+    delta: Any = None
+    sequence_number: Any = None
+    item_id: Any = None
+    output_index: Any = None
+    content_index: Any = 0
+    summary_index: Any = 0
+
+    def place(self) -> tuple[str, Sequence[object]] | None:
+        """Its type, and the values of `_PLACE`; None where it is no delta, or one of sound."""
+        kind = self.type
+        if type(self.delta) is not str or type(kind) is not str or kind in _SOUND:
+            return None
+        return kind, (self.item_id, self.output_index, self.content_index, self.summary_index)
+
+
+_EVENTS_DECODER: Final = msgspec.json.Decoder(list[_Event])
+
+
 class ResponsesReader(EventReader):
     """Reads the events of one stream, or one whole response.
 
@@ -143,9 +171,7 @@ class ResponsesReader(EventReader):
         kind = value.get("type")
         if not isinstance(kind, str):
             kind = ""
-        number = value.get("sequence_number")
-        if type(number) is int:
-            self._number = number
+        self._numbered(value.get("sequence_number"))
         delta = value.get("delta")
         if isinstance(delta, str):
             self._delta(kind, value, delta)
@@ -154,6 +180,35 @@ class ResponsesReader(EventReader):
         else:
             self._other(kind, value, data)
         return Verdict.LAST if kind in LAST_EVENTS else Verdict.PASS
+
+    def read_all(self, events: Sequence[bytes]) -> None:
+        """See `EventReader.read_all`. Nearly all are deltas of one text, which is taken once."""
+        decoded = decode_events(_EVENTS_DECODER, events)
+        if decoded is None:
+            super().read_all(events)
+            return
+        place, said = None, list[str]()
+        for data, event in zip(events, decoded, strict=True):
+            here = event.place()
+            if here != place:
+                self._said(place, said)
+                place, said = here, []
+            if here is None:
+                self.read(data)
+            else:
+                said.append(event.delta)
+                self._numbered(event.sequence_number)
+        self._said(place, said)
+
+    def _said(self, place: tuple[str, Sequence[object]] | None, said: Sequence[str]) -> None:
+        """Take deltas that went on with each other."""
+        if place is not None:
+            kind, values = place
+            self._delta(kind, dict(zip(_PLACE, values, strict=True)), "".join(said))
+
+    def _numbered(self, number: object) -> None:
+        if type(number) is int:
+            self._number = number
 
     def whole(self, response: Any) -> None:
         """Take a whole response."""

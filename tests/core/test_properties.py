@@ -149,7 +149,15 @@ def test_no_bytes_are_lost_or_made_up_whatever_they_are(stream: bytes, places: l
     assert out + buffer.rest() == stream
 
 
-@given(sse_streams())
+#: events as the APIs write them that name each one, and now and then other lines among them
+named_streams = st.lists(
+    st.sampled_from([b"event: a\ndata: b\n\n"] * 6 + [b"event: data: a\ndata: \n\n", b"event: a\n\n", b"data: a\n"])
+    | sse_lines.map(lambda line: line + b"\n\n"),
+    max_size=12,
+).map(lambda events: b"".join([*events, b"event: z\ndata: last\n\n"]))
+
+
+@given(sse_streams() | named_streams)
 @law
 def test_many_events_read_at_once_are_those_read_one_by_one(region: bytes) -> None:
     one_by_one = [data for data in map(event_data, split_events(region)) if data]

@@ -99,6 +99,13 @@ def test_a_region_is_cut_after_each_blank_line(region: bytes, blocks: list[bytes
         (b"data: a\ndata: b\n\n", [b"a\nb"]),
         (b"data: \n\ndata: a\n\n", [b"a"]),
         (b": only a note\n\n", []),
+        (b"event: x\ndata: a\n\nevent: y\ndata: b\n\n", [b"a", b"b"]),
+        (b"event: x\ndata: \n\nevent: y\ndata: event: z\n\n", [b"event: z"]),
+        (b"event: x\n\nevent: y\ndata: a\ndata: b\n\n", [b"a\nb"]),
+        (b"event: x\nid: 1\n\nevent: y\ndata: a\n\n", [b"a"]),
+        (b"event: x\ndata: a\n\n\nevent: y\n\n", [b"a"]),
+        (b"event: x\ndata: a\n\ndata: b\ndata: c\n\n", [b"a", b"b\nc"]),
+        (b"event: x\r\ndata: a\n\n", [b"a"]),
     ],
 )
 def test_the_data_of_a_region_is_that_of_its_events(region: bytes, data: list[bytes]) -> None:
