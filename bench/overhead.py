@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -49,7 +49,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True)
 class Workload:
-    """`clients` connections, each making `calls` calls one after the other. `chunks` > 0: streams, of chat only."""
+    """`clients` connections, each making `calls` calls one after the other. `chunks` > 0: streams."""
 
     name: str
     clients: int
@@ -68,6 +68,8 @@ WORKLOADS = (
     Workload("small to messages, 32 clients", 32, 100, warm_up=5, wire="messages"),
     Workload("small to embeddings, 32 clients", 32, 100, warm_up=5, wire="embeddings"),
     Workload("burst of 100 chunks, 8 clients", 8, 40, chunks=100),
+    Workload("burst of responses, 8 clients", 8, 40, chunks=100, wire="responses"),
+    Workload("burst of messages, 8 clients", 8, 40, chunks=100, wire="messages"),
     Workload("100 chunks 10 ms apart, 16 clients", 16, 3, chunks=100, interval_ms=10, warm_up=0),
     Workload("50 chunks 100 ms apart, 1,000 clients", 1000, 1, chunks=50, interval_ms=100, warm_up=0),
     Workload("4 MB body, 1 client", 1, 8, body_bytes=4_000_000, warm_up=2),
@@ -99,7 +101,9 @@ def request_body(workload: Workload) -> bytes:
     if workload.wire == "messages":
         body["max_tokens"] = 100
     if workload.chunks:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        body["stream"] = True
+        if workload.wire == "chat":
+            body["stream_options"] = {"include_usage": True}
     return json.dumps(body).encode()
 
 
@@ -139,16 +143,64 @@ def whole_answer(wire: str, nonce: bytes, body_bytes: int) -> bytes:
     return json.dumps({"id": f"chatcmpl-{nonce.decode()}", "model": "bench", **said}).encode()
 
 
-def events(nonce: bytes, body_bytes: int, chunks: int) -> list[bytes]:
-    """A stream: its chunks, the usage, the end mark."""
+def events(wire: str, nonce: bytes, body_bytes: int, chunks: int) -> list[bytes]:
+    """A stream: its chunks, as its API writes them, what begins and ends them, the usage."""
+    counts, words = usage(body_bytes, chunks), [f" word{number}" for number in range(chunks)]
+    named = {"input_tokens": counts["prompt_tokens"], "output_tokens": counts["completion_tokens"]}
+    if wire == "responses":
+        return responses_events(nonce.decode(), words, {**named, "total_tokens": counts["total_tokens"]})
+    if wire == "messages":
+        return messages_events(nonce.decode(), words, named)
     head = {"id": "chatcmpl-" + nonce.decode(), "object": "chat.completion.chunk", "created": 1_700_000_000}
 
     def event(choices: list[Any], **more: Any) -> bytes:
-        value = {**head, "model": "bench", "choices": choices, **more}
-        return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+        return b"data: " + compact({**head, "model": "bench", "choices": choices, **more}) + b"\n\n"
 
-    found = [event([{"index": 0, "delta": {"content": f" word{i}"}, "finish_reason": None}]) for i in range(chunks)]
-    return [*found, event([], usage=usage(body_bytes, chunks)), b"data: [DONE]\n\n"]
+    found = [event([{"index": 0, "delta": {"content": word}, "finish_reason": None}]) for word in words]
+    return [*found, event([], usage=counts), b"data: [DONE]\n\n"]
+
+
+def responses_events(nonce: str, words: Sequence[str], counts: Mapping[str, int]) -> list[bytes]:
+    """With what OpenAI adds to hide how long its texts are."""
+    response = {"id": f"resp_{nonce}", "object": "response", "model": "bench", "output": []}
+    item = {"type": "message", "id": "msg_1", "role": "assistant", "status": "in_progress", "content": []}
+    text = {"type": "output_text", "text": "".join(words), "annotations": []}
+    done = {**item, "status": "completed", "content": [text]}
+    said: list[tuple[str, dict[str, Any]]] = [
+        ("created", {"response": {**response, "status": "in_progress", "usage": None}}),
+        ("output_item.added", {"output_index": 0, "item": item}),
+        *(("output_text.delta", {
+            "item_id": "msg_1", "output_index": 0, "content_index": 0, "delta": word, "logprobs": [],
+            "obfuscation": "Xy7"[: number % 3] + "Qa" * (number % 7),
+        }) for number, word in enumerate(words)),
+        ("output_item.done", {"output_index": 0, "item": done}),
+        ("completed", {"response": {**response, "status": "completed", "output": [done], "usage": counts}}),
+    ]  # fmt: skip
+    return [
+        named_event({"type": f"response.{kind}", "sequence_number": number, **fields})
+        for number, (kind, fields) in enumerate(said)
+    ]
+
+
+def messages_events(nonce: str, words: Sequence[str], counts: Mapping[str, int]) -> list[bytes]:
+    """As Anthropic writes them, but for the spaces by which it hides how long its texts are."""
+    message = {"id": f"msg_{nonce}", "type": "message", "role": "assistant", "model": "bench", "content": []}
+    begun = {"type": "message_start", "message": {**message, "usage": {**counts, "output_tokens": 1}}}
+    block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+    deltas = [
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": one}} for one in words
+    ]
+    stopped = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": counts}
+    ends = [{"type": "content_block_stop", "index": 0}, stopped, {"type": "message_stop"}]
+    return [named_event(one) for one in (begun, block, *deltas, *ends)]
+
+
+def named_event(value: Mapping[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (value["type"].encode(), compact(value))
+
+
+def compact(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 # --- the upstream, a process of its own -------------------------------------------------------------------------
@@ -157,8 +209,8 @@ def events(nonce: bytes, body_bytes: int, chunks: int) -> list[bytes]:
 class Upstream(asyncio.Protocol):
     """One connection: keep-alive HTTP/1.1, one request at a time."""
 
-    #: (chunks, body length) -> the events with the placeholder nonce, each framed as an HTTP chunk
-    templates: dict[tuple[int, int], list[bytes]] = {}  # noqa: RUF012  # shared by all connections on purpose
+    #: (wire, chunks, body length) -> the events with the placeholder nonce, each framed as an HTTP chunk
+    templates: dict[tuple[str, int, int], list[bytes]] = {}  # noqa: RUF012  # shared by all connections on purpose
 
     def __init__(self) -> None:
         self._seen = bytearray()
@@ -190,10 +242,10 @@ class Upstream(asyncio.Protocol):
             head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(content)
             self._transport.write(head + content)
             return
-        template = self.templates.get((chunks, len(body)))
+        template = self.templates.get((wire, chunks, len(body)))
         if template is None:
-            framed = (b"%x\r\n%b\r\n" % (len(event), event) for event in events(NONCE, len(body), chunks))
-            template = self.templates[chunks, len(body)] = [*framed, b"0\r\n\r\n"]
+            framed = (b"%x\r\n%b\r\n" % (len(event), event) for event in events(wire, NONCE, len(body), chunks))
+            template = self.templates[wire, chunks, len(body)] = [*framed, b"0\r\n\r\n"]
         head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
         if not interval:
             self._transport.write(head + b"".join(template).replace(NONCE, nonce))
@@ -295,7 +347,7 @@ class Client(asyncio.Protocol):
             right = body == whole_answer(self._workload.wire, self._nonce, len(self._body))
             return "" if right else f"another answer: {body[:200]!r}"
         lines = [line for line in unchunked(body).split(b"\n\n") if line and not line.startswith(b":")]
-        expected = b"".join(events(self._nonce, len(self._body), self._workload.chunks))
+        expected = b"".join(events(self._workload.wire, self._nonce, len(self._body), self._workload.chunks))
         right = b"".join(line + b"\n\n" for line in lines) == expected
         return "" if right else f"another stream: {len(lines)} events, the last {lines[-1][:200]!r}"
 
