@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.server import serving
+from tests.support.asgi import alive
 from tests.support.web import connect, read_all
 
 Headers = list[tuple[bytes, bytes]]
@@ -24,17 +25,11 @@ def part(body: bytes, *, more: bool = False) -> dict[str, Any]:
 def said(request: bytes, *messages: dict[str, Any]) -> bytes:
     """What a client reads that sends this, of an application that sends these messages for each request."""
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            await receive()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-            await send({"type": "lifespan.shutdown.complete"})
-            return
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
         for message in messages:
             await send(message)
 
-    options = serving.make_config(app, max_head_bytes=65_536, max_body=2**24, head_timeout_s=5, grace_s=1)
+    options = serving.make_config(alive(app), max_head_bytes=65_536, max_body=2**24, head_timeout_s=5, grace_s=1)
     with serving.ServerThread(options) as server, connect(server.url) as sock:
         sock.sendall(request)
         return read_all(sock)

@@ -15,6 +15,7 @@ import pytest
 from gateway.mock import MockServer, Provider
 from gateway.server import serving
 from tests.conftest import StartGateway
+from tests.support.asgi import alive
 from tests.support.gateways import until
 from tests.support.timing import LIMIT_S
 from tests.support.web import CHAT, Web, chat_bytes, connect, read_all, read_until, talk
@@ -209,14 +210,8 @@ def test_who_leaves_with_several_requests_unanswered_is_no_bug(
     assert "cannot be answered" not in caplog.text
 
 
-async def breaks_off(scope: Any, receive: Any, send: Any) -> None:
+async def breaks_off(_scope: Any, _receive: Any, send: Any) -> None:
     """Sends until its client takes no more, and gives up."""
-    if scope["type"] == "lifespan":
-        await receive()
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await send({"type": "lifespan.shutdown.complete"})
-        return
     await send({"type": "http.response.start", "status": 200, "headers": []})
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(0.2):
@@ -228,11 +223,10 @@ def test_a_connection_that_is_given_up_goes_though_its_client_takes_nothing() ->
     asked = threading.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            asked.set()
+        asked.set()
         await breaks_off(scope, receive, send)
 
-    options = serving.make_config(app, max_head_bytes=65_536, max_body=2**24, head_timeout_s=5, grace_s=1)
+    options = serving.make_config(alive(app), max_head_bytes=65_536, max_body=2**24, head_timeout_s=5, grace_s=1)
     options.linger_s = 0.1
     with serving.ServerThread(options) as server, socket.socket() as client:
         host, port = server.url.removeprefix("http://").split(":")

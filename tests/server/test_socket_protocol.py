@@ -14,6 +14,7 @@ import pytest
 
 from gateway.server import serving
 from gateway.server.protocol import ServerConfig
+from tests.support.asgi import alive
 from tests.support.gateways import until
 from tests.support.web import connect, read_all, read_until
 
@@ -37,13 +38,7 @@ class Application:
     def __init__(self) -> None:
         self.heard: list[Any] = []
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            await receive()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-            await send({"type": "lifespan.shutdown.complete"})
-            return
+    async def __call__(self, _scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await send({"type": "websocket.accept"})
         while (message := await receive())["type"] == "websocket.receive":
@@ -59,7 +54,7 @@ def application() -> Application:
 
 @pytest.fixture
 def options(application: Application) -> ServerConfig:
-    made = serving.make_config(application, max_head_bytes=65_536, max_body=MIB, head_timeout_s=5, grace_s=1)
+    made = serving.make_config(alive(application), max_head_bytes=65_536, max_body=MIB, head_timeout_s=5, grace_s=1)
     made.ws_ping_interval, made.ws_ping_timeout, made.linger_s = 0.05, 0.1, 0.1
     return made
 
@@ -125,7 +120,7 @@ def test_a_message_that_has_arrived_counts_no_more(url: str, options: ServerConf
 
 @pytest.fixture
 def patient_url(application: Application) -> Iterator[str]:
-    made = serving.make_config(application, max_head_bytes=65_536, max_body=MIB, head_timeout_s=5, grace_s=1)
+    made = serving.make_config(alive(application), max_head_bytes=65_536, max_body=MIB, head_timeout_s=5, grace_s=1)
     with serving.ServerThread(made) as running:
         yield running.url
 
