@@ -15,7 +15,16 @@ from gateway.accounting import Accounts
 from gateway.calls import Reply, Stepped
 from gateway.core.allowance import Allowance
 from gateway.core.errors import GatewayError, RequestFault, UpstreamProtocolError
-from gateway.core.forwarding import EVENTS, Headers, content_type, header, masked, masked_values, response_headers
+from gateway.core.forwarding import (
+    BODILESS,
+    EVENTS,
+    Headers,
+    content_type,
+    header,
+    masked,
+    masked_values,
+    response_headers,
+)
 from gateway.core.ports import UpstreamReply
 from gateway.core.record import PENDING, CallRecord
 from gateway.core.usage import Charge, Totals
@@ -279,7 +288,7 @@ class Answers:
             progress.reader = glimpse.answer if glimpse is not None else _not_seen
         reply = await self._as_it_comes(progress, answer, pieces, glimpse)
         length = header(answer.headers, b"content-length")
-        if length and not is_packed(answer):
+        if length and not is_packed(answer) and answer.status not in BODILESS:
             reply.headers.append((b"content-length", length))
         return reply
 

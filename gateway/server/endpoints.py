@@ -24,7 +24,7 @@ from gateway.core.errors import (
     Overloaded,
     ShuttingDown,
 )
-from gateway.core.forwarding import EVENTS, Headers, content_type, header
+from gateway.core.forwarding import BODILESS, EVENTS, Headers, content_type, header
 from gateway.core.identity import ID_FORM, is_valid
 from gateway.core.record import SHUT_DOWN, STALLED
 from gateway.core.values import dataclass
@@ -54,8 +54,6 @@ _LASTING_AT_ONCE: Final = BODIES_AT_ONCE // 4
 _READING: Final = frozenset({"GET", "HEAD"})
 #: a body that was not read to its end would stand in front of the next request
 _CLOSE: Final = (b"connection", b"close")
-#: statuses whose answers have no body and must not announce one (RFC 9110, section 8.6)
-_BODILESS: Final = frozenset({204, 304})
 #: how long a call that is cut at shutdown may take to tell its client and to settle
 _CUT_S: Final = 2.0
 
@@ -298,7 +296,7 @@ class Forwarder:
             headers.append(_CLOSE)
         send, body = connection.send, reply.body
         if isinstance(body, bytes):
-            if reply.status not in _BODILESS:
+            if reply.status not in BODILESS:
                 headers.append((b"content-length", b"%d" % len(body)))
             await send({"type": "http.response.start", "status": reply.status, "headers": headers})
             connection.started = connection.finished = True

@@ -342,13 +342,16 @@ def test_a_range_of_a_file_is_passed_on(scripted: Scripted) -> None:
     assert scripted.upstream.requests[0].header("range") == "bytes=0-3"
 
 
+@pytest.mark.parametrize("announced", [b"", b"content-length: 0\r\n", b"content-length: 5\r\n"])
 @pytest.mark.parametrize("status", [b"204 No Content", b"304 Not Modified"])
-def test_an_answer_without_a_body_is_passed_on(status: bytes, scripted: Scripted) -> None:
+def test_an_answer_without_a_body_is_passed_on_and_announces_none(
+    status: bytes, announced: bytes, scripted: Scripted
+) -> None:
     def script(connection: Connection) -> None:
-        connection.send(b"HTTP/1.1 " + status + b"\r\nconnection: close\r\n\r\n")
+        connection.send(b"HTTP/1.1 " + status + b"\r\n" + announced + b"connection: close\r\n\r\n")
 
     answer = scripted.play(script).send("DELETE", "/v1/files/f")
-    assert (answer.status, answer.body) == (int(status[:3]), b"")
+    assert (answer.status, answer.body, answer.header("content-length")) == (int(status[:3]), b"", None)
 
 
 def test_a_head_request_is_answered_without_a_body(scripted: Scripted) -> None:
