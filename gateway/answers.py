@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
+from http import HTTPStatus
 from typing import Final
 
 from gateway.accounting import Accounts
@@ -16,7 +17,6 @@ from gateway.calls import Reply, Stepped
 from gateway.core.allowance import Allowance
 from gateway.core.errors import GatewayError, RequestFault, UpstreamProtocolError
 from gateway.core.forwarding import (
-    BODILESS,
     EVENTS,
     Headers,
     content_type,
@@ -288,7 +288,8 @@ class Answers:
             progress.reader = glimpse.answer if glimpse is not None else _not_seen
         reply = await self._as_it_comes(progress, answer, pieces, glimpse)
         length = header(answer.headers, b"content-length")
-        if length and not is_packed(answer) and answer.status not in BODILESS:
+        # A 204 announces none (RFC 9110, section 8.6).
+        if length and not is_packed(answer) and answer.status != HTTPStatus.NO_CONTENT:
             reply.headers.append((b"content-length", length))
         return reply
 

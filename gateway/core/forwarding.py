@@ -63,7 +63,7 @@ _OF_A_SITE: Final = frozenset(
 _NOT_RETURNED: Final = _HOP_BY_HOP | _OF_A_SITE | {b"content-length"}
 #: the content type of a stream of events
 EVENTS: Final = b"text/event-stream"
-#: statuses whose answers have no body, and announce none (RFC 9110, section 8.6)
+#: statuses whose answers have no body, whatever their heads announce
 BODILESS: Final = frozenset({204, 304})
 #: Content types that no browser shows as a page. Answers of all others are sandboxed: a script in one would run as if
 #: it were the dashboard's.

@@ -101,19 +101,13 @@ def data_of_events(region: bytes) -> list[bytes]:
         # Two line ends an event and no CR: every event is one data line, the form nearly all providers send.
         if region.count(b"\n") == 2 * len(found) and b"\r" not in region:
             return list(filter(None, found))
-    elif region.startswith(b"event: ") and b"\r" not in region:
+    elif region.startswith(b"event: ") and region.count(b"\n") == 3 * region.count(b"\ndata: ") and b"\r" not in region:
         lines = region.split(b"\n")
         names, data, blank = lines[:-1:3], lines[1::3], lines[2::3]
-        is_even = len(lines) == 3 * len(blank) + 1 and not any(blank)
         # Every event is a name and one data line, as the APIs write it that name their events.
-        if is_even and _begin(names, b"event: ") and _begin(data, b"data: "):
+        if not any(blank) and b"\n".join([b"", *names]).count(b"\nevent: ") == len(names):
             return [line[6:] for line in data if line != b"data: "]
     return [data for data in map(event_data, split_events(region)) if data]
-
-
-def _begin(lines: list[bytes], mark: bytes) -> bool:
-    """Whether all of these lines begin like that: with one look at all of them."""
-    return b"\n".join([b"", *lines]).count(b"\n" + mark) == len(lines)
 
 
 def event_data(block: bytes) -> bytes:

@@ -95,7 +95,7 @@ class EventReader(Protocol):
         ...
 
     def read_all(self, events: Sequence[bytes]) -> None:
-        """Take the data of events that surely pass; never raises. A reader may take them in one go."""
+        """Take the data of events that surely pass; never raises. A reader may take many in one go."""
         for data in events:
             self.read(data)
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -23,6 +23,8 @@ _ANY_DECODER: Final = msgspec.json.Decoder()
 _MOST_DIGITS: Final = 400
 #: what may stand before a value
 _BLANK: Final = " \t\r\n\0"
+#: events of a stream that are decoded in one go
+_AT_ONCE: Final = 1024
 #: raised for what is no JSON, also where it is no text
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 #: top-level fields of a body; no API has a hundred
@@ -222,8 +224,16 @@ def decode_answer(raw: bytes) -> Any:
     return None if text.find("{", end) >= 0 else value
 
 
+def parts(events: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """These events, so many at once that what is made of them takes little memory."""
+    return (events[start : start + _AT_ONCE] for start in range(0, len(events), _AT_ONCE))
+
+
 def decode_events(decoder: msgspec.json.Decoder[list[T]], events: Sequence[bytes]) -> list[T] | None:
-    """The data of several events, decoded in one go; None where one of them is not what is decoded, or no JSON."""
+    """The data of several events, decoded in one go; None where that does not give as many values as there are events.
+
+    What one of them lacks another one may have: of data that is no JSON by itself the values may be those of others.
+    """
     try:
         values = decoder.decode(b"[%b]" % b",".join(events))
     except UNREADABLE:

@@ -11,7 +11,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.message import encode
 from gateway.dialects import openai_errors
 from gateway.dialects.base import Answer, Call, EventReader, Verdict, named_event, plain_before
-from gateway.dialects.fields import decode_answer, decode_events, flag_field, read_fields, string_field
+from gateway.dialects.fields import decode_answer, decode_events, flag_field, parts, read_fields, string_field
 from gateway.dialects.gathered import Gathered
 from gateway.dialects.opening import opening_items, opening_text
 from gateway.dialects.reported import Reported
@@ -119,22 +119,21 @@ _PLACE: Final = ("item_id", "output_index", "content_index", "summary_index")
 
 
 class _Event(msgspec.Struct, gc=False):
-    """An event of a stream, as far as it is read where it is a delta of a text."""
+    """An event of a stream, as far as it is read where it is a delta of a text. A number with a point is none here."""
 
-    type: Any = None
-    delta: Any = None
-    sequence_number: Any = None
-    item_id: Any = None
-    output_index: Any = None
-    content_index: Any = 0
-    summary_index: Any = 0
+    type: str | None = None
+    delta: str | None = None
+    sequence_number: int | None = None
+    item_id: str | None = None
+    output_index: int | None = None
+    content_index: int | None = 0
+    summary_index: int | None = 0
 
     def place(self) -> tuple[str, Sequence[object]] | None:
         """Its type, and the values of `_PLACE`; None where it is no delta, or one of sound."""
-        kind = self.type
-        if type(self.delta) is not str or type(kind) is not str or kind in _SOUND:
+        if self.delta is None or self.type is None or self.type in _SOUND:
             return None
-        return kind, (self.item_id, self.output_index, self.content_index, self.summary_index)
+        return self.type, (self.item_id, self.output_index, self.content_index, self.summary_index)
 
 
 _EVENTS_DECODER: Final = msgspec.json.Decoder(list[_Event])
@@ -183,10 +182,14 @@ class ResponsesReader(EventReader):
 
     def read_all(self, events: Sequence[bytes]) -> None:
         """See `EventReader.read_all`. Nearly all are deltas of one text, which is taken once."""
-        decoded = decode_events(_EVENTS_DECODER, events)
-        if decoded is None:
-            super().read_all(events)
-            return
+        for some in parts(events):
+            decoded = decode_events(_EVENTS_DECODER, some)
+            if decoded is None:
+                super().read_all(some)
+            else:
+                self._read_decoded(some, decoded)
+
+    def _read_decoded(self, events: Sequence[bytes], decoded: Sequence[_Event]) -> None:
         place, said = None, list[str]()
         for data, event in zip(events, decoded, strict=True):
             here = event.place()
@@ -196,7 +199,7 @@ class ResponsesReader(EventReader):
             if here is None:
                 self.read(data)
             else:
-                said.append(event.delta)
+                said.append(event.delta or "")
                 self._numbered(event.sequence_number)
         self._said(place, said)
 

@@ -116,11 +116,13 @@ class Delivered:
         if place is None or kept is None or kept.event is None or kept.is_done:
             return
         number = event.get(place.numbered_by, 0) if place.numbered_by is not None else 0
+        if type(number) is not int or ((kind, number) not in kept.texts and len(kept.texts) >= _MAX_TEXTS):
+            return
         raw = text.encode("utf-8", "replace")
         if len(raw) > self._left:
             self._left += kept.size()
             kept.event, kept.texts = None, {}
-        elif type(number) is int and ((kind, number) in kept.texts or len(kept.texts) < _MAX_TEXTS):
+        else:
             self._left -= len(raw)
             kept.texts.setdefault((kind, number), bytearray()).extend(raw)
 

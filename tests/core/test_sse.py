@@ -105,7 +105,10 @@ def test_a_region_is_cut_after_each_blank_line(region: bytes, blocks: list[bytes
         (b"event: x\nid: 1\n\nevent: y\ndata: a\n\n", [b"a"]),
         (b"event: x\ndata: a\n\n\nevent: y\n\n", [b"a"]),
         (b"event: x\ndata: a\n\ndata: b\ndata: c\n\n", [b"a", b"b\nc"]),
-        (b"event: x\r\ndata: a\n\n", [b"a"]),
+        (b"event: x\ndata: a\rdata: b\n\n", [b"a\nb"]),
+        (b"event: x\ndata: a\nid: 1\nevent: y\ndata: b\n\n", [b"a\nb"]),
+        (b"event: x\nid: 1\n\ndata: a\ndata: b\n\n", [b"a\nb"]),
+        (b"event: event: x\ndata: a\n\ndata:b\ndata: c\n\n", [b"a", b"b\nc"]),
     ],
 )
 def test_the_data_of_a_region_is_that_of_its_events(region: bytes, data: list[bytes]) -> None:

@@ -87,5 +87,9 @@ def test_of_events_with_another_among_them_nothing_is_taken(odd: bytes, place: i
     assert FRAME.texts(events) is None
 
 
+def test_the_quote_behind_a_text_is_not_taken_for_one_within_it() -> None:
+    assert FRAME.texts([event(b"a\\"), event(b',"c')]) is None
+
+
 def test_none_at_all_have_no_texts() -> None:
     assert FRAME.texts([]) is None

@@ -14,6 +14,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.core.usage import Usage
 from gateway.dialects import CHAT
 from gateway.dialects.base import Answer, Call, StreamMeter, Verdict
+from gateway.dialects.choices import CHAT_FORM, ChoicesReader
 from gateway.dialects.fields import join
 from gateway.dialects.openai_chat import completion_request, completion_text
 from gateway.dialects.texts import estimate
@@ -636,6 +637,15 @@ ALIKE = st.tuples(AROUND, st.lists(st.tuples(SAID, PADDING), max_size=12)).map(
 @given(st.lists(ALIKE | CHUNKS.map(lambda chunk: [json.dumps(chunk).encode()]), max_size=5))
 def test_chunks_that_are_alike_but_for_their_text_say_what_each_of_them_says(parts: list[list[bytes]]) -> None:
     assert_the_same_at_once([event for part in parts for event in part])
+
+
+@pytest.mark.parametrize("padding", ["", ',"obfuscation":"PADDING"', ', "obfuscation": "PADDING"'])
+def test_chunks_that_are_alike_but_for_their_text_and_padding_are_not_parsed_each(padding: str) -> None:
+    around = '{"id":"i","model":"m","choices":[{"index":0,"delta":{"content":"word"}}]' + padding + "}"
+    chunks = [around.replace("PADDING", "x" * number).encode() for number in range(20)]
+    reader = ChoicesReader(CHAT_FORM, drop_usage=True)
+    reader.read_all(chunks[:8])
+    assert reader._weigh_alike(chunks) == len(chunks)
 
 
 @given(st.lists(ALIKE, max_size=5))

@@ -15,9 +15,11 @@ from gateway.dialects.base import EventReader, StreamMeter, named_event
 from gateway.dialects.openai_responses import ResponsesReader
 
 TEXTS = st.sampled_from(["", " word", "中 \U0001f600", '"', "x" * 40])
-ODD = st.sampled_from([None, 7, True, [" a", {"text": "b"}], {"text": "c"}, [], {}])
-SAID = TEXTS | TEXTS | TEXTS | ODD
-INDEX = st.sampled_from([0, 0, 0, 1, None, "0", 2.5, [0]])
+#: of these types no part of a delta is: a batch with one of them is not read at once
+ODD = st.sampled_from([7, True, [" a", {"text": "b"}], {"text": "c"}, [], {}])
+#: `0 == 0.0 == False`, and the first is the only number that is one
+INDEX = st.sampled_from([0, 0, 0, 0, 1, None])
+ODD_INDEX = st.sampled_from([0.0, False, "0", 2.5, [0]])
 
 
 def some(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
@@ -30,64 +32,98 @@ def event(kind: str, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict
     return some(**fields).map(lambda said: {"type": kind, **said})
 
 
-PART = some(text=SAID, partial_json=SAID, content=SAID, thinking=SAID, signature=SAID, type=TEXTS)
-#: those with one text alone, as nearly all are
-PLAIN = st.sampled_from(["text", "thinking", "partial_json"]).flatmap(
-    lambda name: some(index=INDEX).map(lambda said: {**said, "type": "content_block_delta", "delta": {name: " word"}})
+SAID = TEXTS | st.none()
+THOUGHT = {"type": "content_block_delta", "index": 0, "delta": {"thinking": "so it is"}}
+SIGNED = st.integers(0, 60).map(
+    lambda size: {"type": "content_block_delta", "index": 0, "delta": {"signature": "s" * size}}
 )
-BLOCK = some(type=st.sampled_from(["text", "thinking", "tool_use"]), text=SAID, name=TEXTS, thinking=SAID, input=SAID)
+PARTS = some(text=SAID, partial_json=SAID, content=SAID, thinking=SAID, signature=SAID, type=TEXTS)
+BLOCK = some(
+    type=st.sampled_from(["text", "thinking", "tool_use"]), text=SAID, name=TEXTS, thinking=SAID, signature=TEXTS
+)
 USAGE = some(input_tokens=st.just(3), output_tokens=st.just(4), speed=st.just("fast"))
 MESSAGES = st.one_of(
-    PLAIN,
-    PLAIN,
-    event("content_block_delta", index=INDEX, delta=PART | ODD | TEXTS),
-    event("content_block_start", index=INDEX, content_block=BLOCK | ODD),
+    st.just(THOUGHT),
+    SIGNED,
+    event("content_block_delta", index=INDEX, delta=PARTS),
+    event("content_block_delta", index=INDEX, delta=PARTS),
+    event("content_block_start", index=INDEX, content_block=BLOCK),
     event("content_block_stop", index=INDEX),
-    event("message_start", message=some(model=TEXTS, usage=USAGE) | ODD),
-    event("message_delta", usage=USAGE | ODD, delta=some(stop_reason=TEXTS) | ODD),
-    event("ping", delta=PART | ODD, error=ODD),
+    event("message_start", message=some(model=TEXTS, usage=USAGE)),
+    event("message_delta", usage=USAGE, delta=some(stop_reason=TEXTS)),
+    event("ping", delta=PARTS),
+)
+ODD_MESSAGES = st.one_of(
+    event("content_block_delta", index=INDEX, delta=ODD | TEXTS),
+    event("content_block_delta", delta=some(text=ODD, thinking=ODD, signature=ODD, content=ODD, partial_json=ODD)),
+    event("content_block_start", index=ODD_INDEX, content_block=ODD),
+    event("message_start", message=ODD),
+    event("message_delta", usage=ODD, delta=ODD),
+    event("ping", error=ODD),
     st.just({"type": ["content_block_delta"], "delta": {"text": "of no type"}}),
 )
 
-DELTA = st.sampled_from([
+DELTAS = st.sampled_from([
     "response.output_text.delta", "response.refusal.delta", "response.reasoning_summary_text.delta",
-    "response.function_call_arguments.delta", "response.audio.delta", "response.output_item.added", "response.new",
+    "response.function_call_arguments.delta", "response.audio.delta", "response.new.delta",
 ])  # fmt: skip
-ITEM = some(id=st.just("i"), type=st.sampled_from(["message", "function_call", "reasoning"]), name=TEXTS, content=ODD)
-SPOKEN = DELTA.flatmap(
-    lambda kind: event(
-        kind,
-        delta=SAID,
-        output_index=INDEX,
-        content_index=INDEX,
-        summary_index=INDEX,
-        item_id=st.sampled_from(["i", "j", 5, None]),
-        sequence_number=st.sampled_from([0, 1, 5, 2**70, None, "3"]),
-        item=ITEM | ODD,
-        obfuscation=TEXTS,
+
+
+def spoken(index: st.SearchStrategy[Any], number: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return DELTAS.flatmap(
+        lambda kind: event(
+            kind,
+            delta=TEXTS,
+            output_index=index,
+            content_index=index,
+            summary_index=index,
+            item_id=st.sampled_from(["i", "j", None]),
+            sequence_number=number,
+            obfuscation=TEXTS,
+        )
     )
-)
-RESPONSE = some(id=TEXTS, model=TEXTS, status=st.sampled_from(["in_progress", "queued"]), usage=USAGE | ODD)
+
+
+#: mostly of one item, which is kept as it comes
+SPOKEN = spoken(INDEX, st.sampled_from([0, 1, 5, 2**70, None]))
+ITEM = some(id=st.just("i"), type=st.sampled_from(["message", "function_call", "reasoning"]), name=TEXTS)
+RESPONSE = some(id=TEXTS, model=TEXTS, status=st.sampled_from(["in_progress", "queued"]), usage=USAGE)
 RESPONSES = st.one_of(
     SPOKEN,
     SPOKEN,
-    st.integers(0, 9).map(lambda number: {
-        "type": "response.output_text.delta", "item_id": "i", "output_index": 0, "content_index": 0,
-        "delta": " word", "sequence_number": number,
-    }),
+    SPOKEN.map(lambda said: {**said, "delta": " word", "output_index": 0}),
     event("response.output_item.added", item=ITEM, output_index=INDEX),
-    event("response.output_item.done", item=ITEM | ODD, output_index=INDEX),
-    event("response.created", response=RESPONSE | ODD, error=ODD),
+    event("response.output_item.done", item=ITEM, output_index=INDEX),
+    event("response.created", response=RESPONSE),
+)
+ODD_RESPONSES = st.one_of(
+    spoken(ODD_INDEX, st.sampled_from([True, 1.0, "3"])),
+    event("response.output_text.delta", delta=ODD, item_id=ODD),
+    event("response.output_item.done", item=ODD, output_index=ODD_INDEX),
+    event("response.created", response=ODD, error=ODD),
     st.just({"type": ["response.output_text.delta"], "delta": "of no type"}),
-)  # fmt: skip
+)
+BEGUN = [
+    json.dumps({"type": "response.output_item.added", "output_index": index, "item": item}).encode()
+    for index, item in enumerate([{"type": "message", "id": "i"}, {"type": "function_call", "id": "j"}])
+]
 #: what is no JSON, or no event
-BROKEN = st.sampled_from([b"{", b"7", b"[]", b'"type"', b"\xff", b'{"type":"\x00"}', b"{} {}"])
+BROKEN = st.sampled_from([
+    b"{", b"7", b"[]", b'"type"', b"\xff", b'{"type":"\x00"}', b"{} {}", b"{},{}",
+    b'{"type":"content_block_delta","delta":{"text":"\xff"}}', b'{"type":"response.output_text.delta","delta":"\xff"}',
+])  # fmt: skip
 
 
-def written(events: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[list[bytes]]:
-    """The data of some events, mostly of those."""
-    data = events.map(lambda value: json.dumps(value, ensure_ascii=False).encode())
-    return st.lists(st.one_of(*[data] * 9, BROKEN), max_size=14) | st.lists(data, max_size=14)
+def written(
+    events: st.SearchStrategy[dict[str, Any]], odd: st.SearchStrategy[dict[str, Any]]
+) -> st.SearchStrategy[list[bytes]]:
+    """The data of some events; in half of these lists there are odd ones, or broken ones, as well."""
+    data, others = (kind.map(lambda value: json.dumps(value, ensure_ascii=False).encode()) for kind in (events, odd))
+    return st.lists(data, max_size=14) | st.lists(st.one_of(*[data] * 6, others, BROKEN), max_size=14)
+
+
+def responses() -> EventReader:
+    return ResponsesReader("m", lambda: 3)
 
 
 def said(reader: EventReader) -> object:
@@ -103,14 +139,66 @@ def assert_the_same_at_once(make: Callable[[], EventReader], events: Sequence[by
     assert said(together) == said(apart)
 
 
-@given(written(MESSAGES), st.integers(0, 14))
+@given(written(MESSAGES, ODD_MESSAGES), st.integers(0, 14))
 def test_events_of_messages(events: list[bytes], cut: int) -> None:
     assert_the_same_at_once(lambda: MessagesReader("m"), events, cut)
 
 
-@given(written(RESPONSES), st.integers(0, 14))
+@given(written(RESPONSES, ODD_RESPONSES), st.integers(0, 16))
 def test_events_of_responses(events: list[bytes], cut: int) -> None:
-    assert_the_same_at_once(lambda: ResponsesReader("m", lambda: 3), events, cut)
+    assert_the_same_at_once(responses, [*BEGUN, *events], cut)
+
+
+def spoken_at(text: str, **place: object) -> dict[str, object]:
+    return {"type": "response.output_text.delta", "output_index": 0, "item_id": "i", "delta": text, **place}
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"output_index": 0.0},
+        {"output_index": False},
+        {"output_index": 1},
+        {"content_index": 0.0},
+        {"content_index": 1},
+        {"summary_index": 1},
+        {"type": "response.refusal.delta"},
+        {"type": "response.function_call_arguments.delta"},
+        {"type": "response.audio.delta"},
+        {"delta": b"\xff".decode("latin-1")},
+    ],
+    ids=str,
+)
+def test_a_delta_of_another_place_does_not_go_on_with_the_one_before(second: dict[str, object]) -> None:
+    events = [spoken_at("one"), spoken_at("two", **second), spoken_at("three")]
+    assert_the_same_at_once(responses, [*BEGUN, *(json.dumps(one).encode() for one in events)], 0)
+    broken = [json.dumps(one, ensure_ascii=False).encode("latin-1") for one in events]
+    assert_the_same_at_once(responses, [*BEGUN, *broken], 0)
+
+
+@pytest.mark.parametrize("second", ["i", "j"])
+def test_items_without_an_index_are_told_apart_by_their_ids(second: str) -> None:
+    events = [spoken_at("one", output_index=None), spoken_at("two", output_index=None, item_id=second)]
+    done = {"type": "response.output_item.done", "item": {"type": "message", "id": "j", "arguments": "x" * 400}}
+    assert_the_same_at_once(responses, [json.dumps(one).encode() for one in (*events, done)], 0)
+
+
+@pytest.mark.parametrize("kept", [{"content_index": 0}, {"content_index": 70}, {"content_index": None}])
+def test_texts_for_which_there_is_room_stay_whatever_comes_beside_them(kept: dict[str, object]) -> None:
+    said = {"type": "response.output_text.delta", "output_index": 0, "item_id": "i", "delta": "x" * 60_000}
+    parts = [{**said, "content_index": number, "delta": "y"} for number in range(64)]
+    more = [{**said, **kept, "delta": "z" * 30_000}] * 4
+    events = [json.dumps(one).encode() for one in (*parts, *[{**said, "content_index": 1}] * 16, *more)]
+    assert_the_same_at_once(responses, [*BEGUN, *events], 0)
+
+
+def test_data_of_which_several_make_one_value_never_raises() -> None:
+    made = b'{"type":"content_block_delta","delta":{"text":"a"}}'
+    for reader in (MessagesReader("m"), responses()):
+        reader.read_all([b"{},{}", b"{}"])
+        reader.read_all([made + b"," + made, b'{"type":"x"', b'"y":1}'])
+        reader.read_all([b'{"type":"x"', b'"y":1}'])
+        assert reader.answer().output_estimate <= 1
 
 
 class Counting(MessagesReader):
