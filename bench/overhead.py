@@ -192,7 +192,8 @@ def messages_events(nonce: str, words: Sequence[str], counts: Mapping[str, int])
     ]
     stopped = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": counts}
     ends = [{"type": "content_block_stop", "index": 0}, stopped, {"type": "message_stop"}]
-    return [named_event(one) for one in (begun, block, *deltas, *ends)]
+    said: list[Mapping[str, Any]] = [begun, block, *deltas, *ends]
+    return [named_event(one) for one in said]
 
 
 def named_event(value: Mapping[str, Any]) -> bytes:
