@@ -185,15 +185,14 @@ def responses_events(nonce: str, words: Sequence[str], counts: Mapping[str, int]
 def messages_events(nonce: str, words: Sequence[str], counts: Mapping[str, int]) -> list[bytes]:
     """As Anthropic writes them, but for the spaces by which it hides how long its texts are."""
     message = {"id": f"msg_{nonce}", "type": "message", "role": "assistant", "model": "bench", "content": []}
-    begun = {"type": "message_start", "message": {**message, "usage": {**counts, "output_tokens": 1}}}
-    block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+    begun: dict[str, Any] = {"type": "message_start", "message": {**message, "usage": {**counts, "output_tokens": 1}}}
+    block: dict[str, Any] = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
     deltas = [
         {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": one}} for one in words
     ]
     stopped = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": counts}
-    ends = [{"type": "content_block_stop", "index": 0}, stopped, {"type": "message_stop"}]
-    said: list[Mapping[str, Any]] = [begun, block, *deltas, *ends]
-    return [named_event(one) for one in said]
+    ends: list[dict[str, Any]] = [{"type": "content_block_stop", "index": 0}, stopped, {"type": "message_stop"}]
+    return [named_event(one) for one in [begun, block, *deltas, *ends]]
 
 
 def named_event(value: Mapping[str, Any]) -> bytes:
