@@ -6,15 +6,14 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Collection, Container, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
 from gateway.core.counting.request import decoded
 from gateway.core.errors import InvalidRequest
 
-T = TypeVar("T")
 Fields = Mapping[str, msgspec.Raw]
 #: the same, some of them set anew
 AnyFields = Mapping[str, bytes | msgspec.Raw]
@@ -23,8 +22,6 @@ _ANY_DECODER: Final = msgspec.json.Decoder()
 _MOST_DIGITS: Final = 400
 #: what may stand before a value
 _BLANK: Final = " \t\r\n\0"
-#: events of a stream that are decoded in one go
-_AT_ONCE: Final = 1024
 #: raised for what is no JSON, also where it is no text
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 #: top-level fields of a body; no API has a hundred
@@ -222,23 +219,6 @@ def decode_answer(raw: bytes) -> Any:
     except (ValueError, RecursionError):
         return None
     return None if text.find("{", end) >= 0 else value
-
-
-def parts(events: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """These events, so many at once that what is made of them takes little memory."""
-    return (events[start : start + _AT_ONCE] for start in range(0, len(events), _AT_ONCE))
-
-
-def decode_events(decoder: msgspec.json.Decoder[list[T]], events: Sequence[bytes]) -> list[T] | None:
-    """The data of several events, decoded in one go; None where that does not give as many values as there are events.
-
-    What one of them lacks another one may have: of data that is no JSON by itself the values may be those of others.
-    """
-    try:
-        values = decoder.decode(b"[%b]" % b",".join(events))
-    except UNREADABLE:
-        return None
-    return values if len(values) == len(events) else None
 
 
 def _int(digits: str) -> int | None:

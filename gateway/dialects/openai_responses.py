@@ -10,8 +10,9 @@ import msgspec
 from gateway.core.errors import GatewayError
 from gateway.core.message import encode
 from gateway.dialects import openai_errors
+from gateway.dialects.at_once import AtOnceReader
 from gateway.dialects.base import Answer, Call, EventReader, Verdict, named_event, plain_before
-from gateway.dialects.fields import decode_answer, decode_events, flag_field, parts, read_fields, string_field
+from gateway.dialects.fields import decode_answer, flag_field, read_fields, string_field
 from gateway.dialects.gathered import Gathered
 from gateway.dialects.opening import opening_items, opening_text
 from gateway.dialects.reported import Reported
@@ -136,14 +137,13 @@ class _Event(msgspec.Struct, gc=False):
         return self.type, (self.item_id, self.output_index, self.content_index, self.summary_index)
 
 
-_EVENTS_DECODER: Final = msgspec.json.Decoder(list[_Event])
-
-
-class ResponsesReader(EventReader):
+class ResponsesReader(AtOnceReader[_Event]):
     """Reads the events of one stream, or one whole response.
 
     `model`: what was asked for; `weigh_input`: what the request weighs, which no event tells before the last.
     """
+
+    decoder = msgspec.json.Decoder(list[_Event])
 
     def __init__(self, model: str | None, weigh_input: Callable[[], int]) -> None:
         self._asked_model = model
@@ -180,16 +180,8 @@ class ResponsesReader(EventReader):
             self._other(kind, value, data)
         return Verdict.LAST if kind in LAST_EVENTS else Verdict.PASS
 
-    def read_all(self, events: Sequence[bytes]) -> None:
-        """See `EventReader.read_all`. Nearly all are deltas of one text, which is taken once."""
-        for some in parts(events):
-            decoded = decode_events(_EVENTS_DECODER, some)
-            if decoded is None:
-                super().read_all(some)
-            else:
-                self._read_decoded(some, decoded)
-
-    def _read_decoded(self, events: Sequence[bytes], decoded: Sequence[_Event]) -> None:
+    def read_decoded(self, events: Sequence[bytes], decoded: Sequence[_Event]) -> None:
+        """See `AtOnceReader.read_decoded`. Nearly all are deltas of one text, which is taken once."""
         place, said = None, list[str]()
         for data, event in zip(events, decoded, strict=True):
             here = event.place()

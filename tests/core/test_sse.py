@@ -168,3 +168,14 @@ def test_an_event_of_far_too_many_lines_passes_unread(end: bytes) -> None:
         assert tracemalloc.get_traced_memory()[1] < 4 * 2**20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("first", [b"event: x\n", b"data: x\n"])
+def test_a_region_of_lines_that_are_no_events_is_not_taken_apart(first: bytes) -> None:
+    region = first + b"aa\n" * 300_000 + b"\n"
+    tracemalloc.start()
+    try:
+        assert data_of_events(region) == []
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(region)
+    finally:
+        tracemalloc.stop()
