@@ -75,7 +75,8 @@ class Trimmer:
     def __call__(self, request: dict[str, Any], budget: int) -> dict[str, Any]:
         came = request["messages"]
         raws = [msgspec.json.encode(message) for message in came]
-        conversation = Conversation.of(raws, self._reader)
+        tools = [msgspec.json.encode(request["tools"])] if request.get("tools") else []
+        conversation = Conversation.of(raws, self._reader, tools=tools)
         salt = str(request.get("user", ""))
         limit = budget - self._beside(request)
         epochs = self._epochs.setdefault(salt, {})

@@ -158,7 +158,12 @@ class Wired:
         view, known = view_of(self._wire, raws), self._epochs.setdefault(str(request.get("user", "")), {})
         stale = dict.fromkeys(view.stale, 0.0)
         conversation = Conversation.of(
-            view.messages, self._reader, pinned=view.held, priorities=stale, takes_turns=False
+            view.messages,
+            self._reader,
+            pinned=view.held,
+            priorities=stale,
+            takes_turns=False,
+            tools=[tools.encode()] if tools else [],
         )
         room = Room(budget, self._policy, False, SessionState(known), Learned(), lambda: False)  # noqa: FBT003
         exact: Any = self._exact

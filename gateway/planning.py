@@ -322,6 +322,7 @@ class Planner:
             priorities=dict.fromkeys(view.stale, 0.0) | priorities,
             keep_last_turns=self.policy.keep_last_turns,
             takes_turns=takes_turns,
+            tools=[contents.fields[name] for name in ("tools", "functions") if name in contents.fields],
         )
 
     async def message_tokens(self, asked: Asked) -> list[int]:

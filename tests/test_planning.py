@@ -428,6 +428,61 @@ async def test_a_choice_that_waits_for_others_is_no_worse_unless_it_waits_for_ve
     world.planner.close()
 
 
+# --- what the tools take ----------------------------------------------------------------------------------------------
+
+CALL = {"name": "profile", "arguments": "{}"}
+NOTES = {f"note{number}": f"nothing that A{number}1 would ask for, and B{number}2 neither" for number in range(40)}
+PROFILE = json.dumps(
+    {
+        **NOTES,
+        "kept": "it is card_4421, which has been with her for as long as she can think back",
+        **{f"more_{name}": NOTES[name] for name in NOTES},
+    }
+)
+PAY = {"name": "pay", "description": "With a card, such as card_78.", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("wire", "messages", "tools"),
+    [
+        (
+            "chat",
+            [
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [{"id": "c", "type": "function", "function": CALL}],
+                },
+                {"role": "tool", "tool_call_id": "c", "content": PROFILE},
+            ],
+            [{"type": "function", "function": PAY}],
+        ),
+        (
+            "responses",
+            [
+                {"type": "function_call", "call_id": "c", **CALL},
+                {"type": "function_call_output", "call_id": "c", "output": PROFILE},
+            ],
+            [{"type": "function", **PAY}],
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_of_a_result_stays_what_the_tools_ask_for(
+    wire: Wire, messages: list[Any], tools: list[Any], *, is_told: bool
+) -> None:
+    world = World(ContextPolicy(fit=FitPolicy(recall="off")))
+    said = [{"role": "user", "content": "Hi"}, *messages, {"role": "user", "content": "Go on."}]
+    body = body_of(
+        said, FIELDS[wire], tools=tools if is_told else json.loads(json.dumps(tools).replace("card_78", "one"))
+    )
+    asked = Asked(world.contents(body, wire), Route("p", "gpt-4o"), ModelFacts(), Wishes(budget=260), len(body))
+    plan = await world.planner.plan(asked, Remembered())
+    assert plan.messages is not None
+    assert (b"card_4421" in b"".join(plan.messages)) is is_told
+    world.planner.close()
+
+
 # --- one text, of which nothing can be left out ---------------------------------------------------------------------
 
 

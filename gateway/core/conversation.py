@@ -111,6 +111,8 @@ class Conversation:
     book: SketchBook | None = None
     #: the provider may refuse roles side by side that did not stand so in what came, such as two of the user's
     takes_turns: bool = True
+    #: the fields of the request that define its tools, as bytes
+    tools: tuple[bytes, ...] = ()
     #: what `prefix` has said
     _prefixes: dict[tuple[int, str], str] = field(default_factory=dict, init=False, repr=False)
 
@@ -124,6 +126,7 @@ class Conversation:
         priorities: Mapping[int, float] | None = None,
         keep_last_turns: int = 1,
         takes_turns: bool = True,
+        tools: Sequence[bytes] = (),
     ) -> Conversation:
         """The messages of a chat request, each as it stands in the body.
 
@@ -136,6 +139,7 @@ class Conversation:
             keep_last_turns: a turn begins with a user's message. 1 keeps the last user's message and what the
                 conversation ends with; 2 also the whole turn before, and so on.
             takes_turns: whether the provider may refuse roles side by side that do not stand so in these messages.
+            tools: the fields that define the request's tools, as bytes: what they take is what is worth keeping.
 
         Raises:
             ValueError: a priority is negative, endless or no number.
@@ -144,7 +148,15 @@ class Conversation:
             raise ValueError("a priority is a number of 0 or more")
         came = hashed(messages)
         return cls(
-            came.raws, came.keys, came.marked, frozenset(pinned), priorities or {}, keep_last_turns, reader, takes_turns
+            came.raws,
+            came.keys,
+            came.marked,
+            frozenset(pinned),
+            priorities or {},
+            keep_last_turns,
+            reader,
+            takes_turns,
+            tuple(tools),
         )
 
     @classmethod
@@ -156,6 +168,7 @@ class Conversation:
         pinned: Collection[int] = (),
         priorities: Mapping[int, float] | None = None,
         keep_last_turns: int = 1,
+        tools: Sequence[bytes] = (),
     ) -> Conversation:
         """The same for messages that are decoded already: they are written as JSON first."""
         return cls.of(
@@ -164,6 +177,7 @@ class Conversation:
             pinned=pinned,
             priorities=priorities,
             keep_last_turns=keep_last_turns,
+            tools=tools,
         )
 
     def beginning(self, size: int) -> Conversation:

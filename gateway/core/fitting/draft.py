@@ -9,6 +9,7 @@ from dataclasses import field, replace
 from typing import Final, Literal, NamedTuple
 
 from gateway.core.conversation import Conversation, Unit
+from gateway.core.fitting.parameters import Parameters
 from gateway.core.fitting.parts import without
 from gateway.core.fitting.reader import Known, Made, Order, Reader
 from gateway.core.fitting.summary import summary_message
@@ -191,6 +192,11 @@ class Draft:
             if isinstance(decision, Same):
                 found.setdefault(decision.of, {})[index] = decision
         return found
+
+    @property
+    def parameters(self) -> Parameters:
+        """What the tools of the request take."""
+        return self.reader.parameters(self.conversation.tools)
 
     @property
     def summary(self) -> tuple[int, Summary] | None:

@@ -19,9 +19,10 @@ from gateway.core.conversation import Conversation, Item, Outline
 from gateway.core.counting.cache import CountCache
 from gateway.core.counting.runs import Runs
 from gateway.core.fitting.blocks import Sliced, emptied, render, slice_message
+from gateway.core.fitting.parameters import NO_PARAMETERS, Parameters, labelled, parameters_of
 from gateway.core.fitting.terms import WORD, Lexicon, highest
 from gateway.core.fitting.watch import Watch
-from gateway.core.message import Message, Sketch, decode, digest, encode, plain, read, sketch, text_of
+from gateway.core.message import RESULT_ROLES, Message, Sketch, decode, digest, encode, plain, read, sketch, text_of
 from gateway.core.values import dataclass
 
 T = TypeVar("T")
@@ -103,6 +104,8 @@ class Known:
     all_terms: dict[str, int]
     #: those of them that are more than words
     named: frozenset[str]
+    #: of a result: names of values, and the blocks that have one, see `labelled`
+    labels: Mapping[str, Sequence[int]]
     #: estimated from the message's own tokens per character: exact counts are taken of the result only
     tokens: tuple[float, ...]
     #: the same with the block that each needs
@@ -227,6 +230,13 @@ class Reader:
 
         return self._cache.get_keyed("sliced", (key,), compute, _sliced_bytes)[0]
 
+    def parameters(self, tools: Sequence[bytes]) -> Parameters:
+        """What tools take, see `parameters_of`."""
+        if not tools:
+            return NO_PARAMETERS
+        key = tuple(map(digest, tools))
+        return self.kept("parameters", key, lambda: parameters_of(tools), lambda found: found.size_bytes)
+
     def know(self, keys: Sequence[bytes], raws: Sequence[bytes], watch: Watch) -> list[Known]:
         """Blocks and terms of messages."""
 
@@ -291,7 +301,7 @@ class Reader:
         sliced = self._sliced(key, raw, watch, sealed=one.sealed)
         if one.sealed:
             found = self._lexicon.terms(text_of(raw))
-            return Known(sliced, (), 0, tuple(found), found, _named(found), (), ())
+            return Known(sliced, (), 0, tuple(found), found, _named(found), {}, (), ())
         calls = decode(raw).get("tool_calls") if one.calls else None
         length = one.length + sum(len(str(call)) for call in calls or ()) + 8
         density = self._weights((key,), (raw,))[0] / length
@@ -307,7 +317,8 @@ class Reader:
         terms = tuple([tuple(dict(found)) for found in of_blocks])
         size = sum(map(len, terms))
         all_terms = highest([*fixed, *chain.from_iterable(of_blocks)])
-        return Known(sliced, terms, size, tuple(dict(fixed)), all_terms, _named(all_terms), tokens, costs)
+        labels = labelled([block.text for block in sliced.blocks]) if one.role in RESULT_ROLES else {}
+        return Known(sliced, terms, size, tuple(dict(fixed)), all_terms, _named(all_terms), labels, tokens, costs)
 
 
 #: of what must not be cut
@@ -340,7 +351,8 @@ def _known_bytes(found: Known) -> int:
     letters = sum(map(len, found.all_terms))
     numbers = 2 * found.length + len(found.fixed)
     blocks = _BLOCK_BYTES * (3 + len(found.terms))
-    return _sliced_bytes(found.sliced) + blocks + _TERM_BYTES * terms + letters + _NUMBER_BYTES * numbers
+    labels = sum(_TERM_BYTES + len(label) + _NUMBER_BYTES * len(found.labels[label]) for label in found.labels)
+    return _sliced_bytes(found.sliced) + blocks + _TERM_BYTES * terms + letters + _NUMBER_BYTES * numbers + labels
 
 
 def _made_bytes(found: Made) -> int:

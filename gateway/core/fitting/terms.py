@@ -18,6 +18,8 @@ IDENTIFIER: Final = 2
 _TERM: Final = re.compile(r"\w++(?:[./@:#-]++\w++)*+")
 _DENSE: Final = re.compile("[\u2e80-\u9fff\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff]+")
 _INNER: Final = re.compile(r"[0-9_/@]|[a-z]\.[a-z]|[a-z][A-Z]")
+#: a number within a term
+_NUMBER: Final = re.compile("[0-9]+")
 _SHORTEST: Final = 3
 _SHORTEST_WORD: Final = 4
 #: what a term takes beside its letters: two strings, a pair, a slot in the table
@@ -92,6 +94,12 @@ def highest(terms: Sequence[Term]) -> dict[str, int]:
     """Every term with the highest kind that it was met as."""
     named = sorted([term for term in terms if term[1] != WORD], key=itemgetter(1))
     return {**dict(terms), **dict(named)}
+
+
+def shapes_of(terms: Sequence[str]) -> list[str]:
+    """What each term looks like, whatever its numbers are: `hat001` and `hat12` are both `hat0`."""
+    # One search through all of them: there are ten thousand in a long conversation.
+    return _NUMBER.sub("0", "\n".join(terms)).split("\n") if terms else []
 
 
 def _pairs(text: str) -> Iterable[str]:

@@ -15,6 +15,7 @@ from typing import Final
 
 from gateway.core.fitting.draft import KEEP, Draft, Uses
 from gateway.core.fitting.reader import Known
+from gateway.core.fitting.terms import shapes_of
 from gateway.core.message import SYSTEM_ROLES
 from gateway.core.values import dataclass
 
@@ -40,6 +41,10 @@ class Worth:
     said: float = 4.0
     #: and for each further message of the assistant's with it, up to three
     said_again: float = 1.5
+    #: an identifier that nobody has used yet, of a form that the tools ask for: it will be
+    asked_for: float = 10.0
+    #: a value of a result under a name that is also a parameter's
+    parameter: float = 3.0
     #: worth falls with the distance in messages to the power of this: slowly, the newest turns are kept anyway
     fading: float = 0.3
     #: a block that answers the last words best gains ten times its worth: what is asked for now beats what may be
@@ -171,6 +176,12 @@ def _weighed(draft: Draft, worth: Worth) -> dict[str, float]:
     use = [1.0, *(worth.said * worth.said_again**more for more in range(3))]
     for term, times in said.items():
         weights[term] *= use[min(len(use) - 1, times)]
+    shapes = draft.parameters.shapes
+    if shapes:
+        unused = [term for term in named if term not in said]
+        for term, shape in zip(unused, shapes_of(unused), strict=True):
+            if shape in shapes:
+                weights[term] *= worth.asked_for
     return weights
 
 
@@ -200,7 +211,7 @@ def _factors(
 ) -> list[float]:
     """By which the terms of each block are worth more: how well it answers, 0 to about 1, BM25 in relation to the best.
 
-    And what the client has said of its message.
+    And what the client has said of its message, and whether the tools take a value of that name.
     """
     blocks = sum([len(known.terms) for known in candidates.values()])
     length = sum([known.length for known in candidates.values()])
@@ -215,11 +226,14 @@ def _factors(
     mean = length / blocks if blocks else 0.0
     scores = [score and answered(score, size / mean) for score, size in zip(scores, sizes, strict=True)]
     by = worth.answer / (max(scores, default=0.0) or 1.0)
+    names = draft.parameters.names
     factors: list[float] = []
     for index, known in candidates.items():
         start, priority = len(factors), priorities.get(index, 1.0)
         found = scores[start : start + len(known.terms)]
         factors += [(1 + by * score) * priority for score in _spilled(found, worth.neighbour)]
+        for number in {number for name in names & known.labels.keys() for number in known.labels[name]}:
+            factors[start + number] *= worth.parameter
     return factors
 
 

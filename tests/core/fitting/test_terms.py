@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.fitting.terms import IDENTIFIER, NAME, WORD, Lexicon, kind_of
+from gateway.core.fitting.terms import IDENTIFIER, NAME, WORD, Lexicon, kind_of, shapes_of
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,14 @@ def test_terms_stand_in_the_order_of_the_text() -> None:
     # sums over them would otherwise end in other digits, and choices differ, from process to process
     words = ["flight", "hat204", "boston", "refund_7", "depot", "nineteen", "order", "4711", "parcel", "invoice"]
     assert list(Lexicon().terms(" ".join(words))) == words
+
+
+def test_terms_of_one_shape_differ_in_their_numbers_only() -> None:
+    assert shapes_of(["hat001", "hat12", "a1b22-c", "2024-05-01", "none"]) == [
+        "hat0",
+        "hat0",
+        "a0b0-c",
+        "0-0-0",
+        "none",
+    ]
+    assert shapes_of([]) == []

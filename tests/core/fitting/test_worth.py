@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -56,11 +58,46 @@ def test_what_is_kept_already_is_worth_nothing() -> None:
 
 
 def test_the_terms_of_what_is_sent_are_kept() -> None:
-    from dataclasses import replace
-
     line = "Alpha beta gamma delta epsilon zeta eta theta.\n"
     draft = draft_of(("user", line + line.replace("Alpha", "Omega")), ("assistant", "Denver"), ("user", "on"))
     assert "omega" in kept(draft, 0)
     assert "omega" not in kept(draft.having({0: (0,)}), 0)
     assert not kept(draft.having({1: DROP}), 1)
     assert "omega" in kept(replace(draft, recalls={2: ((0, (1,)),)}), 2)
+
+
+PROFILE = json.dumps({"email": "mia@x.org", "card": "card_4421", "seat": "12A", "dob": "1990-04-05", "zip": "Z90210"})
+LONG = json.dumps({**json.loads(PROFILE), **{f"note{number}": "nothing of note" for number in range(9)}})
+TOOLS = [{"function": {"parameters": {"properties": {"dob": {}, "pay": {"description": "such as card_78"}}}}}]
+
+
+def worth_by_line(tools: Any) -> dict[str, float]:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": ""}}]},
+        {"role": "tool", "tool_call_id": "c", "content": LONG},
+        {"role": "user", "content": "on"},
+    ]
+    conversation = Conversation.of_messages(messages, tools=[json.dumps(one).encode() for one in tools])
+    draft = Draft.untouched(conversation, Reader(weigher(len)))
+    known = draft.known(2)
+    scores = Scores(draft, Worth(), {2: known})
+    blocks = [block.text for block in known.sliced.blocks]
+    return {text.partition(":")[0]: scores.sums[n] * scores.factors[n] for n, text in enumerate(blocks)}
+
+
+def test_what_the_tools_ask_for_is_worth_more() -> None:
+    plain, asked = worth_by_line([]), worth_by_line([TOOLS])
+    by = Worth()
+    assert asked["card"] == pytest.approx(by.asked_for * plain["card"], rel=0.1)
+    assert asked["dob"] == pytest.approx(by.parameter * plain["dob"])
+    assert asked["zip"] == plain["zip"]
+    assert asked["email"] == plain["email"]
+
+
+def test_an_identifier_that_was_used_is_worth_what_its_use_tells() -> None:
+    messages = [{"role": "assistant", "content": "card_4421"}, {"role": "user", "content": "on"}]
+    plain = Conversation.of_messages(messages)
+    asked = replace(plain, tools=(json.dumps(TOOLS).encode(),))
+    first, second = (Draft.untouched(one, Reader(weigher(len))) for one in (plain, asked))
+    assert gain(first, 0) == gain(second, 0)
