@@ -31,12 +31,23 @@ from gateway.core.plan import Plan
 from gateway.core.ports import Observer, Store
 from gateway.core.record import PENDING, CallRecord
 from gateway.core.routing import ModelFacts, Route
-from gateway.core.spending import Charged, Need, Rate, bounds_answers, dearest, is_limited, rate_of, room_in
+from gateway.core.spending import (
+    STREAM_STEP,
+    Charged,
+    Need,
+    Rate,
+    bounds_answers,
+    dearest,
+    is_limited,
+    rate_of,
+    room_in,
+)
 from gateway.core.stored import Closing
 from gateway.core.usage import Totals
 from gateway.dialects.base import Answer, Call
 from gateway.dialects.limits import answers_asked, default_limit, least_output, output_limit, service_tier
 from gateway.dialects.sound import asks_for_more_than_text
+from gateway.lately import Lately
 from gateway.progress import Progress
 from gateway.records import Records, answer_of, text_estimate
 from gateway.stepping import Going, Steps
@@ -57,6 +68,8 @@ _BEFORE_JSON: Final = b" \t\r\n\0\xff\xfe\xef\xbb\xbf"
 _MARKS_1H: Final = (b"1h", b"1\\u0068", b"\\u0031h", b"\\u0031\\u0068")
 #: bytes of a stream between two looks at what is left of its hold: some hundred tokens, where each event carries one
 _LOOK_BYTES: Final = 16 * 1024
+#: tokens that a stream brings beyond its hold, by which it is known to come in one piece: a look brings fewer
+_ONE_PIECE: Final = 2 * STREAM_STEP
 
 
 class Accounts:
@@ -73,6 +86,7 @@ class Accounts:
         steps: Steps,
         observers: Sequence[Observer],
         background: Background,
+        clock: Callable[[], float],
     ) -> None:
         self._store = store
         self._background = background
@@ -82,6 +96,9 @@ class Accounts:
         self._records = records
         self._facts = facts
         self._listeners = [one.record for one in observers]
+        #: Models whose streams came in one piece, made before they were sent: a hold that grows with the answer would
+        #: bound none of them.
+        self._in_one_piece = Lately(clock)
 
     # --- before the call ---------------------------------------------------------------------------------------
 
@@ -258,6 +275,7 @@ class Accounts:
             and wire is not None
             and not asks_for_more_than_text(fields)
             and all(facts.reasoning is False for facts in known)
+            and not any(route in self._in_one_piece for route in ahead)
             and not progress.is_fetched_later,
             goes_on=progress.is_fetched_later,
             # Without `kept`: a provider that needs room for the answer drops some of what it keeps of earlier turns.
@@ -320,6 +338,7 @@ class Accounts:
         if progress.record is None:
             # Only the first time: if that settlement was interrupted, nobody knows whether the session's step moved.
             progress.record = self._record(progress)
+            self._note_one_piece(progress, progress.record)
             going = self._going(progress, progress.record)
         record = progress.record
         # A call that the gateway itself could not serve is not recorded, but what was held must be given back. One that
@@ -347,6 +366,14 @@ class Accounts:
             with self._whatever():
                 await self._settle_fetched(record)
         return progress.totals
+
+    def _note_one_piece(self, progress: Progress, record: CallRecord) -> None:
+        """Note a stream that brought far more than was held for it: nobody could have ended it in time."""
+        taken, charge = progress.taken, record.charge
+        if taken is None or charge is None or taken.whole is not None or taken.hold is None:
+            return
+        if charge.usage.output_tokens > taken.lease.tokens + _ONE_PIECE:
+            self._in_one_piece.add(progress.route)
 
     async def _told(self, progress: Progress) -> None:
         """Observers hear what it took when it is settled, and not again when its answer is fetched."""

@@ -129,6 +129,7 @@ class Gateway:
             steps=self.steps,
             observers=observers,
             background=self.background,
+            clock=clock,
         )
         self.composer = Composer(
             planner=planner,

@@ -17,8 +17,8 @@ from gateway.core.retrying import TELLING, TOO_LARGE
 from gateway.dialects.base import Call
 from gateway.dialects.length_error import length_error
 from gateway.first_event import Begun, is_event_stream, looked_at
+from gateway.lately import Lately
 from gateway.progress import CLIENT_CLOSED, Progress
-from gateway.refusals import Refusals
 from gateway.stepping import Steps
 from gateway.upstream.pieces import AlreadyRead, without_packing
 
@@ -40,7 +40,7 @@ class Sender:
         self._steps = steps
         self._clock = clock
         #: models that refused `stream_options.include_usage`
-        self._no_stream_usage = Refusals(clock)
+        self._no_stream_usage = Lately(clock)
 
     async def send(self, progress: Progress, call: Call) -> UpstreamReply:
         """Send the call; once more for each of three things that a refusal may tell us to change.

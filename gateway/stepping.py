@@ -30,10 +30,10 @@ from gateway.dialects.base import Call
 from gateway.dialects.narrowing import narrowed
 from gateway.dialects.texts import as_name
 from gateway.dialects.tools import Offer, offer_of
+from gateway.lately import Lately
 from gateway.newest import NewestMessages
 from gateway.planning import Asked, Planner
 from gateway.progress import Progress
-from gateway.refusals import Refusals
 from gateway.telling import tell_step
 
 _AT_START: Final = StepState()
@@ -87,7 +87,7 @@ class Steps:
         self._listeners = [one.stepped for one in observers if type(one).stepped is not Observer.stepped]
         self._wall = wall
         #: models that refused a choice among some tools
-        self._no_choice = Refusals(clock)
+        self._no_choice = Lately(clock)
 
     # --- before the call ---------------------------------------------------------------------------------------
 

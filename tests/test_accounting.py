@@ -327,3 +327,16 @@ async def test_a_stream_that_is_ended_for_its_budget_says_so_in_its_record_and_i
         await whole(reply)
         assert world.upstream.open == 0
     assert world.record.outcome == "budget_end"
+
+
+@pytest.mark.parametrize(("answered", "then"), [(STREAM_STEP, STREAM_STEP), (9_000, DEFAULT_OUTPUT)])
+async def test_streams_that_came_in_one_piece_are_held_whole_from_then_on(answered: int, then: int) -> None:
+    world = World(budget=BudgetPolicy(session=Limits(tokens=1_000_000)), facts=lambda _: ModelFacts(reasoning=False))
+    usage = {"prompt_tokens": 9, "completion_tokens": answered, "total_tokens": 9 + answered}
+    whole = chunk("x", usage=usage)
+    world.upstream.answer = lambda _: FakeReply(headers=SSE, pieces=[whole, DONE])
+    opened = watched(world)
+    for _ in range(2):
+        reply, _ = await world.call(world.incoming(STREAM))
+        assert reply.status == 200
+    assert [one.hold.most for one in opened] == [STREAM_STEP, then]

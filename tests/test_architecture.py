@@ -38,11 +38,11 @@ ALLOWED = {
     "addressing": {"core", "dialects", "calls"},
     "progress": {"core", "dialects", "calls", "planning", "budgeting", "results"},
     "records": {"core", "dialects", "progress"},
-    "refusals": {"core"},
+    "lately": {"core"},
     "first_event": {"core", "dialects", "upstream"},
     "newest": {"core", "dialects"},
     "telling": {"core"},
-    "stepping": {"core", "dialects", "calls", "newest", "planning", "progress", "refusals", "telling"},
+    "stepping": {"core", "dialects", "calls", "newest", "planning", "lately", "progress", "telling"},
     "patience": {"core"},
     "summaries": {"core", "dialects", "addressing", "calls", "patience", "progress"},
     "result_summaries": {"core", "decisions", "results", "progress", "summaries"},
@@ -52,10 +52,11 @@ ALLOWED = {
     "background": {"core", "dialects", "progress", "records"},
     "accounting": {
         *("core", "dialects", "stores", "budgeting", "progress", "records", "background", "stepping", "telling"),
+        "lately",
     },
     "answers": {"core", "dialects", "upstream", "calls", "progress", "accounting"},
     "sending": {
-        *("core", "dialects", "upstream", "progress", "stepping", "composing", "answers", "first_event", "refusals"),
+        *("core", "dialects", "upstream", "progress", "stepping", "composing", "answers", "first_event", "lately"),
     },
     "unanswered": {"core", "upstream"},
     "pipeline": {

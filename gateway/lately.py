@@ -1,4 +1,4 @@
-"""What providers refused lately, so that it is not asked of them with every call."""
+"""What was seen of models lately, such as a field that they refuse: it need not be found out with every call."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from gateway.core.routing import Route
 
 #: models that are remembered
 _MOST: Final = 1024
-#: seconds after which a model is asked again: its provider may have learned the field
+#: seconds after which a model is tried again: its provider may have changed
 _FOR_S: Final = 3600.0
 
 
-class Refusals:
-    """Models that refuse one certain field of a request. Each worker has its own, and finds out by itself."""
+class Lately:
+    """Models of which one certain thing was seen lately. Each worker has its own, and finds out by itself."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._since: dict[tuple[str, str], float] = {}
 
     def add(self, route: Route) -> None:
-        """Note that this model refused the field just now."""
+        """Note that it was seen of this model just now."""
         self._since.pop((route.provider, route.model), None)
         if len(self._since) >= _MOST:
             del self._since[next(iter(self._since))]
         self._since[route.provider, route.model] = self._clock()
 
     def __contains__(self, route: Route) -> bool:
-        """Whether this model refused the field lately."""
+        """Whether it was seen of this model lately."""
         since = self._since.get((route.provider, route.model))
         return since is not None and self._clock() - since < _FOR_S
