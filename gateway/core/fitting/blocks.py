@@ -308,6 +308,10 @@ def _sentence_ends(line: str) -> Iterator[int]:
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
+#: what a row of a table is called by, empty for nothing; and its cells
+_Row = tuple[str, Any]
+
+
 class _Lines(list[tuple[str, int]]):
     """Counts what is added as work."""
 
@@ -332,11 +336,11 @@ def _add_json(lines: list[tuple[str, int]], path: str, value: Any, depth: int = 
         _add_string(lines, path, value)
     elif not isinstance(value, dict | list) or depth == _DEEPEST or (path and _is_short(value)):
         lines.append((f"{path}: {_compact(value)}\n", -1))
+    elif (rows := _table(value)) is not None:
+        _add_table(lines, path, rows)
     elif isinstance(value, dict):
         for key, inner in value.items():
             _add_json(lines, f"{path}.{key}" if path else key, inner, depth + 1)
-    elif _is_table(value):
-        _add_table(lines, path, value)
     elif all(_is_plain(inner) for inner in value):
         _add_list(lines, path, value)
     else:
@@ -364,18 +368,29 @@ def _add_string(lines: list[tuple[str, int]], path: str, text: str) -> None:
         lines.append((f"{label if number == 0 else ''}{piece}{end}", -1))
 
 
-def _is_table(rows: Sequence[Any]) -> bool:
-    if len(rows) < TABLE_ROWS or not isinstance(rows[0], dict):
-        return False
-    keys = list(rows[0])
-    return len(keys) > 1 and all(isinstance(row, dict) and list(row) == keys for row in rows)
+def _table(value: dict[str, Any] | list[Any]) -> list[_Row] | None:
+    """The rows of a table: objects with the same keys. None of what is no table."""
+    rows = _rows(value)
+    if len(rows) < TABLE_ROWS or not isinstance(rows[0][1], dict):
+        return None
+    keys = list(rows[0][1])
+    return rows if len(keys) > 1 and all(isinstance(row, dict) and list(row) == keys for _, row in rows) else None
 
 
-def _add_table(lines: list[tuple[str, int]], path: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def _rows(value: dict[str, Any] | list[Any]) -> list[_Row]:
+    """What an object holds by name, a list in its order, or the lists of a list one behind the other."""
+    if isinstance(value, dict):
+        return list(value.items())
+    if all(isinstance(inner, list) for inner in value):
+        return [(f"[{at}][{number}]", row) for at, inner in enumerate(value) for number, row in enumerate(inner)]
+    return [("", row) for row in value]
+
+
+def _add_table(lines: list[tuple[str, int]], path: str, rows: Sequence[_Row]) -> None:
     head = len(lines)
-    lines.append((f"{path or 'rows'} | " + " | ".join(map(str, rows[0])) + "\n", -1))
-    for row in rows:
-        cells = " | ".join(map(_compact, row.values()))
+    lines.append((f"{path or 'rows'} | " + " | ".join(map(str, rows[0][1])) + "\n", -1))
+    for name, row in rows:
+        cells = " | ".join([*filter(None, (name,)), *map(_compact, row.values())])
         lines.append((cells.replace("\n", " ") + "\n", head))
 
 

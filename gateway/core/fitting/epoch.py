@@ -16,7 +16,7 @@ from gateway.core.fitting.draft import DROP, KEEP, SUMMED, Decision, Draft, Line
 from gateway.core.values import dataclass
 
 #: of the way messages are cut into blocks, and of what is written here: an epoch of another version is not understood
-VERSION: Final = 3
+VERSION: Final = 4
 
 #: more numbers than blocks there can be in all messages of one request
 _MOST_NUMBERS: Final = 1_000_000

@@ -96,6 +96,31 @@ def test_json_objects_of_one_shape_become_a_table_whose_head_comes_with_any_row(
     assert shown == f"{GAP}\nrows | id | city | more\n{GAP}\n2 | city2 | {{price: 200, text: a|b}}\n{GAP}"
 
 
+def test_rows_of_a_table_may_have_names_or_stand_in_several_lists() -> None:
+    flights = [{"flight": f"HAT{number}", "seats": {"business": number, "economy": 9}} for number in range(4)]
+    named = {flight["flight"]: {**flight, "note": "x" * 40} for flight in flights}
+    assert texts_of(tool(json.dumps({"found": named})))[:2] == [
+        "found | flight | seats | note\n",
+        f"HAT0 | HAT0 | {{business: 0, economy: 9}} | {'x' * 40}\n",
+    ]
+    pairs = texts_of(tool(json.dumps([flights[:2], flights[2:]])))
+    assert pairs[0] == "rows | flight | seats\n"
+    assert pairs[-1] == "[1][1] | HAT3 | {business: 3, economy: 9}\n"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": {"x": "1" * 60, "y": 2}, "b": {"x": "2" * 60, "y": 3}},  # two are no table
+        {"a": {"x": "1" * 60, "y": 2}, "b": {"x": "2" * 60, "y": 3}, "c": {"x": "3" * 60}},
+        [[{"x": "1" * 60, "y": 2}, {"x": "2" * 60, "y": 2}], {"x": "3" * 60, "y": 4}],
+        [[], [], []],
+    ],
+)
+def test_what_is_no_table_is_told_by_its_paths(value: Any) -> None:
+    assert not any(" | " in text for text in texts_of(tool(json.dumps({"found": value, "pad": "x" * 160}))))
+
+
 def test_json_becomes_lines_with_their_paths() -> None:
     value = {
         "user": {"name": "Mia", "address": {"street": "s" * 80, "city": "c" * 90}},
