@@ -255,27 +255,27 @@ class Budgets:
             # There is nobody to ask for more while the answer comes.
             need = replace(need, can_grow=False)
         self._check_price(book, need)
-        opened = self._opened(book, call_id, need, lost)
+        opened, lease_s = self._opened(book, call_id, need, lost), self._leases.lease_s
         if book.is_blind:
             outcome = self._blind.reserve(opened.hold)
         else:
-            outcome = await self._store.reserve(opened, self._leases.lease_s)
+            outcome = await self._store.reserve(opened, lease_s)
         if isinstance(outcome, Refused):
             claim = next(claim for claim in book.claims if claim.key == outcome.standing.key)
             raise refusal(outcome, claim, self.policy, self._wall())
-        return self._granted(book, opened.hold, outcome, need)
+        return self._granted(book, opened.hold, lease_s, outcome, need)
 
     def _unlimited(
         self, book: Book, call_id: str, need_of: Callable[[], Need], lost: Callable[[Need], CallRecord]
     ) -> Taken:
         """Nothing is held yet, see `reserve`."""
-        lease = Lease(call_id, 0, pending=lambda: self._opened(book, call_id, need_of(), lost))
+        lease = Lease(call_id, self._leases.lease_s, 0, pending=lambda: self._opened(book, call_id, need_of(), lost))
         return Taken(None, 0, lease if book.is_blind else self._leases.open(lease), None, book)
 
-    def _granted(self, book: Book, hold: Hold, granted: Granted, need: Need) -> Taken:
+    def _granted(self, book: Book, hold: Hold, lease_s: float, granted: Granted, need: Need) -> Taken:
         """A granted hold as the call keeps it; from now on its lease is kept alive."""
         grows = need.can_grow and need.output is None and is_limited(granted.standings)
-        lease = Lease(hold.id, granted.units * need.answers, STREAM_STEP if grows else 0, need.answers)
+        lease = Lease(hold.id, lease_s, granted.units * need.answers, STREAM_STEP if grows else 0, need.answers)
         if not book.is_blind:
             self._leases.open(lease)
             self._blind.saw_used(granted.standings)

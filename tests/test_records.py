@@ -321,7 +321,7 @@ HOLD = Hold("call-1", (), Amount(100, 1_000, 1), Amount(2, 10), 1, 50)
 
 def held(progress: Progress, hold: Hold | None = HOLD, noted: int = 0) -> Progress:
     """What is held for a call with two answers, of which so many tokens are known to have come."""
-    progress.taken = Taken(hold, 50, Lease("call-1", 100, answers=2, noted=noted), None, Book())
+    progress.taken = Taken(hold, 50, Lease("call-1", 60, 100, answers=2, noted=noted), None, Book())
     return progress
 
 

@@ -39,6 +39,7 @@ class Lease:
     """One open hold.
 
     Attributes:
+        lease_s: seconds that it lives on after it was renewed, in the store too; a reload changes that of later ones.
         tokens: how many of the answer are held so far.
         step: units (see `Hold`) by which it is extended when it is nearly used up; 0: it never is.
         answers: how many the call asks for: a unit is one token of each.
@@ -48,6 +49,7 @@ class Lease:
     """
 
     id: str
+    lease_s: float
     tokens: int
     step: int = 0
     answers: int = 1
@@ -71,7 +73,7 @@ class Leases:
     Args:
         store: where they are.
         settle: takes the records of calls whose worker is gone.
-        lease_s: seconds that a hold lives on after it was renewed.
+        lease_s: of holds that are taken from now on, see `Lease`.
         is_away: whether the store is known to be away.
         away: called with the error when the store is found to be away.
         tick_s: seconds between two notes of how far streams are.
@@ -188,7 +190,7 @@ class Leases:
             StoreUnavailable: nothing is held.
         """
         if lease.pending is not None:
-            if isinstance(await self._store.reserve(lease.pending(), self.lease_s), Refused):
+            if isinstance(await self._store.reserve(lease.pending(), lease.lease_s), Refused):
                 return False
             lease.pending = None
         return True
@@ -198,7 +200,7 @@ class Leases:
         if lease.pending is not None:
             return None
         delivered = lease.delivered()
-        is_due = now - lease.renewed_at > self.lease_s * _RENEW_AT
+        is_due = now - lease.renewed_at > lease.lease_s * _RENEW_AT
         return delivered if delivered != lease.noted or is_due else None
 
     async def _keep_up(self, lease: Lease, delivered: int) -> None:

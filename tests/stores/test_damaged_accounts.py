@@ -201,8 +201,8 @@ async def test_holds_of_others_are_renewed_and_extended_beside_it(damaged: Damag
     bad, good, late = record(), record("other"), record()
     for one, claim in ((bad, LIMITED), (good, Claim(OTHER.account))):
         await store.reserve(opened(one, claim), LEASE_S)
-    leases.open(Lease(late.call_id, 0, pending=lambda: opened(late, LIMITED)))
-    growing = {one.call_id: leases.open(Lease(one.call_id, 50, 8, delivered=lambda: 50)) for one in (bad, good)}
+    leases.open(Lease(late.call_id, 60, 0, pending=lambda: opened(late, LIMITED)))
+    growing = {one.call_id: leases.open(Lease(one.call_id, 60, 50, 8, delivered=lambda: 50)) for one in (bad, good)}
     damaged.damage()
     await leases.tick()
     assert growing[good.call_id].tokens > 50

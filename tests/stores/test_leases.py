@@ -72,7 +72,7 @@ async def test_a_hold_that_is_kept_does_not_end_with_its_lease(
 ) -> None:
     one = record()
     await taken(store, one)
-    lease = leases.open(Lease(one.call_id, 2_000, delivered=lambda: 7))
+    lease = leases.open(Lease(one.call_id, 60, 2_000, delivered=lambda: 7))
     for _ in range(5):
         clock.seconds += 50
         lease.renewed_at = time.monotonic() - 50
@@ -80,12 +80,30 @@ async def test_a_hold_that_is_kept_does_not_end_with_its_lease(
         assert await store.overdue(9) == []
 
 
+async def test_a_hold_is_renewed_by_the_lease_it_was_taken_with_after_a_reload_made_leases_longer(
+    leases: Leases, store: MemoryStore, clock: Clock, record: MakeRecord
+) -> None:
+    at_once, put_off = opened(record()), opened(record())
+    await taken(store, at_once.lost)
+    lease = leases.open(Lease(at_once.hold.id, 60, 2_000))
+    late = leases.open(Lease(put_off.hold.id, 60, 0, pending=lambda: put_off))
+    leases.lease_s = 3_600
+    await leases.take(late)
+    clock.seconds += 50
+    lease.renewed_at = late.renewed_at = time.monotonic() - 50
+    await leases.tick()
+    clock.seconds += 50
+    assert await store.overdue(9) == []
+    clock.seconds += 11
+    assert len(await store.overdue(9)) == 2, "in the store they live on for as long as was said then"
+
+
 async def test_what_was_delivered_is_noted_and_charged_when_nobody_settles(
     leases: Leases, store: MemoryStore, clock: Clock, record: MakeRecord
 ) -> None:
     one = record()
     await taken(store, one)
-    leases.open(Lease(one.call_id, 2_000, delivered=lambda: 250))
+    leases.open(Lease(one.call_id, 60, 2_000, delivered=lambda: 250))
     await leases.tick()
     clock.seconds += 61
     await leases.sweep()
@@ -108,7 +126,7 @@ async def test_holds_of_its_own_that_are_overdue_hide_no_others(
         one = opened(record("ours" if number < 120 else "other"))
         await store.reserve(replace(one, hold=replace(one.hold, claims=())), 60)
         if number < 120:
-            leases.open(Lease(one.hold.id, 0))
+            leases.open(Lease(one.hold.id, 60, 0))
         clock.seconds += 0.01
     clock.seconds += 61
     await leases.sweep()
@@ -158,10 +176,10 @@ class Counting(MemoryStore):
 async def test_a_call_that_ends_soon_or_has_nothing_new_costs_the_store_nothing(record: MakeRecord) -> None:
     store = Counting()
     leases = Leases(store, store.settle, lease_s=60, tick_s=60)
-    leases.open(Lease("short", 0, pending=lambda: opened(record())))
+    leases.open(Lease("short", 60, 0, pending=lambda: opened(record())))
     one = record()
     await taken(store, one)
-    leases.open(Lease(one.call_id, 2_000))
+    leases.open(Lease(one.call_id, 60, 2_000))
     await leases.tick()
     assert (store.taken, store.renewed) == ([one.call_id], [])
 
@@ -170,8 +188,8 @@ async def test_a_hold_that_was_put_off_is_taken_once_and_noted_from_then_on(reco
     store, delivered = Counting(), 0
     leases = Leases(store, store.settle, lease_s=60, tick_s=0)
     first, second = opened(record()), opened(record())
-    leases.open(Lease(first.hold.id, 0, pending=lambda: first, delivered=lambda: delivered))
-    lease = leases.open(Lease(second.hold.id, 0, pending=lambda: second, delivered=lambda: delivered))
+    leases.open(Lease(first.hold.id, 60, 0, pending=lambda: first, delivered=lambda: delivered))
+    lease = leases.open(Lease(second.hold.id, 60, 0, pending=lambda: second, delivered=lambda: delivered))
     store.meanwhile = lambda: leases.take(lease)  # its answer is about to come
     await leases.tick()
     delivered = 7
@@ -187,7 +205,7 @@ async def test_a_hold_grows_with_its_stream_until_there_is_no_more(
 ) -> None:
     one, delivered = record(), 0
     granted = await taken(store, one)
-    lease = leases.open(Lease(one.call_id, granted.units, step=2_048, delivered=lambda: delivered))
+    lease = leases.open(Lease(one.call_id, 60, granted.units, step=2_048, delivered=lambda: delivered))
     for delivered in range(500, 9_900, 500):
         await leases.tick()
         assert not lease.is_over
@@ -204,7 +222,7 @@ async def test_a_hold_that_is_final_neither_grows_nor_ends_its_answer(
     """The provider has its limit: what has come is estimated, and may seem to be more."""
     one = record()
     granted = await taken(store, one)
-    lease = leases.open(Lease(one.call_id, granted.units, delivered=lambda: granted.units + 9))
+    lease = leases.open(Lease(one.call_id, 60, granted.units, delivered=lambda: granted.units + 9))
     await leases.tick()
     assert (lease.tokens, lease.is_over) == (granted.units, False)
 
@@ -214,7 +232,7 @@ async def test_no_more_is_held_than_a_stream_will_use_soon(
 ) -> None:
     one, delivered = record(), 900
     granted = await taken(store, one)
-    lease = leases.open(Lease(one.call_id, granted.units, step=50, delivered=lambda: delivered))
+    lease = leases.open(Lease(one.call_id, 60, granted.units, step=50, delivered=lambda: delivered))
     for _ in range(3):
         await leases.tick()
     assert lease.tokens == granted.units
@@ -230,7 +248,7 @@ async def test_a_stream_that_is_ahead_of_its_hold_goes_on(
     """A part of it that came at once was longer than what a hold is extended by."""
     one = record()
     await taken(store, one)
-    lease = leases.open(Lease(one.call_id, 2_000, step=50, answers=answers, delivered=lambda: 6_001))
+    lease = leases.open(Lease(one.call_id, 60, 2_000, step=50, answers=answers, delivered=lambda: 6_001))
     await leases.tick()
     assert 6_001 < lease.tokens <= 6_001 + 51 * answers
     assert not lease.is_over
@@ -241,7 +259,7 @@ async def test_a_unit_of_several_answers_holds_a_token_of_each(
 ) -> None:
     one = record()
     await taken(store, one)
-    lease = leases.open(Lease(one.call_id, 100, step=50, answers=3, delivered=lambda: 1))
+    lease = leases.open(Lease(one.call_id, 60, 100, step=50, answers=3, delivered=lambda: 1))
     await leases.tick()
     assert lease.tokens == 100 + 50 * 3
 
@@ -257,10 +275,10 @@ async def test_a_hold_that_cannot_be_made_keeps_nobody_else_from_being_renewed(
     await taken(store, one)
     with caplog.at_level(logging.ERROR, "gateway"):
         leases.start()
-        leases.open(Lease("bad", 0, pending=fails))
+        leases.open(Lease("bad", 60, 0, pending=fails))
         await eventually(lambda: any("not looked after" in entry.getMessage() for entry in caplog.records))
         leases.close("bad")
-        lease = leases.open(Lease(one.call_id, 2_000, delivered=lambda: 7))
+        lease = leases.open(Lease(one.call_id, 60, 2_000, delivered=lambda: 7))
         await eventually(lambda: lease.noted)
     await leases.aclose()
     clock.seconds += 61
@@ -283,7 +301,7 @@ async def test_a_store_that_is_away_ends_nothing(store: MemoryStore, record: Mak
     away = Away()
     leases = Leases(away, away.settle, lease_s=60, tick_s=0.01, sweep_s=0.01)
     leases.start()
-    lease = leases.open(Lease("x", 10, step=10, delivered=lambda: 5))
+    lease = leases.open(Lease("x", 60, 10, step=10, delivered=lambda: 5))
     await eventually(lambda: min(away.renewals, away.looks) > 1)
     assert not lease.is_over
     assert lease.noted == 0
@@ -315,7 +333,7 @@ async def test_an_answer_ends_where_its_hold_does_while_the_store_is_away(record
     store, one = Gone(), record()
     leases = Leases(store, store.settle, lease_s=60)
     granted = await taken(store, one)
-    lease = leases.open(Lease(one.call_id, granted.units, step=2_048))
+    lease = leases.open(Lease(one.call_id, 60, granted.units, step=2_048))
     store.is_gone = True
     for delivered in (1_000, 1_999, 2_000):
         lease.delivered = lambda come=delivered: come  # type: ignore[misc]
@@ -330,7 +348,7 @@ async def test_an_answer_goes_on_when_the_store_is_back_in_time(record: MakeReco
     store, one, delivered = Gone(), record(), 1_900
     leases = Leases(store, store.settle, lease_s=60)
     granted = await taken(store, one)
-    lease = leases.open(Lease(one.call_id, granted.units, step=2_048, delivered=lambda: delivered))
+    lease = leases.open(Lease(one.call_id, 60, granted.units, step=2_048, delivered=lambda: delivered))
     store.is_gone = True
     await leases.look(lease)
     store.is_gone = False
@@ -345,7 +363,7 @@ async def test_no_answer_waits_for_a_store_that_is_known_to_be_away(record: Make
     store, one, found = Gone(), record(), list[StoreUnavailable]()
     leases = Leases(store, store.settle, lease_s=60, is_away=lambda: bool(found), away=found.append)
     granted = await taken(store, one)
-    lease = leases.open(Lease(one.call_id, granted.units, step=2_048, delivered=lambda: 1_900))
+    lease = leases.open(Lease(one.call_id, 60, granted.units, step=2_048, delivered=lambda: 1_900))
     store.is_gone = True
     for _ in range(50):
         await leases.look(lease)
