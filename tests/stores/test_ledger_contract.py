@@ -993,6 +993,27 @@ async def test_the_account_of_a_session_expires_with_it_and_that_of_a_client_key
     assert await standing(store, claim(KEY, 100)) == Standing(KEY, Limits(70), Amount(60), NOTHING)
 
 
+@pytest.mark.parametrize("calls_itself", [True, False])
+async def test_who_is_above_a_session_is_known_for_as_long_as_others_are_charged_to_it(
+    store: Store, hold: Make, clock: Clock, moments: Time, calls_itself: bool
+) -> None:
+    await store.update(SESSION, lambda state: state.with_parent("parent"))
+    if calls_itself:
+        await soon(store.settle(spends(hold(claim(S), claim(PARENT)), Amount(5))))
+    clock.time = 10_000.0
+    moments.go_on(9_000)
+    child = hold(claim(S), claim(PARENT), session="child")
+    await granted(store, child)
+    await soon(store.settle(spends(child, Amount(7), started_at=9_990.0)))
+    assert await store.expire(5_000.0) == calls_itself
+    assert (await store.remembered(SESSION)).state.parent == "parent"
+    clock.time = 20_000.0
+    moments.go_on(10_000)
+    await store.expire(15_000.0)
+    assert (await store.remembered(SESSION)).state.parent is None
+    assert await used_and_held(store, S) == (NOTHING, NOTHING)
+
+
 async def test_the_account_of_a_session_that_never_called_expires_alone(
     store: Store, hold: Make, clock: Clock, moments: Time, record: MakeRecord
 ) -> None:

@@ -839,6 +839,20 @@ async def test_all_that_a_session_has_ends_together_and_is_prolonged_together(
         assert min(prolonged.values()) > day + 2 * hour
 
 
+async def test_the_server_keeps_who_is_above_a_session_for_as_long_as_others_are_charged_to_it(
+    redis_server: RedisServer, record: MakeRecord
+) -> None:
+    redis_server.flush()
+    names = ("gateway:{alice/s}:a", "gateway:{alice/s}:t")
+    async with opened(redis_server.url, ttl_s=86_400) as store:
+        await store.update(KEY, lambda state: state.with_parent("parent"))
+        await store.settle(spent(record()))
+        for name in names:
+            redis_server.cli("pexpire", name, "10000000")
+        await store.settle(spent(record("child")))
+    assert [int(redis_server.cli("pttl", name)) > 86_400_000 for name in names] == [True, True]
+
+
 async def test_records_are_bounded_and_totals_are_not(redis_server: RedisServer, record: MakeRecord) -> None:
     redis_server.flush()
     calls = [spent(record(at=1_000.0 + number)) for number in range(CALLS_PER_SESSION + 5)]

@@ -57,6 +57,9 @@ class _Newest(Generic[K, V]):
         self._most = most
         self._values: OrderedDict[K, tuple[float, V]] = OrderedDict()
 
+    def __contains__(self, key: K) -> bool:
+        return key in self._values
+
     def get(self, key: K) -> V | None:
         kept = self._values.get(key)
         return None if kept is None else kept[1]
@@ -109,6 +112,8 @@ class MemoryStore:
         self._resets: dict[SessionKey, int] = {}
         self._last_turns: dict[SessionKey, LastTurn] = {}
         self._kept_elsewhere: dict[SessionKey, str] = {}
+        #: who is above sessions: as long as their accounts, however many states there are
+        self._parents: dict[SessionKey, str] = {}
         self._states = _Newest[SessionKey, SessionState](STATES_IN_ALL)
         self._lessons = _Newest[str, bytes](LESSONS_IN_ALL)
         self._latest = deque[tuple[str, Totals | None]](maxlen=MOST_LATEST)
@@ -129,9 +134,9 @@ class MemoryStore:
         is_new = known is None or (known.is_provisional and not record.is_provisional)
         if is_new:
             if ending is not None and (key := record.session) is not None:
-                state = self._states.get(key) or SessionState()
+                state = self._state(key)
                 steps, record = ending(state.steps)
-                self._states.put(key, state.with_steps(steps), self._now())
+                self._keep_state(key, state.with_steps(steps))
             self._remember(record)
             self._charge(record, known)
         totals = self._totals(record.session) if record.session is not None else None
@@ -222,7 +227,7 @@ class MemoryStore:
     ) -> Opening:
         """See `Store.opening`."""
         totals = self._totals(session) if with_totals else None
-        parents = tuple([(self._states.get(key) or SessionState()).parent for key in above])
+        parents = tuple([self._parents.get(key) for key in above])
         return Opening(await self.remembered(session), self._books.standings(claims), totals, parents)
 
     async def decide(self, account: AccountKey, limits: Mapping[Dimension, int | None] | None) -> None:
@@ -287,14 +292,22 @@ class MemoryStore:
 
     async def remembered(self, session: SessionKey) -> Remembered:
         """See `Store.remembered`."""
-        state = self._states.get(session) or SessionState()
-        return Remembered(state, self._last_turns.get(session), self._kept_elsewhere.get(session, ""))
+        return Remembered(self._state(session), self._last_turns.get(session), self._kept_elsewhere.get(session, ""))
 
     async def update(self, session: SessionKey, change: Change) -> SessionState:
         """See `Store.update`."""
-        state = change(self._states.get(session) or SessionState())
-        self._states.put(session, state, self._now())
+        state = change(self._state(session))
+        self._keep_state(session, state)
         return state
+
+    def _state(self, session: SessionKey) -> SessionState:
+        return self._states.get(session) or SessionState(parent=self._parents.get(session))
+
+    def _keep_state(self, session: SessionKey, state: SessionState) -> None:
+        self._states.put(session, state, self._now())
+        self._parents.pop(session, None)
+        if state.parent is not None:
+            self._parents[session] = state.parent
 
     async def learned(self, key: str) -> bytes | None:
         """See `Store.learned`."""
@@ -361,6 +374,7 @@ class MemoryStore:
     async def delete(self, session: SessionKey) -> bool:
         """See `Store.delete`."""
         self._states.drop(session)
+        self._parents.pop(session, None)
         self._books.forget(session.account)
         return self._forget(session)
 
@@ -387,12 +401,18 @@ class MemoryStore:
             # A client key's account stays: it must not begin anew because the key was not used for a while.
             if account.kind == "session" and SessionKey(account.namespace, account.id) not in self._sessions:
                 self._books.expire(account)
+        self._expire_parents()
         for key in [key for key, kept in self._results.items() if kept.changed_at < before]:
             if key not in self._sessions:
                 del self._results[key]
         for lesson in self._lessons.changed_before(before):
             self._lessons.drop(lesson)
         return len(old)
+
+    def _expire_parents(self) -> None:
+        for key in [*self._parents]:
+            if not (key in self._sessions or key in self._states or key.account in self._books):
+                del self._parents[key]
 
     def _expire_calls(self, oldest_kept: str) -> None:
         for call_id in [call_id for call_id in self._by_id if call_id < oldest_kept]:

@@ -36,6 +36,9 @@ class Books:
         self._changed: dict[AccountKey, float] = {}
         self._holds: dict[str, _Leased] = {}
 
+    def __contains__(self, key: AccountKey) -> bool:
+        return key in self._accounts
+
     def reserve(self, opened: OpenHold, lease_s: float, *, is_settled: bool) -> Granted | Refused:
         """See `Store.reserve`. `is_settled`: its call is over."""
         leased = self._holds.get(opened.hold.id)

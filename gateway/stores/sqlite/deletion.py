@@ -91,11 +91,13 @@ _NO_SESSION: Final = (
 )
 #: the condition of rows of table {0} that are old and have no session
 _ALONE: Final = f"changed_at < :before AND {_NO_SESSION}"
-#: the same for `states` and `tools`: the two rows of a session go together
+#: The same for `states` and `tools`: the two rows of a session go together, and stay while others are charged to its
+#: account, as its state says to whom these are charged as well.
 _BOTH_ALONE: Final = (
     _ALONE  # noqa: S608  # constants
     + " AND NOT EXISTS (SELECT 1 FROM {1} AS other WHERE other.namespace = {0}.namespace AND "
-    "other.id = {0}.id AND other.changed_at >= :before)"
+    "other.id = {0}.id AND other.changed_at >= :before) AND NOT EXISTS (SELECT 1 FROM accounts WHERE kind = 'session' "
+    "AND accounts.namespace = {0}.namespace AND accounts.id = {0}.id AND accounts.changed_at >= :before)"
 )
 
 

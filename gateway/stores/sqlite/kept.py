@@ -36,7 +36,8 @@ _NONE_CALLED: Final = b"{}"
 _CLEAR_TOOLS: Final = "UPDATE tools SET value = x'7b7d' WHERE namespace = ? AND id = ?"
 _CHANGED_AT: Final = (
     "SELECT max(coalesce((SELECT changed_at FROM states WHERE namespace = ?1 AND id = ?2), 0), "
-    "coalesce((SELECT changed_at FROM tools WHERE namespace = ?1 AND id = ?2), 0))"
+    "coalesce((SELECT changed_at FROM tools WHERE namespace = ?1 AND id = ?2), 0), "
+    "coalesce((SELECT changed_at FROM accounts WHERE kind = 'session' AND namespace = ?1 AND id = ?2), 0))"
 )
 _DELETE_STATE: Final = "DELETE FROM states WHERE namespace = ? AND id = ?"
 _DELETE_TOOLS: Final = "DELETE FROM tools WHERE namespace = ? AND id = ?"
@@ -111,7 +112,10 @@ def clear_tools(db: sqlite3.Connection, key: SessionKey) -> None:
 
 
 def delete(db: sqlite3.Connection, namespace: str, session_id: str, before: float) -> None:
-    """Delete what is kept of a session if it was changed last before this time; else only forget its tools."""
+    """Delete what is kept of a session if it was changed last before this time; else only forget its tools.
+
+    A session below it may still be charged to its account: then its state, which says who is above it, stays as well.
+    """
     key = (namespace, session_id)
     if db.execute(_CHANGED_AT, key).fetchone()[0] < before:
         db.execute(_DELETE_STATE, key)

@@ -1,5 +1,6 @@
 -- Forget a session and all that belongs to it. KEYS: ids and records of its calls, its lost ones, session, state,
--- results, account, tools (two). A.before, where given: only if its last call, and its state and account, lie before.
+-- results, account, tools (two). A.before, where given: only if its last call, and its state and account, lie before;
+-- the state, which says who is above it, stays as long as others are charged to the account.
 -- What calls under way hold on the account stays; what cannot be read goes. Gives whether there was a session.
 local session, state = KEYS[4], KEYS[5]
 local kept = fields(session, 'last')
@@ -7,8 +8,7 @@ local last = kept and tonumber(kept[1])
 if A.before and last and last >= tonumber(A.before) then
     return 0
 end
-local changed = A.before and changed_at(state)
-if not changed or changed < tonumber(A.before) then
+if not A.before or not (is_changed_since(state, A.before) or is_changed_since(KEYS[7], A.before)) then
     redis.call('DEL', state)
 end
 if A.before then

@@ -1,12 +1,16 @@
--- Forget what a session that never called has beside its calls, each if it was changed last before A.before.
--- KEYS: session, state, results, account.
-if redis.call('EXISTS', KEYS[1]) == 0 then
-    for k = 2, 3 do
-        local changed = changed_at(KEYS[k])
-        if changed and changed < tonumber(A.before) then
-            redis.call('DEL', KEYS[k])
-        end
+-- Forget what a session that never called has beside its calls, each if it was changed last before A.before; the state
+-- stays with the account, see forget.lua. KEYS: session, state, results, account.
+local function drop(name)
+    local changed = changed_at(name)
+    if changed and changed < tonumber(A.before) then
+        redis.call('DEL', name)
     end
+end
+if redis.call('EXISTS', KEYS[1]) == 0 then
+    if not is_changed_since(KEYS[4], A.before) then
+        drop(KEYS[2])
+    end
+    drop(KEYS[3])
     drop_account(KEYS[4], A.before)
 end
 return 1

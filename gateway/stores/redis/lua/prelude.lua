@@ -58,6 +58,11 @@ local function changed_at(name)
     return found and tonumber(found[1])
 end
 
+local function is_changed_since(name, before)
+    local changed = changed_at(name)
+    return changed and changed >= tonumber(before)
+end
+
 local function readable(name)
     local v = fields(name, unpack(FIELDS))
     if not v then
@@ -127,7 +132,12 @@ end
 -- ends after two of its windows (microseconds).
 local function expire(name, kind, window)
     if kind == 'session' then
-        live(name)
+        local left = redis.call('PTTL', name)
+        if left < A.ttl - HOUR or left > A.ttl then
+            prolong(name)
+            -- The state says who is above the session. Whoever is charged to it is charged to those as long.
+            prolong(string.sub(name, 1, -2) .. 't')
+        end
     elseif kind == 'rate' and window and window > 0 then
         redis.call('PEXPIRE', name, math.ceil(window / 500))
     end
