@@ -1262,6 +1262,12 @@ async def test_a_budget_whose_account_the_server_has_lost_does_not_begin_anew(
         await store.settle(record("s", accounts=ACCOUNTS, spent=Amount(15, 2_500, 1), charge=charge))
         (stands,) = await store.standings([limit])
         assert stands.used == Amount(45, 7_500, 3)
+        for decided in (True, False):
+            await store._link.call(("DEL", name))
+            await store.decide(KEY.account, {"tokens": 70} if decided else None)
+            (stands,) = await store.standings([limit])
+            assert stands.used == Amount(45, 7_500, 3), "also where its limits are set then"
+            assert stands.limits.tokens == (70 if decided else 40)
         assert await store.reset(KEY)
         await store._link.call(("DEL", name))
         (stands,) = await store.standings([limit])
