@@ -26,7 +26,6 @@ from gateway.core.errors import (
     StoreUnavailable,
 )
 from gateway.core.ledger import MOST, NOTHING, Amount, Claim
-from gateway.core.namespaces import SessionKey
 from gateway.core.plan import Plan
 from gateway.core.ports import Observer, Store
 from gateway.core.record import PENDING, CallRecord
@@ -154,9 +153,10 @@ class Accounts:
             StoreUnavailable: no calls are taken while the store is away.
         """
         self._settler.check()
-        charged, named = progress.charged, progress.incoming.directives.parent
-        if named is not None and not charged.parents:
-            charged = replace(charged, parents=(SessionKey(charged.namespace, named),))
+        charged, session = progress.charged, progress.session
+        if session is not None and not charged.parents:
+            parents = self._budgets.parents_as_seen(session, progress.incoming.directives.parent)
+            charged = replace(charged, parents=parents)
         progress.book = self._budgets.blind_book(charged)
         progress.notes["store"] = "away: its budget is as it was last seen"
 

@@ -196,6 +196,19 @@ class Budgets:
             self._above.popitem(last=False)
         return parents
 
+    def parents_as_seen(self, session: SessionKey, named: str | None) -> tuple[SessionKey, ...]:
+        """The sessions above this one as this worker last saw them, while the store is away; `named`: as its call says.
+
+        Of one that it has not seen with the parent that is named, that parent, and who was above that one.
+        """
+        seen = self._above.get(session, ())
+        if named is None or (seen and seen[0].id == named):
+            return seen
+        parent = SessionKey(session.namespace, named)
+        above = dict.fromkeys((parent, *self._above.get(parent, ())))
+        above.pop(session, None)
+        return tuple(above)[:_MOST_PARENTS]
+
     async def book(self, charged: Charged) -> Book:
         """The accounts of a call as they stand."""
         claims = claims_of(self.policy, charged)

@@ -103,6 +103,27 @@ async def test_a_call_is_charged_once_to_each_of_the_nearest_above_it_whatever_t
         assert await above(asked, A, "b" if is_named else None) == list(charged)
 
 
+async def test_while_the_store_is_away_those_are_above_a_session_that_were_seen_there_last() -> None:
+    asked = budgets(MemoryStore())
+    a, b, c, x = (SessionKey("alice", name) for name in "abcx")
+    await above(asked, b, "c")
+    await above(asked, a, "b")
+    assert asked.parents_as_seen(a, None) == asked.parents_as_seen(a, "b") == (b, c)
+    assert asked.parents_as_seen(x, None) == ()
+    assert asked.parents_as_seen(x, "b") == (b, c), "that of its first call"
+    assert asked.parents_as_seen(a, "x") == (x,), "it may have been deleted, and begun anew"
+    assert asked.parents_as_seen(c, "b") == (b,)
+    assert asked.parents_as_seen(c, "c") == (), "no session is charged twice"
+
+
+async def test_while_the_store_is_away_no_more_are_charged_than_ever() -> None:
+    asked = budgets(MemoryStore())
+    for one, parent in itertools.pairwise("ihgfedcba"):
+        await above(asked, SessionKey("alice", parent), one)
+    assert [key.id for key in asked.parents_as_seen(A, None)] == list("bcdefghi")
+    assert [key.id for key in asked.parents_as_seen(SessionKey("alice", "x"), "a")] == list("abcdefgh")
+
+
 class DamagedStore(MemoryStore):
     """The account of the session "b" cannot be read."""
 

@@ -413,6 +413,21 @@ async def test_a_hold_that_was_taken_although_the_store_seemed_away_is_given_bac
     assert not any(stands.used)
 
 
+@pytest.mark.parametrize("named", ["above", None])
+async def test_a_call_is_charged_to_all_that_were_above_its_session_before_the_store_went(named: str | None) -> None:
+    world = World(budget=BudgetPolicy(session=Limits(tokens=1_000)))
+    world.settler.is_open = True
+    keys = (KEY, SessionKey("alice", "above"), SessionKey("alice", "top"))
+    await world.store.update(keys[1], lambda state: state.with_parent("top"))
+    await world.call(world.incoming(directives=Directives(parent="above")))
+    world.store.away = True
+    assert (await world.call(world.incoming(directives=Directives(parent=named))))[0].status == 200
+    world.store.away = False
+    await world.settler.aclose()
+    standings = await world.store.standings([Claim(key.account) for key in keys])
+    assert [stands.used.tokens for stands in standings] == [30, 30, 30]
+
+
 @pytest.mark.parametrize("goes_at", ["the start", "the hold"])
 async def test_a_call_that_names_its_parent_is_charged_to_all_above_it_that_are_known_when_the_store_goes(
     goes_at: str,
