@@ -299,6 +299,8 @@ class Accounts:
                     return
             except StoreUnavailable as error:
                 self._settler.away(error)
+        if taken.hold is not None:
+            return  # this worker counts it itself, and has the store hold it once that can
         # The record that is written when the call has ended corrects this one.
         record = self._budgets.lost(taken)
         if record is not None:

@@ -10,7 +10,7 @@ from typing import Final
 from gateway.core.allowance import refusal
 from gateway.core.asked import PARENT
 from gateway.core.errors import InvalidRequest, PriceUnknown, StoreDamaged
-from gateway.core.ledger import Amount, Claim, Granted, Hold, Refused, Standing
+from gateway.core.ledger import Amount, Claim, Granted, Hold, Limits, Refused, Standing
 from gateway.core.namespaces import SessionKey
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
@@ -276,22 +276,26 @@ class Budgets:
         if isinstance(outcome, Refused):
             claim = next(claim for claim in book.claims if claim.key == outcome.standing.key)
             raise refusal(outcome, claim, self.policy, self._wall())
-        return self._granted(book, opened.hold, lease_s, outcome, need)
+        return self._granted(book, opened, lease_s, outcome, need)
 
     def _unlimited(
         self, book: Book, call_id: str, need_of: Callable[[], Need], lost: Callable[[Need], CallRecord]
     ) -> Taken:
         """Nothing is held yet, see `reserve`."""
         lease = Lease(call_id, self._leases.lease_s, 0, pending=lambda: self._opened(book, call_id, need_of(), lost))
-        return Taken(None, 0, lease if book.is_blind else self._leases.open(lease), None, book)
+        return Taken(None, 0, self._leases.open(lease), None, book)
 
-    def _granted(self, book: Book, hold: Hold, lease_s: float, granted: Granted, need: Need) -> Taken:
-        """A granted hold as the call keeps it; from now on its lease is kept alive."""
+    def _granted(self, book: Book, opened: OpenHold, lease_s: float, granted: Granted, need: Need) -> Taken:
+        """A granted hold as the call keeps it; from now on its lease is kept alive, or taken once the store is back."""
+        hold = opened.hold
         grows = need.can_grow and need.output is None and is_limited(granted.standings)
         lease = Lease(hold.id, lease_s, granted.units * need.answers, STREAM_STEP if grows else 0, need.answers)
-        if not book.is_blind:
-            self._leases.open(lease)
+        if book.is_blind:
+            lease.pending = lambda: _as_granted(opened, granted.units)
+            lease.taken = lambda outcome: self._blind.handed_over(hold.id, outcome.standings)
+        else:
             self._blind.saw_used(granted.standings)
+        self._leases.open(lease)
         limit = limit_to_set(hold, granted, need)
         return Taken(hold, granted.units, lease, limit, replace(book, standings=granted.standings))
 
@@ -316,7 +320,7 @@ class Budgets:
         Raises:
             StoreUnavailable: what is not held yet cannot be.
         """
-        return not taken.book.is_blind and await self._leases.take(taken.lease)
+        return await self._leases.take(taken.lease)
 
     @staticmethod
     def lost(taken: Taken) -> CallRecord | None:
@@ -335,7 +339,17 @@ class Budgets:
         """Let go of the hold of a call that was settled. `spent`: what it did cost."""
         self._leases.close(taken.lease.id)
         if taken.book.is_blind and taken.hold is not None:
-            self._blind.settle(taken.hold, taken.units, spent)
+            self._blind.settle(taken.hold.id, spent)
+
+
+def _as_granted(opened: OpenHold, units: int) -> OpenHold:
+    """The hold of a call that is under way: of all that it was granted, and within no limits but those of an operator.
+
+    Its request was counted when it was made.
+    """
+    hold = opened.hold
+    claims = [Claim(one.key, Limits(window_s=one.configured.window_s)) for one in hold.claims if one.key.kind != "rate"]
+    return replace(opened, hold=Hold(hold.id, tuple(claims), hold.amount(units)))
 
 
 async def sessions_above(

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -154,9 +155,32 @@ async def test_a_call_that_was_held_before_the_store_went_is_counted_once() -> N
 
     held = await taken(await found.book(charged), "1")
     await taken(found.blind_book(charged), "2")
-    assert leases.count == 1, "that of the store is kept alive, and no other"
+    assert [stands.held.tokens for stands in await store.standings([Claim(A.account)])] == [150]
     (before,) = found.blind_book(charged).standings
     found.close(held, Amount(150, 0, 1))
-    assert leases.count == 0
     assert found.blind_book(charged).standings == (before,)
     assert before.used.tokens + before.held.tokens == 300
+
+
+@pytest.mark.parametrize("is_told_in_time", [True, False])
+async def test_the_store_holds_what_a_call_took_while_it_was_away_once_it_is_back(*, is_told_in_time: bool) -> None:
+    store, blind, charged = MemoryStore(), Blind(), Charged("alice", session=A)
+    leases = Leases(store, store.settle, lease_s=60, tick_s=0)
+    found = Budgets(store, leases, blind, BudgetPolicy(session=Limits(tokens=1_000)), time.time)
+    await found.book(charged)
+    need, call = Need(100, output=700), record("a", 0.0)
+    taken = await found.reserve(found.blind_book(charged), call.call_id, lambda: need, lambda _: call, is_stream=False)
+    blind.forget()
+    if is_told_in_time:
+        await leases.tick()
+    (stands,) = (await found.book(charged)).standings
+    assert stands.left("tokens") == (200 if is_told_in_time else 1_000)
+    (stands,) = found.blind_book(charged).standings
+    assert stands.left("tokens") == 200, "it goes away again"
+    await store.settle(replace(call, accounts=(A.account,), spent=Amount(10)))
+    found.close(taken, Amount(10))
+    await leases.tick()
+    (stands,) = (await found.book(charged)).standings
+    assert (stands.used.tokens, stands.held.tokens) == (10, 0)
+    (stands,) = found.blind_book(charged).standings
+    assert stands.left("tokens") == 990

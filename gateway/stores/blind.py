@@ -1,18 +1,32 @@
 """What may be spent while the store is away: in each worker, what was left of an account when it saw that last.
 
 No worker knows what others spend meanwhile. So each of them may spend what was left, and a budget is overspent by no
-more than that. When the store is back it gets the records of all these calls, and what is counted here is dropped.
+more than that. When the store is back it gets the records of all calls that have ended, and what was spent by these is
+dropped here. Of calls under way it knows nothing until it has taken their holds: until then what they hold counts on
+top of what the store says, should it go again.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
 from gateway.core import ledger
-from gateway.core.ledger import Account, AccountKey, Amount, Claim, Granted, Hold, Limits, Moment, Refused, Standing
+from gateway.core.ledger import (
+    NOTHING,
+    Account,
+    AccountKey,
+    Amount,
+    Claim,
+    Granted,
+    Hold,
+    Limits,
+    Moment,
+    Refused,
+    Standing,
+)
 from gateway.stores import clock
 
 #: how many accounts are remembered as they were seen last, and for how many of those that have no limit and hold
@@ -21,12 +35,20 @@ _REMEMBERED: Final = 20_000
 
 
 class Blind:
-    """Accounts as they were last seen, and what was spent on them since the store went away."""
+    """Accounts as they were last seen, and what was spent on them since the store went away.
+
+    What an account of `_accounts` holds is what `_held` says of it: of calls that only this worker knows of.
+    """
 
     def __init__(self, moment: Callable[[], Moment] = clock.now) -> None:
         self._moment = moment
         self._seen: OrderedDict[AccountKey, Standing] = OrderedDict()
         self._accounts: dict[AccountKey, Account] = {}
+        #: by id: holds of calls under way that the store has not taken, and what they hold
+        self._holds: dict[str, tuple[Sequence[AccountKey], Amount]] = {}
+        self._held: dict[AccountKey, Amount] = {}
+        #: requests that were counted when the store was away last, of which it never hears
+        self._rates: dict[AccountKey, Account] = {}
         #: accounts that have a limit: what was spent on them is not forgotten before the store is back
         self._limited: set[AccountKey] = set()
         #: accounts that have none and on which nothing is held: the first ones were used longest ago, and go first
@@ -76,32 +98,56 @@ class Blind:
             return outcome
         granted, changes = outcome
         self._accounts |= changes
+        keys, held = [claim.key for claim in hold.claims if claim.key.kind != "rate"], hold.amount(granted.units)
+        self._holds[hold.id] = keys, held
+        for key in keys:
+            self._held[key] = self._held.get(key, NOTHING).plus(held)
         self._limited |= {stands.key for stands in granted.standings if not stands.limits.is_none}
         for key in changes:
             self._idle.pop(key, None)
         return granted
 
-    def settle(self, hold: Hold, units: int, spent: Amount) -> None:
-        """Put what was spent in the place of a hold; not on accounts that `forget` has dropped meanwhile."""
-        known = [claim.key for claim in hold.claims if claim.key in self._accounts]
-        changes = ledger.settle(self._accounts, known, hold.amount(units), spent)
-        self._accounts |= changes
+    def settle(self, hold_id: str, spent: Amount) -> None:
+        """Put what was spent in the place of a hold; nothing is to be done where the store has taken that."""
+        changes = self._give_back(hold_id, spent)
         for key, account in changes.items():
-            if account.held == ledger.NOTHING and key not in self._limited:
+            if account.held == NOTHING and key not in self._limited:
                 self._idle[key] = None
         while len(self._idle) > _REMEMBERED:
             key, _ = self._idle.popitem(last=False)
             del self._accounts[key]
 
+    def _give_back(self, hold_id: str, spent: Amount | None) -> ledger.Changes:
+        """End a hold of ours. `spent`: in its place; None: all of it, as what others hold."""
+        keys, held = self._holds.pop(hold_id, ((), NOTHING))
+        for key in keys:
+            left = self._held[key].less(held)
+            self._held[key] = left
+            if left == NOTHING:
+                del self._held[key]
+            seen = self._seen.get(key)
+            if spent is not None and seen is not None and key not in self._accounts:
+                self._seen[key] = replace(seen, used=seen.used.plus(spent))
+        known = [key for key in keys if key in self._accounts]
+        changes = ledger.settle(self._accounts, known, held, held if spent is None else spent)
+        self._accounts |= changes
+        return changes
+
+    def handed_over(self, hold_id: str, standings: Iterable[Standing]) -> None:
+        """The store has taken a hold of ours, and says how the accounts stand with it."""
+        self._give_back(hold_id, None)
+        self.saw_used(standings)
+
     def forget(self) -> None:
-        """The store is back: drop what was counted.
+        """The store is back: drop what was spent.
 
         It stays in how accounts were seen last, should the store go again before it says how they stand.
         """
         for key, account in self._accounts.items():
             seen = self._seen.get(key)
             if seen is not None:
-                self._seen[key] = replace(seen, used=account.used, held=account.held)
+                self._seen[key] = replace(seen, used=account.used, held=NOTHING)
+        self._rates |= {key: account for key, account in self._accounts.items() if key.kind == "rate"}
         self._accounts.clear()
         self._limited.clear()
         self._idle.clear()
@@ -111,5 +157,17 @@ class Blind:
         if account is not None:
             return account
         seen = self._seen.get(key)
+        if seen is None:
+            return Account(held=self._held.get(key, NOTHING))
+        if key.kind == "rate" and (rated := self._rate(key, seen)) is not None:
+            return rated
         # What was held then may have been spent by now: who held it is not known.
-        return Account(used=seen.used.plus(seen.held)) if seen is not None else ledger.EMPTY
+        return Account(used=seen.used.plus(seen.held), held=self._held.get(key, NOTHING))
+
+    def _rate(self, key: AccountKey, seen: Standing) -> Account | None:
+        """The count of requests while the store was away, if it still runs and is more than what the store said."""
+        rated, window_s = self._rates.get(key), seen.limits.window_s
+        if rated is None or rated.opened is None or window_s is None:
+            return None
+        is_over = self._moment().since(rated.opened) >= window_s
+        return rated if not is_over and rated.used.calls > seen.used.calls else None

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.core.errors import StoreDamaged, StoreUnavailable
-from gateway.core.ledger import Refused
+from gateway.core.ledger import Granted, Refused
 from gateway.core.ports import Store
 from gateway.core.record import CallRecord
 from gateway.core.stored import OpenHold
@@ -45,6 +45,7 @@ class Lease:
         answers: how many the call asks for: a unit is one token of each.
         delivered: gives the tokens of the answer that have come.
         pending: gives the hold to take, while it is not taken yet (see `Leases.take`); None: it is taken.
+        taken: is told once that is done.
         is_over: all that is held has come, and no more can be held: the answer has to end.
     """
 
@@ -55,6 +56,7 @@ class Lease:
     answers: int = 1
     delivered: Callable[[], int] = field(default=lambda: 0)
     pending: Callable[[], OpenHold] | None = None
+    taken: Callable[[Granted], None] = field(default=lambda _: None)
     is_over: bool = False
     #: bytes of the answer that had come when it was looked at last
     looked_at: int = 0
@@ -113,7 +115,7 @@ class Leases:
         self._tasks = [asyncio.create_task(self._keep()), asyncio.create_task(self._sweep())]
 
     def open(self, lease: Lease) -> Lease:
-        """Keep a hold that was just taken."""
+        """Keep a hold that was just taken, or is to be."""
         lease.renewed_at = time.monotonic()
         self._open[lease.id] = lease
         return lease
@@ -156,7 +158,8 @@ class Leases:
     async def _renew(self) -> None:
         now = time.monotonic()
         for lease in [one for one in self._open.values() if one.pending and now - one.renewed_at >= self._tick_s]:
-            if lease.id in self._open:
+            # Calls that are taken while the store is away have to wait for it.
+            if lease.id in self._open and not self._is_away():
                 with contextlib.suppress(StoreDamaged):
                     await self.take(lease)
         noted = {lease.id: tokens for lease in self._open.values() if (tokens := self._news(lease, now)) is not None}
@@ -190,9 +193,11 @@ class Leases:
             StoreUnavailable: nothing is held.
         """
         if lease.pending is not None:
-            if isinstance(await self._store.reserve(lease.pending(), lease.lease_s), Refused):
+            outcome = await self._store.reserve(lease.pending(), lease.lease_s)
+            if isinstance(outcome, Refused):
                 return False
             lease.pending = None
+            lease.taken(outcome)
         return True
 
     def _news(self, lease: Lease, now: float) -> int | None:

@@ -18,6 +18,7 @@ from gateway.stores.blind import Blind
 
 KEY = AccountKey("session", "alice", "s")
 OTHER = AccountKey("session", "alice", "other")
+RATE = AccountKey("rate", "alice")
 CLAIM = Claim(KEY, Limits(tokens=100))
 
 
@@ -51,7 +52,7 @@ def test_what_a_call_cost_takes_the_place_of_its_hold() -> None:
     blind = Blind()
     first = hold(90)
     assert isinstance(blind.reserve(first), Granted)
-    blind.settle(first, 0, Amount(10, 0, 1))
+    blind.settle(first.id, Amount(10, 0, 1))
     assert blind.standings([CLAIM])[0].left("tokens") == 90
 
 
@@ -76,21 +77,72 @@ def test_what_one_call_declares_is_no_other_calls_limit() -> None:
     assert blind.standings([Claim(OTHER, Limits(100))])[0].left("tokens") == 100, "nobody saw its limits"
 
 
-def test_a_hold_that_was_open_when_the_store_came_back_counts_as_spent_until_the_store_says_otherwise() -> None:
+def test_what_a_call_holds_counts_until_it_ends_whatever_the_store_that_does_not_know_of_it_says() -> None:
     blind, first = Blind(), hold(90)
     blind.reserve(first)
     blind.forget()
-    blind.settle(first, 0, Amount(10, 0, 1))
-    assert blind.standings([CLAIM])[0].left("tokens") == 10
-    blind.saw([Standing(KEY, CLAIM.configured, Amount(10), Amount())])
+    blind.saw([Standing(KEY, CLAIM.configured, Amount(2), Amount())])
+    assert blind.standings([CLAIM])[0].left("tokens") == 8
+    assert isinstance(blind.reserve(hold(9, number=2)), Refused), "the store is away again"
+    assert isinstance(blind.reserve(hold(8, number=3)), Granted)
+    blind.settle(first.id, Amount(10, 0, 1))
+    assert blind.standings([CLAIM])[0].left("tokens") == 80
+
+
+def test_what_a_call_has_spent_that_ended_since_the_store_came_back_is_spent() -> None:
+    blind, first = Blind(), hold(90)
+    blind.reserve(first)
+    blind.forget()
+    blind.settle(first.id, Amount(10, 0, 1))
     assert blind.standings([CLAIM])[0].left("tokens") == 90
+    blind.saw([Standing(KEY, CLAIM.configured, Amount(12), Amount())])
+    assert blind.standings([CLAIM])[0].left("tokens") == 88
+
+
+def test_a_hold_that_the_store_has_taken_counts_as_the_store_says() -> None:
+    blind, first, second = Blind(), hold(60), hold(30, number=2)
+    blind.reserve(first)
+    blind.forget()
+    blind.handed_over(first.id, [Standing(KEY, NO_LIMITS, Amount(1), Amount(60))])
+    assert blind.standings([CLAIM])[0].left("tokens") == 39
+    blind.reserve(second)
+    blind.settle(first.id, Amount(10, 0, 1))
+    assert blind.standings([CLAIM])[0].left("tokens") == 9, (
+        "the end of a call of another outage frees nothing of others"
+    )
+    blind.settle(second.id, Amount(30, 0, 1))
+    assert blind.standings([CLAIM])[0].left("tokens") == 9
+
+
+def test_a_hold_that_the_store_took_as_it_went_again_counts_as_spent() -> None:
+    blind, first = Blind(), hold(60)
+    blind.reserve(first)
+    blind.handed_over(first.id, [])
+    assert blind.standings([CLAIM])[0].left("tokens") == 40
+    blind.settle(first.id, Amount(10, 0, 1))
+    assert blind.standings([CLAIM])[0].left("tokens") == 40
+
+
+def test_requests_that_were_counted_while_the_store_was_away_count_for_the_rest_of_their_minute() -> None:
+    clock = Clock()
+    blind, claim = Blind(clock), Claim(RATE, Limits(calls=2, window_s=60))
+    for number in range(2):
+        assert isinstance(blind.reserve(hold(0, claim, number)), Granted)
+        blind.settle(f"h{number}", Amount())
+    blind.forget()
+    blind.saw([Standing(RATE, claim.configured, Amount(calls=1), Amount())])
+    clock.seconds = 59
+    assert isinstance(blind.reserve(hold(0, claim, 3)), Refused)
+    clock.seconds = 61
+    assert isinstance(blind.reserve(hold(0, claim, 4)), Granted)
+    assert isinstance(blind.reserve(hold(0, claim, 5)), Refused)
 
 
 def test_a_window_refills_while_the_store_is_away() -> None:
     clock = Clock()
     blind, claim = Blind(clock), Claim(KEY, Limits(tokens=100, window_s=60))
     assert isinstance(blind.reserve(hold(100, claim)), Granted)
-    blind.settle(hold(100, claim), 0, Amount(100))
+    blind.settle(hold(100, claim).id, Amount(100))
     assert isinstance(blind.reserve(hold(1, claim, 2)), Refused)
     clock.seconds = 61
     assert isinstance(blind.reserve(hold(100, claim, 3)), Granted)
@@ -99,7 +151,7 @@ def test_a_window_refills_while_the_store_is_away() -> None:
 def test_what_was_spent_blindly_stays_spent_if_the_store_goes_again_before_it_was_read() -> None:
     blind, first = Blind(), hold(90)
     blind.reserve(first)
-    blind.settle(first, 0, Amount(90, 0, 1))
+    blind.settle(first.id, Amount(90, 0, 1))
     blind.forget()
     assert isinstance(blind.reserve(hold(20, number=2)), Refused)
     assert isinstance(blind.reserve(hold(10, number=3)), Granted)
@@ -110,7 +162,7 @@ def spent(blind: Blind, number: int, limits: Limits = NO_LIMITS) -> Claim:
     claim = Claim(AccountKey("session", "alice", f"s{number}"), limits)
     one = hold(90, claim, number)
     assert isinstance(blind.reserve(one), Granted)
-    blind.settle(one, 0, Amount(90, 0, 1))
+    blind.settle(one.id, Amount(90, 0, 1))
     return claim
 
 
@@ -134,7 +186,7 @@ def test_what_is_held_or_limited_is_never_forgotten() -> None:
     limited, declared = spent(blind, -1, Limits(tokens=100)), spent(blind, -2)
     lowered = Claim(declared.key, declared=Limits(tokens=200))
     assert isinstance(blind.reserve(hold(90, lowered, -3)), Granted)
-    blind.settle(hold(90, lowered), 0, Amount(10))
+    blind.settle("h-3", Amount(10))
     under_way = hold(90, Claim(OTHER), -4)
     assert isinstance(blind.reserve(under_way), Granted)
     for number in range(20_001):
@@ -142,7 +194,7 @@ def test_what_is_held_or_limited_is_never_forgotten() -> None:
     assert (used(blind, limited), used(blind, lowered)) == (90, 100)
     assert isinstance(blind.reserve(hold(11, limited, -5)), Refused)
     assert blind.standings([Claim(OTHER)])[0].held == Amount(90, 0, 1)
-    blind.settle(under_way, 0, Amount(7))
+    blind.settle(under_way.id, Amount(7))
     assert used(blind, Claim(OTHER)) == 7
 
 
@@ -154,5 +206,5 @@ def test_a_session_that_is_used_again_is_not_forgotten_while_its_call_runs() -> 
     for number in range(20_001):
         spent(blind, number)
     assert used(blind, claim) == 90
-    blind.settle(running, 0, Amount(5))
+    blind.settle(running.id, Amount(5))
     assert used(blind, claim) == 95

@@ -200,6 +200,19 @@ async def test_a_hold_that_was_put_off_is_taken_once_and_noted_from_then_on(reco
     assert store.renewed == [{first.hold.id: 7, second.hold.id: 7}]
 
 
+async def test_a_hold_of_a_call_that_is_taken_while_the_store_is_away_waits_for_it(record: MakeRecord) -> None:
+    store, is_away, told = Counting(), True, list[Granted]()
+    leases = Leases(store, store.settle, lease_s=60, tick_s=0, is_away=lambda: is_away)
+    one = opened(record())
+    leases.open(Lease(one.hold.id, 60, 0, pending=lambda: one, taken=told.append))
+    await leases.tick()
+    assert (store.taken, told) == ([], [])
+    is_away = False
+    for _ in range(2):
+        await leases.tick()
+    assert (store.taken, [outcome.units for outcome in told]) == ([one.hold.id], [2_000])
+
+
 async def test_a_hold_grows_with_its_stream_until_there_is_no_more(
     leases: Leases, store: MemoryStore, record: MakeRecord
 ) -> None:
