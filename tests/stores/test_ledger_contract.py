@@ -721,6 +721,38 @@ async def test_a_correction_after_a_parent_was_deleted_takes_nothing_from_what_o
     assert await used_and_held(store, S) == (Amount(23), NOTHING)
 
 
+async def test_a_call_that_is_settled_again_after_its_session_was_deleted_is_charged_once(
+    store: Store, hold: Make
+) -> None:
+    opened = hold(claim(S, 100), claim(KEY, 100))
+    await granted(store, opened)
+    await soon(store.settle(spends(opened, Amount(7))))
+    assert await store.delete(SESSION)
+    for again in (spends(opened, Amount(7)), opened.as_lost()):
+        assert await soon(store.settle(again)) == Totals()
+    assert await granted(store, opened) == 0
+    assert await used_and_held(store, KEY) == (Amount(7), NOTHING)
+    assert await used_and_held(store, S) == (NOTHING, NOTHING)
+    assert await store.session(SESSION) is None
+    assert await store.call(None, opened.hold.id) is None
+    assert list(await store.calls(SESSION, 9)) == []
+
+
+async def test_a_correction_after_its_session_was_deleted_takes_back_what_others_were_charged_for_it(
+    store: Store, hold: Make
+) -> None:
+    opened = hold(claim(S, 100), claim(KEY, 100))
+    await soon(store.settle(opened.as_lost()))
+    assert await store.delete(SESSION)
+    await soon(store.settle(spends(hold(claim(S), claim(KEY)), Amount(20))))
+    for _ in range(2):
+        totals = await soon(store.settle(spends(opened, Amount(3))))
+        assert (totals.calls, totals.total_tokens) == (2, 23)
+        assert await used_and_held(store, S) == (Amount(23), NOTHING)
+        assert await used_and_held(store, KEY) == (Amount(23), NOTHING), "10 was assumed, 3 it is"
+    assert await store.call(None, opened.hold.id) == spends(opened, Amount(3))
+
+
 async def test_a_correction_in_a_new_window_takes_nothing_from_what_others_have_used_in_it(
     store: Store, hold: Make, moments: Time
 ) -> None:

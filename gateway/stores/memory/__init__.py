@@ -46,6 +46,9 @@ CALLS_IN_ALL: Final = 100_000
 STATES_IN_ALL: Final = 10_000
 LESSONS_IN_ALL: Final = 10_000
 
+#: in the place of the resets of a session that was deleted since: none has so many
+_DELETED: Final = -1
+
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
@@ -108,6 +111,8 @@ class MemoryStore:
         self._sessions: dict[SessionKey, SessionView] = {}
         self._calls: dict[SessionKey, deque[CallRecord]] = {}
         self._by_id: dict[str, CallRecord] = {}
+        #: ids of those that were deleted with their sessions: nobody sees them, and nobody is charged for them again
+        self._gone: set[str] = set()
         self._assumed: dict[str, _Assumed] = {}
         self._resets: dict[SessionKey, int] = {}
         self._last_turns: dict[SessionKey, LastTurn] = {}
@@ -186,6 +191,7 @@ class MemoryStore:
 
     def _remember(self, record: CallRecord) -> None:
         is_new = record.call_id not in self._by_id
+        self._gone.discard(record.call_id)
         self._by_id[record.call_id] = record
         if len(self._by_id) > CALLS_IN_ALL:
             self._drop_call(next(iter(self._by_id)))
@@ -200,6 +206,7 @@ class MemoryStore:
 
     def _drop_call(self, call_id: str) -> None:
         self._by_id.pop(call_id, None)
+        self._gone.discard(call_id)
         self._assumed.pop(call_id, None)
 
     async def reserve(self, opened: OpenHold, lease_s: float) -> Granted | Refused:
@@ -343,13 +350,17 @@ class MemoryStore:
         """See `Store.call`."""
 
         def visible(record: CallRecord) -> bool:
-            return namespace is None or (record.session is not None and record.session.namespace == namespace)
+            is_of = namespace is None or (record.session is not None and record.session.namespace == namespace)
+            return is_of and self._is_shown(record.call_id)
 
         own = self._by_id.get(request_id)
         if own is not None and visible(own):
             return own
         named = (record for record in self._by_id.values() if record.request_id == request_id and visible(record))
         return max(named, key=lambda record: record.call_id, default=None)
+
+    def _is_shown(self, call_id: str) -> bool:
+        return call_id in self._by_id and call_id not in self._gone
 
     async def latest(self, after: int | None, limit: int) -> Latest:
         """See `Store.latest`."""
@@ -358,7 +369,7 @@ class MemoryStore:
         forgotten = self._noted - len(self._latest)
         begin = max(after, forgotten) - forgotten
         noted = list(islice(self._latest, begin, begin + limit))
-        settled = [Settled(self._by_id[one], totals) for one, totals in noted if one in self._by_id]
+        settled = [Settled(self._by_id[one], totals) for one, totals in noted if self._is_shown(one)]
         return Latest(settled, forgotten + begin + len(noted), max(0, forgotten - after))
 
     async def reset(self, session: SessionKey) -> bool:
@@ -376,6 +387,11 @@ class MemoryStore:
         self._states.drop(session)
         self._parents.pop(session, None)
         self._books.forget(session.account)
+        for record in self._calls.pop(session, ()):
+            self._gone.add(record.call_id)
+            assumed = self._assumed.get(record.call_id)
+            if assumed is not None:
+                self._assumed[record.call_id] = _Assumed(_DELETED, assumed.epochs)
         return self._forget(session)
 
     def _forget(self, session: SessionKey) -> bool:

@@ -52,7 +52,7 @@ _DELETE_WEIGHT: Final = 25
 #: errors that pass with no further try, by their lower byte, which says what went wrong; the rest says where
 _DAMAGED: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 #: deletions of old rows that are found without a look at all others
-_OLD_ROWS: Final = (deletion.delete_old_calls, deletion.delete_old_lessons)
+_OLD_ROWS: Final = (deletion.delete_old_calls, deletion.delete_old_gone, deletion.delete_old_lessons)
 
 
 class SqliteStore:

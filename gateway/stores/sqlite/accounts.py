@@ -57,7 +57,8 @@ _SETTLE: Final = (
 _HOLD: Final = "SELECT units, noted, value FROM holds WHERE key = ? AND id = ?"
 #: the units of an open hold, and whether its call is settled already
 _KNOWN: Final = (
-    "SELECT (SELECT units FROM holds WHERE key = ?1 AND id = ?2), EXISTS (SELECT 1 FROM calls WHERE call_id = ?2)"
+    "SELECT (SELECT units FROM holds WHERE key = ?1 AND id = ?2), "
+    "EXISTS (SELECT 1 FROM calls WHERE call_id = ?2) OR EXISTS (SELECT 1 FROM gone WHERE call_id = ?2)"
 )
 _KEEP_HOLD: Final = (
     "INSERT INTO holds (key, id, units, noted, accounts, held_tokens, held_nano_usd, held_calls, boot, mono, wall, "
@@ -65,8 +66,9 @@ _KEEP_HOLD: Final = (
 )
 #: what a call was written as if it is settled already, and what is held for it
 _FOUND: Final = (
-    f"SELECT record, epochs, key, accounts, {', '.join(_HELD)} FROM (SELECT 1) "  # noqa: S608  # constants
-    "LEFT JOIN calls ON call_id = ?2 LEFT JOIN holds ON key = ?1 AND id = ?2"
+    f"SELECT calls.record, calls.epochs, gone.call_id, gone.record, gone.epochs, key, accounts, {', '.join(_HELD)} "  # noqa: S608  # constants
+    "FROM (SELECT 1) LEFT JOIN calls ON calls.call_id = ?2 LEFT JOIN gone ON gone.call_id = ?2 "
+    "LEFT JOIN holds ON key = ?1 AND id = ?2"
 )
 _DROP_HOLD: Final = "DELETE FROM holds WHERE key = ?"
 _ADD_UNITS: Final = (
@@ -170,18 +172,25 @@ class Held(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What there is of a call that ends. `settled`: its record and epochs; None where it was not settled before."""
+    """What there is of a call that ends.
 
-    settled: tuple[bytes, bytes | None] | None
-    held: Held | None
+    `settled`: its record and epochs; None where it was not settled before. `gone`: the same of one that was deleted
+    with its session since, without a record where it was not taken for lost.
+    """
+
+    settled: tuple[bytes, bytes | None] | None = None
+    held: Held | None = None
+    gone: tuple[bytes | None, bytes | None] | None = None
 
 
 def found(db: sqlite3.Connection, call_id: str) -> Found:
     """Look whether a call is settled, and if not, what is held for it."""
-    record, epochs, key, accounts, *amount = db.execute(_FOUND, _at(call_id)).fetchone()
+    record, epochs, gone, lost, lost_in, key, accounts, *amount = db.execute(_FOUND, _at(call_id)).fetchone()
     if record is not None:
-        return Found((record, epochs), None)
-    return Found(None, Held(key, _read(accounts), Amount(*amount)) if key is not None else None)
+        return Found(settled=(record, epochs))
+    if gone is not None:
+        return Found(gone=(lost, lost_in))
+    return Found(held=Held(key, _read(accounts), Amount(*amount)) if key is not None else None)
 
 
 def settle(db: sqlite3.Connection, record: CallRecord, held: Held | None) -> None:

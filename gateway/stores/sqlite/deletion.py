@@ -44,8 +44,15 @@ _FIND: Final = (
 FIRST: Final = ("", "")
 _BEYOND_ALL: Final = (b"", b"")
 _IS_OLD: Final = "SELECT 1 FROM sessions WHERE namespace = ? AND id = ? AND last_call_at < ?"
-_DELETE_CALLS: Final = (
-    "DELETE FROM calls WHERE number IN (SELECT number FROM calls WHERE namespace = ? AND session_id = ? LIMIT ?)"
+_SOME_CALLS: Final = (
+    "FROM calls WHERE number IN "
+    "(SELECT number FROM calls WHERE namespace = ? AND session_id = ? ORDER BY call_id LIMIT ?)"
+)
+_DELETE_CALLS: Final = f"DELETE {_SOME_CALLS}"
+#: A session is gone, and its client key and those above it are still charged for its calls: should one be settled again
+#: (out of a journal, or as it was only taken for lost), they are not charged twice.
+_NOTE_CALLS: Final = (
+    f"INSERT OR REPLACE INTO gone SELECT call_id, epochs, iif(epochs IS NULL, NULL, record) {_SOME_CALLS}"
 )
 _DELETE_SESSION: Final = "DELETE FROM sessions WHERE namespace = ? AND id = ?"
 _DELETE_RESULTS: Final = (
@@ -53,6 +60,7 @@ _DELETE_RESULTS: Final = (
 )
 _DELETE_ACCOUNT: Final = f"DELETE FROM accounts WHERE {_IS_FREE} AND namespace = ? AND id = ? AND changed_at < ?"  # noqa: S608  # constants
 _DELETE_OLD_CALLS: Final = "DELETE FROM calls WHERE number IN (SELECT number FROM calls WHERE call_id < ? LIMIT ?)"
+_DELETE_OLD_GONE: Final = "DELETE FROM gone WHERE call_id IN (SELECT call_id FROM gone WHERE call_id < ? LIMIT ?)"
 #: Sessions that one transaction deletes at most: what it touches is read before it begins. Nobody has looked at an old
 #: session for weeks, and a page that has to come from the disk can take longer than calls wait for a locked file.
 _READ_AT_ONCE: Final = 20
@@ -182,6 +190,8 @@ def _delete_within(
         if before is not None and not connection.execute(_IS_OLD, (*key, before)).fetchone():
             continue  # it was called since the list was read
         room -= connection.execute(_DELETE_RESULTS, (*key, room)).rowcount
+        if before is None:
+            connection.execute(_NOTE_CALLS, (*key, room))
         room -= connection.execute(_DELETE_CALLS, (*key, room)).rowcount
         if room == 0:
             return gone, keys[index:]
@@ -199,6 +209,11 @@ def delete_old_calls(connection: sqlite3.Connection, before: float) -> int:
     some = (first_id_at(before), _CHUNK)
     connection.execute(_READ_OLD_CALLS, some).fetchone()
     return connection.execute(_DELETE_OLD_CALLS, some).rowcount
+
+
+def delete_old_gone(connection: sqlite3.Connection, before: float) -> int:
+    """Forget some of the calls that began before this time and were deleted with their sessions; how many."""
+    return connection.execute(_DELETE_OLD_GONE, (first_id_at(before), _CHUNK)).rowcount
 
 
 def delete_alone(connection: sqlite3.Connection, table: Table, keys: Sequence[Key], before: float) -> Sequence[Key]:

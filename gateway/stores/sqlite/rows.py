@@ -34,6 +34,7 @@ _INSERT_CALL: Final = (
 _CORRECT_CALL: Final = (
     f"UPDATE calls SET number = {LAST_NUMBER} + 1, totals = ?, epochs = NULL, record = ? WHERE call_id = ?"  # noqa: S608  # constants
 )
+_COME_BACK: Final = "DELETE FROM gone WHERE call_id = ?"
 _RESETS: Final = "SELECT resets FROM sessions WHERE namespace = ? AND id = ?"
 #: what is kept of the last turn, in the order of its fields
 _LAST: Final = ("last_key", "last_residual", "last_frames", "last_added", "last_over")
@@ -100,10 +101,17 @@ def add(connection: sqlite3.Connection, record: CallRecord, encoded: bytes) -> t
 
     Gives the totals after it, and whether it was written: also where it takes the place of a call taken for lost.
     """
-    settled, held = accounts.found(connection, record.call_id)
+    settled, held, gone = accounts.found(connection, record.call_id)
     if settled is not None:
         return _correct(connection, record, encoded, settled)
-    accounts.settle(connection, record, held)
+    if gone is None:
+        accounts.settle(connection, record, held)
+    elif (lost := _lost(gone, record)) is not None:
+        # What its session was charged for it is deleted, that of others is not.
+        accounts.correct(connection, record, lost.record, lost.epochs)
+        connection.execute(_COME_BACK, (record.call_id,))
+    else:
+        return _totals(_sums(connection, record.session)), False
     sums = _charge(connection, record)
     namespace, session_id = (record.session.namespace, record.session.id) if record.session else (None, None)
     request_id = record.request_id if record.request_id != record.call_id else None
@@ -168,11 +176,11 @@ class _Lost:
     epochs: Epochs
 
 
-def _lost(known: tuple[bytes, bytes | None], record: CallRecord) -> _Lost | None:
+def _lost(known: tuple[bytes | None, bytes | None], record: CallRecord) -> _Lost | None:
     """What a call was written as when it was taken for lost; None where it was not, or `record` says no more."""
-    if record.is_provisional:
-        return None
     value, epochs = known
+    if record.is_provisional or value is None:
+        return None
     lost = _RECORDS.decode(value)
     if not lost.is_provisional:
         return None

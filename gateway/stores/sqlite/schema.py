@@ -161,6 +161,11 @@ MIGRATIONS: Final = (
     """
     ALTER TABLE sessions ADD COLUMN kept TEXT;
     """,
+    # Calls that were settled, and deleted with their session: others are still charged for them, once. Of those that
+    # were taken for lost, what they were charged as.
+    """
+    CREATE TABLE gone (call_id TEXT PRIMARY KEY, epochs BLOB, record BLOB) WITHOUT ROWID;
+    """,
 )
 
 #: how long a worker waits for another one that migrates the file

@@ -14,6 +14,7 @@ import pytest
 from gateway.core.errors import StoreUnavailable
 from gateway.core.ids import first_id_at
 from gateway.core.namespaces import SessionKey
+from gateway.core.record import LOST
 from gateway.stores.sqlite import SqliteStore, deletion
 from gateway.stores.sums import SUMS
 from tests.stores.files import CHARGE, KEY, MakeRecord, locked, opened, query, write
@@ -404,3 +405,16 @@ async def test_a_deletion_goes_on_after_the_checkpoint_that_commits_waited_for(p
         assert (await settling).calls == 1
         assert await expiring == 60
         assert before == 1
+
+
+async def test_the_calls_of_a_deleted_session_are_remembered_by_their_ids_for_as_long_as_records(
+    path: Path, record: MakeRecord
+) -> None:
+    async with opened(path) as store:
+        for outcome in ("ok", LOST):
+            await store.settle(record(at=1_000.0, outcome=outcome, charge=CHARGE))
+        assert await store.delete(KEY)
+        assert await store.expire(500.0) == 0
+        assert query(path, "SELECT count(*), count(record) FROM gone") == [(2, 1)]
+        assert await store.expire(1_500.0) == 0
+        assert query(path, "SELECT count(*) FROM gone") == [(0,)]

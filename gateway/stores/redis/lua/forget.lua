@@ -1,7 +1,8 @@
 -- Forget a session and all that belongs to it. KEYS: ids and records of its calls, its lost ones, session, state,
 -- results, account, tools (two). A.before, where given: only if its last call, and its state and account, lie before;
 -- the state, which says who is above it, stays as long as others are charged to the account.
--- What calls under way hold on the account stays; what cannot be read goes. Gives whether there was a session.
+-- What calls under way hold on the account stays, and without A.before the ids of the calls; what cannot be read goes.
+-- Gives whether there was a session.
 local session, state = KEYS[4], KEYS[5]
 local kept = fields(session, 'last')
 local last = kept and tonumber(kept[1])
@@ -18,5 +19,26 @@ elseif not readable(KEYS[7]) then
 elseif clear(KEYS[7]) then
     redis.call('HDEL', KEYS[7], 'o', 'd1', 'd2', 'd3')
 end
-redis.call('DEL', KEYS[1], KEYS[2], KEYS[3], session, KEYS[6], KEYS[8], KEYS[9])
+if A.before then
+    redis.call('DEL', KEYS[1], KEYS[3])
+else
+    -- Its client key and others above it are still charged for its calls: should one be settled again, they are not
+    -- charged twice. Of one that was taken for lost, nothing is to be taken from the totals that begin anew.
+    for name, kind in pairs({ [KEYS[1]] = 'zset', [KEYS[3]] = 'hash' }) do
+        if redis.call('TYPE', name).ok ~= kind then
+            redis.call('DEL', name)
+        end
+    end
+    local lost = redis.call('HGETALL', KEYS[3])
+    for k = 1, #lost, 2 do
+        local is_read, was = pcall(cmsgpack.unpack, lost[k + 1])
+        if is_read and type(was) == 'table' then
+            was[2] = false
+            redis.call('HSET', KEYS[3], lost[k], cmsgpack.pack(was))
+        else
+            redis.call('HDEL', KEYS[3], lost[k])
+        end
+    end
+end
+redis.call('DEL', KEYS[2], session, KEYS[6], KEYS[8], KEYS[9])
 return (last or not kept) and 1 or 0
