@@ -87,7 +87,8 @@ class StoreSettings(Section):
             return beside.with_name(f"{beside.name}-journals")
         folder = self.journal if isinstance(self.journal, Path) else Path(_JOURNALS)
         # What waits for one store must not be settled in another.
-        return at_home(folder) / hashlib.sha256(self.shown_url.encode()).hexdigest()[:12]
+        store = str(beside.absolute()) if beside is not None else redis_url.parse(self.url).place
+        return at_home(folder) / hashlib.sha256(store.encode()).hexdigest()[:12]
 
     @property
     def sqlite_path(self) -> Path | None:

@@ -49,6 +49,13 @@ class Address:
     def __repr__(self) -> str:
         return f"Address({self.shown})"
 
+    @property
+    def place(self) -> str:
+        """Which store it is: the same text however the address is written, and with or without TLS."""
+        scheme = next(name for name, kind in SCHEMES.items() if kind == self.kind)
+        hosts = ",".join(sorted({f"{host}:{port}" for host, port in self.hosts}))
+        return "/".join((f"{scheme}://{hosts}", *([self.service] if self.service else []), str(self.db)))
+
 
 def parse(url: str) -> Address:
     """Read a URL: hosts with commas between them, the service's name for sentinels, the number of the database.

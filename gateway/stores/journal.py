@@ -13,6 +13,7 @@ import fcntl
 import itertools
 import logging
 import os
+import re
 import secrets
 import threading
 import time
@@ -30,6 +31,8 @@ logger = logging.getLogger("gateway")
 _SUFFIX: Final = ".journal"
 #: of a file with what cannot be settled by this version: an operator has to look at it
 _ASIDE: Final = ".unread"
+#: the folder of one store among those of others; see `StoreSettings.journal_path`
+_OF_A_STORE: Final = re.compile(r"[0-9a-f]{12}")
 _RECORDS: Final = msgspec.json.Decoder(CallRecord)
 #: bytes of one line; a record is a few kilobytes, with the fate of each of 20,000 messages a few megabytes
 _LONGEST: Final = 64 * 1024 * 1024
@@ -57,6 +60,23 @@ class Journal:
         return (
             f"the journal {self._folder} cannot be written{where}. While the store is away, calls would wait in memory "
             "and be lost with the process. Let the gateway's user write there, or name another folder as store.journal"
+        )
+
+    def elsewhere(self) -> str | None:
+        """What waits in the folders of other stores beside ours, and what to do; None: nothing.
+
+        It may be that of ours, under an address that it had before: nobody would read it.
+        """
+        if not _OF_A_STORE.fullmatch(self._folder.name):
+            return None
+        folders = {path.parent for path in self._folder.parent.glob(f"*/*{_SUFFIX}")} - {self._folder}
+        others = [one for one in sorted(folders) if _OF_A_STORE.fullmatch(one.name) and [*Journal(one).left_behind()]]
+        if not others:
+            return None
+        return (
+            f"calls that were not settled wait in the journals of other stores: {', '.join(map(str, others))}. If "
+            f"store.url had another address for this store before, move their files that end in {_SUFFIX} to "
+            f"{self._folder}; else start a gateway with the store that they are for"
         )
 
     def append(self, record: CallRecord) -> None:

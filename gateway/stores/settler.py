@@ -83,11 +83,14 @@ class Settler:
         self._unreadable: set[Path] = set()
 
     def start(self) -> None:
-        """Look for journals of workers that are gone, now and again, from now on. Says so if none can be written."""
+        """Look for journals of workers that are gone, now and again, from now on.
+
+        Says so if none can be written, or if some wait where nobody may look for them.
+        """
         if self._journal is not None:
-            obstacle = self._journal.obstacle()
-            if obstacle is not None:
-                logger.warning(obstacle)
+            for warning in (self._journal.obstacle(), self._journal.elsewhere()):
+                if warning is not None:
+                    logger.warning(warning)
             self._looking = asyncio.create_task(self._look())
 
     @property

@@ -973,6 +973,34 @@ def test_the_journal_of_a_redis_does_not_change_with_its_password(loaded: Load) 
     assert one == other
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("redis://h", "redis://H:6379/0"),
+        ("redis://h/", "rediss://user:word@h?ssl_check_hostname=false"),
+        ("redis://[::1]", "redis://[::1]:6379"),
+        ("redis+cluster://a,b:7000", "redis+cluster://b:7000,a:6379/0"),
+        ("redis+sentinel://a,b/my%2dmain", "redis+sentinel://b:26379,a/my-main/0"),
+    ],
+)
+def test_the_journal_of_a_redis_does_not_change_with_how_its_address_is_written(
+    loaded: Load, one: str, other: str
+) -> None:
+    assert journal_of(loaded, url=one) == journal_of(loaded, url=other)
+
+
+def test_the_journal_of_a_file_does_not_change_with_how_its_path_is_written(
+    loaded: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = str(tmp_path / "journals")
+    monkeypatch.chdir(tmp_path)
+    here = journal_of(loaded, url="sqlite://a.db", journal=named)
+    assert journal_of(loaded, url=f"sqlite://{tmp_path}/a.db", journal=named) == here
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert journal_of(loaded, url="sqlite://a.db", journal=named) != here, "it is another file"
+
+
 def test_there_is_no_journal_where_none_could_help_or_none_is_wanted(loaded: Load) -> None:
     assert journal_of(loaded, url="memory://") is None
     assert loaded("store: {url: 'redis://one', journal: off}").settings.store.journal_path is None

@@ -60,6 +60,25 @@ def test_a_folder_that_nothing_can_be_written_to_is_known_before(tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "nothing is made to look"
 
 
+def test_what_waits_in_the_folder_of_another_store_is_told_and_nothing_else_beside_it(
+    tmp_path: Path, record: MakeRecord
+) -> None:
+    ours, left, running, *odd = (tmp_path / name for name in ("0" * 12, "a" * 12, "b" * 12, "other", "c" * 11))
+    assert Journal(ours).elsewhere() is None
+    journals = [Journal(folder) for folder in (ours, left, running, *odd)]
+    for journal in journals:
+        journal.append(record())
+    for journal in journals:
+        if journal is not journals[2]:
+            journal.close()
+    told = Journal(ours).elsewhere()
+    assert told is not None
+    assert f"of other stores: {left}. " in told
+    assert f"to {ours};" in told
+    assert Journal(odd[0]).elsewhere() is None, "it is no folder of one store among others"
+    assert len(read(left)) == 1, "it is left as it is"
+
+
 def test_a_file_is_the_owners_alone(tmp_path: Path, record: MakeRecord) -> None:
     journal = Journal(tmp_path)
     journal.append(record())
