@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -180,19 +180,28 @@ class Learner(Observer):
         if not lessons:
             return
         self._new_numbers, self._new_windows = {}, {}
-        now: dict[str, bytes] = {}
-        try:
-            names = list(lessons)
-            for start in range(0, len(names), _SLICE):
-                now |= await self._store.learn({name: lessons[name] for name in names[start : start + _SLICE]})
-        except StoreUnavailable:
-            for key, new in numbers.items():
-                self._new_numbers[key] = [*new, *self._new_numbers.get(key, ())][-KEPT:]
-            self._new_windows = {**windows, **self._new_windows}
-            return
-        for key, value in now.items():
-            fresh_s = _WINDOW_FRESH_S if key.startswith(_WINDOW) else math.inf
-            self._keep(key, _known_from(value), fresh_s)
+        names = list(lessons)
+        for start in range(0, len(names), _SLICE):
+            try:
+                now = await self._store.learn({name: lessons[name] for name in names[start : start + _SLICE]})
+            except StoreUnavailable:
+                # What was written before must not be taught twice.
+                self._put_back(names[start:], numbers, windows)
+                return
+            for key, value in now.items():
+                fresh_s = _WINDOW_FRESH_S if key.startswith(_WINDOW) else math.inf
+                self._keep(key, _known_from(value), fresh_s)
+
+    def _put_back(
+        self, names: Sequence[str], numbers: Mapping[str, list[Residual]], windows: Mapping[str, _Window]
+    ) -> None:
+        """Offer lessons again, before those that are newer."""
+        for name in names:
+            if name in numbers:
+                self._new_numbers[name] = [*numbers[name], *self._new_numbers.get(name, ())][-KEPT:]
+            else:
+                model = name.removeprefix(_WINDOW)
+                self._new_windows.setdefault(model, windows[model])
 
     async def aclose(self) -> None:
         """Write what is new, once."""

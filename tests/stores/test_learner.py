@@ -37,6 +37,15 @@ class AwayStore(MemoryStore):
             raise StoreUnavailable("away")
 
 
+class AwayAfterOne(AwayStore):
+    """A store that takes one write and is away at the next."""
+
+    async def learn(self, lessons: Mapping[str, Lesson]) -> Mapping[str, bytes]:
+        if self.writes == 1:
+            raise StoreUnavailable("away")
+        return await super().learn(lessons)
+
+
 def off(tokens: int) -> Residual:
     return Residual(tokens, 1_000)
 
@@ -110,6 +119,22 @@ async def test_a_store_that_is_away_costs_nothing_but_the_lessons_of_others() ->
     store.away = False
     await settled(learner)
     assert (await Learner(store).taught("k")).offsets == (off(3),)
+
+
+async def test_of_a_write_that_fails_midway_only_the_rest_is_offered_again() -> None:
+    store = AwayAfterOne()
+    learner = Learner(store)
+    keys = [f"k{number}" for number in range(600)]
+    for key in keys:
+        learner.report(key, off(3))
+    learner.report_window("p", "m", 100)
+    await settled(learner)
+    assert (await learner.taught(keys[0])).offsets == (off(3),)
+    store.writes = -10
+    await settled(learner)
+    known = Learner(store)
+    assert [(await known.taught(key)).offsets for key in keys] == [(off(3),)] * len(keys)
+    assert await known.window("p", "m") == 100
 
 
 async def test_a_window_is_forgotten_when_a_longer_request_is_answered() -> None:
