@@ -25,6 +25,7 @@ from gateway.core.steps import StepState
 from gateway.core.stored import SessionView, StoredKey
 from gateway.core.tools import MAX_NAMES, MAX_RECENT, OTHERS, ToolUse
 from gateway.core.usage import MAX_TOKENS, Charge, Totals, Usage, UsageSource
+from gateway.stores.memory import CALLS_PER_SESSION
 from tests.stores.counting import counts, counts_apart, ending, number_apart, number_in
 from tests.stores.files import Clock
 from tests.support.timing import LIMIT_S
@@ -881,6 +882,16 @@ async def test_a_deleted_session_is_forgotten_with_its_calls_and_no_other_is(sto
     assert await store.call(None, "r") is None
     assert await store.call(None, item.call_id) is None
     assert await store.totals(SessionKey("alice", "other")) == ONCE
+
+
+async def test_a_deleted_session_is_forgotten_with_calls_that_are_older_than_those_it_lists(
+    store: Store, record: MakeRecord
+) -> None:
+    calls = [record(at=1_000.0 + number) for number in range(CALLS_PER_SESSION + 5)]
+    for call in calls:
+        await store.settle(call)
+    assert await store.delete(KEY)
+    assert [await store.call(None, call.call_id) for call in (*calls[:6], calls[-1])] == [None] * 7
 
 
 async def test_reset_and_delete_say_when_there_is_no_such_session(store: Store) -> None:

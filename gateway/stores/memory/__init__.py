@@ -400,7 +400,11 @@ class MemoryStore:
         self._kept_elsewhere.pop(session, None)
         self._resets.pop(session, None)
         self._results.pop(session, None)
-        for record in self._calls.pop(session, ()):
+        listed = self._calls.pop(session, ())
+        # Not all are listed where there were many; to look through the calls of all sessions each time takes too long.
+        is_all = len(listed) < CALLS_PER_SESSION
+        own = listed if is_all else [call for call in self._by_id.values() if call.session == session]
+        for record in own:
             self._drop_call(record.call_id)
         return found
 
