@@ -17,9 +17,10 @@ from dataclasses import replace
 from typing import Final
 
 from gateway.core.errors import GatewayError
-from gateway.core.forwarding import Headers, header
+from gateway.core.forwarding import Headers
 from gateway.core.outgoing import Outgoing
 from gateway.core.ports import Upstream, UpstreamReply
+from gateway.core.retrying import asked_wait
 from gateway.core.signing import signature
 from gateway.core.values import dataclass
 
@@ -155,7 +156,7 @@ class Webhook:
         try:
             async with asyncio.timeout(self._target.timeout_s), self._upstream.send(request) as reply:
                 # This is the answer, whatever becomes of its body.
-                answer = _answer_of(reply)
+                answer = _answer_of(reply, self._clock())
                 with contextlib.suppress(GatewayError):
                     await _read(reply.chunks())
         except TimeoutError:
@@ -192,9 +193,8 @@ class Webhook:
         await self._upstream.aclose()
 
 
-def _answer_of(reply: UpstreamReply) -> _Answer:
-    asked = header(reply.headers, b"retry-after")
-    wait_s = float(asked) if asked.isdigit() else None
+def _answer_of(reply: UpstreamReply, now: float) -> _Answer:
+    wait_s = asked_wait(reply.headers, now)
     return _Answer(reply.status in _TAKEN, reply.status in _AGAIN, f"it says {reply.status}", wait_s)
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from email.utils import formatdate
 
 import pytest
 
@@ -129,12 +130,14 @@ async def test_a_receiver_may_ask_for_a_longer_wait_but_not_for_any(receiver: Re
         (429, {"retry-after": "7"}),
         (503, {"retry-after": "999999999"}),
         (429, {"retry-after": "soon"}),
+        (503, {"retry-after": formatdate(time.time() + 30, usegmt=True)}),
     ]
     counted = Counted()
     async with webhook(receiver.url, counted) as made:
         made.put("a", b"{}")
         await eventually(lambda: counted.results)
-    assert counted.waits == [7.0, 60.0, 3.0]
+    assert counted.waits[:3] == [7.0, 60.0, 3.0]
+    assert 6.0 < counted.waits[3] <= 30.0, "a date"
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 400, 401, 404, 410])
