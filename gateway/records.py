@@ -84,6 +84,8 @@ class Records:
         """
         usage, source = self._used(begun, answer)
         notes = {name: note for name, note in begun.notes.items() if name != "price"}
+        if answer.id is not None:
+            notes["answer"] = as_name(answer.id)
         prices = self._known_prices([route])
         charge, spent = None, NOTHING
         if usage is not None:
@@ -171,12 +173,12 @@ class Records:
 
     def lost(self, progress: Progress, need: Need) -> CallRecord:
         """The record of a call should its worker be gone before it is settled: it was sent, and is paid for."""
-        record = self.of(progress)
         usage = Usage.of(need.input_tokens, 0)
         charge = Charge(usage, "estimated", need.rate.input * need.input_tokens if need.rate is not None else None)
+        # Not by `of`: what that remarks of its charge would stand in the call's own record, which may know better.
+        record = self._record(progress, Answer(), charge, spent_by(charge, self._cached_weight))
         context = replace(record.context, message_fates=Fates()) if record.context is not None else None
-        spent = spent_by(charge, self._cached_weight)
-        return replace(record, outcome=LOST, charge=charge, spent=spent, context=context)
+        return replace(record, outcome=LOST, context=context)
 
     def _charge(self, progress: Progress, answer: Answer) -> Charge | None:
         """What the provider bills for a call; None where it bills nothing."""

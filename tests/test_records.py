@@ -17,7 +17,7 @@ from gateway.core.spending import Need, Rate
 from gateway.core.steps import Step
 from gateway.core.usage import Charge, Usage
 from gateway.dialects import endpoint
-from gateway.dialects.base import Answer
+from gateway.dialects.base import Answer, Call
 from gateway.dialects.reported import Reported
 from gateway.progress import Progress
 from gateway.records import Records, input_estimate
@@ -182,6 +182,18 @@ def test_a_call_whose_worker_is_gone_is_charged_for_what_was_sent(world: World) 
     assert record.charge is not None
     assert (record.charge.usage.total_tokens, record.charge.cost_usd) == (40, Decimal(80))
     assert record.spent.tokens == 40
+
+
+def test_the_record_for_a_worker_that_is_gone_leaves_no_remark_in_that_of_its_call(world: World) -> None:
+    progress = answered(world, Answer(), "audio/transcriptions")
+    progress.call = Call("transcription", None, False, b"a form", {})
+    progress.response_bytes, progress.answer = 9, None
+    assert records().lost(progress, Need(40)).charge is not None
+    progress.answer = Answer(Reported(10, 5, 15))
+    record = records().of(progress)
+    assert record.charge is not None
+    assert record.charge.cost_usd is not None
+    assert "price" not in record.notes
 
 
 # --- what the provider says that it costs -------------------------------------------------------------------------
@@ -413,6 +425,8 @@ def test_the_record_of_an_answer_that_was_fetched_says_what_it_came_to(world: Wo
         assert (record.response_model, record.tools) == ("new", ("look",))
         assert record.notes == {"answer": "resp_1", "x": "y"}
     assert records().fetched(begun, replace(made, model=None), Route("q", "q-real"), None, 0.0).response_model == "old"
+    lost = replace(begun, outcome=LOST, notes={})
+    assert records().fetched(lost, replace(made, id="resp_1"), Route("q", "q-real"), None, 0.0).was_fetched
 
 
 @pytest.mark.parametrize(
