@@ -329,7 +329,8 @@ async def test_a_result_that_has_no_handle_is_not_open() -> None:
     results = Results(MemoryStore(), PLENTY)
     results.most = len(LONG[0]) - 1
     showing = await results.show([result(LONG[0]), result(ROWS)], "summary", KEY, is_summed=True)
-    assert showing is None or not showing.open
+    assert showing is not None
+    assert not showing.open
 
 
 async def test_a_session_that_was_forgotten_is_decided_on_anew() -> None:

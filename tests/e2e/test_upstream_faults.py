@@ -681,7 +681,6 @@ def test_memory_stays_bounded_whatever_the_provider_sends(
         watcher.join()
     assert in_bomb < 100 << 20
     assert peak - before < 300 << 20
-    assert gateway.web.chat("warm").status == 200 or upstream.requests
     upstream.script = lambda connection: connection.whole(completion())
     assert gateway.web.chat("warm").status == 200
 
