@@ -102,6 +102,7 @@ HOMES = {
         "gateway.mock",
         "gateway.cli",
     ),
+    "zstandard": ("gateway.server.zstd",),
     "httptools": ("gateway.server.protocol", "gateway.upstream.connection"),
     "uvloop": ("gateway.cli",),
     "typer": ("gateway.cli",),

@@ -10,6 +10,7 @@ from typing import Any, Final
 from gateway.core.encoding import SUPPORTED, Corrupt, TooLarge, unpack
 from gateway.core.errors import InvalidRequest, Overloaded, PayloadTooLarge, RequestTimeout
 from gateway.core.forwarding import Headers, header
+from gateway.server.zstd import unpack_zstd
 
 #: largest bodies that may be held at the same time; smaller ones are only bounded by max_concurrency
 BODIES_AT_ONCE: Final = 16
@@ -19,6 +20,8 @@ _DISCARD_S: Final = 10.0
 #: keep its place among the calls under way for days.
 _SILENCES: Final = 4
 _LEAST_RATE: Final = 512
+#: how a body is packed that is not unpacked in `core`, which knows the standard library only
+_ZSTD: Final = "zstd"
 #: digits of a content length; one with more is over every limit
 _MOST_DIGITS: Final = 18
 
@@ -148,12 +151,12 @@ def _too_large(limit: int) -> PayloadTooLarge:
 
 
 async def _unpack(body: bytes, packing: str, limit: int) -> bytes:
-    if packing not in SUPPORTED:
+    if packing not in SUPPORTED and packing != _ZSTD:
         raise InvalidRequest(
-            f'The content-encoding "{packing[:40]}" is not supported. Send the body plain, or as gzip.'
+            f'The content-encoding "{packing[:40]}" is not supported. Send the body plain, or as gzip or zstd.'
         )
     try:
-        return await asyncio.to_thread(unpack, body, limit)
+        return await asyncio.to_thread(unpack_zstd if packing == _ZSTD else unpack, body, limit)
     except TooLarge:
         raise _too_large(limit) from None
     except Corrupt:

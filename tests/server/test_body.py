@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import zstandard
 
 from gateway.core.errors import InvalidRequest, Overloaded, PayloadTooLarge, RequestTimeout
 from gateway.server.body import BodyMemory, Disconnected, MemoryPool, read_body
@@ -101,6 +102,16 @@ async def test_both_kinds_of_deflate_are_unpacked() -> None:
     raw = zlib.compressobj(wbits=-15)
     for packed in (zlib.compress(b"hello"), raw.compress(b"hello") + raw.flush()):
         assert await read(packed, headers=((b"content-encoding", b"deflate"),)) == (b"hello", True)
+
+
+async def test_zstd_is_unpacked_and_held_to_the_same_limit() -> None:
+    headers = ((b"content-encoding", b"zstd"),)
+    packed = zstandard.compress(b"x" * LIMIT)
+    assert await read(packed[:5], packed[5:], headers=headers) == (b"x" * LIMIT, True)
+    with pytest.raises(PayloadTooLarge):
+        await read(zstandard.compress(b"x" * (LIMIT + 1)), headers=headers)
+    with pytest.raises(InvalidRequest, match="not valid zstd"):
+        await read(b"hello", headers=headers)
 
 
 async def test_identity_is_left_alone() -> None:
