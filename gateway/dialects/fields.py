@@ -40,7 +40,8 @@ _MEANT: Final = frozenset(
 #: Bytes of the fields that are built to be looked at, more than any real request has; a longer one would keep all other
 #: calls waiting while it is. Numbers, then names and switches, then what may hold a schema or a list of tools.
 _MOST_BYTES: Final[Mapping[str, int]] = {
-    **dict.fromkeys(("n", "best_of", "n_predict", "max_tokens", "max_completion_tokens", "max_output_tokens"), 64),
+    **dict.fromkeys(("n", "best_of", "n_predict", "min_tokens"), 64),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), 64),
     # Each that was not seen before is looked up in all tables, and kept with what is learned of it.
     "model": 1024,
     **dict.fromkeys(("models", "fallbacks"), 64 * 1024),

@@ -11,6 +11,7 @@ import msgspec
 from gateway.core.counting.measure import Wire
 from gateway.core.ledger import MOST
 from gateway.core.spending import USEFUL
+from gateway.core.values import dataclass
 from gateway.dialects.fields import AnyFields, decode
 from gateway.dialects.texts import prompts
 
@@ -39,6 +40,8 @@ _OF_TIER: Final = ("speed", "inference_geo", "service_tier")
 _TIERS: Final = {(True, True): "fast-us", (True, False): "fast", (False, True): "us"}
 #: no provider takes a smaller budget of thinking, and it must be below the limit of the answer
 _LEAST_THINKING: Final = 1_024
+#: the least length of an answer: https://docs.vllm.ai/en/latest/api/vllm/sampling_params.html
+_AT_LEAST: Final = "min_tokens"
 
 
 def output_limit(fields: AnyFields, wire: Wire | None) -> int | None:
@@ -135,7 +138,8 @@ def with_limit(fields: AnyFields, wire: Wire, limit: int, usual: str, *, is_held
     """The fields to set so that an answer has at most `limit` tokens.
 
     The fields that the call has itself are lowered, and set where they bound nothing; where it has none, `usual` is set
-    in a chat call: providers differ in the name they take. A budget of thinking keeps its share of them.
+    in a chat call: providers differ in the name they take. A budget of thinking keeps its share of them, and a least
+    length is no more than they are.
 
     `is_held`: no more than this is held, so that it must stand under a name which the provider is known to take. It
     takes the place of the other one: some providers refuse both at once.
@@ -146,19 +150,32 @@ def with_limit(fields: AnyFields, wire: Wire, limit: int, usual: str, *, is_held
     if not any(name in heeded for name in given):
         changes |= dict.fromkeys((name for name in given if name in names), msgspec.UNSET)
         changes[usual if wire == "chat" else names[0]] = limit
-    return changes | _with_less_thinking(fields, wire, limit)
+    own = output_limit(fields, wire)
+    if own is not None and limit >= own:
+        return changes
+    return changes | _with_less_thinking(fields, own, limit) | _with_lower_least(fields, limit)
 
 
-def _with_less_thinking(fields: AnyFields, wire: Wire, limit: int) -> dict[str, object]:
-    """The thinking in its share of a lowered limit, so that the answer has its own: it is paid for in any case."""
-    thinking, own = _thinking(fields, wire), output_limit(fields, wire)
-    if thinking is None or (own is not None and limit >= own):
-        return {}
-    asked: int = thinking["budget_tokens"]
-    share = asked * limit // own if own is not None else asked
-    budget = max(_LEAST_THINKING, min(share, limit - USEFUL))
-    # Where even the least is too much, the provider says so: see `least_output`.
-    return {"thinking": {**thinking, "budget_tokens": budget}} if budget < min(asked, limit) else {}
+def _with_less_thinking(fields: AnyFields, own: int | None, limit: int) -> dict[str, object]:
+    """The thinking in its share of a lowered limit, so that the answer has its own: it is paid for in any case.
+
+    `own`: the limit that the call has itself.
+    """
+    changes: dict[str, object] = {}
+    for thinking in _thinking(fields, own):
+        asked = thinking.budget
+        share = asked * limit // own if own is not None else asked
+        budget = max(thinking.least, min(share, limit - USEFUL))
+        # Where even the least is too much, the provider says so: see `least_output`.
+        if budget < min(asked, limit):
+            changes[thinking.field] = {**thinking.said, thinking.name: budget}
+    return changes
+
+
+def _with_lower_least(fields: AnyFields, limit: int) -> dict[str, object]:
+    """The least length that vLLM is asked for, which it refuses where it is above the limit."""
+    least = _number(fields, _AT_LEAST)
+    return {_AT_LEAST: limit} if least is not None and least > limit else {}
 
 
 def least_output(fields: AnyFields, wire: Wire) -> int:
@@ -167,18 +184,48 @@ def least_output(fields: AnyFields, wire: Wire) -> int:
     With thinking the provider would refuse the call, or nothing would be left to answer with. To turn thinking off
     instead would change what the caller asked for, and is refused in the middle of calls of tools.
     """
-    return 0 if _thinking(fields, wire) is None else _LEAST_THINKING + USEFUL
+    return max((one.least + USEFUL for one in _thinking(fields, output_limit(fields, wire))), default=0)
 
 
-def _thinking(fields: AnyFields, wire: Wire) -> dict[str, Any] | None:
+@dataclass(frozen=True, slots=True)
+class _Thinking:
+    """Thinking that a call asks for: the field that does, what stands there, and under which name it has its budget.
+
+    `least`: the smallest budget that can be set.
+    """
+
+    field: str
+    said: dict[str, Any]
+    name: str
+    budget: int
+    least: int
+
+
+def _thinking(fields: AnyFields, own: int | None) -> list[_Thinking]:
     """The thinking a call asks for, where it has a budget that is bound by the limit of the answer.
 
     One that is not below that limit already is of thinking between calls of tools, which may go beyond it; or it is
     refused as it came.
     """
+    return [one for one in (_anthropics(fields), _openrouters(fields)) if one and (own is None or one.budget < own)]
+
+
+def _anthropics(fields: AnyFields) -> _Thinking | None:
     found = decode(fields["thinking"]) if "thinking" in fields else None
     if not isinstance(found, dict) or found.get("type") != "enabled":
         return None
-    budget, own = found.get("budget_tokens"), output_limit(fields, wire)
-    is_bound = isinstance(budget, int) and budget >= _LEAST_THINKING and (own is None or budget < own)
-    return found if is_bound else None
+    budget = found.get("budget_tokens")
+    if not isinstance(budget, int) or budget < _LEAST_THINKING:
+        return None
+    return _Thinking("thinking", found, "budget_tokens", budget, _LEAST_THINKING)
+
+
+def _openrouters(fields: AnyFields) -> _Thinking | None:
+    """https://openrouter.ai/docs/use-cases/reasoning-tokens. Other models than Anthropic's may have a smaller one."""
+    found = decode(fields["reasoning"]) if "reasoning" in fields else None
+    if not isinstance(found, dict) or found.get("enabled") is False:
+        return None
+    budget = found.get("max_tokens")
+    if isinstance(budget, bool) or not isinstance(budget, int) or budget <= 0:
+        return None
+    return _Thinking("reasoning", found, "max_tokens", budget, min(budget, _LEAST_THINKING))

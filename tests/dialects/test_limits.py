@@ -262,9 +262,52 @@ def test_thinking_without_a_limit_beside_it_leaves_room_for_an_answer() -> None:
         assert (told["budget_tokens"] if told else None) == budget
 
 
+@pytest.mark.parametrize(
+    ("asked", "more", "limit", "budget"),
+    [
+        (16_000, {"max_tokens": 32_000}, 6_000, 3_000),
+        (31_999, {"max_tokens": 32_000}, 6_000, 5_984),
+        (2_000, {"max_completion_tokens": 32_000}, 6_000, 1_024),
+        (9_000, {}, 6_000, 5_984),
+        # There is room for both, or it is refused as it came.
+        (500, {"max_tokens": 32_000}, 6_000, None),
+        (31_999, {"max_tokens": 32_000}, 32_000, None),
+        (40_000, {"max_tokens": 32_000}, 6_000, None),
+        (True, {"max_tokens": 32_000}, 6_000, None),
+        ("many", {"max_tokens": 32_000}, 6_000, None),
+    ],
+)
+def test_reasoning_in_openrouters_way_stays_below_a_lowered_limit(
+    asked: Any, more: dict[str, int], limit: int, budget: int | None
+) -> None:
+    own = fields(reasoning={"max_tokens": asked, "exclude": True}, **more)
+    told = {"max_tokens": budget, "exclude": True} if budget is not None else None
+    assert with_limit(own, "chat", limit, "max_tokens").get("reasoning") == told
+
+
+def test_reasoning_that_is_turned_off_or_has_no_budget_stays_as_it_is() -> None:
+    for said in ({"enabled": False, "max_tokens": 9_000}, {"effort": "high"}, "much", None):
+        own = fields(reasoning=said, max_tokens=32_000)
+        assert "reasoning" not in with_limit(own, "chat", 6_000, "max_tokens")
+        assert least_output(own, "chat") == 0
+
+
+@pytest.mark.parametrize(
+    ("least", "own", "limit", "told"),
+    [(300, 900, 200, 200), ("300", 900, 200, 200), (300, None, 200, 200), (300, 900, 300, None), (300, 900, 900, None)],
+)
+def test_the_least_length_of_an_answer_is_no_more_than_a_lowered_limit(
+    least: object, own: int | None, limit: int, told: int | None
+) -> None:
+    assert with_limit(fields(min_tokens=least, max_tokens=own), "chat", limit, "max_tokens").get("min_tokens") == told
+
+
 def test_an_answer_with_thinking_has_a_least_length() -> None:
     assert least_output(thinks(2_000, max_tokens=32_000), "messages") == 1_040
     assert least_output(thinks(40_000, max_tokens=32_000), "messages") == 0
     assert least_output(thinks(900, max_tokens=1_000), "messages") == 0
     assert least_output(fields(max_tokens=32_000), "messages") == 0
     assert least_output({}, "responses") == 0
+    assert least_output(fields(reasoning={"max_tokens": 2_000}, max_tokens=32_000), "chat") == 1_040
+    assert least_output(fields(reasoning={"max_tokens": 500}, max_tokens=32_000), "chat") == 516
+    assert least_output(fields(min_tokens=500, max_tokens=32_000), "chat") == 0, "it can be lowered"
